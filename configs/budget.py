@@ -9,7 +9,7 @@ from sink_jax.arguments import check_known
 from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.paper.budgets import scaled
-from sink_jax.train.experiment import NotExpressible
+from sink_jax.train.config import NotExpressible
 
 # The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; BUILD.md says where from.
 _PAPER_DATA = {

@@ -1,6 +1,5 @@
-"""python -m sink_jax COMMAND"""
+"""`python -m sink_jax COMMAND`."""
 
-from sink_jax.cli.entry import main
+from sink_jax.cli.main import main
 
-if __name__ == '__main__':
-  main()
+main()

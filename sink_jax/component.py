@@ -17,9 +17,6 @@ from typing import Any, TypeVar
 
 from sink_jax.arguments import check_known, explained
 
-# What configs and records of earlier versions call a class. They are read for ever, so a class that
-# is renamed gets a line here; nothing writes the old name, and no error lists it as a choice.
-_OLD_NAMES = {'Prepared': 'PackedDataset'}
 # What several components make together.
 _NO_COMPONENTS = {'softmax': "softmax is similarity 'Exp()' with normalizer 'RowSum()', which are "
                              'the defaults of attention.'}
@@ -38,6 +35,17 @@ class Component:
 
 
 C = TypeVar('C', bound=Component)
+
+
+def option(default: Any, about: str, *, where: bool = False) -> Any:
+  """A field of a dataclass that is a section of a config: the one declaration of a config key.
+
+  Args:
+    about: what the key means, in a few words.
+    where: whether it decides only where and how fast a run computes, or what it records, so that a
+      run may be resumed with another value.
+  """
+  return dataclasses.field(default=default, metadata={'about': about, 'where': where})
 
 
 def registry(base: type[C]) -> dict[str, type[C]]:
@@ -88,8 +96,6 @@ def from_string(base: type[C], text: str | Component) -> C:
   known = registry(base) or {base.__name__: base}
   kind = base.__name__
   name, keywords = _parse(text, kind, known)
-  if _OLD_NAMES.get(name) in known:
-    name = _OLD_NAMES[name]
   if name not in known and name.casefold() in _NO_COMPONENTS:
     raise ValueError(f'Unknown {kind} {name!r}: {_NO_COMPONENTS[name.casefold()]} Choices: '
                      f'{", ".join(known)}.')

@@ -23,7 +23,7 @@ from sink_jax.paper.budgets import BUDGETS
 from sink_jax.sweep.cost import cost_of
 from sink_jax.sweep.estimate import Estimate, as_text
 from sink_jax.sweep.trials import load_trials
-from sink_jax.train.experiment import NotExpressible, differences, from_dict
+from sink_jax.train.config import NotExpressible, differences, from_dict
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 NOT_TABLES = {'__init__', 'base', 'budget', 'desk'}  # desk: the paper's, at a budget of its own

@@ -20,7 +20,7 @@ from sink_jax.analyses.options import TaskOptions
 from sink_jax.arguments import did_you_mean
 from sink_jax.models.run import Run
 from sink_jax.pretrained.files import read_object
-from sink_jax.train.run_dir import is_workdir, read_config
+from sink_jax.train.workdir import is_workdir, read_config
 
 # Resamples of metrics whose standard error has no closed form, such as perplexity: it is then known
 # to 1 / sqrt(2 * 1000), two per cent of itself.

@@ -15,8 +15,8 @@ from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.io.paths import AnyPath
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_pretrained, load_run
-from sink_jax.train.experiment import from_dict
-from sink_jax.train.run_dir import is_workdir, read_config
+from sink_jax.train.config import from_dict
+from sink_jax.train.workdir import is_workdir, read_config
 from sink_jax.train.sharding import make_mesh
 
 

@@ -27,8 +27,8 @@ from sink_jax.models.graft import learned_bias, without_bias
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_run
-from sink_jax.train.experiment import Experiment, from_dict
-from sink_jax.train.run_dir import analyses_file, read_config, read_status
+from sink_jax.train.config import Experiment, from_dict
+from sink_jax.train.workdir import analyses_file, read_config, read_status
 from sink_jax.train.step import make_validation_step
 
 _SEQUENCES = 8  # whose attention maps and first tokens are looked at

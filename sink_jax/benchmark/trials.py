@@ -23,7 +23,7 @@ from sink_jax.kernels.dispatch import platform
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.train.defaults import DeviceLoad, device_memory, with_defaults
-from sink_jax.train.experiment import Experiment, from_dict
+from sink_jax.train.config import Experiment, from_dict
 from sink_jax.train.optimizer import kept_arrays, peak_rates
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import batch_layout, init_state, make_train_step

@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import tyro
+
+from sink_jax.analyses import options as analyses
 from sink_jax.analyses import registry, runner
 from sink_jax.analyses.interface import Result
-from sink_jax.analyses.options import Options
 from sink_jax.analyses.runner import Failure
-from sink_jax.cli.command import say
-from sink_jax.cli.model_options import Analyses
+from sink_jax.cli.main import say
 from sink_jax.cli.results import made_folder, write_found
 from sink_jax.io import compile_cache
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import text_table
 
 
-def main(options: Analyses) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(analyses.Options):
+  """Carries out one analysis of published models, or of runs trained with sink_jax.
+
+      python -m sink_jax analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
+
+  It writes NAME.json and NAME.png, and replaces those of an earlier call. Of several models one
+  that fails does not stop the others: NAME.json lists it as 'failed', and the exit code is 1.
+  `python -m sink_jax analyses --list` names all analyses, with the defaults that are not those
+  below.
+  """
+
+  name: tyro.conf.Positional[str] = ''  # of the analysis.
+  list: bool = False  # print the names of the analyses and stop.
+  #: published models: folders, names such as Pythia-14M, or 'owner/name' on the Hugging Face hub.
+  checkpoint: tuple[str, ...] = ()
+  workdir: tuple[str, ...] = ()  # runs trained with sink_jax.
+  out: str | None = None  # folder to write to.
+  layers: tuple[int, ...] | None = None  # blocks to look at, from 1, such as 1,3.
+  heads: tuple[int, ...] | None = None  # heads to look at, from 1.
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not (self.name or self.list):
+      raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
+                       '--checkpoint=Pythia-14M --out=analyses. --list names all.')
+
+
+def main(options: Options, given: Collection[str]) -> None:
   """Carries out the analysis, and prints its table and the names of its files."""
   if options.list:
     print(registry.as_text())
     return
   compile_cache.enable()
-  text, paths, failures = analyse_models(options)
+  text, paths, failures = analyse_models(options, given)
   print(text, *paths, sep='\n')
   if failures:
     sys.exit('\n'.join(f'error: {failure["model"]}: {failure["error"]}' for failure in failures))
 
 
-def analyse_models(options: Analyses) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
+def analyse_models(options: Options, given: Collection[str]) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
   """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
 
   Without models, an analysis that has `check_all` makes its own.
@@ -47,14 +77,15 @@ def analyse_models(options: Analyses) -> tuple[str, Sequence[AnyPath], Sequence[
   if not (has_models or analysis.check_all):
     raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs trained '
                      'with sink_jax.')
-  given = options.given_of(Options)
+  chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(
+      analyses.Options) if field.name in given}
   # People count blocks and heads from 1, as the paper does; the program counts from 0.
-  given |= {name: tuple(i - 1 for i in given[name]) for name in ('layers', 'heads')
-            if name in given}
+  chosen |= {name: tuple(i - 1 for i in chosen[name]) for name in ('layers', 'heads')
+             if name in chosen}
   takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
            if has_models else ('length', 'epsilons'))  # of check_all
-  chosen = analysis.options(takes, **{'say': say} | given)
-  analysis.check_first(chosen)
+  settings = analysis.options(takes, **{'say': say} | chosen)
+  analysis.check_first(settings)
   folder = made_folder(options.out)
   numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
   there = numbers.exists()
@@ -67,11 +98,11 @@ def analyse_models(options: Analyses) -> tuple[str, Sequence[AnyPath], Sequence[
   # The file is written after every model: hours of work are not lost where a later one ends the
   # process.
   if analysis.check_all and not has_models:
-    results, failures = analysis.check_all(chosen.length, chosen.epsilon), []
+    results, failures = analysis.check_all(settings.length, settings.epsilon), []
     write(results, failures)
   else:
-    models = runner.loaders(analysis, [*checkpoints], [*workdirs], chosen)
-    results, failures = runner.measure_all(analysis, models, chosen, write)
+    models = runner.loaders(analysis, [*checkpoints], [*workdirs], settings)
+    results, failures = runner.measure_all(analysis, models, settings, write)
   # Every model has failed: there is nothing to draw.
   if not results:
     return (f'{analysis.figure}: no results' + there * f'; {numbers} stays as it was',

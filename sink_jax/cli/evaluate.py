@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+from collections.abc import Collection
 from textwrap import fill
 from typing import Any
 
 from sink_jax.analyses.loaded_models import make_inputs
-from sink_jax.analyses.options import InputOptions, Options
-from sink_jax.cli.command import say
-from sink_jax.cli.model_options import Evaluate
-from sink_jax.cli.results import check_folder, load, made_folder
+from sink_jax.analyses import options as analyses
+from sink_jax.analyses.options import InputOptions
+from sink_jax.cli.results import Model, check_folder, load, made_folder
 from sink_jax.evaluate import plots, summary_text
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.threshold import EPSILON
@@ -25,24 +26,54 @@ from sink_jax.pretrained.load import load_run
 from sink_jax.report.jsontext import to_json
 from sink_jax.report.model_page import add_model, sentences
 from sink_jax.report.parts import Parts
-from sink_jax.train.experiment import ProbeConfig
-from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.config import ProbeConfig
+from sink_jax.train.metrics import read_metrics
 from sink_jax.train.provenance import provenance
-from sink_jax.train.record import metrics_problem
-from sink_jax.train.run_dir import read_config
+from sink_jax.train.workdir import read_config
 
 _SHOWN = 24  # tokens of the map whose ticks are words
 
 
-def main(options: Evaluate) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Model, InputOptions):
+  """Probes a model for attention sinks: a run trained here, or a published model.
+
+      python -m sink_jax evaluate --workdir=runs/quickstart/text-softmax
+      python -m sink_jax evaluate --checkpoint=Pythia-160M
+
+  A run is probed on the inputs stored with it, a published model on text, random tokens or one
+  repeated token. Writes sink_report.json and pictures (importance per head, attention maps, norm
+  ratios, and the training curves of a run).
+  """
+
+  #: folder of a run instead. All tokens that it stores are probed, in the dtype of its own probes,
+  #: where --sequences, --length and --dtype do not say otherwise.
+  workdir: str | None = None
+  #: folder to write to. By default WORKDIR/evaluation, or evaluation-NAME in this folder for a
+  #: published model.
+  out: str | None = None
+  epsilon: float | None = None  # threshold of the sink rate; by default the run's own, or 0.3.
+
+  def __post_init__(self):
+    Model.__post_init__(self)
+    InputOptions.__post_init__(self)
+    if self.epsilon is not None and not 0 < self.epsilon < 1:
+      raise ValueError(f'--epsilon={self.epsilon:g}: importance lies between 0 and 1; the paper '
+                       'uses 0.3.')
+
+
+def main(options: Options, given: Collection[str]) -> None:
   """Probes the model, writes the report, and prints its summary."""
   compile_cache.enable()
-  result, paths = evaluate(options)
+  result, paths = evaluate(options, given)
   print(as_text(result), *paths, sep='\n')
 
 
-def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
+def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes the model that a person names, and writes the results below --out.
+
+  Args:
+    given: names of the options of inputs that count; the others are as the model has them.
 
   Returns:
     What sink_report.json holds, and the paths of the files written.
@@ -52,13 +83,15 @@ def evaluate(options: Evaluate) -> tuple[dict[str, Any], list[AnyPath]]:
     CheckpointError: a run has no usable checkpoint.
     OSError: the results cannot be written.
   """
+  chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(InputOptions)
+            if field.name in given}
   if options.workdir is not None:
-    return _trained(options, to_path(options.workdir))
+    return _trained(options, chosen, to_path(options.workdir))
   assert options.checkpoint is not None  # one of the two is given
   out = options.out or f'evaluation-{_name(options.checkpoint)}'
   check_folder(out)
   model = load(options)
-  inputs = make_inputs(model, Options(**options.given_of(InputOptions)))
+  inputs = make_inputs(model, analyses.Options(**chosen))
   protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
   result, paths = _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
                           to_path(out), protocol, parameters=parameter_count(model.run.config))
@@ -80,13 +113,14 @@ def _name(checkpoint: str) -> str:
   return re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(checkpoint)))
 
 
-def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
+def _trained(options: Options, given: dict[str, Any],
+             workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
   out = to_path(options.out) if options.out else workdir / 'evaluation'
   config = read_config(workdir)
   check_folder(out)
   run = load_run(workdir)
-  tokens, given = run.probe_tokens, options.given_of(InputOptions)
+  tokens = run.probe_tokens
   if tokens is None:
     raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
   for name, stored in zip(('sequences', 'length'), tokens.shape):
@@ -100,8 +134,6 @@ def _trained(options: Evaluate, workdir: AnyPath) -> tuple[dict[str, Any], list[
   result, paths = _probed(run, tokens, given.get('dtype', settings.dtype),
                           options.epsilon or settings.epsilon, out, protocol, config=config)
   paths.append(out / 'training_curves.png')
-  if problem := metrics_problem(workdir):
-    say(f'training_curves.png may be untrue: {problem}.')
   # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
   # now.
   plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon,
@@ -113,7 +145,7 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
             protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
   made_folder(out)
-  report = probe(run, tokens, dtype=dtype, batch_size=Options().at_a_time(tokens.shape[1]))
+  report = probe(run, tokens, dtype=dtype, batch_size=analyses.Options().at_a_time(tokens.shape[1]))
   result = {
       'protocol': {**report.protocol, **protocol},
       'epsilon': epsilon,

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from sink_jax.cli.options import Export
-from sink_jax.pretrained.export import export_workdir
+import dataclasses
+from typing import Annotated, Literal
+
+import tyro
 
 
-def main(options: Export) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """Writes a trained run as a checkpoint that transformers loads.
+
+      python -m sink_jax export --workdir=runs/quickstart/text-softmax --out=exported
+
+  It has config.json, model.safetensors, and the tokenizer where that can be written. The class is
+  the first that computes what the run does; the reason is printed, and --as names another. A run
+  that has none is written by --as=custom, with PyTorch code that transformers loads with
+  trust_remote_code=True; it is slow.
+  """
+
+  workdir: str  # Folder of the run.
+  out: str  # Folder to write to.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'  # Of the weights.
+  #: The class that it must be: llama, mistral, qwen3, granite_swa, qwen3_next, or custom, PyTorch
+  #: code of its own; by default the first of transformers that can hold the run.
+  target: Annotated[str | None, tyro.conf.arg(name='as')] = None
+
+
+def main(options: Options) -> None:
   """Exports the run, and prints what was written and why."""
+  from sink_jax.pretrained.export import export_workdir
+
   print(*export_workdir(options.workdir, options.out, dtype=options.dtype, target=options.target),
         sep='\n')

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
-from sink_jax.cli.model_options import Generate
-from sink_jax.cli.results import load
+from sink_jax.cli.results import Model, load
 from sink_jax.io import compile_cache
 from sink_jax.models.decode import state_bytes
 from sink_jax.models.generate import stream
@@ -22,7 +23,52 @@ from sink_jax.models.run import RunTokenizer
 _CHUNK = 8  # tokens between two writes
 
 
-def main(options: Generate) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Model):
+  """Continues a text, word after word, beyond the length that a model was trained on.
+
+      python -m sink_jax generate --checkpoint=Pythia-160M --prompt='Once upon a time'
+
+  The prompt is --prompt, --prompt_file, or what is piped in. With --cache_size a cache keeps the
+  first tokens and the most recent ones (StreamingLLM), so that the text may become longer than
+  anything the model was trained on.
+  """
+
+  prompt: str | None = None  # the text to continue.
+  prompt_file: str | None = None  # a file with it, UTF-8.
+  #: whether it begins with BOS: as the tokenizer does it, or the training of a run did; never;
+  #: always.
+  bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
+  length: int = 128  # tokens to generate.
+  cache_size: int | None = None  # tokens that the cache keeps; by default all.
+  sinks: int = 4  # how many of them are the first tokens of the text; 0 is a sliding window.
+  #: what positions count: the tokens in the cache, or in the text.
+  positions: Literal['cache', 'text'] = 'cache'
+  temperature: float = 0.0  # 0: the most likely token. 1: a sample.
+  top_k: int | None = None  # sample among so many most likely tokens; by default among all.
+  #: sample among the fewest most likely tokens whose probabilities sum to it; by default all.
+  top_p: float | None = None
+  eos: bool = True  # whether the text ends with an end-of-text token of the tokenizer.
+  seed: int = 0  # of the sampling.
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.length < 1 or not 0 <= self.temperature < math.inf or not 0 <= self.seed < 2**32:
+      raise ValueError(f'--length={self.length}, --temperature={self.temperature:g} and '
+                       f'--seed={self.seed}: a length is at least 1, a temperature a number from 0 '
+                       'on, a seed from 0 to 2**32 - 1.')
+    if self.top_k is not None and self.top_k < 1:
+      raise ValueError(f'--top_k={self.top_k} must be at least 1.')
+    if self.top_p is not None and not 0 < self.top_p <= 1:
+      raise ValueError(f'--top_p={self.top_p:g} must be greater than 0 and at most 1.')
+    if self.cache_size is not None and not 0 <= self.sinks < self.cache_size:
+      raise ValueError(f'--cache_size={self.cache_size} must be greater than --sinks={self.sinks}, '
+                       'the first tokens among those that the cache keeps.')
+    if self.prompt is not None and self.prompt_file is not None:
+      raise ValueError('--prompt and --prompt_file exclude each other.')
+
+
+def main(options: Options) -> None:
   """Writes the text as it is generated, and how fast that was."""
   prompt = _prompt(options)
   # A line about kernels would stand in the middle of the text.
@@ -59,7 +105,7 @@ def main(options: Generate) -> None:
         file=sys.stderr)
 
 
-def _prompt(options: Generate) -> str:
+def _prompt(options: Options) -> str:
   if options.prompt is not None:
     prompt = options.prompt
   elif options.prompt_file is not None:
@@ -67,7 +113,7 @@ def _prompt(options: Generate) -> str:
       try:
         prompt = file.read()
       except UnicodeDecodeError as error:
-        raise ValueError(f'--prompt_file={options.prompt_file} is no UTF-8 text: {error}') from None
+        raise ValueError(f'--prompt_file={options.prompt_file} is not UTF-8 text: {error}') from None
   # Reading a terminal would look like a program that hangs.
   elif sys.stdin.isatty():
     raise ValueError("no prompt: give --prompt='...' or --prompt_file, or pipe a text in.")
@@ -76,7 +122,7 @@ def _prompt(options: Generate) -> str:
   try:
     prompt.encode()
   except UnicodeEncodeError as error:
-    raise ValueError(f'the prompt is no UTF-8 text: {error}') from None
+    raise ValueError(f'the prompt is not UTF-8 text: {error}') from None
   return prompt
 
 

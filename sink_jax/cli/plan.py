@@ -19,7 +19,7 @@ from sink_jax.plan.format import as_line, as_text
 from sink_jax.plan.job import Job, plan
 from sink_jax.plan.records import Plan
 from sink_jax.pretrained.source import open_source
-from sink_jax.train.experiment import Experiment, from_dict
+from sink_jax.train.config import Experiment, from_dict
 from sink_jax.train.sharding import mesh_sizes
 from sink_jax.train.start import opened, with_sizes
 

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
-from sink_jax.analyses.registry import ANALYSES
-from sink_jax.cli.options import Report
 from sink_jax.cli.results import check_folder
-from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.paper import report as paper
-from sink_jax.paper.analysed import read_analyses
-from sink_jax.paper.baseline import baseline_report
-from sink_jax.paper.tuning_page import tuning_report
-from sink_jax.remedies.graft_page import graft_report
-from sink_jax.remedies.page import leaderboard
-from sink_jax.remedies.step_times import read_step_times
-from sink_jax.report.comparison import as_text as comparison_text
-from sink_jax.report.comparison import compare
-from sink_jax.report.read_runs import find_runs, read_runs
 
-# Reports that need nothing but the runs of one config file.
-_PAGES = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': graft_report}
+if TYPE_CHECKING:
+  from sink_jax.io.paths import AnyPath
 
 
-def main(options: Report) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """Compares runs, or puts them next to the paper.
+
+      python -m sink_jax report --runs=runs --analyses=analyses --out=paper
+
+  Runs of the paper's trials, and what `python -m sink_jax analyses` wrote about published models,
+  give a report of the whole paper: its claims, tables and figures next to the numbers of the runs.
+  Other runs give a comparison of all below the folder, side by side. Either writes index.html
+  (self-contained), report.md, report.json and pictures, and prints its text.
+  """
+
+  runs: str | None = None  # folder of runs, such as the --workdir of a sweep.
+  #: folders, and files NAME.json, that python -m sink_jax analyses wrote: for the paper's rows and
+  #: figures of open models.
+  analyses: tuple[str, ...] = ()
+  out: str  # folder to write to.
+  #: in a comparison: a folder that python -m sink_jax evaluate wrote, with which the page begins.
+  evaluation: str | None = None
+  #: in a comparison: load the checkpoints and draw maps; it does by default.
+  maps: bool | None = None
+  #: a report of the paper, a comparison of runs, what the search of configs/baseline.py found, the
+  #: fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py next to softmax,
+  #: or the grafts of configs/graft.py next to training on and from scratch. By default that of the
+  #: paper where a run is one of its trials at a budget or of the synthetic axis, there is no run
+  #: yet, or --analyses is given.
+  kind: Literal['paper', 'runs', 'baseline', 'fine-tuning', 'leaderboard', 'graft'] | None = None
+
+
+def main(options: Options) -> None:
   """Writes the report, and prints it with the names of its files."""
+  from sink_jax.io.paths import to_path
+
   check_folder(options.out)
   out = to_path(options.out)
   print(make_report(out, options.runs, options.analyses, options.kind, options.maps,
@@ -37,16 +57,30 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
                 maps: bool | None = None, evaluation: str | None = None) -> str:
   """Writes a report of the paper, or a comparison of runs, and returns its text.
 
-  It takes what `options.Report` has; `runs` is None where there are analyses alone.
+  It takes what `Options` has; `runs` is None where there are analyses alone.
 
   Raises:
     ValueError: neither runs nor analyses, a folder that holds none, analyses in a report of runs,
       or maps in another than a comparison.
     OSError: `out` cannot be written.
   """
+  from sink_jax.analyses.registry import ANALYSES
+  from sink_jax.paper import report as paper
+  from sink_jax.paper.analysed import read_analyses
+  from sink_jax.paper.baseline import baseline_report
+  from sink_jax.paper.tuning_page import tuning_report
+  from sink_jax.remedies.graft_page import graft_report
+  from sink_jax.remedies.page import leaderboard
+  from sink_jax.remedies.step_times import read_step_times
+  from sink_jax.report.comparison import as_text as comparison_text
+  from sink_jax.report.comparison import compare
+  from sink_jax.report.read_runs import find_runs, read_runs
+
+  from sink_jax.io.paths import to_path
+
   if not runs and not analyses:
     raise ValueError('name --runs=, a folder of runs, or --analyses=, what python -m '
-                     'sink_jax.analyses wrote, or both.')
+                     'sink_jax analyses wrote, or both.')
   if analyses and kind not in (None, 'paper'):
     raise ValueError('--analyses belongs to the report of the paper: leave it or '
                      f'--kind={kind} out.')
@@ -60,8 +94,6 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     if value is not None and kind != 'runs':
       raise ValueError(f'--{option} is for a comparison of runs, --kind=runs, and this is a report '
                        f'--kind={kind}: leave it out.')
-  if kind != 'runs':  # a comparison says it beside the numbers
-    records = [run.trusted() for run in records]
   if kind == 'paper':
     return paper.as_text(paper.paper_report(records, out, analysed))
   if kind == 'runs':
@@ -70,4 +102,5 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   if kind == 'leaderboard':
     assert runs  # without them there are analyses, and the report is of the paper
     return leaderboard(records, out, read_step_times(to_path(runs)))
-  return _PAGES[kind](records, out)
+  pages = {'baseline': baseline_report, 'fine-tuning': tuning_report, 'graft': graft_report}
+  return pages[kind](records, out)

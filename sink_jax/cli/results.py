@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import uuid
-from typing import Any
-
-import jax
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 import sink_jax
-from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.cli.model_options import Model
-from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import AnyPath, is_local, to_path
-from sink_jax.report.jsontext import rounded, to_json
-from sink_jax.train.provenance import hardware, provenance
+
+if TYPE_CHECKING:
+  from sink_jax.analyses.loaded_models import LoadedModel
+  from sink_jax.io.paths import AnyPath
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+  """What commands about one model have."""
+
+  checkpoint: str | None = None  # a published model: folder, GGUF file, name, or 'owner/name'.
+  workdir: str | None = None  # folder of a training run instead.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'  # of activations.
+  fsdp: int = 1  # devices to split the parameters of a published model over.
+
+  def __post_init__(self):
+    if (self.checkpoint is None) == (self.workdir is None):
+      raise ValueError('name a model: either --checkpoint or --workdir.')
 
 
 def load(options: Model) -> LoadedModel:
   """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
+  from sink_jax.analyses.loaded_models import LoadedModel
+
   if options.checkpoint is not None:
     return LoadedModel.of_checkpoint(options.checkpoint, options.dtype, options.fsdp)
   assert options.workdir is not None  # one of the two is given
@@ -28,6 +40,8 @@ def load(options: Model) -> LoadedModel:
 
 def check_folder(out: str | AnyPath) -> None:
   """Raises a ValueError where the folder to write to cannot be; leaves nothing behind."""
+  from sink_jax.io.paths import is_local, to_path
+
   folder = to_path(out)
   if is_local(folder):  # an object store has no folders to make
     folder = next(path for path in (folder, *folder.parents) if path.exists())
@@ -40,6 +54,8 @@ def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
   Raises:
     ValueError: it is not named, cannot be written to, or holds something where it is to be `new`.
   """
+  from sink_jax.io.paths import to_path
+
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
   folder = to_path(out)
@@ -67,10 +83,17 @@ def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:
   Args:
     path: of the file.
     found: the numbers.
-    versions: of packages, beside those that every command uses.
+    versions: of packages, next to those that every command uses.
   """
+  import jax
+  import numpy as np
+
+  from sink_jax.io.files import write_atomically
+  from sink_jax.report.jsontext import rounded, to_json
+  from sink_jax.train.provenance import hardware, provenance
+
   versions = {'sink_jax': sink_jax.__version__, 'jax': jax.__version__, 'numpy': np.__version__,
               'python': platform.python_version(), **versions}
-  # The versions have a place of their own, so provenance is asked for the rest alone.
+  # The versions have a place of their own, so provenance is asked only for the rest.
   made = {**provenance(devices=False), 'hardware': hardware(), 'versions': versions}
   write_atomically(path, to_json(rounded(made | found)))

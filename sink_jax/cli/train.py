@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
-from sink_jax.cli.command import memory_is_full
-from sink_jax.cli.options import Train
-from sink_jax.io import compile_cache
-from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED, exit_saved_until_training
-from sink_jax.pretrained.source import open_source
-from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.loop import train
-from sink_jax.train.multihost import fail, init_distributed
-from sink_jax.train.outcome import Diverged, Interrupted
-from sink_jax.train.stop_handler import Unsaved
+from sink_jax.cli.main import memory_is_full, say
 
 
-def main(options: Train) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """Trains one model; the folder of a run that was stopped is resumed.
+
+  python -m sink_jax train --config=configs/quickstart.py:text-softmax --workdir=runs/first
+
+  --config=FILE[:TRIAL] is the config file, by default configs/base.py; --config.KEY=VALUE sets a
+  key, such as --config.steps=100 or --config.attention.similarity="Sigmoid()".
+  Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that starting again
+  does not remove; anything from 127 on: died, the same command resumes.
+  """
+
+  workdir: str  # folder of the run; a folder with the same config is resumed.
+
+
+def help_text() -> str:
+  """The keys of a config, which tyro knows nothing of."""
+  from sink_jax.train.config import keys_as_text
+
+  return f'Keys of --config.KEY=VALUE with their defaults:\n{keys_as_text()}\n'
+
+
+def main(options: Options, config: dict[str, Any]) -> None:
   """Trains; every way to end has its exit code."""
+  from sink_jax.io import compile_cache
+  from sink_jax.io.exit_code import exit_saved_until_training
+  from sink_jax.pretrained.source import open_source
+  from sink_jax.train.loop import train
+  from sink_jax.train.multihost import init_distributed, is_first
+  from sink_jax.train.workdir import read_status
+
   with training_ends(options.workdir):
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
-    # A plain dict, since a run stores it as JSON and compares it when it is resumed.
-    train(options.settings, options.workdir, open_source=open_source)
+    train(config, options.workdir, open_source=open_source)
+    if is_first():
+      status = read_status(options.workdir)
+      numbers = {'valid': ('validation loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f')}
+      shown = ''.join(f', {words} {status[key]:{form}}' for key, (words, form) in numbers.items()
+                      if isinstance(status.get(key), float))
+      say(f'done: step {status.get("step")}{shown}, in {options.workdir}')
+      say(f'next: python -m sink_jax evaluate --workdir={options.workdir}')
 
 
 @contextlib.contextmanager
@@ -36,18 +64,24 @@ def training_ends(workdir: str | None) -> Iterator[None]:
 
   workdir: the folder of the run, or of the sweep; None where nothing is trained.
   """
+  from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED
+  from sink_jax.train.checkpoint import CheckpointError
+  from sink_jax.train.evaluation import Diverged
+  from sink_jax.train.multihost import fail
+  from sink_jax.train.stop import Interrupted, Unsaved
+
   try:
     yield
   except Unsaved as error:  # a KeyboardInterrupt, too
     print(error, file=sys.stderr, flush=True)
-    os._exit(EXIT_UNSAVED)  # after three signals, without waiting for threads that save
+    os._exit(EXIT_UNSAVED)  # without waiting for threads that save
   except (Interrupted, KeyboardInterrupt) as ended:  # Ctrl-C between the trials of a sweep
     print(str(ended) or 'Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
   except (ValueError, Diverged) as error:  # all processes of a job have raised it
     fail(f'error: {error}')
   except CheckpointError as error:
-    # One process alone may have met it, with its part of a checkpoint.
+    # Only one process may have met it, with its part of a checkpoint.
     fail(f'error: {error}', alone=True)
   except OSError as error:  # a full disk, a lost mount
     fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '

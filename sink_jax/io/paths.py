@@ -7,11 +7,12 @@ renames. Code that needs those asks `is_local`.
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
+from types import ModuleType
 from typing import TypeGuard
 
 import fsspec
@@ -145,12 +146,28 @@ def move_folder(source: AnyPath, target: AnyPath) -> None:
   source.rmtree()
 
 
-@contextlib.contextmanager
-def importable_configs(path: str | Path) -> Iterator[None]:
-  """While the context lasts, a config file can import others of its folder, as configs.NAME."""
-  root = str(Path(path).resolve().parent.parent)
-  sys.path.insert(0, root)
+def import_file(path: str | Path) -> ModuleType:
+  """The module of a Python file, imported once; it can import others of its folder as configs.NAME.
+
+  Raises:
+    ValueError: there is no such file, or it cannot be run; names it and the reason.
+  """
+  file = Path(path).expanduser().resolve()
+  if not file.is_file():
+    raise ValueError(f'there is no file {path}.')
+  for module in list(sys.modules.values()):
+    if getattr(module, '__file__', None) == str(file):
+      return module
+  spec = importlib.util.spec_from_file_location(f'configs.{file.stem}', file)
+  if spec is None or spec.loader is None:
+    raise ValueError(f'{path} is not a Python file: its name does not end in .py.')
+  module = importlib.util.module_from_spec(spec)
+  sys.path[:0] = [str(file.parent.parent), str(file.parent)]
   try:
-    yield
+    spec.loader.exec_module(module)
+  except (Exception, SystemExit) as error:  # a config file is a program: anything can be wrong
+    raise ValueError(f'{path}: {type(error).__name__}: {error}') from error
   finally:
-    sys.path.remove(root)
+    del sys.path[:2]
+  sys.modules[spec.name] = module
+  return module

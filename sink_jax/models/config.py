@@ -11,6 +11,7 @@ from sink_jax.attention.param import Dims
 from sink_jax.attention.position import Nope, Position, Rope
 from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.component import option
 from sink_jax.kernels.dispatch import check_implementation
 
 FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'tanh_geglu', 'swiglu',
@@ -194,9 +195,9 @@ class ModelConfig:
   sink_tokens: int = 0
   init: str = 'torch_default'
   dtype: str = 'bfloat16'
-  implementation: str | None = None
-  remat: str = 'none'
-  unroll: int = 1
+  implementation: str | None = option(None, 'of attention, see `attend`', where=True)
+  remat: str = option('none', 'what the backward pass recomputes', where=True)
+  unroll: int = option(1, 'blocks of one iteration of the loop over blocks', where=True)
 
   def __post_init__(self):
     for name, allowed in CHOICES.items():

@@ -13,7 +13,7 @@ from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Position
 from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
-from sink_jax.train.experiment import NotExpressible
+from sink_jax.train.config import NotExpressible
 
 _Config = Mapping[str, Any]  # the nested config of a trial at the paper's scale
 _PAPER_TOKENS = 5_000_000_000  # unique ones, for every trial that does not limit them further

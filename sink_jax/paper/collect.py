@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sink_jax.paper import numbers
 from sink_jax.paper.budgets import BUDGETS
 from sink_jax.report.records import RunRecord, differing_settings
-from sink_jax.train.experiment import RESUMABLE
+from sink_jax.train.config import where_keys
 
 SYNTHETIC = 'synthetic-'  # the trials of the synthetic task, which the paper does not have
 _UNDER_WAY = ('running', 'interrupted')
 # Settings that may differ between runs that are averaged: they change where, in what order and how
 # exactly a step is computed, not what it means.
-FREE = ('seed', 'model.implementation', 'model.remat', 'model.unroll', 'loss_logits',
-         'microbatches', 'gradient_reduction', *RESUMABLE)
+FREE = ('seed', 'microbatches', *where_keys())
 _SHAPE = ('model.size', 'model.layers', 'model.d_model', 'model.heads')
 # Settings that all trials of a group share with its default run, but those that a trial is about.
 _SHARED = ('data.source', 'data.valid_source', 'data.tokenizer', 'data.context',

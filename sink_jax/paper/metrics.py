@@ -14,7 +14,7 @@ from sink_jax.paper.pictures import course
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import NormRatios, ProbeRecord
 from sink_jax.report.records import Origin, RunRecord
-from sink_jax.train.experiment import Label
+from sink_jax.train.config import Label
 
 _FIRST = 10  # positions among which a sink is looked for; late ones have few queries
 ALONE = 'in a window of one token every query sees itself alone'

@@ -23,7 +23,7 @@ from sink_jax.plan.chips import SHARE, Slice
 from sink_jax.plan.compiler import Memory
 from sink_jax.plan.records import Plan, StepCost, Traffic
 from sink_jax.train.defaults import DeviceLoad, with_defaults
-from sink_jax.train.experiment import ProbeConfig
+from sink_jax.train.config import ProbeConfig
 from sink_jax.train.optimizer import OptimizerConfig, kept_arrays, peak_rates
 from sink_jax.train.sharding import make_mesh, mesh_sizes, replicated
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout

@@ -30,8 +30,8 @@ from sink_jax.pretrained.sink_token import unused_token
 from sink_jax.pretrained.target import Leaves, WrittenTensor, common_keys
 from sink_jax.pretrained.targets import CUSTOM, choose
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
-from sink_jax.train.experiment import from_dict
-from sink_jax.train.run_dir import read_config
+from sink_jax.train.config import from_dict
+from sink_jax.train.workdir import read_config
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from sink_jax.io.files import read_text_limited
 from sink_jax.pretrained.stored_tensors import StoredTensor
-from sink_jax.train.run_dir import is_workdir
+from sink_jax.train.workdir import is_workdir
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _PICKLES = ('*.bin', '*.pth', '*.pt', '*.ckpt', '*.bin.index.json')

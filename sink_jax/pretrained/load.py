@@ -29,9 +29,13 @@ from sink_jax.pretrained.hub import is_gguf, resolve
 from sink_jax.pretrained.parameters import load_parameters
 from sink_jax.pretrained.tokenizer_files import encoder_of
 from sink_jax.train.checkpoint import restore_params
-from sink_jax.train.experiment import Experiment, from_dict
-from sink_jax.train.probe_tokens import read_probe_tokens
-from sink_jax.train.run_dir import is_workdir, read_config, read_data_summary
+from sink_jax.train.config import Experiment, from_dict
+from sink_jax.train.workdir import (
+  is_workdir,
+  read_config,
+  read_data_summary,
+  read_probe_tokens,
+)
 from sink_jax.train.run_tokenizer import read_tokenizer
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.metrics import read_metrics
 from sink_jax.train.provenance import code
-from sink_jax.train.run_dir import read_config, read_status
+from sink_jax.train.workdir import read_config, read_status
 
 _RATIOS = {'value_ratio': 'values', 'key_ratio': 'keys', 'hidden_ratio': 'hidden states'}
 

@@ -15,10 +15,9 @@ from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import finite
 from sink_jax.report.probe_record import is_number, probe_record
 from sink_jax.report.records import Course, Origin, RunRecord, Setup, TextAmount
-from sink_jax.train.experiment import Experiment, Label, from_dict
-from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.record import metrics_problem
-from sink_jax.train.run_dir import read_analyses, read_config, read_data_summary, read_status
+from sink_jax.train.config import Experiment, Label, from_dict
+from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import read_analyses, read_config, read_data_summary, read_status
 
 _FILES = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
 _REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
@@ -62,7 +61,6 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
   run = RunRecord(
       name=name, folder=folder, label=_label(status), status=status['status'],
       error=status.get('error'), reason=status.get('reason'), loss=status.get('loss'),
-      complete_from=status.get('record_whole_from'), metrics_problem=metrics_problem(folder),
       origin=Origin(_hardware(status), status.get('command'), status.get('code')),
       step=max([row['step'] for row in rows] + [status.get('step') or 0]),
       train_course=_course(of_kind('train')), valid_course=_course(of_kind('valid')),
@@ -71,8 +69,6 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
     return run  # it never began
   try:
     config = read_config(folder)
-    # Runs that are older than labels have none, or an incomplete one.
-    config['label'] = (config.get('label') or {}) | dataclasses.asdict(_label(config))
     setup = _setup(from_dict(config), config)
     run = dataclasses.replace(run, label=_label(config), setup=setup)
     run = dataclasses.replace(run, text=_text_amount(read_data_summary(folder), setup.tokens))

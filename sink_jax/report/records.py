@@ -22,7 +22,7 @@ from sink_jax.io.tables import data_frame, html_table, number
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
-from sink_jax.train.experiment import Experiment, Label
+from sink_jax.train.config import Experiment, Label
 from sink_jax.train.provenance import provenance
 
 # {key: a number, or None where it was not finite or not measured, for every row}
@@ -81,8 +81,7 @@ class RunRecord:
 
   status: 'done', 'running', 'interrupted', 'diverged', 'failed', 'not expressible', 'not run' or
   'unreadable'; error, reason and loss explain it where they are known. step: the last one with a
-  row of metrics or a status. complete_from: the step from which on no row of metrics is missing;
-  None if all are there. metrics_problem: how the metrics differ from what was written, or ''.
+  row of metrics or a status.
   train_course, valid_course: the metrics that are numbers, a list per key. analyses: the content of
   analyses.json. losses: {validation set: nats per token} at the last evaluation, or squared
   errors per token of a task with continuous targets.
@@ -98,8 +97,6 @@ class RunRecord:
   error: str | None
   reason: str | None
   loss: float | str | None
-  complete_from: int | None
-  metrics_problem: str
   origin: Origin
   step: int
   train_course: Course = dataclasses.field(metadata=UNWRITTEN)
@@ -134,23 +131,6 @@ class RunRecord:
     # A synthetic task has sets that mean something each; 'valid' is of all targets.
     named = [key for key in self.losses if key != 'valid']
     return named if named and self.known_setup.synthetic else ['valid']
-
-  @property
-  def metrics_note(self) -> str:
-    """What is missing from the metrics, or was changed in them; '' if nothing is."""
-    if self.metrics_problem:
-      return (f'Its {self.metrics_problem}: rows were changed after they were written, so its '
-              'numbers may be untrue. The command that trained it sets such rows aside.')
-    if self.complete_from:
-      return (f'Its record is whole from step {self.complete_from} on: rows before that are '
-              'missing.')
-    return ''
-
-  def trusted(self) -> RunRecord:
-    """The run, for means and verdicts: an unreadable one where its numbers may be untrue."""
-    if not self.metrics_problem:
-      return self
-    return dataclasses.replace(self, status='unreadable', error=self.metrics_note)
 
   def to_pandas(self) -> Any:
     """A `pandas.DataFrame` of what was probed, with a row for every probed step whose

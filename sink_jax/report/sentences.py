@@ -31,7 +31,7 @@ def verdict(run: RunRecord) -> str:
 
 def sentences(run: RunRecord, baseline: RunRecord | None = None) -> str:
   """What is to be said of one run. baseline: the softmax run that it varies, if there is one."""
-  parts = [_status(run), run.metrics_note]
+  parts = [_status(run)]
   if run.probe is not None:
     parts += [_first_token(run, run.probe), _raw_mass(run, run.probe),
               _extra_key(run.probe, baseline), _massive(run.probe)]

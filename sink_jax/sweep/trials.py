@@ -1,51 +1,54 @@
-"""Reads the trials of a config file, at a budget, for some seeds."""
+"""Config files: their trials, at a budget, for some seeds, with the settings of a command line."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from sink_jax.io.paths import importable_configs
-from sink_jax.sweep.config_keys import change_config
-from sink_jax.train.experiment import RESUMABLE, NotExpressible, from_dict
-from sink_jax.train.placeholders import filled_in
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from sink_jax.arguments import did_you_mean
+from sink_jax.io.paths import import_file
+from sink_jax.train.config import NotExpressible, from_dict, where_keys
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
-# Keys that change neither the model nor its training, so that a label need not name them. The data
-# of a run are recorded with the run, and so is the source that it begins with.
-_NEUTRAL = (*RESUMABLE, 'data.source', 'data.valid_source', 'data.tokenizer', 'data.domain_weights',
-            'init.source', 'model.vocab_size', 'model.implementation', 'model.remat',
-            'model.unroll', 'loss_logits', 'microbatches', 'gradient_reduction',
-            'probe.every', 'validation.every', 'validation.batches')
+# Keys that do not make a trial another one, so that a label need not name them.
+_NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'validation.')
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
   """A run to make.
 
-  Attributes:
-    name: of the trial, and of its folder.
-    config: its config dict; None where the budget has no counterpart of it.
-    label: the label of the config, or what it would have been.
-    reason: why there is no config; '' where there is one.
-    overridden: keys of the settings that the table of trials sets for this trial, so that with
-      the settings it would not be the trial of that name.
-    problem: why the settings leave it without a config; '' where they do not.
-    rules: what its budget changes, in words, where the config file has rules of its own; () where
-      those of `paper.budgets` hold.
+  name: of the trial, and of its folder. config: None where the budget has no counterpart of it.
+  label: the label of the config, or what it would have been. reason: why there is no config.
   """
 
   name: str
   config: Mapping[str, Any] | None
   label: Mapping[str, str] = dataclasses.field(default_factory=dict)
   reason: str = ''
-  overridden: tuple[str, ...] = ()
-  problem: str = ''
-  rules: tuple[str, ...] = ()
+
+
+def read_config_file(path: str, settings: Mapping[str, str]) -> dict[str, Any]:
+  """The config of FILE[:TRIAL], as ml_collections has it, with dotted keys set to texts.
+
+  Raises:
+    ValueError: names the file, or the key, and what is wrong with it.
+  """
+  file, _, name = path.partition(':')
+  try:
+    config = import_file(file).get_config(name)
+  except Exception as error:  # a config file is a program: anything can be wrong with it
+    kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+    raise ValueError(f'--config={path}: {kind}{error}') from None
+  if not isinstance(config, ConfigDict):
+    raise ValueError(f'--config={path}: get_config() returns no ConfigDict of ml_collections.')
+  change_config(config, settings)
+  return config.to_dict()
 
 
 def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
@@ -54,61 +57,50 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   """Reads the trials of a config file, in its order, one for every seed.
 
   Args:
-    path: the file, which has a table TRIALS and a function get_config, and a table RULES of what
-      each budget changes where it does not leave that to `budget.config`.
-    options: what get_config takes, such as {'budget': 'smoke', 'protocol': 'released'}.
+    path: the file, which has a table TRIALS and a function get_config.
+    options: what get_config takes, such as {'budget': 'desk', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
     settings: dotted config keys and values as text, the same for all. What changes the
-      computation becomes a part of the label's budget: 'smoke with steps=50'. Where a trial cannot
-      be built with them, its `problem` says why.
-
-  Returns:
-    {name: trial}.
+      computation becomes a part of the label's budget: 'desk with steps=50'.
 
   Raises:
-    ValueError: no such file, no table TRIALS in it, a trial that cannot be built, or none with the
-      settings, or a seed among them beside `seeds`.
+    ValueError: no such file, no table TRIALS in it, a trial that cannot be built, or a seed among
+      the settings next to `seeds`.
   """
-  path, options = Path(path), dict(options or {})
-  if seeds is not None and 'seed' in (settings or {}):
+  settings, chosen = dict(settings or {}), list(seeds or [])
+  if chosen and 'seed' in settings:
     raise ValueError('the config key seed is set, and the seeds are chosen: leave one of them out.')
-  if not path.is_file():
-    trial = str(path).partition(':')[2]
-    raise ValueError(f'Config file {path} does not exist.' + (
-        f' Trials are chosen by --only={trial}.' if trial else ''))
-  module, settings = _load(path), dict(settings or {})
-  changes_of_all = ', '.join(f'{k}={v}' for k, v in settings.items() if k not in _NEUTRAL)
-  swept = {key for key in settings  # what the trials of the table differ in
-           if len({repr(changes.get(key)) for changes in module.TRIALS.values()}) > 1}
-  trials = {}
+  file = str(path).partition(':')
+  if file[2]:
+    raise ValueError(f'--config={path}: a sweep takes the whole file; --only={file[2]} chooses.')
+  module = import_file(path)
+  if not hasattr(module, 'TRIALS'):
+    raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax train')
+  changes = ', '.join(f'{key}={value}' for key, value in settings.items()
+                      if not key.startswith(_NEUTRAL) and key not in where_keys())
+  trials: dict[str, Trial] = {}
   for name in module.TRIALS:
     try:
-      config = module.get_config(','.join([name, *(f'{k}={v}' for k, v in options.items())]))
-      rules = tuple(getattr(module, 'RULES', {}).get(config.label.budget, ()))
+      config = module.get_config(','.join(
+          [name, *(f'{key}={value}' for key, value in (options or {}).items())]))
       change_config(config, settings)
-      if config.label.budget and changes_of_all:
-        config.label.budget += f' with {changes_of_all}'
-      config = config.to_dict()
-      from_dict(filled_in(config))  # of any seed; what is wrong with it is wrong for all
+      if config.label.budget and changes:
+        config.label.budget += f' with {changes}'
+      values = config.to_dict()
+      from_dict(values)  # of any seed; what is wrong with it is wrong for all
+      trial = Trial(name, values, values['label'])
     except NotExpressible as error:
       # The trial stays in the table with its reason, so that its absence from the results is
       # explained.
-      trials |= _for_seeds(Trial(name, None, error.label, str(error)), seeds)
-      continue
+      trial = Trial(name, None, error.label, str(error))
     except Exception as error:  # a config file is the user's program: anything can be wrong with it
       kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-      problem = f'{path}, trial {name}: {kind}{error}'
-      if not settings:
-        raise ValueError(problem) from error
-      trials |= _for_seeds(Trial(name, None, problem=problem), seeds)
-      continue
-    # A setting of a key that all trials have alike changes all of them alike. Of a key in which
-    # they differ, it would make this trial another one under its name.
-    overridden = tuple(key for key in settings if key in swept and key in module.TRIALS[name])
-    trials |= _for_seeds(Trial(name, config, config['label'], '', overridden, rules=rules), seeds)
-  problems = [trial.problem for trial in trials.values()]
-  if problems and all(problems):
-    raise ValueError(problems[0])
+      raise ValueError(f'{path}, trial {name}: {kind}{error}') from error
+    for seed in chosen or [None]:
+      named = name if seed is None else f'{name}-seed-{seed}'
+      config = trial.config if seed is None or trial.config is None else {
+          **trial.config, 'seed': seed}
+      trials[named] = dataclasses.replace(trial, name=named, config=config)
   return trials
 
 
@@ -125,30 +117,49 @@ def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
   return {name: trials[name] for name in names}
 
 
-def _load(path: Path) -> ModuleType:
-  """Imports a config file, which may import others beside it as configs.NAME."""
-  try:
-    with importable_configs(path):
-      spec = importlib.util.spec_from_file_location(f'configs.{path.stem}', path)
-      if spec is None or spec.loader is None:
-        raise ImportError('its name does not end in .py')
-      module = importlib.util.module_from_spec(spec)
-      spec.loader.exec_module(module)
-  except Exception as error:  # as above
-    raise ValueError(f'Cannot use {path}: {type(error).__name__}: {error}.') from error
-  if not hasattr(module, 'TRIALS'):
-    raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax.train')
-  return module
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+  """Parses settings: ['data.context=64', ...] becomes {'data.context': '64', ...}.
+
+  Raises:
+    ValueError: a text has no '=' or no key, or a key is given twice.
+  """
+  settings = {}
+  for text in texts:
+    key, equals, value = text.partition('=')
+    if not equals or not key.strip():
+      raise ValueError(f'--set={text}: write key=value, such as --set=data.context=64.')
+    if key.strip() in settings:
+      raise ValueError(f'the config key {key.strip()} is set twice.')
+    settings[key.strip()] = value.strip()
+  return settings
 
 
-def _for_seeds(trial: Trial, seeds: Iterable[int] | None) -> dict[str, Trial]:
-  """The trial, or one like it for every seed, by name."""
-  of = lambda config: config and filled_in(config)
-  if seeds is None:
-    return {trial.name: dataclasses.replace(trial, config=of(trial.config))}
-  named = {}
-  for seed in seeds:
-    name = f'{trial.name}-seed-{seed}'
-    config = of(trial.config and dict(trial.config, seed=seed))
-    named[name] = dataclasses.replace(trial, name=name, config=config)
-  return named
+def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
+  """Sets dotted keys of a config to texts, each read as the type that its key has.
+
+  null empties a key, for which ml_collections has no spelling.
+
+  Raises:
+    ValueError: names the key that the config does not have, or that takes values of another type.
+  """
+  for key, text in changes.items():
+    *sections, last = key.split('.')
+    holder: Any = config
+    for section in sections:
+      holder = holder.get(section) if isinstance(holder, ConfigDict) else None
+    if not isinstance(holder, ConfigDict) or last not in holder or isinstance(
+        holder[last], ConfigDict):
+      meant = did_you_mean(last, holder if isinstance(holder, ConfigDict) else (),
+                           '.'.join([*sections, '{}']))
+      raise ValueError(f'the config has no key {key!r}.{meant} `python -m sink_jax train --help` '
+                       'lists all.')
+    if text == 'null':
+      holder[last] = None
+      continue
+    known, words = flags.FlagValues(), ['', f'--config.{key}={text}']
+    try:
+      config_flags.DEFINE_config_dict('config', config, flag_values=known, sys_argv=words)
+      known(words)
+    except flags.Error as error:
+      kind = getattr(holder.get_type(last), '__name__', '')
+      raise ValueError(f'{key}={text}: {kind} is wanted. {error}') from None

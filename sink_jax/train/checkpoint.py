@@ -1,40 +1,30 @@
-"""Checkpoints: asynchronous, checksummed, and never restored when damaged.
+"""Checkpoints of a run, by Orbax, with a SHA-256 of every file of a disk.
 
-Orbax commits a step by renaming its folder, so a killed save leaves no step behind.
-It does not notice flipped bits; checksums written after the commit do. A save passes through
-
-  save()   copies the state to the host and returns; threads of Orbax write it;
-  poll()   finds it committed, and starts a thread that hashes its files;
-  close()  waits for both.
-
-so that the training step waits for the copy alone. A run killed between commit and checksums
-leaves a step without any: it is used as it is, for its name says that it is complete.
+checkpoints/STEP is Orbax's. checksums/STEP.PROCESS.json holds the digests of the files that a
+process wrote, by their paths below STEP; object stores verify what they send, so there are none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
-from sink_jax.io.paths import AnyPath, free_name, move_folder, to_path
-from sink_jax.train.checksums import (
-  forget_checksums,
-  has_checksums,
-  saved_steps,
-  step_folder,
-  verify,
-  write_checksums,
-)
+from sink_jax.io.files import SMALL, read_text_limited, write_atomically
+from sink_jax.io.hashing import sha256_of_files
+from sink_jax.io.paths import AnyPath, files_below, free_name, is_local, move_folder, to_path
 from sink_jax.train.multihost import broadcast_from_process0, is_first, process_allgather
-from sink_jax.train.record import write_record
 from sink_jax.train.step import Params, TrainState
 
+_COMMIT_SECONDS = 120  # until process 0 has given a step its name, after this one has written
 _log = logging.getLogger('sink_jax')
 
 
@@ -45,8 +35,6 @@ class CheckpointError(RuntimeError):
 class Checkpoints:
   """The checkpoints of a workdir that is being trained in, by all processes of a job.
 
-  On opening, saved steps are verified, newest first, until one is good. Damaged ones
-  are reported in `damaged` and moved to `damaged/`, so that their step can be saved again.
   latest: the newest step that is saved, or being saved; None if there is none.
   """
 
@@ -54,19 +42,38 @@ class Checkpoints:
     """kept: how many of the newest steps stay."""
     self._workdir, self._kept = to_path(workdir), kept
     self._pending: int | None = None  # the step that Orbax is writing
-    self._record: dict[str, Any] | None = None  # that goes with the pending step
     self._hashing: threading.Thread | None = None
-    self.damaged: list[str]
-    self.latest: int | None
-    # One process looks at the files and moves them: others would see folders come and go.
-    self.damaged, self.latest = broadcast_from_process0(
-        lambda: _set_damaged_aside(self._workdir), OSError)
+    self.latest: int | None = None
     self._manager = self._open_manager()
 
-  def save(self, step: int, state: TrainState, record: dict[str, Any] | None = None) -> None:
-    """Starts saving; the state may be donated as soon as this returns.
+  def restore(self, target: TrainState) -> TrainState | None:
+    """The newest good state, laid out as `target` (shapes with shardings); None if there is none.
 
-    record: digests of what the run has recorded so far, to be stored with the checksums.
+    A damaged step, of which a process cannot read its part, is moved to damaged/ and reported, so
+    that its number can be saved again, and the one before it is tried.
+
+    Raises:
+      CheckpointError: the checkpoint holds another tree, or other shapes.
+    """
+    for step in broadcast_from_process0(lambda: saved_steps(self._workdir), OSError):
+      state, problem = None, verify(self._workdir, step, jax.process_index(), jax.process_count())
+      if not any(process_allgather(problem is not None)):
+        state, problem = self._restore_step(step, target)
+      if not any(process_allgather(problem is not None)):
+        self.latest = step
+        return state
+      if problem:
+        _log.warning('checkpoint %d is damaged (%s), moved to damaged/%d; trying an older one',
+                     step, problem, step)
+      # Orbax's manager knows the steps of the time when it was opened: it is closed before a step
+      # is moved, and opened anew after that.
+      self._manager.close()
+      broadcast_from_process0(lambda: _move_aside(self._workdir, step), OSError)
+      self._manager = self._open_manager()
+    return None
+
+  def save(self, step: int, state: TrainState) -> None:
+    """Starts saving; the state may be donated as soon as this returns.
 
     Raises:
       CheckpointError: this save or the one before could not be written.
@@ -76,17 +83,15 @@ class Checkpoints:
       return
     with self._explained(step):
       if is_first():
-        # Those of a step of this number that was removed by hand: they would fit no new file.
-        forget_checksums(self._workdir, step)
+        _forget_checksums(self._workdir, step)  # of a step of this number that was removed by hand
       # force: Orbax otherwise skips a step that is not beyond its newest, and the caller decides
       # that.
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
     self._pending = self.latest = step
-    self._record = record
 
   def poll(self, wait: bool = False) -> None:
-    """Writes the checksums of a save once it is committed; cheap, to be called at every step.
+    """Hashes a save once it is committed; cheap, to be called at every step.
 
     Args:
       wait: for the save and its checksums, instead of looking whether they are there.
@@ -95,36 +100,13 @@ class Checkpoints:
       with self._explained(self._pending):
         self._manager.wait_until_finished()
     if self._pending is not None and not self._manager.is_saving_in_progress():
-      if is_first():
+      if is_local(self._workdir):
         # In a thread: hashing some gigabytes takes seconds, and leaves the interpreter free.
-        self._hashing = threading.Thread(target=_hash,
-                                         args=(self._workdir, self._pending, self._record))
+        self._hashing = threading.Thread(target=_hash, args=(self._workdir, self._pending))
         self._hashing.start()
       self._pending = None
     if wait and self._hashing is not None:
       self._hashing.join()
-
-  def restore(self, target: TrainState) -> TrainState | None:
-    """The newest state, laid out as `target` (shapes with shardings); None if there is none.
-
-    A step that one process cannot read is set aside for all, and the one before it tried.
-
-    Raises:
-      CheckpointError: the checkpoint holds another tree, or other shapes.
-    """
-    while self.latest is not None:
-      state, problem = self._restore_step(self.latest, target)
-      if not any(process_allgather(problem is not None)):
-        return state
-      self._manager.close()
-      # Orbax's manager knows the steps of the time when it was opened: it is closed before a step
-      # is moved, and opened anew after that.
-      remarks, self.latest = broadcast_from_process0(
-          lambda: _set_damaged_aside(self._workdir, self.latest, problem or 'unreadable'),
-          OSError)
-      self.damaged += remarks
-      self._manager = self._open_manager()
-    return None
 
   def close(self) -> None:
     """Waits for what is being saved."""
@@ -139,11 +121,7 @@ class Checkpoints:
 
   def _restore_step(self, step: int,
                     target: TrainState) -> tuple[TrainState | None, str | None]:
-    """(state, None) of a saved step; (None, problem) of one that cannot be read.
-
-    A step that is as it was written can be read, so only one without checksums may have a
-    problem: its job was killed, or its machine lost power, right after the commit.
-    """
+    """(state, None) of a saved step; (None, problem) of one that cannot be read."""
     try:
       _check_shapes(step_folder(self._workdir, step),
                     self._manager.item_metadata(step)['state'], target)
@@ -154,17 +132,13 @@ class Checkpoints:
     except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
       if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         raise  # the disk or the network, not the checkpoint
-      reason = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
-      if has_checksums(self._workdir, step):
-        raise CheckpointError(f'Checkpoint {step} of {self._workdir} is as it was written, '
-                              f'and still cannot be read: {reason}') from error
-      return None, f'it has no checksums and cannot be read: {reason}'
+      return None, f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
 
   @contextlib.contextmanager
   def _explained(self, step: int | None) -> Iterator[None]:
     try:
       yield
-    except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
+    except Exception as error:  # as in `_restore_step`
       self._pending = None
       self.latest = max((s for s in saved_steps(self._workdir) if s != step), default=None)
       raise CheckpointError(
@@ -215,40 +189,93 @@ def params_of_step(workdir: str | AnyPath, step: int, target: Params) -> Params:
   return restored['params']
 
 
-def _hash(workdir: AnyPath, step: int, record: dict[str, Any] | None) -> None:
+def saved_steps(workdir: str | AnyPath) -> list[int]:
+  """Committed steps of a workdir, newest first.
+
+  On a disk a step has its name once it is complete; in an object store it has a mark.
+  """
+  checkpoints = step_folder(workdir, 0).parent
+  folders = checkpoints.iterdir() if checkpoints.exists() else ()
+  names = [path.name for path in folders
+           if is_local(path) or (path / 'commit_success.txt').exists()]
+  # What is still being written has a name with a suffix.
+  return sorted((int(n) for n in names if re.fullmatch('0|[1-9][0-9]*', n)), reverse=True)
+
+
+def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
+  """The folder that Orbax saves a step in."""
+  return to_path(workdir) / 'checkpoints' / str(step)
+
+
+def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int = 1) -> str | None:
+  """What is wrong with the part of a saved step that a process reads; None for nothing.
+
+  The files that process i wrote are verified by process i modulo `processes`, so that the work
+  grows with the hosts. A step without checksums was committed by a run that was killed right
+  afterwards. The commit is atomic, so it is accepted if its array data are there.
+  """
+  saved = step_folder(workdir, step)
+  for path in sorted(_checksum_files(workdir, step)):
+    if int(path.name.split('.')[1]) % processes != process:
+      continue
+    try:
+      sums = dict(json.loads(read_text_limited(path, SMALL)))
+    except (OSError, ValueError, TypeError, RecursionError):
+      _log.warning('%s is unreadable: checkpoint %d cannot be verified', path, step)
+      continue
+    for name in sums:
+      if not (saved / name).is_file():
+        return f'{name} is missing'
+    for name, digest in zip(sums, sha256_of_files(saved / name for name in sums)):
+      if digest != sums[name]:
+        return f'{name} differs from its checksum'
+  # Orbax's names: the root of the array data, in TensorStore's format OCDBT, and the tree of names.
+  complete = {'manifest.ocdbt', '_METADATA'} <= {file.name for file in files_below(saved)}
+  return None if complete else 'its array data are missing'
+
+
+def _hash(workdir: AnyPath, step: int) -> None:
+  """Records the digests of the files of a step that this process wrote; forgets steps gone."""
+  saved, until = step_folder(workdir, step), time.monotonic() + _COMMIT_SECONDS
   try:
-    if record:
-      write_record(workdir, step, record)
-    write_checksums(workdir, step)
+    while not saved.exists() and time.monotonic() < until:
+      time.sleep(0.05)
+    mine = [file for file in files_below(saved) if _writer(file, saved) == jax.process_index()]
+    sums = dict(zip((str(file.relative_to(saved)) for file in mine), sha256_of_files(mine)))
+    path = to_path(workdir) / 'checksums' / f'{step}.{jax.process_index()}.json'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(sums, indent=1))
+    # Orbax removes old steps and knows nothing of their checksums.
+    if is_first():
+      alive = {str(s) for s in saved_steps(workdir)}
+      for old in path.parent.glob('*.json'):
+        if old.name.split('.')[0] not in alive:
+          old.unlink(missing_ok=True)
+  except FileNotFoundError:  # removed meanwhile, as the oldest of those kept
+    pass
   except OSError as error:
     _log.warning('checkpoint %d has no checksums (%s): it is used, but not verified', step, error)
 
 
-def _set_damaged_aside(workdir: AnyPath, unreadable: int | None = None,
-                       why: str = '') -> tuple[list[str], int | None]:
-  """Moves damaged steps away, newest first, until one is good.
-
-  Returns (a remark on each damaged step, the good step or None).
-
-  Args:
-    unreadable: a step that turned out not to be readable, whatever its checksums say.
+def _writer(file: AnyPath, saved: AnyPath) -> int:
+  """The process that wrote a file: Orbax has a folder of arrays for each, the rest is the first's.
   """
-  damaged, used = [], None
-  for step in saved_steps(workdir):
-    problem = why if step == unreadable else verify(workdir, step)
-    if problem is None:
-      used = step
-      break
-    damaged.append(_move_aside(workdir, step, problem))
-  instead = 'starting from step 0' if used is None else f'using checkpoint {used} instead'
-  return [f'{line}; {instead}' for line in damaged], used
+  found = re.search(r'ocdbt\.process_(\d+)', str(file.relative_to(saved)))
+  return int(found[1]) if found else 0
 
 
-def _move_aside(workdir: AnyPath, step: int, problem: str) -> str:
-  aside = free_name(workdir / 'damaged' / str(step))
-  move_folder(step_folder(workdir, step), aside)
-  forget_checksums(workdir, step)
-  return f'checkpoint {step} is damaged ({problem}), moved to damaged/{aside.name}'
+def _checksum_files(workdir: str | AnyPath, step: int) -> list[AnyPath]:
+  return list((to_path(workdir) / 'checksums').glob(f'{step}.*.json'))
+
+
+def _forget_checksums(workdir: str | AnyPath, step: int) -> None:
+  for path in _checksum_files(workdir, step):
+    path.unlink(missing_ok=True)
+
+
+def _move_aside(workdir: AnyPath, step: int) -> None:
+  move_folder(step_folder(workdir, step), free_name(workdir / 'damaged' / str(step)))
+  _forget_checksums(workdir, step)
 
 
 def _check_shapes(folder: AnyPath, saved: Any, target: Any) -> None:
@@ -262,11 +289,7 @@ def _check_shapes(folder: AnyPath, saved: Any, target: Any) -> None:
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  """{'params.embed': (258, 64), ...}; tuples and dicts with digits as keys look the same.
-
-  Orbax returns the optimizer's tuples as such dicts. So the place of a transformation in optax's
-  chain is a part of what a checkpoint fits.
-  """
+  """{'params.embed': (258, 64), ...}; Orbax returns tuples as dicts with digits as keys."""
   name = lambda k: str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k))))
   return {'.'.join(map(name, path)): tuple(x.shape)
           for path, x in jax.tree_util.tree_leaves_with_path(tree)}

@@ -1,34 +1,87 @@
-"""The training loop: the order in which the events of a run happen."""
+"""The training loop: from a config to the trained model, in the order in which things happen."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
-from collections.abc import Mapping
-from pathlib import PurePath
+import logging
+import math
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from sink_jax.data.cache_check import DamagedCache
+from sink_jax.data.dataset import Dataset, open_data
 from sink_jax.data.token_edits import first_token
-from sink_jax.io.paths import AnyPath
+from sink_jax.evaluate.limits import first_token_limits, limit_note
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.progress import Progress
+from sink_jax.kernels.dispatch import platform
+from sink_jax.models.attention import training_implementation
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
-from sink_jax.models.sizes import flops_per_token
-from sink_jax.train import run_dir as runs
-from sink_jax.train.global_batch import GlobalBatches
-from sink_jax.train.multihost import check_same, is_first
-from sink_jax.train.optimizer import Rates, learning_rates
-from sink_jax.train.outcome import Interrupted
-from sink_jax.train.prepare import PreparedRun, prepare_run
-from sink_jax.train.recorder import Recorder, open_recorder
-from sink_jax.train.start import OpenSource
-from sink_jax.train.step import Params, TrainState, make_train_step
-from sink_jax.train.stop_handler import StopHandler
-from sink_jax.train.throughput import Throughput, measured_matmul_rate
+from sink_jax.models.sizes import flops_per_token, parameter_count, parameter_shapes
+from sink_jax.train.checkpoint import CheckpointError, Checkpoints
+from sink_jax.train.config import Experiment, from_dict, resolved
+from sink_jax.train.evaluation import Diverged, Evaluation
+from sink_jax.train.metrics import Clock, Metrics, read_metrics
+from sink_jax.train.multihost import (
+  broadcast_from_process0,
+  check_same,
+  is_first,
+  on_all_processes,
+)
+from sink_jax.train.optimizer import OptimizerConfig, rates
+from sink_jax.train.run_tokenizer import write_tokenizer
+from sink_jax.train.sharding import GlobalBatches, make_mesh
+from sink_jax.train.start import (
+  OpenSource,
+  Source,
+  check_data,
+  start_params,
+  trained_paths,
+  with_source,
+)
+from sink_jax.train.step import (
+  Params,
+  TrainState,
+  batch_layout,
+  init_state,
+  make_train_step,
+  make_validation_step,
+  state_layout,
+  state_of_params,
+)
+from sink_jax.train.stop import Interrupted, StopHandler, Unsaved
+from sink_jax.train.workdir import Workdir, WorkdirLocked, check_workdir, read_status
+
+_MOST_BLOCKS = 24  # that are compiled without a loop: the time of compiling grows with them
+_log = logging.getLogger('sink_jax')
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A config as typed objects, with its data and the devices.
+
+  config: the dict that config.json will hold, with what the data and the source decide.
+  optimizer: with the parameters that are trained. source: None where the seed draws the parameters.
+  probe_tokens: (S, T) int32, or (S, T, F) float32 of a continuous task.
+  """
+
+  config: Mapping[str, Any]
+  experiment: Experiment
+  model: ModelConfig
+  optimizer: OptimizerConfig
+  data: Dataset
+  mesh: Mesh
+  source: Source | None
+  probe_tokens: np.ndarray
 
 
 def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
@@ -42,7 +95,7 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
   In a job of several processes all of them call it, with the same arguments.
 
   Args:
-    config: the nested dict of `configs/base.py`, e.g. `ConfigDict.to_dict()`.
+    config: the nested dict of a config, e.g. `ConfigDict.to_dict()`.
     name: what the progress display calls the run.
     open_source: opens the model that `init.source` names, where there is one:
       `pretrained.source.open_source`, which is of a room above this one.
@@ -54,132 +107,307 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
     Diverged: a step was not finite. Interrupted: a signal asked it to stop; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
-  run = prepare_run(config, workdir, open_source=open_source)
-  name = name or PurePath(workdir).name
+  path = to_path(workdir)
+  job = prepare(config, path, open_source)
+  name = name or path.name
+  if show_progress and is_first():
+    print(_banner(job, name), file=sys.stderr, flush=True)
+  with StopHandler() as stop, Workdir(path, job.config, job.data.summary()) as folder:
+    params = _trained(job, folder, stop, name, show_progress)
+  model = dataclasses.replace(job.model, implementation=None, unroll=1)  # of training; see load_run
+  return Run(model, params, name, job.experiment.steps, probe_tokens=job.probe_tokens,
+             first_token=first_token(job.experiment.data.interventions))
+
+
+def prepare(config: Mapping[str, Any], workdir: AnyPath,
+            open_source: OpenSource | None = None) -> Job:
+  """Checks a config against the devices, the data and the workdir, and makes what it describes.
+
+  All processes of a job call it. Nothing is written but a corpus that was not built yet.
+  """
+  config, source = with_source(config, open_source)
+  experiment = on_all_processes(lambda: _checked(config, workdir))
+  # One process builds a corpus that is not there; the others then only open it.
+  first = on_all_processes(lambda: open_data(experiment.data) if is_first() else None)
+  data = on_all_processes(lambda: first or open_data(experiment.data))
+  if source is not None:
+    check_data(source, data)
+  config = resolved(config, experiment, data)
+  model = for_platform(from_dict(config).model_config(), experiment)
+  optimizer = dataclasses.replace(
+      experiment.optimizer, trained=trained_paths(source, experiment.init, model))
+  tokens = on_all_processes(
+      lambda: data.probe_tokens(experiment.probe.sequences, experiment.probe.length))
   # Processes with other programs would wait for each other in the first collective for ever.
-  check_same('config, data or jax', json.dumps(
-      [run.config, run.data_summary, jax.__version__], sort_keys=True))
-  with StopHandler() as stop, open_recorder(run, workdir, name, run.data.check_files) as recorder:
-    try:
-      params = _train(run, recorder, stop, show_progress)
-    # Both are ValueErrors that all processes raise together, and whose messages hold in all of
-    # them.
-    except (runs.WorkdirLocked, DamagedCache):
-      raise
-    except ValueError as error:
-      if jax.process_count() == 1:
-        raise
-      # What breaks between processes is a ValueError too, and no fault of the config.
-      raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
-  model = dataclasses.replace(run.model, implementation=None, unroll=1)  # of training; see load_run
-  return Run(model, params, name, run.experiment.steps, probe_tokens=run.probe_tokens,
-             first_token=first_token(run.experiment.data.interventions))
+  check_same('config, data or jax', json.dumps([config, data.summary(), jax.__version__],
+                                               sort_keys=True))
+  return Job(config, experiment, model, optimizer, data,
+             make_mesh(**dataclasses.asdict(experiment.mesh)), source, tokens)
 
 
-def _train(run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool) -> Params:
+def for_platform(model: ModelConfig, experiment: Experiment) -> ModelConfig:
+  """The model with `unroll` where the config leaves it empty: no loop over few blocks on a device.
+  """
+  few = platform() != 'cpu' and model.layers <= _MOST_BLOCKS and model.remat == 'none'
+  if experiment.model.unroll is None and few:
+    return dataclasses.replace(model, unroll=model.layers)
+  return model
+
+
+def _checked(config: Mapping[str, Any], workdir: AnyPath) -> Experiment:
+  """The typed config; raises for all that is known without data, and writes nothing."""
+  experiment = from_dict(config)
+  experiment.check_devices()
+  if is_first():
+    check_workdir(workdir, config)
+  model, context = experiment.model_before_data(), experiment.data.context
+  training_implementation(model, context)
+  # A trace takes a second, and finds shapes that do not fit before the data are opened.
+  mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
+  jax.eval_shape(make_validation_step(model, mesh), parameter_shapes(model),
+                 batch_layout(model, experiment.microbatch_size, context, mesh))
+  return experiment
+
+
+def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
+             show_progress: bool) -> Params:
   """Trains from the newest checkpoint to the last step; returns the parameters."""
-  state = recorder.restore()
-  if recorder.has_finished():
+  experiment = job.experiment
+  tokens = io.BytesIO()
+  np.save(tokens, job.probe_tokens, allow_pickle=False)
+  folder.write_once('probe_tokens.npy', tokens.getvalue())
+  write_tokenizer(folder.path, job.data.encoder)
+  checkpoints = Checkpoints(folder.path, experiment.checkpoints_kept)
+  layout = state_layout(job.model, job.optimizer, job.mesh)
+  state, graft = checkpoints.restore(layout), None
+  if state is None:
+    state, graft = _first_state(job)
+  start = int(state.step)
+  if start == experiment.steps and broadcast_from_process0(
+      lambda: read_status(folder.path)['status'] == 'done'):
+    checkpoints.close()
     return state.params
-  loop = _Loop(run, recorder, stop, show_progress)
-  with contextlib.closing(loop.progress), recorder.recording():
-    return loop.run(state).params
+  metrics = Metrics(folder.path, start, experiment.wandb, job.config)
+  evaluation = Evaluation(experiment, job.model, job.mesh, job.data, job.probe_tokens, metrics)
+  progress = Progress(name, experiment.steps, start, unit='step',
+                      enabled=show_progress and is_first())
+  with contextlib.closing(metrics), contextlib.closing(progress), _recorded(
+      job, folder, checkpoints, metrics, evaluation, start):
+    if graft is not None:
+      metrics.write('graft', 0, graft.row())
+    return _steps(job, state, folder, stop, checkpoints, metrics, evaluation, progress).params
 
 
-class _Loop:
-  """The steps of one run that are left, and the metrics that no step has read yet.
-
-  Each update goes through these events, in this order:
+def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
+           checkpoints: Checkpoints, metrics: Metrics, evaluation: Evaluation,
+           progress: Progress) -> TrainState:
+  """Takes the steps that are left. Each update goes through these events, in this order:
 
     1. the step is dispatched, which returns before the devices have computed it;
     2. the metrics of the step before are read, checked and logged: they are there by now, or
        almost, and the devices compute the next step meanwhile;
-    3. if the probe, the validation, a checkpoint or a request to stop wants the state of this very
-       step, its metrics are read too, which waits for the devices;
-    4. the state is checked for numbers that are not finite, then probed and validated, then saved.
+    3. where the probe, the validation, a checkpoint or a request to stop wants the state of this
+       very step, its metrics are read too, which waits for the devices, and the state is checked;
+    4. it is saved, which a request to stop waits for and nothing else; then probed and validated.
 
-  Only finite states are saved, so a run can always resume from its newest checkpoint. The probe
-  comes before the save because a save vouches for the metrics up to its step: a run that resumes
-  there has that step's probe in metrics.jsonl, and writes it no second time. The state is saved
-  before the next step is dispatched, which donates its memory.
+  Only finite states are saved, so a run can always resume from its newest checkpoint. What was not
+  probed at that step, because the process was killed, is probed first when it resumes there. The
+  state is saved before the next step is dispatched, which donates its memory.
   """
+  experiment, start, last = job.experiment, int(state.step), job.experiment.steps
+  end_if_stopped(stop, start, last)
+  there = broadcast_from_process0(
+      lambda: [row['kind'] for row in read_metrics(folder.path) if row['step'] == start])
+  evaluation(start, state.params, there)
+  end_if_stopped(stop, start, last)  # before the step is compiled, which can take minutes
+  update = make_train_step(job.model, job.optimizer, job.mesh, experiment.microbatches,
+                           loss_logits=experiment.loss_logits,
+                           gradient_dtype=experiment.gradient_dtype)
+  to_global = GlobalBatches(job.mesh, experiment.batch_size)
+  batches = job.data.batches(start, experiment.batch_size, experiment.seed, to_global.rows)
+  clock = Clock(experiment.tokens_per_step, flops_per_token(job.model, experiment.data.context))
+  unread: list[tuple[int, Mapping[str, jax.Array]]] = []
 
-  def __init__(self, run: PreparedRun, recorder: Recorder, stop: StopHandler, show_progress: bool):
-    experiment, model = run.experiment, run.model
-    self._recorder, self._stop = recorder, stop
-    self._last_step = experiment.steps
-    self._learning_rate = learning_rates(experiment.optimizer, experiment.steps)
-    self._weight_decay = np.float32(experiment.optimizer.weight_decay)
-    distillation = run.start.distillation(model) if run.start else None
-    self._train_step = make_train_step(
-        model, experiment.optimizer, run.mesh, experiment.microbatches,
-        loss_logits=experiment.loss_logits,
-        gradient_reduction=experiment.gradient_reduction or 'step', distillation=distillation)
-    # The source's own parameters, and not a copy of the run's, which have been trained by now where
-    # it is resumed.
-    self._source = [run.start.source_params(run.mesh)] if run.start and distillation else []
-    self._global_batches = GlobalBatches(run.mesh, experiment.batch_size)
-    self._batches = run.data.batches(recorder.start, experiment.batch_size, experiment.seed,
-                                     self._global_batches.rows)
-    self._clock = Throughput(run.tokens_per_step, flops_per_token(model, experiment.data.context),
-                             measured_matmul_rate(model.dtype))
-    self._unread: tuple[int, Mapping[str, jax.Array]] | None = None  # (step, its metrics)
-    self.progress = Progress(recorder.name, experiment.steps, recorder.start, unit='step',
-                             enabled=show_progress and is_first())
+  def read_metrics_of_step() -> None:
+    while unread:
+      step, values = unread.pop()
+      values = {key: float(x) for key, x in values.items()}  # waits until the devices have done it
+      clock.step()
+      # Before the row is written, so that a step that diverged leaves none.
+      if not all(map(math.isfinite, values.values())):
+        raise Diverged(step, values['loss'])
+      if step % experiment.log_every == 0 or step == last:
+        speed, parts = clock.read()
+        rate = float(rates(job.optimizer, last, step - 1).learning_rate)
+        metrics.write('train', step, {**values, 'learning_rate': rate, **speed})
+        if parts:
+          metrics.write('time', step, parts)
+        if step < last:  # the last line comes with the last evaluation
+          progress.update(step, **_shown(values['loss'], speed, evaluation))
 
-  def run(self, state: TrainState) -> TrainState:
-    """Trains from a restored or fresh state; returns the state after the last step."""
-    start = self._recorder.start
-    if start < self._last_step:
-      self._end_if_stopped(start)
-    if start == 0:
-      self._recorder.begin(state)
-      self._end_if_stopped(0)  # before the step is compiled, which can take minutes
-    for step in range(start + 1, self._last_step + 1):
-      state = self._take_step(step, state)
-    return state
+  with _profiled(experiment, folder.path, start) as profile:
+    for step in range(start + 1, last + 1):
+      profile(step)
+      with clock.spent_on('data'):
+        batch = next(batches)
+      # Steps are numbered by the updates done, from 1; the schedule counts updates from 0.
+      state, values = update(state, to_global.make_global_batch(batch),
+                             rates(job.optimizer, last, step - 1))
+      read_metrics_of_step()
+      unread.append((step, values))
+      checkpoints.poll()
+      # Asked once in a step: with one process the answer may change at any moment.
+      stopping = stop.poll() and step < last
+      saving = stopping or step == last or _due(step, experiment.checkpoint_every)
+      if not (saving or evaluation.due(step)):
+        continue
+      read_metrics_of_step()
+      # A finite loss can come with parameters that are not: those of the update after it.
+      if not _all_finite(state):
+        raise Diverged(step, values['loss'])
+      if saving:
+        with clock.spent_on('save'):
+          folder.check_owner()
+          metrics.flush()  # a checkpoint vouches for the rows up to its step
+          checkpoints.save(step, state)
+      if stopping:
+        raise Interrupted(step, last)
+      with clock.spent_on('probe'):
+        evaluation(step, state.params)
+  progress.update(last, **_shown(float(values['loss']), {}, evaluation) if start < last else {})
+  return state
 
-  def _end_if_stopped(self, step: int) -> None:
-    if self._stop.poll(wait=True):
-      raise Interrupted(step, self._last_step)
 
-  def _take_step(self, step: int, state: TrainState) -> TrainState:
-    # Steps are numbered by the updates done, from 1; the schedule counts updates from 0. The rates
-    # are NumPy's float32, since to jit a Python float is of another (weak) type, for which it would
-    # compile anew.
-    rates = Rates(np.float32(self._learning_rate(step - 1)), self._weight_decay)
-    batch = self._global_batches.make_global_batch(next(self._batches))
-    # The old state's memory is gone then.
-    state, metrics = self._train_step(state, batch, rates, *self._source)
-    self._read_metrics()
-    self._unread = (step, metrics)
-    # If a checkpoint has been committed meanwhile, its checksums begin here, in a thread.
-    self._recorder.poll()
-    # Asked once in a step: with one process the answer may change at any moment.
-    stopping = self._stop.poll() and step < self._last_step
-    if stopping or self._recorder.due(step):
-      self._read_metrics()
-      self._recorder.settle(step, state, metrics['loss'], saving=stopping)
-      self._clock.pause()  # the probe and the save are no part of the tokens per second
-    if stopping:
-      raise Interrupted(step, self._last_step)
-    return state
+def end_if_stopped(stop: StopHandler, step: int, last: int) -> None:
+  """Raises Interrupted in all processes if one was asked to stop before there was anything new."""
+  if step < last and stop.poll(wait=True):
+    raise Interrupted(step, last)
 
-  def _read_metrics(self) -> None:
-    """Waits for the step whose metrics are unread, if there is one; checks and logs them."""
-    if self._unread is None:
+
+def _first_state(job: Job) -> tuple[TrainState, Any]:
+  """The state before the first step, and what a graft has done to its parameters."""
+  experiment = job.experiment
+  limits = first_token_limits(job.model, experiment.probe.length)
+  if note := limit_note(limits, experiment.probe.length, experiment.probe.epsilon):
+    _log_once(note)
+  if job.source is None:
+    return init_state(job.model, job.optimizer, experiment.seed, job.mesh), None
+  params, graft = start_params(job.source, experiment.init, job.model, job.mesh, job.probe_tokens,
+                               experiment.seed)
+  if graft is not None:
+    _log_once(str(graft))
+  return state_of_params(params, job.model, job.optimizer, job.mesh), graft
+
+
+@contextlib.contextmanager
+def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metrics,
+              evaluation: Evaluation, start: int) -> Iterator[None]:
+  """Leaves a status behind, however the block ends, once what it saves is on the disk."""
+  attention = training_implementation(job.model, job.experiment.data.context)
+  folder.write_status('running', step=start, attention=attention)
+  status, details = 'done', {'step': job.experiment.steps}
+  try:
+    yield
+  except WorkdirLocked:  # the workdir is another job's by now
+    status = None
+    metrics.abandon()
+    raise
+  except Unsaved:  # like a kill: 'running' stays, and nothing is waited for
+    status = None
+    raise
+  except Interrupted as stop:
+    status, details = 'interrupted', {'step': stop.step}
+    raise
+  except Diverged as diverged:
+    status, details = 'diverged', {'step': diverged.step, 'loss': str(diverged.loss)}
+    raise
+  except BaseException as error:
+    status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
+    # What breaks between processes is a ValueError too, and not a mistake in the config.
+    if isinstance(error, ValueError) and jax.process_count() > 1:
+      raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
+    raise
+  finally:
+    try:
+      # Where only this process has failed, the others are not there to complete a save.
+      if status is not None and (status != 'failed' or jax.process_count() == 1):
+        checkpoints.close()
+    except CheckpointError as error:
+      # A status 'done' whose checkpoint is lost would never be trained again.
+      status, details = 'failed', {'error': str(error)}
+      raise
+    finally:
+      if status is not None:
+        with contextlib.suppress(OSError):  # on a full disk the error itself has to do
+          folder.write_status(status, **details, **evaluation.last, attention=attention,
+                              last_good_checkpoint=checkpoints.latest)
+
+
+@contextlib.contextmanager
+def _profiled(experiment: Experiment, workdir: AnyPath, start: int) -> Iterator[Any]:
+  """Yields a function to call before every step, which starts and stops the profiler."""
+  first = start + experiment.profile.first
+  running = False
+
+  def profile(step: int) -> None:
+    nonlocal running
+    if not experiment.profile.steps:
       return
-    (step, metrics), self._unread = self._unread, None
-    # float() waits until the devices have done the step. Only then does the clock count it: a step
-    # that is merely dispatched has taken no time yet.
-    values = {key: float(x) for key, x in metrics.items()}
-    self._clock.step()
-    # Before the row is written, so that a step that diverged leaves none; the status records it.
-    self._recorder.check(step, values)
-    if self._recorder.logs(step):
-      speed = self._clock.read()
-      self._recorder.log(step, values, self._learning_rate(step - 1), speed)
-      text = lambda x, form: x if isinstance(x, str) else format(x, form)
-      self.progress.update(step, loss=f'{values["loss"]:.3f}',
-                           **{'tokens/s': text(speed['tokens_per_second'], ',.0f'),
-                              'MFU': text(speed['mfu'], '.0%'), 'Sink_1': self._recorder.sink_1})
+    if step == first:
+      jax.profiler.start_trace(str(workdir / 'profile'))
+      running = True
+    elif running and step == first + experiment.profile.steps:
+      jax.profiler.stop_trace()
+      running = False
+
+  try:
+    yield profile
+  finally:
+    if running:
+      jax.profiler.stop_trace()
+
+
+def _banner(job: Job, name: str) -> str:
+  """What is about to be trained, in three lines."""
+  experiment, model = job.experiment, job.model
+  total = parameter_count(model)
+  tokens = experiment.steps * experiment.tokens_per_step
+  epoch = job.data.summary().get('tokens_per_epoch')
+  passes = f', {tokens / epoch:.3g} passes over {epoch:,}' if epoch else ''
+  warm = ('' if experiment.optimizer.warmup_steps < experiment.steps else
+          '; all of it is warm-up: lower optimizer.warmup_steps')
+  tokenizer = (f'tokenizer {experiment.data.tokenizer!r}, ' if job.data.encoder is not None else '')
+  return (f'{name}: {model.layers} blocks of width {model.d_model} with {model.heads} heads, '
+          f'{total:,} parameters ({parameter_count(model, embeddings=False):,} without embeddings), '
+          f'{model.dtype}, attention {training_implementation(model, experiment.data.context)} on '
+          f'{jax.device_count()} x {jax.devices()[0].device_kind}\n'
+          f'  {experiment.steps:,} steps of {experiment.batch_size} x {experiment.data.context} '
+          f'tokens: {tokens:,} tokens{passes}{warm}\n'
+          f'  data {experiment.data.source!r}, {tokenizer}{model.vocab_size:,} ids')
+
+
+def _shown(loss: float, speed: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
+  """Numbers next to the progress."""
+  text = lambda x, form: x if isinstance(x, str) else format(x, form)
+  shown = {'loss': f'{loss:.3f}'}
+  if speed:
+    shown |= {'tokens/s': text(speed['tokens_per_second'], ',.0f'), 'MFU': text(speed['mfu'], '.0%')}
+  if 'sink_1' in evaluation.last:
+    shown['Sink_1'] = f'{evaluation.last["sink_1"]:.1f}%'
+  return shown
+
+
+@jax.jit
+def _all_finite(state: TrainState) -> jax.Array:
+  """Whether all floating-point numbers of a state are finite."""
+  return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
+
+
+def _due(step: int, every: int) -> bool:
+  return every > 0 and step % every == 0
+
+
+def _log_once(remark: str) -> None:
+  """Logs what concerns the whole job, in one of its processes."""
+  if is_first():
+    _log.warning(remark)

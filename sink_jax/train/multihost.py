@@ -2,9 +2,9 @@
 
 Every process runs the same program, and a collective waits until all have come to it. So whatever
 could send one of them another way, such as an error in opening a file, is first made known to all,
-by the functions below. Files of the workdir are written by process 0 alone: the others would write
-the same content over it, at other times. Checkpoints are the exception, Orbax writing each
-process's part of the arrays.
+by the functions below. Only process 0 writes the files of the workdir: the others would write
+the same content over it, at other times. Checkpoints are the exception: each process writes its
+part of the arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -28,25 +27,22 @@ from sink_jax.io.exit_code import stop_signals
 # A process that is silent for so long is dead, and the others end as well: with exit code
 # 134, and the words of the coordination service on stderr.
 HEARTBEAT_SECONDS = 60
-_FOREVER = 2**31 - 1  # one process alone may be suspended for as long as somebody likes
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
+_CLUSTERS = ('TPU_WORKER_HOSTNAMES', 'SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
 _STARTUP_SECONDS = 300
 _PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30  # after which a dead process has been missed
 _LAST_WORDS_SECONDS = 3  # that process 0 gives the others for their messages
 Value = TypeVar('Value')
 
 
-def init_distributed() -> bool:
+def init_distributed() -> None:
   """Makes this process a part of its job; called once, before anything asks for a device.
-
-  Returns whether it is alone, as far as that is known without asking for one. The processes
-  of a job leave it together.
 
   Taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID where they are set,
   else from what runs the job (Cloud TPU, SLURM's srun, Open MPI), else it is one process.
 
   Raises:
-    ValueError: only some of the variables are set, or one is no number.
+    ValueError: only some of the variables are set, or one is not a number.
 
   Where the others do not come within five minutes, the runtime ends the process with exit
   code 134 and a message. Until they come SIGTERM, Ctrl-C and SIGHUP end it at once: nothing
@@ -58,52 +54,30 @@ def init_distributed() -> bool:
   if given and len(given) < len(_EXPLICIT):
     missing = ', '.join(name for name in _EXPLICIT if name not in given)
     raise ValueError(f'{", ".join(given)} is set and {missing} is not: set all three, or none.')
+  where: dict[str, Any] = {}
   if given:
-    return _explicit(given)
+    address, count, index = given.values()
+    if not (count.isdecimal() and index.isdecimal() and int(index) < int(count)):
+      raise ValueError(f'JAX_NUM_PROCESSES={count} and JAX_PROCESS_ID={index}: write the number of '
+                       'processes, and which of them this one is, counted from 0.')
+    if int(count) == 1:
+      return
+    host, colon, port = address.rpartition(':')
+    if not (host and colon and port.isdecimal()):
+      raise ValueError(f'JAX_COORDINATOR_ADDRESS={address}: write host:port, of process 0.')
+    where = {'coordinator_address': address, 'num_processes': int(count), 'process_id': int(index)}
+    if host in ('127.0.0.1', 'localhost'):  # else it listens at all addresses of the machine
+      where['coordinator_bind_address'] = address
   try:
-    jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                                initialization_timeout=_STARTUP_SECONDS)
-  except ValueError as error:
-    if 'coordinator_address should be defined' not in str(error):
+  except ValueError:
+    if given or any(map(os.environ.get, _CLUSTERS)):
       raise
-    _alone()  # no cluster that jax knows
-    return True
-  _meet()
-  return False
-
-
-def _explicit(given: dict[str, Any]) -> bool:
-  address, count, index = (given[name] for name in _EXPLICIT)
-  if not (count.isdecimal() and index.isdecimal() and 0 <= int(index) < int(count)):
-    raise ValueError(f'JAX_NUM_PROCESSES={count} and JAX_PROCESS_ID={index}: write the number of '
-                     'processes, and which of them this one is, counted from 0.')
-  host, colon, port = address.rpartition(':')
-  if not (host and colon and port.isdecimal()):
-    raise ValueError(f'JAX_COORDINATOR_ADDRESS={address}: write host:port, of process 0.')
-  # By default jax's coordinator listens at all addresses of the machine ('[::]'). A job on one
-  # machine needs to be reached from there alone.
-  local = {'coordinator_bind_address': address} if host in ('127.0.0.1', 'localhost') else {}
-  jax.distributed.initialize(
-      address, int(count), int(index), initialization_timeout=_STARTUP_SECONDS,
-      heartbeat_timeout_seconds=HEARTBEAT_SECONDS if int(count) > 1 else _FOREVER, **local)
-  if int(count) > 1:
-    _meet()
-  return int(count) == 1
-
-
-def _meet() -> None:
-  """Waits for all processes: on CPUs the first collective has to begin within 30 seconds in all."""
+    return  # not a cluster that jax knows: one process
   if jax.process_count() > 1:
+    # On CPUs the first collective has to begin within 30 seconds in all processes.
     collective(multihost_utils.sync_global_devices, 'begun')
-
-
-def _alone() -> None:
-  # A job of one process, so that everything below works in it as in a larger one.
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{free.getsockname()[1]}'
-  jax.distributed.initialize(address, 1, 0, coordinator_bind_address=address,
-                             heartbeat_timeout_seconds=_FOREVER)
 
 
 def is_first() -> bool:

@@ -6,10 +6,12 @@ The semantics are those of PyTorch's AdamW and clip_grad_norm_, which the offici
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,116 +20,333 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from sink_jax.train.update_rule import AdamW, UpdateRule, is_matrix
+from sink_jax.arguments import check_known
+from sink_jax.component import Component, check_integers, option
 
-_BLOCK = 1024  # updates whose learning rates are computed at a time
-_CHOICES = {
-    'schedule': ('cosine', 'constant'),
-    'decay': ('all', 'matrices'),
-}
+# The odd polynomial a x + b x^3 + c x^5 that Jordan et al. 2024 chose for its slope at 0: five
+# applications take all but the smallest singular values to between 0.5 and 1.5.
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+# Layers whose kernel is not a matrix that hidden states are multiplied by: a table of inputs, the
+# unembedding, and the depthwise convolution of a Mamba mixer.
+_NOT_HIDDEN = ('embed', 'unembed', 'conv')
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateRule(Component):
+  """How gradients are scaled into an update; `optimizer.rule` of a config names one.
+
+  Clipping comes before it, and decoupled weight decay and the learning rate after it, for every
+  rule: see `make_optimizer`. A new rule is a subclass here, and nothing else.
+  """
+
+  abstract = True
+
+  def transformation(self) -> optax.GradientTransformation:
+    """The scaling of gradients, without clipping, decay and learning rate."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW(UpdateRule):
+  """Adam's scaling (Kingma and Ba 2015) as in PyTorch's AdamW (Loshchilov and Hutter 2019).
+
+  b1, b2: decay of the averages of the gradient and of its square. eps: is added to the root.
+  """
+
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+
+  def __post_init__(self):
+    _check_moments(self)
+
+  def transformation(self) -> optax.GradientTransformation:
+    return optax.scale_by_adam(self.b1, self.b2, self.eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd(UpdateRule):
+  """Gradient descent, with heavy-ball momentum where `momentum` is not 0.
+
+  momentum: decay of the running sum of gradients that is the update; 0 keeps no state.
+  """
+
+  momentum: float = 0.0
+
+  def __post_init__(self):
+    if not 0 <= self.momentum < 1:
+      raise ValueError(f'optimizer.rule = {self}: momentum must be in [0, 1).')
+
+  def transformation(self) -> optax.GradientTransformation:
+    return optax.trace(self.momentum) if self.momentum else optax.identity()
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon(UpdateRule):
+  """Momentum whose matrices are orthogonalized, and AdamW for all that is no hidden matrix.
+
+  Jordan et al. 2024 (kellerjordan.github.io/posts/muon; github.com/KellerJordan/Muon was read): the
+  update of a matrix (in, out) is the Nesterov momentum of its gradient, divided by its Frobenius
+  norm and taken through `steps` Newton-Schulz iterations X <- a X + (b A + c A^2) X, A = X X^T, by
+  which its singular values come near 1. Kernels of linear layers and the MLP feature map's
+  matrices get it, each layer's and each expert's on its own; embeddings, the unembedding, gains,
+  biases, depthwise convolutions, k*, v* and sink logits get AdamW's scaling, at the same learning
+  rate and decay. Optax computes it (`optax.contrib.scale_by_muon`), with its bias correction of the
+  momentum, which Jordan's code has not: it changes how the first tens of gradients are weighed.
+
+  momentum: decay of the average of the gradients. b1, b2, eps: of AdamW, as there.
+  rms: 0.2 sqrt(max(in, out)) times the orthogonal matrix has entries of the root mean square 0.2,
+    about that of AdamW's updates, so that AdamW's learning rates and decay can stay (Liu et al.
+    2025, arXiv:2502.16982; so does the release of Outlier-Safe Pre-Training, arXiv:2506.19697, with
+    learning rate 5e-4). None: Jordan's sqrt(max(1, out / in)), for a learning rate that is the
+    spectral norm of an update (0.02 in his code) and that AdamW's part then has as well.
+  """
+
+  momentum: float = 0.95
+  steps: int = 5
+  rms: float | None = 0.2
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+
+  def __post_init__(self):
+    _check_moments(self)
+    check_integers(self, 'steps')
+    if not 0 <= self.momentum < 1:
+      raise ValueError(f'optimizer.rule = {self}: momentum must be in [0, 1).')
+    if self.steps < 1:
+      raise ValueError(f'optimizer.rule = {self}: steps must be at least 1; gradients alone are '
+                       'Sgd.')
+    if self.rms is not None and not 0 < self.rms < math.inf:
+      raise ValueError(f'optimizer.rule = {self}: rms must be > 0 and finite, or None for '
+                       'sqrt(max(1, out / in)).')
+
+  def transformation(self) -> optax.GradientTransformation:
+    # All axes but the last two are counted: those of the layers and of the experts.
+    matrices = lambda updates: jax.tree.map(
+        lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
+    orthogonal = optax.contrib.scale_by_muon(
+        _NEWTON_SCHULZ, self.steps, self.momentum, weight_dimension_numbers=matrices)
+    scale = optax.stateless(lambda updates, _: jax.tree.map(
+        lambda x: self._factor(*x.shape[-2:]) * x, updates))
+    return optax.partition({'muon': optax.chain(orthogonal, scale),
+                            'adamw': optax.scale_by_adam(self.b1, self.b2, self.eps)},
+                           self._parts)
+
+  def _factor(self, fan_in: int, fan_out: int) -> float:
+    if self.rms is None:
+      return max(1, fan_out / fan_in)**0.5
+    return self.rms * max(fan_in, fan_out)**0.5
+
+  def _parts(self, params: Any) -> Any:
+    """Which part each parameter belongs to: 'muon' or 'adamw'."""
+    hidden = lambda path: is_matrix(path) and not (
+        len(path) > 1 and path[-2].key in _NOT_HIDDEN)
+    parts = jax.tree_util.tree_map_with_path(
+        lambda path, _: 'muon' if hidden(path) else 'adamw', params)
+    if 'muon' not in jax.tree.leaves(parts):
+      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers, for '
+                       'which Muon is: use optimizer.rule = '
+                       f'{AdamW(self.b1, self.b2, self.eps)}.')
+    return parts
+
+
+class OrthoAdamState(NamedTuple):
+  """The state of `OrthoAdam`.
+
+  rotations: {'rows': Q (..., m, m), 'columns': Q (..., n, n)} in the place of every parameter
+    (..., m, n), where its axes are rotated. adam: the moments of the rotated gradients.
+  """
+
+  rotations: Any
+  adam: optax.OptState
+
+
+@dataclasses.dataclass(frozen=True)
+class OrthoAdam(UpdateRule):
+  """Adam's scaling in a basis that is drawn at random for each parameter and then kept.
+
+  Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
+  and Q^T takes the update back, so that no channel is singled out by the basis in which Adam
+  divides. Their text and release could not be had; the formula is that of descriptions of it, and
+  of an independent reproduction (Tristan22400/xai-outlier-repro), which reads the algorithm as one
+  Q of all entries of a parameter. Such a Q of a matrix of a linear layer does not fit a device, so
+  here, as there, it is a product of a rotation of each axis, Q = R x C (Kronecker): the gradient
+  G (m, n) becomes R G C^T. That of a vector is rotated as the algorithm has it. Layers and experts
+  have rotations of their own.
+
+  The rotations are a part of the state, which a checkpoint has and `plan` counts: at 60m with its
+  50432 tokens they have 1.1 times the bytes of the parameters, beside the two moments.
+
+  b1, b2, eps: as in AdamW. seed: of the rotations.
+  longest: axes with more entries are not rotated, such as that of a large vocabulary; 1 is AdamW.
+  """
+
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  seed: int = 0
+  longest: int = 4096
+
+  def __post_init__(self):
+    _check_moments(self)
+    check_integers(self, 'seed', 'longest')
+    if not 0 <= self.seed < 2**31:
+      raise ValueError(f'optimizer.rule = {self}: seed must be from 0 to 2^31 - 1.')
+    if self.longest < 1:
+      raise ValueError(f'optimizer.rule = {self}: longest must be at least 1, with which no axis '
+                       'is rotated.')
+
+  def transformation(self) -> optax.GradientTransformation:
+    adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
+
+    def init(params: optax.Params) -> OrthoAdamState:
+      return OrthoAdamState(self._rotations(params), adam.init(params))
+
+    def update(updates: optax.Updates, state: optax.OptState,
+               params: optax.Params | None = None) -> tuple[optax.Updates, OrthoAdamState]:
+      assert isinstance(state, OrthoAdamState)
+      rotated = jax.tree.map(_rotated, updates, state.rotations)
+      scaled, moments = adam.update(rotated, state.adam, params)
+      back = jax.tree.map(functools.partial(_rotated, back=True), scaled, state.rotations)
+      return back, OrthoAdamState(state.rotations, moments)
+
+    return optax.GradientTransformation(init, update)
+
+  def _rotations(self, params: optax.Params) -> Any:
+    """Those of `OrthoAdamState`, from the paths and shapes of the parameters alone."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(params)
+    rotations, wanted = [{} for _ in flat], collections.defaultdict(list)
+    for (path, x), own in zip(flat, rotations):
+      name = jax.tree_util.keystr(path, simple=True, separator='/')
+      # The first axis of a block's parameter counts the layers. Those before its last two are
+      # counted as well.
+      rotated = min(2, x.ndim - (path[0].key == 'blocks'))
+      for axis, side in ((1, 'columns'), (2, 'rows')):
+        if axis <= rotated and 1 < x.shape[-axis] <= self.longest:
+          # By the path and not by its place in the tree, so that a parameter more changes no
+          # other's.
+          wanted[x.shape[-axis], x.dtype].append(
+              (own, side, x.shape[:x.ndim - rotated], zlib.crc32(f'{name}/{side}'.encode())))
+    # All of a size in one loop: programs with a loop for each would take long to compile.
+    for (size, dtype), group in wanted.items():
+      counts = [math.prod(counted) for _, _, counted, _ in group]
+      codes_Kx2 = np.array([(code, i) for count, (*_, code) in zip(counts, group)
+                            for i in range(count)], np.uint32)
+      drawn = _orthogonal(jax.random.key(self.seed), codes_Kx2, size, dtype)
+      for part, (own, side, counted, _) in zip(jnp.split(drawn, np.cumsum(counts)[:-1]), group):
+        own[side] = part.reshape(*counted, size, size)
+    return structure.unflatten(rotations)
+
+
+def is_matrix(path: tuple[Any, ...]) -> bool:
+  """Whether the parameter at a path is a matrix of linear layers or of the MLP feature map."""
+  # By name, not by number of axes: with the axis of the layers a gain is a matrix, too.
+  return path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map')
+
+
+def _orthogonal(key: jax.Array, codes_Kx2: np.ndarray, size: int,
+                dtype: jax.typing.DTypeLike) -> jax.Array:
+  """Orthogonal matrices (K, size, size), uniform among all; the same for the same pair of codes."""
+  def one(code_2: jax.Array) -> jax.Array:
+    own = jax.random.fold_in(jax.random.fold_in(key, code_2[0]), code_2[1])
+    q, r = jnp.linalg.qr(jax.random.normal(own, (size, size), dtype))
+    # Without the signs Q would depend on the algorithm, and not be uniform (Mezzadri 2007).
+    return q * jnp.sign(jnp.diagonal(r))
+
+  # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and many
+  # at a time, as for several simulated devices, wait for ever.
+  return jax.lax.map(one, codes_Kx2)
+
+
+def _rotated(x: jax.Array, rotations: dict[str, jax.Array], back: bool = False) -> jax.Array:
+  """R X C^T, or R^T X C with `back`; a rotation that is not there is the identity."""
+  # Not in bfloat16, as accelerators would have it: Adam divides by the root of the square, which
+  # makes a wrong sign of a small number as large as any other.
+  product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+  if 'rows' in rotations:
+    rows = rotations['rows']
+    x = product(rows.mT if back else rows, x)
+  if 'columns' in rotations:
+    columns = rotations['columns']
+    vector = columns.ndim > x.ndim
+    y = product(x[..., None, :] if vector else x, columns if back else columns.mT)
+    x = y[..., 0, :] if vector else y
+  return x
+
+
+def _check_moments(rule: AdamW | Muon | OrthoAdam) -> None:
+  # With 1 the bias correction 1 - b^t would divide by 0. Written as `not (...)`, since NaN fails
+  # every comparison, and is thus refused as well.
+  if not (0 <= rule.b1 < 1 and 0 <= rule.b2 < 1):
+    raise ValueError(f'optimizer.rule = {rule}: b1 and b2 must be in [0, 1).')
+  # With eps 0 a parameter whose gradient has always been 0, such as the embedding of an id that
+  # never occurs, would get the update 0 / 0.
+  if not 0 < rule.eps < math.inf:
+    raise ValueError(f'optimizer.rule = {rule}: eps must be > 0 and finite.')
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """Everything of `optimizer` in a config: the rule, the schedule, the decay and the clipping.
+  """The section `optimizer` of a config: the rule, the schedule, the decay and the clipping.
 
-  rule: how gradients are made into an update; weight decay is decoupled from it, as in
-    PyTorch's AdamW: an update takes lr * weight_decay of every parameter away.
-  schedule: after a linear warm-up, 'cosine' down to final_fraction of the learning rate
-    after the last step (as the paper has it) or 'constant' (the effect of all configs of the
-    official implementation).
-  decay: 'all' parameters, embeddings, gains and biases included, as in the official
-    implementation; or 'matrices' only, the textbook form: the weights of linear layers and of the
-    MLP feature map, not embeddings, gains, k*, v* and sink logits.
-  clip: largest global gradient norm; 0 does not clip.
-  trained: paths of the parameters that are trained, None for all. It is no key of a config:
-    `init.train` decides it.
+  trained: paths of the parameters that are trained, None for all; `init.train` decides it.
   """
 
-  rule: UpdateRule = AdamW()
-  learning_rate: float = 4e-4
-  schedule: str = 'cosine'
-  final_fraction: float = 0.1
-  warmup_steps: int = 100
-  weight_decay: float = 0.1
-  decay: str = 'all'
-  clip: float = 1.0
-  trained: tuple[str, ...] | None = None
+  rule: UpdateRule = option(AdamW(), 'how gradients become an update: AdamW, Sgd, Muon, OrthoAdam')
+  learning_rate: float = option(4e-4, 'at the peak of the schedule')
+  schedule: str = option('cosine', 'cosine (the paper) or constant (all configs of the official '
+                         'implementation)')
+  final_fraction: float = option(0.1, 'of the learning rate, after the cosine')
+  warmup_steps: int = option(100, 'of a linear warm-up')
+  weight_decay: float = option(0.1, 'an update takes learning rate x this of a parameter away')
+  decay: str = option('all', 'parameters that decay: all (the official implementation) or matrices')
+  clip: float = option(1.0, 'largest global gradient norm; 0: none')
+  trained: tuple[str, ...] | None = dataclasses.field(default=None, metadata={'key': False})
 
   def __post_init__(self):
-    for name, allowed in _CHOICES.items():
-      if getattr(self, name) not in allowed:
-        raise ValueError(f'optimizer.{name} = {getattr(self, name)!r}; choices: '
-                         f'{", ".join(allowed)}.')
+    check_known(self.schedule, ('cosine', 'constant'), 'optimizer.schedule')
+    check_known(self.decay, ('all', 'matrices'), 'optimizer.decay')
     if not 0 < self.learning_rate < math.inf:
       raise ValueError(f'optimizer.learning_rate must be > 0 and finite, not {self.learning_rate}.')
     for name in ('warmup_steps', 'weight_decay', 'clip', 'final_fraction'):
       # Written as `not <=`, since NaN fails every comparison, and is thus refused as well.
       if not 0 <= getattr(self, name) < math.inf:
-        none = '; 0 does not clip' if name == 'clip' else ''
-        raise ValueError(f'optimizer.{name} must be >= 0 and finite, not {getattr(self, name)}'
-                         f'{none}.')
+        raise ValueError(f'optimizer.{name} must be >= 0 and finite, not {getattr(self, name)}.')
     if self.final_fraction > 1:
-      raise ValueError('optimizer.final_fraction must be at most 1, the learning rate itself, not '
-                       f'{self.final_fraction}.')
+      raise ValueError(f'optimizer.final_fraction = {self.final_fraction} must be at most 1, the '
+                       'learning rate itself.')
 
 
 class Rates(NamedTuple):
-  """What may differ from update to update and from run to run: arguments of the step.
+  """What may differ from update to update and from run to run: arguments of the step, float32.
 
-  They are float32 scalars; in the inputs of a group, arrays of them. Runs that differ in them and
-  in the seed alone share a compiled program, for they are no constants of it.
+  Runs that differ in them and in the seed only share a compiled program.
   """
 
   learning_rate: ArrayLike
   weight_decay: ArrayLike  # the decay of an update is this times the learning rate
 
 
-def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-  """Learning rate of update 0, 1, ..., steps - 1.
+def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
+  """The learning rate of update 0, 1, ..., steps - 1.
 
   The warm-up reaches update s with (s + 1) / warmup_steps of the learning rate. (The official
   implementation raises it with every micro-batch from 0: (s + 1 - 1/m) / warmup_steps with m
   micro-batches.)
   """
-  peak, warmup = config.learning_rate, config.warmup_steps
+  peak, warmup, last = config.learning_rate, config.warmup_steps, config.final_fraction
+  if update < warmup:
+    return peak * (update + 1) / warmup
   if config.schedule == 'constant':
-    after = optax.constant_schedule(peak)
-  else:
-    # At least 1: optax refuses a decay of no steps, which a warm-up as long as the run would leave.
-    after = optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction)
-  if not warmup:
-    return after
-  # From 1 / warmup at update 0 to 1 at update warmup - 1: optax counts the steps between the two.
-  warm = optax.linear_schedule(peak / warmup, peak, max(1, warmup - 1))
-  return optax.join_schedules([warm, after], [warmup])
+    return peak
+  progress = min(1.0, (update - warmup) / max(1, steps - warmup))
+  return peak * (last + (1 - last) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def learning_rates(config: OptimizerConfig, steps: int) -> Callable[[int], float]:
-  """Returns a function of an update, 0, 1, ..., steps - 1, to its learning rate, on the host.
-
-  The rates are computed a block at a time: a run may have more steps than fit the memory.
-  """
-  # The schedules are linear in their peak: runs of other learning rates compile nothing new.
-  fractions = jax.jit(learning_rate_schedule(dataclasses.replace(config, learning_rate=1.0), steps))
-
-  @functools.lru_cache(2)  # the block of an update, and that of the one before, logged a step late
-  def block(number: int) -> np.ndarray:
-    # The last block is filled up with the last update, so that all blocks have one shape and one
-    # compiled program. A constant schedule returns a single number, hence the broadcast.
-    updates = np.minimum(np.arange(_BLOCK) + number * _BLOCK, steps - 1).astype(np.int32)
-    return np.broadcast_to(np.asarray(fractions(updates), np.float64), updates.shape)
-
-  def learning_rate(update: int) -> float:
-    number, offset = divmod(update, _BLOCK)
-    return config.learning_rate * float(block(number)[offset])
-
-  return learning_rate
-
-
-def peak_rates(config: OptimizerConfig) -> Rates:
-  """The learning rate at the peak of the schedule, and the weight decay."""
-  return Rates(np.float32(config.learning_rate), np.float32(config.weight_decay))
+def rates(config: OptimizerConfig, steps: int, update: int) -> Rates:
+  """The rates of an update, as float32: a Python float would be another type to `jit`."""
+  return Rates(np.float32(learning_rate(config, steps, update)), np.float32(config.weight_decay))
 
 
 def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
@@ -143,16 +362,14 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
   """
   # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is of
   # the parameters as they were before the update.
-  parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
-  if (scaling := config.rule.transformation()) is not None:
-    parts.append(scaling)
-  mask = None if config.decay == 'all' else _matrices
-  # The rates are arguments of the step, not of a schedule in optax. The learning rate passes
-  # through a schedule all the same, so that the state counts the updates: checkpoints have that
-  # count.
-  parts += [optax.add_decayed_weights(jnp.asarray(rates.weight_decay), mask),
-            optax.scale_by_learning_rate(lambda _: jnp.asarray(rates.learning_rate))]
-  return optax.chain(*parts)
+  matrices = lambda params: jax.tree_util.tree_map_with_path(lambda path, _: is_matrix(path), params)
+  return optax.chain(
+      optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
+      config.rule.transformation(),
+      # optax's types have plain floats here; it multiplies by the value, traced or not.
+      optax.add_decayed_weights(rates.weight_decay,  # pyright: ignore[reportArgumentType]
+                                None if config.decay == 'all' else matrices),
+      optax.scale(-rates.learning_rate))  # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 
 def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
@@ -184,16 +401,3 @@ def with_trained(params: Any, trained: Any) -> Any:
   if not isinstance(trained, Mapping):
     return trained
   return {key: with_trained(x, trained[key]) if key in trained else x for key, x in params.items()}
-
-
-def kept_arrays(config: OptimizerConfig, params: optax.Params) -> float:
-  """What the optimizer keeps, in arrays of the parameters' bytes: 2 with AdamW, its moments.
-
-  params: arrays, or their shapes; nothing is allocated.
-  """
-  size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-  return size(jax.eval_shape(lambda p: init_optimizer(config, p), params)) / size(params)
-
-
-def _matrices(params: optax.Params) -> Any:
-  return jax.tree_util.tree_map_with_path(lambda path, _: is_matrix(path), params)

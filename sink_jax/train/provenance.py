@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import hashlib
 import os
 import platform
 import shlex
@@ -35,39 +34,22 @@ def pass_on_command() -> None:
 
 @functools.cache
 def code() -> str:
-  """The source code that runs, such as 'commit 1f3a..., clean'.
+  """The source code that runs: 'commit 1f3a...', '-dirty' with changes, or 'sink_jax 0.1.0'.
 
-  In a checkout the commit is named, and whether files of the package or of configs/ differ
-  from it ('with uncommitted changes'). An installed package has its version and a SHA-256 of its
-  Python files instead: 'sink_jax 0.1.0, files 5c1e...'.
+  An archive that git made has its commit in sink_jax/commit.txt.
   """
   package = Path(sink_jax.__file__).parent
-  return _commit(package.parent) or f'sink_jax {sink_jax.__version__}, files {_digest(package)}'
-
-
-def _commit(root: Path) -> str | None:
-  """The commit of a checkout, given its top folder; None if it is none, or git cannot read it."""
-  # Without optional locks: this must not stand in the way of a commit that a person makes.
-  git = lambda *words: subprocess.run(
-      ['git', '--no-optional-locks', '-C', root, *words],
-      capture_output=True, text=True, timeout=20, check=True).stdout
-  if not (root / '.git').exists():  # a package installed inside another project's checkout
-    return None
-  try:
-    changed = git('status', '--porcelain', '--', 'sink_jax', 'configs')
-    return f'commit {git("rev-parse", "HEAD").strip()}, ' + (
-        'with uncommitted changes' if changed else 'clean')
-  except (OSError, subprocess.SubprocessError):
-    return None
-
-
-def _digest(package: Path) -> str:
-  """SHA-256 of the names and contents of a package's Python files, its first 16 digits."""
-  files = sorted((path.relative_to(package).as_posix(), path) for path in package.rglob('*.py'))
-  contents = hashlib.sha256()
-  for name, path in files:
-    contents.update(f'{name}\n{path.stat().st_size}\n'.encode() + path.read_bytes())
-  return contents.hexdigest()[:16]
+  if (package.parent / '.git').exists():
+    try:
+      # Without optional locks: this must not stand in the way of a commit that a person makes.
+      found = subprocess.run(
+          ['git', '--no-optional-locks', '-C', package.parent, 'describe', '--always', '--dirty',
+           '--abbrev=40', '--exclude=*'], capture_output=True, text=True, timeout=20, check=True)
+      return f'commit {found.stdout.strip()}'
+    except (OSError, subprocess.SubprocessError):
+      pass
+  archived = (package / 'commit.txt').read_text().strip()
+  return f'sink_jax {sink_jax.__version__}' if '$' in archived else f'commit {archived}'
 
 
 def provenance(devices: bool = True) -> dict[str, str]:

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -65,7 +66,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
   """A (data, fsdp, tensor) mesh over all devices, or these; -1 takes the devices that remain.
 
   Devices of a tensor group are neighbours: of one process, or on a TPU of one another. They add
-  up activations twice in every block, which only the fastest links bear.
+  up activations twice in every block, which only the fastest links bear. Where there are several
+  slices of TPUs, 'data' goes over the network between them and within them, the others only within.
 
   Args:
     devices: those of `jax.devices()` by default.
@@ -75,8 +77,16 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
   """
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(data, fsdp, tensor, len(devices))
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if slices > 1 and sizes[0] % slices:
+    raise ValueError(f'mesh.data = {sizes[0]} must be a multiple of the {slices} slices: only '
+                     'gradients can cross the network between them.')
   # Not jax.make_mesh: it finds no mesh for some sizes on a TPU whose axes are larger than they are.
-  grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+  if slices > 1:
+    grid = mesh_utils.create_hybrid_device_mesh(
+        (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices, allow_split_physical_axes=True)
+  else:
+    grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
   return Mesh(grid, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
 
 
@@ -154,3 +164,35 @@ def laid_out(mesh: Mesh, state: Tree) -> Tree:
     return jax.jit(lambda x: x, out_shardings=sharding)(x)
 
   return jax.tree.map(place, state, state_shardings(mesh, state))
+
+
+class GlobalBatches:
+  """Puts batches of one size onto a mesh.
+
+  rows: which rows of a global batch this process has to make, for its devices hold them.
+    The rows of all processes are the batch of a single one, whatever the order of the
+    devices in the mesh; processes whose devices share rows make the same.
+  """
+
+  def __init__(self, mesh: Mesh, batch_size: int):
+    self._sharding, self._batch_size = batch_sharding(mesh), batch_size
+    all_rows = np.arange(batch_size)
+    indices = self._sharding.addressable_devices_indices_map((batch_size,)).values()
+    # Unique: the devices of a tensor group all have the same rows.
+    self.rows = np.unique(np.concatenate([all_rows[i] for i in indices if i is not None]))
+
+  def make_global_batch(self, batch: Tree) -> Tree:
+    """This process's rows of a batch -> the global batch, spread over the mesh."""
+    return jax.tree.map(self._to_global, batch)
+
+  def _to_global(self, x: np.ndarray) -> jax.Array:
+    def part(index: Any) -> np.ndarray:
+      # JAX asks for rows by their numbers in the global batch; x has only those of `rows`.
+      start, stop, _ = index[0].indices(self._batch_size)
+      # `rows` is sorted and holds each such range whole, so its rows lie one after the other in x.
+      first = np.searchsorted(self.rows, start)
+      return x[first:first + stop - start]
+
+    # Each process hands over what its own devices hold: no rows travel between processes.
+    return jax.make_array_from_callback(
+        (self._batch_size, *x.shape[1:]), self._sharding, part)

@@ -16,9 +16,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sigma_reparam import after_update
-from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import init_params
-from sink_jax.train.distillation import Distillation, distilled_loss
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (
   OptimizerConfig,
@@ -48,18 +46,6 @@ class TrainState(NamedTuple):
   step: jax.Array
   params: Params
   opt_state: optax.OptState
-
-
-class _Whole(NamedTuple):
-  """What the gradients of every slice of a batch are computed with."""
-
-  params: Params
-  total: jax.Array  # weight of the whole batch
-  source: Params | None  # of a distillation
-
-
-# ((objective, other metrics), gradients of what is trained)
-_Gradients: TypeAlias = tuple[tuple[jax.Array, Metrics], Params]
 
 
 def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
@@ -124,122 +110,95 @@ def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerCon
 
 def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
                     microbatches: int = 1, *, loss_logits: int | None = None,
-                    gradient_reduction: str = 'step',
-                    distillation: Distillation | None = None) -> jax.stages.Wrapped:
+                    gradient_dtype: str = 'float32') -> jax.stages.Wrapped:
   """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
 
-  It is `make_update`, and the same function for runs that differ in learning rate, schedule,
-  weight decay or seed alone. With a distillation the parameters of its model are one more input.
+  It is `make_update`, and the same function for runs that differ only in learning rate, schedule,
+  weight decay or seed.
   """
   return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits,
-                        gradient_reduction, distillation)
+                        gradient_dtype)
 
 
 @functools.lru_cache(_PROGRAMS)
 def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, microbatches: int,
-                   loss_logits: int | None, gradient_reduction: str,
-                   distillation: Distillation | None) -> jax.stages.Wrapped:
+                   loss_logits: int | None, gradient_dtype: str) -> jax.stages.Wrapped:
   step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
-                                        gradient_reduction=gradient_reduction,
-                                        distillation=distillation))
+                                        gradient_dtype=gradient_dtype))
   state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
   # memory: without donation a device would hold parameters and both moments twice. Whoever calls
   # the step must not touch the old state again. Metrics are replicated: every process reads them.
-  source = [state_shardings(mesh, parameter_shapes(distillation.model))] if distillation else []
   return jax.jit(step, donate_argnums=0,
-                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh), *source),
+                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
                  out_shardings=(state_sharding, replicated(mesh)))
 
 
 def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
-                loss_logits: int | None = None, gradient_reduction: str = 'step',
-                distillation: Distillation | None = None,
-                ) -> Callable[..., tuple[TrainState, Metrics]]:
+                loss_logits: int | None = None, gradient_dtype: str = 'float32',
+                ) -> Callable[[TrainState, Batch, Rates], tuple[TrainState, Metrics]]:
   """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the whole. How the
   devices of the mesh in context, `mesh_context`, add them up:
 
+    over 'data': once in a step, after the last micro-batch, in `gradient_dtype`. The products of
+      the backward pass are in the dtype of the model; their sums are float32.
     over 'fsdp': after each micro-batch, which reduce-scatters its gradients into a sum that is
-      split as the parameters are; a whole sum on each device would need their memory.
-    over 'data': with gradient_reduction 'step' once, after the last micro-batch, in the dtype of
-      the model; with 'microbatch' after each, in the dtype of the products of the backward pass,
-      which is float32 for the unembedding.
+      split as the parameters are, in the dtype of the products; a whole sum on each device would
+      need their memory.
 
   loss_logits: most logits at a time on a device, see `cross_entropy`.
-  distillation: the update is then `update(state, batch, rates, source)`, with the parameters of
-    the source, and descends the objective of `distilled_loss`.
-  metrics: 'loss', the cross-entropy, and 'grad_norm' (before clipping, of what is trained); with a
-    distillation also 'kl'. They are float32 scalars.
+  metrics: 'loss', the cross-entropy, and 'grad_norm' (before clipping, of what is trained), float32
+    scalars.
   """
+  def value_and_grads(params: Params, total: jax.Array,
+                      batch: Batch) -> tuple[jax.Array, Params]:
+    # Divided by the weight of the whole batch, not of the slice: sequences weigh differently, and a
+    # mean of the slices' means would be another loss. Gradients are those of the parameters that
+    # are trained: of the others none is computed.
+    def loss(trained: Params) -> jax.Array:
+      weights = training_weights(batch.weights, config)
+      return summed_loss(config, with_trained(params, trained), batch, weights,
+                         loss_logits) / total
+    return jax.value_and_grad(loss)(trained_part(optimizer, params))
 
-  # Divided by the weight of the whole batch, not of the slice: sequences weigh differently, and a
-  # mean of the slices' means would be another loss. Gradients are those of the parameters that are
-  # trained: of the others none is computed.
-  def loss(trained: Params, whole: _Whole, batch: Batch) -> tuple[jax.Array, Metrics]:
-    weights = training_weights(batch.weights, config)
-    params = with_trained(whole.params, trained)
-    if distillation is None:
-      return summed_loss(config, params, batch, weights, loss_logits) / whole.total, {}
-    assert whole.source is not None, 'the caller has been told of the distillation'
-    value, parts = distilled_loss(config, params, distillation, whole.source, batch, weights,
-                                  loss_logits)
-    return value / whole.total, {key: x / whole.total for key, x in parts.items()}
-
-  def value_and_grads(whole: _Whole, batch: Batch) -> _Gradients:
-    trained = trained_part(optimizer, whole.params)
-    return jax.value_and_grad(loss, has_aux=True)(trained, whole, batch)
-
-  def accumulated(whole: _Whole, batch: Batch) -> _Gradients:
+  def accumulated(whole: tuple[Params, jax.Array], batch: Batch) -> tuple[jax.Array, Params]:
+    if microbatches == 1:
+      return value_and_grads(*whole, batch)
     # Every slice takes every m-th sequence, so that each stays spread over the devices: slices of
     # neighbours would lie on a few devices, and the others would wait.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
         x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
-
-    def accumulate(sums: _Gradients, microbatch: Batch) -> tuple[_Gradients, None]:
-      return jax.tree.map(jnp.add, sums, value_and_grads(whole, microbatch)), None
-
     # The sums are float32, as the parameters are: in bfloat16 the gradients of later slices would
-    # be rounded away beside the sum of the earlier ones.
-    parts = ('loss', 'kl') if distillation else ()
-    zeros = ((jnp.zeros(()), {part: jnp.zeros(()) for part in parts}),
-             jax.tree.map(jnp.zeros_like, trained_part(optimizer, whole.params)))
-    return jax.lax.scan(accumulate, zeros, slices)[0]
+    # be rounded away next to the sum of the earlier ones.
+    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, trained_part(optimizer, whole[0]))
+    add = lambda sums, slice: (jax.tree.map(jnp.add, sums, value_and_grads(*whole, slice)), None)
+    return jax.lax.scan(add, zeros, slices)[0]
 
-  def accumulated_to_send(whole: _Whole, batch: Batch) -> _Gradients:
-    # On its way between devices a gradient has half the bytes where the model is bfloat16.
+  def to_send(whole: tuple[Params, jax.Array], batch: Batch) -> tuple[jax.Array, Params]:
     value, grads = accumulated(whole, batch)
-    return value, jax.tree.map(lambda x: x.astype(config.dtype), grads)
+    return value, jax.tree.map(lambda x: x.astype(gradient_dtype), grads)
 
-  def update(state: TrainState, batch: Batch, rates: Rates,
-             source: Params | None = None) -> tuple[TrainState, Metrics]:
-    total = jnp.sum(training_weights(batch.weights, config))
-    # A batch whose weights are all 0 then has loss 0 and no gradient; 0 / 0 would be NaN, and end
-    # the run as diverged.
-    total = jnp.maximum(total, 1)
-    whole = _Whole(state.params, total, source)
-    if microbatches == 1:
-      # One backward pass: XLA inserts the sums over devices, where they overlap with it best.
-      (value, parts), grads = value_and_grads(whole, batch)
-    elif gradient_reduction == 'microbatch' or axis_size('data') == 1:
-      # Here XLA inserts them too, and inside the scan: after each micro-batch.
-      (value, parts), grads = accumulated(whole, batch)
+  def update(state: TrainState, batch: Batch, rates: Rates) -> tuple[TrainState, Metrics]:
+    # A batch whose weights are all 0 has loss 0 and no gradient; 0 / 0 would be NaN, and end the
+    # run as diverged.
+    total = jnp.maximum(jnp.sum(training_weights(batch.weights, config)), 1)
+    if axis_size('data') == 1:
+      value, grads = accumulated((state.params, total), batch)
     else:
-      # The scan runs per device of 'data' on its own sequences, and the sum comes after it.
+      # Each device of 'data' computes its own sequences, and the sum comes after them: left to XLA
+      # it would be in the dtype of the products of the backward pass.
       _check_divides(batch, axis_size('data') * microbatches)
-      (value, parts), grads = sum_over_axis('data', accumulated_to_send, whole, batch)
-      # Back from the dtype of the transfer to that of the parameters, in which the optimizer keeps
-      # its moments.
-      grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads,
-                           trained_part(optimizer, state.params))
+      value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
     trained = trained_part(optimizer, state.params)
+    grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, trained)
     updates, opt_state = make_optimizer(optimizer, rates).update(grads, state.opt_state, trained)
     params = with_trained(state.params, optax.apply_updates(trained, updates))
     if config.linear == 'sigma_reparam':
       params = with_trained(params, trained_part(optimizer, after_update(params)))
-    metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
+    metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
   return update

@@ -23,9 +23,9 @@ from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.config import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.run_dir import lock_workdir
+from sink_jax.train.workdir import lock_workdir
 from tests.analyses.small import analyse_models, check_png, small_run
 from tests.commands import run_here
 from tests.documents import TEXTS

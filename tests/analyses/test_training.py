@@ -10,9 +10,9 @@ import sink_jax as sj
 from sink_jax.analyses import training as analyses
 from sink_jax.analyses.training import analyse, applicable, write_analyses
 from sink_jax.data.dataset import open_data
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
-from sink_jax.train.run_dir import read_analyses
+from sink_jax.train.workdir import read_analyses
 from tests.random_params import random_params
 from tests.train import runs
 

@@ -18,9 +18,9 @@ from sink_jax.models.sizes import SIZES
 from sink_jax.pretrained.parameters import DTYPES
 from sink_jax.sweep.pool import SweepStopped
 from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.config import from_dict
 from sink_jax.train.outcome import Diverged, Interrupted
-from sink_jax.train.stop_handler import Unsaved
+from sink_jax.train.stop import Unsaved
 from tests.train.runs import ROOT
 
 # As `python -m sink_jax train` reads its options, over and over in one process.

@@ -15,7 +15,7 @@ from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.token_edits import FixedToken, RandomTokens
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.config import from_dict
 
 _C = 16
 

@@ -18,9 +18,9 @@ from sink_jax.cli.model_options import Evaluate
 from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.config import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.run_dir import lock_workdir
+from sink_jax.train.workdir import lock_workdir
 from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,11 @@ import numpy as np
 
 from sink_jax.data.dataset import open_data
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints, restore_params
-from sink_jax.train.checksums import saved_steps, step_folder
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.checkpoint import saved_steps, step_folder
+from sink_jax.train.config import from_dict
 from sink_jax.train.probe_tokens import read_probe_tokens, write_probe_tokens
 from sink_jax.train.record import read_record
-from sink_jax.train.run_dir import read_status, settle_finished
+from sink_jax.train.workdir import read_status, settle_finished
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import state_layout
 from tests.faults.jobs import Job, compared, same, state_of

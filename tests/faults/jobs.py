@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from sink_jax.train.checksums import has_checksums, saved_steps, step_folder
-from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.checkpoint import has_checksums, saved_steps, step_folder
+from sink_jax.train.metrics import read_metrics
 from tests.train import runs
 
 EVERY = 20  # steps between saves

@@ -12,7 +12,7 @@ from tests.fuzz.inputs import Input, Kind
 
 def _prepare(folder):
   from configs import base
-  from sink_jax.train.experiment import from_dict
+  from sink_jax.train.config import from_dict
   small = {'model.size': 'tiny', 'data.source': 'BigramBackcopy(length=16)', 'data.context': 16,
            'probe.length': 16}
   config = base.trial({'small': small}, 'small').to_dict()
@@ -44,7 +44,7 @@ def _inputs(prepared):
 
 def _run(prepared, input, folder):
   from sink_jax.models.sizes import parameter_shapes
-  from sink_jax.train.experiment import from_dict
+  from sink_jax.train.config import from_dict
   # From data with 64 ids; without them where the config itself has sizes of the input.
   parameter_shapes.cache_clear()
   from_dict(json.loads(input.text)).model_config(64)
@@ -70,7 +70,7 @@ def _settings(prepared):
 def _run_settings(prepared, input, folder):
   from configs import attention_operation
   from sink_jax.sweep import trials
-  from sink_jax.train.experiment import from_dict
+  from sink_jax.train.config import from_dict
   what, _, text = input.text.partition('|')
   read = {'set': lambda: _set(attention_operation, text, from_dict),
           'name': lambda: attention_operation.get_config(text),

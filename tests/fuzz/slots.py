@@ -18,7 +18,7 @@ def _prepare(folder):
   from sink_jax.data.documents import Source
   from sink_jax.data.token_edits import TokenEdit
   from sink_jax.data.tokenizer import Tokenizer
-  from sink_jax.train.update_rule import UpdateRule
+  from sink_jax.train.optimizer import UpdateRule
   bases = [*typing.get_type_hints(AttentionSpec).values(), Source, Tokenizer, TokenEdit, UpdateRule]
   families = {base.__name__: base for base in bases}
   for base in families.values():

@@ -16,7 +16,7 @@ from sink_jax.io.files import read_text_limited
 from sink_jax.models.sizes import sized
 from sink_jax.pretrained import keys
 from sink_jax.pretrained.files import Checkpoint
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.config import from_dict
 from tests.pretrained import tiny
 from tests.train import runs
 

@@ -84,7 +84,7 @@ def _inputs(prepared):
 def _run_files(prepared, input, folder):
   """Everything that reads a run's own files, without its arrays."""
   from sink_jax.train import checksums, metrics_log, probe_tokens, run_dir
-  from sink_jax.train.experiment import from_dict
+  from sink_jax.train.config import from_dict
   from tests.train import runs
   refused = []
   for read in (lambda: run_dir.read_status(folder), lambda: run_dir.read_data_summary(folder),

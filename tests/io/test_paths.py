@@ -13,7 +13,7 @@ from sink_jax.io import paths
 from sink_jax.io.build_once import build_once
 from sink_jax.io.files import named_in_errors, write_atomically
 from sink_jax.io.paths import cache_root, to_path
-from sink_jax.train.metrics_log import MetricsWriter
+from sink_jax.train.metrics import MetricsWriter
 
 
 @pytest.fixture

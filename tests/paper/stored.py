@@ -40,8 +40,8 @@ from sink_jax.remedies.step_times import FILE
 from sink_jax.report.jsontext import finite, from_json, mapped, rounded
 from sink_jax.report.read_runs import read_runs
 from sink_jax.report.records import RunRecord
-from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.run_dir import read_config, read_data_summary, read_status
+from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import read_config, read_data_summary, read_status
 
 # What `read_runs` reads of the two files.
 _STATUS = ('status', 'step', 'error', 'reason', 'loss', 'record_whole_from', 'label', 'date',

@@ -12,7 +12,7 @@ from sink_jax.paper.numbers import PaperRow, PaperTable, difference
 from sink_jax.paper.parts import aggregate
 from sink_jax.paper.tables import Cell, Entry, Row, Table, add_table
 from sink_jax.report.parts import Parts
-from sink_jax.train.experiment import Label
+from sink_jax.train.config import Label
 from tests.paper.paper_runs import (
   change,
   config_text,

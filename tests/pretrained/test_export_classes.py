@@ -17,7 +17,7 @@ from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.sink_token import unused_token
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.loop import train
-from sink_jax.train.run_dir import read_status
+from sink_jax.train.workdir import read_status
 from tests.pretrained import exported_cases
 from tests.train import runs
 

@@ -20,7 +20,7 @@ from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.options import Options
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import load_trials
-from sink_jax.train.run_dir import read_status
+from sink_jax.train.workdir import read_status
 from tests.train import runs
 
 ROOT = Path(__file__).parents[2]

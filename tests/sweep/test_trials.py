@@ -14,7 +14,7 @@ from sink_jax.sweep.pool import _cause
 from sink_jax.sweep.runner import record_failure, run_trial
 from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states, write_summary
 from sink_jax.sweep.trials import Trial, load_trials, select_shard
-from sink_jax.train.run_dir import lock_workdir, read_config, read_status, write_outcome
+from sink_jax.train.workdir import lock_workdir, read_config, read_status, write_outcome
 from tests.train import runs
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

@@ -16,7 +16,7 @@ from sink_jax.train.loss import cross_entropy
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
-from sink_jax.train.update_rule import Muon, OrthoAdam, Sgd
+from sink_jax.train.optimizer import Muon, OrthoAdam, Sgd
 
 SIGMOID = dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8))
 CASES = {

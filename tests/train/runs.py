@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from configs import base
-from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def config(**changes):
 
 
 def start(workdir, *arguments, devices=1, job=None, **changes):
-  """Starts `python -m sink_jax.train` on the small run; returns the process.
+  """Starts `python -m sink_jax train` on the small run; returns the process.
 
   job: (port, processes, which of them this is), where it is one of several.
   """
@@ -47,7 +47,7 @@ def start(workdir, *arguments, devices=1, job=None, **changes):
     environment |= {'JAX_COORDINATOR_ADDRESS': f'127.0.0.1:{port}',
                     'JAX_NUM_PROCESSES': str(processes), 'JAX_PROCESS_ID': str(index)}
   return subprocess.Popen(
-      [sys.executable, '-m', 'sink_jax.train', f'--config={ROOT / "configs" / "base.py"}',
+      [sys.executable, '-m', 'sink_jax', 'train', f'--config={ROOT / "configs" / "base.py"}',
        f'--workdir={workdir}', *flags, *arguments],
       env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -87,4 +87,4 @@ def rows(workdir, *kinds):
   """Metric rows without the timings, which no two runs share."""
   lines = [json.loads(line) for line in (Path(workdir) / 'metrics.jsonl').read_text().splitlines()]
   return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'mfu')}
-          for row in lines if not kinds or row['kind'] in kinds]
+          for row in lines if row['kind'] in (kinds or ('train', 'valid', 'probe', 'graft'))]

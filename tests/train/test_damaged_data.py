@@ -9,11 +9,11 @@ import pytest
 from sink_jax.data.cache_check import DamagedCache
 from sink_jax.data.dataset import open_data
 from sink_jax.data.documents import Jsonl
-from sink_jax.train.checksums import saved_steps
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.checkpoint import saved_steps
+from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
-from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.run_dir import lock_workdir
+from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import lock_workdir
 from tests.train import runs
 
 

@@ -15,10 +15,10 @@ from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.pattern import pattern_from_text, pattern_text
-from sink_jax.train.experiment import differences, from_dict, resolved
+from sink_jax.train.config import differences, from_dict, resolved
 from sink_jax.train.model_options import ModelOptions
 from sink_jax.train.old_keys import with_components, with_update_rule
-from sink_jax.train.update_rule import AdamW, Sgd
+from sink_jax.train.optimizer import AdamW, Sgd
 from tests.commands import run_here
 from tests.train import runs
 

@@ -14,8 +14,8 @@ from sink_jax.pretrained.source import open_source
 from sink_jax.sweep.batched import run_batched
 from sink_jax.sweep.trials import Trial
 from sink_jax.train import loop
-from sink_jax.train.metrics_log import read_metrics
-from sink_jax.train.run_dir import has_ended, read_config
+from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import has_ended, read_config
 from sink_jax.train.start import parameter_paths
 from tests.train import runs
 

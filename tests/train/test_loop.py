@@ -14,13 +14,13 @@ import sink_jax as sj
 from sink_jax.data.dataset import open_data
 from sink_jax.report.read_runs import read_run
 from sink_jax.train import checkpoint, loop, recorder
-from sink_jax.train.checksums import saved_steps, step_folder, verify
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.checkpoint import saved_steps, step_folder, verify
+from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
-from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.metrics import read_metrics
 from sink_jax.train.outcome import Diverged, Interrupted
-from sink_jax.train.run_dir import read_config
-from sink_jax.train.update_rule import Muon, OrthoAdam
+from sink_jax.train.workdir import read_config
+from sink_jax.train.optimizer import Muon, OrthoAdam
 from tests.train import runs
 
 

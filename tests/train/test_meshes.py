@@ -11,10 +11,10 @@ import pytest
 import sink_jax as sj
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.train import sharding
-from sink_jax.train.experiment import from_dict
+from sink_jax.train.config import from_dict
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.step import state_layout
-from sink_jax.train.update_rule import AdamW, Muon, OrthoAdam
+from sink_jax.train.optimizer import AdamW, Muon, OrthoAdam
 from tests.train import meshes, runs
 
 FULL = [f'{case}:{shape}' for case in meshes.CASES

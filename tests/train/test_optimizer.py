@@ -19,7 +19,7 @@ from sink_jax.train.optimizer import (
   make_optimizer,
   peak_rates,
 )
-from sink_jax.train.update_rule import AdamW, Muon, OrthoAdam, Sgd, UpdateRule
+from sink_jax.train.optimizer import AdamW, Muon, OrthoAdam, Sgd, UpdateRule
 
 
 def torch_adamw(config, steps, parameters, gradients):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.train.checksums import saved_steps, verify
+from sink_jax.train.checkpoint import saved_steps, verify
 from sink_jax.train.loop import train
 from sink_jax.train.multihost import init_distributed
 from sink_jax.train.outcome import Interrupted

@@ -23,13 +23,13 @@ from sink_jax.sweep.cost import cost_of
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import Trial
 from sink_jax.train import distillation, loop
-from sink_jax.train.checksums import saved_steps, step_folder
-from sink_jax.train.experiment import from_dict
-from sink_jax.train.metrics_log import read_metrics
+from sink_jax.train.checkpoint import saved_steps, step_folder
+from sink_jax.train.config import from_dict
+from sink_jax.train.metrics import read_metrics
 from sink_jax.train.outcome import Interrupted
 from sink_jax.train.placeholders import filled_in
 from sink_jax.train.prepare import prepare_run
-from sink_jax.train.run_dir import read_config
+from sink_jax.train.workdir import read_config
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.start import parameter_paths, with_sizes
 from tests.models.test_transformer import numpy_model

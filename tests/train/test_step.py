@@ -20,7 +20,7 @@ from sink_jax.train.loss import training_weights
 from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
-from sink_jax.train.update_rule import AdamW, Sgd
+from sink_jax.train.optimizer import AdamW, Sgd
 from tests.models.test_transformer import numpy_model
 from tests.random_params import random_params
 from tests.train import runs

@@ -14,10 +14,10 @@ import pytest
 from sink_jax.io.exit_code import EXIT_SAVED, stop_signals
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.checksums import saved_steps, verify
+from sink_jax.train.checkpoint import saved_steps, verify
 from sink_jax.train.loop import train
 from sink_jax.train.outcome import Interrupted
-from sink_jax.train.stop_handler import StopHandler, Unsaved
+from sink_jax.train.stop import StopHandler, Unsaved
 from tests.train import runs
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -9,7 +9,7 @@ from etils import epath
 
 import sink_jax as sj
 from sink_jax.models.transformer import init_params
-from sink_jax.train.metrics_log import MetricsWriter, read_metrics
+from sink_jax.train.metrics import MetricsWriter, read_metrics
 from sink_jax.train.tensorboard import Board
 from tests.train import tensorboard_files
 

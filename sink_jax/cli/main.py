@@ -1,0 +1,185 @@
+"""The one entry of every command: `python -m sink_jax COMMAND` and `sink-jax COMMAND`.
+
+A command is a module of this folder with a dataclass `Options` (its docstring and the comments
+at its fields are the help, which tyro prints) and a function `main`, which returns the exit code.
+`main` takes the options and, where it names them, `config` (the dict of --config=FILE[:TRIAL] with
+--config.KEY=VALUE), `settings` (only the latter) and `given` (names of the options in the command
+line). Modules import jax inside `main`, so that --help and errors do not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import inspect
+import os
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import tyro
+
+from sink_jax.arguments import did_you_mean
+from sink_jax.io.exit_code import exit_saved_until_training
+from sink_jax.io.logs import quiet_logs
+
+# In the order of a user's day.
+COMMANDS = {
+    'train': 'trains one model',
+    'evaluate': 'probes a run or a published model for attention sinks',
+    'generate': 'continues a text',
+    'sweep': 'trains every trial of a config file',
+    'report': 'compares runs, or puts them next to the paper',
+    'analyses': 'carries out an analysis of the paper on models',
+    'lm_eval': 'scores a model on tasks of lm-evaluation-harness',
+    'export': 'writes a run as a checkpoint that transformers loads',
+    'plan': 'predicts the memory and the speed of a run on TPUs',
+    'benchmark': 'times kernels and training steps on this machine',
+    'data_build': 'tokenizes and packs a corpus ahead of a run',
+}
+_HELP = ('-h', '--help')
+_BASE = os.path.join(os.path.dirname(__file__), '..', '..', 'configs', 'base.py')
+
+
+def main() -> NoReturn:
+  """Runs the command that the first argument names, and ends the process with its exit code."""
+  name, words = (sys.argv[1] if len(sys.argv) > 1 else ''), sys.argv[2:]
+  if name in ('train', 'sweep'):
+    exit_saved_until_training()  # within milliseconds: imports of jax take seconds
+  with contextlib.suppress(OSError):  # of a stderr without a file
+    faulthandler.enable()  # a crash in compiled code says where it was
+  run(name, words)
+
+
+def run(name: str, words: Sequence[str]) -> NoReturn:
+  """Runs a command and ends the process: with its exit code, or 1 and one line that says why."""
+  if name in ('', *_HELP):
+    print('usage: python -m sink_jax COMMAND [OPTIONS]', '',
+          *(f'  {key:<11} {line}' for key, line in COMMANDS.items()), '',
+          'python -m sink_jax COMMAND --help lists the options of a command.', sep='\n')
+    sys.exit(0 if name else 2)
+  try:
+    if name not in COMMANDS:
+      raise ValueError(f'there is no command {name!r}.{did_you_mean(name, COMMANDS)} It is one of '
+                       f'{", ".join(COMMANDS)}.')
+    module = importlib.import_module(f'sink_jax.cli.{name}')
+    options, extras = parse(name, words)
+    quiet_logs()
+    sys.exit(module.main(options, **extras))
+  except BrokenPipeError:  # of `| head`
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+  except OSError as error:
+    stop(f'{error.filename}: {error.strerror}.' if error.filename and error.strerror else error)
+  except (ValueError, MemoryError) as error:
+    stop(error)
+  except KeyboardInterrupt:
+    sys.exit(130)
+  except RuntimeError as error:
+    if memory_is_full(error):
+      stop(f'{str(error)[:500]}. Where the memory of the device is full, what the command has of '
+           'these helps: --batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several '
+           'devices.')
+    # A damaged checkpoint, say. What another package raises may be a defect: with its traceback.
+    if not type(error).__module__.startswith('sink_jax.'):
+      raise
+    stop(error)
+
+
+def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+  """The options of a command line, and what else `main` of the command takes.
+
+  Raises:
+    ValueError: a config key is wrong. Wrong options end the process, with tyro's message.
+  """
+  module = importlib.import_module(f'sink_jax.cli.{name}')
+  takes = inspect.signature(module.main).parameters
+  words, settings, file = list(words), [], None
+  if 'config' in takes or 'settings' in takes:
+    words, settings = _without_settings(words)
+  if 'config' in takes:
+    words, file = _without_file(words)
+  if set(words) & set(_HELP) and hasattr(module, 'help_text'):
+    print(module.help_text())
+  options = tyro.cli(module.Options, args=_split(module.Options, words), use_underscores=True,
+                     prog=f'python -m sink_jax {name}')
+  extras: dict[str, Any] = {}
+  if 'given' in takes:
+    names = {word.split('=')[0].lstrip('-').replace('-', '_') for word in words
+             if word.startswith('--')}
+    extras['given'] = frozenset(names | {one.removeprefix('no_') for one in names})
+  if 'config' in takes or 'settings' in takes:
+    from sink_jax.sweep.trials import parse_settings, read_config_file
+
+    extras['settings'] = parse_settings(settings)
+    if 'config' in takes:
+      extras['config'] = read_config_file(file or _BASE, extras['settings'])
+  return options, {key: value for key, value in extras.items() if key in takes}
+
+
+def stop(error: BaseException | str) -> NoReturn:
+  """Ends the command with exit code 1 and one line that says why."""
+  sys.exit('error: ' + ' '.join(str(error).split()))
+
+
+def say(line: str) -> None:
+  """Prints a line of progress: on stderr, so that stdout holds only the result."""
+  print(line, file=sys.stderr, flush=True)
+
+
+def memory_is_full(error: BaseException) -> bool:
+  """Whether it is the error by which jax says that the memory of a device is full."""
+  # Its message lists all of the memory, and begins with INTERNAL where the device is a CPU.
+  return isinstance(error, RuntimeError) and (
+      'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error))
+
+
+def _without_settings(words: list[str]) -> tuple[list[str], list[str]]:
+  """The words without --config.KEY=VALUE, and 'KEY=VALUE' of each."""
+  left, settings = [], []
+  while words:
+    word = words.pop(0)
+    if not word.startswith('--config.'):
+      left.append(word)
+    elif '=' in word or not words:
+      settings.append(word.removeprefix('--config.'))
+    else:
+      settings.append(f'{word.removeprefix("--config.")}={words.pop(0)}')
+  return left, settings
+
+
+def _without_file(words: list[str]) -> tuple[list[str], str | None]:
+  """The words without --config=FILE, and the file."""
+  left, file = [], None
+  while words:
+    word = words.pop(0)
+    if word == '--config' and words:
+      file = words.pop(0)
+    elif word.startswith('--config='):
+      file = word.removeprefix('--config=')
+    else:
+      left.append(word)
+  return left, file
+
+
+def _split(options: Any, words: Sequence[str]) -> list[str]:
+  """The words with --name=a,b of lists as tyro has them: --name a b."""
+  lists = {name for one in (typing.get_args(options) or (options,))
+           for name, hint in _hints(one).items() if 'tuple[' in str(hint)}
+  split = []
+  for word in words:
+    name, equals, value = word.partition('=')
+    if equals and name.startswith('--') and name[2:].replace('-', '_') in lists:
+      split += [name, *value.split(',')] if value else [name]
+    else:
+      split.append(word)
+  return split
+
+
+def _hints(options: Any) -> Mapping[str, Any]:
+  """Types of the fields of a dataclass that take lists of values, not options that repeat."""
+  options = typing.get_args(options)[0] if typing.get_origin(options) else options
+  hints = typing.get_type_hints(options, include_extras=True) if inspect.isclass(options) else {}
+  return {name: hint for name, hint in hints.items() if 'UseAppendAction' not in str(hint)}

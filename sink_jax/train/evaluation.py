@@ -1,0 +1,94 @@
+"""The sink probe and the validation loss of a run while it trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, SupportsFloat
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from sink_jax.data.dataset import Batch, Dataset
+from sink_jax.evaluate.finite import NotFinite
+from sink_jax.evaluate.probe import probe
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.run import Run
+from sink_jax.train.config import Experiment
+from sink_jax.train.metrics import Metrics
+from sink_jax.train.sharding import GlobalBatches
+from sink_jax.train.step import Params, make_validation_step
+
+
+class Diverged(RuntimeError):
+  """The loss, the gradient or the state of a step was not finite, or what its model computes.
+
+  step, loss: where, and what the loss was.
+  """
+
+  def __init__(self, step: int, loss: SupportsFloat, reason: str = ''):
+    """reason: in words, in place of the loss; nothing for a loss, a gradient or a state."""
+    self.step, self.loss = step, float(loss)
+    reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
+                        'after it are not finite.')
+    super().__init__(
+        f'Step {step} diverged: {reason} status.json names the last good checkpoint. A lower '
+        'optimizer.learning_rate or a lower optimizer.clip may help.')
+
+
+class Evaluation:
+  """The sink probe and the validation loss, each at its steps, before the first and after the last.
+
+  last: {'sink_1': percent of heads, 'valid': nats} of the newest of each.
+  """
+
+  def __init__(self, experiment: Experiment, model: ModelConfig, mesh: Mesh, data: Dataset,
+               probe_tokens: np.ndarray, metrics: Metrics):
+    self._experiment, self._model, self._metrics = experiment, model, metrics
+    self._probe_tokens, self.last = probe_tokens, {}
+    self._validation_step = make_validation_step(model, mesh, loss_logits=experiment.loss_logits)
+    # As many sequences at a time as a training step has: the memory of a device is its bound.
+    size, count = experiment.microbatch_size, experiment.validation.batches
+    self._global_batches = GlobalBatches(mesh, size)
+    self._sets = data.validation(size, count * experiment.microbatches, self._global_batches.rows)
+
+  def due(self, step: int) -> list[str]:
+    """Which of 'probe' and 'valid' are due at a step."""
+    always = step in (0, self._experiment.steps)
+    every = {'probe': self._experiment.probe.every, 'valid': self._experiment.validation.every}
+    return [kind for kind, n in every.items() if always or n and step % n == 0]
+
+  def __call__(self, step: int, params: Params, there: Collection[str] = ()) -> None:
+    """Measures and writes what is due at a step, except for the kinds that are there.
+
+    Raises:
+      Diverged: the probe or a validation loss is not finite.
+    """
+    for kind in self.due(step):
+      if kind not in there:
+        values = self._probe(step, params) if kind == 'probe' else self._losses(step, params)
+        self._metrics.write(kind, step, values)
+        self.last |= {key: values[key] for key in ('sink_1', 'valid') if key in values}
+
+  def _probe(self, step: int, params: Params) -> dict[str, Any]:
+    settings = self._experiment.probe
+    try:
+      report = probe(Run(self._model, params, '', step), self._probe_tokens, dtype=settings.dtype)
+    except NotFinite as error:  # of parameters that are finite, and huge
+      raise Diverged(step, math.nan, str(error)) from error
+    return report.summary(settings.epsilon)
+
+  def _losses(self, step: int, params: Params) -> dict[str, float]:
+    losses = {key: self._loss(params, batches) for key, batches in self._sets.items()}
+    for key, loss in losses.items():
+      if not math.isfinite(loss):
+        raise Diverged(step, loss, f'the validation loss {key!r} is {loss:g}.')
+    return losses
+
+  def _loss(self, params: Params, batches: Sequence[Batch]) -> float:
+    totals = []
+    for batch in batches:
+      totals.append(self._validation_step(params, self._global_batches.make_global_batch(batch)))
+      jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
+    return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))

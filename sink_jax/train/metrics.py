@@ -1,0 +1,236 @@
+"""Metrics of a run: one JSON line per event, TensorBoard, Weights & Biases, and where time goes."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import (
+  # protobuf makes the two classes while it is imported, where no type checker sees them.
+  Event,  # pyright: ignore[reportAttributeAccessIssue]
+  SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
+from tensorboardX.summary import scalar
+
+from sink_jax.io.files import named_in_errors, write_atomically
+from sink_jax.io.paths import AnyPath, is_local, to_path
+from sink_jax.train.multihost import is_first
+
+_SECONDS_BETWEEN_WRITES = 30  # to an object store, which cannot append
+_LONGEST = 1 << 20  # bytes of a line of metrics; nothing that a run writes is longer
+# Dense bfloat16 FLOP/s of a device by its datasheet, by a part of `device_kind`; the first counts.
+PEAK_FLOPS = {
+    'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5e': 197e12, 'TPU v5': 459e12,
+    'TPU v6': 918e12, 'TPU7x': 2307e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
+    'A100': 312e12, 'L4': 121e12, 'A10': 125e12, 'V100': 125e12, 'RTX 4090': 165e12}
+
+
+class Metrics:
+  """Writes `metrics.jsonl` and TensorBoard events of a workdir, in the first process.
+
+  Lines look like {"kind": "train", "step": 100, "loss": 2.1, ...}; kinds are 'train', 'time',
+  'valid' and 'probe', and 'graft' of a run that begins with one. Opened at a step, it first drops
+  lines beyond it, so that a resumed run leaves the same file as one that was never interrupted. In
+  an object store the file is written anew twice a minute, and TensorBoard's at each `flush`. In the
+  other processes of a job every method does nothing: two writers would damage the file.
+  """
+
+  def __init__(self, workdir: AnyPath, step: int, wandb: str = '',
+               config: Mapping[str, Any] | None = None):
+    """step: that of the checkpoint that the run resumes from, 0 without one."""
+    self._path, self._file, self._lines = workdir / 'metrics.jsonl', None, []
+    self._written, self._active = time.monotonic(), is_first()
+    if not self._active:
+      return
+    if step:
+      self._lines = [line for line, row in _rows(self._path) if row['step'] <= step]
+    write_atomically(self._path, b''.join(self._lines))
+    if is_local(self._path):
+      self._file, self._lines = open(self._path, 'ab', buffering=0), []
+    self._board = _Board(workdir / 'tensorboard', step)
+    self._wandb = _wandb_run(wandb, workdir, config) if wandb else None
+
+  def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+    """Appends one event; values are numbers, texts, or lists and mappings of numbers.
+
+    TensorBoard gets only the numbers: the entries of a list, such as one per block, are not a curve.
+    """
+    if not self._active:
+      return
+    line = (json.dumps({'kind': kind, 'step': step, **values}) + '\n').encode()
+    if self._file is not None:
+      with named_in_errors(self._path):
+        self._file.write(line)
+    else:
+      self._lines.append(line)
+      if time.monotonic() > self._written + _SECONDS_BETWEEN_WRITES:
+        self.flush()
+    points = {f'{kind}/{name}': value for name, value in values.items()
+              if isinstance(value, (int, float)) and math.isfinite(value)}
+    self._board.write(points, step)
+    if self._wandb is not None:
+      self._wandb.log(points, step=step)
+
+  def flush(self) -> None:
+    """Puts everything so far where a lost machine does not take it along."""
+    if not self._active:
+      return
+    with named_in_errors(self._path):
+      if self._file is not None:
+        os.fsync(self._file.fileno())
+      else:
+        write_atomically(self._path, b''.join(self._lines))
+    self._written = time.monotonic()
+    self._board.flush()
+
+  def abandon(self) -> None:
+    """Writes nothing more: the file is another job's by now."""
+    self._active = False
+
+  def close(self) -> None:
+    """Flushes and closes the files; called more than once it does nothing."""
+    if not self._active:
+      return
+    self.flush()
+    self._active = False
+    self._board.close()
+    if self._file is not None:
+      self._file.close()
+    if self._wandb is not None:
+      self._wandb.finish()
+
+
+def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[str, Any]]:
+  """The events of a run in order; lines that a kill or a fault made unreadable are left out.
+
+  Args:
+    kind: 'train', 'time', 'valid', 'probe' or 'graft'; None for all of them.
+  """
+  return [row for _, row in _rows(to_path(workdir) / 'metrics.jsonl') if kind in (None, row['kind'])]
+
+
+def _rows(path: AnyPath) -> Iterator[tuple[bytes, dict[str, Any]]]:
+  """The readable lines of a metrics file, and their rows."""
+  if not path.is_file():  # it may be missing, or a device, which has no end
+    return
+  raw: Any = path.open('rb')
+  with io.BufferedReader(raw) as file:
+    for line in iter(lambda: file.readline(_LONGEST), b''):
+      try:
+        row = json.loads(line)
+        whole = isinstance(row['kind'], str) and row['step'] >= 0 and line.endswith(b'\n')
+      except (ValueError, RecursionError, TypeError, KeyError):
+        continue
+      if whole:
+        yield line, row
+
+
+class _Board:
+  """TensorBoard events of one start of a run, in a file for this start.
+
+  They are written in this thread: tensorboardX's SummaryWriter has a thread that a full disk ends,
+  and whoever gives it more then waits for ever. An object store cannot append, so the file grows
+  in a temporary folder, and every `flush` copies it to the run's.
+  """
+
+  def __init__(self, folder: AnyPath, step: int):
+    self._folder, self._local = folder, folder
+    if is_local(folder):
+      folder.mkdir(exist_ok=True)
+    else:
+      self._temporary = tempfile.TemporaryDirectory(prefix='sink_jax-tensorboard-')
+      self._local = Path(self._temporary.name)
+    # tensorboardX names a file by its second, and a second start within it would overwrite it.
+    # TensorBoard reads files by their names' order, which is that of these numbers.
+    self._events = EventsWriter(str(self._local / 'events'), f'.{time.time_ns()}')
+    # TensorBoard then drops what a run that was killed had written at this step or beyond.
+    self._write(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
+
+  def write(self, points: Mapping[str, float], step: int) -> None:
+    for name, value in points.items():
+      self._write(step=step, summary=scalar(name, value))
+
+  def flush(self) -> None:
+    with named_in_errors(self._folder):
+      self._events.flush()
+    if self._local is not self._folder:
+      for file in self._local.iterdir():
+        (self._folder / file.name).write_bytes(file.read_bytes())
+
+  def close(self) -> None:
+    with named_in_errors(self._folder):
+      self._events.close()
+
+  def _write(self, **content: Any) -> None:
+    with named_in_errors(self._folder):
+      self._events.write_event(Event(wall_time=time.time(), **content))
+
+
+def _wandb_run(project: str, workdir: AnyPath, config: Mapping[str, Any] | None) -> Any:
+  try:
+    import wandb  # pyright: ignore[reportMissingImports]  an optional package
+  except ImportError:
+    raise ValueError(f'wandb = {project!r} needs its package: pip install wandb.') from None
+  # One run of theirs per workdir: a resumed run goes on in it.
+  name = ''.join(c if c.isalnum() else '-' for c in str(workdir))[-100:]
+  return wandb.init(project=project, name=workdir.name, id=name, resume='allow',
+                    config=dict(config or {}))
+
+
+class Clock:
+  """Seconds of a run by what they were spent on, from the end of its first step, which compiles."""
+
+  def __init__(self, tokens_per_step: int, flops_per_token: float):
+    kind = jax.devices()[0].device_kind
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in kind), None)
+    self._tokens, self._flops = tokens_per_step, flops_per_token
+    # Tokens are counted over the whole job, and so is the rate of its devices.
+    self._peak = peak and peak * jax.device_count()
+    self._since: float | None = None
+    self._steps, self._spent = 0, collections.Counter()
+
+  @contextlib.contextmanager
+  def spent_on(self, what: str) -> Iterator[None]:
+    """Counts the block: 'data', 'probe' or 'save'."""
+    began = time.perf_counter()
+    yield
+    self._spent[what] += time.perf_counter() - began
+
+  def step(self) -> None:
+    """Counts a step that the devices have done."""
+    if self._since is None:
+      self._restart()
+    else:
+      self._steps += 1
+
+  def read(self) -> tuple[dict[str, float | str], dict[str, float]]:
+    """Since the last reading: (tokens per second and MFU, or 'n/a'; seconds of a step by part).
+
+    MFU is the share of the datasheet's peak; probes and saves are not a part of either number. A
+    part is in seconds per step: `step` as the devices have done them, of which `data` was waiting
+    for a batch; next to it `probe` (with validation) and `save`.
+    """
+    if not self._steps or self._since is None:
+      return {'tokens_per_second': 'n/a', 'mfu': 'n/a'}, {}
+    parts = {what: self._spent[what] for what in ('data', 'probe', 'save')}
+    parts['step'] = time.perf_counter() - self._since - parts['probe'] - parts['save']
+    rate = self._steps * self._tokens / parts['step']
+    mfu = rate * self._flops / self._peak if self._peak else 'n/a'
+    parts = {f'{what}_seconds': seconds / self._steps for what, seconds in parts.items()}
+    self._restart()
+    return {'tokens_per_second': rate, 'mfu': mfu}, parts
+
+  def _restart(self) -> None:
+    self._since, self._steps = time.perf_counter(), 0
+    self._spent.clear()
