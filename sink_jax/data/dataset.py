@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sink_jax.component import option
 from sink_jax.data.batches import Batch, Dataset, FixedBatches
 from sink_jax.data.corpus import CorpusDataset
 from sink_jax.data.documents import DocumentSource, Source
@@ -37,7 +38,7 @@ class DataConfig:
   interventions: tuple[TokenEdit, ...] = ()
   valid_fraction: float = 0.05  # of the documents; without effect on a pair of sources
   valid_source: Source | None = None  # None: documents of `source` are held out
-  cache_dir: str = ''        # '' = $SINK_JAX_CACHE, else ~/.cache/sink_jax
+  cache_dir: str = option('', 'of packed text; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax', where=True)
 
   def __post_init__(self) -> None:
     if self.context < 1:

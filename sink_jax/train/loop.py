@@ -133,7 +133,8 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   if source is not None:
     check_data(source, data)
   config = resolved(config, experiment, data)
-  model = for_platform(from_dict(config).model_config(), experiment)
+  model = for_platform(experiment.model_config(
+      data.vocab_size, data.input_features, data.output_features), experiment)
   optimizer = dataclasses.replace(
       experiment.optimizer, trained=trained_paths(source, experiment.init, model))
   tokens = on_all_processes(
@@ -183,6 +184,8 @@ def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
   if state is None:
     state, graft = _first_state(job)
   start = int(state.step)
+  if start:
+    _log_once(f'resuming from step {start} of {experiment.steps}')
   if start == experiment.steps and broadcast_from_process0(
       lambda: read_status(folder.path)['status'] == 'done'):
     checkpoints.close()

@@ -349,6 +349,11 @@ def rates(config: OptimizerConfig, steps: int, update: int) -> Rates:
   return Rates(np.float32(learning_rate(config, steps, update)), np.float32(config.weight_decay))
 
 
+def peak_rates(config: OptimizerConfig) -> Rates:
+  """The learning rate at the peak of the schedule, and the weight decay."""
+  return Rates(np.float32(config.learning_rate), np.float32(config.weight_decay))
+
+
 def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
   """The config without the parts of `Rates`: equal for runs that share a compiled step."""
   return dataclasses.replace(config, learning_rate=1.0, schedule='constant', final_fraction=0.0,

@@ -200,6 +200,11 @@ def _problems(config: Mapping[str, Any], source: Source) -> str:
       options.append(shlex.quote(f'--config.{key}={text}'))
 
   texts, grafted = _texts(source.model), GRAFTED if experiment.init.graft else ()
+  here = (experiment.attention, experiment.model.norm or ModelConfig.norm,
+          experiment.model.sink_tokens or 0)
+  if grafted and here == tuple(getattr(source.model, name) for name in GRAFTED):
+    return (f'The graft changes nothing of {source.name}: set what it is to change, such as '
+            '--config.attention.head="HeadGate(scale=2)", or leave init.graft out.')
   for key in _MODEL_KEYS:
     if key not in grafted and (here := getattr(experiment.model, key)) is not None:
       there = (getattr(source.model.dims, key) if key in ('kv_heads', 'head_dim')

@@ -1,6 +1,5 @@
 """Runs from the outside: resuming, stopping, diverging, refusing."""
 
-import functools
 import json
 import shutil
 import signal
@@ -13,14 +12,16 @@ import pytest
 import sink_jax as sj
 from sink_jax.data.dataset import open_data
 from sink_jax.report.read_runs import read_run
-from sink_jax.train import checkpoint, loop, recorder
+from sink_jax.train import checkpoint, evaluation, loop
 from sink_jax.train.checkpoint import saved_steps, step_folder, verify
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
 from sink_jax.train.metrics import read_metrics
-from sink_jax.train.outcome import Diverged, Interrupted
+from sink_jax.train.evaluation import Diverged
 from sink_jax.train.workdir import read_config
 from sink_jax.train.optimizer import Muon, OrthoAdam
+from sink_jax.train.stop import Interrupted
+from sink_jax.train.workdir import LockLost, Workdir, read_status
 from tests.train import runs
 
 
@@ -54,7 +55,7 @@ def test_a_run_leaves_a_full_record(whole):
   status = json.loads((workdir / 'status.json').read_text())
   assert status['status'] == 'done' and status['step'] == 8 and status['jax'] == jax.__version__
   assert saved_steps(workdir) == [8, 4]
-  assert verify(workdir, 8) is None and (workdir / 'checksums' / '8.json').exists()
+  assert verify(workdir, 8) is None and (workdir / 'checksums' / '8.0.json').exists()
   assert list((workdir / 'tensorboard').iterdir())
   losses = [row['loss'] for row in runs.rows(workdir, 'train')]
   assert losses[-1] < losses[0]
@@ -151,38 +152,6 @@ def test_a_finished_run_is_left_alone(whole, tmp_path):
   assert (workdir / 'status.json').read_bytes() == before
 
 
-def test_a_finished_run_whose_files_were_changed_is_mended_or_says_so(whole, tmp_path, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
-  probe_tokens = bytearray((workdir / 'probe_tokens.npy').read_bytes())
-  probe_tokens[-3] ^= 1
-  (workdir / 'probe_tokens.npy').write_bytes(probe_tokens)
-  with pytest.raises(ValueError, match='probe_tokens.npy is not the file'):
-    sj.load_run(workdir)
-  rows = (workdir / 'metrics.jsonl').read_text().splitlines(keepends=True)
-  (workdir / 'metrics.jsonl').write_text(''.join(rows[:-1] + rows[-2:]))
-  go(runs.config(), workdir)
-  assert 'made again from the data' in caplog.text and 'whole from step 8 on' in caplog.text
-  assert runs.rows(workdir) == [row for row in runs.rows(whole[0]) if row['step'] <= 4]
-  status = json.loads((workdir / 'status.json').read_text())
-  assert status.pop('record_whole_from') == 8
-  assert status == json.loads((whole[0] / 'status.json').read_text())
-  assert sj.load_run(workdir).step == 8
-
-
-def test_a_run_goes_on_without_rows_that_were_changed(whole, tmp_path, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
-  shutil.rmtree(step_folder(workdir, 8))
-  text = (workdir / 'metrics.jsonl').read_text()
-  (workdir / 'metrics.jsonl').write_text(text.replace('"step": 2,', '"step": 3,'))
-  go(runs.config(), workdir)
-  assert runs.rows(workdir) == [row for row in runs.rows(whole[0]) if row['step'] > 4]
-  assert json.loads((workdir / 'status.json').read_text())['record_whole_from'] == 4
-  assert json.loads((workdir / 'checksums' / '8.record.json').read_text())[
-      'metrics.jsonl']['whole_from'] == 4
-
-
 def test_a_deleted_config_lets_no_other_run_resume(whole, tmp_path):
   workdir = tmp_path / 'copy'
   shutil.copytree(whole[0], workdir)
@@ -233,7 +202,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, tmp_path, h
   assert 'checkpoint 8 is damaged' in caplog.text
   caplog.clear()
   go(runs.config(), workdir)
-  assert 'checkpoint 8 is damaged' in caplog.text and 'using checkpoint 4 instead' in caplog.text
+  assert 'checkpoint 8 is damaged' in caplog.text and 'resuming from step 4' in caplog.text
   assert (workdir / 'damaged' / '8').is_dir()
   assert_same_run(workdir, whole)
 
@@ -246,7 +215,7 @@ def test_all_checkpoints_damaged_starts_again(whole, tmp_path, caplog):
   with pytest.raises(RuntimeError, match='No usable checkpoint'):
     sj.load_run(workdir)
   go(runs.config(), workdir)
-  assert 'starting from step 0' in caplog.text
+  assert 'checkpoint 4 is damaged' in caplog.text and 'resuming' not in caplog.text
   assert_same_run(workdir, whole)
 
 
@@ -316,13 +285,13 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
 
 
 def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
-  learning_rates = loop.learning_rates
+  state_layout = loop.state_layout
 
   def slow(*arguments):
     signal.raise_signal(signal.SIGTERM)
-    return learning_rates(*arguments)
+    return state_layout(*arguments)
 
-  monkeypatch.setattr(loop, 'learning_rates', slow)
+  monkeypatch.setattr(loop, 'state_layout', slow)
   with pytest.raises(Interrupted, match='at step 0 of 8'):
     go(runs.config(), tmp_path)
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
@@ -330,8 +299,8 @@ def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, mon
 
 def test_a_stop_during_the_first_probe_ends_the_run_before_its_step_is_compiled(
     tmp_path, monkeypatch):
-  monkeypatch.setattr(recorder.Evaluation, '__call__',
-                      lambda self, step, params: signal.raise_signal(signal.SIGTERM))
+  monkeypatch.setattr(evaluation.Evaluation, '__call__',
+                      lambda self, step, params, there: signal.raise_signal(signal.SIGTERM))
   with monkeypatch.context() as patch, pytest.raises(Interrupted, match='at step 0 of 8'):
     patch.setattr(loop, 'make_train_step', lambda *_, **__: lambda *_: pytest.fail('compiled'))
     go(runs.config(), tmp_path)
@@ -366,7 +335,7 @@ def test_a_damaged_file_is_named(whole, tmp_path, name, content, words):
 
 @pytest.mark.parametrize('name, content', [
     ('status.json', b'null'), ('status.json', b'\xff\xfe'), ('metrics.jsonl', b'\xff[1]\n{"kind'),
-    ('checksums/8.json', b''), ('checksums/8.json', b'[1]'), ('data.json', b'{'),
+    ('checksums/8.0.json', b''), ('checksums/8.0.json', b'[1]'), ('data.json', b'{'),
     ('checkpoints/00009/file', b'x'), ('checkpoints/\u00b2/file', b'x')])
 def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content):
   workdir = tmp_path / 'copy'
@@ -379,14 +348,14 @@ def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content
 
 @pytest.mark.parametrize('changes, words', [
     (dict(batch_size=8, microbatches=3), 'microbatches = 3 must divide'),
-    (dict(gradient_reduction='never'), "gradient_reduction = 'never'; choices: step, microbatch"),
+    (dict(gradient_dtype='float16'), 'gradient_dtype .*float32, bfloat16'),
     (dict(attention__similarity='Softmax()'), 'Choices: .*Exp, .*Sigmoid'),
     (dict(attention__normalizer='Unnormalized()'), 'RowSum'),
     (dict(data__source='Jsonle()'), 'Did you mean Jsonl'),
     (dict(data__source="TextFolder(path='no/such/folder')"), 'no/such/folder'),
     (dict(data__context=17), 'length'),
     (dict(data__interventions='FixToken()'), 'Did you mean FixedToken'),
-    (dict(data__domain_weights='code:3'), 'domain=weight'),
+    (dict(data__domain_weights='code:3'), 'such as code=2'),
     (dict(model__size='2b'), 'tiny, 60m, 1b'),
     (dict(model__ffn='glu'), 'swiglu'),
     (dict(model__vocab_size=10), 'raise model.vocab_size'),
@@ -416,13 +385,12 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, w
     (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
     (dict(data__max_tokens=3), 'data.max_tokens = 3 must be 0'),
     (dict(data__interventions='FixedToken(position=18)'), 'chunks have only 17 tokens'),
-    (dict(data__domain_weights='code=1,code=2'), 'at most once'),
+    (dict(data__domain_weights='code=1,code=2'), 'each domain once'),
     (dict(data__domain_weights='code=-1'), 'greater than 0'),
 ])
 def test_what_needs_no_data_is_checked_before_they_are_touched(
     tmp_path, monkeypatch, changes, words):
-  monkeypatch.setattr(loop, 'prepare_run', functools.partial(
-      loop.prepare_run, opener=lambda config: pytest.fail('the data were opened')))
+  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError, match=words):
     go(runs.config(**{'data__source': 'Stdlib()', **changes}), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
@@ -430,8 +398,7 @@ def test_what_needs_no_data_is_checked_before_they_are_touched(
 
 def test_a_workdir_that_cannot_be_used_is_refused_before_the_data_are_touched(
     whole, tmp_path, monkeypatch):
-  monkeypatch.setattr(loop, 'prepare_run', functools.partial(
-      loop.prepare_run, opener=lambda config: pytest.fail('the data were opened')))
+  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError, match='steps: 8 -> 9'):
     go(runs.config(steps=9), whole[0])
   (tmp_path / 'file').write_text('')
@@ -449,13 +416,13 @@ def test_devices_that_do_not_divide_the_batch(tmp_path):
 
 
 def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeypatch):
-  sizes, make = set(), recorder.make_validation_step
+  sizes, make = set(), evaluation.make_validation_step
 
   def spied(*arguments, **options):
     step = make(*arguments, **options)
     return lambda params, batch: sizes.add(len(batch.tokens)) or step(params, batch)
 
-  monkeypatch.setattr(recorder, 'make_validation_step', spied)
+  monkeypatch.setattr(evaluation, 'make_validation_step', spied)
   rows = []
   for microbatches in (1, 4):  # batches of 12 and of 3 sequences; neither divides all of them
     go(runs.config(steps=1, batch_size=12, microbatches=microbatches, validation__batches=50),
@@ -540,59 +507,33 @@ def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(whole, tm
   with pytest.MonkeyPatch.context() as patch:  # killed between the commit and the checksums
     patch.setattr(checkpoint, '_hash', lambda *_: None)
     go(runs.config(), workdir)
-  assert saved_steps(workdir) == [8, 4] and not (workdir / 'checksums' / '8.json').exists()
+  assert saved_steps(workdir) == [8, 4] and not (workdir / 'checksums' / '8.0.json').exists()
   caplog.clear()
   assert sj.load_run(workdir).step == 8 and 'damaged' not in caplog.text
 
 
 def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monkeypatch):
-  check = loop.runs.RunLock.check
+  check = Workdir.check_owner
 
   def displaced(lock):
     (tmp_path / 'owner').write_text('another')
     (tmp_path / 'status.json').write_text('{"status": "running", "of": "another"}')
     check(lock)
 
-  monkeypatch.setattr(loop.runs.RunLock, 'check', displaced)
-  with pytest.raises(loop.runs.LockLost, match='Another job .another. has begun'):
+  monkeypatch.setattr(Workdir, 'check_owner', displaced)
+  with pytest.raises(LockLost, match='Another job .another. has begun'):
     go(runs.config(), tmp_path)
   assert saved_steps(tmp_path) == []
   assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'
 
 
-def test_runs_older_than_tensor_meshes_are_read(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
-  config = json.loads((workdir / 'config.json').read_text())
-  del config['mesh']['tensor'], config['model']['linear']
-  config['model']['remat'] = False
-  (workdir / 'config.json').write_text(json.dumps(config))
-  assert sj.load_run(workdir).step == 8
-  go(runs.config(), workdir)
-
-
-def test_runs_older_than_update_rules_are_resumed(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
-  config = json.loads((workdir / 'config.json').read_text())
-  del config['optimizer']['rule']
-  config['optimizer'] |= dict(name='adamw', beta1=0.9, beta2=0.95, eps=1e-8)
-  (workdir / 'config.json').write_text(json.dumps(config))
-  assert loop.runs.has_ended(workdir, runs.config())
-  shutil.rmtree(workdir / 'checkpoints' / '8')
-  go(runs.config(), workdir)  # from step 4, with the moments that are saved there
-  assert runs.rows(workdir) == runs.rows(whole[0])
-  go(config, workdir)  # a program of that time, with its own dict
-  assert read_config(workdir)['optimizer']['rule'] == 'AdamW(b1=0.9, b2=0.95, eps=1e-08)'
-
-
 def test_files_of_a_run_that_have_no_end_are_refused(whole, tmp_path):
   workdir = tmp_path / 'copy'
   shutil.copytree(whole[0], workdir)
-  for name in ('checksums/8.json', 'metrics.jsonl', 'status.json', 'config.json'):
+  for name in ('checksums/8.0.json', 'metrics.jsonl', 'status.json', 'config.json'):
     with open(workdir / name, 'wb') as file:
       file.truncate(2**24)
-  assert read_metrics(workdir) == [] and loop.runs.read_status(workdir)['status'] == 'not run'
+  assert read_metrics(workdir) == [] and read_status(workdir)['status'] == 'not run'
   assert verify(workdir, 8) is None  # as without checksums
   with pytest.raises(ValueError, match='config.json is damaged'):
     sj.load_run(workdir)

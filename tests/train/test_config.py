@@ -1,0 +1,179 @@
+"""Configs: every key listed, every trial buildable, differences found."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from configs import base, quickstart
+from sink_jax.attention.position import Rope
+from sink_jax.component import from_string, registry
+from sink_jax.data.dataset import Source
+from sink_jax.data.token_edits import TokenEdit
+from sink_jax.data.tokenizer import Tokenizer
+from sink_jax.io.paths import import_file
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.pattern import pattern_from_text, pattern_text
+from sink_jax.train.config import (
+  Experiment,
+  ModelOptions,
+  differences,
+  from_dict,
+  get_config,
+  keys_as_text,
+  resolved,
+  where_keys,
+)
+from tests.train import runs
+
+
+def test_the_defaults_are_the_papers():
+  experiment = from_dict(base.get_config().to_dict())
+  model = experiment.model_config(50432)
+  assert (model.layers, model.d_model, model.heads, model.ffn_hidden) == (10, 768, 8, 1536)
+  assert experiment.batch_size * experiment.data.context == 2**20
+  optimizer = experiment.optimizer
+  assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.clip) == (4e-4, 0.1, 1.0)
+  assert (experiment.steps, optimizer.warmup_steps, optimizer.schedule) == (20000, 100, 'cosine')
+  probe = experiment.probe
+  assert (probe.sequences, probe.length, probe.epsilon) == (100, 64, 0.3)
+
+
+def test_a_config_survives_json():
+  config = base.get_config().to_dict()
+  again = json.loads(json.dumps(config))
+  assert again == config and from_dict(again) == from_dict(config)
+  assert differences(config, again) == []
+
+
+def test_keys_are_checked_by_name():
+  config = base.get_config().to_dict()
+  with pytest.raises(ValueError, match=r'Unknown config key optimizer\.momentum.*optimizer\.rule'):
+    from_dict(config | {'optimizer': config['optimizer'] | {'momentum': 0.9}})
+  with pytest.raises(ValueError, match='Missing config key steps'):
+    from_dict({k: v for k, v in config.items() if k != 'steps'})
+  with pytest.raises(ValueError, match='Unknown trial .* text-softmax'):
+    quickstart.get_config('soft')
+  with pytest.raises((KeyError, AttributeError)):
+    base.get_config().stepz = 3
+
+
+@pytest.mark.parametrize('name, words', [
+    ('weight_decay', 'weight_decay must be >= 0 and finite, not inf.'),
+    ('final_fraction', 'final_fraction must be >= 0 and finite, not inf.'),
+    ('clip', 'clip must be >= 0 and finite, not inf.')])
+def test_numbers_of_the_optimizer_are_finite(name, words):
+  with pytest.raises(ValueError, match=words):
+    from_dict(runs.config(**{f'optimizer__{name}': float('inf')}))
+
+
+def test_a_schedule_ends_at_most_at_its_learning_rate():
+  with pytest.raises(ValueError, match='final_fraction = 7.0 must be at most 1'):
+    from_dict(runs.config(optimizer__final_fraction=7.0))
+  assert from_dict(runs.config(optimizer__final_fraction=1.0)).optimizer.final_fraction == 1
+
+
+@pytest.mark.parametrize('text, words', [
+    ('', "cannot read the block ''.*Layer"), ('Layer(window=4)', "no argument 'window'.*mask, "),
+    ('Layer(); Window()', 'it is no Layer'), ('Layer(mask=Windw())', 'Did you mean Window'),
+    ('Layer(position=Alibi()); Layer()', 'blocks differ in rotary encodings'),
+    ('Layer(experts=Experts(count=2))', 'active'), ('Layer(experts=2)', 'it is no Experts'),
+    ("Layer(mamba=Mamba(inner='8', state=2, conv=2, rank=1))", 'inner = 8 cannot be'),
+    ('Layer(experts=Experts(count=9999, active=1))', 'count = 9999 cannot be'),
+    ('Layer(); Layer(); Layer()', 'multiple of the 3 blocks')])
+def test_a_pattern_that_cannot_be_is_explained(text, words):
+  with pytest.raises(ValueError, match=words):
+    from_dict(runs.config(model__pattern=text))
+
+
+def test_a_block_has_an_encoding_of_positions_of_its_own():
+  text = 'Layer(mask=None, mamba=None, experts=None, position=Rope(base=5.0)); Layer()'
+  config = from_dict(runs.config(model__pattern=text, model__vocab_size=8)).model_config()
+  assert config.attention_of(config.pattern[0]).position == Rope(base=5.0)
+  assert config.attention_of(config.pattern[1]) == config.attention
+  assert pattern_from_text(pattern_text(config.pattern)) == config.pattern
+  # A block without one is written as in the configs of older runs.
+  assert pattern_text(config.pattern[1:]) == 'Layer(mask=None, mamba=None, experts=None)'
+
+
+def test_differences_name_the_key_and_leave_cadences_out():
+  a, b = runs.config(), runs.config(steps=9, log_every=7, mesh__fsdp=2, model__ffn='relu')
+  assert differences(a, b) == ['steps: 8 -> 9', "model.ffn: 'swiglu' -> 'relu'"]
+
+
+@pytest.mark.parametrize('base_class', [Source, Tokenizer, TokenEdit])
+def test_the_repr_of_a_data_slot_builds_it_again(base_class):
+  found = registry(base_class)
+  assert found
+  for cls in found.values():
+    assert from_string(base_class, repr(cls())) == cls()
+
+
+def test_another_spelling_of_a_rule_is_no_difference():
+  spelled = ('AdamW()', 'AdamW(b1=0.9, b2=0.95, eps=1e-8)', 'AdamW(eps=1e-08, b2=0.95)')
+  old, *others = (runs.config(optimizer__rule=rule) for rule in spelled)
+  assert [differences(old, other) for other in others] == [[], []]
+  assert differences(old, runs.config(optimizer__rule='Sgd()')) == [
+      "optimizer.rule: 'AdamW()' -> 'Sgd()'"]
+
+
+def test_a_key_is_declared_once_and_listed():
+  keys = {f.name for f in dataclasses.fields(ModelConfig)} - {'attention'}
+  assert {f.name for f in dataclasses.fields(ModelOptions)} == keys | {'size'}
+  flat = dict(_flat(get_config().to_dict()))
+  assert all(f'  {key} =' in keys_as_text() for key in flat)
+  assert set(where_keys()) < set(flat) and {'mesh.data', 'model.remat', 'data.cache_dir'} < set(
+      where_keys())
+  # The dataclasses are the defaults: what they make of the derived config is themselves.
+  assert from_dict(get_config().to_dict()) == Experiment()
+
+
+def _flat(config, prefix=''):
+  for key, value in config.items():
+    yield from _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else [(prefix + key, value)]
+
+
+def test_keys_that_say_where_a_run_computes_may_be_missing():
+  config = get_config().to_dict()
+  del config['mesh'], config['model']['remat'], config['log_every']
+  assert from_dict(config) == Experiment()
+
+
+class Data:
+  vocab_size, input_features, output_features = 64, 0, 0
+
+
+def test_resolved_configs_hold_the_sizes_of_the_data():
+  config = resolved(runs.config(), from_dict(runs.config()), Data)
+  assert config['model']['vocab_size'] == 64
+  assert from_dict(config).model_config() == from_dict(runs.config()).model_config(64)
+  assert differences(config, runs.config()) == []  # empty: as the run began
+
+
+MINE = """
+import dataclasses
+from sink_jax.attention.head import HeadOutput, PlainOutput
+
+@dataclasses.dataclass(frozen=True)
+class MyOutput(PlainOutput):
+  pass
+"""
+
+
+def test_components_of_a_file_are_known_to_whoever_reads_the_run(tmp_path):
+  file = tmp_path / 'mine.py'
+  file.write_text(MINE)
+  import_file(file)
+  config = runs.config(attention__head='MyOutput()')
+  config = resolved(config, from_dict(config), Data)
+  assert config['plugins'] == str(file)
+  done = subprocess.run(
+      [sys.executable, '-c', 'import json, sys\nfrom sink_jax.train.config import from_dict\n'
+       'print(from_dict(json.loads(sys.argv[1])).attention.head)', json.dumps(config)],
+      capture_output=True, text=True, cwd=runs.ROOT)
+  assert done.stdout == 'MyOutput()\n', done.stderr
+  file.unlink()
+  with pytest.raises(ValueError, match='plugins: .*mine.py'):
+    from_dict(config | {'plugins': str(tmp_path / 'mine.py') + 'x'})
