@@ -2,10 +2,11 @@
 
 import contextlib
 import io
+import re
 import signal
 import sys
 
-from sink_jax.cli import command
+from sink_jax.cli import main
 from sink_jax.io.exit_code import stop_signals
 
 
@@ -17,13 +18,15 @@ def run_here(name, *words, text=''):
     with (contextlib.redirect_stdout(io.StringIO()) as out,
           contextlib.redirect_stderr(io.StringIO()) as err):
       try:
-        command.run(name, words)
+        main.run(name, words)
       except SystemExit as end:
         code = end.code
   finally:
     sys.stdin = piped
     for number, handler in handlers.items():  # training takes them over
       signal.signal(number, handler)
-  # What `sys.exit` does with words.
-  failed = isinstance(code, str)
-  return 1 if failed else code or 0, out.getvalue(), err.getvalue() + (code if failed else '')
+  # What `sys.exit` does with words; and tyro, which draws a box around what is wrong with options.
+  failed, said = isinstance(code, str), err.getvalue()
+  if code == 2 and '\u256d' in said:
+    said = ' '.join(re.sub('[\u2500-\u257f]', ' ', said).split())
+  return 1 if failed else code or 0, out.getvalue(), said + (code if failed else '')

@@ -6,7 +6,6 @@ import struct
 import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.cli import analyses
-from sink_jax.cli.model_options import Analyses
 from sink_jax.data import inputs
 from sink_jax.evaluate import plots
 from sink_jax.paper.open_protocol import EXPECTED, check_result
@@ -37,9 +36,9 @@ def options(**changes):
 
 def analyse_models(name, checkpoints, workdirs, out, **given):
   """The command on models, with the options that are given."""
-  return analyses.analyse_models(Analyses(
-      name=name, checkpoint=tuple(map(str, checkpoints)), workdir=tuple(workdirs), out=out,
-      given=frozenset(given), **given))
+  return analyses.analyse_models(analyses.Options(
+      name=name, checkpoint=tuple(map(str, checkpoints)), workdir=tuple(workdirs), out=out, **given),
+      given)
 
 
 def check_rows(module, results):

@@ -13,8 +13,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.cli import evaluate as evaluate_module
-from sink_jax.cli.evaluate import as_text, evaluate
-from sink_jax.cli.model_options import Evaluate
+from sink_jax.cli.evaluate import Options, as_text, evaluate
 from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
@@ -33,7 +32,7 @@ def command(*options):
 
 
 def evaluate_run(workdir, out=None, **given):
-  return evaluate(Evaluate(workdir=str(workdir), out=out, given=frozenset(given), **given))
+  return evaluate(Options(workdir=str(workdir), out=out, **given), given)
 
 
 @pytest.fixture(scope='module')

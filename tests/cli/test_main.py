@@ -1,0 +1,157 @@
+"""What all commands share: config files, help, exit codes, and errors in one line."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs import quickstart, window
+from sink_jax.cli import main, train
+from sink_jax.sweep.pool import SweepStopped
+from sink_jax.sweep.trials import read_config_file
+from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.evaluation import Diverged
+from sink_jax.train.stop import Interrupted, Unsaved
+from tests.commands import run_here
+from tests.train.runs import ROOT
+
+QUICK = f'{ROOT}/configs/quickstart.py'
+LIGHT = ('train', 'sweep', 'report', 'export')  # whose --help does not wait for jax
+
+
+def test_a_config_file_is_named_with_its_trial_and_changed_by_key():
+  config = read_config_file(f'{QUICK}:text-k-bias', {
+      'steps': '3', 'attention.mask': 'Window(size=4)', 'model.layers': '2', 'data.bos': 'true',
+      'optimizer.learning_rate': '1'})
+  assert (config['label']['trial'], config['steps'], config['data']['bos']) == ('text-k-bias', 3, True)
+  assert config['optimizer']['learning_rate'] == 1.0 and config['model']['layers'] == 2
+  assert read_config_file(f'{QUICK}:text-k-bias', {'model.layers': 'null'})['model']['layers'] is None
+
+
+def test_settings_are_found_in_a_command_line():
+  words = ['train', [f'--config={QUICK}:text-softmax', '--workdir=a', '--config.steps=3',
+                     '--config.data.source', "TextFolder(path='a=b')"]]
+  options, extras = main.parse(*words)
+  assert options.workdir == 'a' and extras['config']['steps'] == 3
+  assert extras['config']['data']['source'] == "TextFolder(path='a=b')"
+  options, extras = main.parse('sweep', [
+      f'--config={QUICK}', '--list', '--seeds=1,2', '--set=steps=3', '--set=seed=4',
+      '--config.batch_size=2'])
+  assert (options.seeds, options.set, options.list) == ((1, 2), ('steps=3', 'seed=4'), True)
+  assert extras == {'settings': {'batch_size': '2'}}
+  options, extras = main.parse('evaluate', ['--workdir=a', '--length=8', '--sequences', '3'])
+  assert (options.length, options.sequences) == (8, 3)
+  assert {'length', 'sequences', 'workdir'} <= extras['given'] and 'seed' not in extras['given']
+
+
+def test_a_config_file_imports_others_of_its_own_folder(tmp_path):
+  folder = tmp_path / 'mine' / 'configs'
+  folder.mkdir(parents=True)
+  (folder / 'table_of_mine.py').write_text('TRIALS = {"one": {"steps": 3}}')
+  (folder / 'trials.py').write_text(
+      'import table_of_mine\nfrom configs import base\n'
+      'def get_config(name): return base.trial(table_of_mine.TRIALS, name)\n')
+  assert read_config_file(f'{folder}/trials.py:one', {})['label']['trial'] == 'one'
+
+
+@pytest.mark.parametrize('module, text', [(quickstart, ''), (window, ''), (window, ',budget=desk')])
+def test_a_config_file_takes_none_of_its_trials_by_itself(module, text):
+  with pytest.raises(ValueError, match=f'Name a trial.*{next(iter(module.TRIALS))}'):
+    module.get_config(text)
+
+
+CONFIG = [f'--config={QUICK}:text-softmax', '--workdir=a']
+
+
+@pytest.mark.parametrize('name, words, named', [
+    ('train', [f'--config={QUICK}', '--workdir=a'], 'Name a trial'),
+    ('train', [f'--config={QUICK}:text-k', '--workdir=a'], 'Did you mean text-k-bias'),
+    ('train', [f'--config={ROOT}/configs/base.py:text', '--workdir=a'], 'has no trials'),
+    ('train', ['--config=configs/none.py:a', '--workdir=a'], 'configs/none.py'),
+    ('train', ['--config=broken.py', '--workdir=a'], 'broken.py: ModuleNotFoundError'),
+    ('train', ['--config=disk.py', '--workdir=a'], '/no/such/file'),
+    ('train', [*CONFIG, '--config.stepz=1'], 'Did you mean steps'),
+    ('train', [*CONFIG, '--config.steps=many'], 'steps=many'),
+    ('train', [*CONFIG, '--config.data.bos=x'], 'data.bos=x'),
+    ('train', [*CONFIG, '--config.model=x'], "'model'"),
+    ('train', [*CONFIG, '--config.steps=2', '--config.steps=3'], 'steps is set twice'),
+    ('sweep', [f'--config={QUICK}', '--list', '--seeds=1,1'], '--seeds=1,1'),
+    ('sweep', [f'--config={QUICK}', '--list', '--seeds=1,2', '--set=seed=3'], 'seed is set'),
+    ('sweep', [f'--config={QUICK}:text-softmax', '--list'], '--only=text-softmax'),
+    ('sweep', [f'--config={QUICK}', '--status'], '--workdir'),
+    ('sweep', [f'--config={QUICK}', '--list', '--only=text'], 'Did you mean text-softmax'),
+    ('sweep', [f'--config={QUICK}', '--list', '--claims=emergence'], 'default'),
+    ('sweep', [f'--config={QUICK}', '--list', '--set=model.size=2b'], 'tiny, 60m, 1b'),
+    ('sweep', [f'--config={QUICK}', '--processes=0', '--workdir=a'], '--processes=0'),
+    ('sweep', [f'--config={QUICK}', '--list', '--shard=3/2'], '--shard=3/2'),
+    ('generate', ['--checkpoint=a', '--temperature=inf'], '--temperature=inf'),
+    ('generate', ['--checkpoint=a', '--temperature=1', '--top_p=2'], '--top_p=2'),
+    ('generate', ['--checkpoint=a', '--cache_size=4'], '--cache_size=4'),
+    ('generate', ['--checkpoint=a', '--prompt_file=folder'], 'folder: Is a directory'),
+    ('generate', ['--checkpoint=a', '--prompt_file=file'], '--prompt_file=file'),
+    ('evaluate', [], 'either --checkpoint or --workdir'),
+    ('evaluate', ['--checkpoint=a', '--epsilon=2'], '--epsilon=2'),
+    ('report', ['--runs=folder', '--out=file'], '--out=file'),
+    ('report', ['--out=out'], '--runs'),
+    ('analyses', ['lengths', '--out=out'], 'name a model'),
+], ids=lambda value: value if isinstance(value, str) and len(value) < 30 else '')
+def test_what_cannot_be_is_one_line_that_names_it(tmp_path, monkeypatch, name, words, named):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'broken.py').write_text('import no_such_module')
+  (tmp_path / 'disk.py').write_text('def get_config(name=""): open("/no/such/file")')
+  (tmp_path / 'folder').mkdir()
+  (tmp_path / 'file').write_bytes(b'\xff')
+  code, _, said = run_here(name, *words)
+  assert code in (1, 2) and (said.startswith('error: ') or code == 2) and named in said, said
+  assert len(said.splitlines()) == 1 and not (tmp_path / 'a').exists()
+
+
+def test_help_names_the_options_and_light_commands_import_no_jax():
+  look = ('import sys\nfrom sink_jax.cli import main\nsys.argv = ["sink_jax", *sys.argv[1:]]\n'
+          'try: main.main()\nfinally: print("jax" in sys.modules, file=sys.stderr)')
+  start = lambda name: subprocess.Popen(
+      [sys.executable, '-P', '-c', look, name, '--help'], text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+  wanted = {'sweep': '--dry_run', 'report': '--kind', 'export': '--as', 'evaluate': '--checkpoint',
+            'train': 'optimizer.learning_rate = 0.0004'}
+  for name, option in wanted.items():
+    out, err = start(name).communicate(timeout=120)
+    assert option in out and f'python -m sink_jax {name}' in out, (name, out)
+    assert err.strip() == str(name not in LIGHT or name == 'train'), (name, err)
+
+
+def test_scores_without_the_harness_end_in_one_line_before_jax():
+  script = ('import sys\nsys.modules["lm_eval"] = None\nfrom sink_jax.cli import main\n'
+            'try: main.run("lm_eval", ["--checkpoint=a"])\nfinally: print("jax" in sys.modules)')
+  done = subprocess.run([sys.executable, '-P', '-c', script], text=True, capture_output=True,
+                        env=dict(os.environ, PYTHONPATH=str(ROOT)))
+  assert (done.returncode, done.stdout.strip(), done.stderr.count('\n')) == (1, 'False', 1)
+  assert re.match(r"error: .*pip install 'sink_jax\[evaluation\]'", done.stderr)
+
+
+@pytest.mark.parametrize('error, code, words', [
+    (Interrupted(3, 9), 42, 'Stopped and saved at step 3 of 9; the same command resumes.'),
+    (SweepStopped(), 42, 'Stopped and saved; the same command resumes.'),
+    (KeyboardInterrupt(), 42, 'Stopped and saved'), (Unsaved(), 130, 'a second Ctrl-C'),
+    (Diverged(2, 1.0), 1, 'error: Step 2 diverged'), (ValueError('a key'), 1, 'error: a key'),
+    (CheckpointError('damaged'), 1, 'error: damaged'),
+    (RuntimeError('INTERNAL: Out of memory allocating'), 1, 'these help: a smaller batch_size'),
+    (OSError('disk full'), 1, 'error: disk full. Checkpoints that were complete are kept in runs/a;'),
+    (KeyError('a defect'), 1, 'Traceback')], ids=lambda value: type(value).__name__)
+def test_every_way_in_which_training_ends_has_its_exit_code(error, code, words, monkeypatch, capsys):
+  monkeypatch.setattr(os, '_exit', sys.exit)  # which nobody could catch
+  with pytest.raises(SystemExit) as end:
+    with train.training_ends('runs/a'):
+      raise error
+  said = capsys.readouterr().err if isinstance(end.value.code, int) else end.value.code
+  assert (end.value.code if isinstance(end.value.code, int) else 1) == code and words in said
+
+
+def test_a_command_is_named_or_the_nearest_is(capsys):
+  code, _, said = run_here('trian')
+  assert code == 1 and 'Did you mean train? It is one of train, evaluate' in said
+  for word, code in (('--help', 0), ('', 2)):
+    found, out, _ = run_here(word)
+    assert found == code and all(f'  {name} ' in out for name in main.COMMANDS)
