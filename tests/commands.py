@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import re
 import signal
 import sys
 
@@ -25,8 +24,6 @@ def run_here(name, *words, text=''):
     sys.stdin = piped
     for number, handler in handlers.items():  # training takes them over
       signal.signal(number, handler)
-  # What `sys.exit` does with words; and tyro, which draws a box around what is wrong with options.
-  failed, said = isinstance(code, str), err.getvalue()
-  if code == 2 and '\u256d' in said:
-    said = ' '.join(re.sub('[\u2500-\u257f]', ' ', said).split())
-  return 1 if failed else code or 0, out.getvalue(), said + (code if failed else '')
+  # What `sys.exit` does with words.
+  failed = isinstance(code, str)
+  return 1 if failed else code or 0, out.getvalue(), err.getvalue() + (code if failed else '')

@@ -13,7 +13,9 @@ import contextlib
 import faulthandler
 import importlib
 import inspect
+import io
 import os
+import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -92,7 +94,7 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   """The options of a command line, and what else `main` of the command takes.
 
   Raises:
-    ValueError: a config key is wrong. Wrong options end the process, with tyro's message.
+    ValueError: an option or a config key is wrong; names it.
   """
   module = importlib.import_module(f'sink_jax.cli.{name}')
   takes = inspect.signature(module.main).parameters
@@ -103,8 +105,14 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     words, file = _without_file(words)
   if set(words) & set(_HELP) and hasattr(module, 'help_text'):
     print(module.help_text())
-  options = tyro.cli(module.Options, args=_split(module.Options, words), use_underscores=True,
-                     prog=f'python -m sink_jax {name}')
+  with contextlib.redirect_stderr(io.StringIO()) as said:
+    try:
+      options = tyro.cli(module.Options, args=_split(module.Options, words), use_underscores=True,
+                         prog=f'python -m sink_jax {name}', config=(tyro.conf.DisallowNone,))
+    except SystemExit as end:
+      if end.code:  # what is wrong, in a box: here it is one line
+        raise ValueError(re.sub('[\u2500-\u257f]|-{3,}', ' ', said.getvalue())) from None
+      raise
   extras: dict[str, Any] = {}
   if 'given' in takes:
     names = {word.split('=')[0].lstrip('-').replace('-', '_') for word in words

@@ -106,8 +106,9 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
   # With --seeds a trial NAME becomes NAME-seed-0, NAME-seed-1, ...; NAME then means all of them.
   names = {name: {name, trial.label.get('trial', name)} for name, trial in table.items()}
   only = {*options.only, *(trials_of(options.claims) if options.claims else ())}
-  for name in only:
-    check_known(name, set().union(*names.values()), f'{options.config}: unknown trial')
+  plain = dict.fromkeys(trial.label.get('trial', name) for name, trial in table.items())
+  for name in sorted(only - set().union(*names.values())):
+    check_known(name, plain, f'{options.config}: unknown trial')
   chosen = {name: trial for name, trial in table.items() if not only or names[name] & only}
   # Last, so that the parts of an array divide the chosen trials evenly among them.
   return select_shard(chosen, options.shard)
