@@ -79,6 +79,13 @@ def components_in(folder: Path) -> dict[str, str]:
           if Component.__name__ not in its_bases and is_component(name)}
 
 
+def short_text(component: Component) -> str:
+  """The config string of a component, without the arguments that are at their defaults."""
+  given = [f'{field.name}={value!r}' for field in dataclasses.fields(component)
+           if (value := getattr(component, field.name)) != field.default]
+  return f'{type(component).__name__}({", ".join(given)})'
+
+
 @explained
 def from_string(base: type[C], text: str | Component) -> C:
   """Returns the component that a config string names: `from_string(Mask, 'Window(size=32)')`.

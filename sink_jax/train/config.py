@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_dict
 
 from sink_jax.arguments import check_known, did_you_mean
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
-from sink_jax.component import Component, check_integers, from_string, option
+from sink_jax.component import Component, check_integers, from_string, option, short_text
 from sink_jax.data.dataset import DataConfig, Dataset
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.io.paths import import_file
@@ -318,7 +318,7 @@ def _as_dict(values: Any) -> ConfigDict:
     if _is_section(hint):
       section[name] = _as_dict(value)
     elif _component(hint):
-      section[name] = repr(value) if value is not None else ''
+      section[name] = short_text(value) if value is not None else ''
     elif hint is not str and not isinstance(value, (int, float, str, type(None))):
       section[name] = ''  # of tuples, which are texts in a config: all are empty by default
     elif value is None:

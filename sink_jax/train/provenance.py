@@ -36,7 +36,7 @@ def pass_on_command() -> None:
 def code() -> str:
   """The source code that runs: 'commit 1f3a...', '-dirty' with changes, or 'sink_jax 0.1.0'.
 
-  An archive that git made has its commit in sink_jax/commit.txt.
+  An archive that git made has its commit in sink_jax/train/commit.txt.
   """
   package = Path(sink_jax.__file__).parent
   if (package.parent / '.git').exists():
@@ -48,7 +48,7 @@ def code() -> str:
       return f'commit {found.stdout.strip()}'
     except (OSError, subprocess.SubprocessError):
       pass
-  archived = (package / 'commit.txt').read_text().strip()
+  archived = (package / 'train' / 'commit.txt').read_text().strip()
   return f'sink_jax {sink_jax.__version__}' if '$' in archived else f'commit {archived}'
 
 

@@ -20,7 +20,7 @@ from sink_jax.train.metrics import read_metrics
 from sink_jax.train.evaluation import Diverged
 from sink_jax.train.workdir import read_config
 from sink_jax.train.optimizer import Muon, OrthoAdam
-from sink_jax.train.stop import Interrupted
+from sink_jax.train.stop import Interrupted, Unsaved
 from sink_jax.train.workdir import LockLost, Workdir, read_status
 from tests.train import runs
 
@@ -562,3 +562,45 @@ def test_sizes_beyond_reason_are_refused_before_anything_is_made(whole, tmp_path
   with pytest.raises(ValueError, match=words):
     sj.load_run(tmp_path)
   assert read_run(tmp_path, 'huge').status in ('unreadable', 'not run')
+
+
+def test_what_a_kill_left_unprobed_is_probed_when_the_run_goes_on(whole, tmp_path, monkeypatch):
+  call = evaluation.Evaluation.__call__
+
+  def killed(self, step, *arguments):
+    if step == 4:  # after the save of this step, before its probe
+      raise Unsaved
+    call(self, step, *arguments)
+
+  with monkeypatch.context() as patch, pytest.raises(Unsaved):
+    patch.setattr(evaluation.Evaluation, '__call__', killed)
+    go(runs.config(), tmp_path)
+  deadline = time.monotonic() + 60
+  while saved_steps(tmp_path) != [4] and time.monotonic() < deadline:
+    time.sleep(0.05)  # it is written in a thread
+  assert [row['step'] for row in runs.rows(tmp_path, 'probe')] == [0]
+  go(runs.config(), tmp_path)
+  assert_same_run(tmp_path, whole)
+
+
+def test_a_request_to_stop_saves_before_it_measures(tmp_path, monkeypatch):
+  stop_after(monkeypatch, 4)  # where the probe and the validation are due
+  with pytest.raises(Interrupted):
+    go(runs.config(checkpoint_every=0), tmp_path)
+  assert saved_steps(tmp_path) == [4]
+  assert [row['step'] for row in runs.rows(tmp_path, 'probe')] == [0]
+
+
+def test_a_trace_of_a_few_steps_is_written(tmp_path):
+  go(runs.config(profile__first=2, profile__steps=2, probe__every=0, validation__every=0), tmp_path)
+  assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
+  steps = [row['step'] for row in read_metrics(tmp_path, 'time')]
+  assert steps == [2, 3, 4, 5, 6, 7, 8]  # the first step compiles
+
+
+def test_a_start_says_what_is_trained_and_an_end_shows_the_last_probe(tmp_path, capfd):
+  run = train(runs.config(optimizer__warmup_steps=9), tmp_path)
+  said = capfd.readouterr().err
+  assert '6,480 parameters (4,432 without embeddings)' in said and 'all of it is warm-up' in said
+  sink_1 = sj.probe(run, run.probe_tokens).summary()['sink_1']
+  assert f'Sink_1 {sink_1:.1f}%' in said.splitlines()[-1]

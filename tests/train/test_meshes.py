@@ -133,3 +133,42 @@ def test_batches_are_for_groups_of_devices(monkeypatch):
     from_dict(runs.config(mesh__tensor=2)).check_devices()
   with pytest.raises(ValueError, match='mesh.tensor = 5 do not fit 32 devices'):
     from_dict(runs.config(mesh__tensor=5)).check_devices()
+
+
+TWO_SLICES = """
+import jax, numpy as np, sink_jax as sj
+from sink_jax.data.dataset import Batch
+from sink_jax.train.optimizer import OptimizerConfig, peak_rates
+from sink_jax.train.sharding import make_mesh
+from sink_jax.train.step import init_state, make_train_step
+
+kind = type(jax.devices()[0])
+kind.slice_index = property(lambda device: device.id % 2)  # slices are mixed in jax.devices()
+config = sj.sized('tiny', vocab_size=11, dtype='float32')
+optimizer = OptimizerConfig()
+tokens = np.random.default_rng(0).integers(0, 11, (8, 16)).astype(np.int32)
+batch = Batch(tokens, tokens, np.ones(tokens.shape, np.float32))
+mesh = make_mesh(4, 2, 2)
+slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+# Only 'data' crosses from one slice to the other, and half of it stays within one.
+assert (slices == slices[:, :1, :1]).all() and sorted(slices[:, 0, 0]) == [0, 0, 1, 1], slices
+losses = []
+for one in (mesh, make_mesh(1, 1, 1, jax.devices()[:1])):
+  state, metrics = make_train_step(config, optimizer, one)(
+      init_state(config, optimizer, 0, one), batch, peak_rates(optimizer))
+  losses.append([float(metrics[name]) for name in ('loss', 'grad_norm')])
+np.testing.assert_allclose(*losses, rtol=1e-6)
+try:
+  make_mesh(1, 8, 2)
+except ValueError as error:
+  assert 'a multiple of the 2 slices' in str(error)
+else:
+  raise AssertionError('fsdp must not cross the network')
+"""
+
+
+def test_two_slices_are_one_mesh_whose_data_axis_crosses_the_network():
+  done = subprocess.run(
+      [sys.executable, '-c', TWO_SLICES], capture_output=True, text=True, cwd=runs.ROOT,
+      env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=16'})
+  assert done.returncode == 0, done.stderr

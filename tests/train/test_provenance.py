@@ -24,7 +24,8 @@ def code_of(root):
 def copied(tmp_path):
   """A folder with the little of the package that the question takes."""
   for name in ('__init__.py', 'arguments.py', 'component.py', 'io/__init__.py', 'io/paths.py',
-               'io/compile_cache.py', 'train/__init__.py', 'train/provenance.py', 'commit.txt'):
+               'io/compile_cache.py', 'train/__init__.py', 'train/provenance.py',
+               'train/commit.txt'):
     (tmp_path / 'sink_jax' / name).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(PACKAGE / name, tmp_path / 'sink_jax' / name)
   return tmp_path
@@ -32,7 +33,7 @@ def copied(tmp_path):
 
 def test_a_package_without_a_checkout_has_its_version_or_the_commit_of_its_archive(copied):
   assert code_of(copied) == 'sink_jax 0.1.0'
-  (copied / 'sink_jax/commit.txt').write_text('1f3a\n')
+  (copied / 'sink_jax/train/commit.txt').write_text('1f3a\n')
   assert code_of(copied) == 'commit 1f3a'
 
 
