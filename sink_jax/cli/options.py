@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import tyro
 
 from sink_jax.arguments import check_file, check_least
-from sink_jax.benchmark.options import COMMANDS as BENCHMARKS
+from sink_jax.cli.benchmark import BENCHMARKS
 from sink_jax.cli.model_options import Analyses, Evaluate, Generate, LmEval
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
 from sink_jax.plan.chips import SHARE
@@ -208,7 +208,7 @@ class BuildTfds(CommandOptions):
 
 
 ABOUT_BENCHMARKS = """\
-Times attention, importance, the loss or a training step on this machine, beside baselines.
+Times attention, importance, the loss or a training step on this machine, compared with other libraries.
 
     python -m sink_jax benchmark attention --json=attention.json
 
