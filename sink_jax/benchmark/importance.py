@@ -37,8 +37,11 @@ def run(rates: Rates, dtype: str, seed: int, seconds: float, length: tuple[int, 
   check_known(variant, VARIANTS, '--variant: unknown')
   fast = accelerated()
   spec, heads, head_dim = VARIANTS[variant], heads or (8 if fast else 1), head_dim or (128 if fast else 64)
+  lengths = length or ((4096, 16384, 65536, 131072) if fast else (2048, 4096, 8192, 16384))
+  if keys > min(lengths):
+    raise ValueError(f'--keys={keys} is more than --length={min(lengths)}.')
   rows = []
-  for tokens in sorted(length or ((4096, 16384, 65536, 131072) if fast else (2048, 4096, 8192, 16384))):
+  for tokens in sorted(lengths):
     shape = (1, heads, tokens, head_dim)
     (q, k, _, params), _ = random_inputs(Work(spec, shape, dtype, seed))
     forms: dict[str, tuple[int | None, Callable]] = {
