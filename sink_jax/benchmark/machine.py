@@ -17,13 +17,13 @@ from sink_jax.kernels.dispatch import platform
 from sink_jax.train.provenance import provenance
 
 
-def measured_rates(dtype: str) -> Rates:
-  """The rates of a large matrix product, and of reading and writing a large array."""
+def measured_rates(dtype: str, seconds: float) -> Rates:
+  """The rates of a large matrix product, and of reading and writing a large array; seconds: for each."""
   size, count = (8192, 2**28) if accelerated() else (1024, 2**24)
   # Random numbers: GPUs draw less power on zeros, and run faster than on data.
   a, x = random(0, (size, size), dtype), random(1, (count,), 'float32')
   product, moved = jax.jit(jnp.matmul), jax.jit(lambda x: x + 1)
-  times, _ = compare({'product': Program(lambda: product(a, a)), 'moved': Program(lambda: moved(x))}, 0.5)
+  times, _ = compare({'product': Program(lambda: product(a, a)), 'moved': Program(lambda: moved(x))}, seconds)
   return Rates(2 * size**3 / min(times['product']), 8 * count / min(times['moved']))
 
 

@@ -91,7 +91,7 @@ def main(options: Options) -> None:
   if settings.pop('sweep', False):
     name, settings['dtype'] = 'kernel_blocks', 'bfloat16'
   module = importlib.import_module(f'sink_jax.benchmark.{name}')
-  rates = machine.measured_rates(settings['dtype'])
+  rates = machine.measured_rates(settings['dtype'], options.seconds)
   measured = module.run(rates, **settings)
   where = machine.describe(rates, settings['dtype'])
   if options.json:

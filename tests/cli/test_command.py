@@ -121,8 +121,6 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
           (['--context=0'], '--context=0 must'), (['--workers=-1'], '--workers=-1 must'),
           ([f'--cache_dir={tmp_path}/runs/file'], '--cache_dir=.*/file: File exists.')],
       'benchmark': [
-          (['show', f'{tmp_path}/no.json'], '.*/no.json: No such file or directory.'),
-          (['show', f'{tmp_path}/runs/file'], '.*/file is no file that a benchmark wrote'),
           (['loss', f'--json={tmp_path}'], '--json=.* is a folder')],
       'evaluate': [(['--workdir=a', '--fsdp=1'], '--fsdp is for published models: a run is loaded')],
       'analyses': [

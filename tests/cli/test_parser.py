@@ -155,10 +155,8 @@ LINES = {
     'benchmark attention --shape 1,2,512,64 --variants softmax,sigmoid --seconds 0.05':
         dict(shape=((1, 2, 512, 64),), variants=('softmax', 'sigmoid'), seconds=0.05),
     'benchmark importance --length 2048 --seconds 0.05': dict(length=(2048,), seconds=0.05),
-    'benchmark group --trials 6': dict(trials=(6,)),
-    'benchmark train_step --batch 8 16 --attention.mask="Window(size=16)"':
-        dict(batch=(8, 16), attention=dict(mask='Window(size=16)')),
-    'benchmark show a.json b.json': dict(files=('a.json', 'b.json')),
+    'benchmark train_step --batch 8 16 --variant=window':
+        dict(batch=(8, 16), variant='window'),
     'data.build --workers=8': dict(workers=8),
     'data.build --bos --no-eos': dict(bos=True, eos=False),
     'evaluate --checkpoint=exported --out=exported-sinks':

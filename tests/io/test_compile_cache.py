@@ -312,6 +312,6 @@ def test_programs_of_other_machines_lie_apart(monkeypatch):
 
 @pytest.mark.parametrize('command', [
     'cli/train', 'cli/sweep', 'sweep/pool', 'sweep/estimate', 'cli/evaluate', 'cli/analyses',
-    'cli/generate', 'benchmark/commands'])
+    'cli/generate', 'cli/benchmark'])
 def test_commands_that_compile_enable_it(command):
   assert 'compile_cache.enable()' in (ROOT / 'sink_jax' / f'{command}.py').read_text()
