@@ -35,7 +35,8 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     'k-bias': dict(kv_bias=KBias()),
 }
 # Without rotation, which no library includes either: only the kernels are compared.
-VARIANTS = {name: AttentionSpec(**({'position': Nope()} | parts)) for name, parts in COMPONENTS.items()}
+VARIANTS = {name: AttentionSpec(**(dict[str, Any](position=Nope()) | parts))
+            for name, parts in COMPONENTS.items()}
 Shape = tuple[int, int, int, int]  # B, H, T, Dh
 SHAPES: dict[bool, tuple[Shape, ...]] = {  # by whether there is a GPU or TPU
     True: ((8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.feature_map import EluPlusOne
+from sink_jax.attention.normalizer import AbsFloor, RowSum
 from sink_jax.attention.param import Dims, Param
 from sink_jax.attention.similarity import Exp, Sigmoid
 from sink_jax.attention.spec import AttentionSpec
@@ -136,18 +137,18 @@ def eager(functions: Any, where: Callable[..., Any], spec: AttentionSpec, q: Any
   elif isinstance(spec.similarity, EluPlusOne):
     s = functions.elu(s) + 1
   s = where(keep, s, 0)  # after the function, whose value of a hidden score need not be zero
-  if spec.normalizer.power is not None:
-    total, floor = s.sum(-1, keepdims=True), getattr(spec.normalizer, 'floor', None)
-    s = s / (total + spec.normalizer.eps if floor is None else abs(total).clip(min=floor))
+  if isinstance(spec.normalizer, AbsFloor):
+    s = s / abs(s.sum(-1, keepdims=True)).clip(min=spec.normalizer.floor)
+  elif isinstance(spec.normalizer, RowSum):
+    s = s / (s.sum(-1, keepdims=True) + spec.normalizer.eps)
   return s @ v
 
 
 def _release(spec: AttentionSpec) -> Callable[..., jax.Array]:
   def f(q, k, v, params):
     tokens = jnp.arange(q.shape[1])
-    out = eager(jax.nn, jnp.where, spec, *(x.swapaxes(1, 2) for x in (q, k, v)),
-                tokens[:, None] - tokens[None, :])
-    return out.swapaxes(1, 2)
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    return eager(jax.nn, jnp.where, spec, q, k, v, tokens[:, None] - tokens[None, :]).swapaxes(1, 2)
 
   return f
 

@@ -88,8 +88,8 @@ def _prepare(row, kernel, head_dim, blocks, f, arrays):
 def _kernel(kernel: str, work: Work) -> tuple[Callable[..., Any], *tuple[jax.Array, ...]]:
   """A function that runs one kernel, and its inputs."""
   (q, k, v, _), do = random_inputs(work)
-  options, spec = {'interpret': platform() != 'cuda'}, work.spec
-  forward = functools.partial(flash_gpu.forward, spec, **options)
+  interpret, spec = platform() != 'cuda', work.spec
+  forward = functools.partial(flash_gpu.forward, spec, interpret=interpret)
   if kernel == 'forward':
     return forward, q, k, v
   result = PartialAttention(*jax.jit(forward)(q, k, v))
@@ -97,4 +97,4 @@ def _kernel(kernel: str, work: Work) -> tuple[Callable[..., Any], *tuple[jax.Arr
   zeros = jnp.zeros_like(result.row_stats_BxHxT)
   rows = row_cotangents(spec, result, PartialAttention(do, zeros, zeros))
   wanted = slice(0, 1) if kernel == 'dq' else slice(1, 3)  # the compiler drops the other kernel
-  return lambda *x: flash_gpu.backward(spec, *x, **options)[wanted], q, k, v, do, *rows
+  return lambda *x: flash_gpu.backward(spec, *x, interpret=interpret)[wanted], q, k, v, do, *rows

@@ -58,6 +58,7 @@ def compiled(row: dict[str, Any], f: Callable[..., Any], *arrays: Any, prefix: s
   """
   program = jax.jit(f).lower(*arrays).compile()
   stats = program.memory_analysis()
+  assert stats, 'XLA knows the memory of a program on these platforms'
   needed = (stats.temp_size_in_bytes + stats.output_size_in_bytes) / 1e6
   row[f'{prefix}mb'] = needed
   if needed > memory_limit() / 1e6:

@@ -83,6 +83,7 @@ def _prepare(row: dict[str, Any], model: ModelConfig, seed: int) -> Program:
   state, rates = init_state(model, optimizer, seed, mesh), peak_rates(optimizer)
   step = make_train_step(model, optimizer, mesh).lower(state, data, rates).compile()
   stats = step.memory_analysis()
+  assert stats, 'XLA knows the memory of a program on these platforms'
   # The donated state is an argument and a result in the same memory: it counts once.
   row['gb'] = (stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
                - stats.alias_size_in_bytes) / 1e9
