@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -65,24 +64,17 @@ def run(rates: Rates, dtype: str, seed: int, seconds: float, shape: Sequence[tup
   return rows
 
 
-@contextlib.contextmanager
-def patched(kernel: str, head_dim: int, blocks: gpu_layout.Blocks) -> Iterator[None]:
-  """Gives the table another entry for this head dimension, while something is traced."""
+def _prepare(row, kernel, head_dim, blocks, f, arrays):
+  """Compiles a kernel while the table has other blocks for its head dimension."""
   table = gpu_layout.BLOCKS[kernel]
   before = dict(table)
-  # The smallest entry that holds the head dimension is taken, so one of exactly its size wins.
-  table[head_dim] = blocks
+  table[head_dim] = blocks  # it wins: the smallest entry that holds the head dimension is taken
   try:
-    yield
+    # A new function each time: for the same one JAX would reuse the trace with other blocks.
+    return compiled(row, lambda *x: tuple(f(*x)), *arrays)
   finally:
     table.clear()
     table.update(before)
-
-
-def _prepare(row, kernel, head_dim, blocks, f, arrays):
-  with patched(kernel, head_dim, blocks):
-    # A new function each time: for the same one JAX would reuse the trace with other blocks.
-    return compiled(row, lambda *x: tuple(f(*x)), *arrays)
 
 
 def _kernel(kernel: str, work: Work) -> tuple[Callable[..., Any], *tuple[jax.Array, ...]]:
