@@ -2,7 +2,6 @@
 
   python -m sink_jax.sweep --config=configs/remedies.py --seeds=0,1,2,3,4 --workdir=runs/remedies \\
     --processes=2 --only=NAMES
-  python -m sink_jax.benchmark trials --json=runs/remedies/step_times.json
   python -m sink_jax.report --kind=leaderboard --runs=runs/remedies --out=results/leaderboard
 
 A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report

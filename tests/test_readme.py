@@ -60,6 +60,7 @@ def project(tmp_path_factory):
         exec(compile(block, path, 'exec'), names)
     elif language == 'bash':
       for line in block.splitlines():
+        line = line.replace('python -m sink_jax ', 'python -m sink_jax.')
         words = tuple(shlex.split(line, comments=True))
         # Some lines are in the README and on a page as well.
         if line.startswith('python -m sink_jax.') and words not in seen:

@@ -1,5 +1,5 @@
-"""Time, memory and errors of kernels and training steps on this machine, beside baselines.
+"""Time and memory of kernels and training steps on this machine, compared with other libraries.
 
-Every table prints a floor, the time of the same FLOPs in large matrix products, and how far each
-row is from it. Tests assert no time, and nothing outside this room imports it but the commands.
+Every table has a floor, the time that the FLOPs or bytes of a row take at the rates of this machine, and
+how far the row is from it. No test asserts a time.
 """

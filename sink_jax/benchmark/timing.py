@@ -1,114 +1,81 @@
-"""Timing of device work, progress with the time left, and why something did not run."""
+"""Times programs in turns, so that their ratios are of one process and the same conditions."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-_ENOUGH = 200  # repetitions, after which the median no longer moves
-_SUFFIXES = ('ms', 'min_ms', 'spread_ms', 'repetitions', 'calls')  # of the fields of a Timing
+import jax
+
+from sink_jax.kernels.dispatch import platform
+
+ROUNDS = 9
 
 
-class Timing(NamedTuple):
-  """Milliseconds per call over so many repetitions of `calls` calls each.
+class Program(NamedTuple):
+  """`call` starts the work, `wait` returns when its result is there; `repeats`: operations in a call."""
 
-  spread: the distance between the quartiles.
+  call: Callable[[], Any]
+  wait: Callable[[Any], Any] = jax.block_until_ready
+  repeats: int = 1
+
+
+def interval(values: list[float]) -> tuple[float, float | None, float | None]:
+  """The median, and the second smallest and second largest of nine rounds; of fewer rounds None.
+
+  The interval has the median of the distribution with a probability of 96 %: 1 - 2 (1 + 9) / 2^9.
   """
-
-  median: float
-  min: float
-  spread: float
-  repetitions: int
-  calls: int
-
-  def of_each(self, parts: int) -> Timing:
-    """The same times per part, where every call consists of so many equal parts."""
-    return self._replace(median=self.median / parts, min=self.min / parts,
-                         spread=self.spread / parts, calls=self.calls * parts)
-
-  def named(self, name: str) -> dict[str, float]:
-    """The fields as JSON entries of a row: name_ms, name_min_ms, name_spread_ms, ..."""
-    return {f'{name}_{suffix}': value for suffix, value in zip(_SUFFIXES, self)}
-
-  @classmethod
-  def pop_named(cls, name: str, entries: dict[str, Any]) -> Timing:
-    """The Timing of such entries, which are removed from the row."""
-    return cls(*(entries.pop(f'{name}_{suffix}') for suffix in _SUFFIXES))
+  ordered = sorted(values)
+  low, high = (ordered[1], ordered[-2]) if len(ordered) == ROUNDS else (None, None)
+  return statistics.median(ordered), low, high
 
 
-def measure(elapsed: Callable[[int], float], seconds: float, warmup: int = 3,
-            batch_seconds: float = 0.02, most_calls: int = 50) -> Timing:
-  """Times calls for about so many seconds.
-
-  A call longer than `seconds` is warmed up once and timed once.
+def compare(programs: Mapping[Any, Program], seconds: float) -> tuple[dict[Any, list[float]], dict[Any, str]]:
+  """Times every program once in every round.
 
   Args:
-    elapsed: makes n calls, waits for the last and returns the seconds that they took.
-    warmup: calls that are not counted, the first of which may compile.
-    batch_seconds, most_calls: short calls are timed in batches of about so many seconds and at
-      most so many calls. A call is then queued while others run, and the time to start it does
-      not count.
+    seconds: for each program, about. A program whose call takes longer is timed once.
+
+  Returns:
+    {name: seconds per operation of every round}, and {name: the reason why it does not run}.
   """
-  assert warmup > 0, 'the size of a batch is known from a call'
-  spent = once = 0.0
-  # `once` is the time of the last call, without the compilation of the first where there are
-  # several.
-  for _ in range(warmup):
-    once = elapsed(1)
-    spent += once
-    if spent > seconds:
-      break
-  calls = max(1, min(most_calls, int(batch_seconds / max(once, 1e-9))))
-  times, spent = [], 0.0
-  # At least three repetitions, for a spread; one of a call that alone takes longer than asked.
-  while spent < seconds and len(times) < _ENOUGH or len(times) < (3 if once < seconds else 1):
-    took = elapsed(calls)
-    times.append(took / calls)
-    spent += took
-  return summary(times, calls)
+  times: dict[Any, list[float]] = {}
+  failed: dict[Any, str] = {}
+  calls: dict[Any, int] = {}
+  for name, program in programs.items():
+    try:
+      _elapsed(program, 1)  # with what is done once: PyTorch compiles, memory is mapped
+      once = _elapsed(program, 1)
+    except Exception as error:  # libraries raise whatever they like
+      failed[name] = reason(error)
+      continue
+    times[name] = [once / program.repeats] if once > seconds else []
+    if not times[name]:
+      calls[name] = max(1, min(50, int(seconds / ROUNDS / once)))
+  for _ in range(ROUNDS):
+    for name, count in calls.items():
+      times[name].append(_elapsed(programs[name], count) / count / programs[name].repeats)
+  return times, failed
 
 
-def summary(seconds_per_call: list[float], calls: int) -> Timing:
-  """The Timing of repetitions that were measured elsewhere."""
-  ms = sorted(1000 * x for x in seconds_per_call)
-  low, _, high = statistics.quantiles(ms, n=4, method='inclusive') if len(ms) > 1 else ms * 3
-  return Timing(statistics.median(ms), ms[0], high - low, len(ms), calls)
-
-
-class Countdown:
-  """Lines on stderr: the next case, the seconds since the start and about how many are left."""
-
-  def __init__(self, total: int, limit: float | None = None):
-    self._total, self._limit, self._done = total, limit, 0
-    self._began = time.monotonic()
-
-  def next(self, label: str) -> None:
-    """Prints the line of the next case."""
-    spent = time.monotonic() - self._began
-    left = ''
-    if self._done:
-      estimate = spent / self._done * (self._total - self._done)
-      # What does not begin before the limit does not run, so no more time than that is left.
-      if self._limit is not None:
-        estimate = min(estimate, max(0, self._limit - spent))
-      left = f', about {estimate:.0f} s left'
-    self._done += 1
-    print(f'[{self._done}/{self._total}] {label}  ({spent:.0f} s{left})', file=sys.stderr,
-          flush=True)
-
-  def over(self) -> bool:
-    """Whether the time is up; never without a limit."""
-    return self._limit is not None and time.monotonic() - self._began > self._limit
+def _elapsed(program: Program, calls: int) -> float:
+  """Seconds of so many calls. They are queued, but on a CPU, which would run them side by side."""
+  one_by_one = platform() == 'cpu'
+  began = time.perf_counter()
+  for _ in range(calls):
+    out = program.call()
+    if one_by_one:
+      program.wait(out)
+  program.wait(out)
+  return time.perf_counter() - began
 
 
 def reason(error: Exception) -> str:
-  """The reason why something did not run, in one line."""
+  """Why something did not run, in one line."""
   text = ' '.join(str(error).split())
-  if 'RESOURCE_EXHAUSTED' in text or 'out of memory' in text.lower():
+  if 'RESOURCE_EXHAUSTED' in text or 'CUDA out of memory' in text:
     return 'out of memory'
-  if isinstance(error, NotImplementedError) and text:
-    return text
-  return f'{type(error).__name__}: {text[:300]}' if text else type(error).__name__
+  return text[:300] if isinstance(error, (NotImplementedError, MemoryError)) and text else (
+      f'{type(error).__name__}: {text[:300]}')

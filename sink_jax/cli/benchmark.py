@@ -1,49 +1,99 @@
-"""Runs one benchmark, or shows the tables of stored ones."""
+"""`benchmark`: times kernels and training steps on this machine."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import importlib
 import os
-import time
-from pathlib import Path
+from typing import Literal
 
-from sink_jax.benchmark.options import Check, Saved, Show, Trials
-from sink_jax.benchmark.records import document_from_json
-from sink_jax.benchmark.table import render
-
-_BEGAN = time.monotonic()  # a time limit counts from here: importing JAX takes a while
+from sink_jax.arguments import check_file, check_least
 
 # PyTorch may have to share the device with JAX, which would take most of its memory at once.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 
-def main(options: Saved | Check | Show) -> int:
-  """Runs one command; returns its exit code."""
-  if isinstance(options, Show):  # without jax
-    for path in options.files:
-      try:
-        print(render(document_from_json(json.loads(Path(path).read_text()))))
-      except ValueError as error:
-        raise ValueError(f'{path} is no file that a benchmark wrote: {error}') from None
-    return 0
-  if isinstance(options, Check):  # starts processes that use jax, and has no use for it itself
-    from sink_jax.benchmark.check import check
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+  """What every benchmark has. A size that is not given depends on whether there is a GPU or TPU."""
 
-    return check(options)
+  seconds: float = 0.5  # to spend on each number.
+  dtype: Literal['bfloat16', 'float32'] | None = None  # by default bfloat16 on a GPU or TPU, else float32.
+  seed: int = 0  # of the random inputs.
+  json: str | None = None  # a file for all numbers.
 
-  from sink_jax.benchmark import commands
+  def __post_init__(self):
+    check_file(self, 'json')
+    check_least(self, **{name: 1 for name in vars(self) if name in (
+        'shape', 'length', 'heads', 'head_dim', 'keys', 'tokens', 'd_model', 'vocab', 'batch', 'unroll')})
 
-  if options.limit:
-    # What the imports took is a part of the limit; at least one row begins in any case.
-    left = max(0.1, options.limit - (time.monotonic() - _BEGAN))
-    options = dataclasses.replace(options, limit=left)
-  configs = {}
-  if isinstance(options, Trials):
-    # It needs what only training does; the other benchmarks run without those packages.
-    from sink_jax.sweep.trials import load_trials
 
-    # A trial without a config has no counterpart at its budget.
-    configs = {name: trial.config for name, trial in load_trials(options.config).items()
-               if trial.config is not None}
-  return commands.run(options, configs)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention(Timed):
+  """Every variant of attention, forward and backward, compared with other libraries."""
+
+  #: B H T Dh of each; by default 8 8 2048 64 8 8 2048 96 8 16 2048 128 1 8 32768 128 on a GPU or TPU,
+  #: else 1 8 2048 96.
+  shape: tuple[tuple[int, int, int, int], ...] = ()
+  variants: tuple[str, ...] = ()  # such as softmax sigmoid; by default all, and another name lists them.
+  #: such as pallas chunked cudnn torch-flash xla; by default all that run here.
+  implementations: tuple[str, ...] = ()
+  sweep: bool = False  # instead: time block sizes of the GPU kernels, in bfloat16.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Importance(Timed):
+  """Importance of every key in memory linear in T."""
+
+  length: tuple[int, ...] = ()  # by default 4096 16384 65536 131072, on a CPU 2048 4096 8192 16384.
+  heads: int | None = None  # by default 8, on a CPU 1.
+  head_dim: int | None = None  # by default 128, on a CPU 64.
+  keys: int = 4  # of the shortcut.
+  variant: str = 'softmax'  # another name lists them.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss(Timed):
+  """Cross-entropy with gradients, in chunks and with all logits."""
+
+  tokens: tuple[int, int] | None = None  # B T; by default 8 2048, on a CPU 2 256.
+  d_model: int | None = None  # by default 768, on a CPU 256.
+  vocab: int | None = None  # by default 50432, on a CPU 8192.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainStep(Timed):
+  """Training steps of a model with AdamW: tokens/s and the share of this machine's rate."""
+
+  size: str | None = None  # tiny, 60m, 1b, 7b, 13b; by default 60m, on a CPU tiny.
+  batch: tuple[int, ...] = ()  # sequences of each; by default 8 16 32, on a CPU 4.
+  length: int | None = None  # by default 2048, on a CPU 256.
+  vocab: int | None = None  # by default 50432, on a CPU 512.
+  implementation: tuple[str, ...] = ('default',)  # of attention; the first is what others are compared with.
+  remat: Literal['none', 'save_matmuls', 'save_attention', 'blocks'] = 'none'  # what backpropagation recomputes.
+  unroll: int = 24  # blocks that are compiled one after another, at most; more are in a loop.
+  variant: str = 'softmax'  # of the attention; another name lists them.
+
+
+BENCHMARKS = {'attention': Attention, 'importance': Importance, 'loss': Loss, 'train_step': TrainStep}
+Options = Attention | Importance | Loss | TrainStep
+
+
+def main(options: Options) -> None:
+  """Runs one benchmark, prints its table and writes its JSON."""
+  from sink_jax.benchmark import machine, rows
+  from sink_jax.io import compile_cache
+
+  compile_cache.enable()
+  name = next(name for name, kind in BENCHMARKS.items() if type(options) is kind)
+  settings = {key: value for key, value in vars(options).items() if key != 'json'}
+  settings['dtype'] = options.dtype or ('bfloat16' if machine.accelerated() else 'float32')
+  if settings.pop('sweep', False):
+    name, settings['dtype'] = 'kernel_blocks', 'bfloat16'
+  module = importlib.import_module(f'sink_jax.benchmark.{name}')
+  rates = machine.measured_rates(settings['dtype'], options.seconds)
+  measured = module.run(rates, **settings)
+  where = machine.describe(rates, settings['dtype'])
+  if options.json:
+    rows.write_json(options.json, measured, where, {'benchmark': name} | settings)
+  rows.print_table(module.COLUMNS, measured, where, module.NOTES)

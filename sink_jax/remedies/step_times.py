@@ -1,7 +1,7 @@
-"""What a training step takes beside one of softmax, as `sink_jax.benchmark trials` measured it.
+"""What a training step takes compared with one of softmax, as a file next to the runs has it.
 
-It is no number of the runs: those were trained one after the other, several at a time, on machines
-that did other things as well. The benchmark times both in turns in one process.
+The file is of a benchmark that timed both in turns in one process, last in the package at commit 804d5da: the
+runs themselves were trained several at a time, on machines that did other things as well.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from sink_jax.benchmark.records import TrialRow, document_from_json
 from sink_jax.io.paths import AnyPath
 from sink_jax.report.jsontext import from_json
 
 FILE = 'step_times.json'  # in the folder of the runs
-COMMAND = f'python -m sink_jax.benchmark trials --json=runs/remedies/{FILE}'
 NOT_MEASURED = 'not measured'
 
 
@@ -44,32 +42,22 @@ class StepTimes:
     return found.text() if found else NOT_MEASURED
 
   def sentence(self) -> str:
-    """How the times were measured, or the command that measures them."""
+    """How the times were measured."""
     if not self.ratios:
-      return f'Times of steps were not measured; {COMMAND} does.'
+      return 'Times of steps were not measured.'
     pairs = max(found.pairs for found in self.ratios.values())
     return (f'Time of a step: over that of softmax, both timed in turns in one process ({pairs} '
             f'pairs: the median, and the quartiles in brackets; {self.measured}).')
 
 
 def read_step_times(folder: AnyPath) -> StepTimes:
-  """What the benchmark has written into a folder of runs; empty without its file.
-
-  Raises:
-    ValueError: the file is none that it writes.
-  """
-  path = folder / FILE
-  if not path.exists():
+  """The step times in a folder of runs; empty without the file."""
+  if not (folder / FILE).exists():
     return StepTimes()
-  try:
-    document = document_from_json(from_json(path.read_text()))
-    machine = document.machine
-    # Rows that failed, or for which there was no time, have no ratio.
-    times = {(row.task, row.variant): StepTime(row.ratio, row.ratio_low, row.ratio_high, row.pairs)
-             for row in document.rows_of(TrialRow) if row.ratio is not None
-             and row.ratio_low is not None and row.ratio_high is not None and row.pairs is not None}
-    return StepTimes(times, f'{machine["hardware"]}; jax {machine["jax"]}; '
-                            f'{machine["date"].split("T")[0]}; {machine["code"]}')
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f'{path} cannot be read: {error}. Remove it, or measure again: '
-                     f'{COMMAND}') from None
+  content = from_json((folder / FILE).read_text())
+  times = {(row['task'], row['variant']): StepTime(row['ratio'], row['ratio_low'], row['ratio_high'],
+                                                   row['pairs'])
+           for row in content['rows'] if row.get('ratio') is not None}
+  machine = content['machine']
+  return StepTimes(times, f'{machine["hardware"]}; jax {machine["jax"]}; '
+                          f'{machine["date"].split("T")[0]}; {machine["code"]}')

@@ -1,0 +1,225 @@
+"""The implementations of attention that are timed, ours and those of other libraries, in one table."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sink_jax.attention.feature_map import EluPlusOne
+from sink_jax.attention.normalizer import AbsFloor, RowSum
+from sink_jax.attention.param import Dims, Param
+from sink_jax.attention.similarity import Exp, Sigmoid
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.benchmark.machine import compiled, random
+from sink_jax.benchmark.timing import Program
+from sink_jax.kernels.dispatch import attend, platform
+
+
+class Work(NamedTuple):
+  """One attention operation; shape: (B, H, T, Dh); repeats: operations that a program of JAX makes."""
+
+  spec: AttentionSpec
+  shape: tuple[int, int, int, int]
+  dtype: str
+  seed: int
+  repeats: int = 1
+
+
+class Implementation(NamedTuple):
+  """An implementation of attention.
+
+  kind: 'ours', 'T x T' (it makes the weights of all pairs of tokens) or 'library'.
+  program: makes the Program of some work, forward or with gradients ('both'); adds to the row.
+  variants: that it computes, by their names in `attention.VARIANTS`; None for all.
+  platforms, package: where it runs, and which package it needs.
+  """
+
+  kind: str
+  program: Callable[[dict[str, Any], Work, bool], Program]
+  variants: tuple[str, ...] | None = None
+  platforms: tuple[str, ...] = ('cpu', 'cuda', 'tpu')
+  package: str = 'jax'
+
+  def missing(self) -> str | None:
+    """Why it does not run on this machine, or None."""
+    if platform() not in self.platforms:
+      return f'needs {" or ".join(self.platforms)}'
+    return None if importlib.util.find_spec(self.package) else f'{self.package} is not installed'
+
+
+def random_inputs(work: Work) -> tuple[tuple[Any, ...], jax.Array]:
+  """((q, k, v, params), cotangent of the output): normal numbers, (B, T, H, Dh)."""
+  heads, head_dim = work.shape[1], work.shape[3]
+  q, k, v, do = _arrays(work.shape, work.dtype, work.seed)
+  params = jax.tree.map(lambda p: 0.02 * random(work.seed, p.shape, jnp.float32),
+                        work.spec.params(Dims(heads, heads, head_dim)),
+                        is_leaf=lambda x: isinstance(x, Param))
+  return (q, k, v, params), do
+
+
+@functools.lru_cache(maxsize=1)  # the rows of one shape share them
+def _arrays(shape, dtype, seed):
+  batch, heads, length, head_dim = shape
+  return [random(4 * seed + n, (batch, length, heads, head_dim), dtype) for n in range(4)]
+
+
+def repeated(f: Callable[..., Any], repeats: int) -> Callable[..., jax.Array]:
+  """A function that calls f so many times on the same arrays, one call after the other.
+
+  It returns a sum of one number of every result. Starting a program takes as long as a short call.
+  """
+  def program(*arrays: Any) -> jax.Array:
+    def call(total, _):
+      # Behind a barrier with the running total the inputs look new each time: XLA would take a call
+      # with the same inputs out of the loop. The second barrier makes it compute all of the results.
+      inputs, total = jax.lax.optimization_barrier((arrays, total))
+      results = jax.tree.leaves(jax.lax.optimization_barrier(f(*inputs)))
+      return total + sum(result.ravel()[0].astype(jnp.float32) for result in results), None
+
+    return jax.lax.scan(call, jnp.float32(0), length=repeats)[0]
+
+  return program
+
+
+def _in_jax(make: Callable[[AttentionSpec], Callable[..., jax.Array]]) -> Callable[..., Program]:
+  """`Implementation.program` of f(q, k, v, params) = make(spec)."""
+  def program(row: dict[str, Any], work: Work, both: bool) -> Program:
+    f = make(work.spec)
+
+    def with_gradients(cotangent, *inputs):
+      out, pull = jax.vjp(f, *inputs)
+      return out, pull(cotangent.astype(out.dtype))
+
+    inputs, cotangent = random_inputs(work)
+    g, arrays = (with_gradients, (cotangent, *inputs)) if both else (f, inputs)
+    return compiled(row, repeated(g, work.repeats) if work.repeats > 1 else g, *arrays,
+                    prefix='both_' if both else 'forward_', repeats=work.repeats)
+
+  return program
+
+
+def _ours(name: str) -> Callable[..., Program]:
+  return _in_jax(lambda spec: functools.partial(attend, spec, implementation=name))
+
+
+def _library(module: str, **options: Any) -> Callable[..., Program]:
+  """`dot_product_attention` of a package, loaded by name, since it may be optional."""
+  def make(spec: AttentionSpec) -> Callable[..., jax.Array]:
+    f = functools.partial(importlib.import_module(module).dot_product_attention, **options)
+    # The libraries count the keys before the query, without its own.
+    window = (spec.mask.window - 1, 0) if spec.mask.window else None
+    return lambda q, k, v, params: f(q, k, v, is_causal=True, local_window_size=window)
+
+  return _in_jax(make)
+
+
+def eager(functions: Any, where: Callable[..., Any], spec: AttentionSpec, q: Any, k: Any, v: Any,
+          distance: Any) -> Any:
+  """T x T attention as the official code, sail-sg/Attention-Sink, computes it: all in the inputs' dtype.
+
+  Args:
+    functions, where: `jax.nn` and `jnp.where`, or `torch.nn.functional` and `torch.where`.
+    q, k, v: (B, H, T, Dh). distance: (T, T), from each query back to each key.
+  """
+  keep = (distance >= 0) & (distance < (spec.mask.window or distance.shape[0]))
+  s = q @ k.mT / math.sqrt(q.shape[-1])
+  if isinstance(spec.similarity, Exp):
+    return functions.softmax(where(keep, s, -math.inf), -1) @ v
+  if isinstance(spec.similarity, Sigmoid):
+    s = functions.sigmoid(s + spec.similarity.bias)
+  elif isinstance(spec.similarity, EluPlusOne):
+    s = functions.elu(s) + 1
+  s = where(keep, s, 0)  # after the function, whose value of a hidden score need not be zero
+  if isinstance(spec.normalizer, AbsFloor):
+    s = s / abs(s.sum(-1, keepdims=True)).clip(min=spec.normalizer.floor)
+  elif isinstance(spec.normalizer, RowSum):
+    s = s / (s.sum(-1, keepdims=True) + spec.normalizer.eps)
+  return s @ v
+
+
+def _release(spec: AttentionSpec) -> Callable[..., jax.Array]:
+  def f(q, k, v, params):
+    tokens = jnp.arange(q.shape[1])
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    return eager(jax.nn, jnp.where, spec, q, k, v, tokens[:, None] - tokens[None, :]).swapaxes(1, 2)
+
+  return f
+
+
+def _flash(torch, spec, shape, device):
+  attention = importlib.import_module('torch.nn.attention')
+
+  def f(q, k, v):
+    # Otherwise PyTorch chooses among its kernels, and the row would not be of the flash kernel.
+    with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+      return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+  return f
+
+
+def _flex(torch, spec, shape, device):
+  flex = importlib.import_module('torch.nn.attention.flex_attention')
+  size = spec.mask.window or shape[2]
+  mask = flex.create_block_mask(lambda b, h, i, j: (j <= i) & (i - j < size), None, None, shape[2],
+                                shape[2], device=device)
+  bias = None
+  if spec.position.has_bias:  # ALiBi
+    slopes = torch.tensor(spec.position.slopes(shape[1]), device=device)
+    bias = lambda s, b, h, i, j: s - slopes[h] * (i - j)
+  f = torch.compile(flex.flex_attention)  # not compiled, it makes all T x T scores
+  return lambda q, k, v: f(q, k, v, score_mod=bias, block_mask=mask)
+
+
+def _eager(torch, spec, shape, device):
+  tokens = torch.arange(shape[2], device=device)
+  return lambda q, k, v: eager(torch.nn.functional, torch.where, spec, q, k, v,
+                               tokens[:, None] - tokens[None, :])
+
+
+def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
+  """`Implementation.program` of f(q, k, v) = make(torch, spec, shape, device) in PyTorch."""
+  def program(row: dict[str, Any], work: Work, both: bool) -> Program:
+    torch = importlib.import_module('torch')  # by name: it is no dependency
+    device = 'cuda' if platform() == 'cuda' else 'cpu'
+    if device == 'cuda' and not torch.cuda.is_available():
+      raise NotImplementedError(f'PyTorch {torch.__version__} does not see the GPU')
+    generator = torch.Generator(device).manual_seed(work.seed)
+    q, k, v, do = (torch.randn(work.shape, generator=generator, device=device)
+                   .to(getattr(torch, work.dtype)).requires_grad_() for _ in range(4))
+    f = make(torch, work.spec, work.shape, device)
+
+    def call():
+      if both:
+        return torch.autograd.grad(f(q, k, v), (q, k, v), do)
+      with torch.no_grad():  # autograd would keep T x T arrays for a backward pass
+        return f(q, k, v)
+
+    return Program(call, lambda result: torch.cuda.synchronize() if device == 'cuda' else None)
+
+  return program
+
+
+_WINDOWED, _EAGER = ('softmax', 'window'), ('softmax', 'sigmoid', 'sigmoid-sum', 'elu', 'linear', 'window')
+_GPU = 'cpu', 'cuda'
+# By their names in --implementations. The first library that runs is what the others are compared with.
+IMPLEMENTATIONS = {
+    'pallas': Implementation('ours', _ours('pallas'), platforms=('cuda', 'tpu')),
+    'linear': Implementation('ours', _ours('linear'), ('linear',)),
+    'chunked': Implementation('ours', _ours('chunked')),
+    'cudnn': Implementation('library', _ours('cudnn'), _WINDOWED, ('cuda',)),
+    'splash': Implementation('library', _ours('splash'), _WINDOWED, ('tpu',)),
+    'torch-flash': Implementation('library', _torch(_flash), ('softmax',), _GPU, 'torch'),
+    'torch-flex': Implementation('library', _torch(_flex), (*_WINDOWED, 'alibi'), _GPU, 'torch'),
+    'tokamax': Implementation('library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'), 'tokamax'),
+    'xla': Implementation('library', _library('jax.nn', implementation='xla'), _WINDOWED),
+    'reference': Implementation('T x T', _ours('reference')),  # the definition, in float32
+    'release': Implementation('T x T', _in_jax(_release), _EAGER),  # compiled by XLA
+    'torch-eager': Implementation('T x T', _torch(_eager), _EAGER, _GPU, 'torch'),
+}
