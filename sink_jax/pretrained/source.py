@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
 
 from sink_jax.data.documents import DocumentSource
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.hashing import sha256_of_digests, sha256_of_files
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree
@@ -20,8 +20,7 @@ from sink_jax.pretrained.load import (
   open_published,
   published_model,
   published_parameters,
-  published_tokenizer,
-  run_encoder,
+  run_tokenizer,
   saved_model,
 )
 from sink_jax.train.checkpoint import params_of_step
@@ -45,7 +44,7 @@ def open_source(name: str, step: int | None = None) -> Source:
   if is_workdir(to_path(name)):
     return _of_run(name, step)
   checkpoint, _ = open_published(name)
-  tokenizer = _text_tokenizer(checkpoint)
+  tokenizer = _tokenizer(lambda: TextTokenizer.from_path(checkpoint.path))
   return Source(name, None, published_model(checkpoint),
                 functools.partial(_published_digest, checkpoint),
                 functools.partial(published_parameters, checkpoint, 'float32'),
@@ -64,9 +63,9 @@ def _of_run(name: str, step: int | None) -> Source:
   if step is None:
     raise ValueError(f'init.source = {name!r} is a run without a usable checkpoint: train it '
                      'first.')
-  encoder = _encoder(workdir, experiment)
+  tokenizer = _tokenizer(lambda: run_tokenizer(workdir, experiment.data))
   return Source(name, step, model, functools.partial(step_digest, workdir, step),
-                functools.partial(_params, workdir, step, model), encoder,
+                functools.partial(_params, workdir, step, model), tokenizer,
                 isinstance(experiment.data.source, DocumentSource))
 
 
@@ -77,17 +76,10 @@ def _params(workdir: AnyPath, step: int, model: ModelConfig, mesh: Mesh) -> Para
   return params_of_step(workdir, step, target)
 
 
-def _encoder(workdir: AnyPath, experiment: Experiment) -> Encoder | None:
+def _tokenizer(read: Callable[[], TextTokenizer]) -> TextTokenizer | None:
   try:
-    return run_encoder(workdir, experiment.data)
-  except ValueError:  # a synthetic task, or an older run whose caches are gone
-    return None
-
-
-def _text_tokenizer(checkpoint: Weights) -> TextTokenizer | None:
-  try:
-    return published_tokenizer(checkpoint.path, published_model(checkpoint).vocab_size)
-  except ValueError:  # none, or one of a kind that cannot be read: the data have their own
+    return read()
+  except ValueError:  # none, or one that cannot be read: the data have their own
     return None
 
 

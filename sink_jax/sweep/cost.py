@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from sink_jax.data.synthetic import SyntheticTask
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.source import open_source
 from sink_jax.train.experiment import from_dict
@@ -65,7 +65,7 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
         source.vocab_size, source.input_features, source.output_features)
   else:
     model = experiment.model_config(
-        experiment.model.vocab_size or getattr(tokenizer, 'vocab_size', ByteEncoder.vocab_size))
+        experiment.model.vocab_size or getattr(tokenizer, 'vocab_size', Bytes.vocab_size))
   tokens = experiment.steps * experiment.batch_size * experiment.data.context
   return Cost(parameter_count(model), experiment.steps, tokens,
               tokens * flops_per_token(model, experiment.data.context))

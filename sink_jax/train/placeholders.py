@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace
+from sink_jax.data.tokenizer import Bytes, HuggingFace
 
 _FIELD = re.compile(r'\{[^{}]*\}')
 
@@ -45,11 +45,11 @@ def _of_source(source: str) -> str | None:
   """The tokenizer in the folder of a source, in the words of a config; None for bytes."""
   tokenizer = HuggingFace(path=source)
   try:
-    encoder = tokenizer.encoder()
+    encoder = tokenizer.open()
   except (ValueError, OSError):  # none, such as of a name on the hub, or one that needs options
     return None
   letters = ''.join(map(chr, range(32, 127)))
-  same = encoder.encode(letters).tolist() == ByteEncoder().encode(letters).tolist()
+  same = encoder.encode(letters) == Bytes().open().encode(letters)
   return None if same else f'HuggingFace(path={source!r})'
 
 

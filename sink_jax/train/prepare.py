@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sink_jax.data.dataset import DataConfig, Dataset, open_data
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.paths import AnyPath
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.shard import mesh_context
@@ -53,7 +53,7 @@ class PreparedRun(NamedTuple):
   mesh: jax.sharding.Mesh
   attention: str
   probe_tokens: np.ndarray
-  encoder: Encoder | None
+  encoder: TextTokenizer | None
   start: Start | None = None
 
   @property

@@ -16,7 +16,7 @@ from sink_jax.data.cache_check import DamagedCache
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.limits import first_token_limits, limit_note
 from sink_jax.evaluate.probe import probe
-from sink_jax.io.paths import AnyPath
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.run import Run
 from sink_jax.train import run_dir as runs
@@ -27,7 +27,6 @@ from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_p
 from sink_jax.train.outcome import Diverged, recorded_outcome
 from sink_jax.train.prepare import PreparedRun
 from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.run_tokenizer import write_tokenizer
 from sink_jax.train.step import (
   Params,
   TrainState,
@@ -57,7 +56,8 @@ def open_recorder(run: PreparedRun, workdir: str | AnyPath, name: str,
     wait_for_file_check = check_files()  # in a thread, while the step is compiled
     lock.digests['probe_tokens.npy'] = {
         'sha256': write_probe_tokens(workdir, run.probe_tokens)}
-    write_tokenizer(workdir, run.encoder)
+    if run.encoder is not None and is_first():
+      run.encoder.save(to_path(workdir) / 'tokenizer')
     yield Recorder(run, lock, wait_for_file_check, name)
 
 

@@ -6,7 +6,7 @@ import logging
 
 from sink_jax.data.dataset import DataConfig, Dataset
 from sink_jax.data.documents import DocumentSource, PackedDataset
-from sink_jax.data.tokenizer import Bytes, Encoder, HuggingFace
+from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer
 from sink_jax.io.paths import cache_root
 from sink_jax.train.multihost import is_first
 from sink_jax.train.start import Encodes, Source
@@ -34,7 +34,7 @@ def check_before_data(source: Source, data: DataConfig) -> None:
   if (source.tokenizer and isinstance(data.source, DocumentSource)
       and not isinstance(data.source, PackedDataset)
       and isinstance(data.tokenizer, (Bytes, HuggingFace))):
-    _check_ids(f'init.source = {source.name!r}', data.tokenizer.resolve(
+    _check_ids(f'init.source = {source.name!r}', data.tokenizer.open(
         data.source, data.valid_fraction, cache_root(data.cache_dir)), source.tokenizer, _SAMPLE)
 
 
@@ -61,8 +61,8 @@ def check_data(source: Source, data: Dataset) -> None:
   _check_ids(where, encoder, source.tokenizer, _SAMPLE)
 
 
-def _check_ids(where: str, encoder: Encoder, other: Encodes, text: str) -> None:
-  here, there = encoder.encode(text).tolist(), other.encode(text).tolist()
+def _check_ids(where: str, encoder: TextTokenizer, other: Encodes, text: str) -> None:
+  here, there = encoder.encode(text), other.encode(text)
   if here == there:
     return
   first = next((i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1]),

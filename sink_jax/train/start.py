@@ -47,7 +47,7 @@ _FILLED = ('init.step', 'init.hash', 'init.new', 'init.kept',
 class Encodes(Protocol):
   """The tokenizer of a source: what makes ids of a text."""
 
-  def encode(self, text: str) -> np.ndarray: ...
+  def encode(self, text: str) -> list[int]: ...
 
 
 @dataclasses.dataclass(frozen=True)

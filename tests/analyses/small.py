@@ -7,7 +7,7 @@ import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.cli import analyses
 from sink_jax.cli.model_options import Analyses
-from sink_jax.data import inputs
+from sink_jax.evaluate import inputs
 from sink_jax.evaluate import plots
 from sink_jax.paper.open_protocol import EXPECTED, check_result
 from sink_jax.report.jsontext import rounded, to_json

@@ -17,9 +17,9 @@ from sink_jax.analyses.lm_eval_adapter import language_model, loglikelihoods
 from sink_jax.analyses.lm_eval_generation import Settings, generated, settings
 from sink_jax.analyses.lm_eval_tasks import TaskOptions, context_length, evaluate, find_tasks
 from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.data.inputs import random_tokens
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.evaluate.inputs import random_tokens
 from tests.analyses import lm_eval_stub
 from tests.analyses.small import check_png, options, small_run
 from tests.train.runs import ROOT

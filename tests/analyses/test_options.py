@@ -9,8 +9,8 @@ import sink_jax as sj
 from sink_jax.analyses import hellaswag, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import TextTokenizer
 from tests.analyses.small import analyse_models, random_inputs, repeated_inputs, small_run
 from tests.pretrained import tiny
 

@@ -8,9 +8,9 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses import chat, domains, heads, kinds, lengths, maps, scale
 from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.data.inputs import natural, open_source, random_tokens
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.evaluate.inputs import natural, open_source, random_tokens
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper import numbers

@@ -8,9 +8,9 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses import streaming
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.inputs import long_text
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.evaluate.inputs import long_text
 from tests.random_params import random_params
 
 CONFIG = sj.ModelConfig(layers=1, d_model=16, heads=2, ffn_hidden=16, vocab_size=32,

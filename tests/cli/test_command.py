@@ -12,7 +12,7 @@ import pytest
 from configs import quickstart, window
 from sink_jax.analyses import lm_eval_package
 from sink_jax.cli import command, entry, options, parser, plan, train
-from sink_jax.data import inputs
+from sink_jax.evaluate import inputs
 from sink_jax.models.kv_cache import POSITIONS
 from sink_jax.models.sizes import SIZES
 from sink_jax.pretrained.parameters import DTYPES

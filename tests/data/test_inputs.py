@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from sink_jax.data.documents import Jsonl, TextFolder
-from sink_jax.data.inputs import (
+from sink_jax.evaluate.inputs import (
   by_domain,
   long_text,
   natural,
@@ -18,8 +18,8 @@ from sink_jax.data.inputs import (
   stored,
 )
 from sink_jax.data.stdlib import Stdlib
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import TextTokenizer
 
 TEXT = 'the quick brown fox jumps over the lazy dog, again and again'
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.models import generate
 from sink_jax.models.config import Layer
 from sink_jax.models.decode import decode_step, prefill

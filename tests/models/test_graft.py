@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.data import inputs
 from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.evaluate import inputs
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.graft import graft_to, learned_bias, without_bias
 from sink_jax.models.sizes import parameter_shapes

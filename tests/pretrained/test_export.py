@@ -17,8 +17,8 @@ from sink_jax.data.dataset import DataConfig, open_data
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace, TrainedBpe
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export_checkpoint
 from sink_jax.pretrained.files import INDEX, Checkpoint

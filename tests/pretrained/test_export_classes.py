@@ -9,9 +9,9 @@ import tokenizers
 
 import sink_jax as sj
 from sink_jax.data.dataset import DataConfig
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.token_edits import FixedToken, RandomTokens
 from sink_jax.data.tokenizer import ByteEncoder, Bytes
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.pretrained.export import export_checkpoint, export_workdir
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.sink_token import unused_token
