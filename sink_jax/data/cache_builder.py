@@ -140,7 +140,7 @@ class CacheBuilder:
     # By name, which is the order of rows and of prompts. Files keep the numbers under which their
     # domains first occurred.
     names = sorted(entries)
-    ProbePrompts.save(self._folder / 'probe.npz', [prompts[n] for n in names], self._encoder.pad_id)
+    ProbePrompts.save(self._folder / 'probe.npz', [prompts[n] for n in names], self._encoder.eos_id)
     files = file_digests(self._folder)
     manifest = self._settings | {
         'vocab_size': self._encoder.vocab_size, 'dtype': self._dtype.name,

@@ -6,12 +6,11 @@ of a token is the rank of the merges that make it. Chat templates are not render
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-from sink_jax.io.gguf import GgufFile
 
 _PREFIX = 'tokenizer.ggml.'
 # Keys that change no ids of a text: names of tokens that nothing here asks for, and templates.
@@ -42,102 +41,78 @@ class GgufTokenizer(NamedTuple):
   eos_ids: tuple[int, ...]
 
 
-def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
   """Makes the tokenizer of a GGUF file.
 
   Raises:
-    ValueError: the metadata do not define one, or one that is not supported; names the key.
-    Exception: the library `tokenizers` refuses it.
+    ValueError: the metadata define one that is not supported; names the key.
+    Exception: a key is missing, or the library `tokenizers` refuses a value.
   """
-  values = _Values(file)
-  tokens = values.get('tokens', list)
-  types = values.get('token_type', np.ndarray, np.ones(len(tokens), int))
+  values = {key.removeprefix(_PREFIX): value for key, value in metadata.items()
+            if key.startswith(_PREFIX)}
+  if unknown := sorted(values.keys() - {*_READ, *_UNREAD}):
+    raise _refused(unknown[0], values[unknown[0]], 'it could change the ids of a text')
+  tokens, makers = values['tokens'], {'gpt2': _byte_level, 'llama': _sentencepiece}
   if len(set(tokens)) < len(tokens):
     raise _refused('tokens', f'{len(tokens)} tokens', 'two of them are equal')
-  if len(types) != len(tokens):
-    raise _refused('token_type', f'{len(types)} types', f'there are {len(tokens)} tokens')
-  makers = {'gpt2': _byte_level, 'llama': _sentencepiece}
-  if (kind := values.get('model', str)) not in makers:
-    raise _refused('model', kind, 'supported: gpt2, llama')
-  tokenizer, adds_bos = makers[kind](values, tokens, types)
+  if values['model'] not in makers:
+    raise _refused('model', values['model'], f'supported: {", ".join(makers)}')
+  types = np.asarray(values.get('token_type', [1] * len(tokens)))
+  for key in values.keys() & {'token_type', 'scores'}:
+    if len(values[key]) != len(tokens):
+      raise _refused(key, f'{len(values[key])} values', f'there are {len(tokens)} tokens')
+  for key in (key for key in values if key.endswith('_token_id')):
+    if not 0 <= values[key] < len(tokens):
+      raise _refused(key, values[key], f'there are {len(tokens)} tokens')
+  tokenizer, adds_bos = makers[values['model']](values, tokens, types)
   for kind in (_CONTROL, _UNKNOWN):
     tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False)
                                   for i in np.flatnonzero(types == kind)])
   tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False)
                         for i in np.flatnonzero(types == _USER_DEFINED)])
-  bos, *ends = (values.token_id(key, len(tokens)) for key in ('bos', 'eos', 'eot'))
-  add_bos = values.get('add_bos_token', bool, adds_bos)
+  bos, ends = values.get('bos_token_id'), [values.get(f'{key}_token_id') for key in ('eos', 'eot')]
+  add_bos = values.get('add_bos_token', adds_bos)
   if add_bos and bos is None:
     raise _refused('add_bos_token', True, f'{_PREFIX}bos_token_id is missing')
-  return GgufTokenizer(tokenizer, bos, add_bos,
-                       tuple(dict.fromkeys(i for i in ends if i is not None)))
+  return GgufTokenizer(tokenizer, bos, add_bos, tuple(dict.fromkeys(i for i in ends if i is not None)))
 
 
 def _refused(key: str, value: Any, reason: str) -> ValueError:
-  return ValueError(f'{_PREFIX}{key} = {str(value)[:50]!r} is not supported: {reason}.')
+  return ValueError(f'{_PREFIX}{key} = {str(value)[:50]!r} is not supported: {reason}')
 
 
-class _Values:
-  """The metadata about the tokenizer, checked where they are read."""
-
-  def __init__(self, file: GgufFile):
-    self.values = {key.removeprefix(_PREFIX): value for key, value in file.metadata.items()
-                   if key.startswith(_PREFIX)}
-    for key in self.values.keys() - {*_READ, *_UNREAD}:
-      raise _refused(key, self.values[key], 'it could change the ids of a text')
-
-  def get(self, key: str, kind: type, *default: Any) -> Any:
-    """The value of a key, of this type; an error where it is missing and there is no default."""
-    if key not in self.values:
-      if default:
-        return default[0]
-      raise ValueError(f'{_PREFIX}{key} is missing, without which there is no tokenizer.')
-    if not isinstance(self.values[key], kind):
-      raise _refused(key, self.values[key], f'it must be of the type {kind.__name__}')
-    return self.values[key]
-
-  def token_id(self, name: str, count: int) -> int | None:
-    i = self.get(f'{name}_token_id', int, None)
-    if i is not None and not 0 <= i < count:
-      raise _refused(f'{name}_token_id', i, f'there are {count} tokens')
-    return i
-
-
-def _byte_level(values: _Values, tokens: list[str], types: np.ndarray) -> tuple[Tokenizer, bool]:
+def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray) -> tuple[Tokenizer, bool]:
   """(byte-level BPE, whether it puts a BOS before a text unless the file says otherwise)."""
-  if (pre := values.get('pre', str)) not in _WORDS:
+  pre = values['pre']
+  if pre not in _WORDS:
     raise _refused('pre', pre, f'supported: {", ".join(_WORDS)}')
-  if values.get('add_space_prefix', bool, False):
+  if values.get('add_space_prefix'):
     raise _refused('add_space_prefix', True, 'byte-level BPE has none')
-  merges = [tuple(merge.split(' ')) for merge in values.get('merges', list)]
   llama3 = pre == 'llama-bpe'
-  tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges,
-                                   ignore_merges=llama3))
+  tokenizer = Tokenizer(models.BPE(
+      vocab={t: i for i, t in enumerate(tokens)}, ignore_merges=llama3,
+      merges=[tuple(merge.split(' ')) for merge in values['merges']]))
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_WORDS[pre])
   tokenizer.decoder = decoders.ByteLevel()
   return tokenizer, llama3
 
 
-def _sentencepiece(values: _Values, tokens: list[str], types: np.ndarray) -> tuple[Tokenizer, bool]:
+def _sentencepiece(values: dict[str, Any], tokens: list[str], types: np.ndarray
+                   ) -> tuple[Tokenizer, bool]:
   """As `_byte_level`: BPE over characters, which falls back to bytes."""
-  scores = values.get('scores', np.ndarray)
-  if len(scores) != len(tokens):
-    raise _refused('scores', f'{len(scores)} scores', f'there are {len(tokens)} tokens')
-  if (pre := values.get('pre', str, 'default')) != 'default':
+  if (pre := values.get('pre', 'default')) != 'default':
     raise _refused('pre', pre, "a model of the type 'llama' has none")
-  unknown = values.token_id('unknown', len(tokens))
-  ids = {token: i for i, token in enumerate(tokens)}
+  scores, ids, merges = values['scores'], {token: i for i, token in enumerate(tokens)}, []
   # All pairs of tokens whose text is a token: first those that make the token of highest score.
-  merges = []
   for i in np.flatnonzero(types == 1):
     for cut in range(1, len(tokens[i])):
       left, right = tokens[i][:cut], tokens[i][cut:]
       if left in ids and right in ids:
         merges.append((-scores[i], cut, ids[left], left, right))
+  unknown, prefix = values.get('unknown_token_id'), bool(values.get('add_space_prefix', True))
   tokenizer = Tokenizer(models.BPE(
       vocab=ids, merges=[(left, right) for *_, left, right in sorted(merges)],
       unk_token=None if unknown is None else tokens[unknown], fuse_unk=True, byte_fallback=True))
-  prefix = values.get('add_space_prefix', bool, True)
   tokenizer.normalizer = normalizers.Sequence(
       [normalizers.Prepend('▁')] * prefix + [normalizers.Replace(' ', '▁')])
   tokenizer.decoder = decoders.Sequence(

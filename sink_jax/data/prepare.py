@@ -68,7 +68,7 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
   final = root / name
 
   def make(folder: pathlib.Path) -> None:
-    resolved = encoder or tokenizer.open(source, valid_fraction, root)
+    resolved = encoder or tokenizer.open(source, valid_fraction)
     CacheBuilder(folder, source, resolved, settings).run(workers)
 
   if not remote.is_remote(cache_dir):

@@ -12,8 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,28 +83,27 @@ class TextTokenizer:
     if (path / 'tokenizer' / 'tokenizer.json').exists():
       path = path / 'tokenizer'
     folder, file = (path, path / 'tokenizer.json') if path.is_dir() else (path.parent, path)
-    settings = _object(folder / 'special_tokens_map.json') | _object(folder / 'tokenizer_config.json')
+    names, about, config, generation = (_object(folder / f'{name}.json') for name in (
+        'special_tokens_map', 'tokenizer_config', 'config', 'generation_config'))
+    settings = names | about
     model, prefix = _read(folder, file, settings)
+    # A file is from elsewhere: a number may not be an id of this tokenizer.
+    known = lambda i: type(i) is int and 0 <= i < 2**32 and model.id_to_token(i) is not None
     bos_id, eos_id, pad_id = (_named(model, settings, f'{kind}_token') for kind in ('bos', 'eos', 'pad'))
     if (named := settings.get('bos_token')) and bos_id is None:
       raise ValueError(f'{file} has no token {named!r}, the bos_token of tokenizer_config.json: {_REMEDY}.')
-    config = _object(folder / 'config.json')
-    generation = {k: v for k, v in _object(folder / 'generation_config.json').items() if v is not None}
-    if not named:  # null: there is no BOS
-      bos_id = ((*prefix, None)[0] if prefix or 'bos_token' in settings else
-                _known(model, config.get('bos_token_id')))
-    if (added := settings.get('add_bos_token')) is True and bos_id is None:
-      raise ValueError(f'{folder / "tokenizer_config.json"}: add_bos_token is true, but there is no '
-                       'bos_token: name one there, or set add_bos_token to false.')
-    if added is not None:
-      prefix = (bos_id,) if added else tuple(i for i in prefix if i != bos_id)
-    # A chat model ends an answer with a token of its own, with which transformers stops.
-    ends = (config | generation).get('eos_token_id')
-    ends = [eos_id, *(_known(model, i) for i in (ends if isinstance(ends, list) else [ends]))]
+    if not named:  # null, not missing: there is no BOS
+      others = prefix if prefix or 'bos_token' in settings else [config.get('bos_token_id')]
+      bos_id = next(filter(known, others), None)
+    # What transformers generates with: a chat model ends an answer with a token of its own.
+    ends = (config | {key: i for key, i in generation.items() if i is not None}).get('eos_token_id')
+    ends = filter(known, [eos_id, *(ends if isinstance(ends, list) else [ends])])
+    read = cls(model, str(file), bos_id, tuple(dict.fromkeys(ends)), pad_id)
+    if (added := settings.get('add_bos_token')) is not None:
+      prefix = read.before('force') if added else tuple(i for i in prefix if i != bos_id)
     # An ordinary first token of a run is not named as its BOS.
-    ordinary = not named and bos_id not in (None, *_special(model).values())
-    return cls(model, str(file), bos_id, tuple(dict.fromkeys(i for i in ends if i is not None)),
-               _first(model, _PAD_NAMES) if pad_id is None else pad_id, prefix, ordinary)
+    ordinary = not named and bos_id not in (None, *read.special_tokens.values())
+    return dataclasses.replace(read, prefix=prefix, bos_in_texts=ordinary)
 
   def beginning_with(self, token: int) -> TextTokenizer:
     """The tokenizer with this token before every text, which is then the BOS."""
@@ -125,7 +123,8 @@ class TextTokenizer:
   @property
   def special_tokens(self) -> dict[str, int]:
     """Ids of special tokens by their names, which the template of a conversation may hold."""
-    return _special(self.model)
+    tokens = sorted(self.model.get_added_tokens_decoder().items())
+    return {token.content: i for i, token in tokens if token.special}
 
   @functools.cached_property
   def digest(self) -> str:
@@ -140,14 +139,14 @@ class TextTokenizer:
     """As `encode`, of several texts at once, by all cores."""
     # A surrogate without its other half has no UTF-8, and becomes a question mark.
     texts = [text.encode('utf-8', 'replace').decode() for text in texts]
-    reserved = {*self.eos_ids, self.pad_id, None if self.bos_in_texts else self.bos_id} - {None}
+    reserved = {*self.eos_ids, self.pad_id, None if self.bos_in_texts else self.bos_id}
     rows = self._ids(texts)
     for n, ids in enumerate(rows):
       if not reserved.isdisjoint(ids):
         # Unigram and word-level models list such tokens among the words: their names are broken up
         # behind the first letter.
-        names = [self.model.id_to_token(i) for i in reserved]
-        inside = '|'.join(f'(?<={re.escape(name[:1])})(?={re.escape(name[1:])})' for name in names)
+        names = [self.model.id_to_token(i) for i in reserved if i is not None]
+        inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})' for name in names)
         rows[n] = sum(self._ids(re.split(inside, texts[n])), [])
     return rows
 
@@ -224,33 +223,31 @@ class TextTokenizer:
 
 
 def _from_gguf(path: AnyPath) -> TextTokenizer:
-  file = GgufFile(path)
+  metadata = GgufFile(path).metadata
   with _refused(f'{path}: the metadata define no tokenizer'):
-    model, bos_id, add_bos, eos_ids = gguf_tokenizer(file)
+    model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
     model.encode('a')
-  return TextTokenizer(model, str(path), bos_id, eos_ids, _first(model, _PAD_NAMES),
-                       (bos_id,) if add_bos and bos_id is not None else ())
+  read = TextTokenizer(model, str(path), bos_id, eos_ids)
+  return dataclasses.replace(read, prefix=read.before('force')) if add_bos else read
 
 
 def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
           ) -> tuple[tokenizers.Tokenizer, tuple[int, ...]]:
   """The tokenizer, and the ids that its post-processor puts before a text."""
-  vocab, merges = folder / 'vocab.json', folder / 'merges.txt'
-  old = not file.exists() and vocab.exists()
+  old = not file.exists() and (folder / 'vocab.json').exists()
   if not old and not file.exists():
-    raise ValueError(
-        f'{file} does not exist: {_REMEDY}. A sentencepiece or tiktoken model is converted once, where '
-        'transformers is installed: python -c "from transformers import AutoTokenizer as T; '
-        f"T.from_pretrained('{folder}').save_pretrained('{folder}')\"")
-  with _refused(f'{vocab if old else file} is damaged or not a tokenizer: {_REMEDY}'):
+    raise ValueError(f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model by '
+                     f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of transformers.")
+  with _refused(f'{folder / "vocab.json" if old else file} is damaged or not a tokenizer: {_REMEDY}'):
     text = tokenizers.ByteLevelBPETokenizer.from_file(
-        str(vocab), str(merges), add_prefix_space=bool(settings.get('add_prefix_space'))
+        str(folder / 'vocab.json'), str(folder / 'merges.txt'),
+        add_prefix_space=bool(settings.get('add_prefix_space'))
     ).to_str() if old else read_text_limited(file)
     digest = hashlib.sha256(text.encode()).hexdigest()
     if settings.get('sha256', digest) != digest:
       raise ValueError('its digest is another')
     model = tokenizers.Tokenizer.from_str(text)
-    if model.token_to_id(EOS_TEXT) is not None:  # which the older layout does not name
+    if old and model.token_to_id(EOS_TEXT) is not None:  # which GPT-2's files do not name
       model.add_special_tokens([EOS_TEXT])
     model.no_truncation()  # a file may prescribe a length to which texts are cut or padded
     model.no_padding()
@@ -260,27 +257,11 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
   return model, tuple(encoding.ids[:added.index(0) if 0 in added else len(added)])
 
 
-def _special(model: tokenizers.Tokenizer) -> dict[str, int]:
-  return {token.content: i for i, token in sorted(model.get_added_tokens_decoder().items())
-          if token.special}
-
-
-def _first(model: tokenizers.Tokenizer, names: Iterable[str]) -> int | None:
-  """The id of the first of these names that is one of a special token."""
-  special = _special(model)
-  return next((special[name] for name in names if name in special), None)
-
-
 def _named(model: tokenizers.Tokenizer, settings: dict[str, Any], key: str) -> int | None:
   """The id of a token that tokenizer_config.json names, as a string or wrapped into an object."""
   name = settings.get(key)
   name = name.get('content') if isinstance(name, dict) else name
   return model.token_to_id(name) if isinstance(name, str) else None
-
-
-def _known(model: tokenizers.Tokenizer, i: Any) -> int | None:
-  """A number of a file from elsewhere where it is an id of the tokenizer."""
-  return i if type(i) is int and 0 <= i < 2**32 and model.id_to_token(i) is not None else None
 
 
 def _object(path: AnyPath) -> dict[str, Any]:
@@ -304,13 +285,11 @@ def _refused(what: str) -> Iterator[None]:
 class Tokenizer(Component):
   """How text becomes ids."""
 
-  def open(self, source: DocumentSource | None = None, valid_fraction: float = 0.0,
-           root: Path | None = None) -> TextTokenizer:
+  def open(self, source: DocumentSource | None = None, valid_fraction: float = 0.0) -> TextTokenizer:
     """Makes the tokenizer, with BOS, EOS and padding, and nothing before a text.
 
     Args:
       source, valid_fraction: the corpus, on whose training documents it is trained if it must be.
-      root: the folder of caches, where a trained tokenizer is kept.
 
     Raises:
       ValueError: the tokenizer's file is missing, damaged, or lacks a token.
@@ -328,7 +307,7 @@ class Bytes(Tokenizer):
 
   vocab_size: ClassVar[int] = 258
 
-  def open(self, source=None, valid_fraction=0.0, root=None) -> TextTokenizer:
+  def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     # In byte-level BPE the printable bytes stand for themselves, the others, in order, for 256, ...
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     others = [byte for byte in range(256) if chr(byte) not in letters]
@@ -348,34 +327,32 @@ class HuggingFace(Tokenizer):
   eos: str = ''
   bos: str = ''
 
-  def open(self, source=None, valid_fraction=0.0, root=None) -> TextTokenizer:
+  def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     if not self.path:
       raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
     read = TextTokenizer.from_path(self.path)
-    eos_id = self._id(read, 'eos', _EOS_NAMES, (*read.eos_ids, None)[0])
-    return dataclasses.replace(
-        read, bos_id=self._id(read, 'bos', _BOS_NAMES, eos_id), eos_ids=(eos_id,),
-        pad_id=eos_id if read.pad_id is None else read.pad_id, prefix=(), bos_in_texts=False)
+    special, find = read.special_tokens, read.model.token_to_id
+    usual = lambda names, *others: (*(special[name] for name in names if name in special), *others, None)[0]
+    eos_id = find(self.eos) if self.eos else usual(_EOS_NAMES, *read.eos_ids)
+    bos_id = find(self.bos) if self.bos else usual(_BOS_NAMES, eos_id)
+    if eos_id is None or bos_id is None:
+      raise ValueError(f'{self!r} finds no such EOS or BOS: set eos and bos to tokens of {read.name}, '
+                       f'in which are special: {", ".join(special)}.')
+    pad_id = usual(_PAD_NAMES, eos_id) if read.pad_id is None else read.pad_id
+    return dataclasses.replace(read, bos_id=bos_id, eos_ids=(eos_id,), pad_id=pad_id, prefix=(),
+                               bos_in_texts=False)
 
   def fingerprint(self) -> str:
     opened = self.open()
     return f'{opened.digest}-{opened.eos_id}-{opened.bos_id}-{opened.pad_id}'
-
-  def _id(self, read: TextTokenizer, option: str, names: Iterable[str], default: int | None) -> int:
-    wanted, usual = getattr(self, option), _first(read.model, names)
-    found = read.model.token_to_id(wanted) if wanted else default if usual is None else usual
-    if found is None:
-      raise ValueError(f'{read.name} has no {option.upper()} token {wanted or "of a usual name"}: set '
-                       f'HuggingFace({option}=...); special are {", ".join(read.special_tokens)}.')
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedBpe(Tokenizer):
   """Byte-level BPE, trained on the training documents of the corpus.
 
-  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents;
-  of each one, text for validation included, where all are held out and chunks are split instead.
+  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents,
+  of held-out ones only where there are no others, since their words must not be in the vocabulary.
   A small corpus may support fewer merges than `vocab_size` asks for, and then has fewer ids.
   """
   vocab_size: int = 4096
@@ -386,36 +363,31 @@ class TrainedBpe(Tokenizer):
       raise ValueError(f'{self!r}: vocab_size must be at least 258 (256 bytes, end of text, padding), '
                        'and characters at least 1.')
 
-  def open(self, source=None, valid_fraction=0.0, root=None) -> TextTokenizer:
-    if source is None or root is None:
+  def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
+    if source is None:
       raise ValueError(f'{self!r} is trained on a corpus, and there is none.')
-    parts = (repr(self), self.fingerprint(), repr(source), source.fingerprint(), valid_fraction)
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    folder = root / 'tokenizers' / f'bpe{self.vocab_size}-{key}'
-    if not (folder / 'tokenizer_config.json').exists():  # which is written last
-      model = _byte_level(models.BPE())
-      # Special tokens get the first ids, in this order: 0 and 1. All 256 bytes are in the alphabet,
-      # so that any text can be encoded, whatever the training text holds.
-      model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainers.BpeTrainer(
-          vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
-          initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-      TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1).save(folder)
-    return TextTokenizer.from_path(folder)
+    model = _byte_level(models.BPE())
+    # Special tokens get the first ids, in this order. All 256 bytes are in the alphabet, so that
+    # any text can be encoded, whatever the training text holds.
+    model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainers.BpeTrainer(
+        vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1)
 
   def fingerprint(self) -> str:
     return tokenizers.__version__
 
   def _texts(self, source: DocumentSource, valid_fraction: float) -> Iterator[str]:
-    # Held-out documents must not leave their words in the vocabulary, unless there are no others.
     left = self.characters
-    for document in source.documents():
-      if left > 0 and not source.held_out(document.name, valid_fraction):
-        yield document.text[:left]
-        left -= len(document.text)
-      if left <= 0:
+    for held_out in (False, True):
+      for document in source.documents():
+        if left > 0 and source.held_out(document.name, valid_fraction) == held_out:
+          yield document.text[:left]
+          left -= len(document.text)
+        if left <= 0:
+          return
+      if left < self.characters:
         return
-    if left == self.characters:  # all documents are held out: the corpus is split by chunks
-      yield from (document.text[:left] for document in source.documents())
 
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> tokenizers.Tokenizer:

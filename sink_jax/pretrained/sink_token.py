@@ -15,9 +15,9 @@ def unused_token(tokenizer: TextTokenizer, data: DataConfig) -> int:
   Raises:
     ValueError: there is none; with the reason.
   """
-  candidates = [tokenizer.pad_id] + ([] if data.bos else [tokenizer.bos_id])
+  candidates = (tokenizer.pad_id, None if data.bos else tokenizer.bos_id)
   reasons = []
-  for token in candidates:
+  for token in (token for token in candidates if token is not None):
     if token == tokenizer.eos_id:  # it ends every document
       reasons.append(f'{token} ends documents')
     elif edit := next((edit for edit in data.interventions if _writes(edit, token)), None):

@@ -7,7 +7,6 @@ import logging
 from sink_jax.data.dataset import DataConfig, Dataset
 from sink_jax.data.documents import DocumentSource, PackedDataset
 from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer
-from sink_jax.io.paths import cache_root
 from sink_jax.train.multihost import is_first
 from sink_jax.train.start import Encodes, Source
 
@@ -34,8 +33,7 @@ def check_before_data(source: Source, data: DataConfig) -> None:
   if (source.tokenizer and isinstance(data.source, DocumentSource)
       and not isinstance(data.source, PackedDataset)
       and isinstance(data.tokenizer, (Bytes, HuggingFace))):
-    _check_ids(f'init.source = {source.name!r}', data.tokenizer.open(
-        data.source, data.valid_fraction, cache_root(data.cache_dir)), source.tokenizer, _SAMPLE)
+    _check_ids(f'init.source = {source.name!r}', data.tokenizer.open(), source.tokenizer, _SAMPLE)
 
 
 def check_data(source: Source, data: Dataset) -> None:
