@@ -90,7 +90,7 @@ class CacheBuilder:
       self._work.mkdir()
       commit = {'encoder': self._encoder.digest, 'documents': 0, 'position': 0,
                 'complete': False, 'domains': []}
-    self._encoder.save(self._folder)
+    self._encoder.save(self._folder, digest=self._encoder.digest)
     return commit
 
   def _tokenize(self, commit: dict[str, Any], workers: int) -> dict[str, Any]:

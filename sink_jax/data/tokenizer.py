@@ -50,7 +50,6 @@ class TextTokenizer:
     eos_ids: the ids that end a text, of which a chat model has several; () where none is known.
     pad_id: None where no token is for padding.
     prefix: the ids before every text; none, or one BOS, in all models of the paper.
-    bos_in_texts: whether the BOS is an ordinary token, which a text may hold as well.
   """
 
   model: tokenizers.Tokenizer = dataclasses.field(repr=False)
@@ -59,7 +58,6 @@ class TextTokenizer:
   eos_ids: tuple[int, ...] = ()
   pad_id: int | None = None
   prefix: tuple[int, ...] = ()
-  bos_in_texts: bool = False
 
   @classmethod
   def from_path(cls, path: str | os.PathLike) -> TextTokenizer:
@@ -88,27 +86,27 @@ class TextTokenizer:
     settings = names | about
     model, prefix = _read(folder, file, settings)
     # A file is from elsewhere: a number may not be an id of this tokenizer.
-    known = lambda i: type(i) is int and 0 <= i < 2**32 and model.id_to_token(i) is not None
-    bos_id, eos_id, pad_id = (_named(model, settings, f'{kind}_token') for kind in ('bos', 'eos', 'pad'))
+    known = lambda ids: tuple(dict.fromkeys(
+        i for i in ids if type(i) is int and 0 <= i < 2**32 and model.id_to_token(i) is not None))
+    bos_id, eos_id, pad_id = (_named(model, settings.get(f'{kind}_token')) for kind in ('bos', 'eos', 'pad'))
     if (named := settings.get('bos_token')) and bos_id is None:
       raise ValueError(f'{file} has no token {named!r}, the bos_token of tokenizer_config.json: {_REMEDY}.')
     if not named:  # null, not missing: there is no BOS
       others = prefix if prefix or 'bos_token' in settings else [config.get('bos_token_id')]
-      bos_id = next(filter(known, others), None)
+      bos_id = (*known(others), None)[0]
     # What transformers generates with: a chat model ends an answer with a token of its own.
     ends = (config | {key: i for key, i in generation.items() if i is not None}).get('eos_token_id')
-    ends = filter(known, [eos_id, *(ends if isinstance(ends, list) else [ends])])
-    read = cls(model, str(file), bos_id, tuple(dict.fromkeys(ends)), pad_id)
+    ends = [eos_id, *(ends if isinstance(ends, list) else [ends])]
+    read = cls(model, str(file), bos_id, known(ends), pad_id)
+    if 'digest' in settings and settings['digest'] != read.digest:
+      raise ValueError(f'{file} is damaged, since its digest is another: {_REMEDY}.')
     if (added := settings.get('add_bos_token')) is not None:
       prefix = read.before('force') if added else tuple(i for i in prefix if i != bos_id)
-    # An ordinary first token of a run is not named as its BOS.
-    ordinary = not named and bos_id not in (None, *read.special_tokens.values())
-    return dataclasses.replace(read, prefix=prefix, bos_in_texts=ordinary)
+    return dataclasses.replace(read, prefix=prefix)
 
   def beginning_with(self, token: int) -> TextTokenizer:
     """The tokenizer with this token before every text, which is then the BOS."""
-    ordinary = token not in (self.bos_id, *self.eos_ids, self.pad_id)
-    return dataclasses.replace(self, bos_id=token, prefix=(token,), bos_in_texts=ordinary)
+    return dataclasses.replace(self, bos_id=token, prefix=(token,))
 
   @functools.cached_property
   def vocab_size(self) -> int:
@@ -121,6 +119,11 @@ class TextTokenizer:
     return self.eos_ids[0]
 
   @property
+  def bos_in_texts(self) -> bool:
+    """Whether the BOS is an ordinary token, which a text may hold as well: the first of some runs."""
+    return self.bos_id is not None and self.bos_id not in self.special_tokens.values()
+
+  @functools.cached_property
   def special_tokens(self) -> dict[str, int]:
     """Ids of special tokens by their names, which the template of a conversation may hold."""
     tokens = sorted(self.model.get_added_tokens_decoder().items())
@@ -139,16 +142,12 @@ class TextTokenizer:
     """As `encode`, of several texts at once, by all cores."""
     # A surrogate without its other half has no UTF-8, and becomes a question mark.
     texts = [text.encode('utf-8', 'replace').decode() for text in texts]
-    reserved = {*self.eos_ids, self.pad_id, None if self.bos_in_texts else self.bos_id}
-    rows = self._ids(texts)
-    for n, ids in enumerate(rows):
-      if not reserved.isdisjoint(ids):
-        # Unigram and word-level models list such tokens among the words: their names are broken up
-        # behind the first letter.
-        names = [self.model.id_to_token(i) for i in reserved if i is not None]
-        inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})' for name in names)
-        rows[n] = sum(self._ids(re.split(inside, texts[n])), [])
-    return rows
+    rows, ids = self._ids(texts), (self.bos_id, self.pad_id, *self.eos_ids)
+    reserved = {i: name for name, i in self.special_tokens.items() if i in ids}
+    # Unigram and word-level models list such tokens among the words: names are broken up.
+    inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})' for name in reserved.values())
+    return [row if reserved.keys().isdisjoint(row) else sum(self._ids(re.split(inside, text)), [])
+            for text, row in zip(texts, rows, strict=True)]
 
   def _ids(self, texts: list[str]) -> list[list[int]]:
     self.model.encode_special_tokens = True  # '<s>' in a text is three letters; pickling forgets it
@@ -196,15 +195,15 @@ class TextTokenizer:
     In other programs the name of a special token inside a text is this token, unlike here.
 
     Args:
-      settings: more entries of tokenizer_config.json, such as model_max_length.
+      settings: more entries of tokenizer_config.json, such as model_max_length; `from_path` refuses
+        a tokenizer.json that does not fit the entry digest.
     """
     folder, text = to_path(folder), self._json(self.prefix)
     ids = {'eos_token': (*self.eos_ids, None)[0], 'pad_token': self.pad_id,
            # transformers cuts what is named here out of every text that holds it.
            'bos_token': None if self.bos_in_texts else self.bos_id}
     settings |= {name: self.model.id_to_token(i) for name, i in ids.items() if i is not None}
-    settings |= {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False,
-                 'sha256': hashlib.sha256(text.encode()).hexdigest()}
+    settings |= {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / 'tokenizer.json', text)
     write_atomically(folder / 'tokenizer_config.json', json.dumps(settings, indent=2))
@@ -243,12 +242,9 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
         str(folder / 'vocab.json'), str(folder / 'merges.txt'),
         add_prefix_space=bool(settings.get('add_prefix_space'))
     ).to_str() if old else read_text_limited(file)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    if settings.get('sha256', digest) != digest:
-      raise ValueError('its digest is another')
     model = tokenizers.Tokenizer.from_str(text)
-    if old and model.token_to_id(EOS_TEXT) is not None:  # which GPT-2's files do not name
-      model.add_special_tokens([EOS_TEXT])
+    if old:
+      _named(model, EOS_TEXT)  # GPT-2's files do not say that it is special
     model.no_truncation()  # a file may prescribe a length to which texts are cut or padded
     model.no_padding()
     encoding = model.encode('a')
@@ -257,11 +253,13 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
   return model, tuple(encoding.ids[:added.index(0) if 0 in added else len(added)])
 
 
-def _named(model: tokenizers.Tokenizer, settings: dict[str, Any], key: str) -> int | None:
-  """The id of a token that tokenizer_config.json names, as a string or wrapped into an object."""
-  name = settings.get(key)
-  name = name.get('content') if isinstance(name, dict) else name
-  return model.token_to_id(name) if isinstance(name, str) else None
+def _named(model: tokenizers.Tokenizer, name: Any) -> int | None:
+  """The id of a token of the vocabulary by its name, which is then a special one."""
+  name = name.get('content') if isinstance(name, dict) else name  # some files wrap it
+  i = model.token_to_id(name) if isinstance(name, str) else None
+  if i is not None and not ((token := model.get_added_tokens_decoder().get(i)) and token.special):
+    model.add_special_tokens([name])
+  return i
 
 
 def _object(path: AnyPath) -> dict[str, Any]:
@@ -331,16 +329,15 @@ class HuggingFace(Tokenizer):
     if not self.path:
       raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
     read = TextTokenizer.from_path(self.path)
-    special, find = read.special_tokens, read.model.token_to_id
+    special = read.special_tokens
     usual = lambda names, *others: (*(special[name] for name in names if name in special), *others, None)[0]
-    eos_id = find(self.eos) if self.eos else usual(_EOS_NAMES, *read.eos_ids)
-    bos_id = find(self.bos) if self.bos else usual(_BOS_NAMES, eos_id)
+    eos_id = _named(read.model, self.eos) if self.eos else usual(_EOS_NAMES, *read.eos_ids)
+    bos_id = _named(read.model, self.bos) if self.bos else usual(_BOS_NAMES, eos_id)
     if eos_id is None or bos_id is None:
       raise ValueError(f'{self!r} finds no such EOS or BOS: set eos and bos to tokens of {read.name}, '
                        f'in which are special: {", ".join(special)}.')
     pad_id = usual(_PAD_NAMES, eos_id) if read.pad_id is None else read.pad_id
-    return dataclasses.replace(read, bos_id=bos_id, eos_ids=(eos_id,), pad_id=pad_id, prefix=(),
-                               bos_in_texts=False)
+    return dataclasses.replace(read, bos_id=bos_id, eos_ids=(eos_id,), pad_id=pad_id, prefix=())
 
   def fingerprint(self) -> str:
     opened = self.open()

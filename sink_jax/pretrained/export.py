@@ -185,7 +185,7 @@ def write_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike, context
       stands before the first token or the BOS of the documents.
   """
   if sink_token is not None:
-    tokenizer = dataclasses.replace(tokenizer, bos_id=sink_token, bos_in_texts=False,
+    tokenizer = dataclasses.replace(tokenizer, bos_id=sink_token,
                                     prefix=(sink_token, *tokenizer.prefix))
   if tokenizer.pad_id in tokenizer.prefix:  # padding is masked out, and what comes first must not be
     tokenizer = dataclasses.replace(tokenizer, pad_id=tokenizer.eos_id)

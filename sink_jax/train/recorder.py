@@ -57,7 +57,7 @@ def open_recorder(run: PreparedRun, workdir: str | AnyPath, name: str,
     lock.digests['probe_tokens.npy'] = {
         'sha256': write_probe_tokens(workdir, run.probe_tokens)}
     if run.encoder is not None and is_first():
-      run.encoder.save(to_path(workdir) / 'tokenizer')
+      run.encoder.save(to_path(workdir) / 'tokenizer', digest=run.encoder.digest)
     yield Recorder(run, lock, wait_for_file_check, name)
 
 

@@ -17,14 +17,13 @@ from sink_jax.analyses.lm_eval_adapter import language_model, loglikelihoods
 from sink_jax.analyses.lm_eval_generation import Settings, generated, settings
 from sink_jax.analyses.lm_eval_tasks import TaskOptions, context_length, evaluate, find_tasks
 from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.data.tokenizer import ByteEncoder
-from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate.inputs import random_tokens
 from tests.analyses import lm_eval_stub
 from tests.analyses.small import check_png, options, small_run
 from tests.train.runs import ROOT
 
-TOKENIZER = TextTokenizer.from_encoder(ByteEncoder(), bos=True)
+TOKENIZER = Bytes().open().beginning_with(0)
 
 
 def expected(run, context, ending):
@@ -105,8 +104,8 @@ def test_hellaswag(questions, monkeypatch):
     query = f'Cooking: {row["ctx_a"]} He'
     # A space joins the two; '[step]' goes, and of the two spaces around it one.
     endings = [e.strip().replace('[step]', '').replace('  ', ' ') for e in row['endings']]
-    total = np.asarray([expected(run, TOKENIZER.encode(query).tolist(),
-                                 TOKENIZER.encode(f' {e}').tolist())[0] for e in endings])
+    total = np.asarray([expected(run, TOKENIZER.encode(query),
+                                 TOKENIZER.encode(f' {e}'))[0] for e in endings])
     gold = int(row['label'])
     right['acc'] += total.argmax() == gold
     right['acc_norm'] += (total / [len(e) for e in endings]).argmax() == gold
@@ -216,7 +215,7 @@ def test_log_likelihoods_of_the_harness_are_those_of_numpy(stubbed, monkeypatch)
   run = small_run(**BYTES)
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
   request = lambda *args: SimpleNamespace(args=args)
-  bytes_of = lambda text: TOKENIZER.encode(text).tolist()
+  bytes_of = lambda text: TOKENIZER.encode(text)
   for batch_size in (None, 2):
     model = language_model(run, TOKENIZER, batch_size=batch_size)
     pairs = [(row['context'], f' {row["ending"]}') for row in rows] + [('  ', 'spaces')]
@@ -273,7 +272,7 @@ def test_a_stored_task(monkeypatch, tmp_path):
   files = [str(STORED / f'{name}.yaml') for name in ('ending', 'rolling', 'generation')]
   found = evaluate(model, find_tasks(files), TaskOptions(bos='none'))
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
-  bytes_of = lambda text: TOKENIZER.encode(text).tolist()
+  bytes_of = lambda text: TOKENIZER.encode(text)
   totals = [log_probability(run, bytes_of(row['context']) or [0], bytes_of(row['ending']))
             for row in rows]
   texts = [bytes_of(row['text']) for row in rows]

@@ -8,8 +8,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses import streaming
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.tokenizer import ByteEncoder
-from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate.inputs import long_text
 from tests.random_params import random_params
 
@@ -73,7 +72,7 @@ def test_caches_that_a_model_cannot_have_are_left_out():
 def test_long_texts_are_documents_one_after_the_other(tmp_path):
   for name, text in (('a', 'first one\n'), ('b', 'the second'), ('c', 'third')):
     (tmp_path / f'{name}.txt').write_text(text)
-  encoder = ByteEncoder()
+  encoder = Bytes().open()
   source = TextFolder(str(tmp_path))
   inputs = long_text(TextTokenizer.from_encoder(encoder, bos=True), source, sequences=2, length=11)
   whole = encoder.encode('first one\n\nthe second\n\nthird\n\n')

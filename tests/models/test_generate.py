@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.data.tokenizer import ByteEncoder
-from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.models import generate
 from sink_jax.models.config import Layer
 from sink_jax.models.decode import decode_step, prefill
@@ -141,7 +140,7 @@ def test_a_mask_that_is_none_is_refused(run, mask, message):
 
 def test_words_in_and_words_out():
   config = dataclasses.replace(CONFIG, vocab_size=258)
-  bytes_ = ByteEncoder()
+  bytes_ = Bytes().open()
   tokenizer = TextTokenizer.from_encoder(bytes_)
   run = sj.Run(config, random_params(config), read_tokenizer=lambda run: tokenizer)
   texts = ['ab', 'a longer text']

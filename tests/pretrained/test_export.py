@@ -17,7 +17,7 @@ from sink_jax.data.dataset import DataConfig, open_data
 from sink_jax.data.documents import TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
-from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace, TrainedBpe
+from sink_jax.data.tokenizer import Bytes, HuggingFace, TrainedBpe
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export_checkpoint
@@ -141,7 +141,7 @@ def test_bytes_keep_their_ids(tmp_path):
   ids = write_tokenizer(encoder, tmp_path, context=32, bos=False)
   assert ids == dict(bos_token_id=0, eos_token_id=0, pad_token_id=1)
   whole, got = read_back(tmp_path, TEXTS)
-  assert got == [x.tolist() for x in ByteEncoder().encode_batch(TEXTS)]
+  assert got == [x.tolist() for x in Bytes().open().encode_batch(TEXTS)]
   assert whole.get_vocab_size() == 258 and whole.encode('<|endoftext|>').ids == [0]
   about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
   assert about['eos_token'] == '<|endoftext|>' and about['model_max_length'] == 32
@@ -197,7 +197,7 @@ def trained_bpe(tmp_path_factory):
 @pytest.mark.parametrize('word', ['<|padding|>', 'the', ':', '$', '&'])
 @pytest.mark.parametrize('kind', ['bytes', 'bpe'])
 def test_a_first_token_is_put_before_texts_which_encode_as_before(tmp_path, trained_bpe, kind, word):
-  encoder = ByteEncoder() if kind == 'bytes' else trained_bpe
+  encoder = Bytes().open() if kind == 'bytes' else trained_bpe
   first = 1 if word == '<|padding|>' else int(encoder.encode(word)[0])
   files = {}
   for token in (None, first):
@@ -214,11 +214,11 @@ def test_a_first_token_is_put_before_texts_which_encode_as_before(tmp_path, trai
   back = TextTokenizer.from_folder(tmp_path)
   assert (back.bos_id, back.prefix, back.bos_in_texts) == (first, (first,), first != 1)
   for text in (*texts, word + ' first', 'a'):
-    plain = encoder.encode(text).tolist()
+    plain = encoder.encode(text)
     expected = plain if plain[:1] == [first] else [first, *plain]
-    assert back.encode(text, special=True).tolist() == expected
+    assert back.encode(text, special=True) == expected
     ours = TextTokenizer.from_encoder(encoder, first_token=first)
-    assert ours.encode(text, special=True).tolist() == expected and ours.bos_id == first
+    assert ours.encode(text, special=True) == expected and ours.bos_id == first
 
 
 def test_a_first_token_that_the_tokenizer_lacks(tmp_path, trained_bpe):

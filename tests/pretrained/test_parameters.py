@@ -13,14 +13,13 @@ import pytest
 import tokenizers
 
 import sink_jax as sj
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.models import finite
 from sink_jax.models.finite import all_finite
 from sink_jax.pretrained import llama, parameters
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.source import open_source
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.pretrained import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -184,11 +183,11 @@ def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
 
 def test_the_tokenizer_has_the_ids_that_the_model_has(tmp_path, caplog):
   tiny.write(tmp_path, tiny.LLAMA | dict(vocab_size=258))
-  write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
+  Bytes().open().save(tmp_path)
   whole = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
   whole.add_tokens(['fox'])
   whole.save(str(tmp_path / 'tokenizer.json'))
-  expected = ByteEncoder().encode('a fox')
+  expected = Bytes().open().encode('a fox')
   for read in (sj.load_pretrained(tmp_path).tokenizer, open_source(str(tmp_path)).tokenizer):
     np.testing.assert_array_equal(read.encode('a fox'), expected)
   assert caplog.text.count('only has 258 tokens: it is cut to them') == 2
