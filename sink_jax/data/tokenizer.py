@@ -185,8 +185,10 @@ class TextTokenizer:
     rows = [self.with_prefix(ids, bos) for ids in self.encode_batch(texts)]
     if length is None:
       return rows
-    if not 1 <= length <= (shortest := min(map(len, rows))):
-      raise ValueError(f'length = {length} must be between 1 and the {shortest} tokens of the shortest text.')
+    shortest = min(range(len(rows)), key=lambda i: len(rows[i]))
+    if not 1 <= length <= len(rows[shortest]):
+      raise ValueError(f'length = {length} must be between 1 and the {len(rows[shortest])} tokens of '
+                       f'texts[{shortest}]: take another length, or a longer text.')
     return np.stack([row[:length] for row in rows])
 
   def save(self, folder: str | os.PathLike, **settings: Any) -> None:
