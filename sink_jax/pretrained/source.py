@@ -25,7 +25,6 @@ from sink_jax.pretrained.load import (
 )
 from sink_jax.train.checkpoint import params_of_step
 from sink_jax.train.checksums import saved_steps, step_digest, verify
-from sink_jax.train.experiment import Experiment
 from sink_jax.train.run_dir import is_workdir
 from sink_jax.train.sharding import state_shardings
 from sink_jax.train.start import Source

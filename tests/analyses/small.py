@@ -28,7 +28,7 @@ def random_inputs(sequences=3, length=9):
 
 
 def repeated_inputs(sequences=2, length=12):
-  return inputs.repeated_token(VOCABULARY, sequences=sequences, length=length)
+  return inputs.random_tokens(VOCABULARY, sequences=sequences, length=length, repeat=True)
 
 
 def options(**changes):

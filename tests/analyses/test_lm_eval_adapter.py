@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 
 import sink_jax as sj
 from sink_jax.analyses import hellaswag, lm_eval_adapter, lm_eval_package, lm_eval_tasks
@@ -176,8 +177,9 @@ def test_texts_end_where_they_are_told_to():
   made = [greedy(run, ids, 8) for ids in prompts]
   # The ids are their own letters, so that every text of the model is one.
   letters = lambda ids: ''.join(chr(0x4e00 + i) for i in ids)
-  tokenizer = TextTokenizer(lambda text: [], letters, vocab_size=258, bos_id=0, prefix=(),
-                            name='letters')
+  model = tokenizers.Tokenizer(tokenizers.models.WordLevel({letters([i]): i for i in range(258)}, 'x'))
+  model.decoder = tokenizers.decoders.Fuse()
+  tokenizer = TextTokenizer(model, 'letters', bos_id=0)
   asked = [(ids, Settings(8)) for ids in prompts]
   assert generated(run, tokenizer, asked, batch_size=2) == list(map(letters, made))
   # A stop of two letters, the earlier one of two, fewer tokens, and a stop that is not there.
@@ -188,7 +190,7 @@ def test_texts_end_where_they_are_told_to():
   assert generated(run, tokenizer, asked) == [
       letters(ids[:n]) for ids, n in zip(made, (3, 2, 3, 8))]
   assert made[3].index(made[3][4]) == 4
-  tokenizer.eos_ids = (made[3][4],)
+  tokenizer = dataclasses.replace(tokenizer, eos_ids=(made[3][4],))
   assert generated(run, tokenizer, asked[3:]) == [letters(made[3][:4])]
   # What is asked of one text takes no room from another: both fill the learned positions.
   longest = random.integers(2, 258, 30).tolist()
