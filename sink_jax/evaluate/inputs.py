@@ -7,9 +7,10 @@ begins with two BOS tokens, and the description records what was done.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ class Inputs:
     tokens: (S, T) int32.
     description: a record, ready for JSON: kind ('natural', 'random', 'repeat'), sequences, length,
       bos {protocol, applied}, first_token_ids and first_tokens of the first sequence, vocab_size
-      and tokenizer (None without one), source, seed, domains [{domain, sequences, skipped_short}]
-      where there are several or one was chosen; skipped_short: documents left out.
+      and tokenizer (None without one), source, seed, and domains [{domain, sequences}] where
+      there are several or one was chosen.
     tokenizer: the tokenizer of the model; None where there are only token ids.
   """
 
@@ -53,15 +54,15 @@ def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int 
   Raises:
     ValueError: too few documents; or the tokenizer cannot keep the protocol.
   """
-  counts: dict[str, dict[str, int]] = {}
-  heads = _heads(tokenizer, source, length, bos, lambda name: domain in (None, name), counts)
-  rows = [row for _, row in itertools.islice(heads, sequences)]
+  heads = _heads(tokenizer, source, length, bos, lambda name: domain in (None, name))
+  rows = list(itertools.islice(heads, sequences))
   if len(rows) < sequences:
     where = f' of the domain {domain!r}' if domain else ''
     raise ValueError(f'{source!r} has only {len(rows)} documents{where} of {length} tokens or '
                      'more: use a smaller --sequences or --length, or another --source.')
-  return _described(np.stack(rows), tokenizer, 'natural', bos, source=repr(source),
-                    **_of_domains(counts, domain is not None or len(counts) > 1))
+  counts = collections.Counter(name for name, _ in rows)
+  return _described(np.stack([row for _, row in rows]), tokenizer, 'natural', bos, source=repr(source),
+                    domains=_listed(counts) if domain or len(counts) > 1 else None)
 
 
 def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 100,
@@ -73,23 +74,21 @@ def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
 
   Returns:
     Inputs whose description['domains'] lists the number of sequences of each domain, in the order
-    of `tokens`; a domain without any is listed with 0.
+    of `tokens`.
 
   Raises:
     ValueError: no domain has a document of `length` tokens; see also `natural`.
   """
-  counts: dict[str, dict[str, int]] = {}
   rows: dict[str, list[np.ndarray]] = {}
   lacks = lambda name: len(rows.get(name, ())) < sequences
-  for name, row in _heads(tokenizer, source, length, bos, lacks, counts):
+  for name, row in _heads(tokenizer, source, length, bos, lacks):
     rows.setdefault(name, []).append(row)
     if domains and not any(map(lacks, domains)):
       break
   if not rows:
-    raise ValueError(f'{source!r} has no document of {length} tokens or more: use a smaller '
-                     '--length, or another --source.')
-  tokens = np.stack([row for name in counts for row in rows.get(name, ())])
-  return _described(tokens, tokenizer, 'natural', bos, source=repr(source), **_of_domains(counts, True))
+    raise ValueError(f'{source!r} has no document of {length} tokens: use a smaller --length.')
+  return _described(np.concatenate(list(rows.values())), tokenizer, 'natural', bos, source=repr(source),
+                    domains=_listed({name: len(own) for name, own in rows.items()}))
 
 
 def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 1,
@@ -110,8 +109,8 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
     if len(rest) >= wanted:
       break
   if len(rest) < wanted:
-    raise ValueError(f'{source!r} has only {len(rest)} tokens of the {wanted} that are '
-                     'wanted: use a smaller --sequences or --length, or another --source.')
+    raise ValueError(f'{source!r} has {len(rest)} tokens, and {wanted} are wanted: use a smaller '
+                     '--sequences or --length.')
   rows = []
   for _ in range(sequences):
     row = tokenizer.with_prefix(rest, bos)
@@ -147,10 +146,7 @@ def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, se
 
 
 def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
-  """Inputs of the probe tokens (S, T) of a training run whose task has no text.
-
-  Their protocol for the BOS is called 'as in training'.
-  """
+  """Inputs of the probe tokens (S, T) of a training run whose task has no text."""
   return _described(np.asarray(tokens), None, 'natural', 'as in training', source=source,
                     vocab_size=vocab_size)
 
@@ -171,38 +167,29 @@ def open_source(text: str = '') -> DocumentSource:
   if path.exists():
     texts = path.is_dir() and next(path.rglob('*.txt'), None)
     return TextFolder(str(path)) if texts else Jsonl(str(path))
-  if '(' not in text and ('/' in text or '.' in text):
-    raise ValueError(f'--source={text}: no such file or folder.')
   try:
     return from_string(DocumentSource, text)
   except ValueError as error:
-    raise ValueError(f'--source={text}: {error}') from None
+    raise ValueError(f'--source={text} is not a file or folder, and not a source: {error}') from None
 
 
 def _heads(tokenizer: TextTokenizer, source: DocumentSource, length: int, bos: str,
-           wanted: Callable[[str], bool], counts: dict[str, dict[str, int]]
-           ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields (domain, sequence (T,)) of documents of wanted domains; `counts` counts by domain."""
+           wanted: Callable[[str], bool]) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields (domain, sequence (T,)) of the documents of wanted domains that are long enough."""
   if length < 2:
     raise ValueError(f'--length={length} must be at least 2.')
   for document in source.documents():
-    if not wanted(document.domain):
-      continue
-    # A cut text may be tokenized otherwise at its end, far behind the tokens that are kept.
-    head = document.text[:_CHARACTERS * length]
-    ids = tokenizer.encode(head)
-    if len(ids) < length and len(head) < len(document.text):
-      ids = tokenizer.encode(document.text)
-    row = tokenizer.with_prefix(ids, bos)[:length]
-    count = counts.setdefault(document.domain, {'sequences': 0, 'skipped_short': 0})
-    count['skipped_short' if len(row) < length else 'sequences'] += 1
-    if len(row) == length:
-      yield document.domain, row
+    if wanted(document.domain):
+      # A cut text may be tokenized otherwise at its end, far behind the tokens that are kept.
+      ids = tokenizer.encode(head := document.text[:_CHARACTERS * length])
+      if len(ids) < length and len(head) < len(document.text):
+        ids = tokenizer.encode(document.text)
+      if len(row := tokenizer.with_prefix(ids, bos)[:length]) == length:
+        yield document.domain, row
 
 
-def _of_domains(counts: dict[str, dict[str, int]], listed: bool) -> dict[str, Any]:
-  return {'skipped_short': sum(count['skipped_short'] for count in counts.values()),
-          'domains': [{'domain': name, **c} for name, c in counts.items()] if listed else None}
+def _listed(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+  return [{'domain': name, 'sequences': count} for name, count in counts.items()]
 
 
 def _described(tokens: np.ndarray, tokenizer: TextTokenizer | None, kind: str, bos: str, *,
@@ -224,4 +211,4 @@ def _described(tokens: np.ndarray, tokenizer: TextTokenizer | None, kind: str, b
       'vocab_size': tokenizer.vocab_size if tokenizer else vocab_size,
       # The file and its folder: a record names no home directory.
       'tokenizer': '/'.join(Path(tokenizer.name).parts[-2:]) if tokenizer else None,
-      'source': source, **{'seed': None, 'domains': None, 'skipped_short': 0} | more}, tokenizer)
+      'source': source, **{'seed': None, 'domains': None} | more}, tokenizer)

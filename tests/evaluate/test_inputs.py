@@ -42,7 +42,6 @@ def test_natural_inputs_are_the_heads_of_documents(corpus):
   assert found.tokens.dtype == np.int32 and found.tokenizer is BEGUN
   told = found.description
   assert (told['kind'], told['sequences'], told['length']) == ('natural', 7, 300)
-  assert told['skipped_short'] == texts.index(long[6]) - 6 > 0
   assert told['bos'] == {'protocol': 'none', 'applied': 'none'} and told['source'] == repr(corpus)
   assert told['first_token_ids'] == found.tokens[0, :4].tolist()
   assert ''.join(told['first_tokens']) == BYTES.decode(found.tokens[0, :4]) and told['domains'] is None
@@ -52,7 +51,7 @@ def test_natural_inputs_are_the_heads_of_documents(corpus):
   assert (begun.tokens[:, 0] == 0).all() and (begun.tokens[:, 1:] > 1).all()
   assert begun.description['bos'] == {'protocol': 'tokenizer', 'applied': 'bos id 0 at position 1'}
   verse = natural(BEGUN, corpus, sequences=3, length=20, domain='verse')
-  assert verse.description['domains'] == [{'domain': 'verse', 'sequences': 3, 'skipped_short': 0}]
+  assert verse.description['domains'] == [{'domain': 'verse', 'sequences': 3}]
   assert BYTES.decode(verse.tokens[0, 1:]).startswith('verse 0')
 
 
