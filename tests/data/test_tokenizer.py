@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import from_string, registry
 from sink_jax.data.documents import TextFolder, held_out
@@ -176,18 +176,6 @@ def test_gpt2_s_older_layout(tmp_path):
   (tmp_path / 'tokenizer_config.json').write_text(
       '{"bos_token": "<|endoftext|>", "add_bos_token": true}')
   assert TextTokenizer.from_path(tmp_path).prefix == (0,)
-
-
-def test_byte_fallback(tmp_path):
-  vocab = {'<s>': 0, '▁': 1} | {f'<0x{b:02X}>': 2 + b for b in range(256)} | {'▁a': 258, 'a': 259}
-  model = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[('▁', 'a')], byte_fallback=True))
-  model.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
-  model.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(),
-                                     decoders.Fuse(), decoders.Strip(' ', 1, 0)])
-  model.add_special_tokens(['<s>'])
-  found = read(tmp_path, model, BOS | {'add_bos_token': True})
-  assert found.tokens('a é')[0].tolist() == [0, 258, 1, 0xC3 + 2, 0xA9 + 2]
-  assert found.decode(found.encode('a é')) == 'a é' and 0 not in found.encode('<s> a')
 
 
 def test_texts_as_tokens():
