@@ -146,7 +146,8 @@ class TextTokenizer:
     reserved = {i: name for name, i in self.special_tokens.items() if i in ids}
     # Unigram and word-level models list such tokens among the words: names are broken up.
     inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})' for name in reserved.values())
-    return [row if reserved.keys().isdisjoint(row) else sum(self._ids(re.split(inside, text)), [])
+    return [row if reserved.keys().isdisjoint(row) else
+            [i for piece in self._ids(re.split(inside, text)) for i in piece]
             for text, row in zip(texts, rows, strict=True)]
 
   def _ids(self, texts: list[str]) -> list[list[int]]:
