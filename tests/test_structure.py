@@ -11,7 +11,7 @@ PACKAGE = ROOT / 'sink_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 
 # A module may import from its own room and from rooms before it.
-ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'evaluate', 'data',
+ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'data', 'evaluate',
          'train', 'plan', 'benchmark', 'pretrained', 'report', 'paper', 'remedies', 'analyses',
          'sweep', 'cli']
 # Names under which commands are started: one line each, of the room cli wherever they lie.

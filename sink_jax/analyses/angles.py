@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 from sink_jax.analyses.blocks import check_layers_and_heads
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
-from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 

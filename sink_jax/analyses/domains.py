@@ -11,9 +11,9 @@ import numpy as np
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
-from sink_jax.data import inputs as data_inputs
-from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import inputs as data_inputs
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import PILE

@@ -20,9 +20,9 @@ from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.lm_eval_adapter import language_model
 from sink_jax.analyses.lm_eval_package import imported
 from sink_jax.analyses.options import Options
-from sink_jax.data.inputs import Inputs
-from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.models.run import Run
 
 

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sink_jax.analyses.options import Options
-from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.io.tables import data_frame, html_table
 from sink_jax.models.run import Run
 

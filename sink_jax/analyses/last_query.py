@@ -19,8 +19,8 @@ from sink_jax.analyses.blocks import check_layers_and_heads
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, check_length
 from sink_jax.analyses.options import Options
-from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig

@@ -17,7 +17,7 @@ import numpy as np
 
 from sink_jax.analyses.lm_eval_generation import generated, settings
 from sink_jax.analyses.lm_eval_package import imported
-from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.models.run import Run
 
@@ -74,7 +74,7 @@ def language_model(run: Run, tokenizer: TextTokenizer, *, bos: str = 'none',
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
       """Ids of a text."""
-      ids = tokenizer.encode(string).tolist()
+      ids = tokenizer.encode(string)
       return ids if add_special_tokens is False else tokenizer.with_prefix(ids, bos).tolist()
 
     def _loglikelihood_tokens(self, requests, **kwargs):

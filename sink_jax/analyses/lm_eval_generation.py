@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.models.generate import stream_texts
 from sink_jax.models.run import Run
 

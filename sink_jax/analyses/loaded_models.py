@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from sink_jax.analyses.options import Options
-from sink_jax.data import inputs
 from sink_jax.data.documents import DocumentSource
-from sink_jax.data.inputs import Inputs
-from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.evaluate import inputs
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.io.paths import AnyPath
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_pretrained, load_run
@@ -75,12 +75,11 @@ class LoadedModel:
       drawn: whether tokens drawn at random can take the place of text, for the error.
 
     Raises:
-      ValueError: there is none, or its vocabulary is not that of the model.
+      ValueError: there is none.
     """
     if self.tokenizer is None:
       advice = '; --inputs=random and --inputs=repeat need none' if drawn else ''
       raise ValueError(f'{self.run.name}: no tokenizer for text: {self.problem}{advice}.')
-    self.tokenizer.check_vocabulary(self.run.config.vocab_size)
     return self.tokenizer
 
 
@@ -101,17 +100,17 @@ def make_inputs(model: LoadedModel, options: Options) -> Inputs:
       options.say('no --source: text is the documentation in the Python standard library')
     return inputs.natural(model.text_tokenizer(), inputs.open_source(options.source),
                           sequences=sequences, length=length, bos=options.bos or 'tokenizer')
-  # `text_tokenizer` also checks that the vocabulary of the tokenizer fits the model.
-  tokenizer = model.tokenizer and model.text_tokenizer()
   # A table of embeddings is often padded beyond the ids of the tokenizer, and the vectors of the
-  # padding belong to no token.
-  vocab_size = tokenizer.vocab_size if tokenizer else model.run.config.vocab_size
+  # padding belong to no token; some tokenizers have tokens that were added after the training.
+  tokenizer, vocab_size = model.tokenizer, model.run.config.vocab_size
+  if tokenizer:
+    vocab_size = min(vocab_size, tokenizer.vocab_size)
   if not vocab_size:
     raise ValueError(f'{model.run.name} has continuous inputs and no tokens to draw from.')
-  make = inputs.random_tokens if options.inputs == 'random' else inputs.repeated_token
   # Section 3.3 leaves the BOS out of random and repeated tokens, so 'none' is the default.
-  return make(vocab_size, sequences=sequences, length=length, bos=options.bos or 'none',
-              seed=options.seed, tokenizer=tokenizer)
+  return inputs.random_tokens(
+      vocab_size, sequences=sequences, length=length, bos=options.bos or 'none', seed=options.seed,
+      tokenizer=tokenizer, repeat=options.inputs == 'repeat')
 
 
 def check_length(run: Run, length: int) -> None:

@@ -10,8 +10,8 @@ from sink_jax.analyses.angles import choose_heads
 from sink_jax.analyses.blocks import check_layers_and_heads
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
-from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.models.run import Run
 

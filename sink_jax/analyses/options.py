@@ -36,7 +36,8 @@ class InputOptions:
   fsdp: int = 1  # devices over which the parameters of a published model are split.
 
   def __post_init__(self):
-    from sink_jax.data.inputs import BOS, KINDS  # here, so that --help does not wait for numpy
+    from sink_jax.data.tokenizer import BOS  # here, so that --help does not wait for numpy
+    from sink_jax.evaluate.inputs import KINDS
 
     check_choices(self, inputs=KINDS, bos=('', *BOS), dtype=DTYPES)
     # The least length has a token beside the first.
@@ -152,7 +153,7 @@ class TaskOptions:
   dtype: str = 'float32'
 
   def __post_init__(self):
-    from sink_jax.data.text_tokenizer import BOS
+    from sink_jax.data.tokenizer import BOS
 
     check_choices(self, bos=BOS, dtype=DTYPES)
     # A window of two tokens is the least in which a text has a context.

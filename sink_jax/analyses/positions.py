@@ -17,8 +17,8 @@ import numpy as np
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Learned
-from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.models.run import Run

@@ -31,7 +31,7 @@ from sink_jax.analyses.interface import AnalysisModule, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import INPUTS, Options, check_given
 from sink_jax.arguments import check_known
-from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.io.tables import text_table
 
 # Thresholds of the curves against the length, around the paper's 0.3.

@@ -24,9 +24,9 @@ from sink_jax.analyses.propositions import (
 )
 from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.data.inputs import Inputs, repeated_token
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.inputs import Inputs, random_tokens
 from sink_jax.evaluate.sinks import importance
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.models.config import ModelConfig
@@ -146,7 +146,7 @@ def check_all(length: int = 64, epsilon: float = EPSILON) -> list[Result]:
     config = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, ffn_hidden=32, vocab_size=32,
                          attention=AttentionSpec(position=position), dtype='float32')
     run = Run(config, init_params(config, 0), 'random parameters')
-    inputs = repeated_token(config.vocab_size, sequences=2, length=length)
+    inputs = random_tokens(config.vocab_size, sequences=2, length=length, repeat=True)
     results.append(measure(run, inputs, Options(epsilons=(epsilon,))))
   return results
 

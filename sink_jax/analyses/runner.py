@@ -18,8 +18,8 @@ from sink_jax.analyses.interface import AnalysisResult, PictureFile, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
-from sink_jax.data.inputs import Inputs, stored
 from sink_jax.evaluate.finite import find_not_finite, not_finite
+from sink_jax.evaluate.inputs import Inputs, stored
 from sink_jax.models.inputs import check_ids
 from sink_jax.models.precision import matmul_precision
 from sink_jax.models.run import Run

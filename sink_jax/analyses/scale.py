@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
-from sink_jax.data.inputs import Inputs
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count

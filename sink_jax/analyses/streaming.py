@@ -16,10 +16,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.data import inputs as data_inputs
-from sink_jax.data.inputs import Inputs
+from sink_jax.evaluate import inputs as data_inputs
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.io.tables import number
 from sink_jax.models.decode import check_policy, state_bytes
 from sink_jax.models.generate import text_losses

@@ -79,7 +79,7 @@ def main(options: Options) -> None:
     # `stream` puts the first token of a run's training before every text that lacks it.
     run = dataclasses.replace(run, first_token=None)
   tokenizer = run.tokenizer
-  tokens = tokenizer.with_prefix(tokenizer.encode(prompt).tolist(), options.bos)
+  tokens = tokenizer.with_prefix(tokenizer.encode(prompt), options.bos)
   if not len(tokens):
     raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
                      'take --bos=force.')

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 
 
 class Batch(NamedTuple):
@@ -74,7 +74,7 @@ class Dataset:
   vocab_size: int = 0       # 0 where the inputs are continuous
   input_features: int = 0   # 0 where the inputs are tokens
   output_features: int = 0
-  encoder: Encoder | None = None  # None where the data are no text
+  encoder: TextTokenizer | None = None  # None where the data are no text
 
   def batch(self, step: int, batch_size: int, seed: int, rows: np.ndarray | None = None) -> Batch:
     """These rows of global batch `step`, all of them for None.

@@ -10,7 +10,7 @@ A cache is a folder, named after a hash of all that decides its content, and nev
     train.000.weights.npy ...  uint8, the weight in the loss of each token of such a file, where
                      answers alone count; without it every token has the weight 1
     probe.npz        beginnings of validation documents, see `ProbePrompts`
-    tokenizer.json   what the ids mean; missing where they are bytes
+    tokenizer.json   what the ids mean, with tokenizer_config.json
     verified.json    which files were found right, see cache_check.py; not a part of the build
 
 Rows of one length need no index: a row number is a place in the file. The arrays are mapped, not
@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 
 from sink_jax.data.stdlib import splits_by_name
-from sink_jax.data.tokenizer import Encoder, load_encoder
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.hashing import sha256
 
-FORMAT = 2  # raise it when the files change their meaning
+FORMAT = 3  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
 
 
@@ -125,22 +125,13 @@ class Cache:
                        f'{self._remedy()}') from None
 
   @functools.cached_property
-  def encoder(self) -> Encoder:
+  def encoder(self) -> TextTokenizer:
     """The encoder that made the ids.
 
     Raises:
       ValueError: the tokenizer's file is damaged, or not the one of the build.
     """
-    try:
-      ids = [int(self.manifest['special_ids'][name]) for name in ('eos', 'bos', 'pad')]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-      raise ValueError(f'{self.folder / "manifest.json"} is damaged: special_ids ({error}); '
-                       f'{self._remedy()}') from None
-    stored = self.manifest.get('files', {}).get('tokenizer.json')
-    if stored and sha256(self.folder / 'tokenizer.json') != stored.get('sha256'):
-      raise ValueError(f'{self.folder / "tokenizer.json"} changed since the build; '
-                       f'{self._remedy()}')
-    return load_encoder(self.folder, *ids)
+    return TextTokenizer.from_path(self.folder)
 
   def probes(self, length: int) -> np.ndarray:
     """The first tokens (n, length) of all stored validation documents that are long enough.
@@ -282,7 +273,7 @@ def file_digests(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
   was cut off, and one of another build; they are no protection against somebody who can rewrite
   the manifest as well.
   """
-  paths = [*folder.glob('*.np[yz]'), *folder.glob('tokenizer.json')]
+  paths = [*folder.glob('*.np[yz]'), *folder.glob('tokenizer*.json')]
   return {path.name: {'bytes': path.stat().st_size, 'sha256': sha256(path)}
           for path in sorted(paths)}
 

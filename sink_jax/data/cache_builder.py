@@ -29,7 +29,7 @@ from sink_jax.data.encoding import encode_documents
 from sink_jax.data.packing import AppendLog, TokenStream, delimited, npy_size, seal, write_npy
 from sink_jax.data.part_encoding import COUNTS, Encoded, answer_weights, counted
 from sink_jax.data.probe_prompts import ProbePrompts
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.build_once import disk_full_named
 from sink_jax.io.files import write_atomically
 from sink_jax.io.progress import Progress
@@ -51,7 +51,7 @@ class CacheBuilder:
     settings: what the key of the cache is made of; it becomes the head of the manifest.
   """
 
-  def __init__(self, folder: pathlib.Path, source: DocumentSource, encoder: Encoder,
+  def __init__(self, folder: pathlib.Path, source: DocumentSource, encoder: TextTokenizer,
                settings: dict[str, Any]):
     self._folder, self._work = folder, folder / 'work'
     self._source, self._encoder, self._settings = source, encoder, settings
@@ -83,14 +83,14 @@ class CacheBuilder:
     except (OSError, ValueError):
       commit = {}
     # Ids of another encoder, such as one trained by another version, must not be mixed in.
-    if commit.get('encoder') != self._encoder.fingerprint():
+    if commit.get('encoder') != self._encoder.digest:
       for path in self._folder.glob('*.*'):  # all but the lock
         path.unlink()
       shutil.rmtree(self._work, ignore_errors=True)
       self._work.mkdir()
-      commit = {'encoder': self._encoder.fingerprint(), 'documents': 0, 'position': 0,
+      commit = {'encoder': self._encoder.digest, 'documents': 0, 'position': 0,
                 'complete': False, 'domains': []}
-    self._encoder.save(self._folder)
+    self._encoder.save(self._folder, digest=self._encoder.digest)
     return commit
 
   def _tokenize(self, commit: dict[str, Any], workers: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class CacheBuilder:
     # By name, which is the order of rows and of prompts. Files keep the numbers under which their
     # domains first occurred.
     names = sorted(entries)
-    ProbePrompts.save(self._folder / 'probe.npz', [prompts[n] for n in names], self._encoder.pad_id)
+    ProbePrompts.save(self._folder / 'probe.npz', [prompts[n] for n in names], self._encoder.eos_id)
     files = file_digests(self._folder)
     manifest = self._settings | {
         'vocab_size': self._encoder.vocab_size, 'dtype': self._dtype.name,

@@ -19,7 +19,7 @@ from sink_jax.data.batches import Batch, Dataset, FixedBatches
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck
 from sink_jax.data.token_edits import FixedToken, TokenEdit
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
   import grain
@@ -174,7 +174,7 @@ class CorpusDataset(Dataset):
     return dict.fromkeys((self._cache, self._valid_cache))
 
   @property
-  def encoder(self) -> Encoder:
+  def encoder(self) -> TextTokenizer:
     return self._cache.encoder
 
   def decode(self, ids: Sequence[int]) -> str:

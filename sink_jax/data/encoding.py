@@ -21,11 +21,11 @@ import numpy as np
 
 from sink_jax.data.documents import Document, Part
 from sink_jax.data.part_encoding import Encoded, encoded
-from sink_jax.data.tokenizer import ByteEncoder, Encoder, load_encoder
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.parent_process import end_with_parent
 
 _CHARACTERS = 1 << 20  # of a group: worth sending to a process, and small enough for memory
-_encoder: Encoder | None = None  # of a worker process
+_encoder: TextTokenizer | None = None  # of a worker process
 
 
 class Group(NamedTuple):
@@ -35,7 +35,7 @@ class Group(NamedTuple):
   position: int              # in the source, behind the last of them
 
 
-def encode_documents(documents: Iterable[Document], encoder: Encoder, folder: pathlib.Path,
+def encode_documents(documents: Iterable[Document], encoder: TextTokenizer, folder: pathlib.Path,
                      workers: int = 0) -> Iterator[tuple[Group, list[Encoded]]]:
   """Yields groups of documents with their ids, in the order of the documents.
 
@@ -47,14 +47,13 @@ def encode_documents(documents: Iterable[Document], encoder: Encoder, folder: pa
     RuntimeError: a worker died.
   """
   groups = _grouped(documents)
-  if not workers or isinstance(encoder, ByteEncoder):  # bytes cost less than sending them
+  if not workers:
     for group in groups:
       yield group, encoded(_contents(group), encoder)
     return
-  ids = encoder.eos_id, encoder.bos_id, encoder.pad_id
   # 'spawn', since the threads of the tokenizers library do not survive a fork.
   pool = ProcessPoolExecutor(workers, multiprocessing.get_context('spawn'), _start_worker,
-                             (os.fspath(folder), ids))
+                             (os.fspath(folder),))
   pending: collections.deque[tuple[Group, Future]] = collections.deque()
   try:
     for group in groups:
@@ -93,11 +92,11 @@ def _grouped(documents: Iterable[Document]) -> Iterator[Group]:
     yield Group(group, count, position)
 
 
-def _start_worker(folder: str, special_ids: tuple[int, int, int]) -> None:
+def _start_worker(folder: str) -> None:
   global _encoder
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers share the cores
-  _encoder = load_encoder(folder, *special_ids)
+  _encoder = TextTokenizer.from_path(folder)
   end_with_parent()
 
 

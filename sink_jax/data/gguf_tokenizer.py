@@ -6,18 +6,11 @@ of a token is the rank of the merges that make it. Chat templates are not render
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from sink_jax.data.tokenizer_json import panics_refused
-from sink_jax.io.gguf import GgufFile
-
-if TYPE_CHECKING:
-  from tokenizers import Tokenizer
-  from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 _PREFIX = 'tokenizer.ggml.'
 # Keys that change no ids of a text: names of tokens that nothing here asks for, and templates.
@@ -29,158 +22,100 @@ _READ = ('model', 'pre', 'tokens', 'scores', 'token_type', 'merges', 'bos_token_
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of token_type
 _LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
            r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+# How llama.cpp cuts a text into words, by the name that the file gives.
+_WORDS = {
+    'gpt-2': [_GPT2],
+    # Every digit is a word of its own; the other words are those of GPT-2.
+    'smollm': [pre_tokenizers.Digits(individual_digits=True), _GPT2],
+    'llama-bpe': [pre_tokenizers.Split(Regex(_LLAMA3), 'isolated'),
+                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]}
 
 
-@dataclasses.dataclass(frozen=True)
-class GgufTokenizer:
+class GgufTokenizer(NamedTuple):
   """A tokenizer, its BOS, whether texts begin with it, and the ids that end a text."""
 
-  tokenizer: Tokenizer
+  model: Tokenizer
   bos_id: int | None
   add_bos: bool
   eos_ids: tuple[int, ...]
 
 
-def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
   """Makes the tokenizer of a GGUF file.
 
   Raises:
-    ValueError: the metadata do not define one, or one that is not supported; names the file and
-      the key.
+    ValueError: the metadata define one that is not supported; names the key.
+    Exception: a key is missing, or the library `tokenizers` refuses a value.
   """
-  values = _Values(file)
-  values.check_known()
-  tokens, types = values.tokens()
-  kind = values.get('model', str)
-  if kind not in ('gpt2', 'llama'):
-    raise values.refused('model', kind, 'supported: gpt2, llama')
-  with panics_refused(f'{file.path}: the metadata {_PREFIX}* define no tokenizer'):
-    make = _byte_level if kind == 'gpt2' else _sentencepiece
-    tokenizer, adds_bos = make(values, tokens, types)
-    _add_tokens(tokenizer, tokens, types)
-    tokenizer.encode('a')
-  ids = [values.token_id(key, len(tokens)) for key in ('bos', 'eos', 'eot')]
-  add_bos = values.get('add_bos_token', bool, adds_bos)
-  if add_bos and ids[0] is None:
-    raise values.refused('add_bos_token', True, f'{_PREFIX}bos_token_id is missing')
-  return GgufTokenizer(tokenizer, ids[0], add_bos,
-                       tuple(dict.fromkeys(i for i in ids[1:] if i is not None)))
+  values = {key.removeprefix(_PREFIX): value for key, value in metadata.items()
+            if key.startswith(_PREFIX)}
+  if unknown := sorted(values.keys() - {*_READ, *_UNREAD}):
+    raise _refused(unknown[0], values[unknown[0]], 'it could change the ids of a text')
+  tokens, makers = values['tokens'], {'gpt2': _byte_level, 'llama': _sentencepiece}
+  if len(set(tokens)) < len(tokens):
+    raise _refused('tokens', f'{len(tokens)} tokens', 'two of them are equal')
+  if values['model'] not in makers:
+    raise _refused('model', values['model'], f'supported: {", ".join(makers)}')
+  types = np.asarray(values.get('token_type', [1] * len(tokens)))
+  for key in values.keys() & {'token_type', 'scores'}:
+    if len(values[key]) != len(tokens):
+      raise _refused(key, f'{len(values[key])} values', f'there are {len(tokens)} tokens')
+  for key in (key for key in values if key.endswith('_token_id')):
+    if not 0 <= values[key] < len(tokens):
+      raise _refused(key, values[key], f'there are {len(tokens)} tokens')
+  tokenizer, adds_bos = makers[values['model']](values, tokens, types)
+  for kind in (_CONTROL, _UNKNOWN):
+    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False)
+                                  for i in np.flatnonzero(types == kind)])
+  tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False)
+                        for i in np.flatnonzero(types == _USER_DEFINED)])
+  bos, ends = values.get('bos_token_id'), [values.get(f'{key}_token_id') for key in ('eos', 'eot')]
+  add_bos = values.get('add_bos_token', adds_bos)
+  if add_bos and bos is None:
+    raise _refused('add_bos_token', True, f'{_PREFIX}bos_token_id is missing')
+  return GgufTokenizer(tokenizer, bos, add_bos, tuple(dict.fromkeys(i for i in ends if i is not None)))
 
 
-class _Values:
-  """The metadata about the tokenizer, checked where they are read."""
-
-  def __init__(self, file: GgufFile):
-    self.path, self.values = file.path, {
-        key.removeprefix(_PREFIX): value for key, value in file.metadata.items()
-        if key.startswith(_PREFIX)}
-
-  def check_known(self) -> None:
-    for key in self.values:
-      if key not in (*_READ, *_UNREAD):
-        raise self.refused(key, self.values[key], 'it could change the ids of a text')
-
-  def refused(self, key: str, value: Any, reason: str) -> ValueError:
-    return ValueError(f'{self.path}: {_PREFIX}{key} = {str(value)[:50]!r} is not supported: '
-                      f'{reason}.')
-
-  def get(self, key: str, kind: type, *default: Any) -> Any:
-    """The value of a key, of this type; an error where it is missing and there is no default."""
-    if key not in self.values:
-      if default:
-        return default[0]
-      raise ValueError(f'{self.path} has no {_PREFIX}{key}, without which there is no tokenizer.')
-    if not isinstance(self.values[key], kind):
-      raise self.refused(key, self.values[key], f'it must be of the type {kind.__name__}')
-    return self.values[key]
-
-  def tokens(self) -> tuple[list[str], np.ndarray]:
-    """The tokens in the order of their ids, and the type of each."""
-    tokens = self.get('tokens', list)
-    types = self.get('token_type', np.ndarray, np.ones(len(tokens), int))
-    if len(set(tokens)) < len(tokens):
-      raise self.refused('tokens', f'{len(tokens)} tokens', 'two of them are equal')
-    if len(types) != len(tokens):
-      raise self.refused('token_type', f'{len(types)} types', f'there are {len(tokens)} tokens')
-    return tokens, types
-
-  def token_id(self, name: str, count: int) -> int | None:
-    id_ = self.get(f'{name}_token_id', int, None)
-    if id_ is not None and not 0 <= id_ < count:
-      raise self.refused(f'{name}_token_id', id_, f'there are {count} tokens')
-    return id_
+def _refused(key: str, value: Any, reason: str) -> ValueError:
+  return ValueError(f'{_PREFIX}{key} = {str(value)[:50]!r} is not supported: {reason}')
 
 
-def _pre_tokenizers(pre: str) -> list[PreTokenizer] | None:
-  """How llama.cpp cuts a text into words, by the name that the file gives; None if unknown."""
-  from tokenizers import Regex
-  from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
-  gpt2 = ByteLevel(add_prefix_space=False)
-  known: dict[str, Callable[[], list[PreTokenizer]]] = {
-      'gpt-2': lambda: [gpt2],
-      # Every digit is a word of its own; the other words are those of GPT-2.
-      'smollm': lambda: [Digits(individual_digits=True), gpt2],
-      'llama-bpe': lambda: [Split(Regex(_LLAMA3), 'isolated'),
-                            ByteLevel(add_prefix_space=False, use_regex=False)]}
-  return known[pre]() if pre in known else None
-
-
-def _byte_level(values: _Values, tokens: list[str], types: np.ndarray) -> tuple[Tokenizer, bool]:
+def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray) -> tuple[Tokenizer, bool]:
   """(byte-level BPE, whether it puts a BOS before a text unless the file says otherwise)."""
-  from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-  pre = values.get('pre', str)
-  cutting = _pre_tokenizers(pre)
-  if cutting is None:
-    raise values.refused('pre', pre, 'supported: gpt-2, smollm, llama-bpe')
-  if values.get('add_space_prefix', bool, False):
-    raise values.refused('add_space_prefix', True, 'byte-level BPE has none')
-  merges = [tuple(merge.split(' ')) for merge in values.get('merges', list)]
+  pre = values['pre']
+  if pre not in _WORDS:
+    raise _refused('pre', pre, f'supported: {", ".join(_WORDS)}')
+  if values.get('add_space_prefix'):
+    raise _refused('add_space_prefix', True, 'byte-level BPE has none')
   llama3 = pre == 'llama-bpe'
-  tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges,
-                                   ignore_merges=llama3))
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cutting)
+  tokenizer = Tokenizer(models.BPE(
+      vocab={t: i for i, t in enumerate(tokens)}, ignore_merges=llama3,
+      merges=[tuple(merge.split(' ')) for merge in values['merges']]))
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_WORDS[pre])
   tokenizer.decoder = decoders.ByteLevel()
   return tokenizer, llama3
 
 
-def _sentencepiece(values: _Values, tokens: list[str], types: np.ndarray
+def _sentencepiece(values: dict[str, Any], tokens: list[str], types: np.ndarray
                    ) -> tuple[Tokenizer, bool]:
   """As `_byte_level`: BPE over characters, which falls back to bytes."""
-  from tokenizers import Tokenizer, decoders, models, normalizers
-  scores = values.get('scores', np.ndarray)
-  if len(scores) != len(tokens):
-    raise values.refused('scores', f'{len(scores)} scores', f'there are {len(tokens)} tokens')
-  if values.get('pre', str, 'default') != 'default':
-    raise values.refused('pre', values.get('pre', str), "a model of the type 'llama' has none")
-  unknown = values.token_id('unknown', len(tokens))
+  if (pre := values.get('pre', 'default')) != 'default':
+    raise _refused('pre', pre, "a model of the type 'llama' has none")
+  scores, ids, merges = values['scores'], {token: i for i, token in enumerate(tokens)}, []
+  # All pairs of tokens whose text is a token: first those that make the token of highest score.
+  for i in np.flatnonzero(types == 1):
+    for cut in range(1, len(tokens[i])):
+      left, right = tokens[i][:cut], tokens[i][cut:]
+      if left in ids and right in ids:
+        merges.append((-scores[i], cut, ids[left], left, right))
+  unknown, prefix = values.get('unknown_token_id'), bool(values.get('add_space_prefix', True))
   tokenizer = Tokenizer(models.BPE(
-      vocab={t: i for i, t in enumerate(tokens)}, merges=_merges(tokens, scores, types),
+      vocab=ids, merges=[(left, right) for *_, left, right in sorted(merges)],
       unk_token=None if unknown is None else tokens[unknown], fuse_unk=True, byte_fallback=True))
-  prefix = values.get('add_space_prefix', bool, True)
   tokenizer.normalizer = normalizers.Sequence(
       [normalizers.Prepend('▁')] * prefix + [normalizers.Replace(' ', '▁')])
   tokenizer.decoder = decoders.Sequence(
       [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
       + [decoders.Strip(' ', 1, 0)] * prefix)
   return tokenizer, True
-
-
-def _merges(tokens: list[str], scores: np.ndarray, types: np.ndarray) -> list[tuple[str, str]]:
-  """All pairs of tokens whose text is a token: first those that make the token of highest score."""
-  ids, merges = {token: i for i, token in enumerate(tokens)}, []
-  for i in np.flatnonzero(types == 1):
-    token = tokens[i]
-    for cut in range(1, len(token)):
-      if (left := token[:cut]) in ids and (right := token[cut:]) in ids:
-        merges.append((-scores[i], len(left), ids[left], left, right))
-  return [(left, right) for *_, left, right in sorted(merges)]
-
-
-def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: np.ndarray) -> None:
-  """Makes the tokens that are found in a text as a whole, before it is cut into words."""
-  from tokenizers import AddedToken
-  for kind in (_CONTROL, _UNKNOWN):
-    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False)
-                                  for i in np.flatnonzero(types == kind)])
-  tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False)
-                        for i in np.flatnonzero(types == _USER_DEFINED)])

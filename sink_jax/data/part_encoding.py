@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sink_jax.data.documents import Document, Part
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 
 
 class Encoded(NamedTuple):
@@ -22,7 +22,7 @@ class Encoded(NamedTuple):
   lengths: np.ndarray | None = None
 
 
-def encoded(documents: Sequence[str | tuple[Part, ...]], encoder: Encoder) -> list[Encoded]:
+def encoded(documents: Sequence[str | tuple[Part, ...]], encoder: TextTokenizer) -> list[Encoded]:
   """The ids of documents, int32, each given as its text or its parts.
 
   The parts are tokenized apart, as a prompt and its answer are when a model is used: no token spans
@@ -30,13 +30,13 @@ def encoded(documents: Sequence[str | tuple[Part, ...]], encoder: Encoder) -> li
   a message they stay letters.
   """
   texts = [document for document in documents if isinstance(document, str)]
-  of_texts = iter(encoder.encode_batch(texts) if texts else [])
+  of_texts = iter(_arrays(texts, encoder))
   of_parts = iter(_encoded_parts([d for d in documents if not isinstance(d, str)], encoder))
   return [Encoded(next(of_texts)) if isinstance(document, str) else next(of_parts)
           for document in documents]
 
 
-def _encoded_parts(conversations: Sequence[tuple[Part, ...]], encoder: Encoder) -> list[Encoded]:
+def _encoded_parts(conversations: Sequence[tuple[Part, ...]], encoder: TextTokenizer) -> list[Encoded]:
   split = _Splitter(encoder)
   pieces = [[split(part) for part in parts] for parts in conversations]
   # A template repeats its texts, and each is tokenized once; what begins a conversation apart from
@@ -44,7 +44,7 @@ def _encoded_parts(conversations: Sequence[tuple[Part, ...]], encoder: Encoder) 
   firsts = dict.fromkeys(parts[0][0] for parts in pieces if isinstance(parts[0][0], str))
   others = dict.fromkeys(piece for parts in pieces for part in parts for piece in part
                          if isinstance(piece, str))
-  ids_of_first = dict(zip(firsts, encoder.encode_batch(list(firsts)), strict=True))
+  ids_of_first = dict(zip(firsts, _arrays(list(firsts), encoder), strict=True))
   ids_of = dict(zip(others, _continuing(list(others), encoder), strict=True))
   result = []
   for parts in pieces:
@@ -60,7 +60,7 @@ def _encoded_parts(conversations: Sequence[tuple[Part, ...]], encoder: Encoder) 
 class _Splitter:
   """Splits parts into texts and the ids of special tokens."""
 
-  def __init__(self, encoder: Encoder):
+  def __init__(self, encoder: TextTokenizer):
     self._eos_id, self._special = encoder.eos_id, encoder.special_tokens
     # The longest name first: one may begin with another.
     names = sorted(self._special, key=len, reverse=True)
@@ -74,17 +74,21 @@ class _Splitter:
     return [self._special.get(piece, piece) for piece in self._names.split(part.text) if piece]
 
 
-def _continuing(texts: list[str], encoder: Encoder) -> list[np.ndarray]:
+def _arrays(texts: list[str], encoder: TextTokenizer) -> list[np.ndarray]:
+  return [np.asarray(ids, np.int32) for ids in encoder.encode_batch(texts)]
+
+
+def _continuing(texts: list[str], encoder: TextTokenizer) -> list[np.ndarray]:
   """The ids of texts that go on where another text ends."""
   if not texts:
     return []
-  alone = encoder.encode_batch(texts)
+  alone = _arrays(texts, encoder)
   # Tokenizers made with sentencepiece put a space before whatever they are given, which does not
   # belong into the middle of a text. Behind a line break they put none.
-  lead, a, both = encoder.encode_batch(['\n', 'a', '\na'])
+  lead, a, both = _arrays(['\n', 'a', '\na'], encoder)
   if len(both) == len(lead) + len(a) and (both[len(lead):] == a).all():
     return alone
-  behind = encoder.encode_batch(['\n' + text for text in texts])
+  behind = _arrays(['\n' + text for text in texts], encoder)
   return [b[len(lead):] if len(b) > len(lead) and (b[:len(lead)] == lead).all() else ids
           for b, ids in zip(behind, alone, strict=True)]
 

@@ -18,7 +18,7 @@ from sink_jax.data.cache import FORMAT, Cache
 from sink_jax.data.cache_builder import CacheBuilder
 from sink_jax.data.cache_check import check
 from sink_jax.data.documents import DocumentSource, PackedDataset, existing_path
-from sink_jax.data.tokenizer import Encoder, Tokenizer
+from sink_jax.data.tokenizer import TextTokenizer, Tokenizer
 from sink_jax.io.build_once import build_once
 from sink_jax.io.paths import cache_root
 from sink_jax.io.progress import Progress
@@ -26,7 +26,7 @@ from sink_jax.io.progress import Progress
 
 def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: bool,
                eos: bool = True, valid_fraction: float = 0.05, cache_dir: str = '',
-               workers: int = 0, encoder: Encoder | None = None) -> Cache:
+               workers: int = 0, encoder: TextTokenizer | None = None) -> Cache:
   """Opens the cache of a corpus; builds it first where there is none.
 
   Several processes may call it at once: one builds, the others wait. A folder appears under its
@@ -49,7 +49,7 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
   # Neither `workers` nor `cache_dir` is among the settings: the content does not depend on them.
   settings = {'tokenizer': repr(tokenizer), 'context': context, 'bos': bos, 'eos': eos}
   if encoder:
-    settings |= {'encoder': encoder.fingerprint()}
+    settings |= {'encoder': encoder.digest}
   if isinstance(source, PackedDataset):
     return _open_packed(source, settings, valid_fraction)
   if context < 1 or not 0 <= valid_fraction <= 1:
@@ -68,7 +68,7 @@ def open_cache(source: DocumentSource, tokenizer: Tokenizer, context: int, bos: 
   final = root / name
 
   def make(folder: pathlib.Path) -> None:
-    resolved = encoder or tokenizer.resolve(source, valid_fraction, root)
+    resolved = encoder or tokenizer.open(source, valid_fraction)
     CacheBuilder(folder, source, resolved, settings).run(workers)
 
   if not remote.is_remote(cache_dir):

@@ -1,171 +1,296 @@
-"""Text to token ids: a `Tokenizer` is the choice in a config, an `Encoder` does the work.
+"""Text to token ids and back, for training data and for published models.
 
-`Tokenizer.resolve` makes the encoder, for which it may read a file or train on the corpus. A cache
-keeps the encoder that made its ids, so that nothing has to be resolved to open it.
+`TextTokenizer` does it. A `Tokenizer` is the choice in a config, from which a process opens one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
-import logging
+import json
 import os
-import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import Component
 from sink_jax.data.documents import DocumentSource
-from sink_jax.data.tokenizer_json import panics_refused, parsed, special_tokens
+from sink_jax.data.gguf_tokenizer import gguf_tokenizer
 from sink_jax.io.files import read_text_limited, write_atomically
-from sink_jax.io.hashing import sha256
-from sink_jax.io.paths import expanded
+from sink_jax.io.gguf import GgufFile
+from sink_jax.io.paths import AnyPath, to_path
 
-if TYPE_CHECKING:
-  import tokenizers
-
+BOS = ('none', 'tokenizer', 'force')  # see TextTokenizer.before
 EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'
 _EOS_NAMES = (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>')
-_BOS_NAMES = ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>',
-              '<|begin▁of▁sentence|>')
+_BOS_NAMES = ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>', '<|begin▁of▁sentence|>')
 _PAD_NAMES = ('<pad>', PAD_TEXT, '[PAD]', '<|finetune_right_pad_id|>')
-_log = logging.getLogger('sink_jax')
+_REMEDY = 'download the model again; in a run, train again with the same --workdir'
+Ids = Sequence[int] | np.ndarray
 
 
-class Encoder:
-  """Text to ids in [0, vocab_size), and back.
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextTokenizer:
+  """Text to ids and back.
 
-  The text never produces `eos_id`, `bos_id` or `pad_id`: a document that spells a special token,
-  which would end it in the middle, is encoded letter by letter.
+  A text never produces the ids of BOS, EOS or padding: a document that spells '</s>', which would
+  end it in the middle, is read letter by letter. What a tokenizer.json adds at the end of a text
+  (EOS, [SEP]) is left out, since a probe is the beginning of a document.
+
+  Attributes:
+    model: the tokenizer of the library `tokenizers`.
+    name: the file, for messages and records.
+    bos_id: None where there is no BOS.
+    eos_ids: the ids that end a text, of which a chat model has several; () where none is known.
+    pad_id: None where no token is for padding.
+    prefix: the ids before every text; none, or one BOS, in all models of the paper.
   """
-  vocab_size: int
-  eos_id: int
-  bos_id: int  # equals eos_id where the tokenizer has no token of its own for it
-  pad_id: int
-  special_tokens: dict[str, int]  # by their names, which the template of a conversation may hold
 
-  def encode(self, text: str) -> np.ndarray:
-    """The ids of a text (T,), int32, without BOS and EOS."""
+  model: tokenizers.Tokenizer = dataclasses.field(repr=False)
+  name: str
+  bos_id: int | None = None
+  eos_ids: tuple[int, ...] = ()
+  pad_id: int | None = None
+  prefix: tuple[int, ...] = ()
+
+  @classmethod
+  def from_path(cls, path: str | os.PathLike) -> TextTokenizer:
+    """Reads the tokenizer of a published model or of a run.
+
+    The BOS is `bos_token` of tokenizer_config.json or special_tokens_map.json, else what the
+    post-processor puts first, else `bos_token_id` of config.json. `add_bos_token` of
+    tokenizer_config.json outranks the post-processor, as in the LLaMA-like fast tokenizers of
+    transformers 4, with which the models were published; transformers 5 ignores it.
+
+    Args:
+      path: a folder with tokenizer.json, or with vocab.json and merges.txt (GPT-2, OPT); the workdir
+        of a run, which has such a folder; a tokenizer.json; or a GGUF file.
+
+    Raises:
+      ValueError: there is no tokenizer, one in another format, or a damaged file; with the remedy.
+    """
+    path = to_path(path)
+    if path.suffix.casefold() == '.gguf':
+      return _from_gguf(path)
+    if (path / 'tokenizer' / 'tokenizer.json').exists():
+      path = path / 'tokenizer'
+    folder, file = (path, path / 'tokenizer.json') if path.is_dir() else (path.parent, path)
+    names, about, config, generation = (_object(folder / f'{name}.json') for name in (
+        'special_tokens_map', 'tokenizer_config', 'config', 'generation_config'))
+    settings = names | about
+    model, prefix = _read(folder, file, settings)
+    # A file is from elsewhere: a number may not be an id of this tokenizer.
+    known = lambda ids: tuple(dict.fromkeys(
+        i for i in ids if type(i) is int and 0 <= i < 2**32 and model.id_to_token(i) is not None))
+    bos_id, eos_id, pad_id = (_named(model, settings.get(f'{kind}_token')) for kind in ('bos', 'eos', 'pad'))
+    if (named := settings.get('bos_token')) and bos_id is None:
+      raise ValueError(f'{file} has no token {named!r}, the bos_token of tokenizer_config.json: {_REMEDY}.')
+    if not named:  # null, not missing: there is no BOS
+      others = prefix if prefix or 'bos_token' in settings else [config.get('bos_token_id')]
+      bos_id = (*known(others), None)[0]
+    # What transformers generates with: a chat model ends an answer with a token of its own.
+    ends = (config | {key: i for key, i in generation.items() if i is not None}).get('eos_token_id')
+    ends = [eos_id, *(ends if isinstance(ends, list) else [ends])]
+    read = cls(model, str(file), bos_id, known(ends), pad_id)
+    if 'digest' in settings and settings['digest'] != read.digest:
+      raise ValueError(f'{file} is damaged, since its digest is another: {_REMEDY}.')
+    if (added := settings.get('add_bos_token')) is not None:
+      prefix = read.before('force') if added else tuple(i for i in prefix if i != bos_id)
+    return dataclasses.replace(read, prefix=prefix)
+
+  def beginning_with(self, token: int) -> TextTokenizer:
+    """The tokenizer with this token before every text, which is then the BOS."""
+    return dataclasses.replace(self, bos_id=token, prefix=(token,))
+
+  @functools.cached_property
+  def vocab_size(self) -> int:
+    """The largest id + 1: ids may have gaps."""
+    return max(self.model.get_vocab().values()) + 1
+
+  @property
+  def eos_id(self) -> int:
+    """The id that ends a document."""
+    return self.eos_ids[0]
+
+  @property
+  def bos_in_texts(self) -> bool:
+    """Whether the BOS is an ordinary token, which a text may hold as well: the first of some runs."""
+    return self.bos_id is not None and self.bos_id not in self.special_tokens.values()
+
+  @functools.cached_property
+  def special_tokens(self) -> dict[str, int]:
+    """Ids of special tokens by their names, which the template of a conversation may hold."""
+    tokens = sorted(self.model.get_added_tokens_decoder().items())
+    return {token.content: i for i, token in tokens if token.special}
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """Differs between tokenizers that make different ids of a text."""
+    return hashlib.sha256(self._json(()).encode()).hexdigest()[:32]
+
+  def encode(self, text: str) -> list[int]:
+    """The ids of a text, without those before it; a ValueError where a part has no token."""
     return self.encode_batch([text])[0]
 
-  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each text (T,), int32, without BOS and EOS."""
-    raise NotImplementedError
-
-  def decode(self, ids: Iterable[int]) -> str:
-    """The text of the ids, special tokens spelled out."""
-    raise NotImplementedError
-
-  def fingerprint(self) -> str:
-    """A string that differs between encoders that make different ids."""
-    raise NotImplementedError
-
-  def save(self, folder: str | os.PathLike) -> None:
-    """Writes what `load_encoder` needs besides the ids of the special tokens."""
-
-
-class ByteEncoder(Encoder):
-  """UTF-8 bytes: 0 = end of text (and BOS), 1 = padding, 2 + byte."""
-  vocab_size, eos_id, bos_id, pad_id = 258, 0, 0, 1
-
-  def __init__(self) -> None:
-    self.special_tokens = {EOS_TEXT: 0, PAD_TEXT: 1}
-
-  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """As `encode`, of several texts at once, by all cores."""
     # A surrogate without its other half has no UTF-8, and becomes a question mark.
-    return [np.frombuffer(t.encode('utf-8', 'replace'), np.uint8).astype(np.int32) + 2
-            for t in texts]
+    texts = [text.encode('utf-8', 'replace').decode() for text in texts]
+    rows, ids = self._ids(texts), (self.bos_id, self.pad_id, *self.eos_ids)
+    reserved = {i: name for name, i in self.special_tokens.items() if i in ids}
+    # Unigram and word-level models list such tokens among the words: names are broken up.
+    inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})' for name in reserved.values())
+    return [row if reserved.keys().isdisjoint(row) else
+            [i for piece in self._ids(re.split(inside, text)) for i in piece]
+            for text, row in zip(texts, rows, strict=True)]
 
-  def decode(self, ids: Iterable[int]) -> str:
-    special = {0: EOS_TEXT.encode(), 1: PAD_TEXT.encode()}
-    # Ids past the vocabulary (a model may pad it) show as the replacement character: no UTF-8 has
-    # the byte 0xff.
-    parts = [special.get(i) or (bytes([i - 2]) if i < 258 else b'\xff') for i in _as_list(ids)]
-    return b''.join(parts).decode('utf-8', 'replace')
+  def _ids(self, texts: list[str]) -> list[list[int]]:
+    self.model.encode_special_tokens = True  # '<s>' in a text is three letters; pickling forgets it
+    with _refused(f'{self.name} cannot encode this text'):
+      return [e.ids for e in self.model.encode_batch_fast(texts, add_special_tokens=False)]
 
-  def fingerprint(self) -> str:
-    return 'bytes'
+  def decode(self, ids: Ids) -> str:
+    """The text of the ids, special tokens spelled out."""
+    with _refused(f'{self.name} cannot decode these ids'):
+      return self.model.decode(np.asarray(ids).ravel().tolist(), skip_special_tokens=False)
+
+  def before(self, bos: str) -> tuple[int, ...]:
+    """The ids before a text where bos is 'none', 'tokenizer' (`prefix`) or 'force' (one BOS).
+
+    Raises:
+      ValueError: another word; or 'force', and there is no BOS.
+    """
+    if bos not in BOS:
+      raise ValueError(f'bos = {bos!r}: choose {", ".join(BOS)}.')
+    if bos == 'force' and self.bos_id is None:
+      raise ValueError(f'bos = {bos!r}: {self.name} names no BOS: set bos_token in tokenizer_config.json.')
+    return {'none': (), 'tokenizer': self.prefix, 'force': (self.bos_id,)}[bos]
+
+  def with_prefix(self, ids: Ids, bos: str) -> np.ndarray:
+    """The ids of a text behind those of `before`, (T,) int32; they are not put there twice."""
+    first, text = self.before(bos), np.asarray(ids, np.int32)
+    return text if tuple(text[:len(first)]) == first else np.concatenate([first, text]).astype(np.int32)
+
+  def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer'
+             ) -> list[np.ndarray] | np.ndarray:
+    """The ids that a model reads of each text, int32; see `sink_jax.tokenize`."""
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if not texts or not all(isinstance(text, str) for text in texts):
+      raise ValueError('texts must be a string, or a list of one string or more.')
+    rows = [self.with_prefix(ids, bos) for ids in self.encode_batch(texts)]
+    if length is None:
+      return rows
+    shortest = min(range(len(rows)), key=lambda i: len(rows[i]))
+    if not 1 <= length <= len(rows[shortest]):
+      raise ValueError(f'length = {length} must be between 1 and the {len(rows[shortest])} tokens of '
+                       f'texts[{shortest}]: take another length, or a longer text.')
+    return np.stack([row[:length] for row in rows])
+
+  def save(self, folder: str | os.PathLike, **settings: Any) -> None:
+    """Writes tokenizer.json and tokenizer_config.json, for transformers and for `from_path`.
+
+    In other programs the name of a special token inside a text is this token, unlike here.
+
+    Args:
+      settings: more entries of tokenizer_config.json, such as model_max_length; `from_path` refuses
+        a tokenizer.json that does not fit the entry digest.
+    """
+    folder, text = to_path(folder), self._json(self.prefix)
+    ids = {'eos_token': (*self.eos_ids, None)[0], 'pad_token': self.pad_id,
+           # transformers cuts what is named here out of every text that holds it.
+           'bos_token': None if self.bos_in_texts else self.bos_id}
+    settings |= {name: self.model.id_to_token(i) for name, i in ids.items() if i is not None}
+    settings |= {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / 'tokenizer.json', text)
+    write_atomically(folder / 'tokenizer_config.json', json.dumps(settings, indent=2))
+
+  def _json(self, prefix: tuple[int, ...]) -> str:
+    """A tokenizer.json that puts the prefix before every text, and nothing behind it."""
+    if beyond := [i for i in prefix if self.model.id_to_token(i) is None]:
+      raise ValueError(f'the tokenizer has no token {beyond[0]}, which the run begins with.')
+    # The name of a token could be read as a part of the template.
+    first = [{'id': f'first{n}', 'ids': [i], 'tokens': [self.model.id_to_token(i)]}
+             for n, i in enumerate(prefix)]
+    begin = ' '.join([*(entry['id'] for entry in first), '$A'])
+    self.model.post_processor = processors.TemplateProcessing(
+        single=begin, pair=f'{begin} $B', special_tokens=first)
+    return self.model.to_str()
 
 
-class FileEncoder(Encoder):
-  """The encoder of a Hugging Face `tokenizer.json`, given as its text."""
-
-  def __init__(self, serialized: str, eos_id: int, bos_id: int, pad_id: int):
-    self._serialized = serialized
-    self._tokenizer, vocabulary = parsed(serialized)
-    self._tokenizer.encode_special_tokens = True  # '<s>' in a document is three letters
-    self.special_tokens = special_tokens(self._tokenizer)
-    self.vocab_size = max(vocabulary.values()) + 1
-    self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
-    self._special = sorted({eos_id, bos_id, pad_id})
-    names = [name for name, id_ in vocabulary.items() if id_ in self._special]
-    if not set(self._special) <= set(vocabulary.values()):
-      raise ValueError(f'the tokenizer has no token for one of the ids {self._special}.')
-    # Matches, without any letter, behind the first letter of a special token's name.
-    self._inside = re.compile('|'.join(f'(?<={re.escape(n[0])})(?={re.escape(n[1:])})'
-                                       for n in names if len(n) > 1) or '(?!)')
-
-  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    with panics_refused('the tokenizer cannot encode a text'):
-      encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    ids = [np.asarray(e.ids, np.int32) for e in encoded]
-    return [self._encode_apart(text) if np.isin(i, self._special).any() else i
-            for text, i in zip(texts, ids, strict=True)]
-
-  def _encode_apart(self, text: str) -> np.ndarray:
-    """The ids of a text that spells a special token."""
-    # Unigram and word-level models list their special tokens among the ordinary
-    # words, so the name has to be broken up to be read as letters.
-    with panics_refused('the tokenizer cannot encode a text'):
-      pieces = self._tokenizer.encode_batch_fast(self._inside.split(text),
-                                                 add_special_tokens=False)
-    return np.concatenate([np.asarray(p.ids, np.int32) for p in pieces])
-
-  def decode(self, ids: Iterable[int]) -> str:
-    with panics_refused('the tokenizer cannot decode these ids'):
-      return self._tokenizer.decode([i for i in _as_list(ids) if i < self.vocab_size],
-                                    skip_special_tokens=False)
-
-  def fingerprint(self) -> str:
-    ids = f'{self.eos_id},{self.bos_id},{self.pad_id}'
-    return hashlib.sha256((self._serialized + ids).encode()).hexdigest()[:32]
-
-  def save(self, folder: str | os.PathLike) -> None:
-    write_atomically(pathlib.Path(folder, 'tokenizer.json'), self._serialized)
+def _from_gguf(path: AnyPath) -> TextTokenizer:
+  metadata = GgufFile(path).metadata
+  with _refused(f'{path}: the metadata define no tokenizer'):
+    model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
+    model.encode('a')
+  read = TextTokenizer(model, str(path), bos_id, eos_ids)
+  return dataclasses.replace(read, prefix=read.before('force')) if add_bos else read
 
 
-def _as_list(ids: Iterable[int]) -> list[int]:
-  return np.asarray(ids).ravel().tolist()
+def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
+          ) -> tuple[tokenizers.Tokenizer, tuple[int, ...]]:
+  """The tokenizer, and the ids that its post-processor puts before a text."""
+  old = not file.exists() and (folder / 'vocab.json').exists()
+  if not old and not file.exists():
+    raise ValueError(f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model by '
+                     f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of transformers.")
+  with _refused(f'{folder / "vocab.json" if old else file} is damaged or not a tokenizer: {_REMEDY}'):
+    text = tokenizers.ByteLevelBPETokenizer.from_file(
+        str(folder / 'vocab.json'), str(folder / 'merges.txt'),
+        add_prefix_space=bool(settings.get('add_prefix_space'))
+    ).to_str() if old else read_text_limited(file)
+    model = tokenizers.Tokenizer.from_str(text)
+    if old:
+      _named(model, EOS_TEXT)  # GPT-2's files do not say that it is special
+    model.no_truncation()  # a file may prescribe a length to which texts are cut or padded
+    model.no_padding()
+    encoding = model.encode('a')
+    max(model.get_vocab().values())
+  added = encoding.special_tokens_mask  # 1 for a token of the post-processor, 0 for one of the text
+  return model, tuple(encoding.ids[:added.index(0) if 0 in added else len(added)])
 
 
-def load_encoder(folder: str | os.PathLike, eos_id: int, bos_id: int, pad_id: int) -> Encoder:
-  """The encoder that was saved into a chunk cache; that of bytes where there is no file.
+def _named(model: tokenizers.Tokenizer, name: Any) -> int | None:
+  """The id of a token of the vocabulary by its name, which is then a special one."""
+  name = name.get('content') if isinstance(name, dict) else name  # some files wrap it
+  i = model.token_to_id(name) if isinstance(name, str) else None
+  if i is not None and not ((token := model.get_added_tokens_decoder().get(i)) and token.special):
+    model.add_special_tokens([name])
+  return i
 
-  Raises:
-    ValueError: the file is damaged; names the remedy.
-  """
-  path = pathlib.Path(folder, 'tokenizer.json')
-  if not path.exists():
-    return ByteEncoder()
+
+def _object(path: AnyPath) -> dict[str, Any]:
+  """A JSON object; {} where there is no file."""
+  with _refused(f'{path} is damaged or not a JSON object: {_REMEDY}'):
+    return dict(json.loads(read_text_limited(path))) if path.exists() else {}
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+  """Errors of a file from elsewhere as a ValueError that begins with `what`."""
   try:
-    return FileEncoder(read_text_limited(path), eos_id, bos_id, pad_id)
-  except ValueError as error:
-    raise ValueError(f'{path} is damaged ({error}): delete {folder} and build it again.') from None
+    yield
+  except (KeyboardInterrupt, SystemExit, MemoryError):
+    raise
+  except BaseException as error:  # the Rust code of tokenizers panics with a BaseException
+    raise ValueError(f'{what} ({" ".join(str(error).split())[:200]})') from None
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer(Component):
   """How text becomes ids."""
 
-  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
-    """Makes the encoder.
+  def open(self, source: DocumentSource | None = None, valid_fraction: float = 0.0) -> TextTokenizer:
+    """Makes the tokenizer, with BOS, EOS and padding, and nothing before a text.
 
     Args:
       source, valid_fraction: the corpus, on whose training documents it is trained if it must be.
-      root: the folder of caches, where a trained tokenizer is kept.
 
     Raises:
       ValueError: the tokenizer's file is missing, damaged, or lacks a token.
@@ -179,17 +304,23 @@ class Tokenizer(Component):
 
 @dataclasses.dataclass(frozen=True)
 class Bytes(Tokenizer):
-  """UTF-8 bytes, vocabulary 258; 0 ends a document and 1 pads, as in GPT-NeoX."""
+  """UTF-8 bytes, vocabulary 258: 0 ends a document (and is the BOS), 1 pads, 2 + byte."""
 
-  vocab_size: ClassVar[int] = ByteEncoder.vocab_size
+  vocab_size: ClassVar[int] = 258
 
-  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
-    return ByteEncoder()
+  def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
+    # In byte-level BPE the printable bytes stand for themselves, the others, in order, for 256, ...
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    others = [byte for byte in range(256) if chr(byte) not in letters]
+    ids = {c: 2 + (ord(c) if ord(c) < 256 else others[ord(c) - 256]) for c in letters}
+    model = _byte_level(models.BPE(vocab={EOS_TEXT: 0, PAD_TEXT: 1} | ids, merges=[]), use_regex=False)
+    model.add_special_tokens([EOS_TEXT, PAD_TEXT])
+    return TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace(Tokenizer):
-  """Any `tokenizer.json`, the folder of a published model or a run that holds it, or a GGUF file.
+  """A `tokenizer.json`, the folder of a published model, the workdir of a run, or a GGUF file.
 
   `eos` and `bos` are strings of tokens; '' takes the one that has a usual name.
   """
@@ -197,139 +328,70 @@ class HuggingFace(Tokenizer):
   eos: str = ''
   bos: str = ''
 
-  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
-    return self.encoder()
-
-  def encoder(self) -> Encoder:
-    """What `resolve` returns, whatever the documents are."""
-    serialized = self._read()
-    try:
-      tokenizer, _ = parsed(serialized)
-    except ValueError as error:
-      raise ValueError(f'{self._file()}: {error}') from None
-    special = special_tokens(tokenizer)
-    eos_id = self._find(tokenizer, special, 'eos', _EOS_NAMES)
-    bos_id = self._find(tokenizer, special, 'bos', _BOS_NAMES, eos_id)
-    pad_id = next((special[n] for n in _PAD_NAMES if n in special), eos_id)
-    return FileEncoder(serialized, eos_id, bos_id, pad_id)
-
-  def fingerprint(self) -> str:
-    return hashlib.sha256(self._read().encode()).hexdigest()[:32]
-
-  def _file(self) -> pathlib.Path:
+  def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     if not self.path:
       raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
-    try:
-      path = expanded(self.path)
-    except ValueError as error:  # the ~ of an unknown user
-      raise ValueError(f'HuggingFace(path={self.path!r}): {error}') from None
-    if not path.is_dir():
-      return path
-    of_run = path / 'tokenizer' / 'tokenizer.json'
-    return of_run if of_run.exists() else path / 'tokenizer.json'
+    read = TextTokenizer.from_path(self.path)
+    special = read.special_tokens
+    usual = lambda names, *others: (*(special[name] for name in names if name in special), *others, None)[0]
+    eos_id = _named(read.model, self.eos) if self.eos else usual(_EOS_NAMES, *read.eos_ids)
+    bos_id = _named(read.model, self.bos) if self.bos else usual(_BOS_NAMES, eos_id)
+    if eos_id is None or bos_id is None:
+      raise ValueError(f'{self!r} finds no such EOS or BOS: set eos and bos to tokens of {read.name}, '
+                       f'in which are special: {", ".join(special)}.')
+    pad_id = usual(_PAD_NAMES, eos_id) if read.pad_id is None else read.pad_id
+    return dataclasses.replace(read, bos_id=bos_id, eos_ids=(eos_id,), pad_id=pad_id, prefix=())
 
-  def _read(self) -> str:
-    file = self._file()
-    if file.suffix == '.gguf':
-      from sink_jax.data.gguf_tokenizer import gguf_tokenizer  # others need no GGUF
-      from sink_jax.io.gguf import GgufFile
-      return gguf_tokenizer(GgufFile(file)).tokenizer.to_str()
-    try:
-      return read_text_limited(file)
-    except FileNotFoundError:
-      raise ValueError(f'{file} does not exist; set HuggingFace(path=...) to a tokenizer.json '
-                       'or the folder that holds it.') from None
-    except ValueError as error:  # among them UnicodeDecodeError
-      raise ValueError(f'{file}: not a tokenizer.json ({error}).') from None
-
-  def _find(self, tokenizer: tokenizers.Tokenizer, special: dict[str, int], option: str,
-            names: Iterable[str], default: int | None = None) -> int:
-    """The id of the special token of an option, 'eos' or 'bos'."""
-    wanted = getattr(self, option)
-    if wanted:
-      id_ = tokenizer.token_to_id(wanted)
-    else:
-      id_ = next((special[n] for n in names if n in special), default)
-    if id_ is None:
-      reason = f'no token {wanted!r}' if wanted else f'no {option.upper()} token found'
-      raise ValueError(f'{self._file()}: {reason}; set HuggingFace({option}=...). '
-                       f'Its special tokens: {", ".join(special) or "none"}.')
-    return id_
-
-
-def _stored(path: pathlib.Path) -> str | None:
-  """The text of a tokenizer that was trained before; None where it is not whole."""
-  try:
-    digest = read_text_limited(_digest_of(path)).split()[:1]
-    if digest == [sha256(path)]:
-      return read_text_limited(path)
-  except (OSError, ValueError):
-    return None
-  _log.warning('%s is damaged: it is trained again', path)
-  return None
-
-
-def _digest_of(path: pathlib.Path) -> pathlib.Path:
-  return path.with_suffix('.sha256')  # as sha256sum -c reads it
+  def fingerprint(self) -> str:
+    opened = self.open()
+    return f'{opened.digest}-{opened.eos_id}-{opened.bos_id}-{opened.pad_id}'
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedBpe(Tokenizer):
   """Byte-level BPE, trained on the training documents of the corpus.
 
-  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents;
-  of each one, text for validation included, where all are held out and chunks are split instead.
+  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents,
+  of held-out ones only where there are no others, since their words must not be in the vocabulary.
   A small corpus may support fewer merges than `vocab_size` asks for, and then has fewer ids.
   """
   vocab_size: int = 4096
   characters: int = 100_000_000
 
   def __post_init__(self) -> None:
-    if self.vocab_size < 258:
-      raise ValueError(f'TrainedBpe(vocab_size={self.vocab_size}) must be at least 258: '
-                       '256 bytes, end of text and padding. For bytes alone use Bytes().')
-    if self.characters < 1:
-      raise ValueError(f'TrainedBpe(characters={self.characters}) must be at least 1.')
+    if self.vocab_size < 258 or self.characters < 1:
+      raise ValueError(f'{self!r}: vocab_size must be at least 258 (256 bytes, end of text, padding), '
+                       'and characters at least 1.')
 
-  def resolve(self, source: DocumentSource, valid_fraction: float, root: pathlib.Path) -> Encoder:
-    parts = (repr(self), self.fingerprint(), repr(source), source.fingerprint(), valid_fraction)
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    cached = pathlib.Path(root, 'tokenizers', f'bpe{self.vocab_size}-{key}.json')
-    serialized = _stored(cached)
-    if serialized is None:
-      serialized = self._train(source, valid_fraction)
-      cached.parent.mkdir(parents=True, exist_ok=True)
-      digest = hashlib.sha256(serialized.encode()).hexdigest()
-      # A kill between the two leaves a tokenizer without its digest, which is trained again.
-      write_atomically(cached, serialized)
-      write_atomically(_digest_of(cached), f'{digest}  {cached.name}\n')
-    return FileEncoder(serialized, eos_id=0, bos_id=0, pad_id=1)
+  def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
+    if source is None:
+      raise ValueError(f'{self!r} is trained on a corpus, and there is none.')
+    model = _byte_level(models.BPE())
+    # Special tokens get the first ids, in this order. All 256 bytes are in the alphabet, so that
+    # any text can be encoded, whatever the training text holds.
+    model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainers.BpeTrainer(
+        vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1)
 
   def fingerprint(self) -> str:
-    import tokenizers
     return tokenizers.__version__
 
-  def _train(self, source: DocumentSource, valid_fraction: float) -> str:
-    from tokenizers import Tokenizer as Model, decoders, models, pre_tokenizers, trainers
-    model = Model(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    # Special tokens get the first ids, in this order: 0 and 1. All 256 bytes are in the alphabet,
-    # so that any text can be encoded, whatever the training text holds.
-    trainer = trainers.BpeTrainer(
-        vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainer)
-    return model.to_str()
-
   def _texts(self, source: DocumentSource, valid_fraction: float) -> Iterator[str]:
-    # Held-out documents must not leave their words in the vocabulary, unless there are no others.
     left = self.characters
-    for document in source.documents():
-      if left > 0 and not source.held_out(document.name, valid_fraction):
-        yield document.text[:left]
-        left -= len(document.text)
-      if left <= 0:
+    for held_out in (False, True):
+      for document in source.documents():
+        if left > 0 and source.held_out(document.name, valid_fraction) == held_out:
+          yield document.text[:left]
+          left -= len(document.text)
+        if left <= 0:
+          return
+      if left < self.characters:
         return
-    if left == self.characters:  # all documents are held out: the corpus is split by chunks
-      yield from (document.text[:left] for document in source.documents())
+
+
+def _byte_level(model: models.BPE, use_regex: bool = True) -> tokenizers.Tokenizer:
+  tokenizer = tokenizers.Tokenizer(model)
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+  tokenizer.decoder = decoders.ByteLevel()
+  return tokenizer

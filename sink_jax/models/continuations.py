@@ -59,7 +59,7 @@ def generate_texts(run: Model, tokenizer: RunTokenizer, texts: Sequence[str], le
   if isinstance(texts, str):
     raise ValueError('texts must be several, such as [text].')
   options = {'eos_token_id': tokenizer.eos_ids or None} | options
-  ids = [tokenizer.with_prefix(tokenizer.encode(text).tolist(), bos).tolist() for text in texts]
+  ids = [tokenizer.with_prefix(tokenizer.encode(text), bos).tolist() for text in texts]
   if not ids or not all(ids):
     raise ValueError('there is no text, or one is empty and no BOS stands before it: write '
                      "something, or take bos='force'.")

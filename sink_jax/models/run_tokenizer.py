@@ -22,8 +22,8 @@ class RunTokenizer(Protocol):
     """Ids that end a text; () where none is known."""
     ...
 
-  def encode(self, text: str, special: bool = False) -> np.ndarray:
-    """int32 ids of a text; special: with the prefix."""
+  def encode(self, text: str) -> list[int]:
+    """The ids of a text, without the prefix."""
     ...
 
   def with_prefix(self, ids: Sequence[int] | np.ndarray, bos: str) -> np.ndarray:

@@ -16,7 +16,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from sink_jax.data.inputs import KINDS
+from sink_jax.evaluate.inputs import KINDS
 from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.io.tables import short
 from sink_jax.paper.numbers import LENGTH, PILE, same_bos

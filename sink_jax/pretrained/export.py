@@ -8,6 +8,7 @@ A run that no class holds is written with PyTorch code of its own, if asked (`to
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +19,17 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sink_jax.data.dataset import DataConfig
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.paths import to_local_path, to_path
 from sink_jax.models.run import Run
 from sink_jax.pretrained import to_custom
 from sink_jax.pretrained.files import INDEX, WEIGHTS, write_object
 from sink_jax.pretrained.folds import Folded, folded, with_plain_linear
-from sink_jax.pretrained.load import load_run, run_encoder
+from sink_jax.pretrained.load import load_run
 from sink_jax.pretrained.model_card import model_card
 from sink_jax.pretrained.sink_token import unused_token
 from sink_jax.pretrained.target import Leaves, WrittenTensor, common_keys
 from sink_jax.pretrained.targets import CUSTOM, choose
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.config import from_dict
 from sink_jax.train.workdir import read_config
 
@@ -156,40 +156,59 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
   folder = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
   data = from_dict(read_config(to_path(workdir))).data
   run = load_run(workdir)
-  encoder, no_tokenizer = _encoder(workdir, data)
+  tokenizer, no_tokenizer = _tokenizer(run)
   sink_id = None
   if run.config.sink_tokens == 1 and target != to_custom.NAME:
-    sink_id = _sink_id(encoder, no_tokenizer, data)
+    sink_id = _sink_id(tokenizer, no_tokenizer, data)
   hf, notes = export_checkpoint(run, folder, dtype=dtype, context=data.context, target=target,
                                 sink_id=sink_id)
   card = model_card(workdir, run.step, hf, notes)
   (folder / 'README.md').write_text(card, encoding='utf-8')
   lines = [f'{folder / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}', *notes]
-  if encoder is not None:
+  if tokenizer is not None:
     try:
-      ids = write_tokenizer(encoder, folder, context=data.context, bos=data.bos,
-                            first_token=run.first_token, sink_token=sink_id)
+      ids = write_tokenizer(tokenizer, folder, data.context, sink_id)
       write_object(folder / 'config.json', hf | ids)
-      return [*lines, f'{folder / "tokenizer.json"}: {encoder.vocab_size} tokens']
+      return [*lines, f'{folder / "tokenizer.json"}: {tokenizer.vocab_size} tokens']
     except (ValueError, OSError) as error:  # the weights are of use without it
       no_tokenizer = _one_line(error)
   return [*lines, f'No tokenizer written: {no_tokenizer}']
 
 
-def _encoder(workdir: str | os.PathLike, data: DataConfig) -> tuple[Encoder | None, str]:
-  """(encoder of a run, '') or (None, why there is none)."""
+def write_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike, context: int,
+                    sink_token: int | None = None) -> dict[str, int]:
+  """Writes the tokenizer of a run for transformers; returns the ids for config.json.
+
+  Args:
+    context: the longest sequence in tokens.
+    sink_token: the token that takes the place of a learned sink token: it is then the BOS, and
+      stands before the first token or the BOS of the documents.
+  """
+  if sink_token is not None:
+    tokenizer = dataclasses.replace(tokenizer, bos_id=sink_token,
+                                    prefix=(sink_token, *tokenizer.prefix))
+  if tokenizer.pad_id in tokenizer.prefix:  # padding is masked out, and what comes first must not be
+    tokenizer = dataclasses.replace(tokenizer, pad_id=tokenizer.eos_id)
+  tokenizer.save(folder, model_max_length=context)
+  ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id, 'pad_token_id': tokenizer.pad_id}
+  return {key: i for key, i in ids.items() if i is not None}
+
+
+def _tokenizer(run: Run) -> tuple[TextTokenizer | None, str]:
+  """(tokenizer of a run, '') or (None, why there is none)."""
   try:
-    return run_encoder(workdir, data), ''
+    assert isinstance(tokenizer := run.tokenizer, TextTokenizer)
+    return tokenizer, ''
   except (ValueError, OSError) as error:
     return None, _one_line(error)
 
 
-def _sink_id(encoder: Encoder | None, no_tokenizer: str, data: DataConfig) -> int:
+def _sink_id(tokenizer: TextTokenizer | None, no_tokenizer: str, data: DataConfig) -> int:
   """The token that a learned sink token becomes; raises a ValueError where there is none."""
   try:
-    if encoder is None:
+    if tokenizer is None:
       raise ValueError(no_tokenizer.rstrip('.'))
-    return unused_token(encoder, data)
+    return unused_token(tokenizer, data)
   except ValueError as error:
     raise ValueError(
         'model.sink_tokens = 1 would be the embedding of a token that training never had as '

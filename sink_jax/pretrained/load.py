@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Int32
 
 from sink_jax.arguments import explained
-from sink_jax.data import inputs
 from sink_jax.data.dataset import DataConfig
-from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.documents import DocumentSource
 from sink_jax.data.token_edits import first_token
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.evaluate import inputs
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -27,16 +27,9 @@ from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.files import Checkpoint, Weights
 from sink_jax.pretrained.hub import is_gguf, resolve
 from sink_jax.pretrained.parameters import load_parameters
-from sink_jax.pretrained.tokenizer_files import encoder_of
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.config import Experiment, from_dict
-from sink_jax.train.workdir import (
-  is_workdir,
-  read_config,
-  read_data_summary,
-  read_probe_tokens,
-)
-from sink_jax.train.run_tokenizer import read_tokenizer
+from sink_jax.train.workdir import is_workdir, read_config, read_probe_tokens
 
 
 @explained
@@ -176,31 +169,23 @@ def published_parameters(checkpoint: Weights, dtype: str,
       prefix=family.PREFIX, ignored=family.IGNORED, dtype=dtype, mesh=mesh)
 
 
-def published_tokenizer(path: str | os.PathLike, limit: int | None = None) -> TextTokenizer:
-  """The tokenizer of the folder or GGUF file of a published model, as `TextTokenizer` reads it."""
-  read = TextTokenizer.from_gguf if is_gguf(path) else TextTokenizer.from_folder
-  return read(path, limit)
-
-
 def _bos(checkpoint: Weights) -> str:
   """The default of `Run.bos`; 'none' where there is no tokenizer, which matters to texts only."""
   try:
-    return 'tokenizer' if published_tokenizer(checkpoint.path).prefix else 'none'
+    return 'tokenizer' if TextTokenizer.from_path(checkpoint.path).prefix else 'none'
   except ValueError:
     return 'none'
 
 
-def run_encoder(workdir: str | os.PathLike, data: DataConfig) -> Encoder:
-  """The encoder of a training run: from its workdir, or from its data where the run is older.
+def run_tokenizer(workdir: str | os.PathLike, data: DataConfig) -> TextTokenizer:
+  """The tokenizer that a training run keeps in its workdir.
 
   Raises:
-    ValueError: there is none, or it is damaged; with the remedy.
+    ValueError: a synthetic task has none, or it is damaged; with the remedy.
   """
-  workdir = to_path(workdir)
-  stored = read_tokenizer(workdir)
-  if stored is not None:
-    return stored
-  return encoder_of(data, read_data_summary(workdir).get('content', ''))
+  if not isinstance(data.source, DocumentSource):
+    raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
+  return TextTokenizer.from_path(to_path(workdir) / 'tokenizer')
 
 
 @explained
@@ -233,15 +218,14 @@ def _tokenizer(run: Run) -> TextTokenizer:
   """The tokenizer of a run or a published model, read from its folder; see `Run.tokenizer`."""
   assert run.folder, 'both functions that load a run set its folder'
   if not is_workdir(run.folder):
-    return published_tokenizer(run.folder, run.config.vocab_size)
+    return TextTokenizer.from_path(run.folder)
   data = from_dict(read_config(run.folder)).data
-  tokenizer = TextTokenizer.from_encoder(run_encoder(run.folder, data), data.bos, run.first_token)
-  tokenizer.check_vocabulary(run.config.vocab_size)
-  return tokenizer
+  tokenizer = run_tokenizer(run.folder, data)
+  if run.first_token is not None:
+    return tokenizer.beginning_with(run.first_token)
+  return dataclasses.replace(tokenizer, prefix=(tokenizer.bos_id,) if data.bos else ())
 
 
 def _probe_tokens(run: Run) -> np.ndarray:
   """Probe inputs of a published model (32, 64): the text that commands take by default."""
-  tokenizer = _tokenizer(run)
-  tokenizer.check_vocabulary(run.config.vocab_size)
-  return inputs.natural(tokenizer, inputs.open_source(), sequences=32).tokens
+  return inputs.natural(_tokenizer(run), inputs.open_source(), sequences=32).tokens

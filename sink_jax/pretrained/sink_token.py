@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sink_jax.data.dataset import DataConfig
 from sink_jax.data.token_edits import FixedToken, RandomTokens
-from sink_jax.data.tokenizer import Encoder
+from sink_jax.data.tokenizer import TextTokenizer
 
 
-def unused_token(encoder: Encoder, data: DataConfig) -> int:
+def unused_token(tokenizer: TextTokenizer, data: DataConfig) -> int:
   """A token that no input of the training was: padding, or a BOS that it did not use.
 
   Documents are packed, so that nothing is padded, and no text has the id of a special token.
@@ -15,10 +15,10 @@ def unused_token(encoder: Encoder, data: DataConfig) -> int:
   Raises:
     ValueError: there is none; with the reason.
   """
-  candidates = [encoder.pad_id] + ([] if data.bos else [encoder.bos_id])
+  candidates = (tokenizer.pad_id, None if data.bos else tokenizer.bos_id)
   reasons = []
-  for token in candidates:
-    if token == encoder.eos_id:  # it ends every document
+  for token in (token for token in candidates if token is not None):
+    if token == tokenizer.eos_id:  # it ends every document
       reasons.append(f'{token} ends documents')
     elif edit := next((edit for edit in data.interventions if _writes(edit, token)), None):
       reasons.append(f'{edit!r} writes {token}')

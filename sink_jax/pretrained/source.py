@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
 
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -15,8 +17,7 @@ from sink_jax.pretrained.load import (
   open_published,
   published_model,
   published_parameters,
-  published_tokenizer,
-  run_encoder,
+  run_tokenizer,
   saved_model,
 )
 from sink_jax.train.checkpoint import restore_params
@@ -35,27 +36,15 @@ def open_source(name: str) -> Source:
   Raises:
     ValueError: there is no such model, or it cannot be read; with the remedy.
   """
-  if is_workdir(to_path(name)):
-    return _of_run(to_path(name))
+  workdir = to_path(name)
+  if is_workdir(workdir):
+    experiment, model = saved_model(workdir)
+    return Source(str(workdir), model, functools.partial(_params, workdir, model), *_tokenizer(
+        lambda: run_tokenizer(workdir, experiment.data), workdir / 'tokenizer'))
   checkpoint, _ = open_published(name)
-  model = published_model(checkpoint)
-  try:
-    tokenizer = published_tokenizer(checkpoint.path, model.vocab_size)
-  except ValueError:  # none, or one of a kind that cannot be read: the data have their own
-    tokenizer = None
-  return Source(name, model, functools.partial(published_parameters, checkpoint, 'float32'),
-                tokenizer, f'HuggingFace(path={str(checkpoint.path)!r})' if tokenizer else '')
-
-
-def _of_run(workdir: AnyPath) -> Source:
-  experiment, model = saved_model(workdir)
-  try:
-    encoder = run_encoder(workdir, experiment.data)
-  except ValueError:  # a synthetic task
-    encoder = None
-  option = f'HuggingFace(path={str(workdir / "tokenizer")!r})'
-  return Source(str(workdir), model, functools.partial(_params, workdir, model), encoder,
-                option if (workdir / 'tokenizer' / 'tokenizer.json').exists() else '')
+  return Source(name, published_model(checkpoint),
+                functools.partial(published_parameters, checkpoint, 'float32'),
+                *_tokenizer(lambda: TextTokenizer.from_path(checkpoint.path), checkpoint.path))
 
 
 def _params(workdir: AnyPath, model: ModelConfig, mesh: Mesh) -> ParamTree:
@@ -63,3 +52,15 @@ def _params(workdir: AnyPath, model: ModelConfig, mesh: Mesh) -> ParamTree:
   return restore_params(workdir, jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes,
       state_shardings(mesh, shapes)))[1]
+
+
+def _tokenizer(read: Callable[[], TextTokenizer],
+               path: AnyPath) -> tuple[TextTokenizer | None, str]:
+  """The tokenizer and its config string; (None, '') where there is none that can be read."""
+  try:
+    tokenizer = read()
+  except ValueError:  # a synthetic task, or a kind that cannot be read: the data have their own
+    return None, ''
+  letters = ''.join(map(chr, range(32, 127)))
+  bytes_too = tokenizer.encode(letters) == Bytes().open().encode(letters)
+  return tokenizer, '' if bytes_too else f'HuggingFace(path={str(path)!r})'

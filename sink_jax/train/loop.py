@@ -38,7 +38,6 @@ from sink_jax.train.multihost import (
   on_all_processes,
 )
 from sink_jax.train.optimizer import OptimizerConfig, rates
-from sink_jax.train.run_tokenizer import write_tokenizer
 from sink_jax.train.sharding import GlobalBatches, make_mesh
 from sink_jax.train.start import (
   OpenSource,
@@ -177,7 +176,8 @@ def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
   tokens = io.BytesIO()
   np.save(tokens, job.probe_tokens, allow_pickle=False)
   folder.write_once('probe_tokens.npy', tokens.getvalue())
-  write_tokenizer(folder.path, job.data.encoder)
+  if is_first() and job.data.encoder is not None:
+    job.data.encoder.save(folder.path / 'tokenizer', digest=job.data.encoder.digest)
   checkpoints = Checkpoints(folder.path, experiment.checkpoints_kept)
   layout = state_layout(job.model, job.optimizer, job.mesh)
   state, graft = checkpoints.restore(layout), None

@@ -43,7 +43,7 @@ _SAMPLE = ('The quick brown fox  jumps over\tthe "lazy" dog\'s back; 3.14159 - 2
 class Encodes(Protocol):
   """The tokenizer of a source: what makes ids of a text."""
 
-  def encode(self, text: str) -> Any: ...
+  def encode(self, text: str) -> list[int]: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import struct
 import sink_jax as sj
 from sink_jax.analyses.options import Options
 from sink_jax.cli import analyses
-from sink_jax.data import inputs
+from sink_jax.evaluate import inputs
 from sink_jax.evaluate import plots
 from sink_jax.paper.open_protocol import EXPECTED, check_result
 from sink_jax.report.jsontext import rounded, to_json
@@ -27,7 +27,7 @@ def random_inputs(sequences=3, length=9):
 
 
 def repeated_inputs(sequences=2, length=12):
-  return inputs.repeated_token(VOCABULARY, sequences=sequences, length=length)
+  return inputs.random_tokens(VOCABULARY, sequences=sequences, length=length, repeat=True)
 
 
 def options(**changes):

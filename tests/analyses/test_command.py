@@ -18,10 +18,9 @@ from sink_jax.analyses import domains, hellaswag, norms, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.cli import analyses, command
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.config import from_dict
 from sink_jax.train.probe_tokens import write_probe_tokens
@@ -47,7 +46,7 @@ def checkpoint(tmp_path_factory):
   """A LLaMA of three blocks that reads bytes and begins with a BOS."""
   folder = tmp_path_factory.mktemp('models') / 'tiny-llama'
   tiny.write(folder, tiny.LLAMA | {'vocab_size': 260})
-  write_tokenizer(ByteEncoder(), folder, context=64, bos=True)
+  Bytes().open().beginning_with(0).save(folder)
   return folder
 
 
@@ -177,7 +176,7 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path):
   told = str(error.value)
   assert 'no tokenizer for text' in told and '--inputs' not in told and not told.endswith('..')
   assert make_inputs(subject, Options(inputs='random')).tokens.max() < 16
-  write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
+  Bytes().open().save(tmp_path)
   with pytest.raises(ValueError, match='only has 16 tokens'):
     make_inputs(LoadedModel.of_checkpoint(tmp_path), Options())
 

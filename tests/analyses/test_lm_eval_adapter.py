@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 
 import sink_jax as sj
 from sink_jax.analyses import hellaswag, lm_eval_adapter, lm_eval_package, lm_eval_tasks
@@ -17,14 +18,13 @@ from sink_jax.analyses.lm_eval_adapter import language_model, loglikelihoods
 from sink_jax.analyses.lm_eval_generation import Settings, generated, settings
 from sink_jax.analyses.lm_eval_tasks import TaskOptions, context_length, evaluate, find_tasks
 from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.data.inputs import random_tokens
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
+from sink_jax.evaluate.inputs import random_tokens
 from tests.analyses import lm_eval_stub
 from tests.analyses.small import check_png, options, small_run
 from tests.train.runs import ROOT
 
-TOKENIZER = TextTokenizer.from_encoder(ByteEncoder(), bos=True)
+TOKENIZER = Bytes().open().beginning_with(0)
 
 
 def expected(run, context, ending):
@@ -105,8 +105,8 @@ def test_hellaswag(questions, monkeypatch):
     query = f'Cooking: {row["ctx_a"]} He'
     # A space joins the two; '[step]' goes, and of the two spaces around it one.
     endings = [e.strip().replace('[step]', '').replace('  ', ' ') for e in row['endings']]
-    total = np.asarray([expected(run, TOKENIZER.encode(query).tolist(),
-                                 TOKENIZER.encode(f' {e}').tolist())[0] for e in endings])
+    total = np.asarray([expected(run, TOKENIZER.encode(query),
+                                 TOKENIZER.encode(f' {e}'))[0] for e in endings])
     gold = int(row['label'])
     right['acc'] += total.argmax() == gold
     right['acc_norm'] += (total / [len(e) for e in endings]).argmax() == gold
@@ -177,8 +177,9 @@ def test_texts_end_where_they_are_told_to():
   made = [greedy(run, ids, 8) for ids in prompts]
   # The ids are their own letters, so that every text of the model is one.
   letters = lambda ids: ''.join(chr(0x4e00 + i) for i in ids)
-  tokenizer = TextTokenizer(lambda text: [], letters, vocab_size=258, bos_id=0, prefix=(),
-                            name='letters')
+  model = tokenizers.Tokenizer(tokenizers.models.WordLevel({letters([i]): i for i in range(258)}, 'x'))
+  model.decoder = tokenizers.decoders.Fuse()
+  tokenizer = TextTokenizer(model, 'letters', bos_id=0)
   asked = [(ids, Settings(8)) for ids in prompts]
   assert generated(run, tokenizer, asked, batch_size=2) == list(map(letters, made))
   # A stop of two letters, the earlier one of two, fewer tokens, and a stop that is not there.
@@ -189,7 +190,7 @@ def test_texts_end_where_they_are_told_to():
   assert generated(run, tokenizer, asked) == [
       letters(ids[:n]) for ids, n in zip(made, (3, 2, 3, 8))]
   assert made[3].index(made[3][4]) == 4
-  tokenizer.eos_ids = (made[3][4],)
+  tokenizer = dataclasses.replace(tokenizer, eos_ids=(made[3][4],))
   assert generated(run, tokenizer, asked[3:]) == [letters(made[3][:4])]
   # What is asked of one text takes no room from another: both fill the learned positions.
   longest = random.integers(2, 258, 30).tolist()
@@ -216,7 +217,7 @@ def test_log_likelihoods_of_the_harness_are_those_of_numpy(stubbed, monkeypatch)
   run = small_run(**BYTES)
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
   request = lambda *args: SimpleNamespace(args=args)
-  bytes_of = lambda text: TOKENIZER.encode(text).tolist()
+  bytes_of = lambda text: TOKENIZER.encode(text)
   for batch_size in (None, 2):
     model = language_model(run, TOKENIZER, batch_size=batch_size)
     pairs = [(row['context'], f' {row["ending"]}') for row in rows] + [('  ', 'spaces')]
@@ -273,7 +274,7 @@ def test_a_stored_task(monkeypatch, tmp_path):
   files = [str(STORED / f'{name}.yaml') for name in ('ending', 'rolling', 'generation')]
   found = evaluate(model, find_tasks(files), TaskOptions(bos='none'))
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
-  bytes_of = lambda text: TOKENIZER.encode(text).tolist()
+  bytes_of = lambda text: TOKENIZER.encode(text)
   totals = [log_probability(run, bytes_of(row['context']) or [0], bytes_of(row['ending']))
             for row in rows]
   texts = [bytes_of(row['text']) for row in rows]

@@ -9,8 +9,7 @@ import sink_jax as sj
 from sink_jax.analyses import hellaswag, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from tests.analyses.small import analyse_models, random_inputs, repeated_inputs, small_run
 from tests.pretrained import tiny
 
@@ -37,7 +36,7 @@ class Watched(Options):
 @pytest.fixture(scope='module')
 def subject():
   """A model that every analysis can be carried out on, as far as it needs no download."""
-  return LoadedModel(small_run(vocab_size=258), TextTokenizer.from_encoder(ByteEncoder()))
+  return LoadedModel(small_run(vocab_size=258), Bytes().open())
 
 
 @pytest.mark.parametrize('name', registry.ANALYSES)

@@ -8,9 +8,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses import chat, domains, heads, kinds, lengths, maps, scale
 from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.data.inputs import natural, open_source, random_tokens
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
+from sink_jax.evaluate.inputs import natural, open_source, random_tokens
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper import numbers
@@ -268,7 +267,7 @@ def corpus(tmp_path):
 
 def test_domains(tmp_path):
   run = sharp_run(vocab_size=258)
-  tokenizer = TextTokenizer.from_encoder(ByteEncoder())
+  tokenizer = Bytes().open()
   subject = LoadedModel(run, tokenizer)
   chosen = options(sequences=4, length=12, epsilons=(0.2, 0.4), source=corpus(tmp_path))
   made = domains.make_inputs(subject, chosen)
@@ -289,7 +288,7 @@ def test_domains(tmp_path):
 
 
 def test_sources_without_domains(tmp_path):
-  subject = LoadedModel(small_run(vocab_size=258), TextTokenizer.from_encoder(ByteEncoder()))
+  subject = LoadedModel(small_run(vocab_size=258), Bytes().open())
   (tmp_path / 'a.txt').write_text('only text, of one domain')
   with pytest.raises(ValueError, match="one domain, 'text'.*pile_set_name"):
     domains.make_inputs(subject, options(length=5, source=str(tmp_path)))

@@ -8,9 +8,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.analyses import streaming
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.inputs import long_text
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
+from sink_jax.evaluate.inputs import long_text
 from tests.random_params import random_params
 
 CONFIG = sj.ModelConfig(layers=1, d_model=16, heads=2, ffn_hidden=16, vocab_size=32,
@@ -70,24 +69,20 @@ def test_caches_that_a_model_cannot_have_are_left_out():
     measure(cache_size=8, sinks=8)
 
 
-def test_long_texts_are_documents_one_after_the_other(tmp_path):
+def test_long_texts_are_documents_one_after_the_other(tmp_path, monkeypatch):
   for name, text in (('a', 'first one\n'), ('b', 'the second'), ('c', 'third')):
     (tmp_path / f'{name}.txt').write_text(text)
-  encoder = ByteEncoder()
-  source = TextFolder(str(tmp_path))
-  inputs = long_text(TextTokenizer.from_encoder(encoder, bos=True), source, sequences=2, length=11)
-  whole = encoder.encode('first one\n\nthe second\n\nthird\n\n')
+  tokenizer, source = Bytes().open(), TextFolder(str(tmp_path))
+  inputs = long_text(tokenizer.beginning_with(0), source, sequences=2, length=11)
+  whole = tokenizer.encode('first one\n\nthe second\n\nthird\n\n')
   np.testing.assert_array_equal(inputs.tokens, [[0, *whole[:10]], [0, *whole[10:20]]])
   assert inputs.description['bos']['applied'] == 'bos id 0 at position 1'
-  plain = long_text(TextTokenizer.from_encoder(encoder), source, sequences=1, length=20, bos='none')
+  plain = long_text(tokenizer, source, sequences=1, length=20, bos='none')
   np.testing.assert_array_equal(plain.tokens[0], whole[:20])
-  (tmp_path / 'b.txt').write_text('x' * 10**6)
-  seen = []
-  watched = TextTokenizer(lambda text: seen.append(len(text)) or encoder.encode(text), None,
-                          vocab_size=258, bos_id=None, prefix=(), name='watched')
-  watched.decode = str
-  long_text(watched, source, sequences=1, length=20, bos='none')
-  assert max(seen) < 20 * 64 + 2  # the head of a long document
-  (tmp_path / 'b.txt').write_text('x')
   with pytest.raises(ValueError, match='--length'):
-    long_text(TextTokenizer.from_encoder(encoder), source, sequences=2, length=20)
+    long_text(tokenizer, source, sequences=2, length=20)
+  (tmp_path / 'b.txt').write_text('x' * 10**6)
+  seen, encode = [], TextTokenizer.encode
+  monkeypatch.setattr(TextTokenizer, 'encode', lambda self, text: seen.append(len(text)) or encode(self, text))
+  long_text(tokenizer, source, sequences=1, length=20, bos='none')
+  assert max(seen) < 20 * 64 + 2  # the head of a long document

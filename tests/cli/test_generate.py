@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.pretrained.export import export_checkpoint
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.commands import run_here
 from tests.random_params import random_params
 
@@ -25,7 +24,7 @@ def checkpoint(tmp_path_factory):
   written[[2 + b for b in b'abcdefghijklmnopqrstuvwxyz ,.']] = True
   params['unembed']['kernel'] *= written  # which other bytes would make no letters
   export_checkpoint(sj.Run(config, params), folder, context=64)
-  write_tokenizer(ByteEncoder(), folder, context=64, bos=True)
+  Bytes().open().beginning_with(0).save(folder)
   return folder
 
 
@@ -41,7 +40,7 @@ def test_the_text_goes_on_beyond_the_cache(checkpoint):
   tokens = [[0, *(2 + b for b in b'Once upon')]]
   following = run.generate(tokens, 40, policy=sj.CachePolicy(16, 2))
   # What a tokenizer puts before the prompt is not a part of the text.
-  assert text == ByteEncoder().decode([*tokens[0][1:], *following[0]]) + '\n'
+  assert text == Bytes().open().decode([*tokens[0][1:], *following[0]]) + '\n'
   assert '10 tokens of prompt, the first ids [0, 81, 112, 101]' in notes
   assert 'tokens/s' in notes and 'cache of 16 tokens' in notes and ' 0.0 ' not in notes
   # Every other command logs which kernel it takes: here that would stand in the middle of the text.
@@ -59,7 +58,7 @@ def test_the_text_ends_where_the_model_ends_it(checkpoint, tmp_path):
   file.write_text(json.dumps(json.loads(file.read_text()) | {'eos_token_id': following[9]}))
   first = following.index(following[9])
   code, text, notes = generate(f'--checkpoint={folder}', '--prompt=Once upon', '--length=20')
-  assert code == 0 and text == ByteEncoder().decode([*tokens[1:], *following[:first]]) + '\n', notes
+  assert code == 0 and text == Bytes().open().decode([*tokens[1:], *following[:first]]) + '\n', notes
   assert f'{first + 1} tokens to the end of the text' in notes
 
 

@@ -1,19 +1,52 @@
-"""Tokenizers: ids, special tokens, errors."""
+"""Tokenizers: ids, special tokens, what stands before a text, files."""
+
+import json
+import pickle
 
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import from_string, registry
 from sink_jax.data.documents import TextFolder, held_out
-from sink_jax.data.tokenizer import Bytes, HuggingFace, Tokenizer, TrainedBpe, load_encoder
+from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer, Tokenizer, TrainedBpe
 
-_TRICKY = 'a<|endoftext|>b</s> <s> <|padding|> é\n'
+TEXT = 'the quick brown fox jumps over the lazy dog, again and again'
+TRICKY = 'a<|endoftext|>b</s> <s> <|padding|> é\n'
+BOS = {'bos_token': {'content': '<s>', 'special': True}}
 
 
-def _resolve(tokenizer, tmp_path, source=None):
-  return tokenizer.resolve(source, 0.1, tmp_path)
+def byte_level(special=('<s>', '</s>'), template=None):
+  """A byte-level BPE; template: what the post-processor makes of a text, such as '<s> $A'."""
+  tokenizer = tokenizers.Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(
+      vocab_size=300, special_tokens=list(special), show_progress=False,
+      initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+  if template:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[(s, tokenizer.token_to_id(s)) for s in special])
+  return tokenizer
+
+
+def word_level(folder, special):
+  words = {w: i for i, w in enumerate([*special, 'hello', 'world', '[UNK]'])}
+  tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token='[UNK]'))
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  tokenizer.add_special_tokens(special)
+  tokenizer.enable_truncation(2)
+  tokenizer.enable_padding(length=9)
+  tokenizer.save(str(folder / 'tokenizer.json'))
+  return str(folder / 'tokenizer.json')
+
+
+def read(folder, tokenizer, config=None):
+  tokenizer.save(str(folder / 'tokenizer.json'))
+  if config is not None:
+    (folder / 'tokenizer_config.json').write_text(json.dumps(config))
+  return TextTokenizer.from_path(folder)
 
 
 def test_every_tokenizer_is_its_own_config_string():
@@ -21,135 +54,172 @@ def test_every_tokenizer_is_its_own_config_string():
     assert from_string(Tokenizer, repr(cls())) == cls()
 
 
-def test_bytes(tmp_path):
-  encoder = _resolve(Bytes(), tmp_path)
-  ids = encoder.encode('é<|endoftext|>')
-  assert ids.dtype == np.int32 and ids[:2].tolist() == [0xC3 + 2, 0xA9 + 2] and ids.min() >= 2
-  assert (encoder.vocab_size, encoder.eos_id, encoder.bos_id, encoder.pad_id) == (258, 0, 0, 1)
-  assert encoder.decode(encoder.encode(_TRICKY)) == _TRICKY
-  assert encoder.encode(''.join(map(chr, range(256)))).max() < 258
-  assert encoder.decode([0, 67, 1, 300]) == '<|endoftext|>A<|padding|>\N{REPLACEMENT CHARACTER}'
-
-
-def _word_level(tmp_path, special):
-  words = {w: i for i, w in enumerate([*special, 'hello', 'world', '[UNK]'])}
-  tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token='[UNK]'))
-  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  tokenizer.add_special_tokens(special)
-  tokenizer.enable_truncation(2)
-  tokenizer.enable_padding(length=9)
-  path = tmp_path / 'tokenizer.json'
-  tokenizer.save(str(path))
-  return path
+def test_bytes():
+  found = Bytes().open()
+  assert found.encode('é<|endoftext|>\ud800') == [2 + byte for byte in 'é<|endoftext|>?'.encode()]
+  assert (found.vocab_size, found.eos_id, found.bos_id, found.pad_id) == (258, 0, 0, 1)
+  text = TRICKY + ''.join(map(chr, range(0x500)))
+  assert found.encode(text) == [2 + byte for byte in text.encode()] and found.decode(found.encode(text)) == text
+  assert found.decode([0, 67, 1, 2 + 0xff, 67, 300]) == '<|endoftext|>A<|padding|>\N{REPLACEMENT CHARACTER}A'
 
 
 def test_hugging_face_finds_special_tokens_and_never_parses_them(tmp_path):
-  path = _word_level(tmp_path, ['<pad>', '<s>', '</s>'])
-  encoder = _resolve(HuggingFace(path=str(path)), tmp_path)
-  assert (encoder.eos_id, encoder.bos_id, encoder.pad_id, encoder.vocab_size) == (2, 1, 0, 6)
-  # Neither truncated nor padded, and '</s>' in the text is no word that it knows.
-  assert encoder.encode('hello world </s> hello').tolist() == [3, 4, 5, 5, 3]
-  assert not set(encoder.encode('hello </s> <s> <pad>').tolist()) & {0, 1, 2}
-  assert [len(e) for e in encoder.encode_batch(['hello', 'world hello hello'])] == [1, 3]
-  assert 'hello' in encoder.decode([3, 2]) and '</s>' in encoder.decode([3, 2])
-  folder = _resolve(HuggingFace(path=str(tmp_path), eos='world', bos='hello'), tmp_path)
-  assert (folder.eos_id, folder.bos_id) == (4, 3)
-  assert folder.fingerprint() != encoder.fingerprint()
+  found = HuggingFace(path=word_level(tmp_path, ['<pad>', '<s>', '</s>'])).open()
+  assert (found.eos_id, found.bos_id, found.pad_id, found.vocab_size) == (2, 1, 0, 6)
+  # Neither truncated nor padded, and '</s>' in the text is not a word that it knows.
+  assert found.encode('hello world </s> hello') == [3, 4, 5, 5, 3]
+  assert not set(found.encode('hello </s> <s> <pad>')) & {0, 1, 2}
+  assert found.encode_batch(['hello', 'world hello hello']) == [[3], [4, 3, 3]]
+  assert 'hello' in found.decode([3, 2]) and '</s>' in found.decode([3, 2])
+  choice = HuggingFace(path=str(tmp_path), eos='world', bos='hello')
+  chosen = choice.open()
+  assert (chosen.eos_id, chosen.bos_id) == (4, 3) and not chosen.bos_in_texts
+  assert not {3, 4} & set(chosen.encode('hello world'))
+  assert choice.fingerprint() != HuggingFace(path=str(tmp_path)).fingerprint()
+  again = HuggingFace(path=word_level(tmp_path, ['x', '<|endoftext|>'])).open()
+  assert (again.eos_id, again.bos_id, again.pad_id) == (1, 1, 1)
 
 
-def test_no_special_token_is_read_from_text_whatever_its_role(tmp_path, corpus):
-  _resolve(TrainedBpe(vocab_size=280), tmp_path, corpus).save(tmp_path)
-  model = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+def test_no_special_token_is_read_from_text_whatever_its_role(tmp_path):
+  model = byte_level(('<|endoftext|>',))
   model.add_special_tokens(['<mask>'])
-  model.save(str(tmp_path / 'tokenizer.json'))
-  encoder = _resolve(HuggingFace(path=str(tmp_path)), tmp_path)
-  assert encoder.vocab_size == 281 and len(encoder.encode('a<mask>b')) >= 8
-  assert encoder.decode(encoder.encode('a<mask>b')) == 'a<mask>b'
+  found = read(tmp_path, model)
+  assert found.vocab_size == model.get_vocab_size() and len(found.encode('a<mask>b')) >= 8
+  assert found.decode(found.encode('a<mask>b')) == 'a<mask>b'
+  unpickled = pickle.loads(pickle.dumps(found))
+  assert unpickled.encode('a<mask>b') == found.encode('a<mask>b') and unpickled.digest == found.digest
 
 
-def test_bos_and_padding_fall_back_to_eos(tmp_path):
-  encoder = _resolve(HuggingFace(path=str(_word_level(tmp_path, ['x', '<|endoftext|>']))), tmp_path)
-  assert (encoder.eos_id, encoder.bos_id, encoder.pad_id) == (1, 1, 1)
-
-
-def test_hugging_face_errors(tmp_path):
-  with pytest.raises(ValueError, match='needs the path'):
-    HuggingFace().fingerprint()
-  with pytest.raises(ValueError, match='nope.*does not exist'):
-    HuggingFace(path=str(tmp_path / 'nope')).fingerprint()
-  (tmp_path / 'bad.json').write_text('{}')
-  with pytest.raises(ValueError, match=r'bad\.json: not a tokenizer\.json'):
-    _resolve(HuggingFace(path=str(tmp_path / 'bad.json')), tmp_path)
-  path = str(_word_level(tmp_path, ['<start>', '<stop>']))
-  with pytest.raises(ValueError, match=r'no EOS token found.*eos=.*<start>, <stop>'):
-    _resolve(HuggingFace(path=path), tmp_path)
-  with pytest.raises(ValueError, match="no token '<stopp>'"):
-    _resolve(HuggingFace(path=path, eos='<stopp>'), tmp_path)
-
-
-def test_trained_bpe_is_deterministic_cached_and_reversible(tmp_path, corpus):
-  first = _resolve(TrainedBpe(vocab_size=300), tmp_path / 'a', corpus)
-  second = _resolve(TrainedBpe(vocab_size=300), tmp_path / 'b', corpus)
-  assert first.fingerprint() == second.fingerprint() and first.vocab_size == 300
-  assert first.decode(first.encode(_TRICKY)) == _TRICKY
-  assert first.encode(_TRICKY).min() >= 2  # neither EOS (0) nor padding (1)
-  assert first.decode([0, 1]) == '<|endoftext|><|padding|>'
+def test_trained_bpe(tmp_path, corpus):
+  found, again = (TrainedBpe(vocab_size=300).open(corpus, 0.1) for _ in range(2))
+  assert found.digest == again.digest and found.vocab_size == 300
+  assert found.decode(found.encode(TRICKY)) == TRICKY
+  assert min(found.encode(TRICKY)) >= 2  # neither EOS (0) nor padding (1)
+  assert found.decode([0, 1]) == '<|endoftext|><|padding|>'
   text = next(corpus.documents()).text
-  assert len(first.encode(text)) < len(text)
-  saved, digest = sorted((tmp_path / 'a' / 'tokenizers').iterdir())
-  assert digest.name == f'{saved.stem}.sha256' and saved.name in digest.read_text()
-  stamp = saved.stat().st_mtime_ns
-  _resolve(TrainedBpe(vocab_size=300), tmp_path / 'a', corpus)
-  assert saved.stat().st_mtime_ns == stamp
-
-
-@pytest.mark.parametrize('damage', ['', 'cut', 'flip', 'no digest'])
-def test_a_damaged_trained_tokenizer_is_trained_again(tmp_path, corpus, caplog, damage):
-  first = _resolve(TrainedBpe(vocab_size=270), tmp_path, corpus)
-  saved, digest = sorted((tmp_path / 'tokenizers').iterdir())
-  text = saved.read_text()
-  if damage == 'no digest':  # as older programs left it
-    digest.unlink()
-  saved.write_text({'': '', 'cut': text[:-9], 'flip': text.replace(':3,', ':4,', 1),
-                    'no digest': text}[damage])
-  again = _resolve(TrainedBpe(vocab_size=270), tmp_path, corpus)
-  assert again.fingerprint() == first.fingerprint() and saved.read_text() == text
-  assert digest.exists() and ('damaged' in caplog.text) == (damage != 'no digest')
-
-
-def test_trained_bpe_reads_training_documents_only(tmp_path, corpus):
+  assert len(found.encode(text)) < len(text)
   names = {d.text: d.name for d in corpus.documents()}
-  read = list(TrainedBpe()._texts(corpus, 0.3))
-  assert 0 < len(read) < len(names)
-  assert all(not held_out(names[text], 0.3) for text in read)
+  texts = list(TrainedBpe()._texts(corpus, 0.3))
+  assert 0 < len(texts) < len(names) and not any(held_out(names[text], 0.3) for text in texts)
   assert sum(map(len, TrainedBpe(characters=500)._texts(corpus, 0.3))) == 500
-
-
-def test_trained_bpe_of_one_held_out_document(tmp_path):
-  folder = tmp_path / 'one'
-  folder.mkdir()
+  # A corpus of one document that is held out is trained on all the same.
   name = next(f'{i}.txt' for i in range(99) if held_out(f'{i}.txt', 0.1))
-  (folder / name).write_text('low lower lowest ' * 20)
-  encoder = _resolve(TrainedBpe(vocab_size=265), tmp_path, TextFolder(path=str(folder)))
-  assert encoder.vocab_size == 265
-  # Where there is nothing but held-out text, the limit is that of each document.
-  others = [f'{i}.txt' for i in range(99) if held_out(f'{i}.txt', 0.1)][1:3]
-  for other in others:
-    (folder / other).write_text('newer newest ' * 20)
-  read = TrainedBpe(characters=50)._texts(TextFolder(path=str(folder)), 0.1)
-  assert [len(text) for text in read] == [50] * 3
+  (tmp_path / name).write_text('low lower lowest ' * 20)
+  assert TrainedBpe(vocab_size=265).open(TextFolder(path=str(tmp_path)), 0.1).vocab_size == 265
 
 
-@pytest.mark.parametrize('options', [{'vocab_size': 257}, {'characters': 0}])
-def test_trained_bpe_options(options):
-  with pytest.raises(ValueError, match=next(iter(options))):
-    TrainedBpe(**options)
+@pytest.mark.parametrize('template, config, prefix', [
+    (None, BOS, ()),                                         # GPT-NeoX
+    ('<s> $A', BOS, (0,)), ('<s> $A', {}, (0,)),             # LLaMA 3; no config at all
+    ('<s> $A </s>', BOS, (0,)),                              # an EOS at the end is dropped
+    ('$A </s>', BOS, ()),
+    (None, BOS | {'add_bos_token': True}, (0,)),             # add_bos_token goes first
+    ('<s> $A', BOS | {'add_bos_token': False}, ()),
+    ('<s> <s> $A', BOS | {'add_bos_token': True}, (0,)),
+    (None, {'bos_token': '</s>', 'add_bos_token': True}, (1,))], ids=str)  # OPT
+def test_what_a_tokenizer_puts_before_a_text(tmp_path, template, config, prefix):
+  model = byte_level(template=template)
+  found = read(tmp_path, model, config)
+  body = model.encode(TEXT, add_special_tokens=False).ids
+  assert found.prefix == prefix and not found.bos_in_texts
+  assert found.encode(TEXT) == body and found.decode(body) == TEXT
+  assert found.with_prefix(body, 'tokenizer').tolist() == [*prefix, *body]
+  # What is written is read by other programs with the same ids, and by this one.
+  found.save(tmp_path / 'saved')
+  saved = tokenizers.Tokenizer.from_file(str(tmp_path / 'saved' / 'tokenizer.json'))
+  assert saved.encode(TEXT).ids == [*prefix, *body]
+  again = TextTokenizer.from_path(tmp_path / 'saved')
+  assert (again.prefix, again.bos_id, again.eos_ids) == (prefix, found.bos_id, found.eos_ids)
+  assert again.digest == found.digest
 
 
-def test_encoders_survive_saving(tmp_path, corpus):
-  for tokenizer in (Bytes(), TrainedBpe(vocab_size=280)):
-    encoder = _resolve(tokenizer, tmp_path, corpus)
-    encoder.save(tmp_path)
-    loaded = load_encoder(tmp_path, encoder.eos_id, encoder.bos_id, encoder.pad_id)
-    assert loaded.fingerprint() == encoder.fingerprint()
-    np.testing.assert_array_equal(loaded.encode(_TRICKY), encoder.encode(_TRICKY))
+def test_where_the_bos_is_named(tmp_path):
+  found = lambda: TextTokenizer.from_path(tmp_path).bos_id
+  assert read(tmp_path, byte_level(template='<s> $A')).bos_id == 0  # what comes first
+  (tmp_path / 'special_tokens_map.json').write_text('{"bos_token": "</s>"}')
+  assert found() == 1
+  (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": "<s>"}')
+  assert found() == 0
+  (tmp_path / 'special_tokens_map.json').unlink()
+  assert read(tmp_path, byte_level(), {}).bos_id is None
+  (tmp_path / 'config.json').write_text('{"bos_token_id": 1}')  # as GPT-2's own folder has it
+  assert found() == 1
+  for wrong in (-1, 2**40, True, 700):
+    (tmp_path / 'config.json').write_text(json.dumps({'bos_token_id': wrong}))
+    assert found() is None
+  (tmp_path / 'config.json').write_text('{"bos_token_id": 1}')
+  (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": null}')  # there is none, it says
+  assert found() is None
+
+
+def test_what_ends_a_text_is_named_by_the_tokenizer_and_by_the_model(tmp_path):
+  ends = lambda: TextTokenizer.from_path(tmp_path).eos_ids
+  assert read(tmp_path, byte_level()).eos_ids == ()
+  (tmp_path / 'config.json').write_text('{"eos_token_id": 3}')
+  assert ends() == (3,)
+  (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "</s>"}')
+  # A chat model has several, and what it is generated with outranks its config; 10**6 is no token.
+  (tmp_path / 'generation_config.json').write_text('{"eos_token_id": [5, 1, 1000000, "x"]}')
+  assert ends() == (1, 5)
+  assert TextTokenizer.from_path(tmp_path).encode(TEXT) == byte_level().encode(TEXT).ids
+
+
+def test_gpt2_s_older_layout(tmp_path):
+  model = byte_level(special=('<|endoftext|>',))
+  model.model.save(str(tmp_path))  # vocab.json, merges.txt
+  (tmp_path / 'config.json').write_text('{"bos_token_id": 0}')
+  found = TextTokenizer.from_path(tmp_path)
+  assert (found.bos_id, found.prefix, found.bos_in_texts) == (0, (), False)
+  text = TEXT + ' é<|endoftext|>\n'
+  assert found.decode(found.encode(text)) == text and 0 not in found.encode(text)
+  assert found.encode(TEXT) == model.encode(TEXT).ids
+  (tmp_path / 'tokenizer_config.json').write_text(
+      '{"bos_token": "<|endoftext|>", "add_bos_token": true}')
+  assert TextTokenizer.from_path(tmp_path).prefix == (0,)
+
+
+def test_texts_as_tokens():
+  tokenizer = Bytes().open().beginning_with(0)
+  assert [row.tolist() for row in tokenizer.tokens(['ab', 'c'])] == [[0, 99, 100], [0, 101]]
+  assert tokenizer.tokens('ab', bos='none')[0].tolist() == [99, 100]
+  found = tokenizer.tokens(['ab', 'cde'], 3)
+  assert found.tolist() == [[0, 99, 100], [0, 101, 102]] and found.dtype == np.int32
+
+
+def written(folder, **files):
+  for name, content in files.items():
+    (folder / name.replace('__', '.')).write_text(content)
+  return folder
+
+
+def with_model(folder, **files):
+  byte_level().save(str(folder / 'tokenizer.json'))
+  return written(folder, **files)
+
+
+@pytest.mark.parametrize('call, words', [
+    (lambda _: HuggingFace().open(), "path=''"), (lambda _: TrainedBpe().open(), 'corpus'),
+    (lambda _: TrainedBpe(vocab_size=257), 'vocab_size'), (lambda _: TrainedBpe(characters=0), 'characters'),
+    (lambda _: Bytes().open().tokens(['abc', 'c'], 3), 'length = 3'),
+    (lambda _: Bytes().open().tokens(['a'], 0), 'length = 0'),
+    (lambda _: Bytes().open().tokens([]), 'texts'), (lambda _: Bytes().open().tokens([b'a']), 'texts'),
+    (lambda _: Bytes().open().tokens('a', None, 'always'), 'force'),
+    (lambda _: Bytes().open().beginning_with(9999).save(_), '9999'),
+    (lambda folder: read(folder, byte_level()).tokens('a', None, 'force'), 'tokenizer_config.json'),
+    (lambda folder: HuggingFace(path=str(folder / 'nope')).fingerprint(), 'nope'),
+    (lambda folder: HuggingFace(path=word_level(folder, ['<start>'])).open(), '<start>'),
+    (lambda folder: HuggingFace(path=word_level(folder, ['</s>']), eos='<stop>').open(), '<stop>'),
+    (lambda folder: TextTokenizer.from_path(folder), 'sentencepiece'),
+    (lambda folder: TextTokenizer.from_path(written(folder, tokenizer__json='{')), 'tokenizer.json'),
+    (lambda folder: TextTokenizer.from_path(written(folder, tokenizer__json=tokenizers.Tokenizer(
+        models.WordLevel({'b': 0}, unk_token='[UNK]')).to_str())), 'tokenizer.json'),
+    (lambda folder: TextTokenizer.from_path(written(folder, vocab__json='{', merges__txt='')), 'vocab.json'),
+    (lambda folder: TextTokenizer.from_path(with_model(folder, config__json='[')), 'config.json'),
+    (lambda folder: TextTokenizer.from_path(with_model(folder, config__json='[1]')), 'config.json'),
+    (lambda folder: TextTokenizer.from_path(
+        with_model(folder, tokenizer_config__json='{"bos_token": "<b>"}')), '<b>'),
+    (lambda folder: TextTokenizer.from_path(
+        with_model(folder, tokenizer_config__json='{"add_bos_token": true}')), 'bos_token')])
+def test_what_cannot_be_opened_or_asked_for(tmp_path, call, words):
+  with pytest.raises(ValueError, match=words):
+    call(tmp_path)

@@ -135,7 +135,7 @@ def _inputs_text(prepared):
 
 
 def _run_text(prepared, input, folder):
-  from sink_jax.data.text_tokenizer import TextTokenizer
+  from sink_jax.data.tokenizer import TextTokenizer
   tokenizer = TextTokenizer.from_folder(folder)
   tokenizer.decode(tokenizer.encode(_TEXT, special=True))
   tokenizer.check_vocabulary(2**62)

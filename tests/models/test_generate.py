@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.models import generate
 from sink_jax.models.config import Layer
 from sink_jax.models.decode import decode_step, prefill
@@ -141,9 +140,8 @@ def test_a_mask_that_is_none_is_refused(run, mask, message):
 
 def test_words_in_and_words_out():
   config = dataclasses.replace(CONFIG, vocab_size=258)
-  bytes_ = ByteEncoder()
-  tokenizer = TextTokenizer.from_encoder(bytes_)
-  run = sj.Run(config, random_params(config), read_tokenizer=lambda run: tokenizer)
+  bytes_ = Bytes().open()
+  run = sj.Run(config, random_params(config), read_tokenizer=lambda run: bytes_)
   texts = ['ab', 'a longer text']
   found = run.generate_texts(texts, 8, eos_token_id=None)
   for text, words in zip(texts, found):

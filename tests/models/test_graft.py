@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.data import inputs
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
+from sink_jax.evaluate import inputs
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.graft import graft_to, learned_bias, without_bias
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
 from sink_jax.pretrained.export import export_checkpoint
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.random_params import random_params
 
 TINY = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
@@ -207,7 +206,7 @@ def test_a_published_model_is_grafted_without_tokens_of_ones_own(tmp_path):
   gate = {'attention': {'head': 'HeadGate(scale=2)'}}
   with pytest.raises(ValueError, match='no probe inputs'):
     sj.graft(sj.load_pretrained(tmp_path), **gate)
-  write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
+  Bytes().open().save(tmp_path)
   model = sj.load_pretrained(tmp_path)
   text = inputs.natural(model.tokenizer, inputs.open_source(), sequences=32).tokens
   measured = sj.graft(model, **gate).graft

@@ -13,17 +13,12 @@ import tokenizers
 
 import sink_jax as sj
 from sink_jax.attention.mask import Causal, Window
-from sink_jax.data.dataset import DataConfig, open_data
 from sink_jax.data.documents import TextFolder
-from sink_jax.data.stdlib import Stdlib
-from sink_jax.data.synthetic import BigramBackcopy
-from sink_jax.data.text_tokenizer import TextTokenizer
-from sink_jax.data.tokenizer import ByteEncoder, Bytes, HuggingFace, TrainedBpe
+from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
 from sink_jax.models.config import Layer
-from sink_jax.pretrained.export import export_checkpoint
+from sink_jax.pretrained.export import export_checkpoint, write_tokenizer
 from sink_jax.pretrained.files import INDEX, Checkpoint
 from sink_jax.pretrained.target import masks_of, positions_of
-from sink_jax.pretrained.tokenizer_files import encoder_of, write_tokenizer
 from sink_jax.train.loop import train
 from tests.random_params import random_params
 from tests.train import runs
@@ -137,38 +132,13 @@ def read_back(folder, texts):
 
 
 def test_bytes_keep_their_ids(tmp_path):
-  encoder = encoder_of(DataConfig(tokenizer=Bytes()), '')
-  ids = write_tokenizer(encoder, tmp_path, context=32, bos=False)
+  ids = write_tokenizer(Bytes().open(), tmp_path, context=32)
   assert ids == dict(bos_token_id=0, eos_token_id=0, pad_token_id=1)
   whole, got = read_back(tmp_path, TEXTS)
-  assert got == [x.tolist() for x in ByteEncoder().encode_batch(TEXTS)]
+  assert got == Bytes().open().encode_batch(TEXTS)
   assert whole.get_vocab_size() == 258 and whole.encode('<|endoftext|>').ids == [0]
   about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
   assert about['eos_token'] == '<|endoftext|>' and about['model_max_length'] == 32
-
-
-def test_a_trained_tokenizer_is_that_of_the_runs_cache(tmp_path):
-  config = DataConfig(source=Stdlib(max_files=6), tokenizer=TrainedBpe(vocab_size=280),
-                      context=16, bos=True, cache_dir=str(tmp_path / 'cache'))
-  (tmp_path / 'cache' / 'broken').mkdir(parents=True)
-  (tmp_path / 'cache' / 'broken' / 'manifest.json').write_text('{')
-  content = open_data(config).summary()['content']
-  encoder = encoder_of(config, content)
-  write_tokenizer(encoder, tmp_path, context=16, bos=config.bos)
-  whole, got = read_back(tmp_path, TEXTS)
-  assert got == [x.tolist() for x in encoder.encode_batch(TEXTS)]
-  assert whole.encode('a').ids == [0, *encoder.encode('a')]  # BOS, as in training
-  with pytest.raises(ValueError, match='chunk cache of this run.*SINK_JAX_CACHE'):
-    encoder_of(config, 'another content')
-  # The written folder is itself a tokenizer that a run can be given.
-  chosen = HuggingFace(path=str(tmp_path))
-  again = encoder_of(dataclasses.replace(config, tokenizer=chosen), 'another content')
-  assert again.vocab_size == encoder.vocab_size and again.eos_id == encoder.eos_id
-
-
-def test_a_synthetic_task_has_no_tokenizer():
-  with pytest.raises(ValueError, match='makes its own tokens'):
-    encoder_of(DataConfig(source=BigramBackcopy(length=16), context=16), '')
 
 
 @pytest.mark.full  # the README's example is run by its own test
@@ -191,39 +161,32 @@ def test_the_command(tmp_path):
 def trained_bpe(tmp_path_factory):
   folder = tmp_path_factory.mktemp('corpus')
   (folder / 'a.txt').write_text('the quick brown fox: jumps $A over & the lazy dog ' * 5)
-  return TrainedBpe(vocab_size=290).resolve(TextFolder(path=str(folder)), 0.5, folder / 'cache')
+  return TrainedBpe(vocab_size=290).open(TextFolder(path=str(folder)), 0.5)
 
 
 @pytest.mark.parametrize('word', ['<|padding|>', 'the', ':', '$', '&'])
 @pytest.mark.parametrize('kind', ['bytes', 'bpe'])
 def test_a_first_token_is_put_before_texts_which_encode_as_before(tmp_path, trained_bpe, kind, word):
-  encoder = ByteEncoder() if kind == 'bytes' else trained_bpe
-  first = 1 if word == '<|padding|>' else int(encoder.encode(word)[0])
+  plain = Bytes().open() if kind == 'bytes' else trained_bpe
+  first = 1 if word == '<|padding|>' else plain.encode(word)[0]
   files = {}
-  for token in (None, first):
-    ids = write_tokenizer(encoder, tmp_path, context=32, bos=False, first_token=token)
-    files[token] = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  for name, tokenizer in (('plain', plain), ('begun', plain.beginning_with(first))):
+    ids = write_tokenizer(tokenizer, tmp_path, context=32)
+    files[name] = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
   texts = ['a quick: $A & fox <|padding|> <0x26>, other the', '']
   for text in texts:
-    assert files[first].encode(text).ids == [first, *files[None].encode(text).ids]
-    assert files[first].encode(text, text).ids == [first, *files[None].encode(text, text).ids]
+    assert files['begun'].encode(text).ids == [first, *files['plain'].encode(text).ids]
+    assert files['begun'].encode(text, text).ids == [first, *files['plain'].encode(text, text).ids]
   assert ids['bos_token_id'] == first and ids['pad_token_id'] != first
   about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
   # transformers cuts special tokens out of texts, so an ordinary one is not named as one.
   assert about.get('bos_token') == (word if first == 1 else None)
-  back = TextTokenizer.from_folder(tmp_path)
+  back = TextTokenizer.from_path(tmp_path)
   assert (back.bos_id, back.prefix, back.bos_in_texts) == (first, (first,), first != 1)
   for text in (*texts, word + ' first', 'a'):
-    plain = encoder.encode(text).tolist()
-    expected = plain if plain[:1] == [first] else [first, *plain]
-    assert back.encode(text, special=True).tolist() == expected
-    ours = TextTokenizer.from_encoder(encoder, first_token=first)
-    assert ours.encode(text, special=True).tolist() == expected and ours.bos_id == first
-
-
-def test_a_first_token_that_the_tokenizer_lacks(tmp_path, trained_bpe):
-  with pytest.raises(ValueError, match='no token 9999, which the run begins with'):
-    write_tokenizer(trained_bpe, tmp_path, context=32, bos=False, first_token=9999)
+    bare = plain.encode(text)
+    expected = bare if bare[:1] == [first] else [first, *bare]
+    assert [back.tokens(text)[0].tolist(), tokenizer.tokens(text)[0].tolist()] == [expected] * 2
 
 
 def test_a_first_token_is_the_bos_of_an_exported_run(tmp_path):

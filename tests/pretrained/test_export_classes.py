@@ -9,13 +9,12 @@ import tokenizers
 
 import sink_jax as sj
 from sink_jax.data.dataset import DataConfig
-from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.token_edits import FixedToken, RandomTokens
-from sink_jax.data.tokenizer import ByteEncoder, Bytes
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.pretrained.export import export_checkpoint, export_workdir
+from sink_jax.pretrained.export import write_tokenizer
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.sink_token import unused_token
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from sink_jax.train.loop import train
 from sink_jax.train.workdir import read_status
 from tests.pretrained import exported_cases
@@ -179,24 +178,24 @@ def test_a_learned_sink_token_is_the_embedding_of_an_unused_token(export, tmp_pa
 def test_the_token_that_training_never_held(edits, bos, expected):
   data = DataConfig(tokenizer=Bytes(), interventions=edits, bos=bos)
   if expected == 1:
-    assert unused_token(ByteEncoder(), data) == 1
+    assert unused_token(Bytes().open(), data) == 1
     return
   with pytest.raises(ValueError, match=expected):
-    unused_token(ByteEncoder(), data)
+    unused_token(Bytes().open(), data)
 
 
-@pytest.mark.parametrize('bos, first_token, begin', [
-    (False, None, [1]), (True, None, [1, 0]), (False, 70, [1, 70])])
-def test_a_sink_token_stands_before_all_that_texts_begin_with(tmp_path, bos, first_token, begin):
-  ids = write_tokenizer(ByteEncoder(), tmp_path, context=32, bos=bos, first_token=first_token,
-                        sink_token=1)
-  assert ids == dict(bos_token_id=1, eos_token_id=0, pad_token_id=0)
+@pytest.mark.parametrize('first, begin', [(None, [1]), (0, [1, 0]), (70, [1, 70])])
+def test_a_sink_token_stands_before_all_that_texts_begin_with(tmp_path, first, begin):
+  plain = Bytes().open()
+  tokenizer = plain if first is None else plain.beginning_with(first)
+  assert write_tokenizer(tokenizer, tmp_path, context=32, sink_token=1) == dict(
+      bos_token_id=1, eos_token_id=0, pad_token_id=0)
   whole = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
-  text = ByteEncoder().encode('ab').tolist()
+  text = plain.encode('ab')
   assert whole.encode('ab').ids == [*begin, *text]
-  back = TextTokenizer.from_folder(tmp_path)
+  back = TextTokenizer.from_path(tmp_path)
   assert back.prefix == tuple(begin) and back.bos_id == 1
-  assert back.encode('ab', special=True).tolist() == [*begin, *text]
+  assert back.tokens('ab')[0].tolist() == [*begin, *text]
 
 
 @pytest.fixture(scope='module')

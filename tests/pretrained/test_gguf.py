@@ -11,7 +11,7 @@ import tokenizers
 
 import sink_jax as sj
 from sink_jax.attention.position import Llama3Rope
-from sink_jax.data.gguf_tokenizer import gguf_tokenizer
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.gguf import TYPES, GgufFile
 from sink_jax.pretrained import hub, packaged
 from tests.pretrained import gguf_files, tiny
@@ -129,12 +129,12 @@ def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
             'tokenizer.ggml.merges': [' '.join(merge) for merge in model['merges']],
             'tokenizer.ggml.bos_token_id': 0, 'tokenizer.ggml.eos_token_id': 1,
             'tokenizer.ggml.add_bos_token': True}
-  made = gguf_tokenizer(GgufFile(gguf_files.write(tmp_path / 'x.gguf', values, {})))
-  assert made.bos_id == 0 and made.add_bos and made.eos_ids == (1,)
+  made = TextTokenizer.from_path(gguf_files.write(tmp_path / 'x.gguf', values, {}))
+  assert made.bos_id == 0 and made.prefix == (0,) and made.eos_ids == (1,)
   for text in TEXTS:
-    ids = made.tokenizer.encode(text).ids
+    ids = made.encode(text)
     assert ids == whole.encode(text).ids
-    assert made.tokenizer.decode(ids) == text
+    assert made.decode(ids) == text
 
 
 def by_score(text, tokens, scores, prefix):
@@ -174,12 +174,12 @@ def test_sentencepiece_merges_by_score(tmp_path, prefix):
             'tokenizer.ggml.bos_token_id': 1, 'tokenizer.ggml.eos_token_id': 2,
             'tokenizer.ggml.unknown_token_id': 0, 'tokenizer.ggml.add_space_prefix': prefix}
   file = GgufFile(gguf_files.write(tmp_path / 'x.gguf', values, {}))
-  made = gguf_tokenizer(file)
-  assert made.add_bos  # unless the file says otherwise
+  made = TextTokenizer.from_path(file.path)
+  assert made.prefix == (1,)  # unless the file says otherwise
   for text in TEXTS:
-    ids = made.tokenizer.encode(text, add_special_tokens=False).ids
+    ids = made.encode(text)
     assert ids == by_score(text, tokens, file.metadata['tokenizer.ggml.scores'], prefix), text
-    assert made.tokenizer.decode(ids) == text
+    assert made.decode(ids) == text
 
 
 def replaced(**values):
@@ -220,7 +220,7 @@ def test_tokenizers_that_are_not_defined_are_refused(tmp_path, values, said):
   values = {key: value for key, value in values.items() if value is not None}
   path = gguf_files.write(tmp_path / 'x.gguf', values, {})
   with pytest.raises(ValueError, match=said) as error:
-    gguf_tokenizer(GgufFile(path))
+    TextTokenizer.from_path(path)
   assert str(path) in str(error.value)
 
 
@@ -256,8 +256,7 @@ def test_damaged_files_are_refused_and_nothing_else_is_raised(tmp_path):
       data[i] = rng.integers(256)
     bad.write_bytes(data)
     try:
-      hub_checkpoint = GgufFile(bad)
-      gguf_tokenizer(hub_checkpoint)
+      TextTokenizer.from_path(bad)
     except ValueError as error:
       refused += 1
       assert 'bad.gguf' in str(error)

@@ -10,17 +10,14 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import tokenizers
 
 import sink_jax as sj
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.models import finite
 from sink_jax.models.finite import all_finite
 from sink_jax.pretrained import llama, parameters
 from sink_jax.pretrained.files import Checkpoint
-from sink_jax.pretrained.source import open_source
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.pretrained import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -182,16 +179,15 @@ def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
   refused(tmp_path / 'lacks', 'lacks 2 tensors', f'{old}.experts.0.w2.weight')
 
 
-def test_the_tokenizer_has_the_ids_that_the_model_has(tmp_path, caplog):
+def test_tokens_that_the_model_lacks_are_refused_where_a_text_has_them(tmp_path):
   tiny.write(tmp_path, tiny.LLAMA | dict(vocab_size=258))
-  write_tokenizer(ByteEncoder(), tmp_path, context=64, bos=False)
-  whole = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
-  whole.add_tokens(['fox'])
-  whole.save(str(tmp_path / 'tokenizer.json'))
-  expected = ByteEncoder().encode('a fox')
-  for read in (sj.load_pretrained(tmp_path).tokenizer, open_source(str(tmp_path)).tokenizer):
-    np.testing.assert_array_equal(read.encode('a fox'), expected)
-  assert caplog.text.count('only has 258 tokens: it is cut to them') == 2
+  tokenizer = Bytes().open()
+  tokenizer.model.add_tokens(['fox'])
+  tokenizer.save(tmp_path)
+  run = sj.load_pretrained(tmp_path)
+  assert run.logits(sj.tokenize(run, 'a dog')[0][None]).shape == (1, 5, 258)
+  with pytest.raises(ValueError, match='use the tokenizer of the model'):
+    run.logits(sj.tokenize(run, 'a fox')[0][None])
 
 
 def test_one_stored_tensor_at_a_time_and_every_one_once(tmp_path, monkeypatch):

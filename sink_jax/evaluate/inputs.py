@@ -1,0 +1,214 @@
+"""What a published model is probed with: text, random tokens, one repeated token (Section 3.3).
+
+A sink sits on the first token, so what that is decides the result. Every function here takes `bos`,
+the protocol for it as `TextTokenizer.before` has it: 'none', 'tokenizer' or 'force'. No sequence
+begins with two BOS tokens, and the description records what was done.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sink_jax.component import from_string
+from sink_jax.data.documents import DocumentSource, Jsonl, TextFolder
+from sink_jax.data.stdlib import Stdlib
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.io.paths import expanded
+
+KINDS = ('natural', 'random', 'repeat')
+_CHARACTERS = 64  # per token that is needed: only the head of a long document is tokenized
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+  """Sequences of tokens and how they were made.
+
+  Attributes:
+    tokens: (S, T) int32.
+    description: a record, ready for JSON: kind ('natural', 'random', 'repeat'), sequences, length,
+      bos {protocol, applied}, first_token_ids and first_tokens of the first sequence, vocab_size
+      and tokenizer (None without one), source, seed, and domains [{domain, sequences}] where
+      there are several or one was chosen.
+    tokenizer: the tokenizer of the model; None where there are only token ids.
+  """
+
+  tokens: np.ndarray
+  description: dict[str, Any]
+  tokenizer: TextTokenizer | None = None
+
+
+def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 100,
+            length: int = 64, bos: str = 'tokenizer', domain: str | None = None) -> Inputs:
+  """The first `length` tokens of the first `sequences` documents that are long enough.
+
+  Args:
+    domain: the domain of which documents are taken; None takes all of them.
+
+  Raises:
+    ValueError: too few documents; or the tokenizer cannot keep the protocol.
+  """
+  heads = _heads(tokenizer, source, length, bos, lambda name: domain in (None, name))
+  rows = list(itertools.islice(heads, sequences))
+  if len(rows) < sequences:
+    where = f' of the domain {domain!r}' if domain else ''
+    raise ValueError(f'{source!r} has only {len(rows)} documents{where} of {length} tokens or '
+                     'more: use a smaller --sequences or --length, or another --source.')
+  counts = collections.Counter(name for name, _ in rows)
+  return _described(np.stack([row for _, row in rows]), tokenizer, 'natural', bos, source=repr(source),
+                    domains=_listed(counts) if domain or len(counts) > 1 else None)
+
+
+def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 100,
+              length: int = 64, bos: str = 'tokenizer', domains: Sequence[str] = ()) -> Inputs:
+  """Up to `sequences` sequences of every domain, one domain after the other (Figure 9).
+
+  Args:
+    domains: reading stops once these have their sequences; without them, at the end of the source.
+
+  Returns:
+    Inputs whose description['domains'] lists the number of sequences of each domain, in the order
+    of `tokens`.
+
+  Raises:
+    ValueError: no domain has a document of `length` tokens; see also `natural`.
+  """
+  rows: dict[str, list[np.ndarray]] = {}
+  lacks = lambda name: len(rows.get(name, ())) < sequences
+  for name, row in _heads(tokenizer, source, length, bos, lacks):
+    rows.setdefault(name, []).append(row)
+    if domains and not any(map(lacks, domains)):
+      break
+  if not rows:
+    raise ValueError(f'{source!r} has no document of {length} tokens: use a smaller --length.')
+  return _described(np.concatenate(list(rows.values())), tokenizer, 'natural', bos, source=repr(source),
+                    domains=_listed({name: len(own) for name, own in rows.items()}))
+
+
+def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 1,
+              length: int = 4096, bos: str = 'tokenizer') -> Inputs:
+  """Texts longer than a document: documents one after the other, an empty line between them.
+
+  A sequence begins as those of `natural` do, and continues the text at the end of the one before.
+
+  Raises:
+    ValueError: too little text; see also `natural`.
+  """
+  # A text that continues with an ordinary first token gives one token more; see `with_prefix`.
+  first = () if tokenizer.bos_in_texts else tokenizer.before(bos)
+  wanted, rest = sequences * (length - len(first)), []
+  for document in source.documents():
+    head = document.text[:_CHARACTERS * (wanted - len(rest))]  # of a book, the part that is needed
+    rest += tokenizer.encode(head.rstrip() + '\n\n')
+    if len(rest) >= wanted:
+      break
+  if len(rest) < wanted:
+    raise ValueError(f'{source!r} has {len(rest)} tokens, and {wanted} are wanted: use a smaller '
+                     '--sequences or --length.')
+  rows = []
+  for _ in range(sequences):
+    row = tokenizer.with_prefix(rest, bos)
+    rows.append(row[:length])
+    rest = row[length:]
+  return _described(np.stack(rows), tokenizer, 'natural', bos, source=repr(source))
+
+
+def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, seed: int = 0,
+                  bos: str = 'none', tokenizer: TextTokenizer | None = None, repeat: bool = False) -> Inputs:
+  """Tokens drawn uniformly from the vocabulary, but for the BOS that `tokenizer` names.
+
+  Args:
+    tokenizer: is needed for a `bos` other than 'none', and for texts in the description.
+    repeat: whether every sequence repeats one token.
+
+  Raises:
+    ValueError: there is no BOS where one is asked for.
+  """
+  if tokenizer is None and bos != 'none':
+    raise ValueError(f'--bos={bos} needs a tokenizer, and there is none: use --bos=none.')
+  random, shape = np.random.default_rng(seed), (sequences, 1 if repeat else length)
+  if tokenizer is None or tokenizer.bos_id is None:
+    tokens = random.integers(0, vocab_size, shape, np.int32)
+  else:  # leaves out the BOS
+    tokens = random.integers(0, vocab_size - 1, shape, np.int32)
+    tokens += tokens >= tokenizer.bos_id
+  tokens = np.array(np.broadcast_to(tokens, (sequences, length)))
+  first = tokenizer.before(bos) if tokenizer else ()
+  tokens[:, :len(first)] = first  # in place of drawn tokens: the length is the one asked for
+  return _described(tokens, tokenizer, 'repeat' if repeat else 'random', bos, vocab_size=vocab_size,
+                    seed=seed)
+
+
+def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
+  """Inputs of the probe tokens (S, T) of a training run whose task has no text."""
+  return _described(np.asarray(tokens), None, 'natural', 'as in training', source=source,
+                    vocab_size=vocab_size)
+
+
+def open_source(text: str = '') -> DocumentSource:
+  """The source that a command line names: a config string, or the path of a folder or a file.
+
+  The default is the documentation in Python's standard library, which is on every machine.
+
+  Raises:
+    ValueError: the text is neither a path nor a source; lists the choices.
+  """
+  if not text:
+    return Stdlib(domains='docs')
+  path = expanded(text)
+  if path.is_file() and path.suffix == '.txt':
+    return TextFolder(str(path.parent), path.name)
+  if path.exists():
+    texts = path.is_dir() and next(path.rglob('*.txt'), None)
+    return TextFolder(str(path)) if texts else Jsonl(str(path))
+  try:
+    return from_string(DocumentSource, text)
+  except ValueError as error:
+    raise ValueError(f'--source={text} is not a file or folder, and not a source: {error}') from None
+
+
+def _heads(tokenizer: TextTokenizer, source: DocumentSource, length: int, bos: str,
+           wanted: Callable[[str], bool]) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields (domain, sequence (T,)) of the documents of wanted domains that are long enough."""
+  if length < 2:
+    raise ValueError(f'--length={length} must be at least 2.')
+  for document in source.documents():
+    if wanted(document.domain):
+      # A cut text may be tokenized otherwise at its end, far behind the tokens that are kept.
+      ids = tokenizer.encode(head := document.text[:_CHARACTERS * length])
+      if len(ids) < length and len(head) < len(document.text):
+        ids = tokenizer.encode(document.text)
+      if len(row := tokenizer.with_prefix(ids, bos)[:length]) == length:
+        yield document.domain, row
+
+
+def _listed(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+  return [{'domain': name, 'sequences': count} for name, count in counts.items()]
+
+
+def _described(tokens: np.ndarray, tokenizer: TextTokenizer | None, kind: str, bos: str, *,
+               source: str | None = None, vocab_size: int | None = None, **more: Any) -> Inputs:
+  tokens, applied = tokens.astype(np.int32), 'none'
+  if tokenizer and (bos_id := tokenizer.bos_id) is not None:
+    number = (tokens == bos_id).sum(1)
+    if number.max() > 1 and not tokenizer.bos_in_texts:
+      raise ValueError(f'{tokenizer.name} begins texts with {number.max()} BOS tokens: correct its '
+                       'post_processor, or use --bos=force for one or --bos=none for none.')
+    # What the sequences are, whatever was asked for.
+    if number.all() and (tokens[:, 0] == bos_id).all():
+      applied = f'bos id {bos_id} at position 1'
+  first = tokens[0, :4].tolist()
+  return Inputs(tokens, {
+      'kind': kind, 'sequences': tokens.shape[0], 'length': tokens.shape[1],
+      'bos': {'protocol': bos, 'applied': applied}, 'first_token_ids': first,
+      'first_tokens': [tokenizer.decode([i]) for i in first] if tokenizer else None,
+      'vocab_size': tokenizer.vocab_size if tokenizer else vocab_size,
+      # The file and its folder: a record names no home directory.
+      'tokenizer': '/'.join(Path(tokenizer.name).parts[-2:]) if tokenizer else None,
+      'source': source, **{'seed': None, 'domains': None} | more}, tokenizer)

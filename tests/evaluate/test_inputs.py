@@ -1,0 +1,157 @@
+"""What models are probed with: text, drawn tokens, and the protocols for their BOS."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from sink_jax.data.documents import Document, Jsonl, TextFolder
+from sink_jax.data.stdlib import Stdlib
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
+from sink_jax.evaluate.inputs import (
+  by_domain,
+  long_text,
+  natural,
+  open_source,
+  random_tokens,
+  stored,
+)
+
+BYTES = Bytes().open()  # whose BOS, 0, is not put before a text
+BEGUN = BYTES.beginning_with(0)
+
+
+class Texts:
+  """A source of documents of given texts, with the domain that each text begins with."""
+
+  def __init__(self, *texts):
+    self.texts, self.read = texts, 0
+
+  def documents(self):
+    for text in self.texts:
+      self.read += 1
+      yield Document(name='', domain=text.split()[0], text=text)
+
+
+def corpus():
+  """60 documents in 'prose' and 40 in 'verse', 50 to 400 letters each."""
+  random = np.random.default_rng(0)
+  return Texts(*(f'{domain} {i} '.ljust(random.integers(50, 400), 'x')
+                 for domain, count in (('prose', 60), ('verse', 40)) for i in range(count)))
+
+
+def test_natural_inputs_are_the_heads_of_documents():
+  found = natural(BEGUN, corpus(), sequences=7, length=300, bos='none')
+  long = [text for text in corpus().texts if len(text) >= 300]
+  np.testing.assert_array_equal(found.tokens, [BYTES.encode(text)[:300] for text in long[:7]])
+  assert found.tokens.dtype == np.int32 and found.tokenizer is BEGUN
+  told = found.description
+  assert (told['kind'], told['sequences'], told['length']) == ('natural', 7, 300)
+  assert told['first_token_ids'] == found.tokens[0, :4].tolist()
+  assert ''.join(told['first_tokens']) == BYTES.decode(found.tokens[0, :4]) and told['domains'] is None
+  json.dumps(told, allow_nan=False)
+  # With a BOS, 299 tokens of a document do.
+  begun = natural(BEGUN, corpus(), sequences=7, length=300)
+  assert (begun.tokens[:, 0] == 0).all() and (begun.tokens[:, 1:] > 1).all()
+  verse = natural(BYTES, corpus(), sequences=3, length=20, domain='verse')
+  assert verse.description['domains'] == [{'domain': 'verse', 'sequences': 3}]
+  assert BYTES.decode(verse.tokens[0]).startswith('verse 0')
+
+
+@pytest.mark.parametrize('tokenizer, protocol, begins', [
+    (BEGUN, 'none', False), (BEGUN, 'tokenizer', True), (BEGUN, 'force', True),
+    (BYTES, 'tokenizer', False), (BYTES, 'force', True)])
+def test_bos_protocols(tokenizer, protocol, begins):
+  found = natural(tokenizer, corpus(), sequences=5, length=10, bos=protocol)
+  assert ((found.tokens == 0).sum(1) == begins).all() and (found.tokens[:, 0] == 0).all() == begins
+  plain = BYTES.encode(corpus().texts[0])
+  assert found.tokens[0].tolist() == [*([0] if begins else []), *plain][:10]
+  for repeat in (False, True):
+    drawn = random_tokens(4, sequences=300, length=6, bos=protocol, tokenizer=tokenizer, repeat=repeat)
+    assert ((drawn.tokens[:, 0] == 0) == begins).all()
+    assert set(np.unique(drawn.tokens[:, 1:])) == {1, 2, 3}
+    assert drawn.description['bos']['applied'] == ('bos id 0 at position 1' if begins else 'none')
+
+
+def test_an_ordinary_first_token_comes_before_texts_once():
+  dot, = BYTES.encode('.')
+  tokenizer = BYTES.beginning_with(dot)
+  assert tokenizer.bos_in_texts and tokenizer.prefix == (dot,)
+  source, texts = Texts('one. two', '.two. one', 'three.'), ['.one. ', '.two. ', '.three']
+  found = natural(tokenizer, source, sequences=3, length=6)
+  assert [tokenizer.decode(row) for row in found.tokens] == texts
+  assert found.description['bos']['applied'] == f'bos id {dot} at position 1'
+  forced = natural(tokenizer, source, sequences=3, length=6, bos='force')
+  assert (forced.tokens == found.tokens).all()
+  bare = natural(tokenizer, source, sequences=3, length=6, bos='none')
+  assert [tokenizer.decode(row) for row in bare.tokens] == ['one. t', '.two. ', 'three.']
+  long = long_text(tokenizer, source, sequences=3, length=8)
+  assert [tokenizer.decode(row) for row in long.tokens] == ['.one. tw', '.o\n\n.two', '. one\n\nt']
+  assert (random_tokens(60, sequences=99, length=9, tokenizer=tokenizer).tokens != dot).all()
+
+
+def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
+  seen, encode, source = [], TextTokenizer.encode, Texts('x' * 10**6)
+  monkeypatch.setattr(TextTokenizer, 'encode', lambda self, text: seen.append(len(text)) or encode(self, text))
+  natural(BYTES, source, sequences=1, length=10)
+  assert seen == [640]
+  monkeypatch.setattr(TextTokenizer, 'encode',
+                      lambda self, text: seen.append(len(text)) or [3] * (len(text) // 100))
+  natural(BYTES, source, sequences=1, length=10)
+  assert seen[1:] == [640, 10**6]  # the head has too few tokens here, so all of it
+
+
+def test_every_domain_has_its_share():
+  found = by_domain(BYTES, corpus(), sequences=50, length=30, bos='none')
+  assert [tuple(d.values()) for d in found.description['domains']] == [('prose', 50), ('verse', 40)]
+  assert [BYTES.decode(row[:5]) for row in found.tokens] == ['prose'] * 50 + ['verse'] * 40
+  by_domain(BYTES, watched := corpus(), sequences=2, length=30, bos='none', domains=['prose'])
+  assert watched.read == 2
+
+
+def test_drawn_tokens():
+  found = random_tokens(50, sequences=200, length=40, seed=3)
+  assert found.tokens.shape == (200, 40) and found.tokens.dtype == np.int32
+  counts = np.bincount(found.tokens.ravel(), minlength=50)
+  assert len(counts) == 50 and abs(counts - 160).max() < 6 * np.sqrt(160)
+  assert found.description['seed'] == 3 and found.description['vocab_size'] == 50
+  draw = lambda seed: random_tokens(50, sequences=200, length=40, seed=seed).tokens
+  assert (found.tokens == draw(3)).all() and (found.tokens != draw(4)).any()
+  repeated = random_tokens(50, sequences=200, length=40, repeat=True).tokens
+  assert (repeated == repeated[:, :1]).all() and len(set(repeated[:, 0])) > 40
+
+
+def test_stored_tokens():
+  found = stored(np.arange(6).reshape(2, 3), 9, 'probe tokens of a task')
+  assert found.tokens.dtype == np.int32 and found.description['bos']['protocol'] == 'as in training'
+  assert found.description['source'] == 'probe tokens of a task'
+
+
+def test_sources_of_a_command_line(tmp_path):
+  lines = tmp_path / 'only' / 'lines.jsonl'
+  lines.parent.mkdir()
+  lines.write_text('{"text": "a"}\n')
+  text = tmp_path / 'one.txt'
+  text.write_text('b')
+  assert open_source('') == Stdlib(domains='docs')
+  assert open_source(str(tmp_path)) == TextFolder(str(tmp_path))
+  assert open_source(str(lines)) == Jsonl(str(lines))
+  assert open_source(str(lines.parent)) == Jsonl(str(lines.parent))
+  assert [d.text for d in open_source(str(text)).documents()] == ['b']
+  assert open_source("Stdlib(domains='code')") == Stdlib(domains='code')
+
+
+@pytest.mark.parametrize('call, words', [
+    (lambda: natural(BYTES, corpus(), sequences=41, length=20, domain='verse'), 'verse.*--sequences'),
+    (lambda: natural(BYTES, corpus(), length=1), '--length=1'),
+    (lambda: natural(BYTES, corpus(), bos='twice'), 'twice'),
+    (lambda: natural(dataclasses.replace(BYTES, prefix=(0, 0)), corpus(), length=20), '2 BOS'),
+    (lambda: by_domain(BYTES, corpus(), length=9999), '9999'),
+    (lambda: long_text(BYTES, corpus(), length=10**6), '--length'),
+    (lambda: random_tokens(50, bos='force'), '--bos=force'),
+    (lambda: open_source('no/such'), 'no/such'), (lambda: open_source('Nothing'), 'Nothing'),
+    (lambda: open_source('Jsonl('), 'Jsonl')])
+def test_inputs_that_cannot_be_made(call, words):
+  with pytest.raises(ValueError, match=words):
+    call()
