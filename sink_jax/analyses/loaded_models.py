@@ -9,7 +9,7 @@ import numpy as np
 
 from sink_jax.analyses.options import Options
 from sink_jax.data import inputs
-from sink_jax.data.documents import DocumentSource
+from sink_jax.data.sources import DocumentSource
 from sink_jax.data.inputs import Inputs
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.io.paths import AnyPath

@@ -12,7 +12,7 @@ from sink_jax.cli.options import Build
 from sink_jax.component import from_string
 from sink_jax.data import near_copies
 from sink_jax.data.cache import Cache
-from sink_jax.data.documents import DocumentSource, PackedDataset
+from sink_jax.data.sources import DocumentSource, PackedDataset
 from sink_jax.data.prepare import open_pair, verify
 from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.io.exit_code import EXIT_SAVED

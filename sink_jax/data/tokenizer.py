@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sink_jax.component import Component
-from sink_jax.data.documents import DocumentSource
+from sink_jax.data.sources import DocumentSource
 from sink_jax.data.tokenizer_json import panics_refused, parsed, special_tokens
 from sink_jax.io.files import read_text_limited, write_atomically
 from sink_jax.io.hashing import sha256

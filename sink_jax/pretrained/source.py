@@ -7,7 +7,7 @@ import functools
 import jax
 from jax.sharding import Mesh
 
-from sink_jax.data.documents import DocumentSource
+from sink_jax.data.sources import DocumentSource
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.hashing import sha256_of_digests, sha256_of_files

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sink_jax.data.cache import Cache
 from sink_jax.data.dataset import DataConfig
-from sink_jax.data.documents import DocumentSource, PackedDataset
+from sink_jax.data.sources import DocumentSource, PackedDataset
 from sink_jax.data.prepare import packed_folder
 from sink_jax.data.tokenizer import EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Encoder, HuggingFace
 from sink_jax.io.paths import cache_root

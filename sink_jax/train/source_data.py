@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from sink_jax.data.dataset import DataConfig, Dataset
-from sink_jax.data.documents import DocumentSource, PackedDataset
+from sink_jax.data.sources import DocumentSource, PackedDataset
 from sink_jax.data.tokenizer import Bytes, Encoder, HuggingFace
 from sink_jax.io.paths import cache_root
 from sink_jax.train.multihost import is_first

@@ -7,7 +7,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import streaming
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.inputs import long_text
 from sink_jax.data.text_tokenizer import TextTokenizer
 from sink_jax.data.tokenizer import ByteEncoder

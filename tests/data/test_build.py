@@ -15,7 +15,7 @@ import pytest
 from sink_jax.cli import data_build
 from sink_jax.data import prepare
 from sink_jax.data.cache import Cache
-from sink_jax.data.documents import Jsonl, PackedDataset, TextFolder, held_out
+from sink_jax.data.sources import Jsonl, PackedDataset, TextFolder, held_out
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import ByteEncoder, Bytes, TrainedBpe

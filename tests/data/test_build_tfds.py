@@ -10,7 +10,7 @@ from sink_jax.cli import command, data_build_tfds
 from sink_jax.cli.options import BuildTfds
 from sink_jax.component import from_string
 from sink_jax.data.chat import StdlibChat
-from sink_jax.data.documents import DocumentSource, TextFolder, Tfds
+from sink_jax.data.sources import DocumentSource, TextFolder, Tfds
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
 

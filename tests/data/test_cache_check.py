@@ -10,7 +10,7 @@ from sink_jax.data import cache_check
 from sink_jax.data.cache import Cache
 from sink_jax.data.cache_check import CacheCheck, DamagedCache
 from sink_jax.data.corpus import CorpusDataset
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from tests.data.building import build

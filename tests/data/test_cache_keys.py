@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sink_jax.component import registry
-from sink_jax.data.documents import DocumentSource, TextFolder
+from sink_jax.data.sources import DocumentSource, TextFolder
 from sink_jax.data.prepare import open_cache, open_pair
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.data.token_edits import TokenEdit

@@ -12,7 +12,7 @@ from sink_jax.data import stdlib, stdlib_questions
 from sink_jax.data.chat import ChatJsonl, StdlibChat
 from sink_jax.data.chat_template import Message, load_template, rendered
 from sink_jax.data.dataset import DataConfig, open_data
-from sink_jax.data.documents import Document, PackedDataset, held_out
+from sink_jax.data.sources import Document, PackedDataset, held_out
 from sink_jax.data.part_encoding import answer_weights, encoded
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.token_edits import FixedToken

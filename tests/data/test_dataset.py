@@ -10,7 +10,7 @@ import pytest
 from configs import base
 from sink_jax.component import from_string
 from sink_jax.data.dataset import DataConfig, Source, open_data
-from sink_jax.data.documents import PackedDataset, TextFolder, held_out
+from sink_jax.data.sources import PackedDataset, TextFolder, held_out
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.token_edits import FixedToken, RandomTokens
@@ -372,7 +372,7 @@ def test_reading_a_cache_needs_no_heavy_imports(config):
   program = f'''
 import sys
 from configs import base
-from sink_jax.data.documents import PackedDataset
+from sink_jax.data.sources import PackedDataset
 from sink_jax.data.dataset import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy
 for name in ('tensorflow', 'tensorflow_datasets', 'tokenizers', 'zstandard', 'flax', 'ml_collections'):

@@ -11,7 +11,7 @@ import zstandard
 import sink_jax.data.packages  # noqa: F401  one more choice
 from sink_jax.component import from_string, registry
 from sink_jax.data import near_copies, stdlib
-from sink_jax.data.documents import DocumentSource, Jsonl, PackedDataset, TextFolder, Tfds, held_out
+from sink_jax.data.sources import DocumentSource, Jsonl, PackedDataset, TextFolder, Tfds, held_out
 from sink_jax.data.prepare import packed_folder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import Tokenizer

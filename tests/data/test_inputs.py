@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from sink_jax.data.documents import Jsonl, TextFolder
+from sink_jax.data.sources import Jsonl, TextFolder
 from sink_jax.data.inputs import (
   by_domain,
   long_text,

@@ -4,7 +4,7 @@ import pytest
 
 from sink_jax.component import from_string
 from sink_jax.data import packages
-from sink_jax.data.documents import Source
+from sink_jax.data.sources import Source
 from sink_jax.data.packages import InstalledPackages
 
 

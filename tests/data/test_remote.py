@@ -9,7 +9,7 @@ import pytest
 from etils.epath.testing import mock_epath
 
 from sink_jax.data import remote
-from sink_jax.data.documents import Jsonl, PackedDataset
+from sink_jax.data.sources import Jsonl, PackedDataset
 from sink_jax.data.prepare import open_cache, packed_folder
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.io.build_once import DiskFull

@@ -6,7 +6,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from sink_jax.component import from_string, registry
-from sink_jax.data.documents import TextFolder, held_out
+from sink_jax.data.sources import TextFolder, held_out
 from sink_jax.data.tokenizer import Bytes, HuggingFace, Tokenizer, TrainedBpe, load_encoder
 
 _TRICKY = 'a<|endoftext|>b</s> <s> <|padding|> é\n'

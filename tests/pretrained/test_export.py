@@ -14,7 +14,7 @@ import tokenizers
 import sink_jax as sj
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.data.dataset import DataConfig, open_data
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.text_tokenizer import TextTokenizer

@@ -8,7 +8,7 @@ import pytest
 
 from sink_jax.data.cache_check import DamagedCache
 from sink_jax.data.dataset import open_data
-from sink_jax.data.documents import Jsonl
+from sink_jax.data.sources import Jsonl
 from sink_jax.train.checksums import saved_steps
 from sink_jax.train.experiment import from_dict
 from sink_jax.train.loop import train

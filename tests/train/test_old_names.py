@@ -3,7 +3,7 @@
 import json
 import shutil
 
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.prepare import open_cache
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.train.loop import train

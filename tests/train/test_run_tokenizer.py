@@ -12,7 +12,7 @@ from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
 from sink_jax.cli.evaluate import evaluate
 from sink_jax.cli.model_options import Evaluate
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import ByteEncoder, TrainedBpe
 from sink_jax.pretrained.export import export_workdir
 from sink_jax.train.loop import train

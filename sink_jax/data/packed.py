@@ -1,0 +1,228 @@
+"""Packed data: rows of C + 1 tokens in ArrayRecord shards, read in place from a disk or gs://.
+
+A folder of packed data, which is never changed once it is complete, holds:
+
+    00000.array_record ...   the shards, each of consecutive documents. Its records are the rows of
+                             its domains in the order of their names, those for training before
+                             those for validation; the last record is JSON, see `build`.
+    tokenizer.json           says what the ids mean; missing where they are bytes
+    manifest.json            settings, and rows per shard, domain and split. Written last: a folder
+                             without it is not complete.
+
+A row is its tokens (uint16 or uint32, little-endian), then its weights (uint8) where only answers
+count in the loss, then the CRC32 of both. Rows lie uncompressed in groups of one, so that a row is
+one read. On a disk the reader of ArrayRecord finds them by the footer of the shard. Its requests to
+gs:// have no end (https://github.com/google/array_record/pull/209): a row of 4 KB costs 150 KB. So
+rows there are requested by their bytes, which the manifest knows, as all rows have one length.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import json
+import os
+import pathlib
+import tempfile
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from sink_jax.data.tokenizer import Encoder, load_encoder
+from sink_jax.io.files import read_text_limited
+from sink_jax.io.paths import AnyPath, is_local
+
+FORMAT = 3  # raise it when the files change their meaning
+SPLITS = ('train', 'valid')
+# A file of ArrayRecord (Riegeli/records) has a header of 24 bytes at each multiple of 64 KiB, also
+# in the middle of a record. https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
+_BLOCK, _BLOCK_HEADER = 1 << 16, 24
+_OPEN_SHARDS = 512  # files of this process; more would exceed the usual limit of 1024
+
+
+class DamagedShard(ValueError):
+  """A shard is missing or damaged: the rows that were asked for cannot be read."""
+
+
+class Packed:
+  """The rows of a complete folder of packed data.
+
+  Attributes:
+    manifest: what manifest.json holds. domains: names of the domains, sorted.
+    bounds: by split, rows bounds[d], ..., bounds[d + 1] - 1 are those of domain d.
+
+  Raises:
+    ValueError: the folder is not packed data, or not complete.
+  """
+
+  def __init__(self, folder: AnyPath):
+    self.folder = folder
+    try:
+      self.manifest = json.loads(read_text_limited(folder / 'manifest.json'))
+      if self.manifest['format'] != FORMAT:
+        raise ValueError(f'format {self.manifest["format"]}, not {FORMAT}')
+    except (OSError, ValueError, KeyError, TypeError) as error:
+      raise ValueError(f'{folder} is not a complete folder of packed data ({error}): build it with '
+                       'python -m sink_jax data_build.') from None
+    self.domains = sorted(self.manifest['domains'])
+    self.weighted: bool = self.manifest['weighted']
+    self._length = self.manifest['context'] + 1
+    self._dtype = np.dtype(self.manifest['dtype']).newbyteorder('<')
+    self.row_bytes = self._length * (self._dtype.itemsize + self.weighted) + 4
+    self._read = self._read_local if is_local(folder) else self._read_remote
+    self._reader = functools.lru_cache(_OPEN_SHARDS)(self._open)
+    self._runs: dict[str, list[tuple[int, int]]] = {}  # of rows: (shard, its first record)
+    self._starts: dict[str, list[int]] = {}  # the first row of each run, and the number of all
+    self.bounds: dict[str, list[int]] = {}
+    for split in SPLITS:
+      self._runs[split], self._starts[split], self.bounds[split] = [], [0], [0]
+      for domain in self.domains:
+        for shard, first, count in self._runs_of(domain)[split]:
+          self._runs[split].append((shard, first))
+          self._starts[split].append(self._starts[split][-1] + count)
+        self.bounds[split].append(self._starts[split][-1])
+
+  def size(self, split: str) -> int:
+    """The rows of 'train' or 'valid'."""
+    return self._starts[split][-1]
+
+  def split_by_rows(self, domain: str) -> bool:
+    """Whether its last rows are for validation, since all its documents are on one side."""
+    rows = [self.manifest['domains'][domain][split]['rows'] for split in SPLITS]
+    return self.manifest['valid_fraction'] not in (0, 1) and sum(rows) > 1 and not all(rows)
+
+  def rows(self, split: str, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Tokens (n, C+1) int32 of these rows of 'train' or 'valid', and their weights (n, C+1) uint8.
+
+    Raises:
+      DamagedShard: a row is not what was built; names the shard.
+    """
+    runs = [bisect.bisect_right(self._starts[split], number) - 1 for number in numbers.tolist()]
+    places = [(shard, first + int(number) - self._starts[split][run]) for number, run in
+              zip(numbers, runs) for shard, first in [self._runs[split][run]]]
+    records = self._read(places)
+    for (shard, _), record in zip(places, records, strict=True):
+      if len(record) != self.row_bytes or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], 'little'):
+        raise self._damaged(shard, 'a row is not what was built')
+    content = np.frombuffer(b''.join(records), np.uint8).reshape(len(records), self.row_bytes)
+    size = self._length * self._dtype.itemsize
+    tokens = np.ascontiguousarray(content[:, :size]).view(self._dtype).astype(np.int32)
+    return tokens, content[:, size:-4] if self.weighted else None
+
+  def prompts(self, count: int, length: int) -> np.ndarray:
+    """Up to `count` pieces of validation text (n, length) int32, as varied as there are.
+
+    First the beginnings of held-out documents, the domains in turn, each in the order of its
+    documents. Where they are too few, validation rows are cut into pieces.
+    """
+    listed = []  # of each domain: (turn, domain, first row, first token of it)
+    for d, domain in enumerate(self.domains):
+      fitting = [] if self.split_by_rows(domain) else [
+          (row, token) for row, token, size in self.manifest['domains'][domain]['prompts']
+          if size >= length]
+      listed += [(turn, d, self.bounds['valid'][d] + row, token)
+                 for turn, (row, token) in enumerate(fitting)]
+    prompts = []
+    for _, _, row, token in sorted(listed)[:count]:
+      last = row + (token + length - 1) // self._length
+      tokens, _ = self.rows('valid', np.arange(row, last + 1))
+      prompts.append(tokens.ravel()[token:token + length])
+    pieces = self._length // length
+    rows = np.arange(min(self.size('valid'), -(-(count - len(prompts)) // pieces)))
+    tokens = self.rows('valid', rows)[0][:, :pieces * length].reshape(-1, length)
+    return np.concatenate([np.array(prompts, np.int32).reshape(-1, length), tokens])[:count]
+
+  @functools.cached_property
+  def encoder(self) -> Encoder:
+    """The encoder that made the ids; a ValueError where its file is not that of the build."""
+    ids = [self.manifest['special_ids'][name] for name in ('eos', 'bos', 'pad')]
+    with tempfile.TemporaryDirectory() as copy:
+      stored = self.folder / 'tokenizer.json'
+      if stored.exists():
+        pathlib.Path(copy, 'tokenizer.json').write_bytes(stored.read_bytes())
+      encoder = load_encoder(copy, *ids)
+    if encoder.fingerprint() != self.manifest['encoder']:
+      raise ValueError(f'{stored} is not that of the build: build the folder again.')
+    return encoder
+
+  def _runs_of(self, domain: str) -> dict[str, list[tuple[int, int, int]]]:
+    """By split, the runs (shard, first record, rows) of a domain."""
+    runs: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}
+    for number, shard in enumerate(self.manifest['shards']):
+      first = 0
+      for name in sorted(shard['rows']):
+        for split, count in zip(SPLITS, shard['rows'][name]):
+          if name == domain and count:
+            runs[split].append((number, first, count))
+          first += count
+    if not self.split_by_rows(domain):
+      return runs
+    together = runs['train'] + runs['valid']  # one of them is empty
+    total = sum(count for _, _, count in together)
+    left = total - max(1, min(total - 1, round(total * self.manifest['valid_fraction'])))
+    runs = {split: [] for split in SPLITS}
+    for number, first, count in together:
+      training = min(left, count)
+      left -= training
+      if training:
+        runs['train'].append((number, first, training))
+      if count > training:
+        runs['valid'].append((number, first + training, count - training))
+    return runs
+
+  def _open(self, shard: int) -> Any:
+    from array_record.python.array_record_module import ArrayRecordReader
+    entry = self.manifest['shards'][shard]
+    reader = ArrayRecordReader(os.fspath(self.folder / entry['file']),
+                               'readahead_buffer_size:0,max_parallelism:0', file_reader_buffer_size=1 << 13)
+    if reader.num_records() != sum(map(sum, entry['rows'].values())) + 1:
+      raise self._damaged(shard, 'it is missing or has another number of rows')
+    return reader
+
+  def _read_local(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    by_shard: dict[int, list[int]] = {}  # positions in `places`
+    for position, (shard, _) in enumerate(places):
+      by_shard.setdefault(shard, []).append(position)
+    records = [b''] * len(places)
+    for shard, positions in by_shard.items():
+      try:
+        read = self._reader(shard).read([places[position][1] for position in positions])
+      except (RuntimeError, IndexError) as error:  # of the hashes of ArrayRecord
+        raise self._damaged(shard, str(error)) from None
+      for position, record in zip(positions, read, strict=True):
+        records[position] = record
+    return records
+
+  def _read_remote(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    shards = [self.manifest['shards'][shard] for shard, _ in places]
+    firsts = [shard['first'] + record * shard['stride']
+              for shard, (_, record) in zip(shards, places, strict=True)]
+    begins = [in_file(first) for first in firsts]
+    ends = [in_file(first + self.row_bytes - 1) + 1 for first in firsts]
+    store, root = fsspec.url_to_fs(os.fspath(self.folder))
+    read = store.cat_ranges([f'{root}/{shard["file"]}' for shard in shards], begins, ends,
+                            on_error='return')
+    for (shard, _), content in zip(places, read, strict=True):
+      if isinstance(content, Exception):
+        raise self._damaged(shard, str(content)) from content
+    return [without_block_headers(content, begin) for content, begin in zip(read, begins, strict=True)]
+
+  def _damaged(self, shard: int, why: str) -> DamagedShard:
+    return DamagedShard(f'{self.folder / self.manifest["shards"][shard]["file"]} is damaged: {why}. '
+                        'Delete it and manifest.json, and build again: the other shards are kept.')
+
+
+def in_file(position: int) -> int:
+  """Where a byte of the content of a file of ArrayRecord lies in the file."""
+  return position + _BLOCK_HEADER * (position // (_BLOCK - _BLOCK_HEADER) + 1)
+
+
+def without_block_headers(content: bytes, begin: int = 0) -> bytes:
+  """The content of a file of ArrayRecord, or of a part of it that begins at byte `begin`."""
+  first = -begin % _BLOCK  # of the next block header
+  parts = [content[:first]] + [content[at + _BLOCK_HEADER:at + _BLOCK]
+                               for at in range(first, len(content), _BLOCK)]
+  return b''.join(parts)
