@@ -99,15 +99,15 @@ def _shards(folder: AnyPath, layout: Layout, workers: int, characters: int) -> I
   done = []
   while (path := folder / _name(len(done))).exists():
     done.append(_info(path))
-  documents, characters, tokens = sum(info['documents'] for info in done), 0, 0
+  documents, read, tokens = sum(info['documents'] for info in done), 0, 0
   yield from done
   groups = enumerate(_groups(layout.source.documents(documents), characters), len(done))
   with Progress('tokenizing') as progress:
     for info in _made(folder, layout, groups, workers):
       documents += info['documents']
       tokens += sum(entry[s]['tokens'] for entry in info['domains'].values() for s in SPLITS)
-      characters += info['characters']
-      progress.update(characters, documents=documents, tokens=tokens)
+      read += info['characters']
+      progress.update(read, documents=documents, tokens=tokens)
       yield info
 
 
@@ -270,7 +270,7 @@ def _write(path: AnyPath, rows: list[bytes], info: Info) -> Info:
 def _places(size: int) -> tuple[int, int]:
   """Where the first record of a shard begins, and how far apart records of a size are."""
   with tempfile.TemporaryDirectory() as folder:
-    records = [bytes([value]) * size for value in (1, 2)]
+    records = [os.urandom(size), os.urandom(size)]
     _write_records(pathlib.Path(folder, 'two'), records)
     content = without_block_headers(pathlib.Path(folder, 'two').read_bytes())
   first, second = map(content.index, records)

@@ -10,10 +10,10 @@ A folder of packed data, which is never changed once it is complete, holds:
                              without it is not complete.
 
 A row is its tokens (uint16 or uint32, little-endian), then its weights (uint8) where only answers
-count in the loss, then the CRC32 of both. Rows lie uncompressed in groups of one, so that a row is
-one read. On a disk the reader of ArrayRecord finds them by the footer of the shard. Its requests to
-gs:// have no end (https://github.com/google/array_record/pull/209): a row of 4 KB costs 150 KB. So
-rows there are requested by their bytes, which the manifest knows, as all rows have one length.
+count in the loss, then the CRC32 of both. As all rows have one length and lie uncompressed in
+groups of one, the manifest knows the bytes of each, and just these are read, on a disk and on gs://
+alike. (The reader of ArrayRecord, Grain's source, takes the same rows from a disk. Its requests to
+gs:// have no end, so that a row of 4 KB costs 150 KB: https://github.com/google/array_record/pull/209.)
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ import numpy as np
 
 from sink_jax.data.tokenizer import Encoder, load_encoder
 from sink_jax.io.files import read_text_limited
-from sink_jax.io.paths import AnyPath, is_local
+from sink_jax.io.paths import AnyPath
 
 FORMAT = 3  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
 # A file of ArrayRecord (Riegeli/records) has a header of 24 bytes at each multiple of 64 KiB, also
 # in the middle of a record. https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
 _BLOCK, _BLOCK_HEADER = 1 << 16, 24
-_OPEN_SHARDS = 512  # files of this process; more would exceed the usual limit of 1024
 
 
 class DamagedShard(ValueError):
@@ -72,8 +71,7 @@ class Packed:
     self._length = self.manifest['context'] + 1
     self._dtype = np.dtype(self.manifest['dtype']).newbyteorder('<')
     self.row_bytes = self._length * (self._dtype.itemsize + self.weighted) + 4
-    self._read = self._read_local if is_local(folder) else self._read_remote
-    self._reader = functools.lru_cache(_OPEN_SHARDS)(self._open)
+    self._store, self._root = fsspec.url_to_fs(os.fspath(folder))
     self._runs: dict[str, list[tuple[int, int]]] = {}  # of rows: (shard, its first record)
     self._starts: dict[str, list[int]] = {}  # the first row of each run, and the number of all
     self.bounds: dict[str, list[int]] = {}
@@ -104,9 +102,6 @@ class Packed:
     places = [(shard, first + int(number) - self._starts[split][run]) for number, run in
               zip(numbers, runs) for shard, first in [self._runs[split][run]]]
     records = self._read(places)
-    for (shard, _), record in zip(places, records, strict=True):
-      if len(record) != self.row_bytes or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], 'little'):
-        raise self._damaged(shard, 'a row is not what was built')
     content = np.frombuffer(b''.join(records), np.uint8).reshape(len(records), self.row_bytes)
     size = self._length * self._dtype.itemsize
     tokens = np.ascontiguousarray(content[:, :size]).view(self._dtype).astype(np.int32)
@@ -173,46 +168,24 @@ class Packed:
         runs['valid'].append((number, first + training, count - training))
     return runs
 
-  def _open(self, shard: int) -> Any:
-    from array_record.python.array_record_module import ArrayRecordReader
-    entry = self.manifest['shards'][shard]
-    reader = ArrayRecordReader(os.fspath(self.folder / entry['file']),
-                               'readahead_buffer_size:0,max_parallelism:0', file_reader_buffer_size=1 << 13)
-    if reader.num_records() != sum(map(sum, entry['rows'].values())) + 1:
-      raise self._damaged(shard, 'it is missing or has another number of rows')
-    return reader
-
-  def _read_local(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-    by_shard: dict[int, list[int]] = {}  # positions in `places`
-    for position, (shard, _) in enumerate(places):
-      by_shard.setdefault(shard, []).append(position)
-    records = [b''] * len(places)
-    for shard, positions in by_shard.items():
-      try:
-        read = self._reader(shard).read([places[position][1] for position in positions])
-      except (RuntimeError, IndexError) as error:  # of the hashes of ArrayRecord
-        raise self._damaged(shard, str(error)) from None
-      for position, record in zip(positions, read, strict=True):
-        records[position] = record
-    return records
-
-  def _read_remote(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+  def _read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The records at these places (shard, number)."""
     shards = [self.manifest['shards'][shard] for shard, _ in places]
     firsts = [shard['first'] + record * shard['stride']
               for shard, (_, record) in zip(shards, places, strict=True)]
     begins = [in_file(first) for first in firsts]
     ends = [in_file(first + self.row_bytes - 1) + 1 for first in firsts]
-    store, root = fsspec.url_to_fs(os.fspath(self.folder))
-    read = store.cat_ranges([f'{root}/{shard["file"]}' for shard in shards], begins, ends,
-                            on_error='return')
-    for (shard, _), content in zip(places, read, strict=True):
-      if isinstance(content, Exception):
-        raise self._damaged(shard, str(content)) from content
-    return [without_block_headers(content, begin) for content, begin in zip(read, begins, strict=True)]
-
-  def _damaged(self, shard: int, why: str) -> DamagedShard:
-    return DamagedShard(f'{self.folder / self.manifest["shards"][shard]["file"]} is damaged: {why}. '
-                        'Delete it and manifest.json, and build again: the other shards are kept.')
+    read = self._store.cat_ranges([f'{self._root}/{shard["file"]}' for shard in shards], begins, ends,
+                                  on_error='return')
+    records = [content if isinstance(content, Exception) else without_block_headers(content, begin)
+               for content, begin in zip(read, begins, strict=True)]
+    for (shard, _), record in zip(places, records, strict=True):
+      if isinstance(record, Exception) or len(record) != self.row_bytes or (
+          zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], 'little')):
+        why = record if isinstance(record, Exception) else 'a row is not what was built'
+        raise DamagedShard(f'{self.folder / self.manifest["shards"][shard]["file"]} is damaged: {why}. '
+                           'Delete it and manifest.json, and build again: the other shards are kept.')
+    return records
 
 
 def in_file(position: int) -> int:
