@@ -108,9 +108,9 @@ def get_config(name: str = '') -> ConfigDict:
   config.attention.head = 'PlainOutput()'  # gates and norms of the heads' outputs
 
   config.data = ConfigDict()
-  # Stdlib, TextFolder, Jsonl, Tfds, PackedDataset, InstalledPackages; conversations, of which the
-  # loss may count the answers alone: ChatJsonl, StdlibChat; or a synthetic task.
-  config.data.source = "Stdlib(split='content')"
+  # Stdlib, TextFolder, Jsonl, Tfds, HubDataset, PackedDataset, InstalledPackages; conversations, of
+  # which the loss may count only the answers: ChatJsonl; or a synthetic task.
+  config.data.source = 'Stdlib()'
   # Bytes, HuggingFace, TrainedBpe; with init.source that of the source, where its folder has one.
   config.data.tokenizer = 'Bytes()'
   config.data.context = 2048  # C: tokens per sequence, predicted from the second on

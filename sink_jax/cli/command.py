@@ -36,7 +36,8 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
       if isinstance(options, ConfigOptions):
         options = dataclasses.replace(options, settings=read_config(options))
       module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
-    sys.exit(module.main(options))
+    # data_build takes the config as an argument of its own, as every command is going to.
+    sys.exit(module.main(options, options.settings) if name == 'data_build' else module.main(options))
   except BrokenPipeError:  # of `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

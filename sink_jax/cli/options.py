@@ -16,6 +16,7 @@ import tyro
 
 from sink_jax.arguments import check_file, check_least
 from sink_jax.benchmark.options import COMMANDS as BENCHMARKS
+from sink_jax.cli import data_build
 from sink_jax.cli.model_options import Analyses, Evaluate, Generate, LmEval
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
 from sink_jax.plan.chips import SHARE
@@ -153,58 +154,10 @@ class Plan(ConfigOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Build(CommandOptions):
-  """Tokenizes and packs a corpus once, into a cache of fixed-length chunks.
+class Build(ConfigOptions, data_build.Options):
+  __doc__ = data_build.Options.__doc__
 
-      python -m sink_jax data.build --source="Stdlib(split='content')" --context=64
-      python -m sink_jax data.build --verify FOLDER
-
-  The same command resumes a build that was stopped. Exit code 42: stopped by SIGTERM, to be started
-  again; 1: no space, a damaged file, or wrong options or input.
-  """
-
-  #: such as TextFolder(path='texts') or Jsonl(path='pile.jsonl'); another name lists them.
-  source: str = "Stdlib(split='content')"
-  #: a source of its own for validation; then nothing of --source is held out.
-  valid_source: str = ''
-  tokenizer: str = 'Bytes()'  # such as HuggingFace(path='tokenizer.json'); another name lists them.
-  context: int = 64  # tokens the model sees.
-  bos: bool = False  # put BOS before each document.
-  eos: bool = True  # put EOS after each document.
-  valid_fraction: float = 0.05  # share of the documents held out.
-  #: the folder of caches, or gs://bucket/folder, to which a finished one is copied; by default
-  #: $SINK_JAX_CACHE, else ~/.cache/sink_jax.
-  cache_dir: str = ''
-  workers: int = 0  # processes that tokenize; 0: this one, with the threads of the tokenizer.
-  #: build nothing, compare the files of this folder of a cache with their digests.
-  verify: str | None = None
-
-  def __post_init__(self):
-    check_least(self, context=1, workers=0)
-    if self.verify:
-      self.unused('is not used: --verify builds nothing.', *sorted(self.given - {'verify'}))
-    if self.valid_source:
-      self.unused('is not used: with --valid_source nothing of --source is held out.',
-                  'valid_fraction')
-    if not 0 < self.valid_fraction < 1:
-      raise ValueError(f'--valid_fraction={self.valid_fraction} must be between 0 and 1.')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BuildTfds(CommandOptions):
-  """Prepares a dataset of TensorFlow Datasets as ArrayRecord, without TensorFlow.
-
-      python -m sink_jax data.build_tfds --name=lm1b --data_dir=DIR
-      python -m sink_jax data.build_tfds --name=mine --data_dir=DIR --source="Jsonl(path='...')"
-
-  Tfds(name='...', data_dir='DIR') then reads it.
-  """
-
-  name: str  # dataset, dataset/config or dataset:version; a name of your own with --source.
-  data_dir: str = ''  # where datasets are; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-  #: make it of the documents of a source instead, such as Jsonl(path='...'); another name lists
-  #: them.
-  source: str = ''
+  config: str | None = None  # Config file, such as configs/paper.py:default; by default configs/base.py.
 
 
 ABOUT_BENCHMARKS = """\
@@ -228,6 +181,5 @@ COMMANDS = {
     'export': ('writes a run as a checkpoint that transformers loads', Export),
     'plan': ('predicts the memory and the speed of a run on TPUs', Plan),
     'benchmark': ('times kernels and training steps on this machine', BENCHMARKS),
-    'data.build': ('tokenizes and packs a corpus ahead of a run', Build),
-    'data.build_tfds': ('prepares a corpus of TensorFlow Datasets without TensorFlow', BuildTfds),
+    'data_build': ('tokenizes and packs the text of a config ahead of a run', Build),
 }

@@ -206,7 +206,9 @@ class Prompts:
 
 
 def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
-  """Writes the shard of a group of documents; returns what it says of itself."""
+  """Writes the shard of a group of documents, if it is not there; returns what it says of itself."""
+  if path.exists():
+    return _info(path)
   length, encoder = layout.context + 1, layout.encoder
   bos, eos = (np.array([id_] * used, np.int32) for id_, used in (
       (encoder.bos_id, layout.bos), (encoder.eos_id, layout.eos)))

@@ -40,9 +40,7 @@ class Stdlib(DocumentSource):
                        'more.')
 
   def documents(self, start: int = 0) -> Iterator[Document]:
-    for name, path in self._modules():
-      with tokenize.open(path) as file:  # in the encoding that the module declares
-        text = file.read()
+    for name, text in modules(self.max_files):
       package = name.split('/')[0].removesuffix('.py')
       texts = [('code', text)] if 'code' in self.domains else []
       texts += [('docs', part) for part in _docstrings(text)] if 'docs' in self.domains else []
@@ -53,20 +51,28 @@ class Stdlib(DocumentSource):
 
   def fingerprint(self) -> str:
     return digest_of([sys.version] + [(name, path.stat().st_size)
-                                      for name, path in self._modules()])
+                                      for name, path in _files(self.max_files)])
 
-  def _modules(self) -> list[File]:
-    root = pathlib.Path(sysconfig.get_paths()['stdlib'])
-    modules = []
-    for path in root.rglob('*.py'):
-      parts = path.relative_to(root).parts
-      # config-* and _sysconfigdata* describe the machine that built this Python.
-      if not (_SKIPPED & set(parts) or parts[0].startswith(('config-', '_sysconfigdata'))):
-        modules.append(('/'.join(parts), path))
-    if not modules:
-      raise ValueError(f'{root} holds no .py files (a zipped or stripped Python?); '
-                       "use another source, such as TextFolder(path='...').")
-    return sorted(modules)[:self.max_files or None]
+
+def modules(most: int = 0) -> Iterator[tuple[str, str]]:
+  """(name, source) of the library's modules, such as 'json/decoder.py', of the first `most` if not 0."""
+  for name, path in _files(most):
+    with tokenize.open(path) as file:  # in the encoding that the module declares
+      yield name, file.read()
+
+
+def _files(most: int) -> list[File]:
+  root = pathlib.Path(sysconfig.get_paths()['stdlib'])
+  files = []
+  for path in root.rglob('*.py'):
+    parts = path.relative_to(root).parts
+    # config-* and _sysconfigdata* describe the machine that built this Python.
+    if not (_SKIPPED & set(parts) or parts[0].startswith(('config-', '_sysconfigdata'))):
+      files.append(('/'.join(parts), path))
+  if not files:
+    raise ValueError(f'{root} holds no .py files (a zipped or stripped Python?); '
+                     "use another source, such as TextFolder(path='...').")
+  return sorted(files)[:most or None]
 
 
 def _docstrings(source: str) -> Iterator[str]:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sink_jax.data.cache import Cache
 from sink_jax.data.dataset import DataConfig
+from sink_jax.data.packed import Packed
 from sink_jax.data.sources import DocumentSource, PackedDataset
-from sink_jax.data.prepare import packed_folder
 from sink_jax.data.tokenizer import EOS_TEXT, PAD_TEXT, ByteEncoder, Bytes, Encoder, HuggingFace
-from sink_jax.io.paths import cache_root
+from sink_jax.io.paths import cache_root, to_path
 from sink_jax.pretrained.files import write_object
 
 if TYPE_CHECKING:  # a run of bytes or of a synthetic task needs no tokenizers
@@ -23,36 +22,36 @@ if TYPE_CHECKING:  # a run of bytes or of a synthetic task needs no tokenizers
 def encoder_of(data: DataConfig, content: str) -> Encoder:
   """The encoder of a run's data.
 
-  A tokenizer that depends on the documents is the one in the chunk cache of the run, which
-  is known by its content: trained again, it could be another.
+  A tokenizer that depends on the documents is the one in the packed data of the run, which
+  are known by their content: trained again, it could be another.
 
   Args:
     content: the entry of that name in the `Dataset.summary()` of the run.
 
   Raises:
-    ValueError: a synthetic task has no encoder, or the cache is not on this machine.
+    ValueError: a synthetic task has no encoder, or the packed data are not on this machine.
   """
   if not isinstance(data.source, DocumentSource):
     raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
   if isinstance(data.tokenizer, Bytes):
     return ByteEncoder()
-  # A packed dataset is its own cache; otherwise every chunk cache below the root is looked at, and
-  # the one with the content of the run is taken, whatever its name.
-  root = cache_root(data.cache_dir)
-  folders = ([packed_folder(data.source)] if isinstance(data.source, PackedDataset) else
+  # Without a PackedDataset every folder below the root is looked at, and the one with the content of
+  # the run is taken, whatever its name.
+  root = to_path(data.cache_dir) if data.cache_dir else cache_root()
+  folders = ([to_path(data.source.path)] if isinstance(data.source, PackedDataset) else
              sorted(path.parent for path in root.glob('*/manifest.json')))
   for folder in folders:
     try:
-      cache = Cache(folder)
+      packed = Packed(folder)
     except ValueError:  # damaged, or of another version: it cannot be known to be that of the run
       continue
-    if cache.manifest['content'] == content:
-      return cache.encoder
-  # Its file alone decides this tokenizer, so it can be made without the cache.
+    if packed.manifest['content'] == content:
+      return packed.encoder
+  # Only its file decides this tokenizer, so it can be made without the packed data.
   if isinstance(data.tokenizer, HuggingFace):
-    return data.tokenizer.resolve(data.source, data.valid_fraction, root)
-  raise ValueError(f'the chunk cache of this run, which holds {data.tokenizer!r}, is not below '
-                   f'{root}: set SINK_JAX_CACHE to the folder of the caches it was trained with.')
+    return data.tokenizer.resolve(data.source, data.valid_fraction, cache_root(data.cache_dir))
+  raise ValueError(f'the packed data of this run, which hold {data.tokenizer!r}, are not below '
+                   f'{root}: set SINK_JAX_CACHE to the folder that it was trained with.')
 
 
 def write_tokenizer(encoder: Encoder, folder: str | os.PathLike, *, context: int, bos: bool,

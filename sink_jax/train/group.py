@@ -19,7 +19,7 @@ from typing import SupportsFloat
 import jax
 import numpy as np
 
-from sink_jax.data.batches import Batch, Dataset
+from sink_jax.data.batches import Batch
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.progress import Progress
 from sink_jax.models.sizes import flops_per_token
@@ -47,7 +47,7 @@ class Group:
 
   names: of all members, in order. runs: {name: PreparedRun} of those to be trained, at least one.
   They must share a program: the same model, optimizer but for `Rates`, shape of the batches and
-  micro-batches, and the same `Dataset.training_table`.
+  micro-batches.
   """
 
   def __init__(self, names: Sequence[str], runs: Mapping[str, PreparedRun]):
@@ -57,7 +57,7 @@ class Group:
   def compile(self) -> None:
     """Compiles all programs and reads the corpus; takes long, and can be done in a thread."""
     run, width = self.any_run, len(self.names)
-    self.corpus = run.data.training_table()
+    self.corpus = None
     self.program = compiled_group_steps(run, width, self.corpus)
     self.stack, self.slice = compiled_stack_and_slice(run, width)
     state = init_state(run.model, run.experiment.optimizer, run.experiment.seed, run.mesh)
@@ -105,19 +105,13 @@ def _open_workdirs(group: Group, members: Sequence[_Member], root: AnyPath) -> T
 
   A member that is done has the state of another one in its place, and stays inactive.
   """
-  checks, states = {}, {}
-
-  def check_files(data: Dataset) -> Callable[[], None]:
-    if data not in checks:  # once for all members that read them
-      checks[data] = data.check_files()
-    return checks[data]
+  states = {}
 
   # One deadline for all: were it counted for each member, a group whose workdirs are all held would
   # wait as many times as it has members.
   until = time.monotonic() + PATIENCE
   for member in members:
-    state = member.begin(root / member.name, len(group.names),
-                         functools.partial(check_files, member.run.data), until)
+    state = member.begin(root / member.name, len(group.names), until)
     if state is not None:
       states[member.index] = state
   if not states:
@@ -200,15 +194,14 @@ class _Member:
     self.weight_decay = optimizer.weight_decay
     self._open = contextlib.ExitStack()
 
-  def begin(self, workdir: str | AnyPath, width: int,
-            check_files: Callable[[], Callable[[], None]], until: float) -> TrainState | None:
+  def begin(self, workdir: str | AnyPath, width: int, until: float) -> TrainState | None:
     """Opens the workdir; returns the state, or None where nothing is left to do.
 
-    check_files: as `Dataset.check_files`. until: when to stop waiting for another process that
+    until: when to stop waiting for another process that
     has the workdir, `time.monotonic`.
     """
     with self.attempt():
-      self.recorder = self._open_recorder(workdir, check_files, until)
+      self.recorder = self._open_recorder(workdir, until)
       state = self.recorder.restore()
       self.start = self.recorder.start
       if self.recorder.has_finished():
@@ -224,12 +217,10 @@ class _Member:
       return state
     return None
 
-  def _open_recorder(self, workdir: str | AnyPath, check_files: Callable[[], Callable[[], None]],
-                     until: float) -> Recorder:
+  def _open_recorder(self, workdir: str | AnyPath, until: float) -> Recorder:
     while True:
       try:
-        return self._open.enter_context(
-            open_recorder(self.run, workdir, self.name, check_files))
+        return self._open.enter_context(open_recorder(self.run, workdir, self.name))
       except WorkdirLocked:
         if time.monotonic() > until:
           raise
@@ -313,8 +304,7 @@ class _InputSupply:
     # Members that share data and seed are often at the same step, where one batch serves them all.
     made = self._made.setdefault((data, seed), {})
     if step not in made:
-      make = data.table_rows if self._from_table else data.batch
-      made[step] = make(step, run.experiment.batch_size, seed)
+      made[step] = data.batch(step, run.experiment.batch_size, seed)
     return made[step]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from sink_jax.data.cache_check import DamagedCache
 from sink_jax.data.token_edits import first_token
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.progress import Progress
@@ -59,12 +58,12 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
   # Processes with other programs would wait for each other in the first collective for ever.
   check_same('config, data or jax', json.dumps(
       [run.config, run.data_summary, jax.__version__], sort_keys=True))
-  with StopHandler() as stop, open_recorder(run, workdir, name, run.data.check_files) as recorder:
+  with StopHandler() as stop, open_recorder(run, workdir, name) as recorder:
     try:
       params = _train(run, recorder, stop, show_progress)
     # Both are ValueErrors that all processes raise together, and whose messages hold in all of
     # them.
-    except (runs.WorkdirLocked, DamagedCache):
+    except runs.WorkdirLocked:
       raise
     except ValueError as error:
       if jax.process_count() == 1:

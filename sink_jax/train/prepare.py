@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sink_jax.data.dataset import DataConfig, Dataset, open_data
+from sink_jax.data.dataset import DataConfig, Dataset, as_packed, open_data
+from sink_jax.data.sources import PackedDataset
 from sink_jax.data.tokenizer import Encoder
 from sink_jax.io.paths import AnyPath
 from sink_jax.kernels.dispatch import platform
@@ -76,7 +77,7 @@ def prepare_run(config: Mapping[str, Any], workdir: str | AnyPath,
   Raises:
     ValueError: as `train` does.
   """
-  config = filled_in(with_components(with_update_rule(config)))
+  config = _with_packed(filled_in(with_components(with_update_rule(config))))
   config, source = find_start(config, workdir, open_source)
   run = on_all_processes(lambda: _prepare_here(config, workdir, opener, source))
   start = start_of(run.experiment, run.model, source, open_source)
@@ -91,6 +92,16 @@ def prepare_run(config: Mapping[str, Any], workdir: str | AnyPath,
         experiment.optimizer, trained=start.trained(run.model)))
   return run._replace(config=resolved(config, run.data), experiment=experiment,
                       model=_model_for(experiment, run.data), start=start)
+
+
+def _with_packed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The config with the tokenizer, context, BOS and EOS of its PackedDataset."""
+  data = from_dict(config).data
+  if not isinstance(data.source, PackedDataset):
+    return config
+  data = as_packed(data)
+  return {**config, 'data': {**config['data'], 'tokenizer': repr(data.tokenizer), 'context': data.context,
+                             'bos': data.bos, 'eos': data.eos}}
 
 
 def _prepare_here(config: Mapping[str, Any], workdir: str | AnyPath,

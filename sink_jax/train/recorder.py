@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import jax
 import jax.numpy as jnp
 
 from sink_jax.data.batches import Batch
-from sink_jax.data.cache_check import DamagedCache
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.limits import first_token_limits, limit_note
 from sink_jax.evaluate.probe import probe
@@ -23,7 +22,7 @@ from sink_jax.train import run_dir as runs
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.global_batch import GlobalBatches
 from sink_jax.train.metrics_log import MetricsWriter
-from sink_jax.train.multihost import broadcast_from_process0, is_first, on_all_processes
+from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.outcome import Diverged, recorded_outcome
 from sink_jax.train.prepare import PreparedRun
 from sink_jax.train.probe_tokens import write_probe_tokens
@@ -41,12 +40,8 @@ _log = logging.getLogger('sink_jax')
 
 
 @contextlib.contextmanager
-def open_recorder(run: PreparedRun, workdir: str | AnyPath, name: str,
-                  check_files: Callable[[], Callable[[], None]]) -> Iterator[Recorder]:
+def open_recorder(run: PreparedRun, workdir: str | AnyPath, name: str) -> Iterator[Recorder]:
   """Locks a workdir for one run and yields its Recorder; all processes of a job call it.
-
-  Args:
-    check_files: as `Dataset.check_files`.
 
   Raises:
     ValueError: as `run_dir.lock_workdir` does.
@@ -54,11 +49,10 @@ def open_recorder(run: PreparedRun, workdir: str | AnyPath, name: str,
   with runs.lock_workdir(workdir, run.config, run.data_summary) as lock:
     for remark in run.data.remarks():
       _warn_once(remark)
-    wait_for_file_check = check_files()  # in a thread, while the step is compiled
     lock.digests['probe_tokens.npy'] = {
         'sha256': write_probe_tokens(workdir, run.probe_tokens)}
     write_tokenizer(workdir, run.encoder)
-    yield Recorder(run, lock, wait_for_file_check, name)
+    yield Recorder(run, lock, name)
 
 
 class Recorder:
@@ -69,10 +63,9 @@ class Recorder:
   sink_1: the Sink_1 of the last probe, as text.
   """
 
-  def __init__(self, run: PreparedRun, lock: runs.RunLock,
-               wait_for_file_check: Callable[[], None], name: str):
+  def __init__(self, run: PreparedRun, lock: runs.RunLock, name: str):
     self.name, self.start, self.sink_1 = name, 0, 'n/a'
-    self._run, self._lock, self._wait_for_file_check = run, lock, wait_for_file_check
+    self._run, self._lock = run, lock
     self._experiment = run.experiment
     self._graft: GraftReport | None = None
     self._checkpoints = Checkpoints(lock.workdir, run.experiment.checkpoints_kept)
@@ -167,7 +160,7 @@ class Recorder:
 
     Raises:
       Diverged: the state is not finite. LockLost: another job has begun to train in the workdir.
-      DamagedCache: the files of the data are damaged. CheckpointError: as `Checkpoints.save`.
+      CheckpointError: as `Checkpoints.save`.
     """
     # A finite loss can come with parameters that are not: those of the update after it. Checked
     # before the probe, which refuses such parameters with an error of another kind.
@@ -181,8 +174,6 @@ class Recorder:
     except runs.WorkdirLocked:
       self._metrics.abandon()
       raise
-    # What was trained on damaged files is not saved: the checkpoint before it is still good.
-    _check_files_everywhere(self._wait_for_file_check)
     # The digest of metrics.jsonl goes with the checkpoint, so the file is on the disk first.
     self._metrics.flush()
     self._checkpoints.save(
@@ -269,14 +260,6 @@ class Evaluation:
 def _all_finite(state: TrainState) -> jax.Array:
   """Whether all floating-point numbers of a state are finite."""
   return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
-
-
-def _check_files_everywhere(wait_for_file_check: Callable[[], None]) -> None:
-  """Raises DamagedCache in all processes where the data of one are damaged."""
-  try:
-    on_all_processes(wait_for_file_check)
-  except ValueError as error:
-    raise DamagedCache(str(error)) from None
 
 
 def _due(step: int, every: int) -> bool:
