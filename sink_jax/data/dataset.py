@@ -26,7 +26,7 @@ from sink_jax.data.packed import Packed
 from sink_jax.data.sources import DocumentSource, PackedDataset, Source
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.data.token_edits import FixedToken, TokenEdit
-from sink_jax.data.tokenizer import Bytes, Encoder, Tokenizer
+from sink_jax.data.tokenizer import Bytes, Encoder, HuggingFace, Tokenizer
 from sink_jax.io.paths import AnyPath, cache_root, is_local, to_path
 
 if TYPE_CHECKING:
@@ -98,8 +98,10 @@ def as_packed(config: DataConfig) -> DataConfig:
   if not isinstance(config.source, PackedDataset):
     return config
   manifest = Packed(to_path(config.source.path)).manifest
-  if repr(config.tokenizer) not in (repr(DataConfig.tokenizer), manifest['tokenizer']) and (
-      config.tokenizer.fingerprint() != manifest['tokenizer_fingerprint']):
+  # The file of a tokenizer may lie elsewhere on another machine.
+  same_file = isinstance(config.tokenizer, HuggingFace) and (
+      config.tokenizer.fingerprint() == manifest['tokenizer_fingerprint'])
+  if repr(config.tokenizer) not in (repr(DataConfig.tokenizer), manifest['tokenizer']) and not same_file:
     raise ValueError(f'{config.source!r} was built with {manifest["tokenizer"]}: leave out '
                      f'data.tokenizer={config.tokenizer!r}, which makes other tokens.')
   built = {name: manifest[name] for name in ('context', 'bos', 'eos')}

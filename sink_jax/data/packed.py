@@ -125,10 +125,14 @@ class Packed:
       last = row + (token + length - 1) // self._length
       tokens, _ = self.rows('valid', np.arange(row, last + 1))
       prompts.append(tokens.ravel()[token:token + length])
-    pieces = self._length // length
-    rows = np.arange(min(self.size('valid'), -(-(count - len(prompts)) // pieces)))
-    tokens = self.rows('valid', rows)[0][:, :pieces * length].reshape(-1, length)
-    return np.concatenate([np.array(prompts, np.int32).reshape(-1, length), tokens])[:count]
+    chosen = {prompt.tobytes(): prompt for prompt in prompts}  # each once
+    for row in range(self.size('valid')):
+      if len(chosen) >= count:
+        break
+      tokens = self.rows('valid', np.array([row]))[0][0]
+      for piece in tokens[:self._length // length * length].reshape(-1, length):
+        chosen.setdefault(piece.tobytes(), piece)
+    return np.array(list(chosen.values()), np.int32).reshape(-1, length)[:count]
 
   @functools.cached_property
   def encoder(self) -> Encoder:
