@@ -168,11 +168,11 @@ class Tfds(DocumentSource):
 
   def _builder(self) -> Any:  # a decorator of TFDS hides the arguments of as_data_source
     # Imported here, since it takes seconds and most runs do not need it.
-    from tensorflow_datasets.core import constants, read_only_builder, registered
+    from tensorflow_datasets.core import constants, read_only_builder
     folder = expanded(self.data_dir or constants.DATA_DIR)
     try:
       builder = read_only_builder.builder_from_files(self.name, data_dir=folder)
-    except registered.DatasetNotFoundError:
+    except ValueError:  # not there, or not a name
       builder = self._prepared(folder)
     file_format = builder.info.file_format
     if file_format is None or file_format.value != 'array_record':
