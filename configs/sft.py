@@ -7,6 +7,7 @@
 
 and for two CPU cores, where each seed begins with the pre-trained run of that seed:
 
+  python -m configs.make_stdlib_chat data/stdlib_chat
   python -m sink_jax.sweep --config=configs/desk.py --only=default,sigmoid --seeds=1,2,3 \\
     --workdir=runs/desk
   python -m sink_jax.sweep --config=configs/sft.py --budget=desk --seeds=1,2,3 \\
@@ -19,11 +20,11 @@ recipe (zephyr-7b-beta/sft/config_full.yaml) are: a warm-up of 10 % of the steps
 zephyr template, a loss of all tokens, questions too; and from the defaults of the trainer that
 reads it: AdamW with b2 = 0.999, no weight decay, gradients clipped at 1, a cosine down to 0. How
 many steps an epoch has depends on the tokenizer, and is written nowhere: 2,200 steps are 288
-million tokens. `python -m sink_jax.data.build` prints how many there are, for --set=steps and
+million tokens. `python -m sink_jax data_build` prints how many there are, for --set=steps and
 --set=optimizer.warmup_steps. data/ultrachat holds ultrachat_200k as .jsonl files.
 
 The budgets `desk` and `smoke` take the default run and the sigmoid run of that budget, with their
-sizes, sequences and batches; the text is `StdlibChat`, for 300 steps, less than an epoch, and the
+sizes, sequences and batches; the text is that of configs/make_stdlib_chat.py, for 300 steps, less than an epoch, and the
 learning rate is the paper's share of the pre-training one, 2e-5 of 4e-4. Protocol `paper` counts
 all tokens in the loss, `answers` those of answers alone. Every step is logged, since the page
 judges single steps. The tokenizer is the one that lies in the workdir of the run to begin with.
@@ -72,9 +73,9 @@ def _full(loss: str) -> dict[str, Any]:
 def _small(loss: str) -> dict[str, Any]:
   return {**_sizes('tiny'), 'steps': _STEPS, 'batch_size': 16,
           'optimizer.warmup_steps': round(_WARMUP * _STEPS),
-          'data.source': f"StdlibChat(template='zephyr', loss={loss!r})",
+          'data.source': f"ChatJsonl(path='data/stdlib_chat/train.jsonl', template='zephyr', loss={loss!r})",
+          'data.valid_source': f"ChatJsonl(path='data/stdlib_chat/valid.jsonl', template='zephyr', loss={loss!r})",
           'data.tokenizer': "HuggingFace(path='{source}/tokenizer/tokenizer.json')",
-          'data.valid_fraction': 0.05,
           'probe.every': 100, 'validation.every': 100, 'checkpoint_every': 100}
 
 

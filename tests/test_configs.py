@@ -13,7 +13,7 @@ import pytest
 
 from configs import base, budget, desk, paper, sft
 from sink_jax.data.dataset import open_data
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.stdlib import splits_by_name
 from sink_jax.data.token_edits import RandomTokens
 from sink_jax.models.sizes import parameter_count, parameter_shapes

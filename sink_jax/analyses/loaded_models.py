@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from sink_jax.analyses.options import Options
-from sink_jax.data.documents import DocumentSource
+from sink_jax.data.sources import DocumentSource
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.evaluate import inputs
 from sink_jax.evaluate.inputs import Inputs

@@ -1,86 +1,44 @@
-"""Builds a cache of chunks from a corpus, or verifies one."""
+"""Tokenizes and packs the text of a config ahead of a run."""
 
 from __future__ import annotations
 
-import json
-import pathlib
-import signal
-import sys
-from collections.abc import Collection
-
-from sink_jax.cli.options import Build
-from sink_jax.component import from_string
-from sink_jax.data import near_copies
-from sink_jax.data.cache import Cache
-from sink_jax.data.documents import DocumentSource, PackedDataset
-from sink_jax.data.prepare import open_pair, verify
-from sink_jax.data.tokenizer import Tokenizer
-from sink_jax.io.exit_code import EXIT_SAVED
-
-_COMPARED = 30_000_000  # characters of a source, which take some seconds
+import dataclasses
+from typing import Any
 
 
-def main(options: Build) -> None:
-  """Builds a cache, or verifies one, and prints what is in it; SIGTERM ends it with its exit code.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """Tokenizes and packs the text of a config once, into shards that runs read in place.
 
-  Raises:
-    ValueError: an option, a source or a file cannot be used. OSError: no space.
+      python -m sink_jax data_build --config=configs/paper.py:default --out=gs://bucket/corpus
+      python -m sink_jax data_build --config.data.source="TextFolder(path='texts')" --workers=8
+
+  It prints the data.source (and data.valid_source) that reads them. It may be stopped at any moment:
+  the same command keeps the shards that are there.
   """
-  signal.signal(signal.SIGTERM, _stop)
-  if options.verify:
-    folder = pathlib.Path(options.verify)
-    megabytes, names = verify(folder) / 1e6, ', '.join(Cache(folder).manifest['files'])
-    print(f'{folder}: {names}: {megabytes:.1f} MB read, every file is as it was built')
-    return
-  source = from_string(DocumentSource, options.source)
-  if isinstance(source, PackedDataset) and not options.valid_source:
-    options.unused(f'is not used: {options.source} is built already.', 'valid_fraction',
-                   'cache_dir', 'workers')
-  valid_source = (from_string(DocumentSource, options.valid_source) if options.valid_source
-                  else None)
-  caches = open_pair(source, valid_source, from_string(Tokenizer, options.tokenizer),
-                     options.context, options.bos, options.eos, options.valid_fraction,
-                     options.cache_dir, options.workers)
-  shared = _overlap(source, valid_source, options.valid_fraction, caches[0].domains_by_chunks())
-  # Without a validation source both are the same cache, which is shown once.
-  for cache in dict.fromkeys(caches):
-    print(cache.folder)
-    print(json.dumps(cache.manifest['domains'], indent=1))
-  for line in [*dict.fromkeys(line for cache in caches for line in cache.remarks()), *shared]:
-    print(line)
+
+  #: folder to write, on a disk or gs://bucket/folder; by default one in data.cache_dir, which runs
+  #: with this config find.
+  out: str = ''
+  workers: int = 0  # processes that tokenize; 0: this one, with the threads of the tokenizer.
 
 
-def _overlap(source: DocumentSource, valid_source: DocumentSource | None, valid_fraction: float,
-             left_out: Collection[str]) -> list[str]:
-  """A line about the text that both sides of a split have; none where this machine has no text.
+def main(options: Options, config: dict[str, Any]) -> None:
+  """Builds the packed text of a config and prints what is in it."""
+  from sink_jax.data.dataset import open_packed
+  from sink_jax.data.sources import DocumentSource
+  from sink_jax.io.tables import text_table
+  from sink_jax.train.config import from_dict
 
-  left_out: domains whose documents are on both sides, since they are split by chunks.
-  """
-  if isinstance(source, PackedDataset) or isinstance(valid_source, PackedDataset):
-    return []
-  held, training, cut = [], [], False
-  # Each side is read from its beginning, as far as the limit, so that a large corpus costs seconds.
-  for side in filter(None, (source, valid_source)):
-    read = 0
-    for document in side.documents():
-      if read >= _COMPARED:
-        cut = True
-        break
-      read += len(document.text)
-      if document.domain in left_out:
-        continue
-      # With a validation source everything of it is held out, and nothing of the other.
-      is_held = side is valid_source or (
-          not valid_source and side.held_out(document.name, valid_fraction))
-      (held if is_held else training).append(document.text)
-  share = near_copies.overlap(held, training)
-  if share is None:
-    return []
-  sample = f', by the first {_COMPARED / 1e6:.0f} million characters' if cut else ''
-  return [f'{share:.1%} of the windows of {near_copies.WINDOW} characters of validation text are '
-          f'also in training text{sample}']
-
-
-def _stop(signum, frame):
-  sys.stderr.write('stopped by SIGTERM; the same command resumes the build\n')
-  sys.exit(EXIT_SAVED)
+  data = from_dict(config).data
+  if not isinstance(data.source, DocumentSource):
+    raise ValueError(f'--config.data.source={data.source!r} is not text: there is nothing to build.')
+  training, valid = open_packed(data, options.out, options.workers)
+  rows = [(name, split, *(f'{entry[split][key]:,}' for key in ('documents', 'tokens', 'rows')))
+          for packed in dict.fromkeys((training, valid))
+          for name, entry in packed.manifest['domains'].items() for split in ('train', 'valid')
+          if entry[split]['documents']]
+  print('\n'.join(text_table(('domain', 'split', 'documents', 'tokens', 'rows'), rows, left=(0, 1))))
+  print(f"--config.data.source=\"PackedDataset(path='{training.folder}')\"")
+  if valid is not training:
+    print(f"--config.data.valid_source=\"PackedDataset(path='{valid.folder}')\"")

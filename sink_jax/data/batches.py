@@ -74,7 +74,8 @@ class Dataset:
   vocab_size: int = 0       # 0 where the inputs are continuous
   input_features: int = 0   # 0 where the inputs are tokens
   output_features: int = 0
-  encoder: TextTokenizer | None = None  # None where the data are no text
+  tokenizer: TextTokenizer | None = None  # None where the data are not text
+  _read_threads = 1  # a disk likes the order of reads of one thread, which works while the device does
 
   def batch(self, step: int, batch_size: int, seed: int, rows: np.ndarray | None = None) -> Batch:
     """These rows of global batch `step`, all of them for None.
@@ -94,20 +95,8 @@ class Dataset:
     checked_rows(batch_size, rows)  # fail here, not in a thread
     steps = grain.MapDataset.range(start_step, sys.maxsize)
     batches = steps.map(lambda s: self.batch(s, batch_size, seed, rows))
-    # One thread keeps the order of reads that a disk likes; it works while the device does.
-    return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
-
-  def training_table(self) -> np.ndarray | None:
-    """All training chunks as rows (R, C + 1) of unsigned integers, the same in every epoch.
-
-    With it on a device, a step is sent row numbers in place of tokens. None where chunks change
-    from epoch to epoch, are made when asked for, or are too many for a device.
-    """
-    return None
-
-  def table_rows(self, step: int, batch_size: int, seed: int) -> np.ndarray:
-    """The rows of `training_table` that `batch(step, ...)` is made of, (B,) int32."""
-    raise NotImplementedError
+    return iter(batches.to_iter_dataset(
+        grain.ReadOptions(num_threads=self._read_threads, prefetch_buffer_size=16)))
 
   def validation(self, batch_size: int, max_batches: int = 0,
                  rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
@@ -118,17 +107,8 @@ class Dataset:
     """(S, T) int32 prompts to measure sinks on; continuous tasks: (S, T, F) float32."""
     raise NotImplementedError
 
-  def check_files(self) -> Callable[[], None]:
-    """Begins to compare the files of the data with their digests, while work goes on.
-
-    Returns:
-      A function that waits until the comparison is done. It raises a `DamagedCache`, which names
-      the files that differ, or an OSError.
-    """
-    return lambda: None
-
   def remarks(self) -> list[str]:
-    """Warnings for whoever trains on the data, a line each: what its split cannot promise."""
+    """What a person who trains on the data should know, a line each."""
     return []
 
   def summary(self) -> dict[str, Any]:

@@ -1,77 +1,59 @@
-"""Conversations as a corpus: files of chat messages, and questions about the standard library.
+"""Conversations as a corpus: their files, templates, and which of their tokens are answers.
 
-A conversation becomes one text, by a template, and is packed into chunks like all text. Where
-answers alone count in the loss, a weight per token is packed beside it.
+A template is one format string per role: the built-in 'zephyr', 'chatml' or 'plain', or a JSON
+file. The Jinja templates of checkpoints are programs, and none is executed here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-from collections.abc import Iterator
-from typing import Any
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from sink_jax.data import stdlib_questions, text_lines
-from sink_jax.data.chat_template import (
-  BUILT_IN,
-  ROLES,
-  Message,
-  Template,
-  load_template,
-  rendered,
-)
-from sink_jax.data.documents import (
+import numpy as np
+
+from sink_jax.data.sources import (
   Document,
   DocumentSource,
-  conversation,
+  Part,
   digest_of,
+  existing_path,
   files_fingerprint,
-  folder_domain,
+  json_lines,
   jsonl_files,
-  total_size,
+  parsed,
+  whole_characters,
 )
-from sink_jax.data.part_encoding import answers
-from sink_jax.data.stdlib import Stdlib
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.io.files import read_text_limited
 
-# The names that files give to the roles: those of OpenAI and of the Hub, and those of ShareGPT.
-_ROLES = {role: role for role in ROLES} | {'human': 'user', 'gpt': 'assistant'}
-_LISTS = ('messages', 'conversations')
-_LOSSES, _LONG = ('all', 'answers'), ('parts', 'drop')
+# The names that files give to the roles: those of OpenAI and of the hub, and those of ShareGPT.
+_ROLES = {'system': 'system', 'user': 'user', 'assistant': 'assistant', 'human': 'user',
+          'gpt': 'assistant'}
+_CONTENT, _EOS = '{content}', '{eos}'
+TEMPLATES = {
+    # As the tokenizer_config.json of HuggingFaceH4/zephyr-7b-beta renders it. The empty system
+    # message that its training recipe puts before a conversation without one is not added.
+    'zephyr': {role: f'<|{role}|>\n{{content}}{{eos}}\n' for role in ('system', 'user', 'assistant')},
+    # https://github.com/openai/openai-python/blob/release-v0.28.0/chatml.md
+    'chatml': {role: f'<|im_start|>{role}\n{{content}}<|im_end|>\n'
+               for role in ('system', 'user', 'assistant')},
+    'plain': {'system': '{content}\n\n', 'user': 'User:\n{content}\n\n',
+              'assistant': 'Assistant:\n{content}{eos}\n\n'},
+}
 
 
-class _Chat(DocumentSource):
-  """A source of conversations; `ChatJsonl` says what its three options are."""
-  abstract = True
-  # Annotated and not declared, as the fields of a subclass have an order of their own.
-  template: str
-  loss: str
-  long: str
-
-  def __post_init__(self) -> None:
-    name = type(self).__name__
-    if self.loss not in _LOSSES:
-      raise ValueError(f"{name}(loss={self.loss!r}): choose 'all' tokens or 'answers' alone.")
-    if self.long not in _LONG:
-      raise ValueError(f"{name}(long={self.long!r}): conversations longer than the context are "
-                       "kept in 'parts', or it is 'drop'.")
-    if not self.template:
-      raise ValueError(f'{name}(template={self.template!r}): choose {", ".join(BUILT_IN)}, or '
-                       'name a JSON file of formats.')
-
-  @property
-  def answers_only(self) -> bool:
-    return self.loss == 'answers'
-
-  @property
-  def drops_long(self) -> bool:
-    return self.long == 'drop'
-
-  def _template(self) -> Template:
-    return load_template(self.template, f'{type(self).__name__}(template=...)')
+class Message(NamedTuple):
+  """One message of a conversation; the role is 'system', 'user' or 'assistant'."""
+  role: str
+  content: str
 
 
 @dataclasses.dataclass(frozen=True)
-class ChatJsonl(_Chat):
+class ChatJsonl(DocumentSource):
   """Conversations, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
 
   A line has a list `messages` or `conversations` of objects with `role` and `content`, or with
@@ -81,131 +63,173 @@ class ChatJsonl(_Chat):
   Attributes:
     template: 'zephyr', 'chatml', 'plain', or a JSON file with a format for each role, such as
       {"user": "Q: {content}\\n", "assistant": "A: {content}{eos}\\n"}.
-    loss: 'all' tokens, as alignment-handbook trains zephyr-7b-beta, or 'answers' alone, each with
+    loss: 'all' tokens, as alignment-handbook trains zephyr-7b-beta, or only 'answers', each with
       what ends it; a training batch without any answer then has the loss 0 and no gradient.
-    long: what becomes of conversations that no chunk can hold whole: 'parts' cuts them at its
-      edges, as all text; 'drop' leaves them out. Both are counted.
+    long: what happens to conversations that are longer than a row: 'parts' cuts them at its edges,
+      as all text; 'drop' leaves them out and counts them.
   """
   path: str = ''
   template: str = 'zephyr'
   loss: str = 'all'
   long: str = 'parts'
 
-  def documents_from(self, start: int) -> Iterator[Document]:
-    template, before = self._template(), 0
-    for name, file in self._files():
-      read = answered = 0
-      for number, (line, position) in enumerate(text_lines.lines(file), 1):
-        if not line.strip():
-          continue
-        start, read = start - 1, read + 1
-        # Lines that were done before are parsed only until it is known that the file has an answer.
-        if start < 0 or not answered:
-          where = f'{file}, line {number}'
-          messages = _messages(text_lines.json_value(line, where), where)
-          if missing := {message.role for message in messages} - set(template):
-            raise ValueError(f'{where}: a message of {missing.pop()!r}, for which {self.template} '
-                             'has no format; add one to it.')
-          parts = rendered(template, messages)
-          answered += answers(parts)
-          if start < 0:
-            yield conversation(parts, folder_domain(name), f'{name}:{number}', before + position)
-      if not answered:
-        raise ValueError(f'{file} has no answer in its {read} conversations, so there is nothing '
-                         'to learn from them: roles are '
-                         f'{", ".join(_ROLES)}. Correct the file or leave it out.')
-      before += file.stat().st_size
-
-  def size(self) -> int:
-    return total_size(self._files())
-
-  def fingerprint(self) -> str:
-    return digest_of([files_fingerprint(self._files()), self._template()])
-
-  def _files(self) -> list[tuple[str, pathlib.Path]]:
-    return jsonl_files(self.path, "ChatJsonl(path='...')")
-
-
-@dataclasses.dataclass(frozen=True)
-class StdlibChat(_Chat):
-  """Questions about the running Python's standard library, with answers out of it.
-
-  They are made from its definitions and docstrings, see `stdlib_questions`, and are of one domain,
-  'chat'. Modules are held out with their near copies, as `Stdlib(split='content')` does. See
-  `ChatJsonl` for `template`, `loss` and `long`.
-
-  Attributes:
-    max_files: this many modules are read only; 0 reads all.
-  """
-  template: str = 'zephyr'
-  loss: str = 'all'
-  long: str = 'parts'
-  max_files: int = 0
-
   def __post_init__(self) -> None:
-    super().__post_init__()
-    self._library()
+    if self.loss not in ('all', 'answers') or self.long not in ('parts', 'drop'):
+      raise ValueError(f"ChatJsonl(loss={self.loss!r}, long={self.long!r}): loss is 'all' or "
+                       "'answers', long is 'parts' or 'drop'.")
 
-  def documents(self) -> Iterator[Document]:
-    template = self._template()
-    for module in self._library().documents():
-      for messages in stdlib_questions.conversations(module.name, module.text):
-        yield conversation(rendered(template, messages), 'chat', module.name, module.position)
+  @property
+  def answers_only(self) -> bool:
+    return self.loss == 'answers'
 
-  def held_out(self, name: str, fraction: float) -> bool:
-    return self._library().held_out(name, fraction)
+  @property
+  def drops_long(self) -> bool:
+    return self.long == 'drop'
 
-  def size(self) -> int:
-    return self._library().size()
+  def documents(self, start: int = 0) -> Iterator[Document]:
+    template = load_template(self.template)
+    for file, number, line in itertools.islice(json_lines(self.path, 'ChatJsonl'), start, None):
+      where = f'{file[1]}, line {number}'
+      try:
+        messages = _messages(parsed(line, file[1], number))
+        if missing := {message.role for message in messages} - set(template):
+          raise ValueError(f'the template {self.template} has no format for {missing.pop()!r}.')
+      except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: not a conversation ({type(error).__name__}: {error}); it is "
+                         '{"messages": [{"role": "user", "content": "..."}, ...]}.') from None
+      except ValueError as error:
+        raise ValueError(f'{where}: {error}') from None
+      parts = rendered(template, messages)
+      domain = file[0].split('/')[0] if '/' in file[0] else 'text'
+      yield Document(''.join(p.text or '' for p in parts), domain, f'{file[0]}:{number}', parts)
 
   def fingerprint(self) -> str:
-    return digest_of([self._library().fingerprint(), stdlib_questions.VERSION, self._template()])
-
-  def _library(self) -> Stdlib:
-    """The modules, a document each."""
-    return Stdlib(domains='code', max_files=self.max_files, split='content')
+    return digest_of([files_fingerprint(jsonl_files(self.path, 'ChatJsonl')),
+                      load_template(self.template)])
 
 
-def _messages(record: Any, where: str) -> list[Message]:
-  """The messages of a line.
+def load_template(name: str) -> Mapping[str, str]:
+  """The formats by role of a name in `TEMPLATES`, or of a JSON file.
 
   Raises:
-    ValueError: it is no conversation; names the message, counted from 1.
+    ValueError: there is no such file, or it is not a template; names file and role.
   """
-  listed = next((record[key] for key in _LISTS if isinstance(record, dict) and key in record), None)
-  if not isinstance(listed, list):
-    fields = ', '.join(record) if isinstance(record, dict) else 'none (not an object)'
-    raise ValueError(f"{where}: no list in the field 'messages' or 'conversations'; its fields "
-                     f'are: {fields}.')
-  if not listed:
-    raise ValueError(f'{where}: no message in the conversation; remove the line.')
-  messages = [_message(item, f'{where}, message {i}') for i, item in enumerate(listed, 1)]
-  for i, (first, second) in enumerate(zip(messages, messages[1:]), 2):
-    if first.role == second.role == 'assistant':
-      raise ValueError(f'{where}, message {i}: a second answer in a row; join the two, or put the '
-                       'question between them.')
+  formats = TEMPLATES.get(name)
+  if formats is None:
+    formats = json.loads(read_text_limited(existing_path(name, 'ChatJsonl: template')))
+  if not isinstance(formats, dict) or not {'user', 'assistant'} <= set(formats) <= set(_ROLES):
+    raise ValueError(f'{name} is not a template: write {{"user": "Q: {{content}}\\n", "assistant": '
+                     '"A: {content}{eos}\\n"}, and "system" if there are such messages.')
+  for role, text in formats.items():
+    # Such as '{EOS}' or '{bos_token}', which would else be trained on letter by letter.
+    unknown = set(re.findall(r'\{\w+\}', str(text))) - {_CONTENT, _EOS}
+    if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown:
+      raise ValueError(f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from it '
+                       f'only {_EOS}; BOS comes from data.bos=True. It is {text!r}.')
+  if formats['assistant'].endswith(_CONTENT):
+    raise ValueError(f"{name}: nothing follows {_CONTENT} in the format of 'assistant', so that a "
+                     f'model could not learn to end an answer; put {_EOS} behind it.')
+  return formats
+
+
+def rendered(template: Mapping[str, str], messages: Sequence[Message]) -> tuple[Part, ...]:
+  """A conversation as the parts of a document, in their order; none of them is empty.
+
+  What ends an answer belongs to it: the template's text up to the first '{eos}', else up to the
+  last character that is not white space, else all.
+  """
+  parts = []
+  for role, content in messages:
+    before, after = template[role].split(_CONTENT)
+    size = after.find(_EOS) + len(_EOS) if _EOS in after else len(after.rstrip()) or len(after)
+    is_answer = role == 'assistant'
+    for text, answers, is_template in ((before, False, True), (content, is_answer, False),
+                                       (after[:size], is_answer, True), (after[size:], False, True)):
+      pieces = re.split(f'({re.escape(_EOS)})', text) if is_template else [text]
+      parts += [Part(None if is_template and piece == _EOS else piece, answers, is_template)
+                for piece in pieces if piece]
+  return tuple(parts)
+
+
+def _messages(record: Any) -> list[Message]:
+  """The messages of a line; a ValueError, KeyError, TypeError or AttributeError says what is wrong."""
+  listed = record['messages'] if 'messages' in record else record['conversations']
+  if not isinstance(listed, list) or not listed:
+    raise TypeError('no list of messages')
+  messages = []
+  for number, item in enumerate(listed, 1):
+    role, content = ('role', 'content') if 'role' in item else ('from', 'value')
+    if item[role] not in _ROLES:
+      raise ValueError(f'message {number} has the role {str(item[role])[:60]!r}; roles are '
+                       f'{", ".join(_ROLES)}.')
+    messages.append(Message(_ROLES[item[role]], whole_characters(item[content])))
+    if messages[-1].role == 'assistant' and not messages[-1].content.strip():
+      raise ValueError(f'message {number} is an empty answer: fill it in, or remove the conversation.')
+    if number > 1 and messages[-2].role == messages[-1].role == 'assistant':
+      raise ValueError(f'message {number} is a second answer in a row: join the two.')
   return messages
 
 
-def _message(item: Any, where: str) -> Message:
-  if not isinstance(item, dict):
-    raise ValueError(f'{where}: not an object with role and content, but {_shown(item)}.')
-  keys = ('from', 'value') if not {'role', 'content'} & set(item) else ('role', 'content')
-  for key in keys:
-    if key not in item:
-      raise ValueError(f'{where}: no {key}; its fields are: {", ".join(item) or "none"}.')
-    if not isinstance(item[key], str):
-      raise ValueError(f'{where}: {key} must be a string, not {_shown(item[key])}.')
-  role, content = item[keys[0]], text_lines.whole_characters(item[keys[1]])
-  if role not in _ROLES:
-    raise ValueError(f'{where}: the role {_shown(role)} is unknown; roles are '
-                     f'{", ".join(_ROLES)}.')
-  if _ROLES[role] == 'assistant' and not content.strip():
-    raise ValueError(f'{where}: an empty answer; fill it in, or remove the conversation.')
-  return Message(_ROLES[role], content)
+def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tuple[np.ndarray, np.ndarray]]:
+  """The ids and weights of documents, both (T,) int32, without BOS and EOS.
+
+  A weight is 1 for the tokens of answers and of what ends them, and 0 for others. The parts of a
+  conversation are tokenized separately, as a prompt and its answer are when a model is used: no
+  token spans two of them. In the text of a template the names of special tokens become these
+  tokens; in that of a message they stay letters.
+  """
+  texts = [document.text for document in documents if not document.parts]
+  of_texts = iter(tokenizer.encode_batch(texts) if texts else [])
+  names = sorted(tokenizer.special_tokens, key=len, reverse=True)  # one may begin with another
+  split = re.compile(f'({"|".join(map(re.escape, names))})') if names else None
+  conversations = [list(_pieces(document.parts, tokenizer, split))
+                   for document in documents if document.parts]
+  # A template repeats its texts, and each is tokenized once; what begins a conversation differently
+  # from what goes on in it.
+  firsts = dict.fromkeys(pieces[0][0] for pieces in conversations if isinstance(pieces[0][0], str))
+  others = dict.fromkeys(text for pieces in conversations for text, _ in pieces[1:]
+                         if isinstance(text, str))
+  of_first = dict(zip(firsts, tokenizer.encode_batch(list(firsts)) if firsts else [], strict=True))
+  of_other = dict(zip(others, _continuing(list(others), tokenizer), strict=True))
+  of_conversations = iter(conversations)
+
+  result = []
+  for document in documents:
+    if document.parts:
+      pieces = next(of_conversations)
+      ids = [[piece] if isinstance(piece, int) else (of_other if i else of_first)[piece]
+             for i, (piece, _) in enumerate(pieces)]
+      weights = np.repeat([answers for _, answers in pieces], list(map(len, ids)))
+      result.append((np.concatenate(ids).astype(np.int32), weights.astype(np.int32)))
+    else:
+      ids = np.asarray(next(of_texts), np.int32)
+      result.append((ids, np.zeros_like(ids)))
+  return result
 
 
-def _shown(value: Any) -> str:
-  """The beginning of a value of a file, for an error message of one line."""
-  text = ascii(value)
-  return text if len(text) <= 60 else f'{text[:57]}...'
+def _pieces(parts: Sequence[Part], tokenizer: TextTokenizer,
+            split: re.Pattern[str] | None) -> Iterator[tuple[str | int, bool]]:
+  """(text or id of a special token, whether it is of an answer)."""
+  for part in parts:
+    if part.text is None:
+      yield tokenizer.eos_id, part.is_answer
+    elif part.is_template and split:
+      for piece in filter(None, split.split(part.text)):
+        yield tokenizer.special_tokens.get(piece, piece), part.is_answer
+    else:
+      yield part.text, part.is_answer
+
+
+def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[np.ndarray]:
+  """The ids of texts that go on where another text ends."""
+  if not texts:
+    return []
+  alone = tokenizer.encode_batch(texts)
+  # Tokenizers made with sentencepiece put a space before whatever they are given, which does not
+  # belong into the middle of a text. Behind a line break they put none.
+  lead, a, both = map(list, tokenizer.encode_batch(['\n', 'a', '\na']))
+  if both == lead + a:
+    return alone
+  behind = tokenizer.encode_batch(['\n' + text for text in texts])
+  return [b[len(lead):] if len(b) > len(lead) and list(b[:len(lead)]) == lead else ids
+          for b, ids in zip(behind, alone, strict=True)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from sink_jax.data import counter_rng
 from sink_jax.data.batches import Batch
-from sink_jax.data.documents import Source
+from sink_jax.data.sources import Source
 
 _STREAMS = {'train': 0, 'valid': 1}
 _TASK_STREAM = 2  # draws that define the task itself

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import Component
-from sink_jax.data.documents import DocumentSource
+from sink_jax.data.sources import DocumentSource
 from sink_jax.data.gguf_tokenizer import gguf_tokenizer
 from sink_jax.io.files import read_text_limited, write_atomically
 from sink_jax.io.gguf import GgufFile

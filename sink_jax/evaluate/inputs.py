@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sink_jax.component import from_string
-from sink_jax.data.documents import DocumentSource, Jsonl, TextFolder
+from sink_jax.data.sources import DocumentSource, Jsonl, TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.paths import expanded

@@ -24,7 +24,7 @@ _SMALL = {
     # Null: the vocabulary is that of the tokenizer, and not the paper's padded one.
     'model.vocab_size': None,
     'model.dtype': 'float32',
-    'data.source': "Stdlib(split='content')",
+    'data.source': 'Stdlib()',
     'data.tokenizer': 'TrainedBpe(vocab_size=512)',
     'data.context': _CONTEXT,
     'data.valid_fraction': 0.05,

@@ -23,7 +23,6 @@ from sink_jax.paper.parts import Part
 from sink_jax.paper.pictures import Figure
 from sink_jax.paper.spread import CONFIDENCE, FALSE_VERDICTS, MIN_SEEDS
 from sink_jax.paper.tables import Table
-from sink_jax.report.records import split_notes
 
 _DEFAULT = ('sink_1', 'valid_loss', 'massive')  # what most claims are measured against
 _CEILING = 90  # percent, from where one seed in ten that collapses cannot be seen in five seeds
@@ -113,7 +112,7 @@ def summarize(asked: Sequence[tuple[Claim, Verdict]], group: Group, look: Second
   needed = {claim.key: verdict.needed for claim, verdict in asked if verdict.needed}
   return GroupSummary(
       group.budget, group.protocol, group.name, settings, statuses, answer, verdicts, needed,
-      _errors(asked), [*split_notes(runs), *inconsistencies(group)])
+      _errors(asked), list(inconsistencies(group)))
 
 
 def open_lines(tables: Sequence[Table], figures: Sequence[Figure], analysed: Analysed

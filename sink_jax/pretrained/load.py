@@ -13,7 +13,7 @@ from jaxtyping import Int32
 
 from sink_jax.arguments import explained
 from sink_jax.data.dataset import DataConfig
-from sink_jax.data.documents import DocumentSource
+from sink_jax.data.sources import DocumentSource
 from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.evaluate import inputs

@@ -23,7 +23,7 @@ from sink_jax.report.markup import bold, code, joined, line
 from sink_jax.report.model_page import add_model
 from sink_jax.report.parts import Parts
 from sink_jax.report.probe_record import EMERGENCE_LEVEL, ProbeRecord
-from sink_jax.report.records import RunRecord, baseline_of, differing_settings, made_by, split_notes
+from sink_jax.report.records import RunRecord, baseline_of, differing_settings, made_by
 from sink_jax.report.sentences import VERDICTS, overview, sentences, verdict
 from sink_jax.train.checkpoint import CheckpointError
 
@@ -230,7 +230,7 @@ def _title(run: RunRecord) -> str:
 
 
 def _notes(runs: Sequence[RunRecord]) -> list[str]:
-  notes = split_notes(runs)
+  notes = []
   if any(run.proxy for run in runs):
     notes.append('* of proxy scores: the rows of this attention do not sum to one, so its weights '
                  'are divided by the sums of their magnitudes before the metric, as in the paper.')

@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sink_jax.data.stdlib import splits_by_name
 from sink_jax.evaluate import plots
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import data_frame, html_table, number
@@ -196,19 +195,6 @@ def differing_settings(runs: Sequence[RunRecord]
             if len({json.dumps(settings.get(key)) for settings in flat.values()}) == 1}
   return shared, {name: {key: value for key, value in settings.items() if key not in shared}
                   for name, settings in flat.items()}
-
-
-def split_notes(runs: Sequence[RunRecord]) -> list[str]:
-  """A line where validation text of the runs was held out by the names of its modules."""
-  named = [run.name for run in runs if run.setup is not None
-           and splits_by_name(str(run.setup.settings['data.source']))
-           and not run.setup.settings.get('data.valid_source')]
-  if not named:
-    return []
-  which = 'all runs' if len(named) == len(runs) else ', '.join(named)
-  return [f'Validation losses ({which}): a part of the validation text is training text, too, for '
-          'Stdlib() holds modules out by their names. To be made again with '
-          "Stdlib(split='content')."]
 
 
 def baseline_of(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:

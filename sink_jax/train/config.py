@@ -163,7 +163,7 @@ class Experiment:
   init: InitConfig = InitConfig()
   model: ModelOptions = ModelOptions()  # pyright: ignore[reportInvalidTypeForm]
   attention: AttentionSpec = AttentionSpec()
-  data: DataConfig = DataConfig(context=2048)
+  data: DataConfig = DataConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
   probe: ProbeConfig = ProbeConfig()
   validation: ValidationConfig = ValidationConfig()

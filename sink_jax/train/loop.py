@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from sink_jax.data.dataset import Dataset, open_data
+from sink_jax.component import short_text
+from sink_jax.data.dataset import Dataset, as_packed, open_data
 from sink_jax.data.token_edits import first_token
 from sink_jax.evaluate.limits import first_token_limits, limit_note
 from sink_jax.io.paths import AnyPath, to_path
@@ -124,7 +125,7 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
 
   All processes of a job call it. Nothing is written but a corpus that was not built yet.
   """
-  config, source = with_source(config, open_source)
+  config, source = with_source(_with_packed(config), open_source)
   experiment = on_all_processes(lambda: _checked(config, workdir))
   # One process builds a corpus that is not there; the others then only open it.
   first = on_all_processes(lambda: open_data(experiment.data) if is_first() else None)
@@ -143,6 +144,14 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
                                                sort_keys=True))
   return Job(config, experiment, model, optimizer, data,
              make_mesh(**dataclasses.asdict(experiment.mesh)), source, tokens)
+
+
+def _with_packed(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with the tokenizer, context, BOS and EOS of data that are packed already."""
+  packed = on_all_processes(lambda: as_packed(from_dict(config).data))
+  return {**config, 'data': {
+      **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
+      'bos': packed.bos, 'eos': packed.eos}}
 
 
 def for_platform(model: ModelConfig, experiment: Experiment) -> ModelConfig:
@@ -176,8 +185,8 @@ def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
   tokens = io.BytesIO()
   np.save(tokens, job.probe_tokens, allow_pickle=False)
   folder.write_once('probe_tokens.npy', tokens.getvalue())
-  if is_first() and job.data.encoder is not None:
-    job.data.encoder.save(folder.path / 'tokenizer', digest=job.data.encoder.digest)
+  if is_first() and job.data.tokenizer is not None:
+    job.data.tokenizer.save(folder.path / 'tokenizer', digest=job.data.tokenizer.digest)
   checkpoints = Checkpoints(folder.path, experiment.checkpoints_kept)
   layout = state_layout(job.model, job.optimizer, job.mesh)
   state, graft = checkpoints.restore(layout), None
@@ -379,7 +388,7 @@ def _banner(job: Job, name: str) -> str:
   passes = f', {tokens / epoch:.3g} passes over {epoch:,}' if epoch else ''
   warm = ('' if experiment.optimizer.warmup_steps < experiment.steps else
           '; all of it is warm-up: lower optimizer.warmup_steps')
-  tokenizer = (f'tokenizer {experiment.data.tokenizer!r}, ' if job.data.encoder is not None else '')
+  tokenizer = (f'tokenizer {experiment.data.tokenizer!r}, ' if job.data.tokenizer is not None else '')
   return (f'{name}: {model.layers} blocks of width {model.d_model} with {model.heads} heads, '
           f'{total:,} parameters ({parameter_count(model, embeddings=False):,} without embeddings), '
           f'{model.dtype}, attention {training_implementation(model, experiment.data.context)} on '

@@ -158,13 +158,13 @@ def check_data(source: Source, data: Dataset) -> None:
   if data.vocab_size > source.model.vocab_size:
     raise ValueError(f'{where} has {source.model.vocab_size} tokens, and the data have '
                      f'{data.vocab_size}: use the tokenizer of the source.')
-  if (data.encoder is None) != (source.tokenizer is None) and source.model.vocab_size:
+  if (data.tokenizer is None) != (source.tokenizer is None) and source.model.vocab_size:
     kinds = ['text', 'a task that makes its own tokens']
     raise ValueError(f'{where} is a model of {kinds[source.tokenizer is None]}, and the data are '
-                     f'{kinds[data.encoder is None]}: train it on data of its kind.')
-  if data.encoder is None or source.tokenizer is None:
+                     f'{kinds[data.tokenizer is None]}: train it on data of its kind.')
+  if data.tokenizer is None or source.tokenizer is None:
     return
-  here, there = (list(one.encode(_SAMPLE)) for one in (data.encoder, source.tokenizer))
+  here, there = (list(one.encode(_SAMPLE)) for one in (data.tokenizer, source.tokenizer))
   if here != there:
     first = next((i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1]),
                  min(len(here), len(there)))

@@ -7,7 +7,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import streaming
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate.inputs import long_text
 from tests.random_params import random_params

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 
 
 @pytest.fixture(autouse=True)

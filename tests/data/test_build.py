@@ -1,311 +1,325 @@
-"""The chunk cache: content, reuse, interruption, concurrency, errors."""
+"""Packed data: content, shards, damage, kills, several processes, prompts, errors."""
 
-import errno
 import json
 import os
-import pathlib
-import re
-import shutil
+import random
+import signal
 import subprocess
 import sys
+import time
 
+import grain
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from sink_jax.cli import data_build
-from sink_jax.data import prepare
-from sink_jax.data.cache import Cache
-from sink_jax.data.documents import Jsonl, PackedDataset, TextFolder, held_out
-from sink_jax.data.prepare import open_cache
-from sink_jax.data.stdlib import Stdlib
-from sink_jax.data.tokenizer import ByteEncoder, Bytes, TrainedBpe
-from sink_jax.io import build_once
-from sink_jax.io.build_once import _publish, fcntl
-from sink_jax.io.paths import cache_root
-from tests.data.building import build
+from sink_jax.data import build as builder
+from sink_jax.data.chat import ChatJsonl
+from sink_jax.data.dataset import DataConfig, as_packed, open_data, open_packed
+from sink_jax.data.packed import SPLITS, DamagedShard, Packed
+from sink_jax.data.sources import Jsonl, PackedDataset, TextFolder
+from sink_jax.data.tokenizer import Bytes, TrainedBpe
+from tests.train.runs import ROOT
 
-_VALID = 0.2
+_SHARD = 3000  # characters: about eight shards of the corpus
 
 
-def _open(source, context=16, **options):
-  return open_cache(source, options.pop('tokenizer', Bytes()), context,
-                    options.pop('bos', False), valid_fraction=_VALID, **options)
+def _config(source, **options):
+  return DataConfig(**{'source': source, 'context': 16, 'valid_fraction': 0.2, **options})
 
 
-def _expected(source, domain, valid, context, bos, eos):
-  """Concatenate-and-cut, written independently of the package."""
+def _open(source, workers=0, shard=_SHARD, **options):
+  return open_packed(_config(source, **options), '', workers, shard)[0]
+
+
+def _all(packed, split):
+  return packed.rows(split, np.arange(packed.size(split)))[0]
+
+
+def _content(packed):
+  """Everything but the lock, in bytes."""
+  return {p.name: p.read_bytes() for p in packed.folder.iterdir() if p.name != 'lock'}
+
+
+def _expected(documents, source, domain, split, context, bos, eos):
+  """Concatenate-and-cut, written independently of the package: rows and the dropped tokens."""
   stream = []
-  for document in source.documents():
-    if document.domain == domain and held_out(document.name, _VALID) == valid:
+  for document in documents:
+    if document.domain == domain and source.held_out(document.name, 0.2) == (split == 'valid'):
       stream += [0] * bos + [2 + b for b in document.text.encode()] + [0] * eos
-  chunks = len(stream) // (context + 1)
-  return np.array(stream[:chunks * (context + 1)]).reshape(chunks, context + 1), len(stream)
+  rows = len(stream) // (context + 1)
+  return np.array(stream[:rows * (context + 1)]).reshape(rows, context + 1), len(stream)
 
 
+@pytest.mark.parametrize('shard', [_SHARD, builder.SHARD_CHARACTERS])
 @pytest.mark.parametrize('bos,eos', [(False, True), (True, True), (False, False)])
-def test_chunks_are_the_joined_documents_of_each_domain(corpus, bos, eos):
-  cache = _open(corpus, bos=bos, eos=eos)
-  assert cache.domains == ['prose', 'verse']
-  for split in ('train', 'valid'):
-    expected = [_expected(corpus, d, split == 'valid', 16, bos, eos) for d in cache.domains]
-    table = cache.tables[split]
-    np.testing.assert_array_equal(table.take(np.arange(len(table))),
-                                  np.concatenate([chunks for chunks, _ in expected]))
-    for domain, (chunks, tokens) in zip(cache.domains, expected, strict=True):
-      entry = cache.manifest['domains'][domain][split]
-      assert (entry['chunks'], entry['tokens']) == (len(chunks), tokens)
-  documents = [cache.manifest['domains']['prose'][s]['documents'] for s in ('train', 'valid')]
+def test_rows_are_the_joined_documents_of_each_shard(corpus, bos, eos, shard):
+  packed = _open(corpus, bos=bos, eos=eos, shard=shard)
+  groups, size = [[]], 0
+  for document in corpus.documents():
+    if size >= shard:
+      groups, size = [*groups, []], 0
+    groups[-1].append(document)
+    size += len(document.text)
+  assert len(groups) == len(packed.manifest['shards']) == (1 if shard > 1e6 else 8)
+  for split in SPLITS:
+    rows = _all(packed, split)
+    for d, domain in enumerate(packed.domains):
+      parts = [_expected(group, corpus, domain, split, 16, bos, eos) for group in groups]
+      start, stop = packed.bounds[split][d:d + 2]
+      np.testing.assert_array_equal(rows[start:stop], np.concatenate([part for part, _ in parts]))
+      entry = packed.manifest['domains'][domain][split]
+      assert entry['rows'] == stop - start
+      # What the shards drop is counted: all tokens that are not in rows.
+      assert entry['tokens'] == sum(tokens for _, tokens in parts)
+  documents = [packed.manifest['domains']['prose'][s]['documents'] for s in SPLITS]
   assert sum(documents) == 60 and min(documents) > 0
 
 
-def test_a_table_reads_rows_in_any_order(corpus):
-  table = _open(corpus).tables['train']
-  whole = table.take(np.arange(len(table)))
-  rows = np.random.default_rng(0).integers(0, len(table), 200)
-  np.testing.assert_array_equal(table.take(rows), whole[rows])
+def test_rows_in_any_order_and_by_grain_s_own_source(corpus):
+  packed = _open(corpus)
+  whole = _all(packed, 'train')
+  numbers = np.random.default_rng(0).integers(0, len(whole), 200)
+  np.testing.assert_array_equal(packed.rows('train', numbers)[0], whole[numbers])
+  records = grain.sources.ArrayRecordDataSource(sorted(map(str, packed.folder.glob('*.array_record'))))
+  assert len(records) == sum(map(packed.size, SPLITS)) + len(packed.manifest['shards'])
+  first = np.frombuffer(records[0][:-4], '<u2')  # without the CRC32
+  np.testing.assert_array_equal(first, whole[0])
 
 
-def test_one_long_document_is_split_by_chunks(tmp_path):
-  (tmp_path / 'one').mkdir()
-  text = ''.join(chr(97 + i % 26) for i in range(1705))
-  for name in ('first.txt', next(f'{i}.txt' for i in range(99) if held_out(f'{i}.txt', _VALID))):
-    for old in (tmp_path / 'one').iterdir():
-      old.unlink()
-    (tmp_path / 'one' / name).write_text(text)
-    cache = _open(TextFolder(path=str(tmp_path / 'one')))
-    assert cache.manifest['domains']['text']['split_by'] == 'chunks'
-    train, valid = (cache.tables[s].take(np.arange(len(cache.tables[s]))) for s in ('train', 'valid'))
-    assert (len(train), len(valid)) == (80, 20)
-    stream = ByteEncoder().encode(text)[:1700]
-    np.testing.assert_array_equal(np.concatenate([train, valid]).ravel(), stream)
-    np.testing.assert_array_equal(cache.probes(17), valid)
+def test_array_record_itself_sees_every_flipped_bit(tmp_path):
+  """Where it gives no error, the row is right: that is why its files can be trusted as they are."""
+  rows = [bytes(row) for row in np.random.default_rng(0).integers(0, 256, (40, 512), np.uint8)]
+  path = tmp_path / 'a.array_record'
+  writer = ArrayRecordWriter(str(path), 'group_size:1,uncompressed')
+  for row in rows:
+    writer.write(row)
+  writer.close()
+  good, errors = path.read_bytes(), 0
+  # The file's header, data, and the footer with the block around it.
+  for at in [*range(0, 150, 3), *range(150, 24_000, 331), *range(len(good) - 700, len(good), 7)]:
+    content = bytearray(good)
+    content[at] ^= 1 << at % 8
+    path.write_bytes(content)
+    try:
+      reader = ArrayRecordReader(str(path), 'readahead_buffer_size:0,max_parallelism:0')
+      read = [reader.read([i])[0] for i in range(40)]
+    except (RuntimeError, IndexError):
+      errors += 1
+    else:
+      assert read == rows
+  assert errors > 70
 
 
-def test_probes_are_the_beginnings_of_validation_documents(corpus):
-  cache = _open(corpus, context=256, bos=True)
-  starts = {d.domain: [] for d in corpus.documents()}
+def test_a_damaged_row_is_an_error_with_the_name_of_its_shard(corpus):
+  packed = _open(corpus)
+  path = packed.folder / '00002.array_record'
+  good, rows = path.read_bytes(), {split: _all(packed, split) for split in SPLITS}
+  errors = 0
+  for at in range(0, len(good), 211):
+    content = bytearray(good)
+    content[at] ^= 1 << at % 8
+    path.write_bytes(content)
+    try:
+      assert all((_all(packed, split) == rows[split]).all() for split in SPLITS)
+    except DamagedShard as error:
+      assert '00002.array_record is damaged' in str(error)
+      errors += 1
+  assert errors > 30
+  for damage in (lambda: path.write_bytes(good[:5000]), path.unlink):
+    damage()
+    with pytest.raises(DamagedShard, match=r'00002\.array_record is damaged'):
+      _all(packed, 'train')
+  # The remedy: the shard is built again, and the others are kept.
+  (packed.folder / 'manifest.json').unlink()
+  kept = (packed.folder / '00001.array_record').stat().st_mtime_ns
+  np.testing.assert_array_equal(_all(_open(corpus), 'train'), rows['train'])
+  assert path.read_bytes() == good
+  assert (packed.folder / '00001.array_record').stat().st_mtime_ns == kept
+
+
+_PROGRAM = """
+import sys, time
+from sink_jax.data import build as builder
+from sink_jax.data.dataset import DataConfig, open_packed
+from sink_jax.data.sources import TextFolder
+from sink_jax.data.tokenizer import TrainedBpe
+if __name__ == '__main__':
+  path, workers, shard = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+  if not workers:
+    write = builder._write
+    builder._write = lambda *args: (time.sleep(0.05), print('shard', flush=True), write(*args))[2]
+  config = DataConfig(source=TextFolder(path=path), context=16, valid_fraction=0.2,
+                      tokenizer=TrainedBpe(vocab_size=300))
+  open_packed(config, '', workers, shard)
+  print('done', flush=True)
+"""
+
+
+def _start(corpus, cache, workers):
+  return subprocess.Popen([sys.executable, '-c', _PROGRAM, corpus.path, str(workers), str(_SHARD)],
+                          cwd=ROOT, env=os.environ | {'SINK_JAX_CACHE': str(cache)}, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_killed_at_any_moment_and_resumed(corpus, tmp_path, request):
+  whole = _open(corpus, tokenizer=TrainedBpe(vocab_size=300))
+  draw = random.Random(0)
+  for round_ in range(50 if request.config.getoption('--full') else 3):
+    cache, workers = tmp_path / str(round_), 2 * (round_ % 5 == 4)
+    kills = 0
+    while True:
+      process = _start(corpus, cache, workers)
+      if workers:
+        time.sleep(draw.uniform(1, 6))
+      else:
+        for _ in range(draw.randint(1, 4)):  # shards that it begins to write
+          process.stdout.readline()
+        time.sleep(draw.uniform(0, 0.08))
+      process.send_signal(signal.SIGKILL)
+      process.communicate()
+      kills += 1
+      if list(cache.glob('*/manifest.json')) or kills > 12:
+        break
+    assert workers or kills > 1
+    if not list(cache.glob('*/manifest.json')):
+      assert _start(corpus, cache, 0).wait() == 0
+    folder, = [path for path in cache.iterdir() if (path / 'manifest.json').exists()]
+    assert _content(Packed(folder)) == _content(whole)
+
+
+def test_a_resumed_build_tokenizes_only_what_is_missing(corpus, monkeypatch):
+  packed = _open(corpus)
+  (packed.folder / 'manifest.json').unlink()
+  for number in (3, 6, 7):
+    (packed.folder / f'{number:05}.array_record').unlink()
+  made, shard = [], builder._write
+  monkeypatch.setattr(builder, '_write', lambda path, *rest: made.append(path.name) or shard(path, *rest))
+  before = _content(packed)
+  assert _content(_open(corpus)).keys() > before.keys()
+  assert made == [f'0000{number}.array_record' for number in (3, 6, 7)]
+
+
+def test_workers_and_processes_at_once_make_the_same_folder(corpus, tmp_path):
+  alone = _open(corpus, tokenizer=TrainedBpe(vocab_size=300))
+  processes = [_start(corpus, tmp_path / 'shared', workers) for workers in (0, 2, 0)]
+  assert [process.wait(timeout=120) for process in processes] == [0] * 3
+  folder, = (tmp_path / 'shared').glob('textfolder-*')
+  assert _content(Packed(folder)) == _content(alone)
+
+
+def test_the_folder_is_reused_and_its_name_sees_every_setting(corpus, monkeypatch):
+  first = _open(corpus)
+  with monkeypatch.context() as patch:
+    patch.setattr(TextFolder, 'documents', None)  # nothing is read
+    assert _open(corpus).folder == first.folder
+  others = [_open(corpus, **options) for options in (
+      {'context': 17}, {'bos': True}, {'eos': False}, {'valid_fraction': 0.3},
+      {'tokenizer': TrainedBpe(vocab_size=280)})]
+  with open(f'{corpus.path}/prose/00.txt', 'a') as file:
+    file.write('more')
+  folders = {p.folder for p in (first, *others, _open(corpus))}
+  assert len(folders) == 7
+  contents = {Packed(folder).manifest['content'] for folder in folders}
+  assert len(contents) == 7
+
+
+def test_prompts_are_the_beginnings_of_validation_documents(corpus):
+  packed = _open(corpus, context=256, bos=True, shard=builder.SHARD_CHARACTERS)
+  starts = {'prose': [], 'verse': []}
   for document in corpus.documents():
-    if held_out(document.name, _VALID) and len(document.text) >= 100:
-      starts[document.domain].append(ByteEncoder().encode(document.text)[:100])
-  probes = cache.probes(100)
-  assert len(probes) == sum(map(len, starts.values())) > 4
+    if corpus.held_out(document.name, 0.2) and len(document.text) >= 100:
+      starts[document.domain].append([2 + b for b in document.text.encode()[:100]])
+  prompts = packed.prompts(100, 100)
   for i in range(3):  # the domains take turns
-    np.testing.assert_array_equal(probes[2 * i], starts['prose'][i])
-    np.testing.assert_array_equal(probes[2 * i + 1], starts['verse'][i])
-  assert 0 < len(cache.probes(257)) < len(probes)
+    np.testing.assert_array_equal(prompts[2 * i], starts['prose'][i])
+    np.testing.assert_array_equal(prompts[2 * i + 1], starts['verse'][i])
+  assert len(packed.prompts(3, 257)) == 3
 
 
-def test_probe_prompts_are_the_first_of_each_length(monkeypatch):
-  from sink_jax.data import probe_prompts
-  monkeypatch.setattr(probe_prompts, '_KEPT', 5)
-  lengths = np.random.default_rng(0).integers(1, 40, 400)
-  pool = probe_prompts.ProbePrompts(30)
-  for i, length in enumerate(lengths):
-    pool.add(np.full(length, i))
-  kept = [(int(p[0]), len(p)) for p in pool._prompts]
+def test_prompts_are_kept_of_the_first_of_each_length(monkeypatch):
+  monkeypatch.setattr(builder, '_PROMPTS', 5)
+  lengths = np.random.default_rng(0).integers(1, 40, 400).tolist()
+  chosen = builder.Prompts(30)
+  kept = [i for i, length in enumerate(lengths) if chosen.keep(length)]
   assert len(kept) < 200
   for wanted in (1, 10, 30):
     first = [i for i, length in enumerate(lengths) if length >= wanted][:5]
-    assert [i for i, length in kept if length >= wanted][:5] == first
+    assert [i for i in kept if lengths[i] >= wanted][:5] == first
 
 
-def test_cache_is_reused_and_its_key_sees_every_setting(corpus, cache_folder, monkeypatch):
-  first = _open(corpus)
-  with monkeypatch.context() as patch:
-    patch.setattr(prepare, 'CacheBuilder', None)  # a second build would fail
-    assert _open(corpus).folder == first.folder
-  others = [_open(corpus, context=17), _open(corpus, bos=True), _open(corpus, eos=False),
-            _open(corpus, tokenizer=TrainedBpe(vocab_size=270)),
-            open_cache(corpus, Bytes(), 16, False, valid_fraction=0.3)]
-  (cache_folder.parent / 'corpus' / 'prose' / 'new.txt').write_text('more')
-  others.append(_open(corpus))
-  assert len({first.folder, *(o.folder for o in others)}) == 7
-  assert all(o.folder.parent == cache_folder for o in others)
+@pytest.mark.parametrize('count', [1, 2, 3, 10, 60])
+def test_a_few_documents_are_enough(tmp_path, count):
+  """As own text often is: some documents, all on one side or shorter than the probe."""
+  draw = np.random.default_rng(count)
+  for i in range(count):
+    text = draw.integers(97, 123, 40_000 if count < 5 else 3000).astype(np.uint8).tobytes().decode()
+    (tmp_path / f'{i}.txt').write_text(text)
+  data = open_data(DataConfig(source=TextFolder(path=str(tmp_path)), context=64))
+  assert data.batch(0, 8, 0).tokens.shape == (8, 64)
+  valid = data.validation(4)['valid']
+  assert len(np.unique(data.probe_tokens(4, 64), axis=0)) == 4
+  # No row is on both sides.
+  training = {row.tobytes() for row in _all(data._packed['train'], 'train')}
+  assert not training & {row.tobytes() for row in _all(data._packed['valid'], 'valid')}
+  if count < 3:
+    assert 'too few documents' in data.remarks()[-1] and len(valid) > 0
 
 
-def test_an_interrupted_build_is_never_used(corpus, cache_folder, monkeypatch):
-  def killed(self, path):
-    raise KeyboardInterrupt
-  with monkeypatch.context() as patch:
-    patch.setattr(ByteEncoder, 'save', killed)
-    with pytest.raises(KeyboardInterrupt):
-      _open(corpus)
-  assert [path.suffix for path in cache_folder.iterdir()] == ['.partial']
-  complete = _open(corpus).folder
-  assert list(cache_folder.iterdir()) == [complete]
-  assert not (complete / 'lock').exists() and not (complete / 'work').exists()
-  # A copy by hand that was broken off, and what another host began and never went on with:
-  for name in ('train.000.npy', 'manifest.json'):
-    (complete / name).unlink()
-  leftover = cache_folder / 'other.partial'
-  shutil.copytree(complete, leftover)
-  assert len(_open(corpus).tables['train']) > 0
-  assert leftover.exists()
-  for path in [leftover, *leftover.iterdir()]:
-    os.utime(path, (1, 1))
-  _open(corpus)
-  assert not leftover.exists()
+def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
+  out = str(tmp_path / 'out')
+  config = _config(corpus, tokenizer=TrainedBpe(vocab_size=300), context=24, bos=True)
+  open_packed(config, out)
+  packed = DataConfig(source=PackedDataset(path=out))
+  built = as_packed(packed)
+  assert (built.context, built.bos, built.eos, built.tokenizer) == (24, True, True, config.tokenizer)
+  assert as_packed(built) == built
+  for a, b in zip(open_data(packed).batch(3, 4, 0), open_data(config).batch(3, 4, 0), strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert open_data(packed).encoder.fingerprint() == open_data(config).encoder.fingerprint()
+  for option, value in (('context', 25), ('eos', False), ('tokenizer', TrainedBpe(vocab_size=301))):
+    with pytest.raises(ValueError, match=f'was built with .*data.{option}='):
+      as_packed(DataConfig(source=PackedDataset(path=out), **{option: value}))
+  with pytest.raises(ValueError, match='choose another folder'):
+    open_packed(_config(corpus, context=25), out)
 
 
-def test_damaged_cache_files_are_named(corpus):
-  folder = _open(corpus).folder
-  data = (folder / 'train.001.npy').read_bytes()
-  (folder / 'train.001.npy').write_bytes(data[:-10])
-  with pytest.raises(ValueError, match=r'train\.001\.npy is missing or damaged.*delete'):
-    _open(corpus)
-  shutil.copy(folder / 'valid.001.npy', folder / 'train.001.npy')
-  manifest = json.loads((folder / 'manifest.json').read_text())
-  del manifest['files']  # as in older caches
-  (folder / 'manifest.json').write_text(json.dumps(manifest))
-  with pytest.raises(ValueError, match=r'train\.001\.npy holds uint16.*delete'):
-    _open(corpus)
-  (folder / 'manifest.json').write_text(json.dumps(manifest | {'format': 0}))
-  with pytest.raises(ValueError, match='cache format 0'):
-    Cache(folder)
-  (folder / 'manifest.json').write_text('{')
-  with pytest.raises(ValueError, match='not a chunk cache'):
-    Cache(folder)
+def test_data_build_prints_what_trains_on_it(corpus, tmp_path, capsys):
+  from sink_jax.cli import data_build
+  from tests.train import runs
+
+  config = runs.config(data__source=repr(corpus), data__valid_fraction=0.2, data__context=16)
+  data_build.main(data_build.Options(out=str(tmp_path / 'a')), config)
+  printed = capsys.readouterr().out
+  assert f"""--config.data.source="PackedDataset(path='{tmp_path / 'a'}')\"""" in printed
+  assert [line.split()[0] for line in printed.splitlines()[2:6]] == ['prose', 'prose', 'verse', 'verse']
+  with pytest.raises(ValueError, match='not text'):
+    data_build.main(data_build.Options(), runs.config(data__source='BigramBackcopy()'))
 
 
-def test_without_locks_the_slower_of_two_builds_takes_the_result_of_the_faster(
-    corpus, cache_folder, monkeypatch):
-  def refused(file, kind):
-    raise OSError(errno.ENOLCK, 'no locks')
-  monkeypatch.setattr(fcntl, 'flock', refused)
-  publish, folders = _publish, []
-
-  def overtaken(partial, final):
-    monkeypatch.setattr(build_once, '_publish', publish)
-    folders.append(_open(corpus).folder)  # another process finishes in between
-    stamp = final.stat().st_ino, (final / 'manifest.json').stat().st_mtime_ns
-    publish(partial, final)
-    assert (final.stat().st_ino, (final / 'manifest.json').stat().st_mtime_ns) == stamp
-  monkeypatch.setattr(build_once, '_publish', overtaken)
-  assert _open(corpus).folder == folders[0]
-  assert folders[0] in cache_folder.iterdir() and not list(cache_folder.glob('*.partial-*'))
-
-
-def test_two_processes_at_once_and_the_command_line(corpus, cache_folder):
-  command = [sys.executable, '-m', 'sink_jax.data.build', '--source', repr(corpus),
-             '--tokenizer', 'TrainedBpe(vocab_size=300)', '--context', '8']
-  running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-             for _ in range(2)]
-  outputs = [p.communicate() for p in running]
-  assert [p.returncode for p in running] == [0, 0], outputs
-  printed = [out.splitlines()[0] for out, _ in outputs]
-  assert printed[0] == printed[1]
-  assert not any('tokenizing' in err for _, err in outputs)  # no progress bar off a terminal
-  assert sorted(p.name for p in cache_folder.iterdir()) == sorted(
-      ['tokenizers', printed[0].rsplit('/', 1)[1]])
-  failed = subprocess.run([*command[:4], 'TextFolder()'], capture_output=True, text=True)
-  assert failed.returncode == 1 and 'needs the path' in failed.stderr
-  assert 'Traceback' not in failed.stderr
+def _cases(folder):
+  empty, text = folder / 'empty', folder / 'text'
+  empty.mkdir()
+  text.mkdir()
+  (empty / 'a.txt').write_text('')
+  (text / 'a.txt').write_text('short')
+  (folder / 'one' / 'valid').mkdir(parents=True)
+  (folder / 'one' / 'valid' / 'a.txt').write_text('x' * 99)
+  lines = [json.dumps({'text': 'a' * 50, 'id': f'd{i}'}) for i in range(300)]
+  (folder / 'ids.jsonl').write_text('\n'.join(lines))
+  answers = json.dumps({'messages': [{'role': 'user', 'content': 'a' * 99}]})
+  (folder / 'chat.jsonl').write_text('\n'.join([answers] * 9))
+  return [
+      (TextFolder(path=str(empty)), 'too few'), (TextFolder(path=str(text)), 'data.context'),
+      (TextFolder(path=str(folder / 'one')), "called 'valid'"),
+      (Jsonl(path=str(folder / 'ids.jsonl'), domain_field='id'), 'domain_field'),
+      (ChatJsonl(path=str(folder / 'chat.jsonl'), loss='answers'), 'no answer'),
+      (ChatJsonl(path=str(folder / 'chat.jsonl'), long='drop'), '9 longer ones were dropped'),
+      (PackedDataset(path=str(text)), 'data_build'), (PackedDataset(path='no/where'), 'data_build')]
 
 
-def test_the_command_prints_what_both_sides_of_the_split_have(tmp_path, capsys, monkeypatch):
-  for name in ('a', 'b'):
-    (tmp_path / name).mkdir()
-    for i in range(20):
-      letters = np.random.default_rng(i % 10 if name == 'a' else i // 2 + 5).integers(97, 123, 200)
-      (tmp_path / name / f'{i}.txt').write_text(letters.astype(np.uint8).tobytes().decode())
-  a, b = (f"TextFolder(path='{tmp_path / name}')" for name in 'ab')
-
-  def printed(*arguments):
-    assert build('--context=16', *arguments) is None
-    return capsys.readouterr().out.splitlines()
-  assert printed('--source', a, '--valid_fraction=0.2')[-1] == (
-      '100.0% of the windows of 64 characters of validation text are also in training text')
-  lines = printed('--source', a, '--valid_source', b)
-  assert lines[-1].startswith('50.0% of the windows')
-  assert [Cache(pathlib.Path(line)).manifest['valid_fraction']
-          for line in lines if line.startswith('/')] == [0, 1]
-  assert 'windows' not in printed('--source', f'PackedDataset(path={lines[0]!r})', '--valid_source',
-                                  f'PackedDataset(path={[x for x in lines if x[0] == "/"][1]!r})')[-1]
-  monkeypatch.setattr(data_build, '_COMPARED', 1000)
-  assert printed('--source', a, '--valid_source', b)[-1].endswith('million characters')
-  (tmp_path / 'a' / '0.txt').write_text('letters ' * 50)
-  [(tmp_path / 'a' / f'{i}.txt').unlink() for i in range(1, 20)]
-  assert printed('--source', a, '--valid_fraction=0.2')[-1].startswith('text: too few documents')
-
-
-@pytest.mark.parametrize('arguments, words', [
-    (['--verify=a', '--context=8'], '--context is not used: --verify builds nothing'),
-    (['--verify=a', '--no-eos'], '--eos is not used'),
-    (['--source=Bytes()'], 'Unknown DocumentSource'),
-    (["--source=PackedDataset(path='a')", '--workers=2'], '--workers is not used: .* built already'),
-    (['--valid_source=Stdlib()', '--valid_fraction=0.1'], '--valid_fraction is not used'),
-    (['--context=0'], 'must be at least 1'), (['--workers=-1'], 'must be at least 0'),
-    (['--valid_fraction=1'], 'between 0 and 1')])
-def test_options_of_a_build_that_nothing_reads_are_refused(arguments, words):
-  assert re.match(f'error: .*{words}', build(*arguments))
-
-
-def test_large_vocabularies_are_stored_in_32_bits(corpus, monkeypatch):
-  monkeypatch.setattr(ByteEncoder, 'vocab_size', 65537)
-  monkeypatch.setattr(ByteEncoder, 'encode_batch', lambda self, texts: [
-      np.frombuffer(t.encode(), np.uint8).astype(np.int32) + 65000 for t in texts])
-  table = _open(corpus).tables['train']
-  assert table.take(np.arange(len(table))).max() == 65000 + ord('z')
-
-
-def test_prepared_opens_a_copied_folder_with_the_same_settings_only(corpus, tmp_path):
-  folder = _open(corpus).folder.rename(tmp_path / 'copied')
-  shutil.rmtree(tmp_path / 'corpus')
-  copied = PackedDataset(path=str(folder))
-  assert len(_open(copied).tables['train']) > 0
-  with pytest.raises(ValueError, match='context=16, not 32'):
-    _open(copied, context=32)
-  with pytest.raises(ValueError, match='bos=False, not True'):
-    _open(copied, bos=True)
-  with pytest.raises(ValueError, match=r"tokenizer='Bytes\(\)', not 'TrainedBpe"):
-    _open(copied, tokenizer=TrainedBpe())
-
-
-def test_errors_of_small_and_odd_corpora(tmp_path):
-  folder = tmp_path / 'small'
-  (folder / 'tiny').mkdir(parents=True)
-  (folder / 'tiny' / 'a.txt').write_text('')
-  source = TextFolder(path=str(folder))
-  with pytest.raises(ValueError, match='no documents with any text'):
-    _open(source)
-  (folder / 'tiny' / 'a.txt').write_text('just a few words')
-  with pytest.raises(ValueError, match=r"'tiny' has 17 tokens in 1 documents.*= 17.*lower the context"):
-    _open(source)
-  assert len(_open(source, context=4).tables['valid']) == 1
-  (folder / 'tiny').rename(folder / 'valid')
-  with pytest.raises(ValueError, match="called 'valid'.*rename"):
-    _open(source, context=4)
-  with pytest.raises(ValueError, match='context=0'):
-    _open(source, context=0)
-  lines = ''.join(json.dumps({'text': 'x', 'id': str(i)}) + '\n' for i in range(300))
-  (tmp_path / 'ids.jsonl').write_text(lines)
-  with pytest.raises(ValueError, match='More than 256 domains.*domain_field'):
-    _open(Jsonl(path=str(tmp_path / 'ids.jsonl'), domain_field='id'))
-
-
-def test_stdlib_end_to_end():
-  cache = _open(Stdlib(max_files=40), context=32)
-  assert cache.domains == ['code', 'docs'] and len(cache.probes(32)) > 5
-  text = cache.encoder.decode(cache.tables['train'].take(np.arange(3)).ravel())
-  first = next(d for d in Stdlib(max_files=40).documents() if not held_out(d.name, _VALID))
-  assert text.startswith(first.text[:90])
-
-
-def test_a_source_decides_what_is_held_out():
-  source = Stdlib(domains='code', max_files=40, split='content')
-  held = [d.text for d in source.documents() if source.held_out(d.name, _VALID)]
-  training = [d.text for d in source.documents() if not source.held_out(d.name, _VALID)]
-  assert held != [d.text for d in source.documents() if held_out(d.name, _VALID)]
-  cache = _open(source, context=32)
-  for split, texts in (('train', training), ('valid', held)):
-    stream = cache.tables[split].take(np.arange(len(cache.tables[split]))).ravel()
-    expected = np.concatenate([[*ByteEncoder().encode(text), 0] for text in texts if text])
-    np.testing.assert_array_equal(stream, expected[:len(stream)])
-  assert list(TrainedBpe()._texts(source, _VALID)) == [text for text in training]
-
-
-def test_cache_root(monkeypatch, tmp_path):
-  assert cache_root(str(tmp_path)) == tmp_path
-  assert cache_root() == tmp_path / 'cache'  # the environment variable of the fixture
-  monkeypatch.delenv('SINK_JAX_CACHE')
-  assert cache_root().parts[-2:] == ('.cache', 'sink_jax')
+def test_errors_name_what_to_change(tmp_path):
+  for source, named in _cases(tmp_path):
+    with pytest.raises(ValueError) as error:
+      open_packed(_config(source, tokenizer=Bytes()))
+    assert named in str(error.value)

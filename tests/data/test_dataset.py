@@ -9,8 +9,9 @@ import pytest
 
 from configs import base
 from sink_jax.component import from_string
-from sink_jax.data.dataset import DataConfig, Source, open_data
-from sink_jax.data.documents import PackedDataset, TextFolder, held_out
+from sink_jax.data.dataset import DataConfig, Source, open_data, open_packed
+from sink_jax.data.packed import Packed
+from sink_jax.data.sources import PackedDataset, TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.token_edits import FixedToken, RandomTokens
@@ -27,8 +28,8 @@ def config(corpus):
 
 
 def _stored(data, split='train'):
-  table = data._cache.tables[split]
-  return table.take(np.arange(len(table)))
+  packed = data._packed[split]
+  return packed.rows(split, np.arange(packed.size(split)))[0]
 
 
 def _chunks(batch):
@@ -103,9 +104,9 @@ def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch)
   data = open_data(config())
   uninterrupted = list(itertools.islice(data.batches(0, 8, seed=0), 12))
   read = []
-  take = type(data._cache.tables['train']).take
-  monkeypatch.setattr(type(data._cache.tables['train']), 'take',
-                      lambda self, rows: read.append(len(rows)) or take(self, rows))
+  rows = Packed.rows
+  monkeypatch.setattr(Packed, 'rows', lambda self, split, numbers:
+                      read.append(len(numbers)) or rows(self, split, numbers))
   resumed = list(itertools.islice(data.batches(7, 8, seed=0), 5))
   assert sum(read) <= 8 * (5 + 16 + 2)  # what was asked for and the prefetch buffer
   for a, b, step in zip(uninterrupted[7:], resumed, range(7, 12), strict=True):
@@ -113,30 +114,12 @@ def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch)
     np.testing.assert_array_equal(a.tokens, data.batch(step, 8, 0).tokens)
 
 
-@pytest.mark.parametrize('options', [
-    {}, dict(max_tokens=20 * (_C + 1)), dict(domain_weights=(('prose', 1.0), ('verse', 3.0))),
-    dict(interventions=(FixedToken(), RandomTokens(first=2, last=3, below=70_000)))])
-def test_rows_of_the_training_table_are_the_batches(config, options):
-  data = open_data(config(**options))
-  table = data.training_table()
-  assert table.dtype == (np.uint32 if options.get('interventions') else np.uint16)
-  for step in (0, 7):  # of another epoch
-    rows = data.table_rows(step, 30, seed=3)
-    np.testing.assert_array_equal(table[rows], _chunks(data.batch(step, 30, seed=3)))
-
-
-def test_what_differs_from_epoch_to_epoch_is_no_table(config, monkeypatch):
-  assert open_data(config(interventions=(RandomTokens(fresh=True),))).training_table() is None
-  monkeypatch.setattr('sink_jax.data.corpus._TABLE_BYTES', 100)  # nor what is too large
-  assert open_data(config()).training_table() is None
-
-
 def test_amount_of_data(config):
   data = open_data(config())
   budget = 40 * (_C + 1) + 5
   some, more = (open_data(config(max_tokens=b)) for b in (budget, 2 * budget))
   summary = some.summary()
-  assert summary['training_chunks'] == 40
+  assert summary['training_rows'] == 40
   assert summary['unique_training_tokens'] == 40 * (_C + 1) <= budget
   assert summary['tokens_per_epoch'] == 40 * _C
   subset = {c.tobytes() for c in _stream(some, 200)}
@@ -145,13 +128,13 @@ def test_amount_of_data(config):
   assert subset < {c.tobytes() for c in _stream(more, 400)}
   assert subset <= {c.tobytes() for c in _stored(data)}
   for bad in (_C, 10**9):
-    with pytest.raises(ValueError, match=f'max_tokens={bad} must be between one chunk'):
+    with pytest.raises(ValueError, match=f'data.max_tokens={bad} must be between'):
       open_data(config(max_tokens=bad))
 
 
 def test_domain_weights(config):
   data = open_data(config())
-  prose = {c.tobytes() for c in _stored(data)[:data._cache.tables['train'].offsets[1]]}
+  prose = {c.tobytes() for c in _stored(data)[:data._packed['train'].bounds['train'][1]]}
 
   def share(**options):
     stream = _stream(open_data(config(**options)), 2000)
@@ -204,7 +187,7 @@ def test_the_random_token_of_a_chunk_does_not_depend_on_the_amount_of_data(confi
   edit = (RandomTokens(),)
   few = _stream(open_data(config(interventions=edit, max_tokens=200)), 11)
   whole = open_data(config(interventions=edit))
-  everything = {c.tobytes() for c in _stream(whole, whole.summary()['training_chunks'])}
+  everything = {c.tobytes() for c in _stream(whole, whole.summary()['training_rows'])}
   assert {c.tobytes() for c in few} <= everything
 
 
@@ -230,7 +213,7 @@ def test_validation_covers_everything_once_in_a_fixed_order(config):
   sets = data.validation(batch_size=7)
   assert list(sets) == ['valid', 'prose', 'verse']
   stored = _stored(data, 'valid')
-  bound = data._cache.tables['valid'].offsets[1]
+  bound = data._packed['valid'].bounds['valid'][1]
   for name, expected in (('valid', stored), ('prose', stored[:bound]), ('verse', stored[bound:])):
     batches = list(sets[name])
     assert all(b.tokens.shape == (7, _C) for b in batches)
@@ -277,7 +260,7 @@ def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
   # Nothing of the training source is held out, and its tokenizer is that of both.
   stream = data.decode(_stored(data).ravel())
   assert sum(document.text[:12] in stream for document in corpus.documents()) >= 98
-  encoder = data._cache.encoder
+  encoder = data.encoder
   np.testing.assert_array_equal(data.probe_tokens(3, 9)[:, 1:], [
       encoder.encode(d.text)[1:9] for d in list(other.documents())[:13:12]
       + list(other.documents())[1:2]])
@@ -285,31 +268,26 @@ def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
   assert summary['valid_source'] == repr(other) and summary['content'] != summary['valid_content']
   assert set(summary['domains']) == {'prose', 'verse'}
   assert set(summary['valid_domains']) == {'letters', 'prose'}
-  wait = data.check_files()
-  wait()
-  assert all((c.folder / 'verified.json').exists() for c in (data._cache, data._valid_cache))
 
 
-def test_caches_of_a_pair_are_their_own(config, corpus, other):
-  alone = open_data(config())
-  pair = open_data(config(valid_source=other))
-  swapped = open_data(config(source=other, valid_source=corpus))
-  assert len({c.folder for d in (alone, pair, swapped) for c in d._caches()}) == 5
-  assert open_data(config(valid_source=other, valid_fraction=0.5))._cache.folder == pair._cache.folder
-  prepared = [PackedDataset(path=str(c.folder)) for c in pair._caches()]
-  again = open_data(config(source=prepared[0], valid_source=prepared[1]))
+def test_the_folders_of_a_pair(config, corpus, other, tmp_path):
+  alone, pair, swapped = (open_packed(config(**options)) for options in (
+      {}, dict(valid_source=other), dict(source=other, valid_source=corpus)))
+  assert len({packed.folder for both in (alone, pair, swapped) for packed in both}) == 5
+  training, valid = (PackedDataset(path=str(packed.folder)) for packed in pair)
+  whole = PackedDataset(path=str(alone[0].folder))
+  again = open_data(config(source=training, valid_source=valid))
   np.testing.assert_array_equal(again.validation(4)['valid'][0].tokens,
-                                pair.validation(4)['valid'][0].tokens)
-  for source, valid_source, match in (
-      (prepared[0], None, 'holds training text alone: .*data.valid_source'),
-      (prepared[1], None, 'holds validation text alone: .*data.source'),
-      (PackedDataset(path=str(alone._cache.folder)), other, 'not built as one of this pair'),
-      (corpus, PackedDataset(path=str(alone._cache.folder)), 'not built as one of this pair'),
-      (corpus, BigramBackcopy(), 'has no text'), (BigramBackcopy(length=_C), corpus, 'valid_source')):
-    with pytest.raises(ValueError, match=match):
+                                open_data(config(valid_source=other)).validation(4)['valid'][0].tokens)
+  for source, valid_source, named in (
+      (training, None, 'data.valid_source'), (valid, None, 'data.source'), (whole, other, 'one of a pair'),
+      (corpus, whole, 'one of a pair'), (corpus, BigramBackcopy(), 'has no text'),
+      (BigramBackcopy(length=_C), corpus, 'valid_source')):
+    with pytest.raises(ValueError) as error:
       open_data(config(source=source, valid_source=valid_source))
-  with pytest.raises(ValueError, match="'letters' has .* too few for a chunk"):
-    open_data(config(context=4000, valid_source=other))
+    assert named in str(error.value)
+  both = open_packed(config(valid_source=other), str(tmp_path / 'out'))
+  assert [packed.folder.name for packed in both] == ['train', 'valid']
 
 
 def test_one_domain_has_one_validation_set(corpus):
@@ -323,7 +301,7 @@ def test_training_and_validation_documents_are_disjoint(config, corpus):
   text = {s: data.decode(_stored(data, s).ravel()) for s in ('train', 'valid')}
   for document in corpus.documents():
     inside = document.text[:40]
-    held = held_out(document.name, 0.2)
+    held = corpus.held_out(document.name, 0.2)
     assert (inside in text['valid']) <= held and (inside in text['train']) <= (not held)
   assert sum(d.text[:40] in text['valid'] for d in corpus.documents()) >= 10
 
@@ -333,13 +311,13 @@ def test_probe_tokens(config, corpus):
   probes = data.probe_tokens(sequences=6, length=12)
   assert probes.shape == (6, 12) and probes.dtype == np.int32
   assert (probes[:, 1] == 1).all() and (probes[:, 0] >= 2).all()
-  starts = {d.text[:12] for d in corpus.documents() if held_out(d.name, 0.2)}
+  starts = {d.text[:12] for d in corpus.documents() if corpus.held_out(d.name, 0.2)}
   for row in np.delete(probes, 1, 1):  # only the fixed token differs from ordinary text
     assert data.decode(row) in {s[:1] + s[2:] for s in starts}
   np.testing.assert_array_equal(open_data(config(bos=True)).probe_tokens(6, 17)[:, 2:12], probes[:, 2:])
-  with pytest.raises(ValueError, match=r'99 probe sequences of 12 tokens wanted, but only \d+ validation'):
-    data.probe_tokens(99, 12)
-  with pytest.raises(ValueError, match='length=18: prompts have 1 to 17'):
+  with pytest.raises(ValueError, match=r'probe.length=12 tokens, not probe.sequences=999: .*data.valid_fraction'):
+    data.probe_tokens(999, 12)
+  with pytest.raises(ValueError, match='probe.length=18 must be between 1 and 17'):
     data.probe_tokens(1, 18)
 
 
@@ -347,10 +325,9 @@ def test_summary_and_decode(config):
   data = open_data(config())
   summary = data.summary()
   assert summary['vocab_size'] == data.vocab_size == 258
-  assert summary['training_chunks'] == len(_stored(data))
-  assert summary['validation_chunks'] == len(_stored(data, 'valid'))
+  assert summary['training_rows'] == len(_stored(data))
+  assert summary['validation_rows'] == len(_stored(data, 'valid'))
   assert set(summary['domains']) == {'prose', 'verse'}
-  assert summary['probe_sequences_of_64'] == len(data._cache.probes(16))
   assert data.decode([2 + ord('a'), 0]) == 'a<|endoftext|>'
 
 
@@ -363,19 +340,19 @@ def test_config_ranges(options):
 def test_one_base_builds_documents_and_tasks():
   assert from_string(Source, 'Stdlib(max_files=3)') == Stdlib(max_files=3)
   assert from_string(Source, 'BigramBackcopy(triggers=5)') == BigramBackcopy(triggers=5)
-  with pytest.raises(ValueError, match='Choices: .*InstalledPackages, .*Jsonl, .*TriggerAveraging'):
+  with pytest.raises(ValueError, match='Choices: .*HubDataset, .*Jsonl, .*TriggerAveraging'):
     from_string(Source, 'Wikipedia()')
 
 
 def test_reading_a_cache_needs_no_heavy_imports(config):
-  cache = open_data(config())._cache.folder
+  cache = open_packed(config())[0].folder
   program = f'''
 import sys
 from configs import base
-from sink_jax.data.documents import PackedDataset
+from sink_jax.data.sources import PackedDataset
 from sink_jax.data.dataset import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy
-for name in ('tensorflow', 'tensorflow_datasets', 'tokenizers', 'zstandard', 'flax', 'ml_collections'):
+for name in ('tensorflow', 'tensorflow_datasets', 'datasets', 'backports', 'flax', 'ml_collections'):
   sys.modules[name] = None
 data = open_data(DataConfig(source=PackedDataset(path={str(cache)!r}), context={_C}))
 assert next(data.validation(4)['valid'].__iter__()).tokens.shape == (4, {_C})

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import from_string, registry
-from sink_jax.data.documents import TextFolder, held_out
+from sink_jax.data.sources import TextFolder, held_out
 from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer, Tokenizer, TrainedBpe
 
 TEXT = 'the quick brown fox jumps over the lazy dog, again and again'

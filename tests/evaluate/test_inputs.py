@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from sink_jax.data.documents import Document, Jsonl, TextFolder
+from sink_jax.data.sources import Document, Jsonl, TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate.inputs import (

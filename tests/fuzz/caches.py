@@ -12,7 +12,7 @@ from tests.fuzz.inputs import File, Input, Kind
 
 
 def _prepare(folder):
-  from sink_jax.data.documents import Jsonl
+  from sink_jax.data.sources import Jsonl
   from sink_jax.data.prepare import open_cache
   from sink_jax.data.tokenizer import Bytes, TrainedBpe
   folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def _inputs(prepared):
 def _run(prepared, input, folder):
   from sink_jax.data.cache_check import check
   from sink_jax.data.corpus import CorpusDataset
-  from sink_jax.data.documents import PackedDataset
+  from sink_jax.data.sources import PackedDataset
   from sink_jax.data.prepare import open_cache
   from sink_jax.data.tokenizer import Bytes, TrainedBpe
   tokenizer = Bytes() if input.base == 'bytes' else TrainedBpe(vocab_size=270)

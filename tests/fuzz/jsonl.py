@@ -85,7 +85,7 @@ def _inputs(prepared):
 
 
 def _run(prepared, input, folder):
-  from sink_jax.data.documents import Jsonl, held_out
+  from sink_jax.data.sources import Jsonl, held_out
   field, _, domain = input.text.partition('\x1e')
   source = Jsonl(path=str(folder), field=field or 'text', domain_field=domain)
   source.fingerprint()

@@ -15,7 +15,7 @@ from tests.fuzz.inputs import Input, Kind
 def _prepare(folder):
   from sink_jax.attention.spec import AttentionSpec
   from sink_jax.component import from_string, registry
-  from sink_jax.data.documents import Source
+  from sink_jax.data.sources import Source
   from sink_jax.data.token_edits import TokenEdit
   from sink_jax.data.tokenizer import Tokenizer
   from sink_jax.train.optimizer import UpdateRule

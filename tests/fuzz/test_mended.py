@@ -10,7 +10,7 @@ import zstandard
 from sink_jax.attention.normalizer import Normalizer
 from sink_jax.component import from_string
 from sink_jax.data import text_lines
-from sink_jax.data.documents import Jsonl
+from sink_jax.data.sources import Jsonl
 from sink_jax.data.tokenizer import HuggingFace, load_encoder
 from sink_jax.io.files import read_text_limited
 from sink_jax.models.sizes import sized

@@ -13,7 +13,7 @@ import tokenizers
 
 import sink_jax as sj
 from sink_jax.attention.mask import Causal, Window
-from sink_jax.data.documents import TextFolder
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export_checkpoint, write_tokenizer

@@ -15,7 +15,7 @@ from sink_jax.evaluate import plots
 from sink_jax.report.comparison import as_text, build, columns, compare
 from sink_jax.report.jsontext import UNWRITTEN, rounded, to_json
 from sink_jax.report.read_runs import read_run, read_runs
-from sink_jax.report.records import baseline_of, split_notes
+from sink_jax.report.records import baseline_of
 from sink_jax.report.sentences import overview, sentences, verdict
 from tests.commands import run_here
 
@@ -207,9 +207,8 @@ def report(tmp_path_factory):
 def test_groups_by_data(report):
   _, content = report
   text, backcopy = content.groups
-  assert text.title == "Language-model text (Stdlib(split='content'), Bytes)"
+  assert text.title == "Language-model text (Stdlib, Bytes)"
   assert text.runs[0].name == 'text-softmax'
-  assert not any('made again' in note for note in text.notes)
   assert backcopy.title == 'Bigram-Backcopy'
   assert [run.name for run in backcopy.runs] == ['backcopy-softmax', 'backcopy-sigmoid']
   headings = [column.heading for column in columns(backcopy.runs)]
@@ -217,19 +216,6 @@ def test_groups_by_data(report):
   assert any('3.049 nats' in note for note in backcopy.notes)
   assert text.different_settings['text-k-bias']['attention.kv_bias'] == 'KBias()'
   assert text.shared_settings['optimizer.learning_rate'] == 2e-2
-
-
-def test_runs_of_the_old_split_are_marked(tmp_path):
-  config = copy.deepcopy(TRIALS['text-softmax'])
-  config['data']['source'] = 'Stdlib()'
-  old = write(tmp_path / 'old', config=config, probed=FLAT)
-  new = write(tmp_path / 'new', probed=FLAT)
-  notes = split_notes([old, new])
-  assert len(notes) == 1 and '(old)' in notes[0] and "Stdlib(split='content')" in notes[0]
-  assert split_notes([new]) == [] and '(all runs)' in split_notes([old])[0]
-  assert 'made again' in ' '.join(as_text(build([old])).split())
-  config['data']['valid_source'] = 'Jsonl()'
-  assert split_notes([write(tmp_path / 'apart', config=config)]) == []
 
 
 def test_the_terminal_text_fits(report):

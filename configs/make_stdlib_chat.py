@@ -1,21 +1,26 @@
-"""Questions about a module of the standard library, with answers from its own text.
+"""Writes conversations about the Python standard library, which configs/sft.py trains on.
 
-Each definition with a docstring becomes one conversation of one to three questions. Which ones, in
+    python -m configs.make_stdlib_chat data/stdlib_chat
+
+Writes train.jsonl and valid.jsonl, which `ChatJsonl` reads. Each definition with a docstring becomes
+one conversation of one to three questions, with answers from the library's own text. Which ones, in
 which words, and whether a system message comes first, follows from a hash of its name: the same
-source text gives the same conversations in every process and every version of Python.
+library gives the same files. A package is held out as a whole, as `Stdlib` does.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from pathlib import Path
 
-from sink_jax.data.chat_template import Message
+from sink_jax.data.stdlib import Stdlib, modules
 
-VERSION = 1  # raise it when the conversations change: caches are built again
+_HELD_OUT = 0.05
 _LONGEST_SOURCE = 1500  # characters of a definition that is shown as a whole
 _MOST_LISTED = 12  # names in an answer
 
@@ -23,11 +28,25 @@ _SYSTEM = ('You are a helpful assistant who knows the Python standard library.',
            'Answer in a few words, from the documentation of the Python standard library.',
            'You explain Python to somebody who knows another language.')
 
-Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def conversations(name: str, source: str) -> Iterator[list[Message]]:
+def main(folder: str) -> None:
+  """Writes both files."""
+  Path(folder).mkdir(parents=True, exist_ok=True)
+  with open(Path(folder, 'train.jsonl'), 'w') as train, open(Path(folder, 'valid.jsonl'), 'w') as valid:
+    for name, text in modules():
+      held = Stdlib().held_out(name.split('/')[0].removesuffix('.py'), _HELD_OUT)
+      for messages in conversations(name, text):
+        print(json.dumps({'messages': messages}), file=valid if held else train)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+  return {'role': role, 'content': content}
+
+
+def conversations(name: str, source: str) -> Iterator[list[dict[str, str]]]:
   """The conversations about a module, in the order of its text.
 
   Args:
@@ -57,20 +76,20 @@ def _definitions(parent: ast.Module | ast.ClassDef,
         yield from _definitions(node, f'{prefix}{node.name}.')
 
 
-def _conversation(name: str, pairs: Sequence[tuple[str, str]]) -> list[Message]:
+def _conversation(name: str, pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
   """Some of the questions, in their order; one in three conversations has a system message."""
-  count = 1 + _chosen(f'{name} length', min(3, len(pairs)))
+  count = 1 + _hash(f'{name} length') % min(3, len(pairs))
   # The first ones of a shuffled order, which is the order of hashes, asked in their own order.
   shuffled = sorted(range(len(pairs)), key=lambda i: _hash(f'{name} {i}'))
-  messages = [Message('system', _SYSTEM[_chosen(f'{name} words', len(_SYSTEM))])
-              ] if not _chosen(f'{name} system', 3) else []
+  messages = [_message('system', _SYSTEM[_hash(f'{name} words') % len(_SYSTEM)])
+              ] if not _hash(f'{name} system') % 3 else []
   for question, answer in (pairs[i] for i in sorted(shuffled[:count])):
-    messages += [Message('user', question), Message('assistant', answer)]
+    messages += [_message('user', question), _message('assistant', answer)]
   return messages
 
 
 def _about_module(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
-  if text := _first_paragraph(ast.get_docstring(tree) or ''):
+  if text := _first_paragraph(tree):
     yield _worded(f'{module} purpose', 'What is the module {} for?',
                   'What does Python have the module {} for?', module), text
   for kind, types in (('classes', ast.ClassDef), ('functions', _DEFINITIONS[:2])):
@@ -85,7 +104,7 @@ def _about_definition(node: Definition, path: str, module: str,
                       source: str) -> Iterator[tuple[str, str]]:
   kind = 'class' if isinstance(node, ast.ClassDef) else 'method' if '.' in path else 'function'
   name = f'{module}.{path}'
-  text = _first_paragraph(ast.get_docstring(node) or '')
+  text = _first_paragraph(node)
   if not text:  # a docstring of white space
     return
   verb = 'is' if kind == 'class' else 'does'
@@ -94,15 +113,9 @@ def _about_definition(node: Definition, path: str, module: str,
   yield _worded(f'{name} search', f'Which {kind} of {module} is documented like this: {{}}',
                 f'I look for a {kind} in {module}. Its documentation says: {{}}',
                 text), f'{path}'
-  if isinstance(node, ast.ClassDef):
-    methods = [item.name for item in node.body
-               if isinstance(item, _DEFINITIONS[:2]) and not item.name.startswith('_')]
-    if methods:
-      yield _worded(f'{name} methods', 'Which methods does {} have?', 'Name the methods of {}.',
-                    name), _listed(methods)
-  else:
+  if not isinstance(node, ast.ClassDef):
     yield _worded(f'{name} arguments', 'Which arguments does {} take?',
-                  'What can I give to {}?', name), _arguments(node, kind == 'method')
+                  'What can I give to {}?', name), ast.unparse(node.args) or 'It takes no arguments.'
   # The lines of the text itself: what `ast.unparse` writes differs between versions of Python.
   lines = source.split('\n')[node.lineno - 1:node.end_lineno]
   shown = '\n'.join(line if line[:node.col_offset].strip() else line[node.col_offset:]
@@ -112,35 +125,25 @@ def _about_definition(node: Definition, path: str, module: str,
                   'How is {} written?', name), shown
 
 
-def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef, is_method: bool) -> str:
-  """The names of the arguments, in their order, but for the object or class of a method."""
-  given = node.args
-  names = [argument.arg for argument in (*given.posonlyargs, *given.args)]
-  names = names[1:] if is_method and names[:1] in (['self'], ['cls']) else names
-  names += [f'*{given.vararg.arg}'] if given.vararg else []
-  names += [argument.arg for argument in given.kwonlyargs]
-  names += [f'**{given.kwarg.arg}'] if given.kwarg else []
-  return _listed(names) if names else 'It takes no arguments.'
-
-
 def _listed(names: Sequence[str]) -> str:
   names = list(dict.fromkeys(names))  # such as the getter and the setter of a property
   rest = len(names) - _MOST_LISTED
   return ', '.join(names[:_MOST_LISTED]) + (f' and {rest} more' if rest > 0 else '')
 
 
-def _first_paragraph(docstring: str) -> str:
-  return docstring.strip().split('\n\n')[0].strip()
+def _first_paragraph(node: Definition | ast.Module) -> str:
+  return (ast.get_docstring(node) or '').strip().split('\n\n')[0].strip()
 
 
 def _worded(key: str, first: str, second: str, about: str) -> str:
-  return (first, second)[_chosen(key, 2)].format(about)
-
-
-def _chosen(key: str, count: int) -> int:
-  """A number below `count` that follows from the key alone."""
-  return _hash(key) % count
+  return (first, second)[_hash(key) % 2].format(about)
 
 
 def _hash(key: str) -> int:
   return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), 'big')
+
+
+if __name__ == '__main__':
+  if len(sys.argv) != 2:
+    sys.exit('usage: python -m configs.make_stdlib_chat FOLDER')
+  main(sys.argv[1])

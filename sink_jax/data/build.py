@@ -1,0 +1,353 @@
+"""Builds packed data: documents are tokenized, joined, and cut into the rows of a shard.
+
+The documents of a corpus are divided into groups of a fixed number of characters, and each group
+becomes one shard, whichever process makes it. A shard appears under its name by one rename (an
+object of gs://, by its upload), and the manifest comes last. So a build that was killed has its
+complete shards, and the next one makes the others: at most a shard of work is lost per process.
+
+Within a shard, the tokens of the documents of a domain and split are one stream (Figure 1, right);
+its last, incomplete row is dropped, and the manifest counts the tokens.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import pathlib
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from filelock import FileLock
+
+from sink_jax.data.chat import encode
+from sink_jax.data.packed import FORMAT, SPLITS, without_block_headers
+from sink_jax.data.sources import Document, DocumentSource
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.io.files import remove_temporaries, write_atomically
+from sink_jax.io.parent_process import end_with_parent
+from sink_jax.io.paths import AnyPath, is_local
+from sink_jax.io.progress import Progress
+
+SHARD_CHARACTERS = 1 << 26  # of its documents: 13 s of work, 30 MB of tokens
+_AT_ONCE = 1 << 20  # characters that are tokenized by one call: ids take much more memory
+_PROMPTS = 512  # validation documents of each length and domain whose beginnings can be probes
+_MAX_DOMAINS = 256
+
+Info = dict[str, Any]  # what a shard says of itself in its last record
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """What decides the rows of a shard, next to its documents."""
+  tokenizer: TextTokenizer
+  source: DocumentSource
+  context: int
+  bos: bool
+  eos: bool
+  valid_fraction: float
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The type of the tokens; two bytes hold the ids 0 to 65535."""
+    return np.dtype('<u2' if self.tokenizer.vocab_size <= 65536 else '<u4')
+
+
+def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: int = 0,
+          shard_characters: int = SHARD_CHARACTERS) -> None:
+  """Makes a folder of packed data complete; it does nothing where it is.
+
+  On a disk, other processes that want the folder wait. `settings` are kept in the manifest.
+
+  Args:
+    workers: processes that tokenize; 0 is only this one, with the threads of the tokenizer.
+
+  Raises:
+    ValueError: the corpus is unfit, or the folder holds a part of another build.
+    OSError: there is no space; the same call continues once there is.
+  """
+  if is_local(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+  with FileLock(folder / 'lock') if is_local(folder) else contextlib.nullcontext():
+    if (folder / 'manifest.json').exists():
+      return
+    settings = settings | {'format': FORMAT, 'ids': layout.tokenizer.digest,
+                           'shard_characters': shard_characters}
+    begun = folder / 'settings.json'
+    if begun.exists() and json.loads(begun.read_text()) != settings:
+      raise ValueError(f'{folder} holds a part of another build: choose another folder, or delete it.')
+    remove_temporaries(folder)  # of a process that was killed here
+    layout.tokenizer.save(folder, digest=layout.tokenizer.digest)
+    write_atomically(begun, json.dumps(settings, indent=1))
+    shards = list(_shards(folder, layout, workers, shard_characters))
+    write_atomically(folder / 'manifest.json', json.dumps(_manifest(settings, layout, shards)) + '\n')
+
+
+def _shards(folder: AnyPath, layout: Layout, workers: int, characters: int) -> Iterator[Info]:
+  """Yields what the shards of a build say of themselves, in their order, once they are there."""
+  done = []
+  while (path := folder / _name(len(done))).exists():
+    done.append(_info(path))
+  documents, read, tokens = sum(info['documents'] for info in done), 0, 0
+  yield from done
+  groups = enumerate(_groups(layout.source.documents(documents), characters), len(done))
+  with Progress('tokenizing') as progress:
+    for info in _made(folder, layout, groups, workers):
+      documents += info['documents']
+      tokens += sum(entry[s]['tokens'] for entry in info['domains'].values() for s in SPLITS)
+      read += info['characters']
+      progress.update(read, documents=documents, tokens=tokens)
+      yield info
+
+
+def _made(folder: AnyPath, layout: Layout, groups: Iterable[tuple[int, list[Document]]],
+          workers: int) -> Iterator[Info]:
+  """Makes the shards of groups, in this process or in others."""
+  if not workers:
+    for number, group in groups:
+      yield _shard(folder / _name(number), layout, group)
+    return
+  # 'spawn', since the threads of the tokenizers library do not survive a fork.
+  with concurrent.futures.ProcessPoolExecutor(
+      workers, multiprocessing.get_context('spawn'), _start_worker, (layout,)) as pool:
+    pending: collections.deque[concurrent.futures.Future] = collections.deque()
+    for number, group in groups:
+      pending.append(pool.submit(_work, folder / _name(number), group))
+      if len(pending) > workers + 1:  # enough that no worker waits; more would fill the memory
+        yield pending.popleft().result()
+    while pending:
+      yield pending.popleft().result()
+
+
+def _start_worker(layout: Layout) -> None:
+  global _layout
+  _layout = layout
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers share the cores
+  end_with_parent()
+
+
+def _work(path: AnyPath, documents: list[Document]) -> Info:
+  return _shard(path, _layout, documents)
+
+
+def _name(number: int) -> str:
+  return f'{number:05}.array_record'
+
+
+def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Document]]:
+  group, size = [], 0
+  for document in documents:
+    group.append(document)
+    size += len(document.text)
+    if size >= characters:
+      yield group
+      group, size = [], 0
+  if group:
+    yield group
+
+
+class _Stream:
+  """The tokens of one domain and split of a shard."""
+
+  def __init__(self, length: int):
+    self.tokens, self.weights = [], []
+    self.documents = self.size = 0
+    self.prompts: list[tuple[int, int, int]] = []  # row and token of a beginning, and its tokens
+    self._length, self._kept = length, Prompts(length)
+
+  def add(self, ids: np.ndarray, weights: np.ndarray, bos: np.ndarray, eos: np.ndarray,
+          layout: Layout) -> None:
+    """Appends a document."""
+    start = self.size + len(bos)
+    if self._kept.keep(len(ids)):
+      self.prompts.append((start // self._length, start % self._length, min(len(ids), self._length)))
+    self.tokens.append(np.concatenate([bos, ids, eos]).astype(layout.dtype))
+    if layout.source.answers_only:
+      self.weights.append(np.concatenate([0 * bos, weights, 0 * eos]).astype(np.uint8))
+    self.size += len(self.tokens[-1])
+    self.documents += 1
+
+  def rows(self) -> np.ndarray:
+    """The complete rows (n, bytes) uint8, without their CRC32."""
+    count = self.size // self._length
+    columns = [np.concatenate(kind)[:count * self._length].reshape(count, self._length).view(np.uint8)
+               for kind in (self.tokens, self.weights) if kind]
+    return np.concatenate(columns, 1)
+
+
+class Prompts:
+  """Chooses, for every length up to `longest`, the first 512 documents at least that long.
+
+  They then serve a probe of 64 tokens as well as one of the whole context: short documents do not
+  crowd out the long ones that come after them.
+  """
+
+  def __init__(self, longest: int):
+    self._longest, self._kept = longest, np.zeros(longest + 1, np.int64)  # by their least length
+
+  def keep(self, tokens: int) -> bool:
+    """Whether a document of so many tokens is among them."""
+    length = min(tokens, self._longest)
+    if not length or self._kept[length] >= _PROMPTS:
+      return False
+    self._kept[:length + 1] += 1
+    return True
+
+
+def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
+  """Writes the shard of a group of documents, if it is not there; returns what it says of itself."""
+  if path.exists():
+    return _info(path)
+  length, tokenizer = layout.context + 1, layout.tokenizer
+  bos, eos = (np.array([id_] * used, np.int32) for id_, used in (
+      (tokenizer.bos_id, layout.bos), (tokenizer.eos_id, layout.eos)))
+  streams: dict[str, dict[str, _Stream]] = {}
+  dropped = 0
+  for group in _groups((d for d in documents if d.text), _AT_ONCE):
+    for document, (ids, weights) in zip(group, encode(group, tokenizer), strict=True):
+      if layout.source.drops_long and len(bos) + len(ids) + len(eos) > length:
+        dropped += 1
+        continue
+      if document.domain not in streams:
+        _check_domain(document.domain, len(streams))
+        streams[document.domain] = {split: _Stream(length) for split in SPLITS}
+      held = layout.source.held_out(document.name, layout.valid_fraction)
+      streams[document.domain]['valid' if held else 'train'].add(ids, weights, bos, eos, layout)
+  info: Info = {'documents': len(documents), 'dropped_documents': dropped, 'domains': {},
+                'characters': sum(len(document.text) for document in documents)}
+  tables = []
+  for domain in sorted(streams):
+    entry = info['domains'][domain] = {'prompts': streams[domain]['valid'].prompts}
+    for split in SPLITS:
+      stream = streams[domain][split]
+      table = stream.rows() if stream.size >= length else None
+      entry[split] = {'documents': stream.documents, 'tokens': stream.size,
+                      'rows': stream.size // length, 'weight': 0}
+      if table is not None:
+        tables.append(table)
+        # The first token of a row is not predicted by the row.
+        weights = table[:, length * layout.dtype.itemsize + 1:]
+        entry[split]['weight'] = int(weights.sum()) if layout.source.answers_only else len(table) * layout.context
+  rows = [row.tobytes() + zlib.crc32(row).to_bytes(4, 'little') for table in tables for row in table]
+  return _write(path, rows, info)
+
+
+def _write(path: AnyPath, rows: list[bytes], info: Info) -> Info:
+  """Writes a shard and gives it its name; returns the info with where the rows lie."""
+  with contextlib.ExitStack() as stack:
+    if is_local(path):
+      temporary = path.with_name(f'.{path.name}.{os.urandom(6).hex()}')  # see `remove_temporaries`
+    else:
+      temporary = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), path.name)
+    info |= {'file': path.name, 'sha256': hashlib.sha256(b''.join(rows)).hexdigest()}
+    if rows:
+      info['first'], info['stride'] = _places(len(rows[0]))
+    _write_records(temporary, [*rows, json.dumps(info).encode()])
+    content = without_block_headers(temporary.read_bytes())
+    for i, row in enumerate(rows):
+      at = info['first'] + i * info['stride']
+      assert content[at:at + len(row)] == row, 'this version of ArrayRecord places records differently'
+    if is_local(path):
+      with open(temporary, 'rb') as file:  # the name may reach the disk before the bytes do
+        os.fsync(file.fileno())
+      os.replace(temporary, path)
+    else:
+      with open(temporary, 'rb') as file, path.open('wb') as target:
+        shutil.copyfileobj(file, target, 1 << 23)
+  return info
+
+
+@functools.cache
+def _places(size: int) -> tuple[int, int]:
+  """Where the first record of a shard begins, and how far apart records of a size are."""
+  with tempfile.TemporaryDirectory() as folder:
+    records = [os.urandom(size), os.urandom(size)]
+    _write_records(pathlib.Path(folder, 'two'), records)
+    content = without_block_headers(pathlib.Path(folder, 'two').read_bytes())
+  first, second = map(content.index, records)
+  return first, second - first
+
+
+def _write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
+  writer = ArrayRecordWriter(str(path), 'group_size:1,uncompressed')
+  try:
+    for record in records:
+      writer.write(record)
+    writer.close()
+  except RuntimeError as error:
+    path.unlink(missing_ok=True)
+    raise OSError(f'{path.parent} cannot be written: {error}. Make room, then run the same command '
+                  'again: it keeps the shards that are there.') from None
+
+
+def _info(path: AnyPath) -> Info:
+  """What a shard that an earlier process has made says of itself."""
+  reader = ArrayRecordReader(os.fspath(path))
+  try:
+    return json.loads(reader.read([reader.num_records() - 1])[0])
+  except (RuntimeError, IndexError, ValueError) as error:
+    raise ValueError(f'{path} is damaged ({error}): delete it, and it is built again.') from None
+
+
+def _check_domain(name: str, known: int) -> None:
+  if name == 'valid':
+    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole "
+                     'validation set; rename it.')
+  if known == _MAX_DOMAINS:
+    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {name!r}: does domain_field '
+                     'name a domain, or the documents?')
+
+
+def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
+  domains: dict[str, dict[str, Any]] = {}
+  for name in sorted({name for info in shards for name in info['domains']}):
+    entries = [info['domains'][name] for info in shards if name in info['domains']]
+    domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
+                             for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
+    prompts, kept, before = [], Prompts(layout.context + 1), 0
+    for entry in entries:
+      for row, token, size in entry['prompts']:
+        complete = (entry['valid']['rows'] - row) * (layout.context + 1) >= token + size
+        if complete and kept.keep(size):
+          prompts.append((before + row, token, size))
+      before += entry['valid']['rows']
+    domains[name]['prompts'] = prompts
+  _check_amount(layout, domains, sum(info['dropped_documents'] for info in shards))
+  tokenizer = layout.tokenizer
+  return settings | {
+      'vocab_size': tokenizer.vocab_size, 'dtype': layout.dtype.name,
+      'weighted': layout.source.answers_only,
+      'special_ids': {'eos': tokenizer.eos_id, 'bos': tokenizer.bos_id, 'pad': tokenizer.pad_id},
+      'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
+      'dropped_documents': sum(info['dropped_documents'] for info in shards),
+      'remarks': layout.source.remarks(), 'domains': domains,
+      'shards': [{'file': info['file'], 'first': info.get('first'), 'stride': info.get('stride'),
+                  'rows': {name: [entry[split]['rows'] for split in SPLITS]
+                           for name, entry in info['domains'].items()}} for info in shards]}
+
+
+def _check_amount(layout: Layout, domains: dict[str, dict[str, Any]], dropped: int) -> None:
+  """Raises a ValueError where there is too little text, or no answer to learn from."""
+  by_split = {split: {key: sum(entry[split][key] for entry in domains.values())
+                      for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
+  total = {key: by_split['train'][key] + by_split['valid'][key] for key in by_split['train']}
+  if total['rows'] < (1 if layout.valid_fraction in (0, 1) else 2):
+    left_out = f" ({dropped} longer ones were dropped; long='parts' keeps them)" if dropped else ''
+    raise ValueError(f'{layout.source!r} has {total["tokens"]} tokens in {total["documents"]} documents'
+                     f'{left_out}, too few for a training and a validation row of data.context + 1 = '
+                     f'{layout.context + 1} tokens: add text, or lower data.context.')
+  for split, entry in by_split.items():
+    if entry['rows'] and not entry['weight']:
+      raise ValueError(f'{layout.source!r} has no answer in its text for {split}, so the loss would '
+                       "have no token: add conversations, or use loss='all'.")

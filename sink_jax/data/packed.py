@@ -1,0 +1,199 @@
+"""Packed data: rows of C + 1 tokens in ArrayRecord shards, read in place from a disk or gs://.
+
+A folder of packed data, which is never changed once it is complete, holds:
+
+    00000.array_record ...   the shards, each of consecutive documents. Its records are the rows of
+                             its domains in the order of their names, those for training before
+                             those for validation; the last record is JSON, see `build`.
+    tokenizer.json           says what the ids mean; missing where they are bytes
+    manifest.json            settings, and rows per shard, domain and split. Written last: a folder
+                             without it is not complete.
+
+A row is its tokens (uint16 or uint32, little-endian), then its weights (uint8) where only answers
+count in the loss, then the CRC32 of both. As all rows have one length and lie uncompressed in
+groups of one, the manifest knows the bytes of each, and just these are read, on a disk and on gs://
+alike. (The reader of ArrayRecord, Grain's source, takes the same rows from a disk. Its requests to
+gs:// have no end, so that a row of 4 KB costs 150 KB: https://github.com/google/array_record/pull/209.)
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.io.files import read_text_limited
+from sink_jax.io.paths import AnyPath
+
+FORMAT = 3  # raise it when the files change their meaning
+SPLITS = ('train', 'valid')
+# A file of ArrayRecord (Riegeli/records) has a header of 24 bytes at each multiple of 64 KiB, also
+# in the middle of a record. https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
+_BLOCK, _BLOCK_HEADER = 1 << 16, 24
+
+
+class DamagedShard(ValueError):
+  """A shard is missing or damaged: the rows that were asked for cannot be read."""
+
+
+class Packed:
+  """The rows of a complete folder of packed data.
+
+  Attributes:
+    manifest: what manifest.json holds. domains: names of the domains, sorted.
+    bounds: by split, rows bounds[d], ..., bounds[d + 1] - 1 are those of domain d.
+
+  Raises:
+    ValueError: the folder is not packed data, or not complete.
+  """
+
+  def __init__(self, folder: AnyPath):
+    self.folder = folder
+    try:
+      self.manifest = json.loads(read_text_limited(folder / 'manifest.json'))
+      if self.manifest['format'] != FORMAT:
+        raise ValueError(f'format {self.manifest["format"]}, not {FORMAT}')
+    except (OSError, ValueError, KeyError, TypeError) as error:
+      raise ValueError(f'{folder} is not a complete folder of packed data ({error}): build it with '
+                       'python -m sink_jax data_build.') from None
+    self.domains = sorted(self.manifest['domains'])
+    self.weighted: bool = self.manifest['weighted']
+    self._length = self.manifest['context'] + 1
+    self._dtype = np.dtype(self.manifest['dtype']).newbyteorder('<')
+    self.row_bytes = self._length * (self._dtype.itemsize + self.weighted) + 4
+    self._store, self._root = fsspec.url_to_fs(os.fspath(folder))
+    self._runs: dict[str, list[tuple[int, int]]] = {}  # of rows: (shard, its first record)
+    self._starts: dict[str, list[int]] = {}  # the first row of each run, and the number of all
+    self.bounds: dict[str, list[int]] = {}
+    for split in SPLITS:
+      self._runs[split], self._starts[split], self.bounds[split] = [], [0], [0]
+      for domain in self.domains:
+        for shard, first, count in self._runs_of(domain)[split]:
+          self._runs[split].append((shard, first))
+          self._starts[split].append(self._starts[split][-1] + count)
+        self.bounds[split].append(self._starts[split][-1])
+
+  def size(self, split: str) -> int:
+    """The rows of 'train' or 'valid'."""
+    return self._starts[split][-1]
+
+  def split_by_rows(self, domain: str) -> bool:
+    """Whether its last rows are for validation, since all its documents are on one side."""
+    rows = [self.manifest['domains'][domain][split]['rows'] for split in SPLITS]
+    return self.manifest['valid_fraction'] not in (0, 1) and sum(rows) > 1 and not all(rows)
+
+  def rows(self, split: str, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Tokens (n, C+1) int32 of these rows of 'train' or 'valid', and their weights (n, C+1) uint8.
+
+    Raises:
+      DamagedShard: a row is not what was built; names the shard.
+    """
+    runs = [bisect.bisect_right(self._starts[split], number) - 1 for number in numbers.tolist()]
+    places = [(shard, first + int(number) - self._starts[split][run]) for number, run in
+              zip(numbers, runs) for shard, first in [self._runs[split][run]]]
+    records = self._read(places)
+    content = np.frombuffer(b''.join(records), np.uint8).reshape(len(records), self.row_bytes)
+    size = self._length * self._dtype.itemsize
+    tokens = np.ascontiguousarray(content[:, :size]).view(self._dtype).astype(np.int32)
+    return tokens, content[:, size:-4] if self.weighted else None
+
+  def prompts(self, count: int, length: int) -> np.ndarray:
+    """Up to `count` pieces of validation text (n, length) int32, as varied as there are.
+
+    First the beginnings of held-out documents, the domains in turn, each in the order of its
+    documents. Where they are too few, validation rows are cut into pieces.
+    """
+    listed = []  # of each domain: (turn, domain, first row, first token of it)
+    for d, domain in enumerate(self.domains):
+      fitting = [] if self.split_by_rows(domain) else [
+          (row, token) for row, token, size in self.manifest['domains'][domain]['prompts']
+          if size >= length]
+      listed += [(turn, d, self.bounds['valid'][d] + row, token)
+                 for turn, (row, token) in enumerate(fitting)]
+    prompts = []
+    for _, _, row, token in sorted(listed)[:count]:
+      last = row + (token + length - 1) // self._length
+      tokens, _ = self.rows('valid', np.arange(row, last + 1))
+      prompts.append(tokens.ravel()[token:token + length])
+    chosen = {prompt.tobytes(): prompt for prompt in prompts}  # each once
+    for row in range(self.size('valid')):
+      if len(chosen) >= count:
+        break
+      tokens = self.rows('valid', np.array([row]))[0][0]
+      for piece in tokens[:self._length // length * length].reshape(-1, length):
+        chosen.setdefault(piece.tobytes(), piece)
+    return np.array(list(chosen.values()), np.int32).reshape(-1, length)[:count]
+
+  @functools.cached_property
+  def tokenizer(self) -> TextTokenizer:
+    """The tokenizer that made the ids; a ValueError where its file is not that of the build."""
+    read, ids = TextTokenizer.from_path(self.folder / 'tokenizer.json'), self.manifest['special_ids']
+    if read.digest != self.manifest['ids']:
+      raise ValueError(f'{read.name} is not that of the build: build the folder again.')
+    return dataclasses.replace(read, bos_id=ids['bos'], eos_ids=(ids['eos'],), pad_id=ids['pad'], prefix=())
+
+  def _runs_of(self, domain: str) -> dict[str, list[tuple[int, int, int]]]:
+    """By split, the runs (shard, first record, rows) of a domain."""
+    runs: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}
+    for number, shard in enumerate(self.manifest['shards']):
+      first = 0
+      for name in sorted(shard['rows']):
+        for split, count in zip(SPLITS, shard['rows'][name]):
+          if name == domain and count:
+            runs[split].append((number, first, count))
+          first += count
+    if not self.split_by_rows(domain):
+      return runs
+    together = runs['train'] + runs['valid']  # one of them is empty
+    total = sum(count for _, _, count in together)
+    left = total - max(1, min(total - 1, round(total * self.manifest['valid_fraction'])))
+    runs = {split: [] for split in SPLITS}
+    for number, first, count in together:
+      training = min(left, count)
+      left -= training
+      if training:
+        runs['train'].append((number, first, training))
+      if count > training:
+        runs['valid'].append((number, first + training, count - training))
+    return runs
+
+  def _read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The records at these places (shard, number)."""
+    shards = [self.manifest['shards'][shard] for shard, _ in places]
+    firsts = [shard['first'] + record * shard['stride']
+              for shard, (_, record) in zip(shards, places, strict=True)]
+    begins = [in_file(first) for first in firsts]
+    ends = [in_file(first + self.row_bytes - 1) + 1 for first in firsts]
+    read = self._store.cat_ranges([f'{self._root}/{shard["file"]}' for shard in shards], begins, ends,
+                                  on_error='return')
+    records = [content if isinstance(content, Exception) else without_block_headers(content, begin)
+               for content, begin in zip(read, begins, strict=True)]
+    for (shard, _), record in zip(places, records, strict=True):
+      if isinstance(record, Exception) or len(record) != self.row_bytes or (
+          zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], 'little')):
+        why = record if isinstance(record, Exception) else 'a row is not what was built'
+        raise DamagedShard(f'{self.folder / self.manifest["shards"][shard]["file"]} is damaged: {why}. '
+                           'Delete it and manifest.json, and build again: the other shards are kept.')
+    return records
+
+
+def in_file(position: int) -> int:
+  """Where a byte of the content of a file of ArrayRecord lies in the file."""
+  return position + _BLOCK_HEADER * (position // (_BLOCK - _BLOCK_HEADER) + 1)
+
+
+def without_block_headers(content: bytes, begin: int = 0) -> bytes:
+  """The content of a file of ArrayRecord, or of a part of it that begins at byte `begin`."""
+  first = -begin % _BLOCK  # of the next block header
+  parts = [content[:first]] + [content[at + _BLOCK_HEADER:at + _BLOCK]
+                               for at in range(first, len(content), _BLOCK)]
+  return b''.join(parts)

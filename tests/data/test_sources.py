@@ -1,0 +1,199 @@
+"""Document sources: what they yield, and what they say about bad input."""
+
+import gzip
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from sink_jax.component import from_string, registry
+from sink_jax.data import stdlib
+from sink_jax.data.sources import DocumentSource, HubDataset, Jsonl, PackedDataset, TextFolder, Tfds
+from sink_jax.data.stdlib import InstalledPackages, Stdlib
+
+
+def test_every_source_is_its_own_config_string():
+  for cls in registry(DocumentSource).values():
+    assert from_string(DocumentSource, repr(cls())) == cls()
+  source = Jsonl(path="a 'b'.jsonl", domain_field='meta.set')
+  assert from_string(DocumentSource, repr(source)) == source
+
+
+def test_held_out_is_a_stable_share():
+  held = lambda fraction: {i for i in range(5000) if Stdlib().held_out(f'document {i}', fraction)}
+  assert abs(len(held(0.2)) / 5000 - 0.2) < 0.02 and held(0.1) < held(0.2)
+  assert [i for i in range(60) if Stdlib().held_out(str(i), 0.1)] == [18, 29, 47, 55]
+
+
+def test_stdlib_has_code_and_docstrings_of_packages():
+  documents = list(Stdlib(max_files=40).documents())
+  assert documents == list(Stdlib(max_files=40).documents())
+  assert list(Stdlib(max_files=40).documents(7)) == documents[7:]
+  assert sum(d.domain == 'code' for d in documents) == 40
+  names = {d.name for d in documents}
+  assert {'argparse', 'asyncio'} <= names and not any('/' in name or '.py' in name for name in names)
+  argparse = {d.domain: d.text for d in reversed(documents) if d.name == 'argparse'}
+  assert argparse['docs'].startswith('Command-line parsing library')
+  assert argparse['docs'].strip() in argparse['code'] and 'import' in argparse['code']
+  assert {d.domain for d in Stdlib(domains='docs', max_files=40).documents()} == {'docs'}
+  assert Stdlib(max_files=3).fingerprint() != Stdlib(max_files=4).fingerprint()
+
+
+def test_installed_packages_are_text_once_by_package(tmp_path, monkeypatch):
+  monkeypatch.setattr(stdlib.sysconfig, 'get_paths', lambda: {'purelib': str(tmp_path)})
+  with pytest.raises(ValueError, match='no packages'):
+    list(InstalledPackages().documents())
+  files = {'one/a.py': b'x = 1\n', 'one/b.pyi': b'x: int\n', 'two/copy.py': b'x = 1\n',
+           'two/readme.md': b'# two\n', 'two/latin.txt': b'caf\xe9\n', 'two/empty.py': b'',
+           'two/blank.py': b'  \n', 'two/module.so': b'\x7fELF', 'two/table.py': b'#' * (2 << 20)}
+  for name, content in files.items():
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+  found = [d[:3] for d in InstalledPackages().documents()]
+  assert found == [('x = 1\n', 'code', 'one'), ('x: int\n', 'code', 'one'), ('# two\n', 'docs', 'two')]
+  assert [d.name for d in InstalledPackages().documents(2)] == ['two']
+  before = InstalledPackages().fingerprint()
+  (tmp_path / 'one/a.py').write_text('x = 23\n')
+  assert InstalledPackages().fingerprint() != before
+
+
+def test_text_folder(tmp_path):
+  (tmp_path / 'law').mkdir()
+  (tmp_path / 'law' / 'b.txt').write_text('naïve', encoding='utf-8')
+  (tmp_path / 'a.txt').write_text('top')
+  (tmp_path / 'c.md').write_text('other')
+  source = TextFolder(path=str(tmp_path))
+  assert list(source.documents()) == [('top', 'text', 'a.txt', ()), ('naïve', 'law', 'law/b.txt', ())]
+  assert list(source.documents(1)) == list(source.documents())[1:]
+  assert [d.text for d in TextFolder(path=str(tmp_path), pattern='*.md').documents()] == ['other']
+  assert '1 files' in source.remarks()[0] and '**/*.txt' in source.remarks()[0]
+  fingerprints = [source.fingerprint(), source.fingerprint()]
+  (tmp_path / 'a.txt').write_text('three')
+  fingerprints.append(source.fingerprint())
+  (tmp_path / 'd.txt').write_text('')
+  fingerprints.append(source.fingerprint())
+  assert len(set(fingerprints)) == 3
+
+
+_LINES = b''.join(json.dumps({'text': f'd{i} \N{SNOWMAN}' * 50, 'meta': {'set': f's{i % 2}'}}).encode()
+                  + b'\n' for i in range(200))
+
+
+def _zstd(data):
+  from backports import zstd
+  return zstd.compress(data)
+
+
+_PACKED = {'.jsonl': lambda data: data, '.jsonl.gz': gzip.compress, '.jsonl.zst': _zstd}
+
+
+@pytest.mark.parametrize('suffix', _PACKED)
+def test_jsonl(tmp_path, suffix):
+  file = tmp_path / 'web' / f'a{suffix}'
+  file.parent.mkdir()
+  # A blank line is not a document; compressed files may have several frames.
+  file.write_bytes(_PACKED[suffix](_LINES[:1000]) + _PACKED[suffix](_LINES[1000:] + b'\n'))
+  documents = list(Jsonl(path=str(tmp_path)).documents())
+  assert len(documents) == 200 and documents[7][:3] == ('d7 \N{SNOWMAN}' * 50, 'web', f'web/a{suffix}:8')
+  one = list(Jsonl(path=str(file), domain_field='meta.set').documents(1))
+  assert [d.domain for d in one[:3]] == ['s1', 's0', 's1'] and len(one) == 199
+
+
+@pytest.mark.parametrize('suffix', ['.jsonl.gz', '.jsonl.zst'])
+@pytest.mark.parametrize('damage', ['cut', 'garbage'])
+def test_damaged_archives_are_named(tmp_path, suffix, damage):
+  data = _PACKED[suffix](_LINES)
+  data = data[:len(data) // 2] if damage == 'cut' else b'no archive' + data
+  (tmp_path / f'a{suffix}').write_bytes(data)
+  with pytest.raises(ValueError, match=rf'a{suffix}: damaged or truncated'):
+    list(Jsonl(path=str(tmp_path)).documents())
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('{"text": "a\\ud83db \\ud83d\\ude00"}\n')
+  document, = Jsonl(path=str(tmp_path)).documents()
+  assert document.text == 'a\N{REPLACEMENT CHARACTER}b \N{GRINNING FACE}'
+
+
+def test_errors_name_the_file_or_the_option(tmp_path):
+  (tmp_path / 'latin.txt').write_bytes(b'na\xefve')
+  (tmp_path / 'empty').mkdir()
+  lines = {'cut': _LINES[:-20], 'bytes': b'{"text": "ok"}\n{"text": "\xff"}\n',
+           'fields': b'{"body": "x", "id": 3}\n', 'list': b'[1]\n'}
+  for name, content in lines.items():
+    (tmp_path / f'{name}.jsonl').write_bytes(content)
+  file = lambda name: str(tmp_path / name)
+  for source, named in (
+      (TextFolder(), 'TextFolder(path='), (TextFolder(path=file('no')), '--config.data.source'),
+      (Jsonl(path=file('no')), 'BUILD.md'), (Jsonl(path='gs://bucket/a'), 'data_build'),
+      (TextFolder(path=file('empty')), 'pattern'), (TextFolder(path=file('cut.jsonl')), 'folder'),
+      (TextFolder(path=str(tmp_path)), 'latin.txt'), (Jsonl(path=file('empty')), '.jsonl.zst'),
+      (Jsonl(path=file('cut.jsonl')), 'line 200'), (Jsonl(path=file('bytes.jsonl')), 'line 2'),
+      (Jsonl(path=file('fields.jsonl')), 'body, id'), (Jsonl(path=file('list.jsonl')), 'line 1'),
+      (PackedDataset(path='x'), 'built from'), (HubDataset(path=file('no')), 'HubDataset')):
+    with pytest.raises(ValueError) as error:
+      list(source.documents())
+    assert named in str(error.value)
+  for options in ({'domains': 'code,prose'}, {'max_files': -1}):
+    with pytest.raises(ValueError, match=next(iter(options))):
+      Stdlib(**options)
+
+
+def _build_tfds(folder, file_format):
+  import tensorflow_datasets as tfds
+
+  class SinkTiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self):
+      features = {'text': tfds.features.Text(), 'label': tfds.features.Scalar(np.int64)}
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, download):
+      return {'train': self._generate_examples()}
+
+    def _generate_examples(self):
+      for i in range(9):
+        yield i, {'text': f'document {i} \N{SNOWMAN}', 'label': i}
+
+  SinkTiny(data_dir=folder, file_format=file_format).download_and_prepare()
+
+
+def test_tfds_array_record_without_tensorflow(tmp_path):
+  _build_tfds(tmp_path, 'array_record')
+  source = Tfds(name='sink_tiny', data_dir=str(tmp_path))
+  documents = list(source.documents())
+  assert sorted(d.text for d in documents) == [f'document {i} \N{SNOWMAN}' for i in range(9)]
+  assert {d.domain for d in documents} == {'text'} and len({d.name for d in documents}) == 9
+  assert list(source.documents(4)) == documents[4:]
+  assert len(list(Tfds(name='sink_tiny', data_dir=str(tmp_path), split='train[:3]').documents())) == 3
+  assert source.fingerprint() == source.fingerprint()
+  for options, named in (({'field': 'label'}, 'text'), ({'split': 'dev'}, 'dev')):
+    with pytest.raises(ValueError, match=named):
+      list(Tfds(name='sink_tiny', data_dir=str(tmp_path), **options).documents())
+  info = tmp_path / 'sink_tiny' / '1.0.0' / 'dataset_info.json'
+  info.write_text(info.read_text().replace('array_record', 'tfrecord'))
+  with pytest.raises(ValueError, match='stored as tfrecord.*data_dir'):
+    list(source.documents())
+  assert 'tensorflow' not in sys.modules
+
+
+@pytest.mark.parametrize('name', ['', 'no_such_set', 'c4/en'])
+def test_tfds_that_cannot_be_prepared_here(tmp_path, name):
+  with pytest.raises(ValueError, match='cannot be prepared here.*Jsonl'):
+    Tfds(name=name, data_dir=str(tmp_path)).fingerprint()
+
+
+def test_hub_dataset(tmp_path, monkeypatch):
+  pytest.importorskip('datasets')
+  monkeypatch.setenv('HF_HOME', str(tmp_path / 'home'))
+  (tmp_path / 'set').mkdir()
+  (tmp_path / 'set' / 'train.jsonl').write_bytes(_LINES)
+  source = HubDataset(path=str(tmp_path / 'set'))
+  documents = list(source.documents())
+  assert len(documents) == 200 and documents[7][:3] == ('d7 \N{SNOWMAN}' * 50, 'text', 'train:7')
+  assert list(source.documents(150)) == documents[150:]
+  assert source.fingerprint() == source.fingerprint()
+  with pytest.raises(ValueError, match='the columns are: text, meta'):
+    list(HubDataset(path=source.path, field='body').documents())
