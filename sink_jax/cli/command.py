@@ -36,7 +36,9 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
       if isinstance(options, ConfigOptions):
         options = dataclasses.replace(options, settings=read_config(options))
       module = importlib.import_module(f'sink_jax.cli.{name.replace(".", "_")}')
-    sys.exit(module.main(options))
+    # These take the config as an argument of its own.
+    config = (options.settings,) if name == 'plan' else ()
+    sys.exit(module.main(options, *config))
   except BrokenPipeError:  # of `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

@@ -8,17 +8,15 @@ benchmarks are in those rooms, where functions take them as well.
 from __future__ import annotations
 
 import dataclasses
-import math
-import pathlib
 from typing import Annotated, Literal
 
 import tyro
 
 from sink_jax.arguments import check_file, check_least
 from sink_jax.benchmark.options import COMMANDS as BENCHMARKS
+from sink_jax.cli import plan
 from sink_jax.cli.model_options import Analyses, Evaluate, Generate, LmEval
 from sink_jax.cli.parser import CommandOptions, ConfigOptions
-from sink_jax.plan.chips import SHARE
 from sink_jax.sweep.options import Options as Sweep
 
 
@@ -87,69 +85,10 @@ class Export(CommandOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan(ConfigOptions):
-  """Predicts the memory and the speed of a run on TPUs; none is needed.
+class Plan(plan.Options, ConfigOptions):
+  __doc__ = plan.Options.__doc__
 
-      python -m sink_jax plan --size=1b --topology=v5e:16x16 --fsdp=256 --remat=blocks
-
-  The run is that of --config, or of configs/base.py, with the options in place of its values. The
-  exit code is 1 where it does not fit the chips.
-  """
-
-  #: the run to plan, as of train: --config=configs/x.py:trial --config.KEY=VALUE. By default
-  #: configs/base.py.
-  config: str | None = None
-  topology: str | None = None  # slice of TPUs, such as v5e:16x16, v5p:4x4x4, v6e:4x4 or v7x:4x4x4.
-  #: of the model: tiny, 60m, 1b, 7b, 13b. It takes the place of a file's layers, heads and widths.
-  size: str | None = None
-  vocab: int | None = None  # of the model; by default the config's, or 50432.
-  context: int | None = None  # tokens of a sequence.
-  batch_size: int | None = None  # sequences of a step.
-  microbatches: int | None = None  # parts of a batch, one after another.
-  #: what the backward pass recomputes: none, save_matmuls, save_attention or blocks; by default the
-  #: config's, or what a run chooses for these chips.
-  remat: str | None = None
-  #: blocks that are compiled one after another; by default the config's, or what a run chooses.
-  unroll: int | None = None
-  data: int | None = None  # devices that split the batch; -1: all that remain.
-  fsdp: int | None = None  # devices that also split the parameters.
-  tensor: int | None = None  # devices that split heads and hidden units.
-  share: float = SHARE  # of the peak that matrix products reach: an assumption.
-  #: measured seconds of a device alone with its part of a step, in place of the share of the peak.
-  step_seconds: float | None = None
-  json: str | None = None  # file for all of it.
-  #: compile some meshes and remat policies, a minute or more each, and rank those that fit.
-  search: bool = False
-  #: instead: a folder for the plans of the sizes 60m to 13b on common slices, such as
-  #: results/plan. An hour on two cores.
-  table: str | None = None
-  #: instead: a folder for the estimate from 8 to 4,096 chips, such as results/scaling.
-  scaling: str | None = None
-
-  def __post_init__(self):
-    check_least(self, vocab=1, context=1, batch_size=1, microbatches=1, unroll=1, share=0.01)
-    if self.step_seconds is not None and not 0 < self.step_seconds < math.inf:
-      raise ValueError(f'--step_seconds={self.step_seconds:g} is no time: write seconds, such as '
-                       '0.2.')
-    if self.share > 1:
-      raise ValueError(f'--share={self.share} must be at most 1.')
-    for kept in ('table', 'scaling'):
-      if getattr(self, kept) is not None:
-        self.unused(f'is for the plan of one run: --{kept} takes no other option.',
-                    *sorted(self.given - {kept}))
-    if self.table or self.scaling:
-      return
-    if self.step_seconds is not None:
-      self.unused('is not used where --step_seconds is given.', 'share')
-      if self.search:
-        raise ValueError('--step_seconds is of one run, and --search plans several: leave one of '
-                         'them out.')
-    if not self.topology:
-      raise ValueError('--topology is missing, such as --topology=v5e:16x16.')
-    # Before the minutes of compiling, after which the result would be lost.
-    check_file(self, 'json')
-    if self.json and not pathlib.Path(self.json).parent.is_dir():
-      raise ValueError(f'--json={self.json}: its folder does not exist.')
+  config: str | None = None  # the run to plan, as of train; by default configs/base.py.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -192,10 +192,13 @@ class Experiment:
     return self.model_config(known, getattr(source, 'input_features', 0),
                              getattr(source, 'output_features', 0))
 
-  def check_devices(self) -> None:
-    """Raises a ValueError if the mesh does not fit the devices, a micro-batch, the model."""
-    data, fsdp, tensor = mesh_sizes(
-        self.mesh.data, self.mesh.fsdp, self.mesh.tensor, jax.device_count())
+  def check_devices(self, count: int | None = None) -> None:
+    """Raises a ValueError if the mesh does not fit the devices, a micro-batch, the model.
+
+    count: of devices; those of this job by default.
+    """
+    data, fsdp, tensor = mesh_sizes(self.mesh.data, self.mesh.fsdp, self.mesh.tensor,
+                                    jax.device_count() if count is None else count)
     devices, sequences = data * fsdp, self.microbatch_size
     if sequences % devices:
       fitting = max(1, round(sequences / devices)) * devices * self.microbatches
