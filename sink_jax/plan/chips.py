@@ -14,25 +14,18 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """Constants of one device: a chip, but on v7x one of its two cores.
+  """Constants of one device: a chip, but on v7x one of its two cores. Rates are per second."""
 
-  prefix: in the compiler's names of topologies. peak: dense bfloat16 FLOP/s. usable: bytes of its
-  memory that the compiler lets a program use. bandwidth: of that memory. link: of one link to a
-  neighbour, in one direction. network: of its share of the network between slices. The last three
-  are in bytes per second. dimensions: of the torus. cores: devices of a chip. max_chips: of the
-  largest slice. example: a shape.
-  """
-
-  prefix: str
-  peak: float
-  usable: float
-  bandwidth: float
-  link: float
-  network: float
-  dimensions: int
-  cores: int
-  max_chips: int
-  example: str
+  prefix: str  # in the compiler's names of topologies
+  peak: float  # dense bfloat16 FLOPs
+  usable: float  # bytes of its memory that the compiler lets a program use
+  bandwidth: float  # bytes of its memory
+  link: float  # bytes of one link to a neighbour, in one direction
+  network: float  # bytes of its share of the network between slices
+  dimensions: int  # of the torus
+  cores: int  # of a chip that are devices
+  max_chips: int  # of the largest slice
+  example: str  # a shape
 
 
 CHIPS = {
@@ -69,12 +62,12 @@ class Slices(NamedTuple):
   @property
   def name(self) -> str:
     """What it is called in options and text, such as '2 x v5e:16x16'."""
-    return (f'{self.count} x ' if self.count > 1 else '') + f'{self.kind}:{_joined(self.shape)}'
+    return (f'{self.count} x ' if self.count > 1 else '') + f'{self.kind}:{"x".join(map(str, self.shape))}'
 
   @property
   def compiler_name(self) -> str:
     """What the compiler calls one of the slices, such as 'tpu7x:4x4x4'."""
-    return f'{self.chip.prefix}:{_joined(self.shape)}'
+    return f'{self.chip.prefix}:{"x".join(map(str, self.shape))}'
 
 
 def parse(topology: str, count: int = 1) -> Slices:
@@ -99,7 +92,3 @@ def parse(topology: str, count: int = 1) -> Slices:
     raise ValueError(f'--topology={topology}: a slice of {kind} has one chip, or up to '
                      f'{chip.max_chips:,} with even numbers along the first two dimensions.')
   return Slices(kind, sizes, count)
-
-
-def _joined(shape: tuple[int, ...]) -> str:
-  return 'x'.join(map(str, shape))

@@ -7,8 +7,6 @@ time, so a step takes at least as long as the longest.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax.numpy as jnp
 
 from sink_jax.models.sizes import flops_per_token, parameter_count
@@ -17,30 +15,11 @@ from sink_jax.plan.job import Plan
 SHARE = 0.6  # of the peak that matrix products reach: an assumption
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-  """Seconds of a training step by what takes them, and FLOP/s over the peak of the datasheet."""
-
-  seconds: dict[str, float]
-  mfu: float
-
-  @property
-  def bound(self) -> str:
-    """What takes longest."""
-    return max(self.seconds, key=self.seconds.__getitem__)
-
-  @property
-  def step(self) -> float:
-    """Seconds of the whole step."""
-    return self.seconds[self.bound]
-
-
-def estimate(plan: Plan) -> Estimate:
-  """The estimate for a plan whose training step fits."""
+def step_seconds(plan: Plan) -> dict[str, float]:
+  """Seconds of a training step that fits, by what takes them; a step takes the longest."""
   assert plan.step is not None
   chip, model, microbatches = plan.where.chip, plan.model, plan.experiment.microbatches
   data, fsdp, tensor = (plan.mesh[name] for name in ('data', 'fsdp', 'tensor'))
-  flops = plan.tokens * flops_per_token(model, plan.experiment.data.context) / plan.where.devices
   # The forward pass is a third of the products; these policies compute it twice.
   repeated = 4 / 3 if model.remat in ('blocks', 'save_attention') else 1
   parameters, width = parameter_count(model) / tensor, jnp.dtype(model.dtype).itemsize
@@ -54,10 +33,15 @@ def estimate(plan: Plan) -> Estimate:
   # A block sums activations twice in the forward pass and twice in the backward pass.
   activations = plan.tokens / (data * fsdp) * model.d_model * width
   links += 2 * ring(tensor, 4 * repeated * model.layers * activations)
-  seconds = {
-      'compute': repeated * flops / (SHARE * chip.peak),
+  return {
+      'compute': repeated * model_seconds(plan) / SHARE,
       # All that the step holds is written and read at least once.
       'memory': 2 * (plan.step.arguments + microbatches * plan.step.temporaries) / chip.bandwidth,
       'links': links / (2 * chip.link),  # both directions of one dimension of the torus
       'network': 2 * ring(plan.where.count, gradients / near) / chip.network}
-  return Estimate(seconds, flops / chip.peak / max(seconds.values()))
+
+
+def model_seconds(plan: Plan) -> float:
+  """Seconds that the model's products take at the peak of the datasheet: those of MFU 100 %."""
+  flops = plan.tokens * flops_per_token(plan.model, plan.experiment.data.context)
+  return flops / plan.where.devices / plan.where.chip.peak

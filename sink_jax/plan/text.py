@@ -6,7 +6,7 @@ import shlex
 
 from sink_jax.models.sizes import parameter_count
 from sink_jax.plan.chips import GIB
-from sink_jax.plan.estimate import SHARE, estimate
+from sink_jax.plan.estimate import SHARE, model_seconds, step_seconds
 from sink_jax.plan.job import Plan
 
 
@@ -33,13 +33,14 @@ def as_text(plan: Plan) -> str:
 
 
 def _time(plan: Plan) -> list[str]:
-  time = estimate(plan)
-  hours = plan.experiment.steps * time.step / 3600
-  parts = ', '.join(f'{name} {1e3 * s:,.1f} ms' for name, s in time.seconds.items() if s)
+  seconds = step_seconds(plan)
+  bound, step = max(seconds.items(), key=lambda item: item[1])
+  hours = plan.experiment.steps * step / 3600
+  parts = ', '.join(f'{name} {1e3 * s:,.1f} ms' for name, s in seconds.items() if s)
   return [
       f'Time of a step, an estimate from datasheets and {SHARE:.0%} of the peak, not measured:',
-      f'  {1e3 * time.step:,.1f} ms, bound by {time.bound} ({parts}); '
-      f'{plan.tokens / time.step:,.0f} tokens/s, MFU {time.mfu:.0%}',
+      f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); {plan.tokens / step:,.0f} tokens/s, '
+      f'MFU {model_seconds(plan) / step:.0%}',
       f'{plan.experiment.steps:,} steps: {hours:,.1f} h, '
       f'{hours * plan.where.chips:,.0f} chip-hours']
 

@@ -5,14 +5,9 @@ values that are written there, on any devices: they change rounding and speed, a
 
 `model.remat` is 'none' wherever a step without a loop over the blocks fits a device, else the
 policy that recomputes least of those that fit. Nothing is compiled to find that out:
-`needed_bytes` estimates it from a table that was made with
-
-    python -m sink_jax.plan --topology=v5e:1x1 --size=60m --vocab=8192 --batch_size=8 \\
-      --remat=none --config.loss_logits=67108864 --config.model.layers=2
-
-for TPUs, with 2 and 4 layers, and again with --remat=save_matmuls. For GPUs the same training
-step was compiled as tests/compile/test_train_step.py does, for one H200: 60m with 8, 16 and 32
-sequences, 1b with 4 and 8. tests/train/test_defaults.py has the bytes that the compilers reported.
+`needed_bytes` estimates it from a table that was made with `python -m sink_jax plan` for TPUs, with
+2 and 4 layers. For GPUs the same training step was compiled as tests/compile/test_train_step.py
+does, for one H200: 60m with 8, 16 and 32 sequences, 1b with 4 and 8. tests/train/test_defaults.py has the bytes that the compilers reported.
 """
 
 from __future__ import annotations

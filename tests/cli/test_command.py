@@ -1,6 +1,5 @@
 """What all commands share: config files, and errors in one line."""
 
-import dataclasses
 import json
 import os
 import re
@@ -11,14 +10,12 @@ import pytest
 
 from configs import quickstart, window
 from sink_jax.analyses import lm_eval_package
-from sink_jax.cli import command, entry, options, parser, plan, train
+from sink_jax.cli import command, entry, options, train
 from sink_jax.data import inputs
 from sink_jax.models.kv_cache import POSITIONS
-from sink_jax.models.sizes import SIZES
 from sink_jax.pretrained.parameters import DTYPES
 from sink_jax.sweep.pool import SweepStopped
 from sink_jax.train.checkpoint import CheckpointError
-from sink_jax.train.experiment import from_dict
 from sink_jax.train.outcome import Diverged, Interrupted
 from sink_jax.train.stop_handler import Unsaved
 from tests.train.runs import ROOT
@@ -107,7 +104,7 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
   (tmp_path / 'runs').mkdir()
   (tmp_path / 'runs' / 'file').write_bytes(b'\xff')
   folders = [f'--runs={tmp_path}/runs', f'--out={tmp_path}/out']
-  table, quick = [f'--table={tmp_path}'], f'--config={ROOT}/configs/quickstart.py'
+  quick = f'--config={ROOT}/configs/quickstart.py'
   cases = {
       'train': [
           (['--config=', '--workdir=a'], '--config= is empty'),
@@ -132,23 +129,9 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
            '.*(no such file|-harness is needed)'),
           (['lengths', '--checkpoint=a', '--out=runs/a', '--fsdp=3'], '--fsdp=3 does not divide')],
       'plan': [
-          ([*table, '--config.steps=3'], '--config is for the plan of one run'),
-          ([*table, '--topology=v5e:4x4'], '--topology is for the plan of one run: --table'),
-          ([*table, '--scaling=a'], '--scaling is for'), (['--search', '--scaling=a'], '--search is'),
-          (['--topology=v5e:1x1', '--step_seconds=1', '--share=0.5'], '--share is not used'),
-          (['--topology=v5e:1x1', '--vocab=0'], '--vocab=0 must be at least 1'), ([], '--topology is missing'),
-          (['--table='], '--table= is empty'),
-          (['--table', '--scaling'], '--table is missing its value'),
-          (['--topology=v5e:1x1', '--step_seconds=0'], '--step_seconds=0 is no time'),
-          (['--topology=v5e:1x1', '--step_seconds=inf'], '--step_seconds=inf is no time'),
-          (['--topology=v5e:1x1', '--step_seconds=1', '--search'], '--step_seconds is of one run'),
-          (['--topology=v5e:1x1', f'--json={tmp_path}'], '--json=.* is a folder: name a file'),
-          (['--topology=v5e:2x2', '--size=tiny', '--fsdp=3'],
-           '.*their product .*--fsdp and --tensor set'),
-          (['--topology=v5e:1x1', '--size=1b', '--config.init.source=a'], '--size has no effect'),
+          ([], '--topology is missing'), (['--topology=v5e:1x1', '--slices=0'], '--slices=0 must'),
           (['--topology=v5e:1x1', quick], '.*Name a trial'),
-          *[(['--topology=v5e:1x1', f'--{name}=1', f'--config.{key}=1'], f'--{name} and --config.{key}')
-            for name, key in (('context', 'data.context'), ('vocab', 'model.vocab_size'))]],
+          (['--topology=v5e:2x2', '--config.mesh.fsdp=3'], '.*their product')],
       'sweep': [
           ([quick, '--list', '--dry_run'], '--list and --dry_run exclude'),
           ([quick, '--list', '--seeds=1,1'], 'different numbers'),
@@ -195,10 +178,10 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
 
 
 def test_help_ends_well_and_imports_no_jax():
-  """Every command at once, by its two names; its options offer what the modules behind it know."""
+  """Every command at once; its options offer what the modules behind it know."""
   wanted = {
       'train': '--config', 'sweep': '--dry_run', 'evaluate': f'{", ".join(inputs.BOS[:1])}',
-      'analyses': '--checkpoint', 'report': '--kind', 'plan': f': {", ".join(SIZES)}.',
+      'analyses': '--checkpoint', 'report': '--kind', 'plan': '--topology',
       'benchmark': 'train_step', 'generate': f'{{{",".join(POSITIONS)}}}',
       'export': f'{{{",".join(DTYPES)}}}', 'lm_eval': '--num_fewshot', 'data.build': '--valid_fraction',
       'data.build_tfds': '--data_dir'}
@@ -206,11 +189,8 @@ def test_help_ends_well_and_imports_no_jax():
           'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
           'finally: print("jax" in sys.modules, file=sys.stderr)')
   assert set(wanted) == set(options.COMMANDS)
-  # Every other command by its older name.
-  words = {name: [f'sink_jax.{name}'] if number % 2 else ['sink_jax', name]
-           for number, name in enumerate(wanted)}
   started = {name: subprocess.Popen(
-      [sys.executable, '-P', '-c', look, *words[name], '--help'], text=True,
+      [sys.executable, '-P', '-c', look, 'sink_jax', name, '--help'], text=True,
       stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(ROOT)))
              for name in wanted}
   for name, process in started.items():
@@ -263,33 +243,3 @@ def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):
       f'{", ".join(options.COMMANDS)}.')
   assert ended('--help') == ended('-h') == 0 and ended() == 2
   assert capsys.readouterr().out.count('data.build_tfds') == 3
-
-
-def test_every_older_name_of_a_command_starts_it():
-  package = ROOT / 'sink_jax'
-  for name in options.COMMANDS:
-    path = package / (name.replace('.', '/') + '.py')
-    path = path if path.exists() else package / name / '__main__.py'
-    assert f"start('{name}')" in path.read_text()
-
-
-def test_a_plan_of_a_config_of_bytes_has_their_vocabulary():
-  experiment = from_dict(quickstart.get_config('text-softmax').to_dict())
-  chosen = parser.parse(options.Plan, ['--config=configs/quickstart.py:text-softmax',
-                                       '--topology=v5e:1x1'], 'python -m sink_jax plan')
-  assert plan._vocab(experiment, chosen) == 258
-  # So has one without a file whose tokenizer was chosen; without either it is the paper's.
-  for words, size in ((['--config.data.tokenizer=Bytes()'], 258), ([], 50432)):
-    assert _job(*words).model.vocab_size == size
-
-
-def _job(*words):
-  chosen = parser.parse(options.Plan, ['--topology=v5e:1x1', *words], '')
-  return plan._job(dataclasses.replace(chosen, settings=command.read_config(chosen)))
-
-
-def test_the_size_of_a_plan_takes_the_place_of_a_config_files_numbers():
-  text = f'--config={ROOT}/configs/quickstart.py:text-softmax'
-  shape = lambda job: (job.model.layers, job.model.d_model, job.model.heads, job.model.ffn_hidden)
-  assert shape(_job(text)) != shape(_job(text, '--size=60m')) == (10, 768, 8, 1536)
-  assert shape(_job(text, '--size=60m', '--config.model.layers=3')) == (3, 768, 8, 1536)

@@ -169,8 +169,7 @@ LINES = {
         dict(checkpoint='exported', prompt='def main', length=64, cache_size=48, sinks=4),
     'lm_eval --checkpoint=Pythia-160M --tasks=lambada_openai,hellaswag --out=scores':
         dict(checkpoint='Pythia-160M', tasks=('lambada_openai', 'hellaswag'), out='scores'),
-    'plan --size=1b --topology=v5e:16x16 --fsdp=16 --batch_size=512 --remat=blocks':
-        dict(size='1b', topology='v5e:16x16', fsdp=16, batch_size=512, remat='blocks'),
+    'plan --topology=v5e:16x16 --slices=2': dict(topology='v5e:16x16', slices=2),
     'report --runs=runs --out=paper': dict(runs='runs', out='paper'),
     'report --runs=runs/quickstart --out=runs/report':
         dict(runs='runs/quickstart', out='runs/report'),
