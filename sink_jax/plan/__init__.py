@@ -1,5 +1,5 @@
-"""What a run would take on TPUs that are not here, counted in the compiled program.
+"""Memory, estimated time and cost of a run on TPUs, before any are rented.
 
-The step is compiled for the topology, its memory and traffic are read from it, and a roofline
-turns them into seconds. Nothing here runs on a device, and nothing here measures.
+`memory` compiles training, validation and the probe for the slice and reads how many bytes a device
+needs; `estimate` computes the time of a step from datasheets. Nothing here runs on a device.
 """

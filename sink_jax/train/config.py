@@ -32,6 +32,7 @@ from sink_jax.train.sharding import check_tensor, mesh_sizes
 # What a graft can change: the components of attention, the norm and the sink tokens.
 GRAFT_KEYS = (*(f'attention.{name}' for name in COMPONENTS), 'model.norm', 'model.sink_tokens')
 _LARGEST_VOCABULARY = 2**31  # no token id exceeds it
+_MOST_BLOCKS = 24  # that are compiled without a loop: the time of compiling grows with them
 
 
 class NotExpressible(ValueError):
@@ -302,6 +303,17 @@ def _built(cls: type[Any], section: Mapping[str, Any], prefix: str) -> Any:
     else:
       values[name] = value
   return cls(**values)
+
+
+def unrolled(model: ModelConfig, experiment: Experiment, platform: str) -> ModelConfig:
+  """The model without a loop over few blocks where the config leaves `model.unroll` empty.
+
+  platform: 'cpu', 'cuda' or 'tpu'; on a CPU compiling takes longer than a loop costs.
+  """
+  few = platform != 'cpu' and model.layers <= _MOST_BLOCKS and model.remat == 'none'
+  if experiment.model.unroll is None and few:
+    return dataclasses.replace(model, unroll=model.layers)
+  return model
 
 
 def get_config() -> ConfigDict:

@@ -29,7 +29,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token, parameter_count, parameter_shapes
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints
-from sink_jax.train.config import Experiment, from_dict, resolved
+from sink_jax.train.config import Experiment, from_dict, resolved, unrolled
 from sink_jax.train.evaluation import Diverged, Evaluation
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
 from sink_jax.train.multihost import (
@@ -61,7 +61,6 @@ from sink_jax.train.step import (
 from sink_jax.train.stop import Interrupted, StopHandler, Unsaved
 from sink_jax.train.workdir import Workdir, WorkdirLocked, check_workdir, read_status
 
-_MOST_BLOCKS = 24  # that are compiled without a loop: the time of compiling grows with them
 _log = logging.getLogger('sink_jax')
 
 
@@ -133,8 +132,8 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   if source is not None:
     check_data(source, data)
   config = resolved(config, experiment, data)
-  model = for_platform(experiment.model_config(
-      data.vocab_size, data.input_features, data.output_features), experiment)
+  model = unrolled(experiment.model_config(
+      data.vocab_size, data.input_features, data.output_features), experiment, platform())
   optimizer = dataclasses.replace(
       experiment.optimizer, trained=trained_paths(source, experiment.init, model))
   tokens = on_all_processes(
@@ -152,15 +151,6 @@ def _with_packed(config: Mapping[str, Any]) -> dict[str, Any]:
   return {**config, 'data': {
       **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
       'bos': packed.bos, 'eos': packed.eos}}
-
-
-def for_platform(model: ModelConfig, experiment: Experiment) -> ModelConfig:
-  """The model with `unroll` where the config leaves it empty: no loop over few blocks on a device.
-  """
-  few = platform() != 'cpu' and model.layers <= _MOST_BLOCKS and model.remat == 'none'
-  if experiment.model.unroll is None and few:
-    return dataclasses.replace(model, unroll=model.layers)
-  return model
 
 
 def _checked(config: Mapping[str, Any], workdir: AnyPath) -> Experiment:

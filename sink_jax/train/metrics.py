@@ -29,10 +29,10 @@ from sink_jax.train.multihost import is_first
 
 _SECONDS_BETWEEN_WRITES = 30  # to an object store, which cannot append
 _LONGEST = 1 << 20  # bytes of a line of metrics; nothing that a run writes is longer
-# Dense bfloat16 FLOP/s of a device by its datasheet, by a part of `device_kind`; the first counts.
+# Dense bfloat16 FLOP/s of a device (of TPU7x a core) by its datasheet, by a part of `device_kind`; the first counts.
 PEAK_FLOPS = {
     'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5e': 197e12, 'TPU v5': 459e12,
-    'TPU v6': 918e12, 'TPU7x': 2307e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
+    'TPU v6': 918e12, 'TPU7x': 1153.5e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
     'A100': 312e12, 'L4': 121e12, 'A10': 125e12, 'V100': 125e12, 'RTX 4090': 165e12}
 
 

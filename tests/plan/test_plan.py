@@ -1,0 +1,163 @@
+"""Plans: slices, memory compiled for a CPU in the place of a TPU, the estimate, options that fit."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from configs import base
+from sink_jax.cli import plan as command
+from sink_jax.models.sizes import flops_per_token, parameter_count
+from sink_jax.plan import chips, compiler, estimate, job
+from sink_jax.plan.text import as_text
+
+TINY = {'model.size': 'tiny', 'model.d_model': 32, 'model.ffn_hidden': 32, 'model.layers': 1,
+        'model.vocab_size': 300, 'data.context': 32, 'batch_size': 64, 'probe.sequences': 50,
+        'probe.length': 32}
+ONE = chips.parse('v5e:1x1')
+
+
+def config(**changes):
+  made = base.get_config()
+  made.update_from_flattened_dict(TINY | {key.replace('__', '.'): x for key, x in changes.items()})
+  return made.to_dict()
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+  monkeypatch.setattr(compiler, 'topology_devices',
+                      lambda name, slices: jax.devices()[:1])
+
+
+def with_memory(monkeypatch, size):
+  monkeypatch.setitem(chips.CHIPS, 'v5e', chips.CHIPS['v5e']._replace(usable=size))
+
+
+@pytest.mark.parametrize('call, error, words', [
+    (lambda: chips.parse('h100:8'), ValueError, 'v5e:16x16'),
+    (lambda: chips.parse('v5e'), ValueError, '2 dimensions'),
+    (lambda: chips.parse('v5e:4x4x4'), ValueError, '2 dimensions'),
+    (lambda: chips.parse('v5p:4x4xx'), ValueError, '3 dimensions'),
+    (lambda: chips.parse('v5e:3x4'), ValueError, 'even'),
+    (lambda: chips.parse('v5e:0x2'), ValueError, 'v5e:0x2'),
+    (lambda: chips.parse('v5e:32x32'), ValueError, '256'),
+    (lambda: command.Options(topology='v5e:1x1', slices=0), ValueError, '--slices=0'),
+    (lambda: job.plan(config(mesh__fsdp=3), ONE), ValueError, 'mesh.fsdp'),
+    (lambda: job.plan(config(batch_size=6), chips.parse('v5e:2x2')), ValueError, 'batch_size'),
+    (lambda: job.plan(config(model__vocab_size=None, data__tokenizer="HuggingFace(path='none')"),
+                      ONE), ValueError, '--config.model.vocab_size'),
+    (lambda: command.main(command.Options(topology='v5e:1x1'), config(init__train='new')),
+     ValueError, 'init.train')])
+def test_what_cannot_be_planned(call, error, words, on_a_cpu):
+  with pytest.raises(error) as raised:
+    call()
+  assert words in str(raised.value)
+
+
+def test_a_missing_compiler_is_named_with_what_installs_it(monkeypatch):
+  monkeypatch.setenv('COMPILERS', '/disk/none')
+  monkeypatch.setattr(compiler.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ValueError, match='/disk/none.*launch/compilers/tpu.txt'):
+    compiler._library()
+
+
+@pytest.mark.parametrize('name, count, compiler_name, devices, number', [
+    ('v5e:16x16', 1, 'v5e:16x16', 256, 256), ('V5P:16x16x16', 1, 'v5p:16x16x16', 4096, 4096),
+    ('v7x:4x4x8', 1, 'tpu7x:4x4x8', 256, 128), ('v5e:1x1', 1, 'v5e:1x1', 1, 1),
+    ('v5e:16x16', 2, 'v5e:16x16', 512, 512)])
+def test_slices(name, count, compiler_name, devices, number):
+  where = chips.parse(name, count)
+  assert (where.compiler_name, where.devices, where.chips) == (compiler_name, devices, number)
+
+
+def test_a_plan_has_the_memory_of_training_validation_and_the_probe(on_a_cpu, monkeypatch):
+  whole = job.plan(config(), ONE)
+  assert list(whole.peaks) == ['training', 'validation', 'probe'] and whole.fits
+  assert whole.parameters == 4 * parameter_count(whole.model)
+  assert 2 <= whole.optimizer / whole.parameters < 2.01
+  assert whole.peaks['training'] == whole.step.total > whole.parameters + whole.optimizer
+  sliced = job.plan(config(microbatches=16), ONE)
+  assert sliced.peaks['validation'] < 0.6 * whole.peaks['validation']
+  assert sliced.peaks['probe'] == whole.peaks['probe'] > whole.parameters + whole.optimizer
+  # The compiler takes the probe, but the state of the optimizer lies there as well.
+  with_memory(monkeypatch, sliced.peaks['probe'] - 1)
+  assert not job.plan(config(microbatches=16), ONE).fits
+
+
+def planned(topology='v5p:4x4x4', count=1, remat='none', mesh=(4, 16, 1), **changes):
+  """A plan that nothing was compiled for."""
+  made = base.get_config()
+  made.update_from_flattened_dict(
+      {'model.size': '1b', 'model.vocab_size': 50432, 'batch_size': 128} | changes)
+  experiment = job.from_dict(made.to_dict())
+  model = dataclasses.replace(experiment.model_config(50432), remat=remat)
+  step = compiler.Memory(2 * chips.GIB, 10 * chips.GIB, 0)
+  return job.Plan(experiment, chips.parse(topology, count), model,
+                  dict(zip(('data', 'fsdp', 'tensor'), mesh)), 'splash', chips.GIB, chips.GIB,
+                  step, {'training': step.total})
+
+
+def test_the_estimate_is_that_of_a_roofline():
+  plan = planned()
+  seconds, chip = estimate.step_seconds(plan), chips.CHIPS['v5p']
+  flops = 128 * 2048 * flops_per_token(plan.model, 2048) / 64
+  assert seconds['compute'] == pytest.approx(flops / (0.6 * chip.peak))
+  assert seconds['memory'] == pytest.approx(24 * chips.GIB / chip.bandwidth)
+  n = parameter_count(plan.model)
+  # float32 gradients are summed over data; bfloat16 parameters and gradients travel over fsdp.
+  sent = 2 * 3 / 4 * 4 * n / 16 + 3 * 15 / 16 * 2 * n
+  assert seconds['links'] == pytest.approx(sent / (2 * chip.link))
+  assert seconds['network'] == 0
+  again = estimate.step_seconds(planned(remat='blocks', microbatches=2))
+  assert again['compute'] == pytest.approx(4 / 3 * seconds['compute'])
+  assert again['links'] > seconds['links'] and again['memory'] > seconds['memory']
+
+
+def test_two_slices_sum_gradients_over_the_network():
+  seconds = estimate.step_seconds(planned(count=2, mesh=(8, 16, 1)))
+  n = parameter_count(planned().model)
+  assert seconds['network'] == pytest.approx(4 * n / 16 / 4 / chips.CHIPS['v5p'].network)
+  tensor = estimate.step_seconds(planned(mesh=(4, 4, 4)))
+  assert tensor['links'] > estimate.step_seconds(planned(mesh=(16, 4, 1)))['links']
+
+
+def test_the_text_has_totals_and_options_to_paste():
+  plan = planned('v5e:16x16', mesh=(16, 16, 1), steps=40_000)
+  text = as_text(plan)
+  hours = 40_000 * max(estimate.step_seconds(plan).values()) / 3600
+  assert f'40,000 steps: {hours:,.1f} h, {256 * hours:,.0f} chip-hours' in text
+  assert 'estimate' in text and '1,337,026,560 parameters, 1,130,457,088 without' in text
+  assert 'ARGUMENTS=(--config.batch_size=128 --config.microbatches=1' in text
+  assert '--config.mesh.fsdp=16' in text and '--config.mesh.data' not in text
+
+
+def test_smaller_configs_keep_the_batch():
+  given = config(batch_size=64)
+  plan = planned('v5e:2x2', mesh=(4, 1, 1), batch_size=64)
+  found = list(job.smaller(given, plan))
+  assert [(c['model']['remat'], c['mesh']['fsdp'], c['microbatches']) for c in found] == [
+      ('blocks', 1, 1), (None, 4, 1), ('blocks', 4, 1), *(('blocks', 4, n) for n in (2, 4, 8, 16))]
+  assert {c['batch_size'] for c in found} == {64} and given == config(batch_size=64)
+
+
+def test_what_does_not_fit_is_compiled_with_options_until_some_do(on_a_cpu, monkeypatch, capsys):
+  given = config(probe__sequences=1)
+  plans = [job.plan(given | {'microbatches': n}, ONE) for n in (1, 4)]
+  most, least = (max(plan.peaks.values()) for plan in plans)
+  with_memory(monkeypatch, (most + least) // 2)
+  assert command.main(command.Options(topology='v5e:1x1'), given) == 0
+  printed = capsys.readouterr()
+  assert 'error: it does not fit' in printed.err
+  assert '--config.model.remat=blocks' in printed.out.partition('ARGUMENTS=(')[2]
+  with_memory(monkeypatch, 100)
+  assert command.main(command.Options(topology='v5e:1x1'), config(batch_size=1)) == 1
+
+
+def test_a_refusal_of_the_compiler_is_quoted(on_a_cpu, monkeypatch):
+  def refuse(*_, **__):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Ran out of memory: 43.70G of 15.75G')
+
+  monkeypatch.setattr(jax.stages.Lowered, 'compile', refuse)
+  plan = job.plan(config(), ONE)
+  assert not plan.fits and plan.step is None and not plan.peaks
+  assert 'training: RESOURCE_EXHAUSTED: Ran out of memory: 43.70G' in as_text(plan)
