@@ -54,6 +54,9 @@ def pytest_configure(config):
   # The same examples on every run, so that a red test stays red.
   settings.register_profile('sink_jax', deadline=None, derandomize=True)
   settings.load_profile('sink_jax')
+  # Of files that come from elsewhere: each is read within 10 seconds.
+  settings.register_profile('hostile', deadline=10_000, derandomize=not config.getoption('--full'),
+                            max_examples=10_000 if config.getoption('--full') else 50)
 
 
 @pytest.fixture(scope='module', autouse=True)
