@@ -38,6 +38,7 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
 
 def pytest_addoption(parser):
   parser.addoption('--full', action='store_true', help='also run the tests marked full')
+  parser.addoption('--rounds', type=int, default=1, help='how often tests of faults harm a run')
   parser.addoption('--typed', action='store_true',
                    help='run the tests marked typed alone, and check annotations as they run')
 
@@ -57,6 +58,11 @@ def pytest_configure(config):
   # Of files that come from elsewhere: each is read within 10 seconds.
   settings.register_profile('hostile', deadline=10_000, derandomize=not config.getoption('--full'),
                             max_examples=10_000 if config.getoption('--full') else 50)
+
+
+@pytest.fixture
+def rounds(request):
+  return request.config.getoption('--rounds')
 
 
 @pytest.fixture(scope='module', autouse=True)
