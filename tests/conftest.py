@@ -34,7 +34,7 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   for _file in _cache.glob('*'):
     if _file.stat().st_mtime < time.time() - 14 * 24 * 3600:
       _file.unlink()
-  os.environ |= {'JAX_COMPILATION_CACHE_DIR': str(_cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
+  os.environ |= {'JAX_COMPILATION_CACHE_DIR': str(_cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
 
 # Every function of these rooms checks its arguments and its result in tests that are marked typed. The
 # hook decorates functions as their modules are loaded, innermost, so under jit the trace is checked.
@@ -103,8 +103,8 @@ def pytest_collection_finish(session):
   gc.set_threshold(50_000, 20, 20)
 
 
-# One of these keeps a process busy for minutes: last of all, it would keep the other one waiting.
-FIRST = ('test_readme.py', 'test_notebook.py')
+# Each of these keeps a process busy for long: last of all, it would keep the other one waiting.
+FIRST = ('test_readme.py', 'test_types.py', 'test_faults.py', 'test_notebook.py')
 
 
 def pytest_collection_modifyitems(config, items):

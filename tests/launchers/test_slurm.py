@@ -1,4 +1,4 @@
-"""A job in a real SLURM of one node: stopped, queued again, resumed. bash launch/test.sh --slurm"""
+"""A job in a real SLURM of one node: stopped, queued again, resumed; with SLURM_TEST=yes."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 '''
 
-pytestmark = pytest.mark.skipif(not os.environ.get('SLURM_TEST'), reason='run with --slurm')
+pytestmark = pytest.mark.skipif(not os.environ.get('SLURM_TEST'), reason='set SLURM_TEST=yes')
 
 
 @contextlib.contextmanager
