@@ -4,13 +4,11 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 TARGETS=v5e,v5p,v6e,v7x,h200
-
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   cat <<'HELP'
 bash launch/test.sh [--full] [--parity] [--compile[=TARGETS]] [arguments of pytest]
 
-Runs the tests on the CPU. Paths among the arguments start at the repository.
-
+Runs the tests on the CPU.
   --full             also the tests that take long or go through every combination
   --compile          instead of the tests, compiles kernels and training steps for TPUs (v5e, v5p, v6e, v7x)
                      and an NVIDIA GPU (h200) that are not here; --compile=v5e,h200: for these. Their compilers
