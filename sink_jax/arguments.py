@@ -52,7 +52,7 @@ def _replace_constructor(cls: type) -> None:
   # A NamedTuple takes its arguments in __new__.
   constructor = '__new__' if issubclass(cls, tuple) else '__init__'
   function = getattr(cls, constructor)
-  if not hasattr(function, '__wrapped__'):  # else an earlier call has replaced it
+  if not hasattr(function, 'explains'):  # else an earlier call has replaced it
     setattr(cls, constructor, _explained(function, cls.__name__))
 
 
@@ -65,14 +65,14 @@ def _explained(function, name: str = ''):
   takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
   known = frozenset(takes)
 
-  # `wraps` leaves the signature as it was to `inspect`, and sets the __wrapped__ by which
-  # `_replace_constructor` knows a function of this kind.
+  # `wraps` leaves the signature as it was to `inspect`.
   @functools.wraps(function)
   def checked(*args, **keywords):
     if not known.issuperset(keywords):
       raise TypeError(_message(name, next(key for key in keywords if key not in known), takes))
     return function(*args, **keywords)
 
+  vars(checked)['explains'] = name  # by which `_replace_constructor` knows it
   return checked
 
 

@@ -1,13 +1,11 @@
-"""What all tests share: the CPU as the default device, and the options --full and --typed."""
+"""What all tests share: the CPU as the default device, checks of annotations, and options."""
 
-import atexit
 import gc
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -28,24 +26,41 @@ os.environ.setdefault('XLA_FLAGS', ' '.join(_flags))
 # The lines of Python that an operation comes from take a tenth of the time of a lowering.
 os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 
-# Small models are compiled over and over, also by subprocesses: they share the results.
+# Small models are compiled over and over, also by subprocesses: they share the results, from one run of the
+# tests to the next. What is two weeks old goes.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
-  _cache = tempfile.mkdtemp(prefix='sink_jax-compiled-')
-  atexit.register(shutil.rmtree, _cache, ignore_errors=True)
-  os.environ |= {'JAX_COMPILATION_CACHE_DIR': _cache,
-                 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.3'}
+  _home = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+  _cache = _home / 'sink_jax-tests' / importlib.metadata.version('jax')
+  for _file in _cache.glob('*'):
+    if _file.stat().st_mtime < time.time() - 14 * 24 * 3600:
+      _file.unlink()
+  os.environ |= {'JAX_COMPILATION_CACHE_DIR': str(_cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+
+# Every function of these rooms checks its arguments and its result in tests that are marked typed. The
+# hook decorates functions as their modules are loaded, innermost, so under jit the trace is checked.
+TYPED = ['sink_jax.attention', 'sink_jax.kernels', 'sink_jax.models', 'sink_jax.evaluate']
+if importlib.util.find_spec('beartype'):
+  import jaxtyping
+
+  import tests.typed  # noqa: F401, which the hook looks up by its name
+
+  jaxtyping.install_import_hook(TYPED, 'tests.typed.checked')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+  if importlib.util.find_spec('beartype'):
+    typed = item.get_closest_marker('typed') and not item.get_closest_marker('untyped')
+    jaxtyping.config.update('jaxtyping_disable', not typed)
+  return (yield)
 
 
 def pytest_addoption(parser):
   parser.addoption('--full', action='store_true', help='also run the tests marked full')
-  parser.addoption('--typed', action='store_true',
-                   help='run the tests marked typed alone, and check annotations as they run')
+  parser.addoption('--rounds', type=int, default=1, help='how often tests of faults harm a run')
 
 
 def pytest_configure(config):
-  if config.getoption('--typed'):
-    config.option.markexpr = 'typed and not untyped'
-    check_annotations()
   try:
     from hypothesis import settings
   except ImportError:
@@ -54,6 +69,14 @@ def pytest_configure(config):
   # The same examples on every run, so that a red test stays red.
   settings.register_profile('sink_jax', deadline=None, derandomize=True)
   settings.load_profile('sink_jax')
+  # Of files that come from elsewhere: each is read within 10 seconds.
+  settings.register_profile('hostile', deadline=10_000, derandomize=not config.getoption('--full'),
+                            max_examples=10_000 if config.getoption('--full') else 50)
+
+
+@pytest.fixture
+def rounds(request):
+  return request.config.getoption('--rounds')
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -80,41 +103,12 @@ def pytest_collection_finish(session):
   gc.set_threshold(50_000, 20, 20)
 
 
-# The rooms whose functions take and return arrays.
-TYPED = ['sink_jax.attention', 'sink_jax.kernels', 'sink_jax.models', 'sink_jax.evaluate']
-
-
-def check_annotations():
-  """Makes every function of these rooms check its arguments and its result when it is called.
-
-  The hook decorates functions as their modules are loaded, so none may be loaded before. It puts
-  its decorator innermost, below jax.jit and jax.custom_vjp, whose attributes stay as they are:
-  under jit, what is checked is the trace.
-  """
-  import jaxtyping
-
-  import tests.typed  # the hook looks it up by its name
-
-  assert not any(name.startswith(tuple(TYPED)) for name in sys.modules)
-  jaxtyping.install_import_hook(TYPED, f'{tests.typed.__name__}.checked')
-
-
-# The test that runs those marked typed.
-RUNS_TYPED = 'test_functions_take_and_return_what_their_annotations_say'
-
-# One of these keeps a process busy for minutes: last of all, it would keep the other one waiting.
-FIRST = ('test_readme.py', 'test_notebook.py')
+# Each of these keeps a process busy for long: last of all, it would keep the other one waiting.
+FIRST = ('test_readme.py', 'test_types.py', 'test_faults.py', 'test_notebook.py')
 
 
 def pytest_collection_modifyitems(config, items):
   items.sort(key=lambda item: item.path.name not in FIRST)
-  # With -k or -m the test that runs them may be left out, after this.
-  if not config.option.keyword and not config.option.markexpr and importlib.util.find_spec(
-      'beartype') and any(item.name == RUNS_TYPED for item in items):
-    skip = pytest.mark.skip(reason='run by test_types.py, with annotations checked')
-    for item in items:
-      if item.get_closest_marker('typed') and not item.get_closest_marker('untyped'):
-        item.add_marker(skip)
   if config.getoption('--full'):
     return
   skip = pytest.mark.skip(reason='exhaustive: run with --full')

@@ -1,6 +1,5 @@
 """Every trial of every config file: it builds, traces at full size, and is what it says."""
 
-import dataclasses
 import functools
 import json
 import re
@@ -14,7 +13,6 @@ import pytest
 from configs import base, budget, desk, paper, sft
 from sink_jax.data.dataset import open_data
 from sink_jax.data.sources import TextFolder
-from sink_jax.data.stdlib import splits_by_name
 from sink_jax.data.token_edits import RandomTokens
 from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
@@ -62,15 +60,6 @@ def test_every_trial_builds_and_carries_its_name(path):
   assert len(contents) == len(trials_of(path))  # no two are the same run
 
 
-def test_no_config_holds_out_near_copies_of_what_it_trains_on():
-  configs = [base.get_config().to_dict()]
-  configs += [trial.config for path in FILES for trial in trials_of(path).values()]
-  configs += [budget.config({'default': {}}, 'default,budget=smoke').to_dict()]
-  assert not {c['data']['source'] for c in configs if splits_by_name(c['data']['source'])}
-  assert configs[-1]['data']['source'] == "Stdlib(split='content')"
-  assert splits_by_name('Stdlib()') and splits_by_name("Stdlib(domains='docs', max_files=0)")
-
-
 @functools.cache
 def traced(model, length):
   """Shape of the final hidden states of two sequences; equal models are traced once."""
@@ -88,27 +77,14 @@ def model_of(config):
   return experiment, experiment.model_config(vocabulary)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('path', [path for path in FILES if path.stem != 'paper'],
                          ids=lambda path: path.stem)  # paper.py is the union of others
-def test_every_trial_traces_at_full_size(path, request):
-  """With --full all of them; otherwise one of those that differ in sizes and arguments alone."""
-  seen = set()
+def test_every_trial_traces_at_full_size(path):
   for name, trial in trials_of(path).items():
     experiment, model = model_of(trial.config)
-    kind = operation(model)
-    if kind in seen and not request.config.getoption('--full'):
-      continue
-    seen.add(kind)
     context = experiment.data.context
     assert traced(model, context) == (2, context, model.d_model), name
-
-
-def operation(model):
-  """What a model computes, but for its sizes and the arguments of its components."""
-  components = tuple(type(value).__name__ for value in vars(model.attention).values())
-  options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)
-             if field.name != 'attention' and type(getattr(model, field.name)) is not int}
-  return components, repr(options), bool(model.sink_tokens), bool(model.vocab_size)
 
 
 def counted(name, changes):

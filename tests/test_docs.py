@@ -49,6 +49,7 @@ def test_the_api_has_every_public_name():
   assert sorted(listed) == sorted(exported | components)
 
 
+@pytest.mark.full
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
   pytest.importorskip('mkdocs')
   # A proxy that nobody serves: a build that fetches something fails.

@@ -82,6 +82,7 @@ def machine(tmp_path):
   return run, site, clone
 
 
+@pytest.mark.full
 def test_it_runs_from_start_to_end_in_an_empty_folder(machine, tmp_path):
   run, site, _ = machine
   empty = tmp_path / 'content'
@@ -100,6 +101,7 @@ def test_it_runs_from_start_to_end_in_an_empty_folder(machine, tmp_path):
   assert (clone / 'lengths.png').exists() and (clone / 'notebook-run' / 'status.json').exists()
 
 
+@pytest.mark.full
 def test_it_asks_for_the_repository_that_it_is_to_clone(machine, tmp_path):
   run, *_ = machine
   (tmp_path / 'content').mkdir()
@@ -107,6 +109,7 @@ def test_it_asks_for_the_repository_that_it_is_to_clone(machine, tmp_path):
     run(cells('code')[:1], tmp_path / 'content', address='')
 
 
+@pytest.mark.full
 def test_a_machine_with_a_gpu_gets_its_plugin(machine, tmp_path):
   run, site, _ = machine
   (tmp_path / 'content').mkdir()
@@ -115,6 +118,7 @@ def test_a_machine_with_a_gpu_gets_its_plugin(machine, tmp_path):
   assert (site / 'installed').read_text() == '.[gpu]'
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('folder', ['launch', '.'])
 def test_it_works_in_the_clone_that_holds_it(machine, folder):
   run, _, clone = machine
@@ -124,6 +128,7 @@ def test_it_works_in_the_clone_that_holds_it(machine, folder):
   assert Path(where) == clone.resolve() and again[0] == where
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_probed_on_text(machine, tmp_path):
   run, _, clone = machine
   tiny.write(tmp_path / 'model', tiny.LLAMA | {'vocab_size': 258})

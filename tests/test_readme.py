@@ -1,4 +1,4 @@
-"""The examples of README.md and docs/, run as they stand, on trials that are cut short."""
+"""The examples of README.md, with --full of docs/ too, run as they stand, on trials that are cut short."""
 
 import contextlib
 import json
@@ -38,11 +38,8 @@ def add_module(title, source):
 
 
 @pytest.fixture(scope='module')
-def project(tmp_path_factory):
-  """A place with the configs in which the documents were followed from the first to the last.
-
-  (folder, what each command of `sink_jax` wrote, names of the Python examples).
-  """
+def project(tmp_path_factory, request):
+  """A folder with the configs in which the documents were followed, and the names of the Python examples."""
   folder = tmp_path_factory.mktemp('project')
   shutil.copytree(ROOT / 'configs', folder / 'configs')
   trials = folder / 'configs' / 'quickstart.py'
@@ -50,67 +47,52 @@ def project(tmp_path_factory):
   assert count == 2
   trials.write_text(short)
   shutil.copy(ROOT / 'README.md', folder)  # a text that an example reads
-  outputs, names, seen = {}, {}, set()
+  names, seen = {}, set()
   for path, language, _, block in blocks():
+    if path in WALKS or path != 'README.md' and not request.config.getoption('--full'):
+      continue
     if PUBLISHED in block and PACKAGED[PUBLISHED].find() is None:
       block = '' if language == 'python' else '\n'.join(
           line for line in block.splitlines() if PUBLISHED not in line)
-    if language == 'python' and path not in WALKS:
+    if language == 'python':
       with contextlib.chdir(folder):
         exec(compile(block, path, 'exec'), names)
     elif language == 'bash':
       for line in block.splitlines():
-        line = line.replace('python -m sink_jax ', 'python -m sink_jax.')
-        words = tuple(shlex.split(line, comments=True))
-        # Some lines are in the README and on a page as well.
-        if line.startswith('python -m sink_jax.') and words not in seen:
-          seen.add(words)
-          name, output = _run(words, folder)
-          outputs[name] = outputs.get(name, '') + output
-  return folder, outputs, names
+        command = re.match(r'(?:python -m sink_jax[. ]|sink-jax )(.*)', line)
+        if command and command[1] not in seen:  # some lines are in the README and on a page as well
+          seen.add(command[1])
+          _run(shlex.split(command[1], comments=True), folder)
+  return folder, names
 
 
 def _run(words, folder):
-  """Runs a command of a document, cut short; the module and what it wrote."""
-  line, command, dry = ' '.join(words), [sys.executable, *words[1:]], '--dry_run' in words
+  """Runs a command of a document, cut short."""
+  name, *options = words
+  line, dry = ' '.join(words), '--dry_run' in words
   if 'synthetic' in line:
-    command += ['--only=synthetic-default-seed-0', '--set=steps=12', '--processes=1']
+    options += ['--only=synthetic-default-seed-0', '--set=steps=12', '--processes=1']
   elif '--budget=smoke' in line and not dry:
-    command += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
+    options += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
   elif 'configs/base.py' in line:
-    command += ['--config.validation.batches=1', '--config.probe.sequences=4']
+    options += ['--config.validation.batches=1', '--config.probe.sequences=4']
   elif 'analyses streaming' in line:
-    command += ['--sequences=2', '--length=100']  # the later ones count
-  if 'sink_jax.sweep' in line and not dry:
-    command.append('--noestimate')  # the dry run estimates
-  module, name = command[2], command[2].removeprefix('sink_jax.')
-  first_training = name == 'train' and '--workdir=runs/text' in words
-  if first_training or name == 'benchmark' or name == 'sweep' and not dry:
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
-    code, output, error = done.returncode, done.stdout, done.stderr
-  else:  # a process of its own would show nothing more, and take seconds to begin
+    options += ['--sequences=2', '--length=100']  # the later ones count
+  if name == 'sweep' and not dry:  # its processes need the devices of this one
+    done = subprocess.run([sys.executable, '-m', 'sink_jax', name, *options, '--noestimate'], cwd=folder,
+                          env=ENVIRONMENT, capture_output=True, text=True)
+    code, error = done.returncode, done.stderr
+  else:
     with contextlib.chdir(folder), mock.patch('sink_jax.cli.train.init_distributed'):
-      code, output, error = run_here(name, *command[3:])
+      code, _, error = run_here(name, *options)
   assert code == 0, f'{line}\n{error}'
-  return module, output
 
 
-def test_commands(project):
-  folder, outputs, _ = project
-  assert set(outputs) == {f'sink_jax.{name}' for name in (
-      'train', 'evaluate', 'sweep', 'report', 'benchmark', 'export', 'analyses', 'generate')}
-  for file in ('analyses/lengths.png', 'exported/tokenizer.json', 'runs/report/index.html'):
+def test_commands_and_snippets(project, request):
+  folder, names = project
+  for file in ('analyses/lengths.png', 'exported/tokenizer.json', 'runs/report/index.html',
+               'runs/quickstart/backcopy-sigmoid/status.json'):
     assert (folder / file).exists(), file
-  assert 'def main' in outputs['sink_jax.generate'] and 'first 4 and last 28' in outputs['sink_jax.analyses']
-  assert 'Sink_1' in outputs['sink_jax.evaluate']
-  assert 'backcopy-sigmoid: done' in outputs['sink_jax.sweep']
-  assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
-  assert 'Table 15' in (folder / 'paper/report.md').read_text()
-  assert 'chunked' in outputs['sink_jax.benchmark']
-
-
-def test_snippets(project):
-  folder, _, names = project
   if PACKAGED[PUBLISHED].find() is not None:
     assert 'Sink_1 = 74.5 %' in README and 'the first token\nmore than 0.3' in README
     shown = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())
@@ -121,13 +103,17 @@ def test_snippets(project):
     assert names['report'].sink_rate() > 0.5 and (folder / 'importance.png').stat().st_size > 5000
     graft = names['gated'].graft
     assert graft.exact and abs(graft.loss_after - graft.loss_before) < 1e-4
-  assert names['text'].shape == (1, 40) and (folder / 'lengths.png').exists()
-  assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)
+  if request.config.getoption('--full'):
+    assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
+    assert 'Table 15' in (folder / 'paper/report.md').read_text() and (folder / 'lengths.png').exists()
+    assert names['text'].shape == (1, 40) and len(names['words']) == 2
+    assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)
 
 
+@pytest.mark.full
 def test_walk_throughs(project):
   """In a process of its own, since they add a component, an analysis and a family."""
-  folder, _, names = project
+  folder, _ = project
   program = MODULES + ''.join(
       f'add_module({title!r}, {block!r})\n' if title else block
       for path, language, title, block in blocks() if path in WALKS and language == 'python')
@@ -135,7 +121,6 @@ def test_walk_throughs(project):
                         capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   assert "['backcopy', '" in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
-  assert len(names['words']) == 2
 
 
 def test_folders_that_are_named_exist():
@@ -146,7 +131,7 @@ def test_folders_that_are_named_exist():
 
 
 def test_the_environment_is_entered_before_the_first_command():
-  assert README.index('source .venv/bin/activate') < README.index('python -m sink_jax.')
+  assert README.index('source .venv/bin/activate') < README.index('python -m sink_jax')
 
 
 def test_extras_that_are_named_exist():

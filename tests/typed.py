@@ -1,4 +1,4 @@
-"""The type checker of tests that run with --typed."""
+"""The type checker of tests that are marked typed."""
 
 from collections.abc import Callable
 

@@ -31,7 +31,7 @@ def step_seconds(plan: Plan) -> dict[str, float]:
   # Parameters are gathered in the forward and the backward pass, and their gradients scattered.
   links += microbatches * ring(fsdp, 3 * width * parameters)
   # A block sums activations twice in the forward pass and twice in the backward pass.
-  activations = plan.tokens / (data * fsdp) * model.d_model * width
+  activations = plan.experiment.tokens_per_step / (data * fsdp) * model.d_model * width
   links += 2 * ring(tensor, 4 * repeated * model.layers * activations)
   return {
       'compute': repeated * model_seconds(plan) / SHARE,
@@ -43,5 +43,5 @@ def step_seconds(plan: Plan) -> dict[str, float]:
 
 def model_seconds(plan: Plan) -> float:
   """Seconds that the model's products take at the peak of the datasheet: those of MFU 100 %."""
-  flops = plan.tokens * flops_per_token(plan.model, plan.experiment.data.context)
+  flops = plan.experiment.tokens_per_step * flops_per_token(plan.model, plan.experiment.data.context)
   return flops / plan.where.devices / plan.where.chip.peak

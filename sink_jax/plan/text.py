@@ -22,7 +22,7 @@ def as_text(plan: Plan) -> str:
       f'{experiment.label.trial or experiment.model.size} on {plan.where.name}: {plan.where.devices:,} '
       f'devices, mesh {mesh}',
       f'{parameter_count(model):,} parameters, {parameter_count(model, embeddings=False):,} without '
-      f'embeddings; {plan.tokens:,} tokens a step: {experiment.batch_size} sequences of '
+      f'embeddings; {plan.experiment.tokens_per_step:,} tokens a step: {experiment.batch_size} sequences of '
       f'{experiment.data.context}, {experiment.microbatches} micro-batches',
       f'attention by {plan.attention}, remat {model.remat}',
       f'Memory of a device, compiled; programs may use {chip.usable / GIB:.2f} GiB:',
@@ -39,7 +39,7 @@ def _time(plan: Plan) -> list[str]:
   parts = ', '.join(f'{name} {1e3 * s:,.1f} ms' for name, s in seconds.items() if s)
   return [
       f'Time of a step, an estimate from datasheets and {SHARE:.0%} of the peak, not measured:',
-      f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); {plan.tokens / step:,.0f} tokens/s, '
+      f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); {plan.experiment.tokens_per_step / step:,.0f} tokens/s, '
       f'MFU {model_seconds(plan) / step:.0%}',
       f'{plan.experiment.steps:,} steps: {hours:,.1f} h, '
       f'{hours * plan.where.chips:,.0f} chip-hours']

@@ -4,16 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from beartype import beartype
-from jaxtyping import TypeCheckError, jaxtyped
+from jaxtyping import TypeCheckError
 
 import sink_jax as sj
 from tests.attention_specs import PAPER, random_inputs
 
-# `explained` wraps the functions; what is checked is below it.
-ATTEND, MAP, IMPORTANCE = (
-    jaxtyped(typechecker=beartype)(f.__wrapped__)
-    for f in (sj.attend, sj.attention_map, sj.streaming_importance))
+pytestmark = pytest.mark.typed
 
 
 @pytest.mark.parametrize('name', ['softmax', 'kv bias (Table 4)', 'mlp (Table 15)'])
@@ -23,15 +19,16 @@ def test_what_callers_give_and_get(name, convert):
   spec = PAPER[name]
   q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)
   q, k, v = map(convert, (q, k, v))
-  assert ATTEND(spec, q, k, v, params).shape == q.shape
-  assert MAP(spec, q, k, params).shape == (1, 4, 7, 7)
-  alpha = jax.jit(lambda q, k, params: IMPORTANCE(spec, q, k, params, keys=3))(q, k, params)
+  assert sj.attend(spec, q, k, v, params).shape == q.shape
+  assert sj.attention_map(spec, q, k, params).shape == (1, 4, 7, 7)
+  alpha = jax.jit(lambda q, k, params: sj.streaming_importance(spec, q, k, params, keys=3))(q, k, params)
   assert alpha.raw.shape == (1, 4, 3)
 
 
 def test_what_does_not_fit_is_noticed():
+  pytest.importorskip('beartype')
   x = np.zeros((1, 4, 2, 8), np.float32)
   with pytest.raises(TypeCheckError):
-    ATTEND(sj.AttentionSpec(), x, x[:, :3], x)
+    sj.attend(sj.AttentionSpec(), x, x[:, :3], x)
   with pytest.raises(TypeCheckError):
-    MAP(sj.AttentionSpec(), x.astype(np.int32), x)
+    sj.attention_map(sj.AttentionSpec(), x.astype(np.int32), x)

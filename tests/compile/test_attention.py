@@ -65,22 +65,9 @@ SHAPES = {
     'float32': Shape(2, 8, 2048, 64, dtype='float32'),
 }
 
-# Instructions of a warp in one round of the loop over full tiles, at most: 2 % above the most
-# that two versions of jax and ptxas made.
-INSTRUCTIONS = {
-    ('softmax', '60m'): dict(forward=382, dq=333, dkv=300),
-    ('softmax', 'narrow'): dict(forward=552, dq=264, dkv=350),
-    ('sigmoid', '60m'): dict(forward=298, dq=399, dkv=305),
-    ('sigmoid', 'narrow'): dict(forward=402, dq=329, dkv=360),
-}
-
-# The same of what is newer than the commit with which results/kernels compares.
-LIMITS = INSTRUCTIONS | {('softpick', '60m'): dict(forward=687, dq=397, dkv=493)}
-
 # Every spec at one shape, every shape with one spec; the rest of the product is in --full.
 CASES = [pytest.param(SPECS[spec], SHAPES[shape], id=f'{spec}-{shape}',
-                      marks=() if spec == 'softmax' or shape == '60m'
-                      or (spec, shape) in INSTRUCTIONS else pytest.mark.full)
+                      marks=() if spec == 'softmax' or shape == '60m' else pytest.mark.full)
          for spec in SPECS for shape in SHAPES]
 
 
@@ -107,11 +94,8 @@ def importance_arguments(spec, shape):
   return q, k, shape.params(spec)
 
 
-def checked(target, note, f, *args, limits=None):
-  """Compiles a function, checks its kernels, and returns the memory that it needs.
-
-  limits: {kernel: instructions of a warp in one round of its shortest loop, at most}.
-  """
+def checked(target, note, f, *args):
+  """Compiles a function, checks its kernels, and returns the memory that it needs."""
   if target == 'h200':
     compiled, kernels = ptx_report(f, *args)
     ours = [k for k in kernels if k.pallas]
@@ -119,8 +103,6 @@ def checked(target, note, f, *args, limits=None):
       note(target=target, **kernel._asdict())
     assert ours and not [k for k in ours if k.serialized or k.spilled_bytes > 16]
     assert all(k.wgmma for k in ours) or args[0].dtype == jnp.float32
-    found = {k.name.strip('_').partition('_')[0]: k.loop and k.loop.instructions for k in ours}
-    assert all(found[name] <= limit for name, limit in (limits or {}).items()), found
   else:
     compiled = compile_for(target, f, *args)
     assert 'tpu_custom_call' in compiled.as_text()
@@ -130,34 +112,12 @@ def checked(target, note, f, *args, limits=None):
 
 @pytest.mark.parametrize('spec, shape', CASES)
 def test_attention_compiles(target, spec, shape, note):
-  limits = next((limits for (s, sh), limits in LIMITS.items()
-                 if (SPECS[s], SHAPES[sh]) == (spec, shape)), None)
-  checked(target, note, gradients(spec), *arguments(spec, shape), limits=limits)
+  checked(target, note, gradients(spec), *arguments(spec, shape))
 
 
 @pytest.mark.parametrize('spec, shape', CASES)
 def test_importance_compiles(target, spec, shape, note):
   checked(target, note, importance(spec), *importance_arguments(spec, shape))
-
-
-def test_softpick_needs_little_more_than_softmax(target, note):
-  """Compiled bytes and FLOPs; of GPUs also the busiest units of the loops that train."""
-  def needs(spec, f, args):
-    if target == 'h200':
-      compiled, kernels = ptx_report(f(spec), *args(spec, SHAPES['60m']))
-      busiest = lambda x: max(x.issue_cycles, x.matrix_cycles, x.special_cycles)
-      cycles = sum(busiest(k.loop) for k in kernels if k.pallas) if f is gradients else 1
-      found = dict(memory=memory(compiled).total, cycles=cycles)
-    else:
-      compiled = compile_for(target, f(spec), *args(spec, SHAPES['60m']))
-      cost = compiled.cost_analysis()
-      found = dict(memory=memory(compiled).total, flops=cost['flops'], moved=cost['bytes accessed'])
-    note(target=target, **found)
-    return found
-
-  for f, args in ((gradients, arguments), (importance, importance_arguments)):
-    softmax, softpick = (needs(SPECS[name], f, args) for name in ('softmax', 'softpick'))
-    assert all(softpick[name] <= 1.3 * softmax[name] for name in softmax), (softmax, softpick)
 
 
 def test_importance_of_131072_tokens(target, note):
@@ -166,14 +126,8 @@ def test_importance_of_131072_tokens(target, note):
   assert needed.temporaries < 8 * needed.arguments
 
 
-def some(*names):
-  """Specs to go through; all of them with --full."""
-  return pytest.mark.parametrize('spec', [pytest.param(
-      SPECS[name], id=name, marks=() if name in names else pytest.mark.full) for name in SPECS])
-
-
-@some('k-bias')
-def test_memory_is_linear_in_the_length(target, spec, note):
+def test_memory_is_linear_in_the_length(target, note):
+  spec = SPECS['k-bias']
   for f, args in ((gradients, arguments), (importance, importance_arguments)):
     short, long = (checked(target, note, f(spec), *args(spec, Shape(1, 8, length, 64))).total
                    for length in (32768, 131072))

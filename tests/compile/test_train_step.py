@@ -10,9 +10,8 @@ from jax.sharding import AxisType, Mesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import sized
-from sink_jax.train.group_steps import GroupInputs, make_group_steps
-from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
-from sink_jax.train.sharding import batch_sharding, replicated
+from sink_jax.train.optimizer import OptimizerConfig, peak_rates
+from sink_jax.train.sharding import batch_sharding
 from sink_jax.train.step import make_train_step, state_layout
 from tests.compile import targets
 
@@ -75,25 +74,3 @@ def test_training_fits_the_device(target, size, sequences, sizes, remat, note):
     activations = {shape: n for shape, n in between.get('all-gather', {}).items()
                    if f',{LENGTH},' in shape}
     assert sum(activations.values()) <= 1, activations
-
-
-def test_a_group_of_small_models_fits_one_device(target, note):
-  """Kernels have to bear the axis of the trials."""
-  devices = np.array(targets.topology_devices(target)[:1]).reshape(1, 1, 1)
-  mesh = Mesh(devices, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
-  config = sized('tiny', vocab_size=8192, heads=2, d_model=128, implementation='pallas')
-  optimizer, width, steps, sequences, length = OptimizerConfig(), 3, 50, 8, 512
-  one = lambda dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=replicated(mesh))
-  states = jax.tree.map(lambda x: one(x.dtype, width, *x.shape),
-                        state_layout(config, optimizer, mesh))
-  rate = one(jnp.float32, steps, width)
-  inputs = GroupInputs(one(jnp.int32, steps, width, sequences), Rates(rate, rate),
-                       one(jnp.bool_, steps, width))
-  compiled = targets.compile_for(
-      target, make_group_steps(config, optimizer, mesh), states,
-      one(jnp.uint16, 10_000, length + 1), inputs, one(jnp.int32))
-  needed = targets.memory(compiled)
-  note(target=target, width=width, **{
-      f'{name}_gib': round(x / targets.GIB, 2) for name, x in needed._asdict().items()})
-  assert needed.arguments + needed.temporaries < targets.HBM_BYTES[target]
-  assert ('triton' if target == 'h200' else 'tpu_custom_call') in compiled.as_text()

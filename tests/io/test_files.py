@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from sink_jax.io.build_once import build_once
-from sink_jax.io.files import remove_temporaries, replace_atomically, write_atomically
+from sink_jax.io.files import (
+  read_text_limited,
+  remove_temporaries,
+  replace_atomically,
+  write_atomically,
+)
 from sink_jax.io.hashing import sha256, sha256_of_stream
 from sink_jax.io.paths import files_named, to_path
 from sink_jax.pretrained.export import export_workdir
@@ -85,3 +90,11 @@ def test_digests_of_files_and_of_streams(tmp_path):
   assert sha256(tmp_path / 'a', sizes.append) == sha256(tmp_path / 'a') == expected
   assert sha256_of_stream(io.BytesIO(content), blocks.append) == expected
   assert sizes == [len(block) for block in blocks] == [1 << 22] * 2 and b''.join(blocks) == content
+
+
+def test_a_file_without_end_or_one_that_is_too_large_is_not_read(tmp_path):
+  (tmp_path / 'a').write_text('abc')
+  assert read_text_limited(tmp_path / 'a', 3) == 'abc'
+  for path, words in ((tmp_path / 'a', 'at most 2 bytes'), ('/dev/zero', 'not a file')):
+    with pytest.raises(ValueError, match=words):
+      read_text_limited(path, 2)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.pretrained import keys
 from sink_jax.pretrained.files import INDEX, WEIGHTS, Checkpoint
 from tests.pretrained import tiny
 
@@ -149,3 +150,20 @@ def test_an_index_of_mixed_types_is_refused(tmp_path):
   index['weight_map'][next(iter(index['weight_map']))] = 5
   (tmp_path / INDEX).write_text(json.dumps(index))
   refused(tmp_path, INDEX, 'weight_map')
+
+
+@pytest.mark.parametrize('file', ['x' * 300, 'device.safetensors'])
+def test_an_index_that_names_no_file(tmp_path, file):
+  tiny.write(tmp_path, files=3)
+  (tmp_path / 'device.safetensors').symlink_to('/dev/zero')
+  index = json.loads((tmp_path / INDEX).read_text())
+  index['weight_map']['x'] = file
+  (tmp_path / INDEX).write_text(json.dumps(index))
+  refused(tmp_path, file[:20])
+
+
+@pytest.mark.parametrize('key', ['num_hidden_layers', 'n_layer', 'num_experts'])
+def test_more_layers_or_experts_than_any_model_has(key):
+  assert keys.size({key: 2**12}, key) == 2**12
+  with pytest.raises(ValueError, match=key):
+    keys.size({key: 2**12 + 1}, key)

@@ -1,1 +1,0 @@
-"""Hostile input for everything that reads a file or a string: see `python -m tests.fuzz --help`."""
