@@ -5,7 +5,7 @@ normalised sigmoid has a sink as well, (d) sigmoid without normalisation has non
 and (e) a K bias takes the sink: sink_jax/paper/baseline.py has the levels. The budget is 100
 core-minutes, in three rounds; a sweep that was stopped goes on with the same command.
 
-  python -m sink_jax.sweep --config=configs/baseline.py --workdir=runs/baseline --processes=2 \\
+  python -m sink_jax sweep --config=configs/baseline.py --workdir=runs/baseline --processes=2 \\
     --only=NAMES
 
 1. NAMES=SETTING-softmax of every setting in `SETTINGS`, seed 0, at most 3 core-minutes each.
@@ -27,7 +27,7 @@ Every sequence begins with a fixed token, without which no sink emerges at this 
 settings for a GPU. `MASSIVE` are models of another task, Bigram-Backcopy, in which unnormalised
 sigmoid has a sink too, so that they are no baseline: they are searched for (b) alone. The page:
 
-  python -m sink_jax.report --kind=baseline --runs=runs/baseline --out=results/baseline
+  python -m sink_jax report --kind=baseline --runs=runs/baseline --out=results/baseline
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """The paper's trials at the budget `desk`, first those that carry the paper.
 
-python -m sink_jax.sweep --config=configs/desk.py --claims=emergence,key-biases --seeds=1,2,3 \\
+python -m sink_jax sweep --config=configs/desk.py --claims=emergence,key-biases --seeds=1,2,3 \\
   --workdir=runs/desk --processes=2
 
 trains the trials that these claims need; without --claims it trains all of the paper, those of the

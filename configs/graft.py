@@ -1,15 +1,15 @@
 """Another attention for the default run, which is trained on with it: does the sink move?
 
-  python -m sink_jax.sweep --config=configs/desk.py --only=default --seeds=1,2,3 --workdir=runs/desk
-  python -m sink_jax.sweep --config=configs/graft.py --budget=desk --seeds=1,2,3 --workdir=runs/graft
+  python -m sink_jax sweep --config=configs/desk.py --only=default --seeds=1,2,3 --workdir=runs/desk
+  python -m sink_jax sweep --config=configs/graft.py --budget=desk --seeds=1,2,3 --workdir=runs/graft
 
 A trial begins with the parameters of the default run of its seed, runs/BUDGET/default-seed-SEED,
 and takes as many steps as that has had, with a schedule of its own; `continued` is the default
 itself, trained on for as long. A variant from scratch is to be given the steps of both:
 
-  python -m sink_jax.sweep --config=configs/remedies.py --seeds=1,2,3 --set=steps=8000 \\
+  python -m sink_jax sweep --config=configs/remedies.py --seeds=1,2,3 --set=steps=8000 \\
     --only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --workdir=runs/graft
-  python -m sink_jax.report --kind=graft --runs=runs/graft --out=results/graft
+  python -m sink_jax report --kind=graft --runs=runs/graft --out=results/graft
 """
 
 from ml_collections import ConfigDict

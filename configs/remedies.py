@@ -1,8 +1,8 @@
 """Every remedy against sinks that the field has proposed, alone or combined, on three tasks.
 
-  python -m sink_jax.sweep --config=configs/remedies.py --seeds=0,1,2,3,4 --workdir=runs/remedies \\
+  python -m sink_jax sweep --config=configs/remedies.py --seeds=0,1,2,3,4 --workdir=runs/remedies \\
     --processes=2 --only=NAMES
-  python -m sink_jax.report --kind=leaderboard --runs=runs/remedies --out=results/leaderboard
+  python -m sink_jax report --kind=leaderboard --runs=runs/remedies --out=results/leaderboard
 
 A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report
 (after 2603.11487), with attention alone; `bigram`, Bigram-Backcopy with one block (after

@@ -1,16 +1,16 @@
 """Supervised fine-tuning (Figure 30): does a model without a sink train as stably as one with it?
 
-  python -m sink_jax.sweep --config=configs/one_billion.py --workdir=runs/one_billion
-  python -m sink_jax.sweep --config=configs/sft.py --workdir=runs/sft/paper
-  python -m sink_jax.sweep --config=configs/sft.py --protocol=answers --workdir=runs/sft/answers
-  python -m sink_jax.report --kind=fine-tuning --runs=runs/sft --out=sft
+  python -m sink_jax sweep --config=configs/one_billion.py --workdir=runs/one_billion
+  python -m sink_jax sweep --config=configs/sft.py --workdir=runs/sft/paper
+  python -m sink_jax sweep --config=configs/sft.py --protocol=answers --workdir=runs/sft/answers
+  python -m sink_jax report --kind=fine-tuning --runs=runs/sft --out=sft
 
 and for two CPU cores, where each seed begins with the pre-trained run of that seed:
 
   python -m configs.make_stdlib_chat data/stdlib_chat
-  python -m sink_jax.sweep --config=configs/desk.py --only=default,sigmoid --seeds=1,2,3 \\
+  python -m sink_jax sweep --config=configs/desk.py --only=default,sigmoid --seeds=1,2,3 \\
     --workdir=runs/desk
-  python -m sink_jax.sweep --config=configs/sft.py --budget=desk --seeds=1,2,3 \\
+  python -m sink_jax sweep --config=configs/sft.py --budget=desk --seeds=1,2,3 \\
     --workdir=runs/sft/paper
 
 The paper states: its 1B models with softmax, and with sigmoid without normalisation; UltraChat with

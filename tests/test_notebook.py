@@ -143,4 +143,4 @@ def test_a_checkpoint_is_probed_on_text(machine, tmp_path):
 
 def test_what_it_names_exists():
   text = '\n'.join(cells('markdown'))
-  assert 'python -m sink_jax.analyses --list' in text
+  assert 'python -m sink_jax analyses --list' in text

@@ -15,7 +15,7 @@ from sink_jax.paper.open_protocol import EXPECTED, Result, check_result, printab
 from sink_jax.pretrained.hub import Published, known_model
 from sink_jax.report.jsontext import from_json
 
-_REMEDY = ('name the folders or files that python -m sink_jax.analyses NAME '
+_REMEDY = ('name the folders or files that python -m sink_jax analyses NAME '
            '--checkpoint=... --out=... wrote')
 # Bounds on what a stranger's files can make a report read and show.
 _LARGEST = 1 << 25  # bytes of a file; thirty models with maps take a tenth

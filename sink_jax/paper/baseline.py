@@ -122,7 +122,7 @@ def find(runs: Iterable[RunRecord]) -> list[Group]:
   groups = grouped(runs, _named)
   if not groups:
     raise ValueError('no run of configs/baseline.py, nor one of the budget desk, is there. To '
-                     'train them: python -m sink_jax.sweep --config=configs/baseline.py '
+                     'train them: python -m sink_jax sweep --config=configs/baseline.py '
                      '--workdir=runs/baseline')
   return sorted(groups, key=lambda group: (group.budget == DESK, group.budget))
 

@@ -30,7 +30,7 @@ def needs_models(item: PaperTable | PaperFigure, models: Iterable[str]) -> str:
   names = ','.join(dict.fromkeys(models)) or _MANY
   quoted = f'"{names}"' if ' ' in names else names
   options = f'{EXPECTED[item.analysis].options} --out=analyses'.lstrip()
-  return ('not run: needs a published checkpoint, and python -m sink_jax.analyses '
+  return ('not run: needs a published checkpoint, and python -m sink_jax analyses '
           f'{item.analysis} --checkpoint={quoted} {options}; then --analyses=analyses here')
 
 

@@ -18,7 +18,7 @@ from sink_jax.paper.tables import Table, add_runs, add_table
 from sink_jax.report.markup import bold, code, joined, line, link, upper
 from sink_jax.report.parts import Parts
 
-_SWEEP = 'python -m sink_jax.sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
+_SWEEP = 'python -m sink_jax sweep --config=configs/paper.py --budget=smoke --workdir=runs/smoke'
 # Of the paper, in its order.
 _SECTIONS = {'3.1': 'what a sink is', '4': 'optimisation', '5': 'data', '6': 'loss',
              '7.1': 'position encodings', '7.2': 'pre-norm and post-norm', '7.3': 'biases',

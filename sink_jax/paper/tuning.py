@@ -31,7 +31,7 @@ from sink_jax.report.records import RunRecord
 SOFTMAX, SIGMOID, PLANTED = 'sft-softmax', 'sft-sigmoid', 'sft-unstable'
 TRIALS = {SOFTMAX: 'softmax', SIGMOID: 'sigmoid without normalisation',
           PLANTED: 'planted unstable run'}
-COMMAND = 'python -m sink_jax.sweep --config=configs/sft.py'
+COMMAND = 'python -m sink_jax sweep --config=configs/sft.py'
 _PART = 0.1  # of the steps, whose mean loss is that of the beginning or of the end
 # Settings in which the runs of a page may differ: where they begin, what they are about.
 _RATE = 'optimizer.learning_rate'  # of the planted run

@@ -160,7 +160,7 @@ class Checkpoint:
     if is_workdir(self.folder):
       return (f'{self.folder} is a run trained with sink_jax: name it by --workdir, or load it by '
               'load_run; '
-              'python -m sink_jax.export makes a checkpoint of it.')
+              'python -m sink_jax export makes a checkpoint of it.')
     pickles = sorted({p.name for kind in _PICKLES for p in self.folder.glob(kind)})
     if pickles:
       return pickled(self.folder, f'{self.folder / pickles[0]} holds pickled weights')

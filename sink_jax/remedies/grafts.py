@@ -118,7 +118,7 @@ def command(trials: Sequence[str], group: Group | None = None) -> str:
   seeds = f'--seeds={",".join(map(str, sorted(known) or (1, 2, 3)))}'
   options = f'remedies.py {seeds} --set=steps={_whole(group)}' if group and set(trials) <= {
       *SCRATCH} else f'graft.py --budget={group.rules if group else "desk"} {seeds}'
-  return (f'python -m sink_jax.sweep --config=configs/{options} --only={",".join(trials)} '
+  return (f'python -m sink_jax sweep --config=configs/{options} --only={",".join(trials)} '
           '--workdir=runs/graft')
 
 

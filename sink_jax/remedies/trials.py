@@ -29,6 +29,6 @@ def command(task: str, variants: Sequence[str], seeds: Collection[int]) -> str:
   """The command that trains these variants of a task with these seeds."""
   # With softmax's seeds, since differences are paired by seed.
   names = ','.join(f'{task}-{variant}' for variant in variants)
-  return ('python -m sink_jax.sweep --config=configs/remedies.py '
+  return ('python -m sink_jax sweep --config=configs/remedies.py '
           f'--seeds={",".join(map(str, sorted(seeds)))} --workdir=runs/remedies --processes=2 '
           f'--only={names}')

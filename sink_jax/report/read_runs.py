@@ -20,7 +20,7 @@ from sink_jax.train.metrics import read_metrics
 from sink_jax.train.workdir import read_analyses, read_config, read_data_summary, read_status
 
 _FILES = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
-_REMEDY = 'python -m sink_jax.sweep --config=configs/quickstart.py --workdir='
+_REMEDY = 'python -m sink_jax sweep --config=configs/quickstart.py --workdir='
 
 
 def read_runs(directory: str | AnyPath) -> list[RunRecord]:

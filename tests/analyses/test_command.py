@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_table_lists_every_analysis():
   page = TEXTS['docs/open_models.md']
-  table = re.search(r'^\| `python -m sink_jax.analyses` \|.*\n((?:\|.*\n)+)', page, re.M).group(1)
+  table = re.search(r'^\| `python -m sink_jax analyses` \|.*\n((?:\|.*\n)+)', page, re.M).group(1)
   firsts = [row.split('|')[1] for row in table.splitlines()]
   assert set(re.findall(r'`(\w+)`', ' '.join(firsts))) == set(registry.ANALYSES)
 
@@ -201,7 +201,7 @@ def test_commands_that_cannot_be(tmp_path, monkeypatch, arguments, words):
 def test_the_command_itself(checkpoint, tmp_path):
   def command(*options):
     done = subprocess.run(
-        [sys.executable, '-m', 'sink_jax.analyses', *options], cwd=ROOT, text=True,
+        [sys.executable, '-m', 'sink_jax', 'analyses', *options], cwd=ROOT, text=True,
         capture_output=True, env=os.environ | {'PYTHONPATH': str(ROOT)})
     return done.returncode, done.stdout, done.stderr
 

@@ -1,4 +1,4 @@
-"""python -m sink_jax.generate on an exported model with a tokenizer."""
+"""python -m sink_jax generate on an exported model with a tokenizer."""
 
 import functools
 import json

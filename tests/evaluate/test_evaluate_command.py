@@ -1,4 +1,4 @@
-"""python -m sink_jax.evaluate, on a run made by hand."""
+"""python -m sink_jax evaluate, on a run made by hand."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(*options):
-  done = subprocess.run([sys.executable, '-m', 'sink_jax.evaluate', *options], cwd=ROOT, text=True,
+  done = subprocess.run([sys.executable, '-m', 'sink_jax', 'evaluate', *options], cwd=ROOT, text=True,
                         capture_output=True, env=os.environ | {'PYTHONPATH': str(ROOT)})
   return done.returncode, done.stdout, done.stderr
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# python -m sink_jax.train [--config=]CODES [--workdir=]SECONDS ...: process i sleeps and ends with
+# python -m sink_jax train [--config=]CODES [--workdir=]SECONDS ...: process i sleeps and ends with
 # its exit code, a negative one being a signal. SIGTERM makes it 42. Every start is a line of the file STARTED.
 JOB = '''
 import json, os, signal, sys, time

@@ -1,4 +1,4 @@
-"""Files of analyses, written by hand as `python -m sink_jax.analyses` writes them."""
+"""Files of analyses, written by hand as `python -m sink_jax analyses` writes them."""
 
 import copy
 import json
@@ -70,7 +70,7 @@ def write(file, analysis, results, failed=(), **changes):
   """NAME.json of results."""
   file.parent.mkdir(parents=True, exist_ok=True)
   record = {'analysis': analysis, 'figure': '', 'date': DATE, 'hardware': 'cpu, 2 cores',
-            'command': f'python -m sink_jax.analyses {analysis}', 'code': 'commit 1f3a, clean',
+            'command': f'python -m sink_jax analyses {analysis}', 'code': 'commit 1f3a, clean',
             'versions': {'sink_jax': sink_jax.__version__, 'jax': '0.10.2'},
             'results': list(results), 'failed': list(failed)} | changes
   file.write_text(json.dumps(record))

@@ -10,7 +10,7 @@ from sink_jax.report.read_runs import find_runs
 
 HARDWARE = dict(
     hardware='cpu, 2 cores', jax='0.10.2', date='2026-11-21T14:55:31+00:00',
-    command='python -m sink_jax.sweep --config=configs/paper.py --workdir=/disk/me/runs')
+    command='python -m sink_jax sweep --config=configs/paper.py --workdir=/disk/me/runs')
 
 
 @functools.cache

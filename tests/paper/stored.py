@@ -2,7 +2,7 @@
 
   python -m tests.paper.stored --runs=runs/desk --out=results/paper/metrics.json
   python -m tests.paper.stored --restore=results/paper/metrics.json --out=runs/stored
-  python -m sink_jax.report --runs=runs/stored --out=results/paper
+  python -m sink_jax report --runs=runs/stored --out=results/paper
 
   python -m tests.paper.stored --ends --runs=runs/remedies --out=results/leaderboard/metrics.json
 

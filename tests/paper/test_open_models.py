@@ -379,7 +379,7 @@ def test_a_report_without_analyses_is_as_before(tmp_path):
   (tmp_path / 'runs').mkdir()
   assert 'Nothing has been run: begin' in make_report(tmp_path / 'out', str(tmp_path / 'runs'))
   page = Page((tmp_path / 'out/index.html').read_text()).text
-  assert 'Nothing has been run' in page and 'python -m sink_jax.sweep' in page
+  assert 'Nothing has been run' in page and 'python -m sink_jax sweep' in page
   report = build([])
   assert report.analyses == {} and not report.open_models
   for item in [*report.tables, *report.figures]:

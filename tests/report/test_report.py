@@ -327,7 +327,7 @@ def test_missing_checkpoints_are_named(report):
 
 
 def test_an_empty_folder_names_the_remedy(tmp_path):
-  with pytest.raises(ValueError, match='python -m sink_jax.sweep'):
+  with pytest.raises(ValueError, match='python -m sink_jax sweep'):
     read_runs(tmp_path)
   code, _, error = run_here('report', f'--runs={tmp_path / "none"}', f'--out={tmp_path / "out"}')
   assert code == 1 and error.startswith('error: ') and '\n' not in error
