@@ -35,7 +35,7 @@ COMMAND = 'python -m sink_jax sweep --config=configs/sft.py'
 _PART = 0.1  # of the steps, whose mean loss is that of the beginning or of the end
 # Settings in which the runs of a page may differ: where they begin, what they are about.
 _RATE = 'optimizer.learning_rate'  # of the planted run
-_VARIED = ('attention.', 'init.source', 'init.step', 'init.hash', 'data.tokenizer')
+_VARIED = ('attention.', 'init.source', 'data.tokenizer')
 
 WINDOW = 50  # steps before, whose median a step is compared with
 LARGEST_GRADIENT = 10  # medians
@@ -229,8 +229,6 @@ def _tuned(run: RunRecord) -> TunedRun:
 def _problem(run: RunRecord) -> str:
   """Why a run is not judged, or ''."""
   steps = list(run.train_course.get('step', ()))
-  if run.metrics_note:
-    return run.metrics_note
   short = run.status == 'done' and len(steps) < run.known_setup.steps
   if short or steps != list(range(1, len(steps) + 1)) or len(steps) != len(
       run.train_course.get('grad_norm', ())):

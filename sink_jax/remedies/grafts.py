@@ -31,8 +31,8 @@ SCRATCH = tuple(dict.fromkeys(filter(None, GRAFTS.values())))
 SINK, LOSS = (axis for axis in AXES if axis.key in ('concentration', 'loss'))
 LOWER, HIGHER = 'lower', 'higher'
 # What a graft may change of the default, and a run from scratch of both.
-_SOURCE = ('init.source', 'init.hash')
-_OF_GRAFT = ('attention.', 'init.graft', 'init.new', 'init.kept', *_SOURCE)
+_SOURCE = ('init.source',)
+_OF_GRAFT = ('attention.', 'init.graft', 'init.kept', *_SOURCE)
 _OF_SCRATCH = ('attention.', 'init.', 'steps')
 _ENDS = {'sink_end': dataclasses.replace(METRICS['sink_1'], heading='Sink_1 % at the end'),
          'largest_end': METRICS['largest_sink'],
@@ -152,7 +152,7 @@ def _whole(group: Group) -> int:
   """The steps of the default and of a graft together, which one from scratch is given."""
   first = _first(group)
   # Without a readable run: those of the budget desk.
-  return first.known_setup.steps + (first.known_setup.experiment.init.step or 0) if first else 8000
+  return 2 * first.known_setup.steps if first else 8000
 
 
 def _misfits(group: Group) -> dict[str, str]:

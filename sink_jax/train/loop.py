@@ -38,7 +38,7 @@ from sink_jax.train.multihost import (
   is_first,
   on_all_processes,
 )
-from sink_jax.train.optimizer import OptimizerConfig, rates
+from sink_jax.train.optimizer import OptimizerConfig, learning_rate, rates
 from sink_jax.train.sharding import GlobalBatches, make_mesh
 from sink_jax.train.start import (
   OpenSource,
@@ -240,7 +240,7 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
         raise Diverged(step, values['loss'])
       if step % experiment.log_every == 0 or step == last:
         speed, parts = clock.read()
-        rate = float(rates(job.optimizer, last, step - 1).learning_rate)
+        rate = learning_rate(job.optimizer, last, step - 1)
         metrics.write('train', step, {**values, 'learning_rate': rate, **speed})
         if parts:
           metrics.write('time', step, parts)

@@ -198,7 +198,7 @@ class Clock:
     # Tokens are counted over the whole job, and so is the rate of its devices.
     self._peak = peak and peak * jax.device_count()
     self._since: float | None = None
-    self._steps, self._spent = 0, collections.Counter()
+    self._steps, self._spent = 0, collections.defaultdict(float)
 
   @contextlib.contextmanager
   def spent_on(self, what: str) -> Iterator[None]:
