@@ -27,7 +27,7 @@ MORE = 42  # exit code: call the same command again
 # What training needs beside jax, flax, optax, orbax and matplotlib, and a GPU machine often lacks.
 PACKAGES = ('array_record', 'attr', 'cloudpickle', 'docstring_parser', 'filelock', 'grain',
             'jaxtyping', 'markdown_it', 'mdurl', 'ml_collections', 'portpicker', 'safetensors',
-            'tensorboardX', 'tokenizers', 'tqdm', 'typeguard', 'tyro', 'wadler_lindig', 'zstandard')
+            'tensorboardX', 'tokenizers', 'tqdm', 'typeguard', 'tyro', 'wadler_lindig')
 # What the benchmark takes as well: without these there is no check either.
 OF_BENCHMARK = ('docstring_parser', 'jaxtyping', 'typeguard', 'tyro', 'wadler_lindig')
 SMOKE = ('model.size=tiny', 'model.dtype=float32', 'data.context=64', 'batch_size=4', 'steps=60',
