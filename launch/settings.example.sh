@@ -7,7 +7,7 @@ NAME=sink-jax                # of the job, everywhere: small letters, digits and
 JOB=train                    # train, or sweep
 CONFIG=configs/base.py       # a config file, such as configs/window.py:window-512,budget=tenth
 WORKDIR=                     # a folder that all hosts see: gs://BUCKET/PATH, or on NFS
-DATA=                        # folder of python -m sink_jax.data.build; empty: what CONFIG says
+DATA=                        # folder of python -m sink_jax data_build; empty: what CONFIG says
 ARGUMENTS=()                 # more of the command line: (--config.mesh.fsdp=8 --config.steps=100)
 SHARDS=1                     # of a sweep: so many jobs, each with its part of the trials
 RESTARTS=100                 # how often a job that was stopped or died is started again

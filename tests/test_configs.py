@@ -14,7 +14,6 @@ import pytest
 from configs import base, budget, desk, paper, sft
 from sink_jax.data.dataset import open_data
 from sink_jax.data.sources import TextFolder
-from sink_jax.data.stdlib import splits_by_name
 from sink_jax.data.token_edits import RandomTokens
 from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
@@ -60,15 +59,6 @@ def test_every_trial_builds_and_carries_its_name(path):
     assert trial.config['optimizer']['rule'] == repr(rule)
   contents = {json.dumps(trial.config | {'label': None}) for trial in trials_of(path).values()}
   assert len(contents) == len(trials_of(path))  # no two are the same run
-
-
-def test_no_config_holds_out_near_copies_of_what_it_trains_on():
-  configs = [base.get_config().to_dict()]
-  configs += [trial.config for path in FILES for trial in trials_of(path).values()]
-  configs += [budget.config({'default': {}}, 'default,budget=smoke').to_dict()]
-  assert not {c['data']['source'] for c in configs if splits_by_name(c['data']['source'])}
-  assert configs[-1]['data']['source'] == "Stdlib(split='content')"
-  assert splits_by_name('Stdlib()') and splits_by_name("Stdlib(domains='docs', max_files=0)")
 
 
 @functools.cache

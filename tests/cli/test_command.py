@@ -117,9 +117,7 @@ def test_options_that_nothing_reads_are_refused(tmp_path, monkeypatch):
             '--config.optimizer.final_fraction=0.5'], 'optimizer.final_fraction has no effect'),
           ([f'{quick}:text-softmax', '--workdir=a', '--config.init.source=a',
             '--config.model.size=1b'], 'model.size has no effect beside init.source')],
-      'data.build': [
-          (['--context=0'], '--context=0 must'), (['--workers=-1'], '--workers=-1 must'),
-          ([f'--cache_dir={tmp_path}/runs/file'], '--cache_dir=.*/file: File exists.')],
+      'data_build': [(['--config.data.context=0'], 'data.context=0 must')],
       'benchmark': [
           (['show', f'{tmp_path}/no.json'], '.*/no.json: No such file or directory.'),
           (['show', f'{tmp_path}/runs/file'], '.*/file is no file that a benchmark wrote'),
@@ -200,8 +198,7 @@ def test_help_ends_well_and_imports_no_jax():
       'train': '--config', 'sweep': '--dry_run', 'evaluate': f'{", ".join(inputs.BOS[:1])}',
       'analyses': '--checkpoint', 'report': '--kind', 'plan': f': {", ".join(SIZES)}.',
       'benchmark': 'train_step', 'generate': f'{{{",".join(POSITIONS)}}}',
-      'export': f'{{{",".join(DTYPES)}}}', 'lm_eval': '--num_fewshot', 'data.build': '--valid_fraction',
-      'data.build_tfds': '--data_dir'}
+      'export': f'{{{",".join(DTYPES)}}}', 'lm_eval': '--num_fewshot', 'data_build': '--workers'}
   look = ('import runpy, sys\n'
           'try: runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)\n'
           'finally: print("jax" in sys.modules, file=sys.stderr)')
@@ -262,7 +259,7 @@ def test_a_command_is_named_or_the_nearest_is(monkeypatch, capsys):
       "error: there is no command 'trian'. Did you mean train? It is one of "
       f'{", ".join(options.COMMANDS)}.')
   assert ended('--help') == ended('-h') == 0 and ended() == 2
-  assert capsys.readouterr().out.count('data.build_tfds') == 3
+  assert capsys.readouterr().out.count('data_build') == 3
 
 
 def test_every_older_name_of_a_command_starts_it():

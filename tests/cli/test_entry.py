@@ -84,7 +84,7 @@ def test_every_form_gives_a_command_its_options_and_ends_with_its_code(form, stu
   found = []
   assert ends('train', found.append) is None and found == [Options(name='more', steps=3)]
   assert ends('benchmark', lambda options: 3) == 3
-  assert ends('data.build', lambda options: sys.exit(42)) == 42
+  assert ends('sweep', lambda options: sys.exit(42)) == 42
 
   def fails(options):
     raise CheckpointError('no\nrun')
@@ -95,7 +95,7 @@ def test_every_form_gives_a_command_its_options_and_ends_with_its_code(form, stu
 @pytest.mark.parametrize('words, recorded', [
     (['/env/bin/sink-jax', 'train', '--workdir=a b'], "sink-jax train '--workdir=a b'"),
     (['-P', '-m', 'sink_jax', 'sweep', '--list'], 'python -m sink_jax sweep --list'),
-    (['-m', 'sink_jax.data.build', '--bos'], 'python -m sink_jax.data.build --bos')])
+    (['-m', 'sink_jax.train', '--bos'], 'python -m sink_jax.train --bos')])
 def test_records_have_the_command_as_a_person_typed_it(words, recorded, monkeypatch):
   monkeypatch.setattr(sys, 'orig_argv', ['/usr/bin/python3', *words])
   monkeypatch.delenv('SINK_JAX_COMMAND', raising=False)

@@ -159,8 +159,7 @@ LINES = {
     'benchmark train_step --batch 8 16 --attention.mask="Window(size=16)"':
         dict(batch=(8, 16), attention=dict(mask='Window(size=16)')),
     'benchmark show a.json b.json': dict(files=('a.json', 'b.json')),
-    'data.build --workers=8': dict(workers=8),
-    'data.build --bos --no-eos': dict(bos=True, eos=False),
+    'data_build --workers=8 --out=gs://bucket/a': dict(workers=8, out='gs://bucket/a'),
     'evaluate --checkpoint=exported --out=exported-sinks':
         dict(checkpoint='exported', out='exported-sinks'),
     'evaluate --workdir=runs/backcopy': dict(workdir='runs/backcopy'),

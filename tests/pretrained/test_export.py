@@ -158,7 +158,7 @@ def test_a_trained_tokenizer_is_that_of_the_runs_cache(tmp_path):
   whole, got = read_back(tmp_path, TEXTS)
   assert got == [x.tolist() for x in encoder.encode_batch(TEXTS)]
   assert whole.encode('a').ids == [0, *encoder.encode('a')]  # BOS, as in training
-  with pytest.raises(ValueError, match='chunk cache of this run.*SINK_JAX_CACHE'):
+  with pytest.raises(ValueError, match='packed data of this run.*SINK_JAX_CACHE'):
     encoder_of(config, 'another content')
   # The written folder is itself a tokenizer that a run can be given.
   chosen = HuggingFace(path=str(tmp_path))

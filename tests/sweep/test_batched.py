@@ -322,17 +322,6 @@ def test_a_program_that_cannot_be_compiled_fails_its_trials(tmp_path, capsys, mo
     list(run_batched(trials(), tmp_path))
 
 
-def test_data_that_cannot_be_checked_fail_every_trial_that_reads_them(
-    tmp_path, capsys, monkeypatch):
-  def check_files(self):
-    raise OSError('the disk is gone')
-
-  monkeypatch.setattr(group.Group, 'compile', lambda self: None)
-  monkeypatch.setattr(Dataset, 'check_files', check_files)
-  assert dict(run_batched(trials(), tmp_path)) == dict.fromkeys('abc', 'failed')
-  assert capsys.readouterr().err.count('error: the disk is gone') == 3
-
-
 def test_what_is_wrong_with_one_trial_ends_that_one_alone(whole, tmp_path):
   shutil.copytree(whole / 'a', tmp_path / 'a')
   (tmp_path / 'b').mkdir()

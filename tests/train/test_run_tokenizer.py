@@ -86,7 +86,7 @@ def test_runs_older_than_this_have_that_of_their_cache(home, tmp_path, monkeypat
   config = json.loads((old / 'config.json').read_text())
   config['data']['cache_dir'] = str(tmp_path / 'empty')
   (old / 'config.json').write_text(json.dumps(config))
-  with pytest.raises(ValueError, match='chunk cache of this run.*SINK_JAX_CACHE'):
+  with pytest.raises(ValueError, match='packed data of this run.*SINK_JAX_CACHE'):
     sj.load_run(old).tokenizer
 
 
