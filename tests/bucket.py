@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,12 +71,12 @@ class Bucket:
 
   url = f'gs://{_NAME}'
 
-  def __init__(self, address, environment):
-    self.environment, self._address = environment, address
+  def __init__(self, address, environment, log):
+    self.environment, self._address, self._log = environment, address, log
 
   def start(self, command, *options, cwd):
-    """Starts `python -m sink_jax.COMMAND`; returns the process."""
-    return subprocess.Popen([sys.executable, '-m', f'sink_jax.{command}', *options], cwd=cwd,
+    """Starts `python -m sink_jax COMMAND`; returns the process."""
+    return subprocess.Popen([sys.executable, '-m', 'sink_jax', command, *options], cwd=cwd,
                             env=self.environment, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)
 
@@ -87,6 +88,10 @@ class Bucket:
   def read(self, name):
     return self._ask('get', f'/download/storage/v1/b/{_NAME}/o/{quote(name, "")}',
                      params={'alt': 'media'}).content
+
+  def reads(self):
+    """(name of an object, bytes) of each time that one was read, since this was last asked."""
+    return [(line.split()[0], int(line.split()[1])) for line in self._log.readlines()]
 
   def delete(self, prefix):
     for name in self.names(prefix):
@@ -111,13 +116,15 @@ def emulated():
   environment = os.environ | {
       'PYTHONPATH': os.pathsep.join(paths), 'JAX_PLATFORMS': 'cpu',
       'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
+      'CLOUD_STORAGE_EMULATOR_ENDPOINT': address,
       'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any',
       'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false'}  # which asks Google what kind of bucket it is
+  log = tempfile.NamedTemporaryFile('r')
   process = subprocess.Popen(
-      [sys.executable, '-P', '-m', 'tests.bucket_server', str(port)], env=environment,
+      [sys.executable, '-P', '-m', 'tests.bucket_server', str(port), log.name], env=environment,
       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   try:
-    bucket = Bucket(address, environment)
+    bucket = Bucket(address, environment, log)
     _wait_for(bucket, process)
     yield bucket
   finally:

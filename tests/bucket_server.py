@@ -1,8 +1,10 @@
-"""python -P -m tests.bucket_server PORT: gs://bucket in memory, of gcp-storage-emulator.
+"""python -P -m tests.bucket_server PORT LOG: gs://bucket in memory, of gcp-storage-emulator.
 
 Checkpoints are written on condition that nobody else has written meanwhile. The emulator knows
 no conditions, and leaves out the generation of what it gives, without which checkpoints fail now
-and then on a busy machine. Both are added here, and a queue for as many connections as come.
+and then on a busy machine. Nor does it know ranges that count from the end, by which ArrayRecord
+finds its footer. All are added here, and a queue for as many connections as come. Each reading of an
+object is a line "NAME BYTES" of the file LOG.
 """
 
 import sys
@@ -14,9 +16,20 @@ from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import objects
 
 
-def generation_given(handler):
-  """A handler of reading that tells the generation of the object, as the service does."""
+def read(handler):
+  """A handler of reading that knows all ranges, logs, and tells the generation of the object."""
   def handle(request, response, storage):
+    asked = request.get_header('range', '') or ''
+    if asked.startswith('bytes=-'):
+      size = int(storage.get_file_obj(request.params['bucket_name'],
+                                      request.params['object_id'])['size'])
+      header = request.get_header
+      request.get_header = lambda name, default=None: (
+          f'bytes={max(0, size - int(asked[7:]))}-' if name == 'range' else header(name, default))
+    write = response.write_file
+    response.write_file = lambda content, **options: (
+        print(request.params['object_id'], len(content), file=LOG, flush=True),
+        write(content, **options))
     handler(request, response, storage)
     if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
       response['x-goog-generation'] = generation(
@@ -45,7 +58,8 @@ def generation(storage, bucket, name) -> str:
     return '0'
 
 
-CHANGED = {objects.get: generation_given, objects.download: generation_given,
+LOG = open(sys.argv[2], 'w')
+CHANGED = {objects.get: read, objects.download: read,
            objects.insert: condition_kept}
 
 if __name__ == '__main__':

@@ -2,12 +2,14 @@
 
 import importlib.metadata
 import json
+import random
 import shutil
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sink_jax.data.sources import TextFolder
 from tests.bucket import PINS, NotInstalled, emulated, packages
 from tests.launch_clone import pinned
 from tests.sweep.test_command import TABLE
@@ -95,6 +97,49 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path, req
   shown = json.loads(bucket.read('paper/report.json'))['open_models']
   assert shown[-1] == "1 model is none of the paper's: b (analyses/maps.json)."
   assert not list(here.iterdir())  # such as gs:/bucket
+
+
+def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, corpus):
+  """The bytes that a host reads of shards are those of its rows."""
+  (tmp_path / 'table.py').write_text(TABLE.format(trials="{'a': SMALL}"))
+  config = f'--config={tmp_path / "table.py"}:a'
+  words = [config, f'--config.data.source={corpus!r}', '--config.data.valid_fraction=0.2',
+           '--config.data.tokenizer=TrainedBpe(vocab_size=280)']
+  build = lambda: finish(bucket.start('data_build', *words, f'--out={bucket.url}/corpus', cwd=tmp_path))
+  assert f"PackedDataset(path='{bucket.url}/corpus')" in build()[0]
+  built = {name: bucket.read(name) for name in bucket.names('corpus')}
+  assert {'corpus/manifest.json', 'corpus/tokenizer.json', 'corpus/00000.array_record'} <= built.keys()
+  bucket.delete('corpus/manifest.json')  # killed before it was written: the shard is kept
+  build()
+  assert {name: bucket.read(name) for name in bucket.names('corpus')} == built
+
+  bucket.reads()
+  (tmp_path / 'here').mkdir()
+  for name, content in built.items():
+    (tmp_path / 'here' / name.removeprefix('corpus/')).write_bytes(content)
+  losses = []
+  for path in (f'{bucket.url}/corpus', str(tmp_path / 'here')):
+    workdir = tmp_path / f'run{len(losses)}'
+    finish(bucket.start('train', config, f'--workdir={workdir}', '--config.validation.batches=1',
+                        f"--config.data.source=PackedDataset(path='{path}')", cwd=tmp_path))
+    losses.append([json.loads(line).get('loss') for line in (workdir / 'metrics.jsonl').open()])
+  assert losses[0] == losses[1] and len(losses[0]) > 4
+
+  row = (json.loads(built['corpus/manifest.json'])['context'] + 1) * 2 + 4
+  of_shards = [size for name, size in bucket.reads() if name.endswith('.array_record')]
+  # A row, or one with the header of a block of 64 KiB in it; nothing else of a shard.
+  assert set(of_shards) <= {row, row + 24} and len(of_shards) > 4 * 8
+  assert sum(of_shards) < len(built['corpus/00000.array_record']) / 2
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  draw = random.Random(0)
+  (tmp_path / 'text').mkdir()
+  for i in range(400):
+    text = ' '.join(''.join(draw.choices('abcdefgh', k=5)) for _ in range(600))
+    (tmp_path / 'text' / f'{i}.txt').write_text(text)
+  return TextFolder(path=str(tmp_path / 'text'))
 
 
 def board(bucket, name):

@@ -15,7 +15,7 @@ ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'data
          'train', 'plan', 'benchmark', 'pretrained', 'report', 'paper', 'remedies', 'analyses',
          'sweep', 'cli']
 # Names under which commands are started: one line each, of the room cli wherever they lie.
-ALIASES = {'generate.py', 'export.py', 'lm_eval.py', 'data/build.py', 'data/build_tfds.py'}
+ALIASES = {'generate.py', 'export.py', 'lm_eval.py'}
 # Code for users of another library: no module of the package, though wheels hold it as one.
 FOR_TORCH = 'pretrained/modeling_sink_jax.py'
 BANNED = {'tensorflow', 'torch', 'configs', 'tests', 'pickle', 'shelve'}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.io.build_once import build_once
 from sink_jax.io.files import (
   read_text_limited,
   remove_temporaries,
@@ -69,17 +68,6 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
   assert path.read_text() == 'new' and len(list(tmp_path.iterdir())) == 2
   remove_temporaries(tmp_path)
   assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_is_published_without_what_a_killed_process_left_in_it(tmp_path):
-  def killed(folder):
-    killed_while_writing(folder / 'a.npy')
-    raise Killed
-
-  with pytest.raises(Killed):
-    build_once(tmp_path / 'final', killed)
-  build_once(tmp_path / 'final', lambda folder: write_atomically(folder / 'manifest.json', '{}'))
-  assert [path.name for path in (tmp_path / 'final').iterdir()] == ['manifest.json']
 
 
 def test_digests_of_files_and_of_streams(tmp_path):

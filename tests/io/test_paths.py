@@ -8,9 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from sink_jax.data.packing import TokenStream
 from sink_jax.io import paths
-from sink_jax.io.build_once import build_once
 from sink_jax.io.files import named_in_errors, write_atomically
 from sink_jax.io.paths import cache_root, to_path
 from sink_jax.train.metrics import MetricsWriter
@@ -56,17 +54,8 @@ def large_metrics(folder):
     metrics.abandon()
 
 
-def large_chunks(folder):
-  def make(partial):
-    stream = TokenStream(partial / 'train.npy', 16, np.uint16)
-    stream.add(np.zeros(1 << 18))
-    stream.commit()
-
-  build_once(folder / 'cache', make)
-
-
 @pytest.mark.parametrize('write, name', [
-    (large_metrics, 'metrics.jsonl'), (large_chunks, 'train.npy'),
+    (large_metrics, 'metrics.jsonl'),
     (lambda folder: write_atomically(folder / 'probe_tokens.npy', bytes(1 << 17)),
      'probe_tokens.npy')])
 def test_a_limit_of_sizes_names_the_file(small_files, tmp_path, write, name):
