@@ -75,7 +75,7 @@ def _small(loss: str) -> dict[str, Any]:
           'optimizer.warmup_steps': round(_WARMUP * _STEPS),
           'data.source': f"ChatJsonl(path='data/stdlib_chat/train.jsonl', template='zephyr', loss={loss!r})",
           'data.valid_source': f"ChatJsonl(path='data/stdlib_chat/valid.jsonl', template='zephyr', loss={loss!r})",
-          'data.tokenizer': "HuggingFace(path='{source}/tokenizer/tokenizer.json')",
+          'data.tokenizer': 'Bytes()',  # which stands for that of the source
           'probe.every': 100, 'validation.every': 100, 'checkpoint_every': 100}
 
 
@@ -90,21 +90,6 @@ _BUDGETS = {
     'desk': (_small, 'runs/desk/default-seed-{seed}', 'runs/desk/sigmoid-seed-{seed}'),
     'smoke': (_small, 'runs/smoke/default-seed-{seed}', 'runs/smoke/sigmoid-seed-{seed}'),
 }
-
-_SMALL_RULES = (
-    'model, float32, and sequences: those of the run to begin with, whose tokenizer it has and '
-    'whose fixed token begins every sequence; batches of 16',
-    'text: conversations about the standard library of the Python that runs, in place of UltraChat',
-    f'{_STEPS} steps, in place of an epoch, of which {_WARMUP:.0%} are warm-up',
-    "learning rate: the paper's share of the pre-training one, 2e-5 of 4e-4; no weight decay",
-)
-RULES = {
-    'full': ("everything as the paper states it, and as its platform's recipe where it says "
-             'nothing',),
-    'desk': _SMALL_RULES,
-    'smoke': _SMALL_RULES,
-}
-
 
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument, protocols=PROTOCOLS)

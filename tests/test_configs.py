@@ -18,13 +18,12 @@ from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
 from sink_jax.paper.all_claims import trials_of as trials_of_claims
 from sink_jax.paper.budgets import BUDGETS
-from sink_jax.sweep.cost import cost_of
-from sink_jax.sweep.estimate import Estimate, as_text
+from sink_jax.sweep.summary import cost_of
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.config import NotExpressible, differences, from_dict
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
-NOT_TABLES = {'__init__', 'base', 'budget', 'desk'}  # desk: the paper's, at a budget of its own
+NOT_TABLES = {'__init__', 'base', 'budget', 'desk', 'make_stdlib_chat'}  # desk: the paper's, at a budget of its own
 FILES = sorted(path for path in CONFIGS.glob('*.py') if path.stem not in NOT_TABLES)
 
 
@@ -53,9 +52,6 @@ def test_names_are_unique_and_fit_a_folder():
 def test_every_trial_builds_and_carries_its_name(path):
   for name, trial in trials_of(path).items():
     assert trial.config['label']['trial'] == name
-    rule = from_dict(trial.config).optimizer.rule
-    # Spelled as the rules of older configs are read: reports compare the texts.
-    assert trial.config['optimizer']['rule'] == repr(rule)
   contents = {json.dumps(trial.config | {'label': None}) for trial in trials_of(path).values()}
   assert len(contents) == len(trials_of(path))  # no two are the same run
 
@@ -186,14 +182,13 @@ def test_grafts_begin_with_the_default_run_and_take_its_steps():
   continued = trials['continued'].config
   assert continued | {name: default[name] for name in ('init', 'label')} == default
   assert {trial.config['init']['source'] for trial in trials.values()} == {
-      'runs/desk/default-seed-0'}
+      'runs/desk/default-seed-{seed}'}
   assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == [
       'continued']
   # The source is recorded with the run, and no other budget.
   given = load_trials(CONFIGS / 'graft.py', {'budget': 'desk'}, [1], {'init.source': 'runs/mine'})
   config = given['graft-gate-seed-1'].config
   assert (config['init']['source'], config['label']['budget']) == ('runs/mine', 'desk')
-  assert not given['graft-gate-seed-1'].overridden and not given['graft-gate-seed-1'].rules
 
 
 def test_the_cost_of_a_run_whose_source_is_missing_names_the_option():
@@ -297,9 +292,8 @@ def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_ra
   for kind, name in (('default', 'sft-softmax'), ('sigmoid', 'sft-sigmoid')):
     config, pretrained = trials[f'{name}-seed-2'].config, from_dict(
         desk.get_config(kind).to_dict())
-    assert config['init']['source'] == f'runs/desk/{kind}-seed-2'
-    assert config['data']['tokenizer'] == (
-        f"HuggingFace(path='runs/desk/{kind}-seed-2/tokenizer/tokenizer.json')")
+    assert config['init']['source'] == f'runs/desk/{kind}-seed-{{seed}}'
+    assert config['data']['tokenizer'] == 'Bytes()'  # which stands for that of the source
     tuned = from_dict(config)
     assert tuned.data.source.answers_only and tuned.log_every == 1
     assert tuned.optimizer.learning_rate == pytest.approx(pretrained.optimizer.learning_rate / 20)
@@ -308,10 +302,6 @@ def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_ra
         pretrained.data.context, pretrained.data.interventions, pretrained.batch_size)
   unstable, softmax = (trials[f'{name}-seed-1'].config for name in ('sft-unstable', 'sft-softmax'))
   assert softmax['steps'] == 300 and softmax['optimizer']['warmup_steps'] == 30
-  told, general = (as_text(Estimate({}, {}, '', None, 1), 'desk', rules)
-                   for rules in (trials['sft-softmax-seed-1'].rules, ()))
-  assert '- 300 steps' in told and '10% are warm-up' in told and 'steps times' not in told
-  assert '- steps times 0.2' in general
   assert differences(unstable, softmax) == ['optimizer.learning_rate: 1.0 -> 0.001']
   full = from_dict(sft.get_config('sft-softmax').to_dict())
   assert full.model_config(50432) == of_paper('1b-softmax').model_config(50432)
@@ -319,8 +309,3 @@ def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_ra
   assert full.optimizer.warmup_steps == 0.1 * full.steps and not full.data.source.answers_only
   with pytest.raises(ValueError, match="no budget 'tenth'.*full, desk, smoke"):
     sft.get_config('sft-softmax,budget=tenth')
-
-
-def test_base_documents_every_key():
-  lines = (CONFIGS / 'base.py').read_text()
-  assert all(key.split('.')[-1] in lines for key in base.get_config().to_dict())

@@ -9,7 +9,6 @@ import threading
 from typing import Any
 
 from sink_jax.io.exit_code import exit_saved_until_training
-from sink_jax.io.quick_imports import quick_imports
 
 
 def begin_child() -> None:
@@ -26,8 +25,7 @@ def call(function: str, *arguments: Any) -> None:
   """
   begin_child()
   module, name = function.split(':')
-  with quick_imports():
-    body = getattr(importlib.import_module(module), name)
+  body = getattr(importlib.import_module(module), name)
   body(*arguments)
 
 

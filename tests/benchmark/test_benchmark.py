@@ -14,7 +14,7 @@ from sink_jax.attention.mask import Causal, Window
 from sink_jax.benchmark import attention, implementations, importance, kernel_blocks, rows, timing
 from sink_jax.benchmark.implementations import IMPLEMENTATIONS, Work, random_inputs
 from sink_jax.benchmark.loss import plain_cross_entropy
-from sink_jax.cli import command
+from sink_jax.cli import main
 from sink_jax.kernels import gpu_layout
 from sink_jax.kernels.dispatch import attend
 from sink_jax.train.loss import cross_entropy
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='the rows
 def ended(arguments):
   """Runs a command line to its end; returns what the process would end with."""
   with pytest.raises(SystemExit) as end:
-    command.run('benchmark', arguments)
+    main.run('benchmark', arguments)
   return end.value.code
 
 

@@ -14,7 +14,7 @@ from sink_jax.data.dataset import DataConfig, open_data, open_packed
 from sink_jax.data.sources import Document, PackedDataset
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.token_edits import FixedToken
-from sink_jax.data.tokenizer import Bytes, FileEncoder, TrainedBpe
+from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
 
 _EOS = '\0'  # stands for the id 0 of bytes below
 _TALK = [('system', 'Be brief.'), ('user', 'Näme?'), ('assistant', 'Ada.\n'), ('user', 'Sure?'),
@@ -178,7 +178,7 @@ def _sentencepiece(prepend_scheme):
   model.train_from_iterator([string.printable, 'äNäme Ada. Sure? Yes. user assistant '] * 9,
                             tokenizers.trainers.BpeTrainer(
                                 vocab_size=200, special_tokens=names, show_progress=False))
-  return FileEncoder(model.to_str(), 1, 1, 0)
+  return TextTokenizer(model, '', bos_id=1, eos_ids=(1,), pad_id=0)
 
 
 def _document(template, talk):

@@ -260,7 +260,7 @@ def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
   # Nothing of the training source is held out, and its tokenizer is that of both.
   stream = data.decode(_stored(data).ravel())
   assert sum(document.text[:12] in stream for document in corpus.documents()) >= 98
-  encoder = data.encoder
+  encoder = data.tokenizer
   np.testing.assert_array_equal(data.probe_tokens(3, 9)[:, 1:], [
       encoder.encode(d.text)[1:9] for d in list(other.documents())[:13:12]
       + list(other.documents())[1:2]])
@@ -348,7 +348,6 @@ def test_reading_a_cache_needs_no_heavy_imports(config):
   cache = open_packed(config())[0].folder
   program = f'''
 import sys
-from configs import base
 from sink_jax.data.sources import PackedDataset
 from sink_jax.data.dataset import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy

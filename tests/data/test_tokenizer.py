@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import from_string, registry
-from sink_jax.data.sources import TextFolder, held_out
+from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer, Tokenizer, TrainedBpe
 
 TEXT = 'the quick brown fox jumps over the lazy dog, again and again'
@@ -100,10 +100,10 @@ def test_trained_bpe(tmp_path, corpus):
   assert len(found.encode(text)) < len(text)
   names = {d.text: d.name for d in corpus.documents()}
   texts = list(TrainedBpe()._texts(corpus, 0.3))
-  assert 0 < len(texts) < len(names) and not any(held_out(names[text], 0.3) for text in texts)
+  assert 0 < len(texts) < len(names) and not any(corpus.held_out(names[text], 0.3) for text in texts)
   assert sum(map(len, TrainedBpe(characters=500)._texts(corpus, 0.3))) == 500
   # A corpus of one document that is held out is trained on all the same.
-  name = next(f'{i}.txt' for i in range(99) if held_out(f'{i}.txt', 0.1))
+  name = next(f'{i}.txt' for i in range(99) if corpus.held_out(f'{i}.txt', 0.1))
   (tmp_path / name).write_text('low lower lowest ' * 20)
   assert TrainedBpe(vocab_size=265).open(TextFolder(path=str(tmp_path)), 0.1).vocab_size == 265
 

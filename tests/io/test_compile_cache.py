@@ -28,7 +28,8 @@ print(seen['/jax/compilation_cache/cache_hits'])
 def hits(folder, **environment):
   done = subprocess.run(
       [sys.executable, '-c', PROGRAMS], capture_output=True, text=True, cwd=ROOT,
-      env=os.environ | {'JAX_PLATFORMS': 'cpu', VARIABLE: str(folder)} | environment)
+      env={name: value for name, value in os.environ.items() if 'COMPILATION_CACHE' not in name} | {
+          'JAX_PLATFORMS': 'cpu', VARIABLE: str(folder)} | environment)
   assert done.returncode == 0, done.stderr
   return int(done.stdout)
 

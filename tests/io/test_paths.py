@@ -11,7 +11,7 @@ import pytest
 from sink_jax.io import paths
 from sink_jax.io.files import named_in_errors, write_atomically
 from sink_jax.io.paths import cache_root, to_path
-from sink_jax.train.metrics import MetricsWriter
+from sink_jax.train.metrics import Metrics
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def small_files():
 
 
 def large_metrics(folder):
-  metrics = MetricsWriter(folder)
+  metrics = Metrics(folder, 0)
   try:
     for step in range(100):
       metrics.write('train', step, {'values': [0.0] * 1000})
