@@ -202,11 +202,7 @@ def test_a_text_of_any_length_is_scored_by_one_program(run):
   assert [piece.shape for piece in pieces] == [(2, 16), (2, 16), (2, 7)]
 
 
-@pytest.mark.parametrize('policy', [
-    CachePolicy(9), CachePolicy(9, 4), pytest.param(CachePolicy(9, 4, 'text'), marks=full),
-    *(pytest.param(CachePolicy(*sizes), marks=full) for sizes in ((9, 1), (40, 4), (64,)))],
-    ids=str)
-@pytest.mark.parametrize('options, layers', [
+SCORED = [
     (dict(position=sj.Rope()), [{}]), (dict(position=sj.Rope(fraction=0.5)), [{}]),
     (dict(position=sj.Llama3Rope(factor=8.0, low_frequency_factor=1.0,
                                  high_frequency_factor=4.0, original_length=16)), [{}]),
@@ -214,7 +210,15 @@ def test_a_text_of_any_length_is_scored_by_one_program(run):
     (dict(qk_norm=sj.QKNorm(), kv_bias=sj.SinkLogit()), [{}]), (dict(kv_bias=sj.KBias()), [{}]),
     (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), [{}]),
     (dict(), [dict(mask=sj.Window(size=5)), dict(position=sj.Nope())]),
-    (dict(), [dict(mask=sj.Window(size=20), position=sj.Rope(base=100.0)), {}])], ids=str)
+    (dict(), [dict(mask=sj.Window(size=20), position=sj.Rope(base=100.0)), {}])]
+POLICIES = [CachePolicy(9), CachePolicy(9, 4), CachePolicy(9, 4, 'text'), CachePolicy(9, 1),
+            CachePolicy(40, 4), CachePolicy(64)]
+
+
+# With --full every policy, otherwise the first and the second in turn.
+@pytest.mark.parametrize('options, layers, policy', [
+    pytest.param(*scored, policy, marks=() if m == n % 2 else full)
+    for n, scored in enumerate(SCORED) for m, policy in enumerate(POLICIES)], ids=str)
 def test_tokens_scored_together_have_the_losses_of_one_after_another(options, layers, policy):
   config = dataclasses.replace(
       CONFIG, heads=4, kv_heads=2, attention=sj.AttentionSpec(**options),
