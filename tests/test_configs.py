@@ -25,7 +25,7 @@ from sink_jax.sweep.trials import load_trials
 from sink_jax.train.experiment import NotExpressible, differences, from_dict
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
-NOT_TABLES = {'__init__', 'base', 'budget', 'desk'}  # desk: the paper's, at a budget of its own
+NOT_TABLES = {'__init__', 'base', 'budget', 'make_stdlib_chat', 'desk'}  # desk: the paper's, at a budget of its own
 FILES = sorted(path for path in CONFIGS.glob('*.py') if path.stem not in NOT_TABLES)
 
 

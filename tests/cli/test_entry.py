@@ -113,7 +113,7 @@ def test_processes_that_a_command_starts_do_not_start_it_again(monkeypatch, tmp_
   monkeypatch.setattr(entry, 'start', lambda name: pytest.fail(f'{name} was started'))
   monkeypatch.setattr(sys, 'argv', ['program', 'train'])
   runpy.run_path(str(write_script(tmp_path)), run_name='__mp_main__')
-  for name in ('', *(f'.{name}' for name in options.COMMANDS)):
+  for name in ('', *(f'.{name}' for name in options.COMMANDS if name != 'data_build')):
     spec = importlib.util.find_spec(f'sink_jax{name}')
     module = f'sink_jax{name}.__main__' if spec.submodule_search_locations else f'sink_jax{name}'
     runpy.run_module(module, run_name='__mp_main__')
