@@ -99,46 +99,33 @@ def _shards(folder: AnyPath, layout: Layout, workers: int, characters: int) -> I
   done = []
   while (path := folder / _name(len(done))).exists():
     done.append(_info(path))
-  documents, read, tokens = sum(info['documents'] for info in done), 0, 0
   yield from done
+  documents, read = sum(info['documents'] for info in done), 0
   groups = enumerate(_groups(layout.source.documents(documents), characters), len(done))
+  tasks = ((folder / _name(number), layout, group) for number, group in groups)
   with Progress('tokenizing') as progress:
-    for info in _made(folder, layout, groups, workers):
-      documents += info['documents']
-      tokens += sum(entry[s]['tokens'] for entry in info['domains'].values() for s in SPLITS)
-      read += info['characters']
-      progress.update(read, documents=documents, tokens=tokens)
+    for info in _in_processes(tasks, workers) if workers else (_shard(*task) for task in tasks):
+      documents, read = documents + info['documents'], read + info['characters']
+      progress.update(read, documents=documents)
       yield info
 
 
-def _made(folder: AnyPath, layout: Layout, groups: Iterable[tuple[int, list[Document]]],
-          workers: int) -> Iterator[Info]:
-  """Makes the shards of groups, in this process or in others."""
-  if not workers:
-    for number, group in groups:
-      yield _shard(folder / _name(number), layout, group)
-    return
+def _in_processes(tasks: Iterable[tuple[AnyPath, Layout, list[Document]]], workers: int) -> Iterator[Info]:
   # 'spawn', since the threads of the tokenizers library do not survive a fork.
   with concurrent.futures.ProcessPoolExecutor(
-      workers, multiprocessing.get_context('spawn'), _start_worker, (layout,)) as pool:
+      workers, multiprocessing.get_context('spawn'), _start_worker) as pool:
     pending: collections.deque[concurrent.futures.Future] = collections.deque()
-    for number, group in groups:
-      pending.append(pool.submit(_work, folder / _name(number), group))
+    for task in tasks:
+      pending.append(pool.submit(_shard, *task))
       if len(pending) > workers + 1:  # enough that no worker waits; more would fill the memory
         yield pending.popleft().result()
     while pending:
       yield pending.popleft().result()
 
 
-def _start_worker(layout: Layout) -> None:
-  global _layout
-  _layout = layout
+def _start_worker() -> None:
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers share the cores
   end_with_parent()
-
-
-def _work(path: AnyPath, documents: list[Document]) -> Info:
-  return _shard(path, _layout, documents)
 
 
 def _name(number: int) -> str:
@@ -155,35 +142,6 @@ def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Doc
       group, size = [], 0
   if group:
     yield group
-
-
-class _Stream:
-  """The tokens of one domain and split of a shard."""
-
-  def __init__(self, length: int):
-    self.tokens, self.weights = [], []
-    self.documents = self.size = 0
-    self.prompts: list[tuple[int, int, int]] = []  # row and token of a beginning, and its tokens
-    self._length, self._kept = length, Prompts(length)
-
-  def add(self, ids: np.ndarray, weights: np.ndarray, bos: np.ndarray, eos: np.ndarray,
-          layout: Layout) -> None:
-    """Appends a document."""
-    start = self.size + len(bos)
-    if self._kept.keep(len(ids)):
-      self.prompts.append((start // self._length, start % self._length, min(len(ids), self._length)))
-    self.tokens.append(np.concatenate([bos, ids, eos]).astype(layout.dtype))
-    if layout.source.answers_only:
-      self.weights.append(np.concatenate([0 * bos, weights, 0 * eos]).astype(np.uint8))
-    self.size += len(self.tokens[-1])
-    self.documents += 1
-
-  def rows(self) -> np.ndarray:
-    """The complete rows (n, bytes) uint8, without their CRC32."""
-    count = self.size // self._length
-    columns = [np.concatenate(kind)[:count * self._length].reshape(count, self._length).view(np.uint8)
-               for kind in (self.tokens, self.weights) if kind]
-    return np.concatenate(columns, 1)
 
 
 class Prompts:
@@ -205,42 +163,72 @@ class Prompts:
     return True
 
 
+class _Stream:
+  """The tokens of one domain and split of a shard."""
+
+  def __init__(self, layout: Layout):
+    self._layout, self._length, self._kept = layout, layout.context + 1, Prompts(layout.context + 1)
+    self._tokens, self._weights = [], []
+    self.documents = self.size = 0
+    self.prompts: list[tuple[int, int, int]] = []  # row and token of a beginning, and its tokens
+
+  def add(self, ids: np.ndarray, weights: np.ndarray) -> None:
+    """Appends a document, with BOS and EOS, whose weight is 0."""
+    before, behind = int(self._layout.bos), int(self._layout.eos)
+    start = self.size + before
+    if self._kept.keep(len(ids)):
+      self.prompts.append((start // self._length, start % self._length, min(len(ids), self._length)))
+    tokenizer = self._layout.tokenizer
+    tokens = np.concatenate([np.full(before, tokenizer.bos_id), ids, np.full(behind, tokenizer.eos_id)])
+    self._tokens.append(tokens.astype(self._layout.dtype))
+    if self._layout.source.answers_only:
+      self._weights.append(np.pad(weights, (before, behind)).astype(np.uint8))
+    self.size += len(tokens)
+    self.documents += 1
+
+  def rows(self) -> tuple[list[bytes], int]:
+    """The records of the complete rows, and the sum of the weights of the tokens that they predict."""
+    count = self.size // self._length
+    if not count:
+      return [], 0
+    tables = [np.concatenate(kind)[:count * self._length].reshape(count, self._length)
+              for kind in (self._tokens, self._weights) if kind]
+    # The first token of a row is not predicted by the row.
+    weight = int(tables[1][:, 1:].sum()) if self._weights else count * (self._length - 1)
+    content = np.concatenate([table.view(np.uint8) for table in tables], 1)
+    return [row.tobytes() + zlib.crc32(row).to_bytes(4, 'little') for row in content], weight
+
+
 def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
   """Writes the shard of a group of documents, if it is not there; returns what it says of itself."""
   if path.exists():
     return _info(path)
-  length, tokenizer = layout.context + 1, layout.tokenizer
-  bos, eos = (np.array([id_] * used, np.int32) for id_, used in (
-      (tokenizer.bos_id, layout.bos), (tokenizer.eos_id, layout.eos)))
   streams: dict[str, dict[str, _Stream]] = {}
   dropped = 0
   for group in _groups((d for d in documents if d.text), _AT_ONCE):
-    for document, (ids, weights) in zip(group, encode(group, tokenizer), strict=True):
-      if layout.source.drops_long and len(bos) + len(ids) + len(eos) > length:
+    for document, (ids, weights) in zip(group, encode(group, layout.tokenizer), strict=True):
+      if layout.source.drops_long and layout.bos + len(ids) + layout.eos > layout.context + 1:
         dropped += 1
         continue
       if document.domain not in streams:
-        _check_domain(document.domain, len(streams))
-        streams[document.domain] = {split: _Stream(length) for split in SPLITS}
+        if document.domain == 'valid' or len(streams) == _MAX_DOMAINS:
+          raise ValueError(f'A domain (a sub-folder, or the domain_field) is called {document.domain!r}, '
+                           f"after {len(streams)} others: 'valid' is the whole validation set, and there "
+                           f'are at most {_MAX_DOMAINS}; does domain_field name the documents?')
+        streams[document.domain] = {split: _Stream(layout) for split in SPLITS}
       held = layout.source.held_out(document.name, layout.valid_fraction)
-      streams[document.domain]['valid' if held else 'train'].add(ids, weights, bos, eos, layout)
+      streams[document.domain]['valid' if held else 'train'].add(ids, weights)
   info: Info = {'documents': len(documents), 'dropped_documents': dropped, 'domains': {},
                 'characters': sum(len(document.text) for document in documents)}
-  tables = []
+  records = []
   for domain in sorted(streams):
     entry = info['domains'][domain] = {'prompts': streams[domain]['valid'].prompts}
-    for split in SPLITS:
-      stream = streams[domain][split]
-      table = stream.rows() if stream.size >= length else None
-      entry[split] = {'documents': stream.documents, 'tokens': stream.size,
-                      'rows': stream.size // length, 'weight': 0}
-      if table is not None:
-        tables.append(table)
-        # The first token of a row is not predicted by the row.
-        weights = table[:, length * layout.dtype.itemsize + 1:]
-        entry[split]['weight'] = int(weights.sum()) if layout.source.answers_only else len(table) * layout.context
-  rows = [row.tobytes() + zlib.crc32(row).to_bytes(4, 'little') for table in tables for row in table]
-  return _write(path, rows, info)
+    for split, stream in streams[domain].items():
+      rows, weight = stream.rows()
+      records += rows
+      entry[split] = {'documents': stream.documents, 'tokens': stream.size, 'rows': len(rows),
+                      'weight': weight}
+  return _write(path, records, info)
 
 
 def _write(path: AnyPath, rows: list[bytes], info: Info) -> Info:
@@ -300,13 +288,6 @@ def _info(path: AnyPath) -> Info:
     raise ValueError(f'{path} is damaged ({error}): delete it, and it is built again.') from None
 
 
-def _check_domain(name: str, known: int) -> None:
-  if name == 'valid':
-    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole "
-                     'validation set; rename it.')
-  if known == _MAX_DOMAINS:
-    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {name!r}: does domain_field '
-                     'name a domain, or the documents?')
 
 
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:

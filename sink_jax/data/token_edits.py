@@ -1,10 +1,9 @@
 """Edits of the token stream (Section 5): random or fixed tokens at the first positions.
 
-They act on whole chunks of C + 1 tokens, before these are split into inputs and targets, in
-training and validation alike: a replaced token at position p > 1 is also the target at p - 1. In a
-loss of answers alone it has no weight, for what is written is no answer.
-Positions count from 1, as in the paper. An edit has no state: what it writes into a chunk follows
-from the row number of the chunk, so that chunks can be edited in any order and by any process.
+They act on rows of C + 1 tokens, before these are split into inputs and targets, in training and
+validation alike: a replaced token at position p > 1 is also the target at p - 1; in a loss of
+answers it has no weight. Positions count from 1, as in the paper. What an edit writes follows from
+the number of the row, so that rows can be edited in any order and by any process.
 """
 
 from __future__ import annotations
@@ -24,33 +23,28 @@ _SPLIT_KEYS = {'train': 0, 'valid': 1}
 
 @dataclasses.dataclass(frozen=True)
 class TokenEdit(Component):
-  """A change of chunks, at random access."""
+  """A change of rows, at random access."""
 
-  def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
             split: str, vocab_size: int) -> np.ndarray:
-    """Returns the changed chunks, int32, in a copy.
+    """Returns the changed rows, int32, in a copy.
 
     Args:
-      rows_B: the row number of each chunk in the whole split; the same in every epoch.
-      epochs_B: the epoch, from 0, in which each chunk is read.
+      numbers_B: the number of each row in its split; the same in every epoch.
+      epochs_B: the epoch, from 0, in which each row is read.
       split: 'train' or 'valid'.
       vocab_size: ids of the text.
     """
     raise NotImplementedError
 
-  def check(self, chunk_length: int, vocab_size: int) -> None:
-    """Raises a ValueError where the chunks or the vocabulary are too small for the edit."""
+  def check(self, row_length: int, vocab_size: int) -> None:
+    """Raises a ValueError where the rows or the vocabulary are too small for the edit."""
     raise NotImplementedError
 
   @property
   def written(self) -> slice:
-    """The places of a chunk, from 0, that the edit writes."""
+    """The places of a row, from 0, that the edit writes."""
     raise NotImplementedError
-
-  @property
-  def frozen(self) -> bool:
-    """Whether a chunk is changed alike in every epoch."""
-    return True
 
   def vocab_size(self, vocab_size: int) -> int:
     """The ids that there are after the edit, where the text has ids below `vocab_size`."""
@@ -61,7 +55,7 @@ class TokenEdit(Component):
 class RandomTokens(TokenEdit):
   """Positions first..last become uniform integers in [0, vocabulary size).
 
-  They are drawn once for each chunk and frozen over the epochs, as in the official implementation
+  They are drawn once for each row and frozen over the epochs, as in the official implementation
   (sail-sg/Attention-Sink); `fresh=True` draws anew in every epoch. `below` > 0 draws in [0, below):
   the official implementation draws below its padded vocabulary, ids that no text has among them.
   """
@@ -73,37 +67,28 @@ class RandomTokens(TokenEdit):
 
   def __post_init__(self) -> None:
     check_integers(self, 'first', 'last', 'seed', 'below')
-    if not 0 <= self.below < 2**31:
-      raise ValueError(f'RandomTokens(below={self.below}) must be 0 (the vocabulary) or more, and '
-                       'below 2**31.')
-    if not 1 <= self.first <= self.last:
-      raise ValueError(f'RandomTokens(first={self.first}, last={self.last}): positions count '
-                       'from 1, and first <= last.')
-    if self.seed < 0:
-      raise ValueError(f'RandomTokens(seed={self.seed}) must be 0 or more.')
+    if not (1 <= self.first <= self.last and 0 <= self.below < 2**31 and self.seed >= 0):
+      raise ValueError(f'{self!r}: positions count from 1, first <= last; seed is 0 or more; below is '
+                       '0 (the vocabulary) or more, and less than 2**31.')
 
-  def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
             split: str, vocab_size: int) -> np.ndarray:
     positions = np.arange(self.first, self.last + 1)
     # The keys of a draw name the place that it is for; a frozen one is of epoch 0 in all epochs.
     epochs = np.asarray(epochs_B)[:, None] if self.fresh else 0
     drawn = counter_rng.integers(self.below or vocab_size, self.seed, _SPLIT_KEYS[split],
-                                 np.asarray(rows_B)[:, None], epochs, positions[None])
-    chunks_BxT = chunks_BxT.copy()
-    chunks_BxT[:, self.written] = drawn
-    return chunks_BxT
+                                 np.asarray(numbers_B)[:, None], epochs, positions[None])
+    rows_BxT = rows_BxT.copy()
+    rows_BxT[:, self.written] = drawn
+    return rows_BxT
 
   @property
   def written(self) -> slice:
     return slice(self.first - 1, self.last)
 
-  @property
-  def frozen(self) -> bool:
-    return not self.fresh
-
-  def check(self, chunk_length: int, vocab_size: int) -> None:
-    if self.last > chunk_length:
-      raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
+  def check(self, row_length: int, vocab_size: int) -> None:
+    if self.last > row_length:
+      raise ValueError(f'{self!r}: rows have only {row_length} tokens (context + 1).')
 
   def vocab_size(self, vocab_size: int) -> int:
     return max(vocab_size, self.below)
@@ -111,35 +96,34 @@ class RandomTokens(TokenEdit):
 
 @dataclasses.dataclass(frozen=True)
 class FixedToken(TokenEdit):
-  """One position holds the same token in every chunk (Table 10, right)."""
+  """One position holds the same token in every row (Table 10, right)."""
   position: int = 1
   token: int = 1
 
   def __post_init__(self) -> None:
     check_integers(self, 'position', 'token')
     if self.position < 1 or self.token < 0:
-      raise ValueError(f'FixedToken(position={self.position}, token={self.token}): positions '
-                       'count from 1, token ids from 0.')
+      raise ValueError(f'{self!r}: positions count from 1, token ids from 0.')
 
-  def apply(self, chunks_BxT: np.ndarray, rows_B: np.ndarray, epochs_B: np.ndarray,
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
             split: str, vocab_size: int) -> np.ndarray:
-    chunks_BxT = chunks_BxT.copy()
-    chunks_BxT[:, self.written] = self.token
-    return chunks_BxT
+    rows_BxT = rows_BxT.copy()
+    rows_BxT[:, self.written] = self.token
+    return rows_BxT
 
   @property
   def written(self) -> slice:
     return slice(self.position - 1, self.position)
 
-  def check(self, chunk_length: int, vocab_size: int) -> None:
-    if self.position > chunk_length:
-      raise ValueError(f'{self!r}: chunks have only {chunk_length} tokens (context + 1).')
+  def check(self, row_length: int, vocab_size: int) -> None:
+    if self.position > row_length:
+      raise ValueError(f'{self!r}: rows have only {row_length} tokens (context + 1).')
     if self.token >= vocab_size:
       raise ValueError(f'{self!r}: the vocabulary has only {vocab_size} tokens.')
 
 
 def first_token(interventions: Sequence[TokenEdit]) -> int | None:
-  """The token that every edited chunk begins with; None where chunks begin differently."""
+  """The token that every edited row begins with; None where rows begin differently."""
   token = None
   for edit in interventions:  # a later edit overwrites an earlier one
     if isinstance(edit, FixedToken) and edit.position == 1:
