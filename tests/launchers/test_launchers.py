@@ -127,7 +127,7 @@ def test_a_signal_saves_and_ends_the_restarts(launchers, number):
 def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, words):
   code, output, errors = launchers(script, *words)
   remote = script in ('tpu_vm.sh', 'xpk.sh')
-  assert code == 0 and f'checked --devices={16 * remote} --config=0' in errors, errors
+  assert code == 0 and f'checked {16 * remote} --config=0' in errors, errors
   assert not launchers.called() and not launchers.jobs()
   shown = shlex.split(output)
   assert set(ARGUMENTS) <= set(shlex.split(shown[-1]) if remote else shown)
@@ -137,14 +137,14 @@ def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, w
   assert code == 1 and 'no such trial' in errors and not output
 
 
-@pytest.mark.parametrize('words, code, message', [
-    (['--config=configs/one_billion.py:1b-softmax', '--devices=256'], 0, '40,000 steps of 512'),
-    (['--config=configs/one_billion.py:1b-softmx'], 1, "Did you mean 1b-softmax"),
-    (['--config=configs/base.py', '--devices=7'], 1, 'batch_size'),
-    (['--config=configs/base.py', '--config.mesh.fsdp=16', '--devices=8'], 1, 'mesh.fsdp')])
-def test_the_check_of_a_job(words, code, message):
-  done = subprocess.run([sys.executable, '-P', 'launch/check.py', '--workdir=gs://none', *words],
-                        cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
+@pytest.mark.parametrize('devices, words, code, message', [
+    (256, ['--config=configs/one_billion.py:1b-softmax'], 0, '40,000 steps of 512'),
+    (0, ['--config=configs/one_billion.py:1b-softmx'], 1, 'Did you mean 1b-softmax'),
+    (7, [], 1, 'batch_size'), (8, ['--config.mesh.fsdp=16'], 1, 'mesh.fsdp')])
+def test_the_check_of_a_job(devices, words, code, message):
+  done = subprocess.run(
+      [sys.executable, '-P', 'launch/check.py', str(devices), '--workdir=gs://none', *words], cwd=ROOT,
+      env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
   assert done.returncode == code and message in done.stdout + done.stderr
 
 
@@ -196,7 +196,7 @@ def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
             '--tpu-type=v6e-16', '--docker-image=registry/sink-jax:tpu'} <= set(call)
     assert shlex.split(call[-1].removeprefix('--command=exec ')) == [
         'python', '-P', '-m', 'sink_jax', 'sweep', *ARGUMENTS[1:3],
-        "--set=data.source=PackedDataset(path='gs://b/tokens')", *ARGUMENTS[3:], f'--shard={k}/2']
+        "--config.data.source=PackedDataset(path='gs://b/tokens')", *ARGUMENTS[3:], f'--shard={k}/2']
   assert k == 2
 
 
