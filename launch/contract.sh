@@ -49,17 +49,16 @@ read_settings() {
   need NAME JOB CONFIG WORKDIR PROJECT ZONE TPU_TYPE
   [[ $WORKDIR == gs://* ]] || die "WORKDIR=$WORKDIR: no disk outlives the hosts; it has to be gs://BUCKET/PATH."
   job=("$JOB" "--config=$CONFIG" "--workdir=$WORKDIR")
-  local option=--config. && [[ $JOB == train ]] || option=--set=
-  if [[ -n $DATA ]]; then job+=("${option}data.source=PackedDataset(path='$DATA')"); fi
+  if [[ -n $DATA ]]; then job+=("--config.data.source=PackedDataset(path='$DATA')"); fi
   job+=(${ARGUMENTS[@]+"${ARGUMENTS[@]}"})
 }
 
-# check_job DEVICES JOB ARGUMENTS...: loads the config of a job and compares its mesh and its batch
-# with the devices (0: those are not known).
+# check_job DEVICES JOB ARGUMENTS...: loads the config of a job; of training it compares the mesh and
+# the batch with the devices (0: not known).
 check_job() {
   prepare_environment
   if [[ $2 == train ]]; then
-    "$RUN_PYTHON" -P "$ROOT/launch/check.py" "--devices=$1" "${@:3}" >&2 || exit 1
+    "$RUN_PYTHON" -P "$ROOT/launch/check.py" "$1" "${@:3}" >&2 || exit 1
   else
     "$RUN_PYTHON" -P -m sink_jax "${@:2}" --dry_run >&2 || exit 1
   fi

@@ -1,0 +1,225 @@
+"""The launchers, with a job that ends as it is told and programs that write down what they get."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from tests.launch_clone import ROOT
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
+
+# python -m sink_jax train --config=CODES --workdir=SECONDS: process i of SLURM ends with its code;
+# a negative one is a signal. SIGTERM makes it 42.
+JOB = '''
+import json, os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
+with open(os.environ['STARTED'], 'a') as file:
+  file.write(json.dumps([os.getpid(), sys.argv[1:]]) + '\\n')
+codes, seconds = (word.partition('=')[2] for word in sys.argv[2:4])
+if '--dry_run' not in sys.argv:
+  time.sleep(float(seconds.removeprefix('gs://')))
+  code = int(codes.split(',')[int(os.environ.get('SLURM_PROCID', 0))])
+  if code < 0:
+    os.kill(os.getpid(), -code)
+  sys.exit(code)
+'''
+# gcloud answers `describe` with the words of STATES, one each time, and runs the command of an ssh in
+# the folder HOST; srun starts two tasks and returns the highest code.
+PROGRAM = '''#!/usr/bin/env bash
+printf '%s\\0' "${0##*/}" "$@" >>"$CALLS" && echo >>"$CALLS"
+case "${0##*/} $*" in
+  gcloud*describe*) read -r state rest <"$STATES" && echo "$rest" >"$STATES" && echo "$state" ;;
+  gcloud*\\ ssh\\ *) command=${@: -1:1} && cd "$HOST" && bash -c "${command#--command=}" ;;
+  srun*) shift && one=0 && two=0
+    SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@" & wait %1 || one=$?; wait %2 || two=$?
+    exit $((one > two ? one : two)) ;;
+esac
+'''
+SETTINGS = '''NAME=first CONFIG=0 WORKDIR=gs://0 PROJECT=mine ZONE=here TPU_TYPE=v6e-16 TPU_NAME=pod
+TPU_RUNTIME=v2-alpha-tpuv6e CLUSTER=ours IMAGE=registry/sink-jax:tpu RESTARTS=7 GRACE=90
+ARGUMENTS=("--a=a b" "--b=it's")
+'''
+ARGUMENTS = ['train', '--config=0', '--workdir=gs://0', '--a=a b', "--b=it's"]
+
+
+class Launchers:
+
+  def __init__(self, folder):
+    self.root, self.calls, self.started = folder / 'a clone', folder / 'calls', folder / 'started'
+    shutil.copytree(ROOT / 'launch', self.root / 'launch', ignore=lambda *_: ['settings.sh'])
+    (self.root / 'launch' / 'check.py').write_text('import sys; print("checked", *sys.argv[1:])')
+    (self.root / 'sink_jax').mkdir()
+    (self.root / 'sink_jax' / '__main__.py').write_text(JOB)
+    (folder / 'bin').mkdir()
+    for name in ('gcloud', 'scontrol', 'srun', 'xpk'):
+      (folder / 'bin' / name).write_text(PROGRAM)
+      (folder / 'bin' / name).chmod(0o755)
+    self.settings(SETTINGS)
+    self.environment = {k: v for k, v in os.environ.items() if not k.startswith(('SLURM', 'PYTHON'))}
+    self.environment |= dict(
+        PATH=f'{folder}/bin:{os.environ["PATH"]}', CALLS=str(self.calls), STARTED=str(self.started),
+        VENV='none', PYTHON=sys.executable, RESTART_DELAY='0', POLL_SECONDS='0', HOST=str(folder))
+
+  def settings(self, text):
+    (self.root / 'launch' / 'settings.sh').write_text(text)
+
+  def start(self, script, *arguments, **variables):
+    return subprocess.Popen(
+        ['bash', f'launch/{script}', *arguments], cwd=self.root, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment | variables)
+
+  def __call__(self, *arguments, **variables):
+    """(exit code, standard output, standard error) of a launcher."""
+    process = self.start(*arguments, **variables)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+  def called(self):
+    """The programs that were called, with their arguments."""
+    text = self.calls.read_text() if self.calls.exists() else ''
+    return [line.rstrip('\0').split('\0') for line in text.split('\0\n') if line]
+
+  def jobs(self, number=0):
+    """[process, arguments] of every start of the job, of which there are to be so many."""
+    deadline = time.monotonic() + 20
+    while True:
+      text = self.started.read_text() if self.started.exists() else ''
+      if text.count('\n') >= number:
+        return [json.loads(line) for line in text.splitlines()]
+      assert time.monotonic() < deadline, 'no job has started'
+      time.sleep(0.02)
+
+
+@pytest.fixture
+def launchers(tmp_path):
+  return Launchers(tmp_path)
+
+
+@pytest.mark.parametrize('code, starts', [('42', 3), ('-9', 3), ('1', 1), ('2', 1), ('0', 1)])
+def test_what_is_started_again(launchers, code, starts):
+  ended, _, errors = launchers('local.sh', '--restarts=2', 'train', f'--config={code}', '--workdir=0')
+  assert ended == (137 if code == '-9' else int(code)) and len(launchers.jobs()) == starts
+  assert errors.count('starting again') == starts - 1
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_ends_the_restarts(launchers, number):
+  process = launchers.start('local.sh', '--restarts=9', 'train', '--config=0', '--workdir=60')
+  launchers.jobs(1)
+  time.sleep(0.2)
+  process.send_signal(number)
+  process.communicate(timeout=20)
+  assert process.returncode == 42 and len(launchers.jobs()) == 1
+
+
+@pytest.mark.parametrize('script, words', [
+    ('local.sh', ['--dry_run', *ARGUMENTS]), ('slurm.sbatch', ['--dry_run', *ARGUMENTS]),
+    ('tpu_vm.sh', ['run', '--dry_run']), ('xpk.sh', ['create', '--dry_run'])])
+def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, words):
+  code, output, errors = launchers(script, *words)
+  remote = script in ('tpu_vm.sh', 'xpk.sh')
+  assert code == 0 and f'checked {16 * remote} --config=0' in errors, errors
+  assert not launchers.called() and not launchers.jobs()
+  shown = shlex.split(output)
+  assert set(ARGUMENTS) <= set(shlex.split(shown[-1]) if remote else shown)
+  # A config that is wrong launches nothing.
+  (launchers.root / 'launch' / 'check.py').write_text('import sys; sys.exit("error: no such trial")')
+  code, output, errors = launchers(script, *words)
+  assert code == 1 and 'no such trial' in errors and not output
+
+
+@pytest.mark.parametrize('devices, words, code, message', [
+    (256, ['--config=configs/one_billion.py:1b-softmax'], 0, '40,000 steps of 512'),
+    (0, ['--config=configs/one_billion.py:1b-softmx'], 1, 'Did you mean 1b-softmax'),
+    (7, [], 1, 'batch_size'), (8, ['--config.mesh.fsdp=16'], 1, 'mesh.fsdp')])
+def test_the_check_of_a_job(devices, words, code, message):
+  done = subprocess.run(
+      [sys.executable, '-P', 'launch/check.py', str(devices), '--workdir=gs://none', *words], cwd=ROOT,
+      env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
+  assert done.returncode == code and message in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize('text, script, message', [
+    ('WORKDIR=/disk/a', 'xpk.sh', 'gs://BUCKET'), ('PROJECT=', 'tpu_vm.sh', 'PROJECT'),
+    ('CLUSTER=', 'xpk.sh', 'CLUSTER'), ('PROVISIONING=cheap', 'xpk.sh', 'PROVISIONING=cheap'),
+    ('PROVISIONING=cheap', 'tpu_vm.sh', 'PROVISIONING=cheap')])
+def test_settings_that_make_no_sense(launchers, text, script, message):
+  launchers.settings(f'{SETTINGS}\n{text}\n')
+  code, _, errors = launchers(script, 'create')
+  assert code == 1 and message in errors and not launchers.called()
+
+
+def test_a_tpu_is_asked_for_and_waited_for(launchers, tmp_path):
+  launchers.settings(SETTINGS + 'PROVISIONING=spot')
+  (tmp_path / 'states').write_text('WAITING_FOR_RESOURCES PROVISIONING ACTIVE\n')
+  code, _, errors = launchers('tpu_vm.sh', 'create', STATES=str(tmp_path / 'states'))
+  assert code == 0 and 'pod is WAITING_FOR_RESOURCES' in errors and 'pod is ACTIVE' in errors
+  assert launchers.called()[0] == [
+      'gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'pod', '--node-id=pod',
+      '--project=mine', '--zone=here', '--accelerator-type=v6e-16',
+      '--runtime-version=v2-alpha-tpuv6e', '--spot']
+  (tmp_path / 'states').write_text('SUSPENDED\n')
+  assert launchers('tpu_vm.sh', 'create', STATES=str(tmp_path / 'states'))[0] == 1
+
+
+def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
+  launchers.settings(SETTINGS + 'WORKDIR=gs://60')
+  shutil.copytree(launchers.root, tmp_path / 'sink_jax')  # in the home of a host
+  assert launchers('tpu_vm.sh', 'run')[0] == 0
+  (_, arguments), = launchers.jobs(1)
+  assert arguments == [*ARGUMENTS[:2], '--workdir=gs://60', *ARGUMENTS[3:]]
+  code, output, _ = launchers('tpu_vm.sh', 'run')
+  assert code == 1 and 'a job runs here' in output
+  time.sleep(0.2)
+  assert launchers('tpu_vm.sh', 'stop')[0] == 0 and len(launchers.jobs()) == 1
+  process = int((tmp_path / 'sink_jax' / 'run.pid').read_text())
+  with pytest.raises(ProcessLookupError):
+    os.kill(process, 0)
+
+
+def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
+  launchers.settings(SETTINGS + 'JOB=sweep SHARDS=2 PROVISIONING=spot DATA=gs://b/tokens SLICES=2')
+  code, _, errors = launchers('xpk.sh', 'create')
+  assert code == 0, errors
+  for k, call in enumerate(launchers.called(), 1):
+    assert call[:4] == ['xpk', 'workload', 'create', f'--workload=first-{k}']
+    assert {'--spot', '--max-restarts=7', '--termination-grace-period-seconds=90', '--num-slices=2',
+            '--tpu-type=v6e-16', '--docker-image=registry/sink-jax:tpu'} <= set(call)
+    assert shlex.split(call[-1].removeprefix('--command=exec ')) == [
+        'python', '-P', '-m', 'sink_jax', 'sweep', *ARGUMENTS[1:3],
+        "--config.data.source=PackedDataset(path='gs://b/tokens')", *ARGUMENTS[3:], f'--shard={k}/2']
+  assert k == 2
+
+
+@pytest.mark.parametrize('codes, before, expected, queued', [
+    ('0,0', 0, 0, False), ('42,42', 0, 42, True), ('42,-9', 2, 137, True), ('-6,1', 0, 1, False),
+    ('42,42', 3, 42, False)])
+def test_a_slurm_job_queues_again_or_not(launchers, codes, before, expected, queued):
+  code, _, errors = launchers(
+      'slurm.sbatch', 'train', f'--config={codes}', '--workdir=0', RESTARTS='3', SLURM_JOB_ID='17',
+      SLURM_RESTART_COUNT=str(before), SLURM_ARRAY_TASK_ID='2', SLURM_ARRAY_TASK_COUNT='8')
+  assert code == expected, errors
+  assert (['scontrol', 'requeue', '17'] in launchers.called()) == queued
+  assert [words[-1] for _, words in launchers.jobs()] == ['--shard=2/8'] * 2
+
+
+def test_a_task_of_sky_starts_the_job_on_every_machine():
+  task = yaml.safe_load((ROOT / 'launch' / 'sky.yaml').read_text())
+  assert task['resources']['job_recovery']['recover_on_exit_codes'] == [42]
+  show = 'show() { printf "%s\\n" "$JAX_COORDINATOR_ADDRESS" "$JAX_PROCESS_ID" "$@"; }\n'
+  done = subprocess.run(
+      ['bash', '-c', show + task['run'].replace('exec bash launch/local.sh', 'show')],
+      capture_output=True, text=True, env=os.environ | {
+          'SKYPILOT_NUM_NODES': '2', 'SKYPILOT_NODE_RANK': '1', 'SKYPILOT_NODE_IPS': '10.0.0.1\n10.0.0.2',
+          'JOB': 'train', 'CONFIG': 'a b', 'WORKDIR': 'gs://b/c', 'ARGUMENTS': "--d='e f'"})
+  assert done.stdout.splitlines() == ['10.0.0.1:8476', '1', '--restarts=10', 'train',
+                                      '--config=a b', '--workdir=gs://b/c', '--d=e f']
