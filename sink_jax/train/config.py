@@ -60,11 +60,10 @@ class InitConfig:
     check_known(self.train, ('all', 'new', 'attention'), 'init.train')
     for key in filter(None, (self.kept or '').split(',')):
       check_known(key.strip(), GRAFT_KEYS, 'init.kept has an unknown key')
-    needs = {'graft': self.graft, 'train': self.train != 'all', 'kept': self.kept is not None}
-    for name in (name for name, given in needs.items() if given):
-      if not self.source or name == 'kept' and not self.graft:
-        raise ValueError(f'init.{name} = {getattr(self, name)!r} needs '
-                         f'{"init.graft" if self.source else "init.source"}: set it.')
+    if not self.source and (self.graft or self.train != 'all' or self.kept is not None):
+      raise ValueError(f'{self}: init.graft, init.train and init.kept need init.source.')
+    if self.kept is not None and not self.graft:
+      raise ValueError(f'init.kept = {self.kept!r} needs init.graft.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,40 +342,42 @@ def _as_dict(values: Any) -> ConfigDict:
 
 def keys_as_text() -> str:
   """All config keys with their defaults and meanings, a line each."""
-  def lines(values: Any, prefix: str) -> Iterator[str]:
-    section = _as_dict(values).to_dict()
-    for name, field in _keys(type(values)).items():
-      if isinstance(section[name], dict):
-        yield from lines(getattr(values, name), f'{prefix}{name}.')
-      else:
-        default = '' if section[name] is None else section[name]
-        yield f'  {prefix}{name} = {default}'.ljust(44) + f'  {field.metadata.get("about", "")}'
-  return '\n'.join(line.rstrip() for line in lines(Experiment(), ''))
+  texts = dict(_flat(get_config().to_dict()))
+  return '\n'.join(
+      f'  {key} = {"" if texts[key] is None else texts[key]}'.ljust(44) + f'  {about}'.rstrip()
+      for key, (_, about, _) in _leaves(Experiment()).items())
 
 
-def where_keys(cls: type = Experiment, prefix: str = '') -> list[str]:
+def where_keys() -> list[str]:
   """The keys that decide only where and how fast a run computes, or what it records."""
-  hints = typing.get_type_hints(cls)
-  return [key for name, field in _keys(cls).items() for key in (
-      where_keys(hints[name], f'{prefix}{name}.') if _is_section(hints[name]) else
-      [prefix + name] if field.metadata.get('where') else [])]
+  return [key for key, (_, _, where) in _leaves(Experiment()).items() if where]
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], cls: type = Experiment,
-                prefix: str = '') -> list[str]:
-  """Lines 'key: old -> new' of two config dicts, of the keys that decide what is computed.
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+  """Lines 'key: old -> new' of two configs, of the keys that decide what is computed.
 
   A key that is empty in `new` takes what the run began with, and makes no difference.
   """
-  lines, hints = [], typing.get_type_hints(cls)
-  for name, field in _keys(cls).items():
-    a, b, key = old.get(name), new.get(name), prefix + name
-    if _is_section(hints[name]):
-      lines += differences(a or {}, b or {}, hints[name], f'{key}.')
-    elif not field.metadata.get('where') and b is not None and a != b and not _equal(
-        _component(hints[name]), a, b):
-      lines.append(f'{key}: {a!r} -> {b!r}')
-  return lines
+  a, b = (_leaves(from_dict(config)) for config in (old, new))
+  return [f'{key}: {a[key][0]!r} -> {value!r}' for key, (value, _, where) in b.items()
+          if not where and value is not None and value != a[key][0]]
+
+
+def _leaves(values: Any, prefix: str = '') -> dict[str, tuple[Any, str, bool]]:
+  """{key: (value, what it means, whether it is one of `where_keys`)} of a section."""
+  leaves: dict[str, tuple[Any, str, bool]] = {}
+  for name, field in _keys(type(values)).items():
+    value = getattr(values, name)
+    if dataclasses.is_dataclass(value) and not isinstance(value, Component):
+      leaves |= _leaves(value, f'{prefix}{name}.')
+    else:
+      leaves[prefix + name] = value, field.metadata.get('about', ''), bool(field.metadata.get('where'))
+  return leaves
+
+
+def _flat(config: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
+  for key, value in config.items():
+    yield from _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else [(prefix + key, value)]
 
 
 def resolved(config: Mapping[str, Any], experiment: Experiment, data: Dataset) -> dict[str, Any]:
@@ -413,14 +414,6 @@ def _component(hint: Any) -> type[Component] | None:
   kinds = [hint, *typing.get_args(hint)]
   return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Component)
                and typing.get_origin(hint) is not tuple), None)
-
-
-def _equal(kind: type[Component] | None, a: Any, b: Any) -> bool:
-  """Whether two texts name one component."""
-  try:
-    return kind is not None and bool(a and b) and from_string(kind, a) == from_string(kind, b)
-  except ValueError:  # one of them is not a component: it is listed as it was written
-    return False
 
 
 def _edits(text: str) -> tuple[TokenEdit, ...]:

@@ -173,7 +173,7 @@ def test_a_workdir_of_another_config_is_refused_and_kept(whole, tmp_path):
   with pytest.raises(ValueError) as error:
     go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)'), workdir)
   for line in ('optimizer.learning_rate: 0.01 -> 0.001',
-               "attention.mask: 'Causal()' -> 'Window(size=4)'", '--workdir'):
+               'attention.mask: Causal() -> Window(size=4)', '--workdir'):
     assert line in str(error.value)
   assert_same_run(workdir, whole)
 
