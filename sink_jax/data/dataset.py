@@ -102,10 +102,11 @@ def as_packed(config: DataConfig) -> DataConfig:
   if not isinstance(config.source, PackedDataset):
     return config
   manifest = Packed(to_path(config.source.path)).manifest
-  # The file of a tokenizer may lie elsewhere on another machine.
-  same_file = isinstance(config.tokenizer, HuggingFace) and (
-      config.tokenizer.fingerprint() == manifest['tokenizer_fingerprint'])
-  if repr(config.tokenizer) not in (repr(DataConfig.tokenizer), manifest['tokenizer']) and not same_file:
+  # The file of a tokenizer may lie elsewhere on another machine, or nowhere: where the config names it
+  # as the builder did, it is not looked for.
+  if repr(config.tokenizer) not in (repr(DataConfig.tokenizer), manifest['tokenizer']) and not (
+      isinstance(config.tokenizer, HuggingFace)
+      and config.tokenizer.fingerprint() == manifest['tokenizer_fingerprint']):
     raise ValueError(f'{config.source!r} was built with {manifest["tokenizer"]}: leave out '
                      f'data.tokenizer={config.tokenizer!r}, which makes other tokens.')
   built = {name: manifest[name] for name in ('context', 'bos', 'eos')}
