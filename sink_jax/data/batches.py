@@ -32,16 +32,11 @@ def checked_rows(batch_size: int, rows: np.ndarray | None) -> np.ndarray:
 
 
 class FixedBatches(Sequence):
-  """Batches of a fixed list of rows, made when asked for, all of one shape.
+  """Batches of a list of row numbers, made by `make` when asked for.
 
-  The last batch is filled up with repeated rows of weight 0, since a batch of another shape would
-  be compiled again, and could not be divided among the devices.
-
-  Args:
-    make: makes the batch of an array of row numbers.
-    listed: the row numbers, in their order; `batch_size` consecutive ones are a batch.
-    max_batches: the batches there are at most; 0 = all.
-    rows: which rows of each batch this process makes; None for all.
+  The last batch is filled up with repeated rows of weight 0: a batch of another shape would be
+  compiled again, and could not be divided among the devices. `max_batches` 0 = all; `rows`: those of
+  each batch that this process makes, None for all.
   """
 
   def __init__(self, make: Callable[[np.ndarray], Batch], listed: np.ndarray, batch_size: int,
@@ -56,8 +51,7 @@ class FixedBatches(Sequence):
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)
-    # Places in the list of those rows of this batch that this process makes. The first of the list
-    # stands for those beyond its end, and a weight of 0 takes it out of the loss.
+    # The first of the list stands for those beyond its end.
     numbers = index * self._batch_size + self._rows
     real = numbers < len(self._listed)
     batch = self._make(self._listed[np.where(real, numbers, 0)])

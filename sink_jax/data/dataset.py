@@ -10,9 +10,10 @@ its rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from sink_jax.data.sources import DocumentSource, PackedDataset, Source
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.data.token_edits import FixedToken, TokenEdit
 from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer, Tokenizer
-from sink_jax.io.paths import AnyPath, cache_root, is_local, to_path
+from sink_jax.io.paths import cache_root, is_local, to_path
 
 if TYPE_CHECKING:
   import grain
@@ -141,7 +142,14 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
             shard_characters: int, tokenizer: TextTokenizer | None = None) -> Packed:
   """One folder of packed data; `tokenizer` is that of the training text, for its validation text."""
   if isinstance(source, PackedDataset):
-    return _opened(source, valid_fraction, tokenizer)
+    packed = Packed(to_path(source.path))
+    built = packed.manifest['valid_fraction']
+    if built != valid_fraction and {valid_fraction, built} & {0, 1} or (
+        tokenizer and packed.manifest['ids'] != tokenizer.digest):
+      raise ValueError(f'{source!r} was built with valid_fraction={built} and {packed.manifest["tokenizer"]}:'
+                       ' a folder of only training or validation text is one of a pair, which one call of'
+                       ' data_build makes for data.source and data.valid_source.')
+    return packed
   if not isinstance(source, DocumentSource):
     raise ValueError(f'data.valid_source = {source!r} has no text; name documents.')
   settings: dict[str, Any] = {
@@ -149,7 +157,9 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
       'tokenizer': repr(config.tokenizer), 'tokenizer_fingerprint': config.tokenizer.fingerprint(),
       'of_training': tokenizer and tokenizer.digest, 'context': config.context, 'bos': config.bos,
       'eos': config.eos, 'valid_fraction': valid_fraction}
-  folder = to_path(out) if out else _cache_folder(config, source, settings)
+  root = to_path(config.cache_dir) if config.cache_dir else cache_root()
+  key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+  folder = to_path(out) if out else root / f'{type(source).__name__.lower()}-{config.context}-{key}'
   if not (folder / 'manifest.json').exists():
     tokenizer = tokenizer or config.tokenizer.open(source, valid_fraction)
     layout = Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
@@ -158,25 +168,6 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
   if any(packed.manifest[key] != value for key, value in settings.items()):
     raise ValueError(f'{folder} holds other data, of {packed.manifest["source"]}: choose another '
                      'folder, or delete it.')
-  return packed
-
-
-def _cache_folder(config: DataConfig, source: Source, settings: dict[str, Any]) -> AnyPath:
-  root = to_path(config.cache_dir) if config.cache_dir else cache_root()
-  key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-  return root / f'{type(source).__name__.lower()}-{config.context}-{key}'
-
-
-def _opened(source: PackedDataset, valid_fraction: float, tokenizer: TextTokenizer | None) -> Packed:
-  packed = Packed(to_path(source.path))
-  built = packed.manifest['valid_fraction']
-  if (valid_fraction in (0, 1) or built in (0, 1)) and built != valid_fraction:
-    raise ValueError(f'{source!r} was built with valid_fraction={built}: a folder of data_build that '
-                     'holds only training or only validation text is one of a pair, as data.source '
-                     'and data.valid_source.')
-  if tokenizer and packed.manifest['ids'] != tokenizer.digest:
-    raise ValueError(f'{source!r} was built with another tokenizer than data.source: build both by one '
-                     'call of data_build.')
   return packed
 
 
@@ -217,7 +208,7 @@ class CorpusDataset(Dataset):
       domain = np.searchsorted(valid.bounds['valid'], order, side='right') - 1
       sets |= {name: order[domain == d] for d, name in enumerate(valid.domains)
                if (domain == d).any()}
-    make = lambda rows: self._batch('valid', rows, np.zeros_like(rows))
+    make = lambda numbers: self._batch('valid', numbers, np.zeros_like(numbers))
     return {name: FixedBatches(make, listed, batch_size, max_batches, rows)
             for name, listed in sets.items()}
 
@@ -361,7 +352,8 @@ class SyntheticDataset(Dataset):
     listed = np.arange(self.task.valid_sequences)
     # Every batch has the same named parts, so that one sequence is enough to learn their names.
     names = [None, *self.task.target_sets(self.task.batch('valid', 0, listed[:1]))]
-    return {name or 'valid': FixedBatches(self._maker(name), listed, batch_size, max_batches, rows)
+    return {name or 'valid': FixedBatches(functools.partial(self._valid_batch, name), listed, batch_size,
+                                            max_batches, rows)
             for name in names}
 
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
@@ -379,13 +371,9 @@ class SyntheticDataset(Dataset):
   def decode(self, ids: Sequence[int]) -> str:
     return ' '.join(str(int(i)) for i in ids)
 
-  def _maker(self, target_set: str | None) -> Callable[[np.ndarray], Batch]:
-    def make(rows):
-      batch = self.task.batch('valid', 0, rows)
-      if target_set:
-        batch = batch._replace(weights=self.task.target_sets(batch)[target_set])
-      return batch
-    return make
+  def _valid_batch(self, target_set: str | None, rows: np.ndarray) -> Batch:
+    batch = self.task.batch('valid', 0, rows)
+    return batch._replace(weights=self.task.target_sets(batch)[target_set]) if target_set else batch
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
     return self.task.batch('train', seed, numbers)

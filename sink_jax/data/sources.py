@@ -126,9 +126,9 @@ class Jsonl(DocumentSource):
   def documents(self, start: int = 0) -> Iterator[Document]:
     for file, number, line in itertools.islice(json_lines(self.path, 'Jsonl'), start, None):
       where, record = f'{file[1]}, line {number}', parsed(line, file[1], number)
-      domain = (_string_at(record, self.domain_field, where, 'domain_field') if self.domain_field
+      domain = (_string_at(record, self.domain_field, where) if self.domain_field
                 else _folder_domain(file[0]))
-      text = whole_characters(_string_at(record, self.field, where, 'field'))
+      text = whole_characters(_string_at(record, self.field, where))
       yield Document(text, domain, f'{file[0]}:{number}')
 
   def fingerprint(self) -> str:
@@ -330,12 +330,12 @@ def _folder_domain(name: str) -> str:
   return name.split('/')[0] if '/' in name else 'text'
 
 
-def _string_at(record: Any, dotted: str, where: str, option: str) -> str:
+def _string_at(record: Any, dotted: str, where: str) -> str:
   value = record
   for key in dotted.split('.'):
     value = value.get(key) if isinstance(value, dict) else None
   if not isinstance(value, str):
     fields = ', '.join(record) if isinstance(record, dict) else 'none (not an object)'
-    raise ValueError(f'{where}: no string in the field {dotted!r}; its fields are: {fields}. '
-                     f'Set Jsonl({option}=...).')
+    raise ValueError(f'{where}: no text in {dotted!r}; its fields are: {fields}. Set Jsonl(field=...) or '
+                     'Jsonl(domain_field=...).')
   return value

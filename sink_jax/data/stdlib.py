@@ -24,12 +24,9 @@ _SKIPPED = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__p
 class Stdlib(DocumentSource):
   """The running Python's standard library, without its tests.
 
-  It has two domains. 'code' holds the source of each module. 'docs' holds the docstrings of each
-  module, and those of each of its top-level definitions (with the methods inside), a document
-  each. All modules of a package are held out together: modules repeat parts of their neighbours.
-
-  Attributes:
-    max_files: only this many modules are read; 0 reads all.
+  Its domains are 'code', the source of each module, and 'docs', the docstrings of each module and of
+  each of its top-level definitions with the methods inside. All modules of a package are held out
+  together: they repeat parts of each other. `max_files` modules are read; 0 reads all.
   """
   domains: str = 'code,docs'
   max_files: int = 0
@@ -94,9 +91,8 @@ def _docstrings(source: str) -> Iterator[str]:
 class InstalledPackages(DocumentSource):
   """Sources and documentation of the packages of the running Python, in UTF-8.
 
-  It has two domains, 'code' (.py, .pyi) and 'docs' (.md, .rst, .txt). A package is held out as a
-  whole. Copies of a file count once; files of more than 1 MiB are left out. Where `max_files` is
-  not 0, only that many files are read.
+  Its domains are 'code' (.py, .pyi) and 'docs' (.md, .rst, .txt). A package is held out as a whole.
+  Copies of a file count once; files of more than 1 MiB are left out. `max_files` 0 reads all.
   """
   max_files: int = 0
 
