@@ -44,7 +44,7 @@ from sink_jax.train.metrics import read_metrics
 from sink_jax.train.workdir import read_config, read_data_summary, read_status
 
 # What `read_runs` reads of the two files.
-_STATUS = ('status', 'step', 'error', 'reason', 'loss', 'record_whole_from', 'label', 'date',
+_STATUS = ('status', 'step', 'error', 'reason', 'loss', 'label', 'date',
            'command', 'code', 'hardware', 'jax')
 _DATA = ('content', 'unique_training_tokens', 'tokens_per_epoch')
 # What it reads and the leaderboard does not show.
@@ -64,11 +64,11 @@ def stored(runs: Path, ends: bool = False) -> dict[str, Any]:
     ends: only what the leaderboard reads, see the head of this file.
 
   Raises:
-    ValueError: there is none, or one that cannot be read or whose metrics were changed.
+    ValueError: there is none, or one that cannot be read.
   """
   records = read_runs(runs)
   for record in records:
-    if problem := record.metrics_problem or (record.status == 'unreadable' and record.error):
+    if problem := record.status == 'unreadable' and record.error:
       raise ValueError(f'The run {record.name} cannot be stored: {problem}. Take it out of {runs}, '
                        'or train it again.')
   kept, base = [], {}
