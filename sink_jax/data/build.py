@@ -24,7 +24,7 @@ import pathlib
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -210,10 +210,7 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
         dropped += 1
         continue
       if document.domain not in streams:
-        if document.domain == 'valid' or len(streams) == _MAX_DOMAINS:
-          raise ValueError(f'A domain (a sub-folder, or the domain_field) is called {document.domain!r}, '
-                           f"after {len(streams)} others: 'valid' is the whole validation set, and there "
-                           f'are at most {_MAX_DOMAINS}; does domain_field name the documents?')
+        _check_domains([*streams, document.domain])
         streams[document.domain] = {split: _Stream(layout) for split in SPLITS}
       held = layout.source.held_out(document.name, layout.valid_fraction)
       streams[document.domain]['valid' if held else 'train'].add(ids, weights)
@@ -295,9 +292,20 @@ def _save_encoder(folder: AnyPath, encoder: Encoder) -> None:
       write_atomically(folder / file.name, file.read_bytes())
 
 
+def _check_domains(names: Collection[str]) -> None:
+  if 'valid' in names:
+    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
+                     'rename it.')
+  if len(names) > _MAX_DOMAINS:
+    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {list(names)[-1]!r}: does domain_field '
+                     'name a domain, or the documents?')
+
+
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
   domains: dict[str, dict[str, Any]] = {}
-  for name in sorted({name for info in shards for name in info['domains']}):
+  names = sorted({name for info in shards for name in info['domains']})
+  _check_domains(names)
+  for name in names:
     entries = [info['domains'][name] for info in shards if name in info['domains']]
     domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
                              for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
