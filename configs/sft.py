@@ -24,7 +24,7 @@ million tokens. `python -m sink_jax data_build` prints how many there are, for -
 --set=optimizer.warmup_steps. data/ultrachat holds ultrachat_200k as .jsonl files.
 
 The budgets `desk` and `smoke` take the default run and the sigmoid run of that budget, with their
-sizes, sequences and batches; the text is that of configs/make_stdlib_chat.py, for 300 steps, less than an epoch, and the
+sizes, sequences and batches; the text is that of configs/make_stdlib_chat.py, for 300 steps, and the
 learning rate is the paper's share of the pre-training one, 2e-5 of 4e-4. Protocol `paper` counts
 all tokens in the loss, `answers` those of answers alone. Every step is logged, since the page
 judges single steps. The tokenizer is the one that lies in the workdir of the run to begin with.

@@ -24,7 +24,7 @@ import pathlib
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,7 @@ class Layout:
     return np.dtype('<u2' if self.tokenizer.vocab_size <= 65536 else '<u4')
 
 
-def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: int = 0,
-          shard_characters: int = SHARD_CHARACTERS) -> None:
+def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: int = 0) -> None:
   """Makes a folder of packed data complete; it does nothing where it is.
 
   On a disk, other processes that want the folder wait. `settings` are kept in the manifest.
@@ -83,25 +82,25 @@ def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: in
     if (folder / 'manifest.json').exists():
       return
     settings = settings | {'format': FORMAT, 'ids': layout.tokenizer.digest,
-                           'shard_characters': shard_characters}
+                           'shard_characters': SHARD_CHARACTERS}
     begun = folder / 'settings.json'
     if begun.exists() and json.loads(begun.read_text()) != settings:
       raise ValueError(f'{folder} holds a part of another build: choose another folder, or delete it.')
     remove_temporaries(folder)  # of a process that was killed here
     layout.tokenizer.save(folder, digest=layout.tokenizer.digest)
     write_atomically(begun, json.dumps(settings, indent=1))
-    shards = list(_shards(folder, layout, workers, shard_characters))
+    shards = list(_shards(folder, layout, workers))
     write_atomically(folder / 'manifest.json', json.dumps(_manifest(settings, layout, shards)) + '\n')
 
 
-def _shards(folder: AnyPath, layout: Layout, workers: int, characters: int) -> Iterator[Info]:
+def _shards(folder: AnyPath, layout: Layout, workers: int) -> Iterator[Info]:
   """Yields what the shards of a build say of themselves, in their order, once they are there."""
   done = []
   while (path := folder / _name(len(done))).exists():
     done.append(_info(path))
   yield from done
   documents, read = sum(info['documents'] for info in done), 0
-  groups = enumerate(_groups(layout.source.documents(documents), characters), len(done))
+  groups = enumerate(_groups(layout.source.documents(documents), SHARD_CHARACTERS), len(done))
   tasks = ((folder / _name(number), layout, group) for number, group in groups)
   with Progress('tokenizing') as progress:
     for info in _in_processes(tasks, workers) if workers else (_shard(*task) for task in tasks):
@@ -211,10 +210,7 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
         dropped += 1
         continue
       if document.domain not in streams:
-        if document.domain == 'valid' or len(streams) == _MAX_DOMAINS:
-          raise ValueError(f'A domain (a sub-folder, or the domain_field) is called {document.domain!r}, '
-                           f"after {len(streams)} others: 'valid' is the whole validation set, and there "
-                           f'are at most {_MAX_DOMAINS}; does domain_field name the documents?')
+        _check_domains([*streams, document.domain])
         streams[document.domain] = {split: _Stream(layout) for split in SPLITS}
       held = layout.source.held_out(document.name, layout.valid_fraction)
       streams[document.domain]['valid' if held else 'train'].add(ids, weights)
@@ -222,12 +218,13 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
                 'characters': sum(len(document.text) for document in documents)}
   records = []
   for domain in sorted(streams):
-    entry = info['domains'][domain] = {'prompts': streams[domain]['valid'].prompts}
+    entry: dict[str, Any] = {'prompts': streams[domain]['valid'].prompts}
     for split, stream in streams[domain].items():
       rows, weight = stream.rows()
       records += rows
       entry[split] = {'documents': stream.documents, 'tokens': stream.size, 'rows': len(rows),
                       'weight': weight}
+    info['domains'][domain] = entry
   return _write(path, records, info)
 
 
@@ -290,9 +287,20 @@ def _info(path: AnyPath) -> Info:
 
 
 
+def _check_domains(names: Collection[str]) -> None:
+  if 'valid' in names:
+    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
+                     'rename it.')
+  if len(names) > _MAX_DOMAINS:
+    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {list(names)[-1]!r}: does domain_field '
+                     'name a domain, or the documents?')
+
+
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
   domains: dict[str, dict[str, Any]] = {}
-  for name in sorted({name for info in shards for name in info['domains']}):
+  names = sorted({name for info in shards for name in info['domains']})
+  _check_domains(names)
+  for name in names:
     entries = [info['domains'][name] for info in shards if name in info['domains']]
     domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
                              for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}

@@ -15,18 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sink_jax.data.sources import (
-  Document,
-  DocumentSource,
-  Part,
-  digest_of,
-  existing_path,
-  files_fingerprint,
-  json_lines,
-  jsonl_files,
-  parsed,
-  whole_characters,
-)
+from sink_jax.data import sources
+from sink_jax.data.sources import Document, DocumentSource, Part
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
 
@@ -88,10 +78,10 @@ class ChatJsonl(DocumentSource):
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     template = load_template(self.template)
-    for file, number, line in itertools.islice(json_lines(self.path, 'ChatJsonl'), start, None):
+    for file, number, line in itertools.islice(sources.json_lines(self.path, 'ChatJsonl'), start, None):
       where = f'{file[1]}, line {number}'
       try:
-        messages = _messages(parsed(line, file[1], number))
+        messages = _messages(sources.parsed(line, file[1], number))
         if missing := {message.role for message in messages} - set(template):
           raise ValueError(f'the template {self.template} has no format for {missing.pop()!r}.')
       except (KeyError, TypeError, AttributeError) as error:
@@ -104,7 +94,7 @@ class ChatJsonl(DocumentSource):
       yield Document(''.join(p.text or '' for p in parts), domain, f'{file[0]}:{number}', parts)
 
   def fingerprint(self) -> str:
-    return digest_of([files_fingerprint(jsonl_files(self.path, 'ChatJsonl')),
+    return sources.digest_of([sources.files_fingerprint(sources.jsonl_files(self.path, 'ChatJsonl')),
                       load_template(self.template)])
 
 
@@ -116,7 +106,7 @@ def load_template(name: str) -> Mapping[str, str]:
   """
   formats = TEMPLATES.get(name)
   if formats is None:
-    formats = json.loads(read_text_limited(existing_path(name, 'ChatJsonl: template')))
+    formats = json.loads(read_text_limited(sources.existing_path(name, 'ChatJsonl: template')))
   if not isinstance(formats, dict) or not {'user', 'assistant'} <= set(formats) <= set(_ROLES):
     raise ValueError(f'{name} is not a template: write {{"user": "Q: {{content}}\\n", "assistant": '
                      '"A: {content}{eos}\\n"}, and "system" if there are such messages.')
@@ -162,7 +152,7 @@ def _messages(record: Any) -> list[Message]:
     if item[role] not in _ROLES:
       raise ValueError(f'message {number} has the role {str(item[role])[:60]!r}; roles are '
                        f'{", ".join(_ROLES)}.')
-    messages.append(Message(_ROLES[item[role]], whole_characters(item[content])))
+    messages.append(Message(_ROLES[item[role]], sources.whole_characters(item[content])))
     if messages[-1].role == 'assistant' and not messages[-1].content.strip():
       raise ValueError(f'message {number} is an empty answer: fill it in, or remove the conversation.')
     if number > 1 and messages[-2].role == messages[-1].role == 'assistant':

@@ -22,7 +22,7 @@ from sink_jax.component import from_string, option
 # chat, stdlib: a source is a choice of configs once its module is imported.
 from sink_jax.data import chat, counter_rng, stdlib  # noqa: F401
 from sink_jax.data.batches import Batch, Dataset, FixedBatches
-from sink_jax.data.build import SHARD_CHARACTERS, Layout, build
+from sink_jax.data.build import Layout, build
 from sink_jax.data.packed import Packed
 from sink_jax.data.sources import DocumentSource, PackedDataset, Source
 from sink_jax.data.synthetic import SyntheticTask
@@ -118,8 +118,7 @@ def as_packed(config: DataConfig) -> DataConfig:
   return dataclasses.replace(config, tokenizer=from_string(Tokenizer, manifest['tokenizer']), **built)
 
 
-def open_packed(config: DataConfig, out: str = '', workers: int = 0,
-                shard_characters: int = SHARD_CHARACTERS) -> tuple[Packed, Packed]:
+def open_packed(config: DataConfig, out: str = '', workers: int = 0) -> tuple[Packed, Packed]:
   """The packed training and validation text; what is missing is built first.
 
   Without a validation source both are the same folder, a part of whose documents is held out. The
@@ -128,18 +127,18 @@ def open_packed(config: DataConfig, out: str = '', workers: int = 0,
   Args:
     out: the folder itself, on a disk or gs://; with a `valid_source` its sub-folders train and
       valid. '' = one in the cache.
-    workers, shard_characters: as in `build`.
+    workers: processes that tokenize; 0 is only this one, with the threads of the tokenizer.
   """
   if config.valid_source is None:
-    packed = _packed(config, config.source, config.valid_fraction, out, workers, shard_characters)
+    packed = _packed(config, config.source, config.valid_fraction, out, workers)
     return packed, packed
-  training = _packed(config, config.source, 0, out and f'{out}/train', workers, shard_characters)
+  training = _packed(config, config.source, 0, out and f'{out}/train', workers)
   return training, _packed(config, config.valid_source, 1, out and f'{out}/valid', workers,
-                           shard_characters, training.tokenizer)
+                           training.tokenizer)
 
 
 def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str, workers: int,
-            shard_characters: int, tokenizer: TextTokenizer | None = None) -> Packed:
+            tokenizer: TextTokenizer | None = None) -> Packed:
   """One folder of packed data; `tokenizer` is that of the training text, for its validation text."""
   if isinstance(source, PackedDataset):
     packed = Packed(to_path(source.path))
@@ -163,7 +162,7 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
   if not (folder / 'manifest.json').exists():
     tokenizer = tokenizer or config.tokenizer.open(source, valid_fraction)
     layout = Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
-    build(folder, layout, settings, workers, shard_characters)
+    build(folder, layout, settings, workers)
   packed = Packed(folder)
   if any(packed.manifest[key] != value for key, value in settings.items()):
     raise ValueError(f'{folder} holds other data, of {packed.manifest["source"]}: choose another '

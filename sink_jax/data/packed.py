@@ -36,8 +36,8 @@ from sink_jax.io.paths import AnyPath
 
 FORMAT = 3  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
-# A file of ArrayRecord (Riegeli/records) has a header of 24 bytes at each multiple of 64 KiB, also
-# in the middle of a record. https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
+# A file of ArrayRecord has a header of 24 bytes at each multiple of 64 KiB, also within a record:
+# https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
 _BLOCK, _BLOCK_HEADER = 1 << 16, 24
 
 
@@ -175,14 +175,17 @@ class Packed:
     ends = [in_file(first + self.row_bytes - 1) + 1 for first in firsts]
     read = self._store.cat_ranges([f'{self._root}/{shard["file"]}' for shard in shards], begins, ends,
                                   on_error='return')
-    records = [content if isinstance(content, Exception) else without_block_headers(content, begin)
-               for content, begin in zip(read, begins, strict=True)]
-    for (shard, _), record in zip(places, records, strict=True):
-      if isinstance(record, Exception) or len(record) != self.row_bytes or (
-          zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], 'little')):
-        why = record if isinstance(record, Exception) else 'a row is not what was built'
-        raise DamagedShard(f'{self.folder / self.manifest["shards"][shard]["file"]} is damaged: {why}. '
-                           'Delete it and manifest.json, and build again: the other shards are kept.')
+    records = []
+    for shard, content, begin in zip(shards, read, begins, strict=True):
+      if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+        raise content  # of the disk or the network
+      if isinstance(content, bytes):
+        records.append(without_block_headers(content, begin))
+      if not isinstance(content, bytes) or len(records[-1]) != self.row_bytes or (
+          zlib.crc32(records[-1][:-4]) != int.from_bytes(records[-1][-4:], 'little')):
+        why = 'a row is not what was built' if isinstance(content, bytes) else content
+        raise DamagedShard(f'{self.folder / shard["file"]} is damaged: {why}. Delete it and '
+                           'manifest.json, and build again: the other shards are kept.')
     return records
 
 

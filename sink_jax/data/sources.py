@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -168,28 +169,23 @@ class Tfds(DocumentSource):
 
   def _builder(self) -> Any:  # a decorator of TFDS hides the arguments of as_data_source
     # Imported here, since it takes seconds and most runs do not need it.
+    import tensorflow_datasets as tfds
     from tensorflow_datasets.core import constants, read_only_builder
     folder = expanded(self.data_dir or constants.DATA_DIR)
     try:
       builder = read_only_builder.builder_from_files(self.name, data_dir=folder)
-    except ValueError:  # not there, or not a name
-      builder = self._prepared(folder)
+    except ValueError:  # not there
+      try:
+        builder = tfds.builder(self.name, data_dir=folder, file_format='array_record', try_gcs=False)
+        builder.download_and_prepare()
+      except (ImportError, ValueError, RuntimeError, AssertionError) as error:
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]  # of a page, at times
+        raise ValueError(f'{self!r} cannot be prepared here ({reason}): prepare it where TensorFlow is '
+                         'installed, or take the text as HubDataset or Jsonl.') from None
     file_format = builder.info.file_format
     if file_format is None or file_format.value != 'array_record':
       raise ValueError(f'{self!r} is stored as {file_format and file_format.value}, which needs '
                        'TensorFlow to read: set another Tfds(data_dir=...).')
-    return builder
-
-  def _prepared(self, folder: pathlib.Path) -> Any:
-    import tensorflow_datasets as tfds
-    try:
-      builder = tfds.builder(self.name, data_dir=folder, file_format='array_record', try_gcs=False)
-      builder.download_and_prepare()
-    except (ImportError, ValueError, RuntimeError, AssertionError) as error:
-      # Its own text may be a page.
-      reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-      raise ValueError(f'{self!r} cannot be prepared here ({reason}): prepare it where TensorFlow is '
-                       'installed, or take the text as HubDataset or Jsonl.') from None
     return builder
 
 
@@ -219,12 +215,12 @@ class HubDataset(DocumentSource):
 
   def _records(self) -> Any:
     try:
-      import datasets
+      datasets = importlib.import_module('datasets')
     except ImportError:
       raise ValueError(f'{self!r} needs the package datasets: pip install "sink_jax[hub]".') from None
     try:
       return datasets.load_dataset(self.path, self.name or None, split=self.split)
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+    except (ValueError, OSError) as error:
       raise ValueError(f'{self!r}: {" ".join(str(error).split())[:300]}') from None
 
 

@@ -257,7 +257,7 @@ def _drawn(group: RunGroup, with_maps: bool) -> RunGroup:
       'Sink_1 and the largest importance of the first token over heads, against step. Dashed '
       f'lines and * are of proxy scores{", dotted lines of the extra key" * extra_key}.',
       images.sink_curves(probed))]
-  # Loading a checkpoint takes seconds; --nomaps leaves it out.
+  # Loading a checkpoint takes seconds; --no_maps leaves it out.
   maps, missing = _maps(probed) if with_maps else ({}, [])
   if maps:
     sequences = next(iter(maps.values())).sequences

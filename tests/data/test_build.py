@@ -28,8 +28,13 @@ def _config(source, **options):
   return DataConfig(**{'source': source, 'context': 16, 'valid_fraction': 0.2, **options})
 
 
-def _open(source, workers=0, shard=_SHARD, **options):
-  return open_packed(_config(source, **options), '', workers, shard)[0]
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+  monkeypatch.setattr(builder, 'SHARD_CHARACTERS', _SHARD)
+
+
+def _open(source, **options):
+  return open_packed(_config(source, **options))[0]
 
 
 def _all(packed, split):
@@ -51,10 +56,11 @@ def _expected(documents, source, domain, split, context, bos, eos):
   return np.array(stream[:rows * (context + 1)]).reshape(rows, context + 1), len(stream)
 
 
-@pytest.mark.parametrize('shard', [_SHARD, builder.SHARD_CHARACTERS])
+@pytest.mark.parametrize('shard', [_SHARD, 1 << 26])
 @pytest.mark.parametrize('bos,eos', [(False, True), (True, True), (False, False)])
-def test_rows_are_the_joined_documents_of_each_shard(corpus, bos, eos, shard):
-  packed = _open(corpus, bos=bos, eos=eos, shard=shard)
+def test_rows_are_the_joined_documents_of_each_shard(corpus, bos, eos, shard, monkeypatch):
+  monkeypatch.setattr(builder, 'SHARD_CHARACTERS', shard)
+  packed = _open(corpus, bos=bos, eos=eos)
   groups, size = [[]], 0
   for document in corpus.documents():
     if size >= shard:
@@ -145,13 +151,13 @@ from sink_jax.data.dataset import DataConfig, open_packed
 from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import TrainedBpe
 if __name__ == '__main__':
-  path, workers, shard = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+  path, workers, builder.SHARD_CHARACTERS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
   if not workers:
     write = builder._write
     builder._write = lambda *args: (time.sleep(0.05), print('shard', flush=True), write(*args))[2]
   config = DataConfig(source=TextFolder(path=path), context=16, valid_fraction=0.2,
                       tokenizer=TrainedBpe(vocab_size=300))
-  open_packed(config, '', workers, shard)
+  open_packed(config, '', workers)
   print('done', flush=True)
 """
 
@@ -224,8 +230,9 @@ def test_the_folder_is_reused_and_its_name_sees_every_setting(corpus, monkeypatc
   assert len(contents) == 7
 
 
-def test_prompts_are_the_beginnings_of_validation_documents(corpus):
-  packed = _open(corpus, context=256, bos=True, shard=builder.SHARD_CHARACTERS)
+def test_prompts_are_the_beginnings_of_validation_documents(corpus, monkeypatch):
+  monkeypatch.setattr(builder, 'SHARD_CHARACTERS', 1 << 26)
+  packed = _open(corpus, context=256, bos=True)
   starts = {'prose': [], 'verse': []}
   for document in corpus.documents():
     if corpus.held_out(document.name, 0.2) and len(document.text) >= 100:

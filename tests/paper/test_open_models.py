@@ -385,4 +385,4 @@ def test_a_report_without_analyses_is_as_before(tmp_path):
   for item in [*report.tables, *report.figures]:
     if item.paper.needs == 'open models':
       assert item.status.startswith('not run: needs a published checkpoint, and python -m ')
-      assert f'sink_jax.analyses {item.paper.analysis} --checkpoint=' in item.status
+      assert f'sink_jax analyses {item.paper.analysis} --checkpoint=' in item.status

@@ -34,13 +34,12 @@ def plant(root, trial, sinks=(30, 30, 30, 30), *, loss=3.0, keys=None, status='d
     config['label']['budget'] = 'desk with steps=8000'
   else:  # what a run that begins with a source writes
     config['model'] |= dict(layers=2, d_model=64, heads=4, ffn_hidden=128, vocab_size=512)
-    config['init'] |= dict(step=STEPS, new='' if config['init']['graft'] else None)
   config['steps'] = steps = 2 * STEPS if scratch else STEPS
   for seed in seeds:
     folder = root / f'{trial}-seed-{seed}'
     folder.mkdir(parents=True)
     init = config['init'] if scratch else config['init'] | dict(
-        source=f'runs/desk/default-seed-{seed}', hash=f'{seed}' * 4)
+        source=f'runs/desk/default-seed-{seed}')
     (folder / 'config.json').write_text(json.dumps(config | dict(seed=seed, init=init)))
     (folder / 'status.json').write_text(json.dumps(dict(status=status, step=steps, **HARDWARE)))
     at = (0, 100, 200, steps)
@@ -124,7 +123,7 @@ def test_planted_grafts_get_their_verdicts_steps_and_differences(planted, tmp_pa
 
 def test_runs_that_are_not_alike_or_not_done_are_said(planted, tmp_path):
   for name, settings in (
-      ('graft-gate-seed-2', {'init.hash': 'another'}), ('graft-k-bias-seed-1', {'steps': 500}),
+      ('graft-gate-seed-2', {'init.source': 'another'}), ('graft-k-bias-seed-1', {'steps': 500}),
       ('graft-zero-sink-seed-3', {'init.train': 'new'}),
       ('desk-head-gate-seed-1', {'steps': STEPS}), ('desk-k-bias-seed-1', {'model.layers': 4})):
     change(planted / name, settings)

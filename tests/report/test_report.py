@@ -331,4 +331,4 @@ def test_an_empty_folder_names_the_remedy(tmp_path):
     read_runs(tmp_path)
   code, _, error = run_here('report', f'--runs={tmp_path / "none"}', f'--out={tmp_path / "out"}')
   assert code == 1 and error.startswith('error: ') and '\n' not in error
-  assert 'sink_jax.sweep' in error and not (tmp_path / 'out').exists()
+  assert 'sink_jax sweep' in error and not (tmp_path / 'out').exists()
