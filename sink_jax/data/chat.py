@@ -210,7 +210,7 @@ def _pieces(parts: Sequence[Part], tokenizer: TextTokenizer,
       yield part.text, part.is_answer
 
 
-def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[np.ndarray]:
+def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:
   """The ids of texts that go on where another text ends."""
   if not texts:
     return []
