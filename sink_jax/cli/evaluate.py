@@ -42,16 +42,12 @@ class Options(Model, InputOptions):
       python -m sink_jax evaluate --checkpoint=Pythia-160M
 
   A run is probed on the inputs stored with it, a published model on text, random tokens or one
-  repeated token. Writes sink_report.json and pictures (importance per head, attention maps, norm
-  ratios, and the training curves of a run).
+  repeated token. Writes sink_report.json and pictures.
   """
 
-  #: folder of a run instead. All tokens that it stores are probed, in the dtype of its own probes,
-  #: where --sequences, --length and --dtype do not say otherwise.
+  #: folder of a run instead; by default all tokens that it stores, in the dtype of its own probes.
   workdir: str | None = None
-  #: folder to write to. By default WORKDIR/evaluation, or evaluation-NAME in this folder for a
-  #: published model.
-  out: str | None = None
+  out: str | None = None  # folder to write to; by default WORKDIR/evaluation or evaluation-NAME.
   epsilon: float | None = None  # threshold of the sink rate; by default the run's own, or 0.3.
 
   def __post_init__(self):
@@ -80,7 +76,6 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   Raises:
     ValueError: no such model, inputs that it cannot take, or more than a run has stored.
     CheckpointError: a run has no usable checkpoint.
-    OSError: the results cannot be written.
   """
   chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(InputOptions)
             if field.name in given}
@@ -117,7 +112,7 @@ def _trained(options: Options, given: dict[str, Any],
   run = load_run(workdir)
   tokens = run.probe_tokens
   if tokens is None:
-    raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
+    raise ValueError(f'{workdir} has no probe_tokens.npy to probe the run on.')
   for name, stored in zip(('sequences', 'length'), tokens.shape):
     if given.get(name, stored) > stored:
       raise ValueError(f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
@@ -149,8 +144,7 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
       'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
       'fields': {
           'summary.sink': 'Sink_k in percent, k = 1, 2, ...',
-          'importance_1': 'importance of the first token, a list of heads per block, mean over '
-                          'sequences',
+          'importance_1': 'of the first token, a list of heads per block, mean over sequences',
           'raw_importance_1': 'the same of the weights that multiply the values',
           'bias_slot': 'mean weight of the extra key or learned sink token, likewise',
       },
@@ -169,6 +163,5 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
 
 def as_text(result: dict[str, Any]) -> str:
   """Formats a result for a terminal."""
-  return '\n'.join([
-      summary_text.as_text(result['summary'], result['protocol'], result['epsilon']),
-      *(fill(sentence, 100) for sentence in sentences(result))])
+  text = summary_text.as_text(result['summary'], result['protocol'], result['epsilon'])
+  return '\n'.join([text, *(fill(sentence, 100) for sentence in sentences(result))])

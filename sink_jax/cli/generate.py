@@ -32,14 +32,12 @@ class Options(Model):
       python -m sink_jax generate --checkpoint=Pythia-160M --prompt='Once upon a time'
 
   The prompt is --prompt, --prompt_file, or what is piped in. With --cache_size a cache keeps the
-  first tokens and the most recent ones (StreamingLLM), so that the text may become longer than
-  anything the model was trained on.
+  first tokens and the most recent ones (StreamingLLM): the text may be of any length.
   """
 
   prompt: str | None = None  # the text to continue.
   prompt_file: str | None = None  # a file with it, UTF-8.
-  #: whether it begins with BOS: as the tokenizer does it, or the training of a run did; never;
-  #: always.
+  #: whether it begins with BOS: as the tokenizer, or the training of a run, has it; never; always.
   bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
   length: int = 128  # tokens to generate.
   cache_size: int | None = None  # tokens that the cache keeps; by default all.
@@ -64,7 +62,7 @@ class Options(Model):
     if self.cache_size is not None and not 0 <= self.sinks < self.cache_size:
       raise ValueError(f'--cache_size={self.cache_size} must be greater than --sinks={self.sinks}, '
                        'which is at least 0.')
-    if self.prompt is not None and self.prompt_file is not None:
+    if None not in (self.prompt, self.prompt_file):
       raise ValueError('--prompt and --prompt_file exclude each other.')
 
 
@@ -75,21 +73,18 @@ def main(options: Options) -> None:
   logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
   run = load(options).run
-  if options.bos == 'none':
-    # `stream` puts the first token of a run's training before every text that lacks it.
+  if options.bos == 'none':  # else `stream` puts the first token of the training before the text
     run = dataclasses.replace(run, first_token=None)
   tokenizer = run.tokenizer
   tokens = tokenizer.with_prefix(tokenizer.encode(prompt), options.bos)
   if not len(tokens):
-    raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
-                     'take --bos=force.')
+    raise ValueError('the prompt is empty: write something, or take --bos=force.')
   say(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}')
-  # A cache of all tokens drops none, and so is no different from attention over the whole text.
+  # By default a cache of all tokens: it drops none.
   policy = CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
   if options.cache_size is not None:
     policy = CachePolicy(options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
-  # tokens[None]: a batch of one text.
   pieces = stream(run, tokens[None], options.length, policy=policy,
                   temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
                   seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
@@ -127,18 +122,14 @@ def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunToken
   """
   ids, settled, written = tokens.tolist(), 0, len(tokens)
   print(tokenizer.decode(ids[before_prompt:]), end='', flush=True)
-  started, elapsed, count, made = None, 0.0, 0, 0
+  made, times = [], []
   for piece in pieces:
-    made += piece.shape[1]
-    count += 0 if started is None else piece.shape[1]
-    started = started or time.perf_counter()
-    elapsed = time.perf_counter() - started
+    made.append(piece.shape[1])
+    times.append(time.perf_counter())
     ids += [token for token in piece[0].tolist() if token not in ends]
     before, after = tokenizer.decode(ids[settled:written]), tokenizer.decode(ids[settled:])
     if after.startswith(before) and not after.endswith('\ufffd'):
       print(after[len(before):], end='', flush=True)
       settled, written = written, len(ids)
-  if written < len(ids):  # bytes that are no letter to the end
-    print(tokenizer.decode(ids[written:]), end='')
-  print(flush=True)
-  return made, count / elapsed if count else None
+  print(tokenizer.decode(ids[written:]), flush=True)  # bytes that are not a letter to the end
+  return sum(made), sum(made[1:]) / (times[-1] - times[0]) if len(made) > 1 else None

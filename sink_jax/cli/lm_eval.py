@@ -28,9 +28,8 @@ class Options(Model, TaskOptions):
       python -m sink_jax lm_eval --checkpoint=Pythia-160M --tasks=lambada_openai --out=scores
       python -m sink_jax lm_eval --workdir=runs/text --tasks=mine.yaml --out=scores
 
-  Log-likelihoods, rolling ones and generated texts. Prints the metrics with their standard errors,
-  and writes them with the model, the options and the versions to OUT/lm_eval.json. Needs the extra
-  `evaluation`, and no torch.
+  Prints the metrics with their standard errors, and writes them with the model, the options and the
+  versions to OUT/lm_eval.json. Needs the extra `evaluation`, and no torch.
   """
 
   #: of lm-evaluation-harness: tasks, groups, patterns such as 'mmlu_*', or YAML files.

@@ -19,25 +19,21 @@ class Options:
       python -m sink_jax report --runs=runs --analyses=analyses --out=paper
 
   Runs of the paper's trials, and what `python -m sink_jax analyses` wrote about published models,
-  give a report of the whole paper: its claims, tables and figures next to the numbers of the runs.
-  Other runs give a comparison of all below the folder, side by side. Either writes index.html
-  (self-contained), report.md, report.json and pictures, and prints its text.
+  give the claims, tables and figures of the paper next to these numbers. Other runs are compared
+  side by side. Writes index.html (self-contained), report.md, report.json and pictures.
   """
 
   runs: str | None = None  # folder of runs, such as the --workdir of a sweep.
-  #: folders, and files NAME.json, that python -m sink_jax analyses wrote: for the paper's rows and
-  #: figures of open models.
+  #: folders, and files NAME.json, that python -m sink_jax analyses wrote.
   analyses: tuple[str, ...] = ()
   out: str  # folder to write to.
   #: in a comparison: a folder that python -m sink_jax evaluate wrote, with which the page begins.
   evaluation: str | None = None
   #: in a comparison: load the checkpoints and draw maps; it does by default.
   maps: bool | None = None
-  #: a report of the paper, a comparison of runs, what the search of configs/baseline.py found, the
-  #: fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py next to softmax,
-  #: or the grafts of configs/graft.py next to training on and from scratch. By default that of the
-  #: paper where a run is one of its trials at a budget or of the synthetic axis, there is no run
-  #: yet, or --analyses is given.
+  #: runs compares any runs; the others are about the paper and configs/baseline.py, sft.py
+  #: (Figure 30), remedies.py and graft.py. By default paper where a run is one of its trials, there
+  #: is no run yet, or --analyses is given, else runs.
   kind: Literal['paper', 'runs', 'baseline', 'fine-tuning', 'leaderboard', 'graft'] | None = None
 
 

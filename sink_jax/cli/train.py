@@ -74,8 +74,7 @@ def training_ends(workdir: str | None) -> Iterator[None]:
     sys.exit(EXIT_SAVED)
   except (ValueError, Diverged) as error:  # all processes of a job have raised it
     fail(f'error: {error}')
-  except CheckpointError as error:
-    # Only one process may have met it, with its part of a checkpoint.
+  except CheckpointError as error:  # perhaps only one has met it, in its part of a checkpoint
     fail(f'error: {error}', alone=True)
   except OSError as error:  # a full disk, a lost mount
     fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
