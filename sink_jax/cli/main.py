@@ -2,8 +2,8 @@
 
 A command is a module of this folder with a dataclass `Options` (its docstring and the comments
 at its fields are the help, which tyro prints) and a function `main`, which returns the exit code.
-`main` takes the options and, where it names them, `config` (the dict of the option `config`, FILE or
-FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the options
+`main` takes the options and, where it names them, `config` (the dict of the option `config`, FILE
+or FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the options
 in the command line). Modules import jax inside `main`: --help and errors do not wait for it.
 """
 
@@ -156,7 +156,7 @@ def _split(options: Any, words: Sequence[str]) -> list[str]:
   """The words with --name=a,b of lists as tyro has them: --name a b."""
   lists = {field.name for one in typing.get_args(options) or [options]
            for field in dataclasses.fields(one)
-           if 'tuple[' in field.type and 'UseAppendAction' not in field.type}
+           if 'tuple[' in str(field.type) and 'UseAppendAction' not in str(field.type)}
   split = []
   for word in words:
     name, equals, value = word.partition('=')

@@ -64,7 +64,7 @@ def writable_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
 
 
 def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:
-  """Writes numbers as JSON, with when, where and with which `versions` of packages they were made."""
+  """Writes numbers as JSON, with when, where and with which versions they were made."""
   import jax
   import numpy as np
 
