@@ -13,7 +13,7 @@ from sink_jax.analyses import registry, runner
 from sink_jax.analyses.interface import Result
 from sink_jax.analyses.runner import Failure
 from sink_jax.cli.main import say
-from sink_jax.cli.results import made_folder, write_found
+from sink_jax.cli.results import writable_folder, write_found
 from sink_jax.io import compile_cache
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import text_table
@@ -25,10 +25,9 @@ class Options(analyses.Options):
 
       python -m sink_jax analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
 
-  It writes NAME.json and NAME.png, and replaces those of an earlier call. Of several models one
-  that fails does not stop the others: NAME.json lists it as 'failed', and the exit code is 1.
-  `python -m sink_jax analyses --list` names all analyses, with the defaults that are not those
-  below.
+  It writes NAME.json, after every model, and NAME.png. Of several models one that fails does not
+  stop the others: NAME.json lists it as 'failed', and the exit code is 1. --list names all
+  analyses, with the defaults that are not those below.
   """
 
   name: tyro.conf.Positional[str] = ''  # of the analysis.
@@ -43,8 +42,7 @@ class Options(analyses.Options):
   def __post_init__(self):
     super().__post_init__()
     if not (self.name or self.list):
-      raise ValueError('name one analysis, such as: python -m sink_jax analyses lengths '
-                       '--checkpoint=Pythia-14M --out=analyses. --list names all.')
+      raise ValueError('name one analysis, such as lengths; --list names all.')
 
 
 def main(options: Options, given: Collection[str]) -> None:
@@ -56,17 +54,18 @@ def main(options: Options, given: Collection[str]) -> None:
   text, paths, failures = analyse_models(options, given)
   print(text, *paths, sep='\n')
   if failures:
-    sys.exit('\n'.join(f'error: {failure["model"]}: {failure["error"]}' for failure in failures))
+    sys.exit('\n'.join(f'error: {one["model"]}: {one["error"]}' for one in failures))
 
 
-def analyse_models(options: Options, given: Collection[str]) -> tuple[str, Sequence[AnyPath], Sequence[Failure]]:
+def analyse_models(options: Options, given: Collection[str]) -> tuple[
+    str, Sequence[AnyPath], Sequence[Failure]]:
   """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
 
   Without models, an analysis that has `check_all` makes its own.
 
   Returns:
     The results as a table for a terminal, the paths of the files, and {'model', 'error'} of the
-    models that failed among several. There is no picture of no results.
+    models that failed among several.
 
   Raises:
     ValueError: an option, a model or its inputs cannot be used; names it and the remedy.
@@ -75,8 +74,7 @@ def analyse_models(options: Options, given: Collection[str]) -> tuple[str, Seque
   analysis, checkpoints, workdirs = registry.find(options.name), options.checkpoint, options.workdir
   has_models = bool(checkpoints or workdirs)
   if not (has_models or analysis.check_all):
-    raise ValueError('name a model: --checkpoint=, published ones, or --workdir=, runs trained '
-                     'with sink_jax.')
+    raise ValueError('name a model: --checkpoint= or --workdir=.')
   chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(
       analyses.Options) if field.name in given}
   # People count blocks and heads from 1, as the paper does; the program counts from 0.
@@ -86,7 +84,7 @@ def analyse_models(options: Options, given: Collection[str]) -> tuple[str, Seque
            if has_models else ('length', 'epsilons'))  # of check_all
   settings = analysis.options(takes, **{'say': say} | chosen)
   analysis.check_first(settings)
-  folder = made_folder(options.out)
+  folder = writable_folder(options.out)
   numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
   there = numbers.exists()
 
@@ -95,16 +93,13 @@ def analyse_models(options: Options, given: Collection[str]) -> tuple[str, Seque
       write_found(numbers, {'analysis': analysis.name, 'figure': analysis.figure,
                             'results': results, 'failed': failures})
 
-  # The file is written after every model: hours of work are not lost where a later one ends the
-  # process.
   if analysis.check_all and not has_models:
     results, failures = analysis.check_all(settings.length, settings.epsilon), []
     write(results, failures)
   else:
     models = runner.loaders(analysis, [*checkpoints], [*workdirs], settings)
     results, failures = runner.measure_all(analysis, models, settings, write)
-  # Every model has failed: there is nothing to draw.
-  if not results:
+  if not results:  # every model has failed
     return (f'{analysis.figure}: no results' + there * f'; {numbers} stays as it was',
             [] if there else [numbers], failures)
   analysis.module.draw(results, picture)

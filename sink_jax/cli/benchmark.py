@@ -75,7 +75,6 @@ class TrainStep(Timed):
   variant: str = 'softmax'  # of the attention; another name lists them.
 
 
-BENCHMARKS = {'attention': Attention, 'importance': Importance, 'loss': Loss, 'train_step': TrainStep}
 Options = Attention | Importance | Loss | TrainStep
 
 
@@ -85,7 +84,7 @@ def main(options: Options) -> None:
   from sink_jax.io import compile_cache
 
   compile_cache.enable()
-  name = next(name for name, kind in BENCHMARKS.items() if type(options) is kind)
+  name = {Attention: 'attention', Importance: 'importance', Loss: 'loss'}.get(type(options), 'train_step')
   settings = {key: value for key, value in vars(options).items() if key != 'json'}
   settings['dtype'] = options.dtype or ('bfloat16' if machine.accelerated() else 'float32')
   if settings.pop('sweep', False):

@@ -20,6 +20,7 @@ class Options:
   #: folder to write, on a disk or gs://bucket/folder; by default one in data.cache_dir, which runs
   #: with this config find.
   out: str = ''
+  config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
   workers: int = 0  # processes that tokenize; 0: this one, with the threads of the tokenizer.
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from sink_jax.analyses.loaded_models import make_inputs
 from sink_jax.analyses import options as analyses
 from sink_jax.analyses.options import InputOptions
-from sink_jax.cli.results import Model, check_folder, load, made_folder
+from sink_jax.cli.results import Model, load, writable_folder
 from sink_jax.evaluate import plots, summary_text
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.threshold import EPSILON
@@ -42,24 +42,19 @@ class Options(Model, InputOptions):
       python -m sink_jax evaluate --checkpoint=Pythia-160M
 
   A run is probed on the inputs stored with it, a published model on text, random tokens or one
-  repeated token. Writes sink_report.json and pictures (importance per head, attention maps, norm
-  ratios, and the training curves of a run).
+  repeated token. Writes sink_report.json and pictures.
   """
 
-  #: folder of a run instead. All tokens that it stores are probed, in the dtype of its own probes,
-  #: where --sequences, --length and --dtype do not say otherwise.
+  #: folder of a run instead; by default all tokens that it stores, in the dtype of its own probes.
   workdir: str | None = None
-  #: folder to write to. By default WORKDIR/evaluation, or evaluation-NAME in this folder for a
-  #: published model.
-  out: str | None = None
+  out: str | None = None  # folder to write to; by default WORKDIR/evaluation or evaluation-NAME.
   epsilon: float | None = None  # threshold of the sink rate; by default the run's own, or 0.3.
 
   def __post_init__(self):
     Model.__post_init__(self)
     InputOptions.__post_init__(self)
     if self.epsilon is not None and not 0 < self.epsilon < 1:
-      raise ValueError(f'--epsilon={self.epsilon:g}: importance lies between 0 and 1; the paper '
-                       'uses 0.3.')
+      raise ValueError(f'--epsilon={self.epsilon:g} must lie between 0 and 1; the paper uses 0.3.')
 
 
 def main(options: Options, given: Collection[str]) -> None:
@@ -81,61 +76,55 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   Raises:
     ValueError: no such model, inputs that it cannot take, or more than a run has stored.
     CheckpointError: a run has no usable checkpoint.
-    OSError: the results cannot be written.
   """
   chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(InputOptions)
             if field.name in given}
   if options.workdir is not None:
     return _trained(options, chosen, to_path(options.workdir))
   assert options.checkpoint is not None  # one of the two is given
-  out = options.out or f'evaluation-{_name(options.checkpoint)}'
-  check_folder(out)
+  # Such as evaluation-Pythia-14M-step1000.
+  name = re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(options.checkpoint)))
+  out = writable_folder(options.out or f'evaluation-{name}')
   model = load(options)
-  inputs = make_inputs(model, analyses.Options(**chosen))
-  protocol = {'bos': inputs.description['bos'], 'inputs': inputs.description}
-  result, paths = _probed(model.run, inputs.tokens, options.dtype, options.epsilon or EPSILON,
-                          to_path(out), protocol, parameters=parameter_count(model.run.config))
+  run, inputs = model.run, make_inputs(model, analyses.Options(**chosen))
+  result, paths = _probed(
+      run, inputs.tokens, options.dtype, options.epsilon or EPSILON, out,
+      {'bos': inputs.description['bos'], 'inputs': inputs.description},
+      parameters=parameter_count(run.config))
   if model.tokenizer is not None:
     shown = inputs.tokens[0, :_SHOWN]
-    # A line end is shown as a sign, since the ticks of a picture have one line each.
+    # repr: the ticks of a picture have one line each.
     words = [repr(model.tokenizer.decode([token]))[1:-1] for token in shown.tolist()]
-    paths.append(to_path(out) / 'token_map.png')
-    plots.token_map(model.run, shown, words, paths[-1])
+    paths.append(out / 'token_map.png')
+    plots.token_map(run, shown, words, paths[-1])
   page = Parts('Attention sinks of a model')
-  add_model(page, to_path(out))
-  paths.append(to_path(out) / 'index.html')
+  add_model(page, out)
+  paths.append(out / 'index.html')
   write_atomically(paths[-1], page.html())
   return result, paths
-
-
-def _name(checkpoint: str) -> str:
-  """A published model's folder or name as a part of a file name, such as 'Pythia-14M-step1000'."""
-  return re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(checkpoint)))
 
 
 def _trained(options: Options, given: dict[str, Any],
              workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
-  out = to_path(options.out) if options.out else workdir / 'evaluation'
   config = read_config(workdir)
-  check_folder(out)
+  out = writable_folder(options.out or workdir / 'evaluation')
   run = load_run(workdir)
   tokens = run.probe_tokens
   if tokens is None:
-    raise ValueError('The run has no probe_tokens.npy, so there is nothing to probe it on.')
+    raise ValueError(f'{workdir} has no probe_tokens.npy to probe the run on.')
   for name, stored in zip(('sequences', 'length'), tokens.shape):
     if given.get(name, stored) > stored:
       raise ValueError(f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
                        f'{tokens.shape[1]} tokens; choose up to {stored}.')
   tokens = tokens[:given.get('sequences'), :given.get('length')]
   settings, data = ProbeConfig(**config['probe']), config['data']
-  protocol = {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
-              'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}
-  result, paths = _probed(run, tokens, given.get('dtype', settings.dtype),
-                          options.epsilon or settings.epsilon, out, protocol, config=config)
+  result, paths = _probed(
+      run, tokens, given.get('dtype', settings.dtype), options.epsilon or settings.epsilon, out,
+      {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
+       'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}, config=config)
   paths.append(out / 'training_curves.png')
-  # The curves were thresholded in training, by the epsilon of the config, whatever is asked for
-  # now.
+  # The curves have the epsilon of the training, whatever is asked for now.
   plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon,
                         'nats per token' if run.config.vocab_size else 'squared error per token')
   return result, paths
@@ -144,7 +133,6 @@ def _trained(options: Options, given: dict[str, Any],
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
             protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
-  made_folder(out)
   report = probe(run, tokens, dtype=dtype, batch_size=analyses.Options().at_a_time(tokens.shape[1]))
   result = {
       'protocol': {**report.protocol, **protocol},
@@ -156,13 +144,13 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
       'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
       'fields': {
           'summary.sink': 'Sink_k in percent, k = 1, 2, ...',
-          'importance_1': 'importance of the first token, a list of heads per block, mean over '
-                          'sequences',
+          'importance_1': 'of the first token, a list of heads per block, mean over sequences',
           'raw_importance_1': 'the same of the weights that multiply the values',
           'bias_slot': 'mean weight of the extra key or learned sink token, likewise',
       },
       **more, 'provenance': provenance(),
   }
+  out.mkdir(parents=True, exist_ok=True)
   paths = [out / name for name in ('sink_report.json', 'importance.png', 'norm_ratios.png',
                                    'attention_maps.png')]
   numbers, importance, ratios, maps = paths
@@ -175,6 +163,5 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
 
 def as_text(result: dict[str, Any]) -> str:
   """Formats a result for a terminal."""
-  return '\n'.join([
-      summary_text.as_text(result['summary'], result['protocol'], result['epsilon']),
-      *(fill(sentence, 100) for sentence in sentences(result))])
+  text = summary_text.as_text(result['summary'], result['protocol'], result['epsilon'])
+  return '\n'.join([text, *(fill(sentence, 100) for sentence in sentences(result))])

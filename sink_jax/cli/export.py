@@ -14,17 +14,15 @@ class Options:
 
       python -m sink_jax export --workdir=runs/quickstart/text-softmax --out=exported
 
-  It has config.json, model.safetensors, and the tokenizer where that can be written. The class is
-  the first that computes what the run does; the reason is printed, and --as names another. A run
-  that has none is written by --as=custom, with PyTorch code that transformers loads with
-  trust_remote_code=True; it is slow.
+  The class is the first that computes what the run does; the reason is printed, and --as names
+  another. A run that has none is written by --as=custom, with slow PyTorch code that transformers
+  loads with trust_remote_code=True. The tokenizer is written where it can be.
   """
 
   workdir: str  # Folder of the run.
   out: str  # Folder to write to.
   dtype: Literal['float32', 'bfloat16'] = 'float32'  # Of the weights.
-  #: The class that it must be: llama, mistral, qwen3, granite_swa, qwen3_next, or custom, PyTorch
-  #: code of its own; by default the first of transformers that can hold the run.
+  #: The class: llama, mistral, qwen3, granite_swa, qwen3_next or custom; by default the first.
   target: Annotated[str | None, tyro.conf.arg(name='as')] = None
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from sink_jax.arguments import check_least
+from sink_jax.cli.main import say
 from sink_jax.cli.results import Model, load
 from sink_jax.io import compile_cache
 from sink_jax.models.decode import state_bytes
@@ -30,14 +32,12 @@ class Options(Model):
       python -m sink_jax generate --checkpoint=Pythia-160M --prompt='Once upon a time'
 
   The prompt is --prompt, --prompt_file, or what is piped in. With --cache_size a cache keeps the
-  first tokens and the most recent ones (StreamingLLM), so that the text may become longer than
-  anything the model was trained on.
+  first tokens and the most recent ones (StreamingLLM): the text may be of any length.
   """
 
   prompt: str | None = None  # the text to continue.
   prompt_file: str | None = None  # a file with it, UTF-8.
-  #: whether it begins with BOS: as the tokenizer does it, or the training of a run did; never;
-  #: always.
+  #: whether it begins with BOS: as the tokenizer, or the training of a run, has it; never; always.
   bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
   length: int = 128  # tokens to generate.
   cache_size: int | None = None  # tokens that the cache keeps; by default all.
@@ -53,18 +53,16 @@ class Options(Model):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.length < 1 or not 0 <= self.temperature < math.inf or not 0 <= self.seed < 2**32:
-      raise ValueError(f'--length={self.length}, --temperature={self.temperature:g} and '
-                       f'--seed={self.seed}: a length is at least 1, a temperature a number from 0 '
-                       'on, a seed from 0 to 2**32 - 1.')
-    if self.top_k is not None and self.top_k < 1:
-      raise ValueError(f'--top_k={self.top_k} must be at least 1.')
+    check_least(self, length=1, temperature=0, top_k=1, seed=0)
+    if not self.temperature < math.inf or self.seed >= 2**32:
+      raise ValueError(f'--temperature={self.temperature:g} must be finite, and --seed={self.seed} '
+                       'below 2**32.')
     if self.top_p is not None and not 0 < self.top_p <= 1:
       raise ValueError(f'--top_p={self.top_p:g} must be greater than 0 and at most 1.')
     if self.cache_size is not None and not 0 <= self.sinks < self.cache_size:
       raise ValueError(f'--cache_size={self.cache_size} must be greater than --sinks={self.sinks}, '
-                       'the first tokens among those that the cache keeps.')
-    if self.prompt is not None and self.prompt_file is not None:
+                       'which is at least 0.')
+    if None not in (self.prompt, self.prompt_file):
       raise ValueError('--prompt and --prompt_file exclude each other.')
 
 
@@ -75,55 +73,41 @@ def main(options: Options) -> None:
   logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
   run = load(options).run
-  if options.bos == 'none':
-    # `stream` puts the first token of a run's training before every text that lacks it.
+  if options.bos == 'none':  # else `stream` puts the first token of the training before the text
     run = dataclasses.replace(run, first_token=None)
   tokenizer = run.tokenizer
   tokens = tokenizer.with_prefix(tokenizer.encode(prompt), options.bos)
   if not len(tokens):
-    raise ValueError('the prompt is empty, and no BOS stands before it: write something, or '
-                     'take --bos=force.')
-  # On stderr, so that what is piped on is the text alone.
-  print(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}',
-        file=sys.stderr)
-  # A cache of all tokens drops none, and so is no different from attention over the whole text.
+    raise ValueError('the prompt is empty: write something, or take --bos=force.')
+  say(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}')
+  # By default a cache of all tokens: it drops none.
   policy = CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
   if options.cache_size is not None:
     policy = CachePolicy(options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
-  # tokens[None]: a batch of one text.
   pieces = stream(run, tokens[None], options.length, policy=policy,
                   temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
                   seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
   before = len(tokens) - len(tokenizer.encode(prompt))  # tokens that stand before the prompt
   made, rate = _write(pieces, tokens, tokenizer, ends, before)
-  cache = state_bytes(run.config, policy, 1)
-  size = f'{cache / 2**20:.1f} MiB' if cache >= 2**20 else f'{cache / 2**10:.0f} KiB'
+  size = f'{state_bytes(run.config, policy, 1) / 2**20:.3g} MiB'
   speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'
   ended = ' to the end of the text' if made < options.length else ''
-  print(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {size}',
-        file=sys.stderr)
+  say(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {size}')
 
 
 def _prompt(options: Options) -> str:
   if options.prompt is not None:
-    prompt = options.prompt
-  elif options.prompt_file is not None:
+    return options.prompt
+  if options.prompt_file is not None:
     with open(os.path.expanduser(options.prompt_file), encoding='utf-8-sig') as file:
       try:
-        prompt = file.read()
+        return file.read()
       except UnicodeDecodeError as error:
-        raise ValueError(f'--prompt_file={options.prompt_file} is not UTF-8 text: {error}') from None
-  # Reading a terminal would look like a program that hangs.
-  elif sys.stdin.isatty():
+        raise ValueError(f'--prompt_file={options.prompt_file} is not UTF-8: {error}') from None
+  if sys.stdin.isatty():  # reading it would look like a program that hangs
     raise ValueError("no prompt: give --prompt='...' or --prompt_file, or pipe a text in.")
-  else:
-    prompt = sys.stdin.read()
-  try:
-    prompt.encode()
-  except UnicodeEncodeError as error:
-    raise ValueError(f'the prompt is not UTF-8 text: {error}') from None
-  return prompt
+  return sys.stdin.read()
 
 
 def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunTokenizer,
@@ -138,18 +122,14 @@ def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunToken
   """
   ids, settled, written = tokens.tolist(), 0, len(tokens)
   print(tokenizer.decode(ids[before_prompt:]), end='', flush=True)
-  started, elapsed, count, made = None, 0.0, 0, 0
+  made, times = [], []
   for piece in pieces:
-    made += piece.shape[1]
-    count += 0 if started is None else piece.shape[1]
-    started = started or time.perf_counter()
-    elapsed = time.perf_counter() - started
+    made.append(piece.shape[1])
+    times.append(time.perf_counter())
     ids += [token for token in piece[0].tolist() if token not in ends]
     before, after = tokenizer.decode(ids[settled:written]), tokenizer.decode(ids[settled:])
     if after.startswith(before) and not after.endswith('\ufffd'):
       print(after[len(before):], end='', flush=True)
       settled, written = written, len(ids)
-  if written < len(ids):  # bytes that are no letter to the end
-    print(tokenizer.decode(ids[written:]), end='')
-  print(flush=True)
-  return made, count / elapsed if count else None
+  print(tokenizer.decode(ids[written:]), flush=True)  # bytes that are not a letter to the end
+  return sum(made), sum(made[1:]) / (times[-1] - times[0]) if len(made) > 1 else None

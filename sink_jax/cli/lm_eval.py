@@ -14,7 +14,7 @@ from sink_jax.analyses import runner
 from sink_jax.analyses.lm_eval_tasks import evaluate, find_tasks, rows
 from sink_jax.analyses.options import TaskOptions
 from sink_jax.cli.main import say
-from sink_jax.cli.results import Model, load, made_folder, write_found
+from sink_jax.cli.results import Model, load, writable_folder, write_found
 from sink_jax.io import compile_cache
 from sink_jax.io.tables import text_table
 from sink_jax.models.precision import matmul_precision
@@ -28,9 +28,8 @@ class Options(Model, TaskOptions):
       python -m sink_jax lm_eval --checkpoint=Pythia-160M --tasks=lambada_openai --out=scores
       python -m sink_jax lm_eval --workdir=runs/text --tasks=mine.yaml --out=scores
 
-  Log-likelihoods, rolling ones and generated texts. Prints the metrics with their standard errors,
-  and writes them with the model, the options and the versions to OUT/lm_eval.json. Needs the extra
-  `evaluation`, and no torch.
+  Prints the metrics with their standard errors, and writes them with the model, the options and the
+  versions to OUT/lm_eval.json. Needs the extra `evaluation`, and no torch.
   """
 
   #: of lm-evaluation-harness: tasks, groups, patterns such as 'mmlu_*', or YAML files.
@@ -46,7 +45,7 @@ class Options(Model, TaskOptions):
 def main(options: Options, given: Collection[str]) -> None:
   """Carries out the tasks, prints the metrics and writes them."""
   # What takes milliseconds comes first, then the index of tasks, and the model last.
-  path = made_folder(options.out, new=True) / 'lm_eval.json'
+  path = writable_folder(options.out, new=True) / 'lm_eval.json'
   tasks = find_tasks(options.tasks, options.include_path)
   compile_cache.enable()
   chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(TaskOptions)

@@ -2,14 +2,15 @@
 
 A command is a module of this folder with a dataclass `Options` (its docstring and the comments
 at its fields are the help, which tyro prints) and a function `main`, which returns the exit code.
-`main` takes the options and, where it names them, `config` (the dict of --config=FILE[:TRIAL] with
---config.KEY=VALUE), `settings` (only the latter) and `given` (names of the options in the command
-line). Modules import jax inside `main`, so that --help and errors do not wait for it.
+`main` takes the options and, where it names them, `config` (the dict of the option `config`, FILE
+or FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the options
+in the command line). Modules import jax inside `main`: --help and errors do not wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import importlib
 import inspect
@@ -18,7 +19,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import tyro
@@ -73,19 +74,15 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
   except BrokenPipeError:  # of `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
-  except OSError as error:
-    stop(f'{error.filename}: {error.strerror}.' if error.filename and error.strerror else error)
-  except (ValueError, MemoryError) as error:
+  except (ValueError, OSError, MemoryError) as error:
     stop(error)
   except KeyboardInterrupt:
     sys.exit(130)
   except RuntimeError as error:
     if memory_is_full(error):
-      stop(f'{str(error)[:500]}. Where the memory of the device is full, what the command has of '
-           'these helps: --batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several '
-           'devices.')
-    # A damaged checkpoint, say. What another package raises may be a defect: with its traceback.
-    if not type(error).__module__.startswith('sink_jax.'):
+      stop(f'{str(error)[:500]}. Where the memory of the device is full, these help: '
+           '--batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several devices.')
+    if not type(error).__module__.startswith('sink_jax.'):  # perhaps a defect: with its traceback
       raise
     stop(error)
 
@@ -97,14 +94,13 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     ValueError: an option or a config key is wrong; names it.
   """
   module = importlib.import_module(f'sink_jax.cli.{name}')
-  takes = inspect.signature(module.main).parameters
-  words, settings, file = list(words), [], None
+  takes, settings = inspect.signature(module.main).parameters, []
   if 'config' in takes or 'settings' in takes:
     words, settings = _without_settings(words)
-  if 'config' in takes:
-    words, file = _without_file(words)
-  if set(words) & set(_HELP) and hasattr(module, 'help_text'):
-    print(module.help_text())
+  if 'config' in takes and set(words) & set(_HELP):
+    from sink_jax.train.config import keys_as_text
+
+    print(f'Keys of --config.KEY=VALUE with their defaults:\n{keys_as_text()}\n')
   with contextlib.redirect_stderr(io.StringIO()) as said:
     try:
       options = tyro.cli(module.Options, args=_split(module.Options, words), use_underscores=True,
@@ -123,8 +119,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
     extras['settings'] = parse_settings(settings)
     if 'config' in takes:
-      extras['config'] = read_config_file(file or _BASE, extras['settings'])
-  return options, {key: value for key, value in extras.items() if key in takes}
+      extras['config'] = read_config_file(options.config or _BASE, extras.pop('settings'))
+  return options, extras
 
 
 def stop(error: BaseException | str) -> NoReturn:
@@ -144,38 +140,23 @@ def memory_is_full(error: BaseException) -> bool:
       'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error))
 
 
-def _without_settings(words: list[str]) -> tuple[list[str], list[str]]:
+def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
   """The words without --config.KEY=VALUE, and 'KEY=VALUE' of each."""
-  left, settings = [], []
-  while words:
-    word = words.pop(0)
-    if not word.startswith('--config.'):
-      left.append(word)
-    elif '=' in word or not words:
-      settings.append(word.removeprefix('--config.'))
+  left, settings, rest = [], [], iter(words)
+  for word in rest:
+    if word.startswith('--config.'):
+      setting = word.removeprefix('--config.')
+      settings.append(setting if '=' in setting else f'{setting}={next(rest, "")}')
     else:
-      settings.append(f'{word.removeprefix("--config.")}={words.pop(0)}')
+      left.append(word)
   return left, settings
-
-
-def _without_file(words: list[str]) -> tuple[list[str], str | None]:
-  """The words without --config=FILE, and the file."""
-  left, file = [], None
-  while words:
-    word = words.pop(0)
-    if word == '--config' and words:
-      file = words.pop(0)
-    elif word.startswith('--config='):
-      file = word.removeprefix('--config=')
-    else:
-      left.append(word)
-  return left, file
 
 
 def _split(options: Any, words: Sequence[str]) -> list[str]:
   """The words with --name=a,b of lists as tyro has them: --name a b."""
-  lists = {name for one in (typing.get_args(options) or (options,))
-           for name, hint in _hints(one).items() if 'tuple[' in str(hint)}
+  lists = {field.name for one in typing.get_args(options) or [options]
+           for field in dataclasses.fields(one)
+           if 'tuple[' in str(field.type) and 'UseAppendAction' not in str(field.type)}
   split = []
   for word in words:
     name, equals, value = word.partition('=')
@@ -184,10 +165,3 @@ def _split(options: Any, words: Sequence[str]) -> list[str]:
     else:
       split.append(word)
   return split
-
-
-def _hints(options: Any) -> Mapping[str, Any]:
-  """Types of the fields of a dataclass that take lists of values, not options that repeat."""
-  options = typing.get_args(options)[0] if typing.get_origin(options) else options
-  hints = typing.get_type_hints(options, include_extras=True) if inspect.isclass(options) else {}
-  return {name: hint for name, hint in hints.items() if 'UseAppendAction' not in str(hint)}

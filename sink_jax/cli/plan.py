@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 
+from sink_jax.arguments import check_least
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -12,17 +14,17 @@ class Options:
 
       python -m sink_jax plan --topology=v5e:16x16 --config=configs/one_billion.py:1b-softmax
 
-  --config and --config.KEY=VALUE are as of train; by default configs/base.py. Training, validation
-  and the probe are compiled for the slices, a minute or more each. Where one does not fit, options
-  that need less memory are compiled until some fit. The exit code is 1 where none do.
+  --config.KEY=VALUE is as of train. Training, validation and the probe are compiled for the slices,
+  a minute or more each. Where one does not fit, options that need less memory are compiled until
+  some fit. The exit code is 1 where none do.
   """
 
   topology: str  # one slice of TPUs, such as v5e:16x16, v5p:4x4x4, v6e:4x4 or v7x:4x4x4.
   slices: int = 1  # how many such slices, which the network of the data center connects.
+  config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
 
   def __post_init__(self):
-    if self.slices < 1:
-      raise ValueError(f'--slices={self.slices} must be at least 1.')
+    check_least(self, slices=1)
 
 
 def main(options: Options, config: dict) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from sink_jax.cli.results import check_folder
+from sink_jax.cli.results import writable_folder
 
 if TYPE_CHECKING:
   from sink_jax.io.paths import AnyPath
@@ -19,52 +19,43 @@ class Options:
       python -m sink_jax report --runs=runs --analyses=analyses --out=paper
 
   Runs of the paper's trials, and what `python -m sink_jax analyses` wrote about published models,
-  give a report of the whole paper: its claims, tables and figures next to the numbers of the runs.
-  Other runs give a comparison of all below the folder, side by side. Either writes index.html
-  (self-contained), report.md, report.json and pictures, and prints its text.
+  give the claims, tables and figures of the paper next to these numbers. Other runs are compared
+  side by side. Writes index.html (self-contained), report.md, report.json and pictures.
   """
 
   runs: str | None = None  # folder of runs, such as the --workdir of a sweep.
-  #: folders, and files NAME.json, that python -m sink_jax analyses wrote: for the paper's rows and
-  #: figures of open models.
+  #: folders, and files NAME.json, that python -m sink_jax analyses wrote.
   analyses: tuple[str, ...] = ()
   out: str  # folder to write to.
   #: in a comparison: a folder that python -m sink_jax evaluate wrote, with which the page begins.
   evaluation: str | None = None
   #: in a comparison: load the checkpoints and draw maps; it does by default.
   maps: bool | None = None
-  #: a report of the paper, a comparison of runs, what the search of configs/baseline.py found, the
-  #: fine-tuning of configs/sft.py (Figure 30), the remedies of configs/remedies.py next to softmax,
-  #: or the grafts of configs/graft.py next to training on and from scratch. By default that of the
-  #: paper where a run is one of its trials at a budget or of the synthetic axis, there is no run
-  #: yet, or --analyses is given.
+  #: runs compares any runs; the others are about the paper and configs/baseline.py, sft.py
+  #: (Figure 30), remedies.py and graft.py. By default paper where a run is one of its trials, there
+  #: is no run yet, or --analyses is given, else runs.
   kind: Literal['paper', 'runs', 'baseline', 'fine-tuning', 'leaderboard', 'graft'] | None = None
 
 
 def main(options: Options) -> None:
   """Writes the report, and prints it with the names of its files."""
-  from sink_jax.io.paths import to_path
-
-  check_folder(options.out)
-  out = to_path(options.out)
+  out = writable_folder(options.out)
   print(make_report(out, options.runs, options.analyses, options.kind, options.maps,
                     options.evaluation), '',
         *(out / name for name in ('index.html', 'report.md', 'report.json')), sep='\n')
 
 
-def make_report(out: str | AnyPath, runs: str | AnyPath | None,
-                analyses: Sequence[str] = (), kind: str | None = None,
-                maps: bool | None = None, evaluation: str | None = None) -> str:
-  """Writes a report of the paper, or a comparison of runs, and returns its text.
-
-  It takes what `Options` has; `runs` is None where there are analyses alone.
+def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequence[str] = (),
+                kind: str | None = None, maps: bool | None = None,
+                evaluation: str | None = None) -> str:
+  """Writes the report that these options ask for, and returns its text.
 
   Raises:
-    ValueError: neither runs nor analyses, a folder that holds none, analyses in a report of runs,
-      or maps in another than a comparison.
+    ValueError: neither runs nor analyses, a folder that holds none, or options that do not fit.
     OSError: `out` cannot be written.
   """
   from sink_jax.analyses.registry import ANALYSES
+  from sink_jax.io.paths import to_path
   from sink_jax.paper import report as paper
   from sink_jax.paper.analysed import read_analyses
   from sink_jax.paper.baseline import baseline_report
@@ -76,14 +67,10 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
   from sink_jax.report.comparison import compare
   from sink_jax.report.read_runs import find_runs, read_runs
 
-  from sink_jax.io.paths import to_path
-
   if not runs and not analyses:
-    raise ValueError('name --runs=, a folder of runs, or --analyses=, what python -m '
-                     'sink_jax analyses wrote, or both.')
+    raise ValueError('name --runs=, a folder of runs, --analyses=, or both.')
   if analyses and kind not in (None, 'paper'):
-    raise ValueError('--analyses belongs to the report of the paper: leave it or '
-                     f'--kind={kind} out.')
+    raise ValueError(f'--analyses belongs to the report of the paper: leave out --kind={kind}.')
   analysed = read_analyses(analyses, {name: each.module for name, each in ANALYSES.items()})
   # Other reports name the command that makes their own runs.
   records = (read_runs if kind == 'runs' else find_runs)(runs) if runs else []
@@ -92,8 +79,7 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None,
     kind = 'paper' if of_paper else 'runs'
   for option, value in (('maps', maps), ('evaluation', evaluation)):
     if value is not None and kind != 'runs':
-      raise ValueError(f'--{option} is for a comparison of runs, --kind=runs, and this is a report '
-                       f'--kind={kind}: leave it out.')
+      raise ValueError(f'--{option} is for --kind=runs, and this is --kind={kind}: leave it out.')
   if kind == 'paper':
     return paper.as_text(paper.paper_report(records, out, analysed))
   if kind == 'runs':

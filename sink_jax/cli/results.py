@@ -38,53 +38,33 @@ def load(options: Model) -> LoadedModel:
   return LoadedModel.of_workdir(options.workdir, options.dtype)
 
 
-def check_folder(out: str | AnyPath) -> None:
-  """Raises a ValueError where the folder to write to cannot be; leaves nothing behind."""
-  from sink_jax.io.paths import is_local, to_path
-
-  folder = to_path(out)
-  if is_local(folder):  # an object store has no folders to make
-    folder = next(path for path in (folder, *folder.parents) if path.exists())
-  _try_to_write(folder, out)
-
-
-def made_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
-  """Makes the folder to write to, and tries to write, before work that may take hours.
+def writable_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
+  """The folder to write to, after a try, before work that may take hours; makes nothing.
 
   Raises:
     ValueError: it is not named, cannot be written to, or holds something where it is to be `new`.
   """
-  from sink_jax.io.paths import to_path
+  from sink_jax.io.paths import is_local, to_path
 
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
-  folder = to_path(out)
+  folder = there = to_path(out)
   if new and folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
     raise ValueError(f'--out={folder} holds {held[0]}: name a new folder, or empty this one.')
-  _try_to_write(folder, out)
-  return folder
-
-
-def _try_to_write(folder: AnyPath, out: str | AnyPath) -> None:
-  # A name that no other process takes, in case several try the same folder at once.
-  trial = folder / f'.{uuid.uuid4().hex[:12]}'
+  if is_local(folder):  # an object store has no folders
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+  trial = there / f'.{uuid.uuid4().hex}'  # which no other process tries
   try:
-    folder.mkdir(parents=True, exist_ok=True)
     trial.write_bytes(b'')
     trial.unlink()
   except OSError as error:
     raise ValueError(f'--out={out} cannot be written to ({error.strerror or error}): name '
-                     'another folder, which is made where there is none.') from None
+                     'another folder.') from None
+  return folder
 
 
 def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:
-  """Writes numbers as JSON, with when, where and with what they were made.
-
-  Args:
-    path: of the file.
-    found: the numbers.
-    versions: of packages, next to those that every command uses.
-  """
+  """Writes numbers as JSON, with when, where and with which versions they were made."""
   import jax
   import numpy as np
 
@@ -94,6 +74,6 @@ def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:
 
   versions = {'sink_jax': sink_jax.__version__, 'jax': jax.__version__, 'numpy': np.__version__,
               'python': platform.python_version(), **versions}
-  # The versions have a place of their own, so provenance is asked only for the rest.
   made = {**provenance(devices=False), 'hardware': hardware(), 'versions': versions}
+  path.parent.mkdir(parents=True, exist_ok=True)
   write_atomically(path, to_json(rounded(made | found)))

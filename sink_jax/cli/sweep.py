@@ -6,17 +6,18 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
+import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 
-from sink_jax.arguments import check_known
+from sink_jax.arguments import check_known, check_least
 from sink_jax.cli.main import say
 from sink_jax.cli.train import training_ends
 
 if TYPE_CHECKING:
+  from sink_jax.io.paths import AnyPath
   from sink_jax.sweep.trials import Trial
 
 
@@ -36,8 +37,7 @@ class Options:
   budget: str | None = None  # of the configs of the paper: desk, night, tenth or full.
   protocol: str | None = None  # of the configs of the paper: paper, or released, as its code has it.
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
-  # a config key for all trials, such as --set=data.max_tokens=100000; --config.KEY=VALUE does the
-  # same.
+  #: a config key for all trials, such as --set=data.max_tokens=100000, as --config.KEY=VALUE.
   set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
   only: tuple[str, ...] = ()  # names of the trials to run; by default all.
   claims: tuple[str, ...] = ()  # claims of the paper, such as emergence: the trials they need.
@@ -49,17 +49,13 @@ class Options:
   data_only: bool = False  # build the text of the trials where it is not there yet, and stop.
 
   def __post_init__(self):
-    # A seed is in the name of a trial and of its folder, so each can be there once.
     if any(not 0 <= seed < 2**31 or self.seeds.count(seed) > 1 for seed in self.seeds):
       raise ValueError(f'--seeds={",".join(map(str, self.seeds))}: write different numbers from 0 '
                        'to 2**31 - 1.')
-    if self.processes < 1:
-      raise ValueError(f'--processes={self.processes} must be at least 1.')
+    check_least(self, processes=1)
     if self.processes > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
-      raise ValueError(f'--processes={self.processes}: the processes of a job train a trial '
-                       'together, one after the other. Leave it out, or start no job.')
-    if self.only and self.claims:
-      raise ValueError('--only and --claims both choose trials: leave one of them out.')
+      raise ValueError(f'--processes={self.processes}: the processes of a job train each trial '
+                       'together. Leave it out, or start no job.')
     if not self.workdir and not (self.list or self.dry_run or self.data_only):
       raise ValueError('--workdir is needed: the folder of the trials.')
 
@@ -97,7 +93,7 @@ def main(options: Options, settings: Mapping[str, str]) -> int:
 
 
 def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
-  """The trials of the config file that --only, or --claims, and --shard leave."""
+  """The trials of the config file that --only, --claims and --shard choose."""
   from sink_jax.paper.all_claims import trials_of
   from sink_jax.sweep.trials import load_trials, select_shard
 
@@ -118,51 +114,50 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
   """Runs the trials, and prints how each ended; returns how they did."""
   from sink_jax.io.exit_code import exit_saved_until_training, stop_signals
   from sink_jax.io.paths import to_path
-  from sink_jax.sweep.summary import RemainingTime, keep_summary, read_states
+  from sink_jax.sweep.pool import run_in_parallel
+  from sink_jax.sweep.summary import cost_of, keep_summary, read_states, remaining
   from sink_jax.sweep.trials import FINAL_STATUSES
   from sink_jax.train.multihost import init_distributed, is_first
 
   assert options.workdir
   root = to_path(options.workdir)
-  if options.processes == 1:
-    init_distributed()
-    exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
-  else:
+  if options.processes > 1:  # before anything asks for the devices, which the processes need
     for number in stop_signals():
       signal.signal(number, signal.default_int_handler)
-  if options.processes == 1 and not is_first():
-    return {status for _, status in _outcomes(trials, root, options)}
+    outcomes = run_in_parallel(trials, root, min(options.processes, len(trials)) or 1)
+  else:
+    init_distributed()
+    exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
+    outcomes = _one_by_one(trials, root)
+    if not is_first():
+      return {status for _, status in outcomes}
   root.mkdir(parents=True, exist_ok=True)
   # Those that are done or have diverged end at once, and neither take time nor need a line.
-  left = {state.name: trials[state.name] for state in read_states(trials, root)
-          if state.status not in FINAL_STATUSES}
-  remaining, statuses = RemainingTime(left), {}
+  costs = {state.name: cost_of(config).flops if (config := trials[state.name].config) else 0.0
+           for state in read_states(trials, root) if state.status not in FINAL_STATUSES}
+  statuses, began = {}, time.monotonic()
   part = '' if options.shard == '1/1' else f'-{options.shard.replace("/", "-of-")}'
   with keep_summary(trials, root / f'summary{part}.md'):
-    for trial, status in _outcomes(trials, root, options):
+    for trial, status in outcomes:
       statuses[trial] = status
-      if trial in left:
-        say(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {remaining.after(trial)}')
-  for trial in trials:
-    print(f'{trial}: {statuses[trial]}')
+      if trial in costs:
+        left = remaining(costs, statuses, time.monotonic() - began)
+        say(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {left}')
+  print('\n'.join(f'{trial}: {statuses[trial]}' for trial in trials))
   say(f'done: {len(trials)} trials in {root}; next: python -m sink_jax report --runs={root} '
       '--out=report')
   return set(statuses.values())
 
 
-def _outcomes(trials: Mapping[str, Trial], root: Any, options: Options) -> Iterator[tuple[str, str]]:
-  """Runs the trials; yields (name, status) as each ends."""
+def _one_by_one(trials: Mapping[str, Trial], root: AnyPath) -> Iterator[tuple[str, str]]:
+  """Runs the trials in this process; yields (name, status) as each ends."""
   import jax
 
   from sink_jax.io import compile_cache
-  from sink_jax.sweep.pool import SweepStopped, run_in_parallel
+  from sink_jax.sweep.pool import SweepStopped
   from sink_jax.sweep.runner import run_trial
   from sink_jax.train.stop import StopHandler
 
-  if options.processes > 1:
-    yield from run_in_parallel(trials, root, min(options.processes, len(trials)))
-    return
-  # After the branch of processes: this asks for the devices, which the others need.
   compile_cache.enable()
   # In a job a signal to one process between trials stops all of them.
   with contextlib.nullcontext() if jax.process_count() == 1 else StopHandler() as stop:

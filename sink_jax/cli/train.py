@@ -19,20 +19,14 @@ class Options:
 
   python -m sink_jax train --config=configs/quickstart.py:text-softmax --workdir=runs/first
 
-  --config=FILE[:TRIAL] is the config file, by default configs/base.py; --config.KEY=VALUE sets a
-  key, such as --config.steps=100 or --config.attention.similarity="Sigmoid()".
+  --config.KEY=VALUE sets a key, such as --config.steps=100 or
+  --config.attention.similarity="Sigmoid()".
   Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that starting again
   does not remove; anything from 127 on: died, the same command resumes.
   """
 
   workdir: str  # folder of the run; a folder with the same config is resumed.
-
-
-def help_text() -> str:
-  """The keys of a config, which tyro knows nothing of."""
-  from sink_jax.train.config import keys_as_text
-
-  return f'Keys of --config.KEY=VALUE with their defaults:\n{keys_as_text()}\n'
+  config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
 
 
 def main(options: Options, config: dict[str, Any]) -> None:
@@ -80,8 +74,7 @@ def training_ends(workdir: str | None) -> Iterator[None]:
     sys.exit(EXIT_SAVED)
   except (ValueError, Diverged) as error:  # all processes of a job have raised it
     fail(f'error: {error}')
-  except CheckpointError as error:
-    # Only one process may have met it, with its part of a checkpoint.
+  except CheckpointError as error:  # perhaps only one has met it, in its part of a checkpoint
     fail(f'error: {error}', alone=True)
   except OSError as error:  # a full disk, a lost mount
     fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '

@@ -24,7 +24,6 @@ from sink_jax.sweep.trials import Trial
 from sink_jax.train.provenance import pass_on_command
 from sink_jax.train.stop import Interrupted, StopHandler
 
-_POLL = 0.5  # seconds between two looks for a signal
 _GRACE = 60  # seconds that a trial gets to save its state
 _STATUSES = ('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy')
 
@@ -52,14 +51,13 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
   pass_on_command()
   waiting, running = list(trials), {}  # {place among the processes: (name, process)}
   with StopHandler() as stop, _ending(running):
-    # `asked` and not `poll`: the latter asks jax how many processes there are, which opens the
-    # devices.
+    # Not `poll`, which asks jax how many processes there are, and so opens the devices.
     while (waiting or running) and not stop.asked:
       for place in range(processes):
         if place not in running and waiting:
           name = waiting.pop(0)
           running[place] = name, _started(trials[name], root, place, processes)
-      wait([process.sentinel for _, process in running.values()], _POLL)
+      wait([process.sentinel for _, process in running.values()], 0.5)  # seconds; then for a signal
       for place, (name, process) in list(running.items()):
         if process.exitcode is None:
           continue

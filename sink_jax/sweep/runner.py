@@ -24,8 +24,7 @@ from sink_jax.train.workdir import WorkdirLocked, has_ended, read_status, write_
 def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> str:
   """Trains a trial in ROOT/NAME from where it stands, analyses it, and returns its status.
 
-  All processes of a job call this function and get the same answer; the first of them writes and
-  analyses.
+  All processes of a job call it and get the same answer; the first writes and analyses.
 
   Returns:
     A status of `read_status`; 'failed' where the trial could not even begin; 'not analysed' where
@@ -50,13 +49,12 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
     if is_first():
       print(f'{trial.name}: {error}', file=sys.stderr)
   except Exception as error:  # whatever it is, the other trials can still run
-    # All processes raise the same ValueError. Another error may be of this process only; were
-    # it swallowed, the others would wait for this one in the next collective.
+    # Only a ValueError is of all processes: after another the rest may wait for this one.
     if jax.process_count() > 1 and not isinstance(error, ValueError):
       raise
     _print_error(trial, error)
     if is_first() and not (folder / 'config.json').exists():  # a run that has begun has a record
-      with contextlib.suppress(OSError):  # where the folder cannot be made: that was the error
+      with contextlib.suppress(OSError):  # the folder cannot be made: that was the error
         record_outcome(trial, root, 'failed', error=str(error))
     return 'failed'
   return broadcast_from_process0(lambda: _analysed(trial, folder))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.io.files import write_atomically
@@ -21,14 +20,12 @@ from sink_jax.train.config import from_dict
 from sink_jax.train.start import with_source
 from sink_jax.train.workdir import read_status
 
-_TAIL = 2**16  # bytes at the end of metrics.jsonl in which the last rows are looked for
 _WRITE_EVERY = 30  # seconds
 # The share of an H100's peak that a step is assumed to reach in `dry_run`; nothing was timed there.
 _H100, _SHARE = 989e12, 0.35
 
 
-@dataclasses.dataclass(frozen=True)
-class TrialState:
+class TrialState(NamedTuple):
   """One trial as it stands on the disk; a number is None where there is none yet.
 
   step: the last one that was logged. sink_1: percent of heads, at the last probe. valid: the last
@@ -96,8 +93,7 @@ def keep_summary(trials: Mapping[str, Trial], file: AnyPath) -> Iterator[None]:
     write('Not running')
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
   """What training one trial costs: parameters with and without embeddings, tokens, FLOPs."""
 
   parameters: int
@@ -141,33 +137,20 @@ def dry_run(trials: Mapping[str, Trial]) -> str:
                     f'{hours(total)} on one H100 at {_SHARE:.0%} of its peak, an assumption'])
 
 
-class RemainingTime:
-  """The time left, from the FLOPs of the trials that have ended and of those to come."""
-
-  def __init__(self, trials: Mapping[str, Trial]):
-    self._left = {name: cost_of(trial.config).flops if trial.config else 0.0
-                  for name, trial in trials.items()}
-    self._total, self._began = sum(self._left.values()), time.monotonic()
-
-  def after(self, name: str) -> str:
-    """'about 12 min left', once this trial has ended; '' where nothing is known yet."""
-    self._left.pop(name, None)
-    left = sum(self._left.values())
-    if not (left and left < self._total):
-      return ''
-    seconds = (time.monotonic() - self._began) / (self._total - left) * left
-    for limit, size, form in ((90, 1, '{:.0f} s'), (5400, 60, '{:.0f} min')):
-      if seconds < limit:
-        return f'about {form.format(seconds / size)} left'
-    return f'about {seconds / 3600:,.1f} h left'
+def remaining(costs: Mapping[str, float], ended: Collection[str], seconds: float) -> str:
+  """'about 12 min left', where trials of these FLOPs have ended in so many seconds, or ''."""
+  total, left = sum(costs.values()), sum(costs[name] for name in costs.keys() - {*ended})
+  if not 0 < left < total:
+    return ''
+  return f'about {seconds / 60 * left / (total - left):,.0f} min left'
 
 
 def _last_rows(path: AnyPath) -> dict[str, dict[str, Any]]:
-  """{kind: last row} in the end of metrics.jsonl."""
+  """{kind: last row} in the last 64 KiB of metrics.jsonl."""
   rows = {}
   with contextlib.suppress(OSError):
     with path.open('rb') as file:
-      file.seek(max(0, file.seek(0, 2) - _TAIL))
+      file.seek(max(0, file.seek(0, 2) - 2**16))
       lines = file.read().splitlines()
     for line in lines:  # the first and the last may be cut off
       with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):

@@ -64,15 +64,13 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
       computation becomes a part of the label's budget: 'desk with steps=50'.
 
   Raises:
-    ValueError: no such file, no table TRIALS in it, a trial that cannot be built, or a seed among
-      the settings next to `seeds`.
+    ValueError: names the file, or the trial, and what is wrong with it.
   """
   settings, chosen = dict(settings or {}), list(seeds or [])
   if chosen and 'seed' in settings:
-    raise ValueError('the config key seed is set, and the seeds are chosen: leave one of them out.')
-  file = str(path).partition(':')
-  if file[2]:
-    raise ValueError(f'--config={path}: a sweep takes the whole file; --only={file[2]} chooses.')
+    raise ValueError('the config key seed is set next to --seeds: leave one of them out.')
+  if one := str(path).partition(':')[2]:
+    raise ValueError(f'--config={path}: a sweep takes the whole file; --only={one} chooses.')
   module = import_file(path)
   if not hasattr(module, 'TRIALS'):
     raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax train')
@@ -90,17 +88,14 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
       from_dict(values)  # of any seed; what is wrong with it is wrong for all
       trial = Trial(name, values, values['label'])
     except NotExpressible as error:
-      # The trial stays in the table with its reason, so that its absence from the results is
-      # explained.
-      trial = Trial(name, None, error.label, str(error))
+      trial = Trial(name, None, error.label, str(error))  # its absence has a reason
     except Exception as error:  # a config file is the user's program: anything can be wrong with it
       kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
       raise ValueError(f'{path}, trial {name}: {kind}{error}') from error
-    for seed in chosen or [None]:
-      named = name if seed is None else f'{name}-seed-{seed}'
-      config = trial.config if seed is None or trial.config is None else {
-          **trial.config, 'seed': seed}
-      trials[named] = dataclasses.replace(trial, name=named, config=config)
+    trials |= {name: trial} if not chosen else {
+        f'{name}-seed-{seed}': dataclasses.replace(
+            trial, name=f'{name}-seed-{seed}',
+            config=trial.config and {**trial.config, 'seed': seed}) for seed in chosen}
   return trials
 
 
@@ -113,8 +108,7 @@ def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
   part, _, parts = shard.partition('/')
   if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
     raise ValueError(f'--shard={shard}: write k/n with k from 1 to n, such as 2/8.')
-  names = list(trials)[int(part) - 1::int(parts)]
-  return {name: trials[name] for name in names}
+  return dict(list(trials.items())[int(part) - 1::int(parts)])
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
@@ -125,19 +119,17 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
   """
   settings = {}
   for text in texts:
-    key, equals, value = text.partition('=')
-    if not equals or not key.strip():
+    key, equals, value = (part.strip() for part in text.partition('='))
+    if not equals or not key:
       raise ValueError(f'--set={text}: write key=value, such as --set=data.context=64.')
-    if key.strip() in settings:
-      raise ValueError(f'the config key {key.strip()} is set twice.')
-    settings[key.strip()] = value.strip()
+    if key in settings:
+      raise ValueError(f'the config key {key} is set twice.')
+    settings[key] = value
   return settings
 
 
 def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
-  """Sets dotted keys of a config to texts, each read as the type that its key has.
-
-  null empties a key, for which ml_collections has no spelling.
+  """Sets dotted keys of a config to texts, each read as the type that its key has; null is None.
 
   Raises:
     ValueError: names the key that the config does not have, or that takes values of another type.
@@ -146,14 +138,12 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
     *sections, last = key.split('.')
     holder: Any = config
     for section in sections:
-      holder = holder.get(section) if isinstance(holder, ConfigDict) else None
-    if not isinstance(holder, ConfigDict) or last not in holder or isinstance(
-        holder[last], ConfigDict):
-      meant = did_you_mean(last, holder if isinstance(holder, ConfigDict) else (),
-                           '.'.join([*sections, '{}']))
+      holder = holder.get(section, {}) if isinstance(holder, ConfigDict) else {}
+    if last not in holder or isinstance(holder[last], ConfigDict):
+      meant = did_you_mean(last, holder, '.'.join([*sections, '{}']))
       raise ValueError(f'the config has no key {key!r}.{meant} `python -m sink_jax train --help` '
                        'lists all.')
-    if text == 'null':
+    if text == 'null':  # for which ml_collections has no spelling
       holder[last] = None
       continue
     known, words = flags.FlagValues(), ['', f'--config.{key}={text}']

@@ -89,7 +89,7 @@ CONFIG = [f'--config={QUICK}:text-softmax', '--workdir=a']
     ('generate', ['--checkpoint=a', '--temperature=inf'], '--temperature=inf'),
     ('generate', ['--checkpoint=a', '--temperature=1', '--top_p=2'], '--top_p=2'),
     ('generate', ['--checkpoint=a', '--cache_size=4'], '--cache_size=4'),
-    ('generate', ['--checkpoint=a', '--prompt_file=folder'], 'folder: Is a directory'),
+    ('generate', ['--checkpoint=a', '--prompt_file=folder'], "Is a directory: 'folder'"),
     ('generate', ['--checkpoint=a', '--prompt_file=file'], '--prompt_file=file'),
     ('evaluate', [], 'either --checkpoint or --workdir'),
     ('evaluate', ['--checkpoint=a', '--epsilon=2'], '--epsilon=2'),

@@ -91,7 +91,7 @@ def test_two_at_a_time_equal_one_after_the_other(tmp_path):
   summary = (tmp_path / 'runs/summary.md').read_text()
   assert '# Not running' in summary and '2 done, 1 failed' in summary
   assert re.search(r'\| a \| done \| 8 of 8 \| \d+\.\d \| \d\.\d+ \|', summary)
-  assert re.search(r"\| bad \| failed \|.*x does not exist", summary)
+  assert re.search(r"\| bad \| failed \|.*x'\) does not exist", summary)
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
