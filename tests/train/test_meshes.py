@@ -129,7 +129,7 @@ def test_models_that_do_not_divide_are_refused(options, message, monkeypatch):
 def test_batches_are_for_groups_of_devices(monkeypatch):
   monkeypatch.setattr(jax, 'device_count', lambda: 32)
   from_dict(runs.config(mesh__tensor=4, mesh__fsdp=2)).check_devices()  # 8 for 8 groups
-  with pytest.raises(ValueError, match='16 groups of 2 devices do not .* batch_size = 16'):
+  with pytest.raises(ValueError, match='mesh.fsdp = 16 must divide .* batch_size = 16'):
     from_dict(runs.config(mesh__tensor=2)).check_devices()
   with pytest.raises(ValueError, match='mesh.tensor = 5 do not fit 32 devices'):
     from_dict(runs.config(mesh__tensor=5)).check_devices()
