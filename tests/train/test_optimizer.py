@@ -216,11 +216,11 @@ def test_a_rule_is_built_again_by_its_repr(name):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'), ('AdamW(b1=1.0)', 'b1 and b2 must be in'),
+    ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'), ('AdamW(b1=1.0)', 'b[12] must be in'),
     ('AdamW(eps=0.0)', 'eps must be > 0'), ('Sgd(momentum=1.0)', 'momentum must be in'),
     ('AdamW(beta1=0.9)', 'it takes: b1, b2, eps'), ('Muon(eps=0.0)', 'eps must be > 0'),
     ('Muon(momentum=1.0)', 'momentum must be in'), ('Muon(steps=0)', 'at least 1.*Sgd'),
-    ('Muon(rms=0.0)', 'rms must be > 0.*None'), ('OrthoAdam(b2=1.0)', 'b1 and b2 must be in'),
+    ('Muon(rms=0.0)', 'rms must be > 0, or None'), ('OrthoAdam(b2=1.0)', 'b[12] must be in'),
     ('OrthoAdam(seed=-1)', 'seed must be from 0'), ('OrthoAdam(longest=0)', 'at least 1')])
 def test_bad_rules_are_explained(text, words):
   with pytest.raises(ValueError, match=words):
@@ -264,12 +264,3 @@ def test_the_schedule_is_optax_s(options):
   # Optax computes in float32.
   np.testing.assert_allclose([learning_rate(config, steps, s) for s in range(steps)],
                              [float(theirs(s)) for s in range(steps)], rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize('options, words', [
-    (dict(schedule='linear'), 'cosine, constant'),
-    (dict(learning_rate=0.0), 'learning_rate'), (dict(weight_decay=-1.0), 'weight_decay'),
-    (dict(learning_rate=float('nan')), 'learning_rate')])
-def test_bad_options_are_explained(options, words):
-  with pytest.raises(ValueError, match=words):
-    OptimizerConfig(**options)
