@@ -111,8 +111,8 @@ def test_gates_and_sink_logits_begin_with_the_sources_loss_and_all_move(first, t
 
 @pytest.mark.parametrize('changes, words', [
     (dict(init__graft='', attention__head=GATE, model__sink_tokens=1),
-     r'model.sink_tokens: 1 in the config, 0 .*attention.head: .*init.graft=identity'),
-    (dict(attention__head=GATE, model__heads=2), 'model.heads: 2 in the config, 4 in the source'),
+     r'model.sink_tokens: 1 -> 0.*attention.head: .*init.graft=identity'),
+    (dict(attention__head=GATE, model__heads=2), 'model.heads: 2 -> 4'),
     ({}, 'The graft changes nothing'),
     (dict(attention__kv_bias='ZeroSink()', init__train='new'), 'nothing would be trained'),
     (dict(init__source='', attention__head=GATE), 'init.graft.*init.source'),

@@ -130,7 +130,7 @@ def test_what_is_not_trained_stays_and_has_no_state(whole, first):
 @pytest.mark.parametrize('changes, words', [
     (dict(init__source='no/such/model'), 'init.source'),
     (dict(model__layers=3, model__d_model=8),
-     r'model.layers: 3 in the config, 2 in the source\n.*model.d_model: 8.*'
+     r'model.layers: 3 -> 2\n.*model.d_model: 8 -> 16.*'
      '--config.model.layers=2 --config.model.d_model=16'),
     (dict(attention__mask='Window(size=4)'), '--config.init.graft=identity'),
     (dict(init__train='none'), 'all, new, attention'),
