@@ -32,18 +32,13 @@ from sink_jax.train.sharding import check_tensor, mesh_sizes
 
 # What a graft can change: the components of attention, the norm and the sink tokens.
 GRAFT_KEYS = (*(f'attention.{name}' for name in COMPONENTS), 'model.norm', 'model.sink_tokens')
-_LARGEST_VOCABULARY = 2**31  # no token id exceeds it
-_MOST_BLOCKS = 24  # that are compiled without a loop: the time of compiling grows with them
 _DTYPES = ('float32', 'bfloat16')
 
 
 class NotExpressible(ValueError):
-  """A trial has no counterpart at this budget, such as a window smaller than one token.
+  """A trial has no counterpart at this budget, such as a window smaller than one token."""
 
-  label: of the config that there is not, for the record.
-  """
-
-  label: Mapping[str, str] = {}
+  label: Mapping[str, str] = {}  # the one that its config would have had
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +169,7 @@ class Experiment:
       raise ValueError(f'data.max_tokens = {self.data.max_tokens} must be 0 (all) or at least '
                        f'{chunk}, data.context + 1.')
     for intervention in self.data.interventions:
-      intervention.check(chunk, self.model.vocab_size or _LARGEST_VOCABULARY)
+      intervention.check(chunk, self.model.vocab_size or 2**31)  # no token id exceeds it
     if self.sizes_are_known:
       self.model_before_data()  # raises where model and attention do not fit each other
 
@@ -294,10 +289,10 @@ def unrolled(model: ModelConfig, experiment: Experiment, platform: str) -> Model
 
   platform: 'cpu', 'cuda' or 'tpu'; on a CPU compiling takes longer than a loop costs.
   """
-  few = platform != 'cpu' and model.layers <= _MOST_BLOCKS and model.remat == 'none'
-  if experiment.model.unroll is None and few:
-    return dataclasses.replace(model, unroll=model.layers)
-  return model
+  few = model.layers <= 24 and model.remat == 'none'  # more would take long to compile
+  if experiment.model.unroll is not None or platform == 'cpu' or not few:
+    return model
+  return dataclasses.replace(model, unroll=model.layers)
 
 
 def get_config() -> ConfigDict:
@@ -369,16 +364,13 @@ def resolved(config: Mapping[str, Any], experiment: Experiment, data: Dataset) -
     model['vocab_size'] = model['vocab_size'] or data.vocab_size
   else:
     model |= dict(input_features=data.input_features, output_features=data.output_features)
-  return dict(config, model=model, plugins=config.get('plugins') or _plugins(experiment))
-
-
-def _plugins(experiment: Experiment) -> str:
-  """The files of components that are not of this package, which a reader of the run imports."""
+  # The files of components outside this package, which a reader of the run imports.
   values = [*(value for _, value, _ in _leaves(experiment)), *experiment.data.interventions]
   modules = {type(value).__module__ for value in values if isinstance(value, Component)}
-  files = (getattr(sys.modules.get(name), '__file__', None) for name in modules
-           if not name.startswith('sink_jax.'))
-  return ','.join(sorted(filter(None, files)))
+  files = {getattr(sys.modules.get(name), '__file__', None) for name in modules
+           if not name.startswith('sink_jax.')}
+  plugins = config.get('plugins') or ','.join(sorted(filter(None, files)))
+  return dict(config, model=model, plugins=plugins)
 
 
 def _keys(section: Any) -> dict[str, dataclasses.Field]:

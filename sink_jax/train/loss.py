@@ -107,12 +107,12 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
     def chunk(h: jax.Array, targets: jax.Array,
               weights: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
       logits = soft_cap(product('btd,dv->btv', h, kernel), cap)
-      # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so that
-      # no exp overflows.
+      # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so
+      # that no exp overflows.
       lse = jax.nn.logsumexp(logits, -1)
       chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
       loss = jnp.sum((lse - chosen) * weights)
-      # d loss / d logits = w (softmax - one-hot), in the dtype of h for the two products after it.
+      # d loss / d logits = w (softmax - one-hot), in the dtype of h for the next two products.
       one_hot = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
       dlogits = (jnp.exp(logits - lse[..., None]) - one_hot) * weights[..., None]
       if cap:

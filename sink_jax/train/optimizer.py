@@ -23,11 +23,8 @@ from jax.typing import ArrayLike
 
 from sink_jax.component import Component, option
 
-# The odd polynomial a x + b x^3 + c x^5 that Jordan et al. 2024 chose for its slope at 0: five
-# applications take all but the smallest singular values to between 0.5 and 1.5.
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-# Layers whose kernel is not a matrix that hidden states are multiplied by: a table of inputs, the
-# unembedding, and the depthwise convolution of a Mamba mixer.
+# Layers whose kernel does not multiply hidden states: a table of inputs, the unembedding, and the
+# depthwise convolution of a Mamba mixer.
 _NOT_HIDDEN = ('embed', 'unembed', 'conv')
 
 
@@ -35,8 +32,8 @@ _NOT_HIDDEN = ('embed', 'unembed', 'conv')
 class UpdateRule(Component):
   """How gradients are scaled into an update; `optimizer.rule` of a config names one.
 
-  Clipping comes before it, and decoupled weight decay and the learning rate after it, for every
-  rule: see `make_optimizer`. A new rule is a subclass here, and nothing else.
+  Clipping comes before it, and weight decay and the learning rate after it: see `make_optimizer`.
+  A new rule is a subclass here, and nothing else.
   """
 
   abstract = True
@@ -62,7 +59,7 @@ class UpdateRule(Component):
 class AdamW(UpdateRule):
   """Adam's scaling (Kingma and Ba 2015) as in PyTorch's AdamW (Loshchilov and Hutter 2019).
 
-  b1, b2: decay of the averages of the gradient and of its square. eps: is added to the root.
+  b1, b2: decay of the averages of the gradient and of its square. eps: added to the root.
   """
 
   b1: float = 0.9
@@ -121,16 +118,12 @@ class Muon(UpdateRule):
     matrices = lambda updates: jax.tree.map(
         lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
     orthogonal = optax.contrib.scale_by_muon(
-        _NEWTON_SCHULZ, self.steps, self.momentum, weight_dimension_numbers=matrices)
-    scale = optax.stateless(lambda updates, _: jax.tree.map(
-        lambda x: self._factor(*x.shape[-2:]) * x, updates))
+        ns_steps=self.steps, beta=self.momentum, weight_dimension_numbers=matrices)
+    factor = lambda rows, columns: (max(1, columns / rows)**0.5 if self.rms is None else
+                                    self.rms * max(rows, columns)**0.5)
+    scale = optax.stateless_with_tree_map(lambda x, _: factor(*np.shape(x)[-2:]) * x)
     return optax.partition({'muon': optax.chain(orthogonal, scale),
                             'adamw': optax.scale_by_adam(self.b1, self.b2, self.eps)}, self._parts)
-
-  def _factor(self, fan_in: int, fan_out: int) -> float:
-    if self.rms is None:
-      return max(1, fan_out / fan_in)**0.5
-    return self.rms * max(fan_in, fan_out)**0.5
 
   def _parts(self, params: Any) -> Any:
     """Which part each parameter belongs to: 'muon' or 'adamw'."""
@@ -198,7 +191,7 @@ class OrthoAdam(UpdateRule):
     return optax.GradientTransformation(init, update)
 
   def _rotations(self, params: optax.Params) -> Any:
-    """Those of `OrthoAdamState`, from the paths and shapes of the parameters alone."""
+    """Those of `OrthoAdamState`, from the paths and shapes of the parameters."""
     flat, structure = jax.tree_util.tree_flatten_with_path(params)
     rotations, wanted = [{} for _ in flat], collections.defaultdict(list)
     for (path, x), own in zip(flat, rotations):
@@ -210,7 +203,7 @@ class OrthoAdam(UpdateRule):
           # By the path, so that another parameter more changes nothing.
           code = zlib.crc32(f'{name}/{side}'.encode())
           wanted[x.shape[-axis], x.dtype].append((own, side, x.shape[:x.ndim - rotated], code))
-    # All of a size in one loop: programs with a loop for each would take long to compile.
+    # All of a size in one loop: a program with a loop for each takes long to compile.
     for (size, dtype), group in wanted.items():
       counts = [math.prod(counted) for _, _, counted, _ in group]
       codes_Kx2 = np.array([(code, i) for count, (*_, code) in zip(counts, group)
@@ -278,10 +271,7 @@ class OptimizerConfig:
 
 
 class Rates(NamedTuple):
-  """What may differ from update to update and from run to run: arguments of the step, float32.
-
-  Runs that differ in them and in the seed only share a compiled program.
-  """
+  """What may differ between updates and between runs that share a compiled step, float32."""
 
   learning_rate: ArrayLike
   weight_decay: ArrayLike  # the decay of an update is this times the learning rate
@@ -342,7 +332,7 @@ def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptSt
 
 
 def trained_part(config: OptimizerConfig, params: Any) -> Any:
-  """The tree of the parameters that are trained: all that the optimizer keeps, decays and clips."""
+  """The tree of the parameters that are trained: all that the optimizer sees."""
   if config.trained is None:
     return params
   flat = flatten_dict(params, sep='/')

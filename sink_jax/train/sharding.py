@@ -2,10 +2,11 @@
 
 A batch is split over 'data' and 'fsdp'. Parameters, and what the optimizer keeps of each, are split
 over 'tensor' by the table `_TENSOR`, and over 'fsdp' along the larger one of their last two axes,
-or along the other one if 'tensor' has the larger. Over 'data' they are replicated: each of its devices
-has all that an update of its own sequences needs, and only gradients travel, once in a step. Over
-'fsdp' the state is split because it may not fit a device; XLA then gathers a block's parameters
-before it computes the block, and scatters the sums of its gradients back (Rajbhandari et al. 2020).
+or along the other one if 'tensor' has the larger. Over 'data' they are replicated: each of its
+devices has all that an update of its own sequences needs, and only gradients travel, once in a
+step. Over 'fsdp' the state is split because it may not fit a device; XLA then gathers a block's
+parameters before it computes the block, and scatters the sums of its gradients back (Rajbhandari
+et al. 2020).
 
 The devices of a tensor group have the same sequences and some of the heads and hidden units each;
 they add up what comes out of `out` and of `w_out` (Shoeybi et al. 2019). An axis that does not
@@ -69,12 +70,11 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
     raise ValueError(f'mesh.data = {sizes[0]} must be a multiple of the {slices} slices: only '
                      'gradients can cross the network between them.')
   # Not jax.make_mesh: it finds no mesh for some sizes on a TPU whose axes are larger than they are.
-  split = dict(devices=devices, allow_split_physical_axes=True)
   if slices > 1:
     grid = mesh_utils.create_hybrid_device_mesh(
-        (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), **split)
+        (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices, allow_split_physical_axes=True)
   else:
-    grid = mesh_utils.create_device_mesh(sizes, **split)
+    grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
   return Mesh(grid, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
 
 

@@ -16,6 +16,7 @@ from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.io.paths import import_file
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.pattern import pattern_from_text, pattern_text
+from sink_jax.train.optimizer import UpdateRule
 from sink_jax.train.config import (
   Experiment,
   ModelOptions,
@@ -100,8 +101,8 @@ def test_differences_name_the_key_and_leave_cadences_out():
   assert differences(a, b) == ['steps: 8 -> 9', "model.ffn: 'swiglu' -> 'relu'"]
 
 
-@pytest.mark.parametrize('base_class', [Source, Tokenizer, TokenEdit])
-def test_the_repr_of_a_data_slot_builds_it_again(base_class):
+@pytest.mark.parametrize('base_class', [Source, Tokenizer, TokenEdit, UpdateRule])
+def test_the_repr_of_a_component_builds_it_again(base_class):
   found = registry(base_class)
   assert found
   for cls in found.values():
@@ -122,8 +123,7 @@ def test_a_key_is_declared_once_and_listed():
   lines = dict(line.split(' = ', 1) if ' = ' in line else (line.split(' =')[0], '') for line in
                keys_as_text().splitlines())
   assert {f'  {key}' for key in where_keys()} < set(lines) and len(lines) > 80
-  assert {'mesh.data', 'model.remat', 'data.cache_dir'} < set(
-      where_keys())
+  assert {'mesh.data', 'model.remat', 'data.cache_dir'} < set(where_keys())
   # The dataclasses are the defaults: what they make of the derived config is themselves.
   assert from_dict(get_config().to_dict()) == Experiment()
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 
 import jax
 import numpy as np
@@ -94,26 +93,6 @@ def test_stopped_and_resumed_equals_in_one_go(whole, first, text, tmp_path, monk
   go(config, tmp_path)
   assert runs.rows(tmp_path) == runs.rows(whole[0])
   jax.tree.map(np.testing.assert_array_equal, sj.load_run(tmp_path).params, whole[1].params)
-
-
-@pytest.mark.full
-def test_killed_at_random_and_resumed_equals_in_one_go(first, text, tmp_path):
-  changes = QUIET | text | dict(seed=1, steps=300, checkpoint_every=10, init__source=str(first))
-  whole = runs.start(tmp_path / 'whole', **changes)
-  assert whole.wait() == 0, whole.communicate()
-  rng = np.random.default_rng(0)
-  for step in sorted(rng.integers(1, 200, 4)):
-    process = runs.start(tmp_path / 'killed', **changes)
-    runs.wait_for_step(tmp_path / 'killed', step, [process])
-    time.sleep(rng.uniform(0, 0.2))
-    process.kill()
-    process.communicate()
-    assert not (tmp_path / 'killed' / 'checkpoints' / '300').exists()
-  last = runs.start(tmp_path / 'killed', **changes)
-  assert last.wait() == 0, last.communicate()
-  assert runs.rows(tmp_path / 'killed') == runs.rows(tmp_path / 'whole')
-  params = (sj.load_run(tmp_path / name).params for name in ('killed', 'whole'))
-  jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 def test_what_is_not_trained_stays_and_has_no_state(whole, first):
