@@ -11,7 +11,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,15 +37,18 @@ class Component:
 C = TypeVar('C', bound=Component)
 
 
-def option(default: Any, about: str, *, where: bool = False) -> Any:
+def option(default: Any, about: str, *, where: bool = False, least: float | None = None,
+           most: float | None = None, choices: Collection[str] = ()) -> Any:
   """A field of a dataclass that is a section of a config: the one declaration of a config key.
 
   Args:
     about: what the key means, in a few words.
     where: whether it decides only where and how fast a run computes, or what it records, so that a
       run may be resumed with another value.
+    least, most: the range of a number, which must be finite, too. choices: the texts that it takes.
   """
-  return dataclasses.field(default=default, metadata={'about': about, 'where': where})
+  return dataclasses.field(default=default, metadata=dict(
+      about=about, where=where, least=least, most=most, choices=choices))
 
 
 def registry(base: type[C]) -> dict[str, type[C]]:

@@ -27,9 +27,8 @@ from sink_jax.models.transformer import Transformer
 def default_logits(platform: str) -> int:
   """Most logits that the cross-entropy computes at a time on a device of a platform.
 
-  Every chunk of positions reads, adds to and writes the float32 gradient of the whole
-  unembedding, so large chunks save traffic where memory is large: 1 GiB of float32 logits on
-  GPUs and TPUs, 256 MiB elsewhere.
+  Every chunk of positions reads and writes the float32 gradient of the whole unembedding, so large
+  chunks save traffic where memory is large: 1 GiB of logits on GPUs and TPUs, else 256 MiB.
   """
   return 2**28 if platform in ('cuda', 'tpu') else 2**26
 
@@ -74,8 +73,7 @@ def training_weights(weights_BxT: jax.Array | np.ndarray,
   the first to be predicted (Section 6). A learned sink token is part of the prefix.
   Validation keeps them, as the official implementation (sail-sg/Attention-Sink) does.
   """
-  # The mask counts sink tokens among the prefix; they have no column in the batch, and so no target
-  # to drop.
+  # The mask counts sink tokens among the prefix; they have no target to drop.
   dropped = config.attention.mask.first_target - config.sink_tokens
   if dropped <= 0:
     return weights_BxT
@@ -88,47 +86,46 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
   Every device goes through its own sequences, a few positions of each at a time; the devices
-  of a tensor group, which all have h, take a share of its positions each.
-  Differentiable in h and W: their gradients are computed along with the loss, so that no
-  logits are computed twice.
+  of a tensor group, which all have h, take a share of its positions each. Differentiable in h and
+  W: their gradients are computed along with the loss, so that no logits are computed twice.
+
   logits: most that exist at a time on a device; by default `default_logits` of this platform.
   cap: of the logits, in whose place there is then cap tanh(h W / cap); 0 for none.
   """
-  def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
-            kernel: jax.Array) -> tuple[jax.Array]:
-    chunk = lambda h, targets, weights: (chunk_loss(h, targets, weights, kernel, cap)[0], None)
-    return over_chunks(chunk, positions_at_a_time(logits, h, kernel), h, targets, weights)[:1]
-
-  # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
-  return shard_map_batch_heads('bhd bh bh dv -> .', share, h_BxTxD, targets_BxT, weights_BxT,
-                               kernel_DxV.astype(h_BxTxD.dtype))[0]
+  # Where no gradient is asked for, the compiler drops those that `_forward` computes, too.
+  return _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits, cap)[0]
 
 
 def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
              weights_BxT: jax.Array, most_logits: int | None, cap: float,
              ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  # Factors are in the dtype of h, bfloat16 for example, and sums of products in float32, as matrix
-  # units have them.
+  # Factors are in the dtype of h, and sums of products in float32, as matrix units have them.
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
   def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
             kernel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     def chunk(h: jax.Array, targets: jax.Array,
               weights: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-      # d loss / d logits = w (softmax - one-hot), in the dtype of h for the two products after it.
-      loss, logits, lse = chunk_loss(h, targets, weights, kernel, cap)
-      chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
-      dlogits = (jnp.exp(logits - lse[..., None]) - chosen) * weights[..., None]
-      dlogits = below_cap(dlogits, logits, cap).astype(h.dtype)
+      logits = soft_cap(product('btd,dv->btv', h, kernel), cap)
+      # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so
+      # that no exp overflows.
+      lse = jax.nn.logsumexp(logits, -1)
+      chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+      loss = jnp.sum((lse - chosen) * weights)
+      # d loss / d logits = w (softmax - one-hot), in the dtype of h for the next two products.
+      one_hot = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
+      dlogits = (jnp.exp(logits - lse[..., None]) - one_hot) * weights[..., None]
+      if cap:
+        dlogits *= soft_cap_slope(logits, cap)
+      dlogits = dlogits.astype(h.dtype)
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
       return (loss, product('btd,btv->dv', h, dlogits)), dh
 
-    # The gradient of the kernel is a sum over all positions, that of h has a part for each: the one
-    # is added up over the chunks in float32, the other joined.
     (loss, dkernel), dh = over_chunks(chunk, positions_at_a_time(most_logits, h, kernel), h,
                                       targets, weights)
     return loss, dkernel, dh
 
+  # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
   loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
                                             weights_BxT, kernel_DxV.astype(h_BxTxD.dtype))
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
@@ -137,36 +134,18 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
 def _backward(most_logits: int | None, cap: float, gradients: tuple[jax.Array, jax.Array],
               cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
   dh, dkernel = gradients
-  # None: targets and weights come from the data, and nothing is trained before them.
+  # None: targets and weights come from the data.
   return (dh * cotangent).astype(dh.dtype), dkernel * cotangent, None, None
 
 
 cross_entropy.defvjp(_forward, _backward)
 
 
-def chunk_loss(h: jax.Array, targets: jax.Array, weights: jax.Array, kernel_DxV: jax.Array,
-               cap: float = 0.0) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(sum of weighted losses, capped logits, their logsumexp) of a chunk of positions, float32."""
-  logits = jnp.einsum('btd,dv->btv', h, kernel_DxV, preferred_element_type=jnp.float32)
-  logits = soft_cap(logits, cap)
-  # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so that no
-  # exp overflows.
-  lse = jax.nn.logsumexp(logits, -1)
-  chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-  return jnp.sum((lse - chosen) * weights), logits, lse
-
-
-def below_cap(dlogits: jax.Array, logits: jax.Array, cap: float) -> jax.Array:
-  """The cotangent of what `soft_cap` took, given that of the logits that came out."""
-  return dlogits * soft_cap_slope(logits, cap) if cap else dlogits
-
-
 def positions_at_a_time(most_logits: int | None, h_BxTxD: jax.Array, kernel_DxV: jax.Array) -> int:
   """Most positions of each sequence at a time."""
   if most_logits is None:
     most_logits = default_logits(platform())
-  # A position of all local sequences has B V logits. One position is the least there is, even where
-  # that alone exceeds the bound.
+  # A position of all local sequences has B V logits; one position is the least there is.
   return max(1, most_logits // (h_BxTxD.shape[0] * kernel_DxV.shape[1]))
 
 
@@ -183,7 +162,7 @@ def chunk_sizes(length: int, most: int) -> tuple[int, int]:
 
 def over_chunks(f: Callable[..., tuple[Any, Any]], most_positions: int,
                 *arrays_BxT: jax.Array) -> tuple[Any, Any]:
-  """Runs `summed, joined = f(*chunks)` over chunks of the position axis."""
+  """`summed, joined = f(*chunks)` over chunks of the position axis, added up and put together."""
   batch, length = arrays_BxT[0].shape[:2]
   count, size = chunk_sizes(length, most_positions)
   if count == 1:

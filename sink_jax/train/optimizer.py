@@ -10,24 +10,21 @@ import collections
 import dataclasses
 import functools
 import math
+import typing
 import zlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import ArrayLike
 
-from sink_jax.arguments import check_known
-from sink_jax.component import Component, check_integers, option
+from sink_jax.component import Component, option
 
-# The odd polynomial a x + b x^3 + c x^5 that Jordan et al. 2024 chose for its slope at 0: five
-# applications take all but the smallest singular values to between 0.5 and 1.5.
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-# Layers whose kernel is not a matrix that hidden states are multiplied by: a table of inputs, the
-# unembedding, and the depthwise convolution of a Mamba mixer.
+# Layers whose kernel does not multiply hidden states: a table of inputs, the unembedding, and the
+# depthwise convolution of a Mamba mixer.
 _NOT_HIDDEN = ('embed', 'unembed', 'conv')
 
 
@@ -35,11 +32,23 @@ _NOT_HIDDEN = ('embed', 'unembed', 'conv')
 class UpdateRule(Component):
   """How gradients are scaled into an update; `optimizer.rule` of a config names one.
 
-  Clipping comes before it, and decoupled weight decay and the learning rate after it, for every
-  rule: see `make_optimizer`. A new rule is a subclass here, and nothing else.
+  Clipping comes before it, and weight decay and the learning rate after it: see `make_optimizer`.
+  A new rule is a subclass here, and nothing else.
   """
 
   abstract = True
+
+  def __post_init__(self):
+    # With a decay of 1 the bias correction 1 - b^t would divide by 0.
+    for name in ('b1', 'b2', 'momentum'):
+      self._check(name, 0 <= getattr(self, name, 0) < 1, 'in [0, 1)')
+    # With eps 0 a parameter whose gradient has always been 0, such as the embedding of an id that
+    # never occurs, would get the update 0 / 0.
+    self._check('eps', getattr(self, 'eps', 1) > 0, '> 0')
+
+  def _check(self, name: str, holds: bool, range_: str) -> None:
+    if not holds:
+      raise ValueError(f'optimizer.rule = {self}: {name} must be {range_}.')
 
   def transformation(self) -> optax.GradientTransformation:
     """The scaling of gradients, without clipping, decay and learning rate."""
@@ -50,15 +59,12 @@ class UpdateRule(Component):
 class AdamW(UpdateRule):
   """Adam's scaling (Kingma and Ba 2015) as in PyTorch's AdamW (Loshchilov and Hutter 2019).
 
-  b1, b2: decay of the averages of the gradient and of its square. eps: is added to the root.
+  b1, b2: decay of the averages of the gradient and of its square. eps: added to the root.
   """
 
   b1: float = 0.9
   b2: float = 0.95
   eps: float = 1e-8
-
-  def __post_init__(self):
-    _check_moments(self)
 
   def transformation(self) -> optax.GradientTransformation:
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -73,33 +79,26 @@ class Sgd(UpdateRule):
 
   momentum: float = 0.0
 
-  def __post_init__(self):
-    if not 0 <= self.momentum < 1:
-      raise ValueError(f'optimizer.rule = {self}: momentum must be in [0, 1).')
-
   def transformation(self) -> optax.GradientTransformation:
     return optax.trace(self.momentum) if self.momentum else optax.identity()
 
 
 @dataclasses.dataclass(frozen=True)
 class Muon(UpdateRule):
-  """Momentum whose matrices are orthogonalized, and AdamW for all that is no hidden matrix.
+  """Orthogonalized momentum for the matrices of hidden layers, and AdamW for all else.
 
-  Jordan et al. 2024 (kellerjordan.github.io/posts/muon; github.com/KellerJordan/Muon was read): the
-  update of a matrix (in, out) is the Nesterov momentum of its gradient, divided by its Frobenius
-  norm and taken through `steps` Newton-Schulz iterations X <- a X + (b A + c A^2) X, A = X X^T, by
-  which its singular values come near 1. Kernels of linear layers and the MLP feature map's
-  matrices get it, each layer's and each expert's on its own; embeddings, the unembedding, gains,
-  biases, depthwise convolutions, k*, v* and sink logits get AdamW's scaling, at the same learning
-  rate and decay. Optax computes it (`optax.contrib.scale_by_muon`), with its bias correction of the
-  momentum, which Jordan's code has not: it changes how the first tens of gradients are weighed.
+  Jordan et al. 2024 (kellerjordan.github.io/posts/muon, github.com/KellerJordan/Muon): the update
+  of a matrix (in, out) is the Nesterov momentum of its gradient, divided by its Frobenius norm and
+  taken through `steps` Newton-Schulz iterations, which bring its singular values near 1. Each layer
+  and each expert has a matrix of its own. Embeddings, the unembedding, depthwise convolutions and
+  vectors get AdamW's scaling. Optax computes it (`optax.contrib.scale_by_muon`); unlike Jordan's
+  code it corrects the bias of the momentum.
 
   momentum: decay of the average of the gradients. b1, b2, eps: of AdamW, as there.
-  rms: 0.2 sqrt(max(in, out)) times the orthogonal matrix has entries of the root mean square 0.2,
-    about that of AdamW's updates, so that AdamW's learning rates and decay can stay (Liu et al.
-    2025, arXiv:2502.16982; so does the release of Outlier-Safe Pre-Training, arXiv:2506.19697, with
-    learning rate 5e-4). None: Jordan's sqrt(max(1, out / in)), for a learning rate that is the
-    spectral norm of an update (0.02 in his code) and that AdamW's part then has as well.
+  rms: root mean square of the entries of an update, over the learning rate: 0.2 is about AdamW's,
+    so that its learning rate and decay can stay (Liu et al. 2025, arXiv:2502.16982; Outlier-Safe
+    Pre-Training, arXiv:2506.19697). None: Jordan's factor sqrt(max(1, out / in)), for a learning
+    rate that is the spectral norm of an update (0.02 in his code), also of AdamW's part.
   """
 
   momentum: float = 0.95
@@ -110,43 +109,29 @@ class Muon(UpdateRule):
   eps: float = 1e-8
 
   def __post_init__(self):
-    _check_moments(self)
-    check_integers(self, 'steps')
-    if not 0 <= self.momentum < 1:
-      raise ValueError(f'optimizer.rule = {self}: momentum must be in [0, 1).')
-    if self.steps < 1:
-      raise ValueError(f'optimizer.rule = {self}: steps must be at least 1; gradients alone are '
-                       'Sgd.')
-    if self.rms is not None and not 0 < self.rms < math.inf:
-      raise ValueError(f'optimizer.rule = {self}: rms must be > 0 and finite, or None for '
-                       'sqrt(max(1, out / in)).')
+    super().__post_init__()
+    self._check('steps', self.steps >= 1, 'at least 1; gradients alone are Sgd')
+    self._check('rms', self.rms is None or self.rms > 0, '> 0, or None for sqrt(max(1, out / in))')
 
   def transformation(self) -> optax.GradientTransformation:
-    # All axes but the last two are counted: those of the layers and of the experts.
+    # The axes before the last two count layers and experts.
     matrices = lambda updates: jax.tree.map(
         lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
     orthogonal = optax.contrib.scale_by_muon(
-        _NEWTON_SCHULZ, self.steps, self.momentum, weight_dimension_numbers=matrices)
-    scale = optax.stateless(lambda updates, _: jax.tree.map(
-        lambda x: self._factor(*x.shape[-2:]) * x, updates))
+        ns_steps=self.steps, beta=self.momentum, weight_dimension_numbers=matrices)
+    factor = lambda rows, columns: (max(1, columns / rows)**0.5 if self.rms is None else
+                                    self.rms * max(rows, columns)**0.5)
+    scale = optax.stateless_with_tree_map(lambda x, _: factor(*np.shape(x)[-2:]) * x)
     return optax.partition({'muon': optax.chain(orthogonal, scale),
-                            'adamw': optax.scale_by_adam(self.b1, self.b2, self.eps)},
-                           self._parts)
-
-  def _factor(self, fan_in: int, fan_out: int) -> float:
-    if self.rms is None:
-      return max(1, fan_out / fan_in)**0.5
-    return self.rms * max(fan_in, fan_out)**0.5
+                            'adamw': optax.scale_by_adam(self.b1, self.b2, self.eps)}, self._parts)
 
   def _parts(self, params: Any) -> Any:
     """Which part each parameter belongs to: 'muon' or 'adamw'."""
-    hidden = lambda path: is_matrix(path) and not (
-        len(path) > 1 and path[-2].key in _NOT_HIDDEN)
+    hidden = lambda path: is_matrix(path) and not (len(path) > 1 and path[-2].key in _NOT_HIDDEN)
     parts = jax.tree_util.tree_map_with_path(
         lambda path, _: 'muon' if hidden(path) else 'adamw', params)
     if 'muon' not in jax.tree.leaves(parts):
-      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers, for '
-                       'which Muon is: use optimizer.rule = '
+      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers; use '
                        f'{AdamW(self.b1, self.b2, self.eps)}.')
     return parts
 
@@ -154,8 +139,8 @@ class Muon(UpdateRule):
 class OrthoAdamState(NamedTuple):
   """The state of `OrthoAdam`.
 
-  rotations: {'rows': Q (..., m, m), 'columns': Q (..., n, n)} in the place of every parameter
-    (..., m, n), where its axes are rotated. adam: the moments of the rotated gradients.
+  rotations: {'rows': Q (..., m, m), 'columns': Q (..., n, n)} for every parameter (..., m, n),
+    where its axes are rotated. adam: the moments of the rotated gradients.
   """
 
   rotations: Any
@@ -168,15 +153,11 @@ class OrthoAdam(UpdateRule):
 
   Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
   and Q^T takes the update back, so that no channel is singled out by the basis in which Adam
-  divides. Their text and release could not be had; the formula is that of descriptions of it, and
-  of an independent reproduction (Tristan22400/xai-outlier-repro), which reads the algorithm as one
-  Q of all entries of a parameter. Such a Q of a matrix of a linear layer does not fit a device, so
-  here, as there, it is a product of a rotation of each axis, Q = R x C (Kronecker): the gradient
-  G (m, n) becomes R G C^T. That of a vector is rotated as the algorithm has it. Layers and experts
-  have rotations of their own.
-
-  The rotations are a part of the state, which a checkpoint has and `plan` counts: at 60m with its
-  50432 tokens they have 1.1 times the bytes of the parameters, beside the two moments.
+  divides. The formula is from descriptions of the paper and an independent reproduction
+  (Tristan22400/xai-outlier-repro). A Q of all entries of a matrix does not fit a device, so here,
+  as there, it is a Kronecker product: the gradient G (m, n) becomes R G C^T. Layers and experts
+  have rotations of their own. The state holds the rotations: at 60m with 50432 tokens they have 1.1
+  times the bytes of the parameters.
 
   b1, b2, eps: as in AdamW. seed: of the rotations.
   longest: axes with more entries are not rotated, such as that of a large vocabulary; 1 is AdamW.
@@ -189,13 +170,9 @@ class OrthoAdam(UpdateRule):
   longest: int = 4096
 
   def __post_init__(self):
-    _check_moments(self)
-    check_integers(self, 'seed', 'longest')
-    if not 0 <= self.seed < 2**31:
-      raise ValueError(f'optimizer.rule = {self}: seed must be from 0 to 2^31 - 1.')
-    if self.longest < 1:
-      raise ValueError(f'optimizer.rule = {self}: longest must be at least 1, with which no axis '
-                       'is rotated.')
+    super().__post_init__()
+    self._check('seed', 0 <= self.seed < 2**31, 'from 0 to 2^31 - 1')
+    self._check('longest', self.longest >= 1, 'at least 1')
 
   def transformation(self) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -214,21 +191,19 @@ class OrthoAdam(UpdateRule):
     return optax.GradientTransformation(init, update)
 
   def _rotations(self, params: optax.Params) -> Any:
-    """Those of `OrthoAdamState`, from the paths and shapes of the parameters alone."""
+    """Those of `OrthoAdamState`, from the paths and shapes of the parameters."""
     flat, structure = jax.tree_util.tree_flatten_with_path(params)
     rotations, wanted = [{} for _ in flat], collections.defaultdict(list)
     for (path, x), own in zip(flat, rotations):
       name = jax.tree_util.keystr(path, simple=True, separator='/')
-      # The first axis of a block's parameter counts the layers. Those before its last two are
-      # counted as well.
+      # The last two axes are rotated; of a block's parameter the first one counts the layers.
       rotated = min(2, x.ndim - (path[0].key == 'blocks'))
       for axis, side in ((1, 'columns'), (2, 'rows')):
         if axis <= rotated and 1 < x.shape[-axis] <= self.longest:
-          # By the path and not by its place in the tree, so that a parameter more changes no
-          # other's.
-          wanted[x.shape[-axis], x.dtype].append(
-              (own, side, x.shape[:x.ndim - rotated], zlib.crc32(f'{name}/{side}'.encode())))
-    # All of a size in one loop: programs with a loop for each would take long to compile.
+          # By the path, so that another parameter more changes nothing.
+          code = zlib.crc32(f'{name}/{side}'.encode())
+          wanted[x.shape[-axis], x.dtype].append((own, side, x.shape[:x.ndim - rotated], code))
+    # All of a size in one loop: a program with a loop for each takes long to compile.
     for (size, dtype), group in wanted.items():
       counts = [math.prod(counted) for _, _, counted, _ in group]
       codes_Kx2 = np.array([(code, i) for count, (*_, code) in zip(counts, group)
@@ -241,49 +216,37 @@ class OrthoAdam(UpdateRule):
 
 def is_matrix(path: tuple[Any, ...]) -> bool:
   """Whether the parameter at a path is a matrix of linear layers or of the MLP feature map."""
-  # By name, not by number of axes: with the axis of the layers a gain is a matrix, too.
+  # By name: with the axis of the layers a gain has two axes, too.
   return path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map')
 
 
 def _orthogonal(key: jax.Array, codes_Kx2: np.ndarray, size: int,
                 dtype: jax.typing.DTypeLike) -> jax.Array:
-  """Orthogonal matrices (K, size, size), uniform among all; the same for the same pair of codes."""
+  """Uniformly random orthogonal matrices (K, size, size), one of each pair of codes."""
   def one(code_2: jax.Array) -> jax.Array:
     own = jax.random.fold_in(jax.random.fold_in(key, code_2[0]), code_2[1])
     q, r = jnp.linalg.qr(jax.random.normal(own, (size, size), dtype))
     # Without the signs Q would depend on the algorithm, and not be uniform (Mezzadri 2007).
     return q * jnp.sign(jnp.diagonal(r))
 
-  # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and many
-  # at a time, as for several simulated devices, wait for ever.
+  # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and with
+  # several simulated devices it waits for ever.
   return jax.lax.map(one, codes_Kx2)
 
 
 def _rotated(x: jax.Array, rotations: dict[str, jax.Array], back: bool = False) -> jax.Array:
   """R X C^T, or R^T X C with `back`; a rotation that is not there is the identity."""
-  # Not in bfloat16, as accelerators would have it: Adam divides by the root of the square, which
-  # makes a wrong sign of a small number as large as any other.
+  # Not in bfloat16: Adam divides by the root of the square, which makes a wrong sign of a small
+  # number as large as any other.
   product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
   if 'rows' in rotations:
-    rows = rotations['rows']
-    x = product(rows.mT if back else rows, x)
+    q = rotations['rows']
+    x = product(q.mT if back else q, x)
   if 'columns' in rotations:
-    columns = rotations['columns']
-    vector = columns.ndim > x.ndim
-    y = product(x[..., None, :] if vector else x, columns if back else columns.mT)
-    x = y[..., 0, :] if vector else y
+    q = rotations['columns']
+    rows = x.reshape(*q.shape[:-2], -1, q.shape[-1])  # a vector is a matrix of one row
+    x = product(rows, q if back else q.mT).reshape(x.shape)
   return x
-
-
-def _check_moments(rule: AdamW | Muon | OrthoAdam) -> None:
-  # With 1 the bias correction 1 - b^t would divide by 0. Written as `not (...)`, since NaN fails
-  # every comparison, and is thus refused as well.
-  if not (0 <= rule.b1 < 1 and 0 <= rule.b2 < 1):
-    raise ValueError(f'optimizer.rule = {rule}: b1 and b2 must be in [0, 1).')
-  # With eps 0 a parameter whose gradient has always been 0, such as the embedding of an id that
-  # never occurs, would get the update 0 / 0.
-  if not 0 < rule.eps < math.inf:
-    raise ValueError(f'optimizer.rule = {rule}: eps must be > 0 and finite.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,35 +257,21 @@ class OptimizerConfig:
   """
 
   rule: UpdateRule = option(AdamW(), 'how gradients become an update: AdamW, Sgd, Muon, OrthoAdam')
-  learning_rate: float = option(4e-4, 'at the peak of the schedule')
+  learning_rate: float = option(4e-4, 'at the peak of the schedule', least=0)
   schedule: str = option('cosine', 'cosine (the paper) or constant (all configs of the official '
-                         'implementation)')
-  final_fraction: float = option(0.1, 'of the learning rate, after the cosine')
-  warmup_steps: int = option(100, 'of a linear warm-up')
-  weight_decay: float = option(0.1, 'an update takes learning rate x this of a parameter away')
-  decay: str = option('all', 'parameters that decay: all (the official implementation) or matrices')
-  clip: float = option(1.0, 'largest global gradient norm; 0: none')
+                         'implementation)', choices=('cosine', 'constant'))
+  final_fraction: float = option(0.1, 'of the learning rate, after the cosine', least=0, most=1)
+  warmup_steps: int = option(100, 'of a linear warm-up', least=0)
+  weight_decay: float = option(0.1, 'an update takes learning rate x this of a parameter away',
+                               least=0)
+  decay: str = option('all', 'parameters that decay: all (the official implementation) or matrices',
+                      choices=('all', 'matrices'))
+  clip: float = option(1.0, 'largest global gradient norm; 0: none', least=0)
   trained: tuple[str, ...] | None = dataclasses.field(default=None, metadata={'key': False})
-
-  def __post_init__(self):
-    check_known(self.schedule, ('cosine', 'constant'), 'optimizer.schedule')
-    check_known(self.decay, ('all', 'matrices'), 'optimizer.decay')
-    if not 0 < self.learning_rate < math.inf:
-      raise ValueError(f'optimizer.learning_rate must be > 0 and finite, not {self.learning_rate}.')
-    for name in ('warmup_steps', 'weight_decay', 'clip', 'final_fraction'):
-      # Written as `not <=`, since NaN fails every comparison, and is thus refused as well.
-      if not 0 <= getattr(self, name) < math.inf:
-        raise ValueError(f'optimizer.{name} must be >= 0 and finite, not {getattr(self, name)}.')
-    if self.final_fraction > 1:
-      raise ValueError(f'optimizer.final_fraction = {self.final_fraction} must be at most 1, the '
-                       'learning rate itself.')
 
 
 class Rates(NamedTuple):
-  """What may differ from update to update and from run to run: arguments of the step, float32.
-
-  Runs that differ in them and in the seed only share a compiled program.
-  """
+  """What may differ between updates and between runs that share a compiled step, float32."""
 
   learning_rate: ArrayLike
   weight_decay: ArrayLike  # the decay of an update is this times the learning rate
@@ -331,9 +280,8 @@ class Rates(NamedTuple):
 def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
   """The learning rate of update 0, 1, ..., steps - 1.
 
-  The warm-up reaches update s with (s + 1) / warmup_steps of the learning rate. (The official
-  implementation raises it with every micro-batch from 0: (s + 1 - 1/m) / warmup_steps with m
-  micro-batches.)
+  Update s of the warm-up has (s + 1) / warmup_steps of it; the official implementation, which
+  raises it with each of m micro-batches, has (s + 1 - 1/m) / warmup_steps.
   """
   peak, warmup, last = config.learning_rate, config.warmup_steps, config.final_fraction
   if update < warmup:
@@ -350,8 +298,8 @@ def rates(config: OptimizerConfig, steps: int, update: int) -> Rates:
 
 
 def peak_rates(config: OptimizerConfig) -> Rates:
-  """The learning rate at the peak of the schedule, and the weight decay."""
-  return Rates(np.float32(config.learning_rate), np.float32(config.weight_decay))
+  """The rates at the peak of the schedule."""
+  return rates(config, 1, config.warmup_steps)
 
 
 def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
@@ -367,14 +315,14 @@ def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTrans
   """
   # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is of
   # the parameters as they were before the update.
-  matrices = lambda params: jax.tree_util.tree_map_with_path(lambda path, _: is_matrix(path), params)
+  matrices = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: is_matrix(path))
+  # optax's types have plain floats; it multiplies by the rates, traced or not.
+  rate, decay = typing.cast(tuple[float, float], rates)
   return optax.chain(
       optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
       config.rule.transformation(),
-      # optax's types have plain floats here; it multiplies by the value, traced or not.
-      optax.add_decayed_weights(rates.weight_decay,  # pyright: ignore[reportArgumentType]
-                                None if config.decay == 'all' else matrices),
-      optax.scale(-rates.learning_rate))  # pyright: ignore[reportOperatorIssue, reportArgumentType]
+      optax.add_decayed_weights(decay, None if config.decay == 'all' else matrices),
+      optax.scale(-rate))
 
 
 def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
@@ -384,25 +332,13 @@ def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptSt
 
 
 def trained_part(config: OptimizerConfig, params: Any) -> Any:
-  """The tree of the parameters that are trained; those that are not have no place in it.
-
-  The optimizer works on this tree alone, so it keeps and decays nothing of the others, and clips
-  by the norm of the gradients that there are.
-  """
-  if (trained := config.trained) is None:
+  """The tree of the parameters that are trained: all that the optimizer sees."""
+  if config.trained is None:
     return params
-
-  def part(tree: Any, prefix: str) -> Any:
-    if not isinstance(tree, Mapping):
-      return tree if prefix in trained else None
-    parts = {key: part(x, f'{prefix}/{key}' if prefix else key) for key, x in tree.items()}
-    return {key: x for key, x in parts.items() if x is not None} or None
-
-  return part(params, '') or {}
+  flat = flatten_dict(params, sep='/')
+  return unflatten_dict({path: flat[path] for path in config.trained}, sep='/')
 
 
 def with_trained(params: Any, trained: Any) -> Any:
   """The parameters with those of `trained`, a part of the tree, in the place of their own."""
-  if not isinstance(trained, Mapping):
-    return trained
-  return {key: with_trained(x, trained[key]) if key in trained else x for key, x in params.items()}
+  return unflatten_dict(flatten_dict(params) | flatten_dict(trained))

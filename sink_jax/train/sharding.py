@@ -1,28 +1,16 @@
 """Meshes and the rule that lays arrays out on them.
 
-A batch is split over 'data' and 'fsdp'. Parameters, and what the optimizer keeps of each,
-are split over 'tensor' by this table, and over 'fsdp' along the larger one of their last two
-axes, or along the other one if 'tensor' has the larger. Over 'data' they are replicated: each of
-its devices has all that an update of its own sequences needs, and only gradients travel, once in
-a step. Over 'fsdp' the state is split because it may not fit a device; XLA then gathers a block's
-parameters before it computes the block, and scatters the sums of its gradients back, so memory is
-paid for with traffic in every block (Rajbhandari et al. 2020).
+A batch is split over 'data' and 'fsdp'. Parameters, and what the optimizer keeps of each, are split
+over 'tensor' by the table `_TENSOR`, and over 'fsdp' along the larger one of their last two axes,
+or along the other one if 'tensor' has the larger. Over 'data' they are replicated: each of its
+devices has all that an update of its own sequences needs, and only gradients travel, once in a
+step. Over 'fsdp' the state is split because it may not fit a device; XLA then gathers a block's
+parameters before it computes the block, and scatters the sums of its gradients back (Rajbhandari
+et al. 2020).
 
-  | parameter                                             | 'tensor' splits        |
-  |-------------------------------------------------------|------------------------|
-  | of attention: query, key, value and their biases      | heads, in the outputs  |
-  |   out                                                 | heads, in the inputs   |
-  |   k*, v* and the logit of the sink                    | heads, if not shared   |
-  |   gains of queries and keys that heads have their own | heads                  |
-  |   gates and norms of heads: kernel, bias and gain     | heads, in the outputs  |
-  | of feed-forward networks: w1, w2 and their biases     | their outputs          |
-  |   w_out                                               | its inputs             |
-  | all others: embeddings, norms, biases of out and      | nothing                |
-  |   w_out, Mamba mixers, experts ...                    |                        |
-
-The devices of a tensor group thus have the same sequences and some of the heads and hidden
-units each; they add up what comes out of `out` and of `w_out` (Shoeybi et al. 2019). An axis
-that does not divide is not split, and the axis of the layers never is.
+The devices of a tensor group have the same sequences and some of the heads and hidden units each;
+they add up what comes out of `out` and of `w_out` (Shoeybi et al. 2019). An axis that does not
+divide is not split, and the axis of the layers never is.
 """
 
 from __future__ import annotations
@@ -41,9 +29,9 @@ from sink_jax.models.config import ModelConfig
 
 Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings in their place
 
-# How a parameter's path ends, its number of axes with that of the layers (experts have one
-# more), and the axis that 'tensor' splits. Heads and hidden units are split where they come out of
-# a product and where they go into the next one, so that nothing travels between the two.
+# How a parameter's path ends, its number of axes with that of the layers (experts have one more),
+# and the axis that 'tensor' splits: outputs of one product and inputs of the next, so that nothing
+# travels between the two. Other parameters, such as embeddings and norms, are not split.
 _TENSOR = (
     (r'attention/(query|key|value)/kernel', 3, 2),
     (r'attention/(query|key|value)/bias', 2, 1),
@@ -93,9 +81,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
 def mesh_sizes(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, int, int]:
   """The sizes of a mesh over `count` devices, without -1; raises as `make_mesh` does."""
   sizes = [data, fsdp, tensor]
-  if sizes.count(-1) == 1:
-    # The product contains the -1 itself, so that its negative is that of the other sizes. A size of
-    # 0 is refused below, and must not be divided by before.
+  if -1 in sizes:  # the product is minus that of the other sizes
     sizes[sizes.index(-1)] = count // max(1, -math.prod(sizes))
   if min(sizes) < 1 or math.prod(sizes) != count:
     raise ValueError(f'mesh.data = {data}, mesh.fsdp = {fsdp} and mesh.tensor = {tensor} do not '
@@ -108,8 +94,7 @@ def check_tensor(config: ModelConfig, tensor: int) -> None:
   """Raises a ValueError where a model cannot be split over a 'tensor' axis of this size."""
   sizes = {'heads': config.heads, 'kv_heads': config.dims.kv_heads}
   if config.ffn != 'none' and any(not layer.experts for layer in config.pattern):
-    # Experts are not split over 'tensor', so a model of experts alone has no hidden units to
-    # divide.
+    # Experts are not split, so a model of experts alone has no hidden units to divide.
     sizes['ffn_hidden'] = config.ffn_hidden
   for name, size in sizes.items():
     if size % tensor:
@@ -131,20 +116,18 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def state_shardings(mesh: Mesh, state: Tree) -> Tree:
   """Shardings of parameters and optimizer state, from their paths and shapes alone.
 
-  'fsdp' splits the largest of the last two axes that divides and is not split yet; small and
-  odd arrays are replicated: a vector that is split saves little and is gathered in every step.
+  Small and odd arrays are replicated: a vector that is split saves little and is gathered in every
+  step.
   """
   def sharding_of(path: tuple[Any, ...], x: Any) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     axes = [None] * x.ndim
     for pattern, ndim, axis in _TENSOR:
-      # The optimizer's arrays end with the path of their parameter, so a moment lies where its
-      # parameter does and the update needs no traffic.
+      # The optimizer's arrays end with the path of their parameter, and lie where it does.
       if x.ndim == ndim and re.search(f'(^|/){pattern}$', name):
         if mesh.shape['tensor'] > 1 and x.shape[axis] % mesh.shape['tensor'] == 0:
           axes[axis] = 'tensor'
-    # The first axis of arrays that 'tensor' splits counts the layers. It stays whole: the loop over
-    # blocks takes one layer at a time, which a split axis would have on one device alone.
+    # The axis of the layers stays whole, since the loop over blocks takes one layer at a time.
     first = max(x.ndim - 2, 1 if 'tensor' in axes else 0)
     free = [a for a in range(first, x.ndim)
             if not axes[a] and x.shape[a] % mesh.shape['fsdp'] == 0]
@@ -170,29 +153,16 @@ class GlobalBatches:
   """Puts batches of one size onto a mesh.
 
   rows: which rows of a global batch this process has to make, for its devices hold them.
-    The rows of all processes are the batch of a single one, whatever the order of the
-    devices in the mesh; processes whose devices share rows make the same.
+    Processes whose devices share rows make the same ones.
   """
 
   def __init__(self, mesh: Mesh, batch_size: int):
     self._sharding, self._batch_size = batch_sharding(mesh), batch_size
-    all_rows = np.arange(batch_size)
     indices = self._sharding.addressable_devices_indices_map((batch_size,)).values()
     # Unique: the devices of a tensor group all have the same rows.
-    self.rows = np.unique(np.concatenate([all_rows[i] for i in indices if i is not None]))
+    self.rows = np.unique([np.arange(batch_size)[index] for index in indices])
 
   def make_global_batch(self, batch: Tree) -> Tree:
     """This process's rows of a batch -> the global batch, spread over the mesh."""
-    return jax.tree.map(self._to_global, batch)
-
-  def _to_global(self, x: np.ndarray) -> jax.Array:
-    def part(index: Any) -> np.ndarray:
-      # JAX asks for rows by their numbers in the global batch; x has only those of `rows`.
-      start, stop, _ = index[0].indices(self._batch_size)
-      # `rows` is sorted and holds each such range whole, so its rows lie one after the other in x.
-      first = np.searchsorted(self.rows, start)
-      return x[first:first + stop - start]
-
-    # Each process hands over what its own devices hold: no rows travel between processes.
-    return jax.make_array_from_callback(
-        (self._batch_size, *x.shape[1:]), self._sharding, part)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(
+        self._sharding, x, (self._batch_size, *x.shape[1:])), batch)

@@ -1,8 +1,8 @@
 """The parameters of another model that a run begins with.
 
-`init.source` of a config names the model; this room cannot read it, since published models are of
-a room above, and is handed a function that opens it. Here is decided what of it becomes the run's:
-its sizes where the config leaves them empty, its tokenizer, and its parameters.
+`init.source` of a config names the model. Its sizes fill those that the config leaves empty, and
+its parameters and tokenizer become the run's. The caller hands over a function that opens it, since
+published models are of a room above.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from sink_jax.attention.spec import COMPONENTS, AttentionSpec
-from sink_jax.component import from_string
+from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.dataset import Dataset
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.graft import GRAFTED, graft_to
@@ -26,11 +26,18 @@ from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.pattern import pattern_text
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
-from sink_jax.train.config import GRAFT_KEYS, InitConfig, ModelOptions, from_dict
+from sink_jax.train.config import (
+  GRAFT_KEYS,
+  Experiment,
+  InitConfig,
+  ModelOptions,
+  differences,
+  from_dict,
+)
 from sink_jax.train.multihost import on_all_processes
 from sink_jax.train.sharding import laid_out
 
-# Keys of `model` that say how a model is initialised or computed, and not what it is.
+# Keys of `model` that say what a model is, not how it is initialised or computed.
 _MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelOptions) if not (
     field.metadata['where'] or field.name in ('size', 'init', 'dtype')))
 # Two tokenizers that make the same ids of this are taken for the same one.
@@ -38,12 +45,6 @@ _SAMPLE = ('The quick brown fox  jumps over\tthe "lazy" dog\'s back; 3.14159 - 2
            'def f(x):\n    return x**2 != {"a": [None, True]}  # déjà vu, naïve façade\n'
            'Съешь же ещё этих мягких булок. 敏捷的棕色狐狸。 こんにちは 안녕하세요 مرحبا 😀 ½µΩ\n'
            '<s> <|endoftext|>')
-
-
-class Encodes(Protocol):
-  """The tokenizer of a source: what makes ids of a text."""
-
-  def encode(self, text: str) -> list[int]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Source:
   name: str
   model: ModelConfig
   read: Callable[[Mesh], ParamTree]
-  tokenizer: Encodes | None = None
+  tokenizer: TextTokenizer | None = None
   tokenizer_option: str = ''
 
 
@@ -86,20 +87,21 @@ def with_source(config: Mapping[str, Any],
     source = on_all_processes(lambda: open_source(name))
   except ValueError as error:
     raise ValueError(f'init.source = {name!r} cannot be opened: {error}') from None
-  there = {'model': _written(source.model), 'attention': source.model.attention.strings()}
+  model, there = dict(config['model']), _written(source.model)
+  for key in _MODEL_KEYS:
+    # A value that the source has at a default that means nothing stays empty.
+    if model[key] is None and getattr(source.model, key) != getattr(ModelConfig, key, None):
+      model[key] = there['model'][key]
   data = dict(config['data'])
   if data['tokenizer'] == 'Bytes()' and source.tokenizer_option:
     data['tokenizer'] = source.tokenizer_option
-  model = {key: there['model'].get(key) if value is None and key in _MODEL_KEYS else value
-           for key, value in config['model'].items()}
-  config = {**config, 'data': data, 'model': model,
-            'init': {**config['init'], 'source': name}, 'attention': dict(config['attention'])}
+  config = {**config, 'data': data, 'model': model, 'attention': dict(config['attention']),
+            'init': {**config['init'], 'source': name}}
   if experiment.init.graft:
-    for key in _kept(experiment.init, config):
+    for key in _kept(experiment):
       section, part = key.split('.')
-      config[section][part] = there[section].get(part, getattr(ModelConfig, part, None))
-  if problems := _problems(config, source):
-    raise ValueError(problems)
+      config[section][part] = there[section][part]
+  _check_same(config, there)
   return config, source
 
 
@@ -162,73 +164,44 @@ def check_data(source: Source, data: Dataset) -> None:
     kinds = ['text', 'a task that makes its own tokens']
     raise ValueError(f'{where} is a model of {kinds[source.tokenizer is None]}, and the data are '
                      f'{kinds[data.tokenizer is None]}: train it on data of its kind.')
-  if data.tokenizer is None or source.tokenizer is None:
-    return
-  here, there = (list(one.encode(_SAMPLE)) for one in (data.tokenizer, source.tokenizer))
-  if here != there:
-    first = next((i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1]),
-                 min(len(here), len(there)))
-    raise ValueError(
-        f'{where} has another tokenizer than the data: from token {first + 1} of a sample on, '
-        f'data.tokenizer makes {here[first:first + 4]}, that of the source {there[first:first + 4]}.'
-        f' Leave data.tokenizer out, or set {source.tokenizer_option or "Bytes()"}.')
+  if data.tokenizer and source.tokenizer and (
+      list(data.tokenizer.encode(_SAMPLE)) != list(source.tokenizer.encode(_SAMPLE))):
+    raise ValueError(f'{where} has another tokenizer than the data: leave data.tokenizer out, or '
+                     f'set {source.tokenizer_option or "Bytes()"}.')
 
 
-def _kept(init: InitConfig, config: Mapping[str, Any]) -> list[str]:
+def _kept(experiment: Experiment) -> list[str]:
   """The keys that a graft keeps of its source: those in `init.kept`, or all at their default."""
-  if init.kept is not None:
-    return [key.strip() for key in init.kept.split(',') if key.strip()]
-  defaults = {'attention': AttentionSpec(), 'model': ModelConfig}
-  kept = []
-  for key in GRAFT_KEYS:
-    section, name = key.split('.')
-    value = config[section][name]
-    value = from_string(COMPONENTS[name], value) if section == 'attention' else value
-    if value is None or value == getattr(defaults[section], name):
-      kept.append(key)
-  return kept
+  if experiment.init.kept is not None:
+    return [key.strip() for key in experiment.init.kept.split(',') if key.strip()]
+  values = {**vars(experiment.attention), **vars(experiment.model)}
+  defaults = {**vars(AttentionSpec()), **vars(ModelOptions())}
+  return [key for key in GRAFT_KEYS if values[name := key.split('.')[1]] in (None, defaults[name])]
 
 
-def _problems(config: Mapping[str, Any], source: Source) -> str:
-  """What differs between the model of a config and that of its source, for an error; or ''."""
-  experiment, lines, options = from_dict(config), [], []
-
-  def compare(key: str, here: Any, there: Any, text: Any) -> None:
-    # Files of models write 1e-5 as the float32 next to it, too.
-    if here != there and not (isinstance(here, float) and np.float32(here) == np.float32(there)):
-      lines.append(f'{key}: {here!r} in the config, {there!r} in the source')
-      options.append(shlex.quote(f'--config.{key}={text}'))
-
-  texts, grafted = _texts(source.model), GRAFTED if experiment.init.graft else ()
-  here = (experiment.attention, experiment.model.norm or ModelConfig.norm,
-          experiment.model.sink_tokens or 0)
-  if grafted and here == tuple(getattr(source.model, name) for name in GRAFTED):
-    return (f'The graft changes nothing of {source.name}: set what it is to change, such as '
-            '--config.attention.head="HeadGate(scale=2)", or leave init.graft out.')
-  for key in _MODEL_KEYS:
-    if key not in grafted and (here := getattr(experiment.model, key)) is not None:
-      there = (getattr(source.model.dims, key) if key in ('kv_heads', 'head_dim')
-               else getattr(source.model, key))
-      compare(f'model.{key}', here, there, texts.get(key, there))
-  for field in dataclasses.fields(AttentionSpec) if not grafted else ():
-    there = getattr(source.model.attention, field.name)
-    compare(f'attention.{field.name}', getattr(experiment.attention, field.name), there, there)
-  if not lines:
-    return ''
-  of_graft = all(line.split(':')[0] in GRAFT_KEYS for line in lines)
-  hint = ('\nTo give it what the config changes of the defaults, add\n  --config.init.graft=identity'
-          if of_graft else '')
-  return (f'init.source = {source.name!r} is another model than the config\'s:\n  '
-          + '\n  '.join(lines) + '\nTo train what the source is, add\n  ' + ' '.join(options) + hint)
+def _check_same(config: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> None:
+  """Raises a ValueError if the model of a config is not that of its source, but for a graft."""
+  name, graft = config['init']['source'], config['init']['graft']
+  of_source = {section: config[section] | {key: value for key, value in values.items()
+                                           if config[section][key] is not None}
+               for section, values in there.items()}
+  lines = differences(config, {**config, **of_source})
+  grafted = [line for line in lines if line.split(':')[0] in GRAFT_KEYS]
+  if graft and not grafted:
+    raise ValueError(f'The graft changes nothing of {name}: set what it is to change, such as '
+                     '--config.attention.head="HeadGate(scale=2)", or leave init.graft out.')
+  if problems := [line for line in lines if not graft or line not in grafted]:
+    keys = [line.split(':')[0].split('.') for line in problems]
+    options = ' '.join(shlex.quote(f'--config.{section}.{key}={of_source[section][key]}')
+                       for section, key in keys)
+    hint = ', or --config.init.graft=identity to change it' if problems == grafted else ''
+    raise ValueError('\n  '.join([f'init.source = {name!r} is another model (config -> source):',
+                                  *problems, f'Add {options} to train what the source is{hint}.']))
 
 
-def _written(model: ModelConfig) -> dict[str, Any]:
-  """The fields of a model as a config has them, without those at a default that means nothing."""
-  written = {key: getattr(model, key) for key in _MODEL_KEYS} | _texts(model)
-  return {key: value for key, value in written.items()
-          if getattr(model, key) != getattr(ModelConfig, key, dataclasses.MISSING)}
-
-
-def _texts(model: ModelConfig) -> dict[str, str]:
-  """The fields of a model that a config has as texts."""
-  return {'pattern': pattern_text(model.pattern), 'biases': ', '.join(model.biases)}
+def _written(model: ModelConfig) -> dict[str, dict[str, Any]]:
+  """The sections of a config that describe a model."""
+  values = {key: getattr(model, key) for key in _MODEL_KEYS} | {
+      'pattern': pattern_text(model.pattern), 'biases': ', '.join(model.biases),
+      'kv_heads': model.dims.kv_heads, 'head_dim': model.dims.head_dim}
+  return {'model': values, 'attention': model.attention.strings()}

@@ -13,10 +13,9 @@ import sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.train.loss import cross_entropy
-from sink_jax.train.optimizer import OptimizerConfig, peak_rates
+from sink_jax.train.optimizer import Muon, OptimizerConfig, OrthoAdam, Sgd, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
-from sink_jax.train.optimizer import Muon, OrthoAdam, Sgd
 
 SIGMOID = dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8))
 CASES = {

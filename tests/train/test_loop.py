@@ -363,7 +363,7 @@ def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content
     (dict(mesh__fsdp=5), 'do not fit'),
     (dict(probe__length=99), 'length'),
     (dict(steps=0), 'steps must be at least 1'),
-    (dict(seed=3000000000), 'seed'), (dict(probe__sequences=0), 'sequences at least 1'),
+    (dict(seed=3000000000), 'seed'), (dict(probe__sequences=0), 'probe.sequences must'),
     (dict(probe__dtype='float16'), 'float32, bfloat16'), (dict(validation__batches=0), 'batches'),
     (dict(model__d_model=12), 'even head dimension'), (dict(model__kv_heads=-1), 'kv_heads'),
     (dict(optimizer__learning_rate=float('inf')), 'finite'),
@@ -410,7 +410,7 @@ def test_devices_that_do_not_divide_the_batch(tmp_path):
   process = runs.start(tmp_path / 'run', devices=3)
   _, error = process.communicate(timeout=120)
   assert process.returncode == 1
-  assert 'error: 3 devices do not divide a micro-batch of 8 sequences' in error
+  assert 'must divide a micro-batch of 8 sequences' in error
   assert 'batch_size = 9' in error and 'Traceback' not in error
   assert not (tmp_path / 'run').exists()
 

@@ -6,17 +6,23 @@ import numpy as np
 import optax
 import pytest
 
-from sink_jax.component import from_string, registry
+import sink_jax as sj
+from sink_jax.component import from_string
+from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.sizes import parameter_shapes, sized
 from sink_jax.train.optimizer import (
+  AdamW,
+  Muon,
   OptimizerConfig,
+  OrthoAdam,
   Rates,
+  Sgd,
+  UpdateRule,
   init_optimizer,
   learning_rate,
   make_optimizer,
   peak_rates,
 )
-from sink_jax.train.optimizer import AdamW, Muon, OrthoAdam, Sgd, UpdateRule
 
 
 def torch_adamw(config, steps, parameters, gradients):
@@ -138,9 +144,6 @@ def paths(tree):
 
 
 def test_muon_takes_the_matrices_of_hidden_layers():
-  import sink_jax as sj
-  from sink_jax.models.config import Experts, Layer, Mamba
-
   shapes = parameter_shapes(sized(
       'tiny', vocab_size=10, embedding_dim=8, biases=('qkv', 'ffn'), norm='layernorm',
       pattern=(Layer(experts=Experts(4, 2)), Layer(mamba=Mamba(32, 4, 4, 4))),
@@ -191,36 +194,22 @@ def test_orthoadam_that_rotates_nothing_is_adamw():
   jax.tree.map(np.testing.assert_array_equal, *updates)
 
 
-def test_sgd_has_no_memory():
-  config = OptimizerConfig(rule=Sgd(), learning_rate=0.1, schedule='constant', warmup_steps=0,
-                           weight_decay=0.5, clip=0.0)
-  optimizer = make_optimizer(config, peak_rates(config))
-  p = {'w': jnp.array([2.0])}
-  updates, _ = optimizer.update({'w': jnp.array([3.0])}, optimizer.init(p), p)
-  np.testing.assert_allclose(updates['w'], -0.1 * (3.0 + 0.5 * 2.0), rtol=1e-6)
-
-
-def test_sgd_with_momentum_sums_what_is_left_of_older_gradients():
-  config = OptimizerConfig(rule=Sgd(momentum=0.5), learning_rate=0.1, clip=0.0, weight_decay=0.0)
+@pytest.mark.parametrize('momentum, velocities', [(0.0, (4.0, 1.0, -2.0)), (0.5, (4.0, 3.0, -0.5))])
+def test_sgd_sums_what_is_left_of_older_gradients(momentum, velocities):
+  config = OptimizerConfig(rule=Sgd(momentum), learning_rate=0.1, clip=0.0, weight_decay=0.5)
   p, state = {'w': jnp.array([2.0])}, init_optimizer(config, {'w': jnp.array([2.0])})
-  for gradient, velocity in ((4.0, 4.0), (1.0, 3.0), (-2.0, -0.5)):
+  for gradient, velocity in zip((4.0, 1.0, -2.0), velocities):
     updates, state = make_optimizer(config, peak_rates(config)).update(
         {'w': jnp.array([gradient])}, state, p)
-    np.testing.assert_allclose(updates['w'], -0.1 * velocity, rtol=1e-6)
-
-
-@pytest.mark.parametrize('name', registry(UpdateRule))
-def test_a_rule_is_built_again_by_its_repr(name):
-  rule = registry(UpdateRule)[name]()
-  assert from_string(UpdateRule, repr(rule)) == rule
+    np.testing.assert_allclose(updates['w'], -0.1 * (velocity + 0.5 * 2.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize('text, words', [
-    ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'), ('AdamW(b1=1.0)', 'b1 and b2 must be in'),
+    ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'), ('AdamW(b1=1.0)', 'b[12] must be in'),
     ('AdamW(eps=0.0)', 'eps must be > 0'), ('Sgd(momentum=1.0)', 'momentum must be in'),
     ('AdamW(beta1=0.9)', 'it takes: b1, b2, eps'), ('Muon(eps=0.0)', 'eps must be > 0'),
     ('Muon(momentum=1.0)', 'momentum must be in'), ('Muon(steps=0)', 'at least 1.*Sgd'),
-    ('Muon(rms=0.0)', 'rms must be > 0.*None'), ('OrthoAdam(b2=1.0)', 'b1 and b2 must be in'),
+    ('Muon(rms=0.0)', 'rms must be > 0, or None'), ('OrthoAdam(b2=1.0)', 'b[12] must be in'),
     ('OrthoAdam(seed=-1)', 'seed must be from 0'), ('OrthoAdam(longest=0)', 'at least 1')])
 def test_bad_rules_are_explained(text, words):
   with pytest.raises(ValueError, match=words):
@@ -228,8 +217,6 @@ def test_bad_rules_are_explained(text, words):
 
 
 def test_decay_on_matrices_spares_embeddings_gains_and_biases():
-  import sink_jax as sj
-
   config = sized('tiny', vocab_size=10, attention=sj.AttentionSpec(
       'Exp()', 'RowSum()', 'Mlp()', 'Learned(max_length=8)', kv_bias='KBias()',
       head='HeadGate(opening=0.25)'))
@@ -240,11 +227,8 @@ def test_decay_on_matrices_spares_embeddings_gains_and_biases():
     settings = OptimizerConfig(decay=decay)
     optimizer = make_optimizer(settings, peak_rates(settings))
     updates, _ = optimizer.update(zero, optimizer.init(ones), ones)
-    decayed[decay] = {jax.tree_util.keystr(path, simple=True, separator='.')
-                      for path, u in jax.tree_util.tree_leaves_with_path(updates)
-                      if float(jnp.abs(u).max()) > 0}
-  everything = {jax.tree_util.keystr(path, simple=True, separator='.')
-                for path, _ in jax.tree_util.tree_leaves_with_path(ones)}
+    decayed[decay] = paths(jax.tree.map(lambda u: u if jnp.any(u != 0) else None, updates))
+  everything = paths(ones)
   assert decayed['all'] == everything
   assert everything - decayed['matrices'] == {
       'embed', 'positions', 'final_norm.gain', 'blocks.norm1.gain', 'blocks.norm2.gain',
@@ -264,12 +248,3 @@ def test_the_schedule_is_optax_s(options):
   # Optax computes in float32.
   np.testing.assert_allclose([learning_rate(config, steps, s) for s in range(steps)],
                              [float(theirs(s)) for s in range(steps)], rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize('options, words', [
-    (dict(schedule='linear'), 'cosine, constant'),
-    (dict(learning_rate=0.0), 'learning_rate'), (dict(weight_decay=-1.0), 'weight_decay'),
-    (dict(learning_rate=float('nan')), 'learning_rate')])
-def test_bad_options_are_explained(options, words):
-  with pytest.raises(ValueError, match=words):
-    OptimizerConfig(**options)
