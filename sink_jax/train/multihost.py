@@ -1,17 +1,17 @@
 """Several processes as one job: how they find each other, and how they agree.
 
 Every process runs the same program, and a collective waits until all have come to it. So whatever
-could send one of them another way, such as an error in opening a file, is first made known to all,
-by the functions below. Only process 0 writes the files of the workdir: the others would write
-the same content over it, at other times. Checkpoints are the exception: each process writes its
-part of the arrays.
+could send one of them another way, such as an error in opening a file, is first made known to all.
+Only process 0 writes the files of the workdir, except for checkpoints: each process writes its part
+of the arrays.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import pickle
+import re
 import signal
 import sys
 import time
@@ -42,7 +42,7 @@ def init_distributed() -> None:
   else from what runs the job (Cloud TPU, SLURM's srun, Open MPI), else it is one process.
 
   Raises:
-    ValueError: only some of the variables are set, or one is not a number.
+    ValueError: only some of the variables are set, or one of them is wrong.
 
   Where the others do not come within five minutes, the runtime ends the process with exit
   code 134 and a message. Until they come SIGTERM, Ctrl-C and SIGHUP end it at once: nothing
@@ -50,21 +50,16 @@ def init_distributed() -> None:
   """
   for number in stop_signals():
     signal.signal(number, signal.SIG_DFL)  # a handler in Python would have to wait
-  given = {name: os.environ[name] for name in _EXPLICIT if os.environ.get(name)}
-  if given and len(given) < len(_EXPLICIT):
-    missing = ', '.join(name for name in _EXPLICIT if name not in given)
-    raise ValueError(f'{", ".join(given)} is set and {missing} is not: set all three, or none.')
+  given = [f'{name}={os.environ[name]}' for name in _EXPLICIT if os.environ.get(name)]
   where: dict[str, Any] = {}
   if given:
-    address, count, index = given.values()
-    if not (count.isdecimal() and index.isdecimal() and int(index) < int(count)):
-      raise ValueError(f'JAX_NUM_PROCESSES={count} and JAX_PROCESS_ID={index}: write the number of '
-                       'processes, and which of them this one is, counted from 0.')
+    found = re.fullmatch(r'\w+=((.+):\d+) \w+=(\d+) \w+=(\d+)', ' '.join(given))
+    if found is None:
+      raise ValueError(f'{" ".join(given)}: set all of {", ".join(_EXPLICIT)}, to the host:port of '
+                       'process 0, a number, and a number from 0; or none.')
+    address, host, count, index = found.groups()
     if int(count) == 1:
       return
-    host, colon, port = address.rpartition(':')
-    if not (host and colon and port.isdecimal()):
-      raise ValueError(f'JAX_COORDINATOR_ADDRESS={address}: write host:port, of process 0.')
     where = {'coordinator_address': address, 'num_processes': int(count), 'process_id': int(index)}
     if host in ('127.0.0.1', 'localhost'):  # else it listens at all addresses of the machine
       where['coordinator_bind_address'] = address
@@ -85,28 +80,32 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
-def broadcast_from_process0(decide: Callable[[], Value], *errors: type[Exception]) -> Value:
-  """Calls `decide` in the first process, and returns its result in all of them.
-
-  The result is a value that JSON can hold. An error of one of the types `errors` is raised in all
-  processes, with its message; another one in the first process only.
-  """
+def gather(value: Value) -> list[Value]:
+  """The values of all processes, in their order."""
   if jax.process_count() == 1:
-    return decide()
+    return [value]
+  # The lengths first: a collective has arrays of one shape in all processes.
+  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  lengths = collective(multihost_utils.process_allgather, np.int32(len(data)))
+  padded = np.zeros(lengths.max(), np.uint8)
+  padded[:len(data)] = data
+  # A pickle knows where it ends.
+  return [pickle.loads(row.tobytes())
+          for row in collective(multihost_utils.process_allgather, padded)]
+
+
+def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
+  """Calls `decide` in process 0, and returns its result, or raises its error, in all of them."""
   value, error = None, None
   if is_first():
     try:
       value = decide()
-    except errors as caught:
+    except Exception as caught:
       error = caught
-  which = next((i for i, kind in enumerate(errors) if isinstance(error, kind)), None)
-  # The error's place in `errors`, with its message or the value.
-  which, sent = _broadcast([which, str(error) if error else value])
+  value, error = gather((value, error))[0]
   if error is not None:
     raise error
-  if which is not None:
-    raise errors[which](sent)
-  return cast(Value, value if is_first() else sent)  # the value that was sent has been through JSON
+  return cast(Value, value)
 
 
 def on_all_processes(prepare: Callable[[], Value]) -> Value:
@@ -114,11 +113,12 @@ def on_all_processes(prepare: Callable[[], Value]) -> Value:
 
   For what depends on the machine of a process, such as its data.
   """
+  value, error = None, None
   try:
-    value, error = prepare(), None
+    value = prepare()
   except ValueError as caught:
-    value, error = None, caught
-  failed = process_allgather(error is not None)
+    error = caught
+  failed = gather(error is not None)
   if any(failed):
     raise error or ValueError(f'Process {failed.index(True)} cannot begin; it says why.')
   return cast(Value, value)  # no process failed, so this one has a value
@@ -126,32 +126,20 @@ def on_all_processes(prepare: Callable[[], Value]) -> Value:
 
 def check_same(what: str, text: str) -> None:
   """Raises a ValueError in all processes unless all of them give the same text."""
-  if jax.process_count() == 1:
-    return
-  # A digest has 32 bytes in every process, and a collective takes arrays of one shape only.
-  digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-  digests = collective(multihost_utils.process_allgather, digest)
-  others = [i for i, other in enumerate(digests) if (other != digests[0]).any()]
-  if others:
-    raise ValueError(f'Process {others[0]} has another {what} than process 0: start all with the '
-                     'same command, the same files and the same versions.')
-
-
-def process_allgather(flag: bool) -> list[bool]:
-  """Returns the flags of all processes, in their order."""
-  if jax.process_count() == 1:
-    return [flag]
-  flags = collective(multihost_utils.process_allgather, np.array(flag))
-  return [bool(x) for x in flags.ravel()]
+  digests = gather(hashlib.sha256(text.encode()).hexdigest())
+  for i, digest in enumerate(digests):
+    if digest != digests[0]:
+      raise ValueError(f'Process {i} has another {what} than process 0: start all with the same '
+                       'command, the same files and the same versions.')
 
 
 def fail(message: str, alone: bool = False) -> NoReturn:
   """Prints what is wrong and ends this process with exit code 1.
 
   alone: the other processes may not know of it. They are not waited for; they end when this
-    one is missed. And where it was rather another process that died, which breaks what is
-    under way between them, this one waits to be ended for that: with another exit code, for
-    then starting the job again is right.
+  one is missed. And where it was rather another process that died, which breaks what is
+  under way between them, this one waits to be ended for that: with another exit code, for
+  then starting the job again is right.
   """
   if jax.process_count() == 1:
     sys.exit(message)
@@ -177,13 +165,3 @@ def collective(call: Callable[..., Value], *arguments: Any) -> Value:
     return call(*arguments)
   except ValueError as error:
     raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
-
-
-def _broadcast(value: Any) -> Any:
-  # The length first: a collective has arrays of one shape in all processes.
-  data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-  send = lambda x: np.asarray(collective(multihost_utils.broadcast_one_to_all, x))
-  padded = np.zeros(int(send(np.int32(len(data)))), np.uint8)
-  if is_first():
-    padded[:] = data
-  return json.loads(send(padded).tobytes())

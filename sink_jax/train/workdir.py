@@ -8,7 +8,6 @@ before every save: the newest job wins, and an older one ends without writing.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -29,29 +28,22 @@ from sink_jax.train.provenance import provenance
 
 _PATIENCE = 15  # seconds to wait for a lock: the processes of a killed sweep need some to notice it
 _CONTENT = ('content', 'valid_content')  # of Dataset.summary(): digests that must not change
-# What a run writes after its config.json.
-_WRITTEN_LATER = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')
 
 
 class WorkdirLocked(ValueError):
-  """Another job is training in the workdir."""
-
-
-class LockLost(WorkdirLocked):
-  """Another job has begun to train in the workdir since this one did."""
+  """Another job is training in the workdir, or has begun to since this one did."""
 
 
 def check_workdir(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
   """Raises a ValueError if the folder holds a run of another config, or cannot be written."""
   path = to_path(workdir)
-  begun = [name for name in _WRITTEN_LATER if (path / name).exists()]
   if (path / 'config.json').exists():
     if changed := differences(read_config(path), config):
       raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
                        + '\nUse another --workdir, or the old values to resume it.')
-  elif begun:
-    raise ValueError(f'{workdir} holds a run ({", ".join(begun)}), and its config.json is missing. '
-                     'Put the file back, or use another --workdir.')
+  elif is_workdir(path):
+    raise ValueError(f'{workdir} holds a run, and its config.json is missing. Put the file back, '
+                     'or use another --workdir.')
   elif is_local(path):  # an object store has no folders to be there, or to lack a right
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
@@ -73,50 +65,42 @@ class Workdir:
     """data: `Dataset.summary()`; what it says of the content of the data must not change."""
     self.path, self._config, self._data = to_path(path), config, data
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
-    self._lock: filelock.BaseFileLock | None = None
+    self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE)
 
   def __enter__(self) -> Workdir:
     try:
-      broadcast_from_process0(self._begin, WorkdirLocked, ValueError, OSError)
+      broadcast_from_process0(self._begin)
     except OSError as error:
       raise ValueError(f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, or '
                        'make room and give yourself the right to write.') from None
     return self
 
   def __exit__(self, *error: object) -> None:
-    if self._lock is not None:
-      self._lock.release()
+    self._lock.release()
 
   def check_owner(self) -> None:
-    """Raises LockLost in all processes if another job has begun to train here."""
-    broadcast_from_process0(self._check_owner, LockLost)
+    """Raises WorkdirLocked in all processes if another job has begun to train here."""
+    broadcast_from_process0(self._check_owner)
 
   def write_status(self, status: str, **details: Any) -> None:
     """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
     if is_first():
       write_status(self.path, status, **details, **provenance())
 
-  def write_once(self, name: str, content: bytes) -> None:
-    """Writes a file of the run that is not there, or not as it was written."""
-    def write() -> None:
-      file = self.path / name
-      if not (file.exists() and file.read_bytes() == content):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
-    broadcast_from_process0(write)
+  def write(self, name: str, content: bytes) -> None:
+    """Writes a file of the run, which is the same at every start."""
+    broadcast_from_process0(lambda: write_atomically(self.path / name, content))
 
   def _begin(self) -> None:
     self.path.mkdir(parents=True, exist_ok=True)
     if is_local(self.path):
-      self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE)
       try:
         self._lock.acquire()
       except filelock.Timeout:
-        self._lock = None
-        raise WorkdirLocked(f'Another process ({_text(self.path / "owner")}) is training in '
-                            f'{self.path}: wait for it, or use another --workdir.') from None
+        raise WorkdirLocked(f'Another process ({self._owner()}) is training in {self.path}: wait '
+                            'for it, or use another --workdir.') from None
       except NotImplementedError:  # a file system without locks: `owner` has to do
-        self._lock = None
+        pass
     # Under the lock: only now does no other process write what is compared.
     check_workdir(self.path, self._config)
     before = read_data_summary(self.path)
@@ -131,10 +115,15 @@ class Workdir:
     write_atomically(self.path / 'owner', self._name)
 
   def _check_owner(self) -> None:
-    owner = _text(self.path / 'owner') or self._name
-    if owner != self._name:
-      raise LockLost(f'Another job ({owner}) has begun to train in {self.path} meanwhile: this '
-                     'one ends, and leaves what it has saved to the other.')
+    if self._owner() != self._name:
+      raise WorkdirLocked(f'Another job ({self._owner()}) has begun to train in {self.path}: this '
+                          'one ends, and leaves what it has saved to the other.')
+
+  def _owner(self) -> str:
+    try:
+      return (self.path / 'owner').read_bytes().decode('utf-8', 'replace')
+    except OSError:  # removed by hand: nobody else claims the folder
+      return self._name
 
 
 def is_workdir(path: str | AnyPath) -> bool:
@@ -153,8 +142,7 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
   config = _read_object(path)
   if config is None:
-    raise ValueError(f'{path} is damaged. The checkpoints next to it are untouched: put the config '
-                     'of the run back, or use another workdir.')
+    raise ValueError(f'{path} is damaged: put the config of the run back, or use another workdir.')
   if not {'model', 'data'} <= config.keys():
     raise ValueError(f'{path} is not the config of a run: use another workdir.')
   return config
@@ -227,9 +215,3 @@ def _read_object(path: AnyPath) -> dict[str, Any] | None:
   except (OSError, ValueError, RecursionError):
     return None
   return value if isinstance(value, dict) else None
-
-
-def _text(path: AnyPath) -> str:
-  with contextlib.suppress(OSError):
-    return path.read_bytes().decode('utf-8', 'replace')
-  return ''
