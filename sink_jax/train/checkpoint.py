@@ -33,10 +33,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-  """The checkpoints of a workdir that is being trained in, by all processes of a job.
-
-  latest: the newest step that is saved, or being saved; None if there is none.
-  """
+  """The checkpoints of a workdir that is being trained in, by all processes of a job."""
 
   def __init__(self, workdir: str | AnyPath, kept: int = 2):
     """kept: how many of the newest steps stay."""
@@ -44,24 +41,27 @@ class Checkpoints:
     self._manager: ocp.CheckpointManager | None = None  # knows the steps of when it was opened
     self._pending: int | None = None  # the step that Orbax is writing
     self._hashing: threading.Thread | None = None
-    self.latest: int | None = None
+
+  @property
+  def latest(self) -> int | None:
+    """The newest step that is saved; None if there is none."""
+    return next(iter(saved_steps(self._workdir)), None)
 
   def restore(self, target: TrainState) -> TrainState | None:
     """The newest good state, laid out as `target` (shapes with shardings); None if there is none.
 
-    A damaged step, of which a process cannot read its part, is moved to damaged/ and reported, so
-    that its number can be saved again, and the one before it is tried. Called before any `save`.
+    A damaged step, of which a process cannot read its part, is moved to damaged/, so that its
+    number can be saved again, and the one before it is tried. Called before any `save`.
 
     Raises:
       CheckpointError: the checkpoint holds another tree, or other shapes.
     """
     for step in broadcast_from_process0(lambda: saved_steps(self._workdir)):
-      state, problem = None, verify(self._workdir, step, jax.process_index(), jax.process_count())
+      problem = verify(self._workdir, step, jax.process_index(), jax.process_count())
       if not any(gather(problem is not None)):
-        state, problem = _read(self._workdir, step, target)
+        state, problem = _read(self._workdir, step, target._asdict())
         if not any(gather(problem is not None)):
-          self.latest = step
-          return state
+          return TrainState(**state)
       if problem:
         _log.warning('checkpoint %d is damaged (%s), moved to damaged/%d; trying an older one',
                      step, problem, step)
@@ -90,7 +90,7 @@ class Checkpoints:
       # force: Orbax otherwise skips what is not beyond its newest step; the caller decides that.
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
-    self._pending = self.latest = step
+    self._pending = step
 
   def poll(self, wait: bool = False) -> None:
     """Hashes a save once it is committed; cheap, to be called at every step.
@@ -124,11 +124,10 @@ class Checkpoints:
       yield
     except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
       self._pending = None
-      self.latest = max((s for s in saved_steps(self._workdir) if s != step), default=None)
       raise CheckpointError(
           f'Checkpoint {step} could not be written below {self._workdir}: {_short(error)}. Is the '
-          'disk full, or does ulimit -f allow no file of this size? The newest good checkpoint is '
-          f'{self.latest}; once there is room, the same command resumes from it.') from error
+          'disk full, or the file larger than ulimit -f allows? Once there is room, the same '
+          f'command resumes from step {self.latest or 0}.') from error
 
 
 def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]:
@@ -151,18 +150,20 @@ def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]
                         'that has saved one?')
 
 
-def _read(workdir: str | AnyPath, step: int, target: Any) -> tuple[Any, str | None]:
-  """(state, None) of a saved step, laid out as `target`; (None, problem) of a damaged one.
-
-  target: a TrainState, or a dict of some of its fields.
-  """
+def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[Any, str | None]:
+  """(fields of a saved TrainState, None), laid out as `target`; (None, problem) where damaged."""
   saved: Any = step_folder(workdir, step) / 'state'
   try:
     # The handler itself: a Checkpointer around it would report files that only it writes.
     handler = ocp.PyTreeCheckpointHandler()
-    there = handler.metadata(saved)
-    _check_shapes(saved, {name: there[name] for name in target} if isinstance(target, dict)
-                  else there, target)
+    metadata = handler.metadata(saved)
+    there, here = _shapes({name: metadata[name] for name in target}), _shapes(target)
+    for name in sorted(here | there):
+      if here.get(name) != there.get(name):
+        raise CheckpointError(
+            f'{saved} does not fit this config: {name} is {there.get(name, "absent")} there and '
+            f'{here.get(name, "absent")} here. Use the config it was saved with, or another '
+            'workdir.')
     return handler.restore(saved, args=ocp.args.PyTreeRestore(
         target, restore_args=ocp.checkpoint_utils.construct_restore_args(target),
         partial_restore=True)), None
@@ -184,11 +185,10 @@ def saved_steps(workdir: str | AnyPath) -> list[int]:
   On a disk a step has its name once it is complete; in an object store it has a mark.
   """
   checkpoints = step_folder(workdir, 0).parent
-  folders = checkpoints.iterdir() if checkpoints.exists() else ()
-  names = [path.name for path in folders
-           if is_local(path) or (path / 'commit_success.txt').exists()]
   # What is still being written has a name with a suffix.
-  return sorted((int(n) for n in names if re.fullmatch('0|[1-9][0-9]*', n)), reverse=True)
+  return sorted((int(path.name) for path in (checkpoints.iterdir() if checkpoints.exists() else ())
+                 if re.fullmatch('0|[1-9][0-9]*', path.name)
+                 and (is_local(path) or (path / 'commit_success.txt').exists())), reverse=True)
 
 
 def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
@@ -229,31 +229,19 @@ def _hash(workdir: AnyPath, step: int) -> None:
     while not saved.exists() and time.monotonic() < until:
       time.sleep(0.05)
     files = {str(file.relative_to(saved)): file for file in files_below(saved)}
-    for name in list(files):  # Orbax has a folder of arrays for each process; the rest is the first's
-      found = re.search(r'ocdbt\.process_(\d+)', name)
-      if me != (int(found[1]) if found else 0):
-        del files[name]
-    digests = dict(zip(files, sha256_of_files(files.values())))
+    # Orbax has a folder of arrays for each process; the rest is the first one's.
+    mine = [name for name in files
+            if me == int((re.findall(r'ocdbt\.process_(\d+)', name) or [0])[0])]
+    digests = sha256_of_files(files[name] for name in mine)
     sums.mkdir(exist_ok=True)
-    write_atomically(sums / f'{step}.{me}.json', json.dumps(digests, indent=1))
+    write_atomically(sums / f'{step}.{me}.json', json.dumps(dict(zip(mine, digests)), indent=1))
   except FileNotFoundError:  # removed meanwhile, as the oldest of those kept
     pass
   except OSError as error:
     _log.warning('checkpoint %d has no checksums (%s): it is used, but not verified', step, error)
 
 
-def _check_shapes(folder: AnyPath, saved: Any, target: Any) -> None:
-  saved, target = _shapes(saved), _shapes(target)
-  for name in sorted(set(saved) | set(target)):
-    if saved.get(name) != target.get(name):
-      raise CheckpointError(
-          f'{folder} does not fit this config: {name} is {saved.get(name, "absent")} there and '
-          f'{target.get(name, "absent")} here. Use the config it was saved with, or another '
-          'workdir.')
-
-
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   """{'params.embed': (258, 64), ...}; Orbax returns tuples as dicts with digits as keys."""
-  name = lambda k: str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k))))
-  return {'.'.join(map(name, path)): tuple(x.shape)
+  return {jax.tree_util.keystr(path, simple=True, separator='.'): tuple(x.shape)
           for path, x in jax.tree_util.tree_leaves_with_path(tree)}

@@ -16,17 +16,14 @@ from typing import Any
 
 import jax
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import (
-  # protobuf makes the two classes while it is imported, where no type checker sees them.
-  Event,  # pyright: ignore[reportAttributeAccessIssue]
-  SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
-)
+from tensorboardX.proto import event_pb2
 from tensorboardX.summary import scalar
 
 from sink_jax.io.files import named_in_errors, write_atomically
 from sink_jax.io.paths import AnyPath, files_below, is_local, to_path
 from sink_jax.train.multihost import is_first
 
+_PROTO: Any = event_pb2  # protobuf makes its classes on import, where no type checker sees them
 _SECONDS_BETWEEN_COPIES = 30  # to an object store, which cannot append
 # Dense bfloat16 FLOP/s of a device (of TPU7x a core) by its datasheet, by a part of `device_kind`;
 # the first counts.
@@ -43,8 +40,7 @@ class Metrics:
   'valid' and 'probe', and 'graft' of a run that begins with one. Opened at a step, it first drops
   lines beyond it, so that a resumed run leaves the same file as one that was never interrupted. For
   an object store the files grow in a temporary folder, and are copied at each `flush` and twice a
-  minute. In the other processes of a job every method does nothing: two writers would damage the
-  file.
+  minute. In the other processes of a job every method does nothing.
   """
 
   def __init__(self, workdir: AnyPath, step: int, wandb: str = '',
@@ -68,14 +64,15 @@ class Metrics:
     (self._local / 'tensorboard').mkdir(exist_ok=True)
     self._events = EventsWriter(str(self._local / 'tensorboard' / 'events'), f'.{time.time_ns()}')
     # TensorBoard then drops what a run that was killed had written at this step or beyond.
-    self._write_event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
+    self._write_event(step=step + 1 if step else 0, session_log=_PROTO.SessionLog(
+        status=_PROTO.SessionLog.START))
     self._wandb = _wandb_run(wandb, workdir, config) if wandb else None
     self.flush()
 
   def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
     """Appends one event; values are numbers, texts, or lists and mappings of numbers.
 
-    TensorBoard gets only the numbers: the entries of a list, such as one per block, are not a curve.
+    TensorBoard gets only the numbers: the entries of a list, one per block, are not a curve.
     """
     if not self._active:
       return
@@ -119,7 +116,7 @@ class Metrics:
 
   def _write_event(self, **content: Any) -> None:
     with named_in_errors(self._workdir / 'tensorboard'):
-      self._events.write_event(Event(wall_time=time.time(), **content))
+      self._events.write_event(_PROTO.Event(wall_time=time.time(), **content))
 
 
 def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[str, Any]]:
@@ -128,7 +125,8 @@ def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[s
   Args:
     kind: 'train', 'time', 'valid', 'probe' or 'graft'; None for all of them.
   """
-  return [row for _, row in _rows(to_path(workdir) / 'metrics.jsonl') if kind in (None, row['kind'])]
+  rows = _rows(to_path(workdir) / 'metrics.jsonl')
+  return [row for _, row in rows if kind in (None, row['kind'])]
 
 
 def _rows(path: AnyPath) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -8,7 +8,6 @@ of the arrays.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import re
@@ -24,14 +23,10 @@ from jax.experimental import multihost_utils
 
 from sink_jax.io.exit_code import stop_signals
 
-# A process that is silent for so long is dead, and the others end as well: with exit code
-# 134, and the words of the coordination service on stderr.
-HEARTBEAT_SECONDS = 60
+HEARTBEAT_SECONDS = 60  # a process that is silent for so long is dead, and the others end as well
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 _CLUSTERS = ('TPU_WORKER_HOSTNAMES', 'SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
-_STARTUP_SECONDS = 300
 _PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30  # after which a dead process has been missed
-_LAST_WORDS_SECONDS = 3  # that process 0 gives the others for their messages
 Value = TypeVar('Value')
 
 
@@ -39,14 +34,12 @@ def init_distributed() -> None:
   """Makes this process a part of its job; called once, before anything asks for a device.
 
   Taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID where they are set,
-  else from what runs the job (Cloud TPU, SLURM's srun, Open MPI), else it is one process.
+  else from what runs the job (Cloud TPU, SLURM's srun, Open MPI), else it is one process. Until the
+  others come SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the runtime does, with
+  exit code 134 and a message.
 
   Raises:
     ValueError: only some of the variables are set, or one of them is wrong.
-
-  Where the others do not come within five minutes, the runtime ends the process with exit
-  code 134 and a message. Until they come SIGTERM, Ctrl-C and SIGHUP end it at once: nothing
-  has been begun.
   """
   for number in stop_signals():
     signal.signal(number, signal.SIG_DFL)  # a handler in Python would have to wait
@@ -54,9 +47,9 @@ def init_distributed() -> None:
   where: dict[str, Any] = {}
   if given:
     found = re.fullmatch(r'\w+=((.+):\d+) \w+=(\d+) \w+=(\d+)', ' '.join(given))
-    if found is None:
-      raise ValueError(f'{" ".join(given)}: set all of {", ".join(_EXPLICIT)}, to the host:port of '
-                       'process 0, a number, and a number from 0; or none.')
+    if found is None or int(found[4]) >= int(found[3]):
+      raise ValueError(f'{" ".join(given)}: set JAX_COORDINATOR_ADDRESS=host:port of process 0, '
+                       'JAX_NUM_PROCESSES, and a JAX_PROCESS_ID below it; or none of them.')
     address, host, count, index = found.groups()
     if int(count) == 1:
       return
@@ -64,8 +57,7 @@ def init_distributed() -> None:
     if host in ('127.0.0.1', 'localhost'):  # else it listens at all addresses of the machine
       where['coordinator_bind_address'] = address
   try:
-    jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-                               initialization_timeout=_STARTUP_SECONDS)
+    jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
   except ValueError:
     if given or any(map(os.environ.get, _CLUSTERS)):
       raise
@@ -109,10 +101,7 @@ def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
 
 
 def on_all_processes(prepare: Callable[[], Value]) -> Value:
-  """Calls `prepare` in each process and returns its result; a ValueError of one is raised in all.
-
-  For what depends on the machine of a process, such as its data.
-  """
+  """Calls `prepare` in each process, returns its result, and raises a ValueError of one in all."""
   value, error = None, None
   try:
     value = prepare()
@@ -126,9 +115,9 @@ def on_all_processes(prepare: Callable[[], Value]) -> Value:
 
 def check_same(what: str, text: str) -> None:
   """Raises a ValueError in all processes unless all of them give the same text."""
-  digests = gather(hashlib.sha256(text.encode()).hexdigest())
-  for i, digest in enumerate(digests):
-    if digest != digests[0]:
+  texts = gather(text)
+  for i, other in enumerate(texts):
+    if other != texts[0]:
       raise ValueError(f'Process {i} has another {what} than process 0: start all with the same '
                        'command, the same files and the same versions.')
 
@@ -136,10 +125,9 @@ def check_same(what: str, text: str) -> None:
 def fail(message: str, alone: bool = False) -> NoReturn:
   """Prints what is wrong and ends this process with exit code 1.
 
-  alone: the other processes may not know of it. They are not waited for; they end when this
-  one is missed. And where it was rather another process that died, which breaks what is
-  under way between them, this one waits to be ended for that: with another exit code, for
-  then starting the job again is right.
+  alone: the other processes may not know of it; they end when this one is missed. Where it was
+  rather another process that died, which breaks what is under way between them, this one waits to
+  be ended for that, with the exit code after which the job is to be started again.
   """
   if jax.process_count() == 1:
     sys.exit(message)
@@ -150,7 +138,7 @@ def fail(message: str, alone: bool = False) -> NoReturn:
           f'within {_PATIENCE_SECONDS} seconds.', file=sys.stderr, flush=True)
     time.sleep(_PATIENCE_SECONDS)
   elif is_first():
-    time.sleep(_LAST_WORDS_SECONDS)  # without the coordinator the others cannot say theirs
+    time.sleep(3)  # without the coordinator the others cannot say theirs
   os._exit(1)  # sys.exit would wait for the others
 
 

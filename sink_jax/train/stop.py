@@ -27,8 +27,7 @@ class Unsaved(KeyboardInterrupt):
   """Ctrl-C was pressed a second time: the process ends before its state is saved."""
 
   def __init__(self):
-    super().__init__('Ended by a second Ctrl-C before it had saved; the same command resumes from '
-                     'the newest checkpoint.')
+    super().__init__('Ended by a second Ctrl-C before it had saved; the same command resumes.')
 
 
 class StopHandler:

@@ -57,8 +57,8 @@ class Workdir:
   All processes of a job enter it; the first one acts.
 
   Raises:
-    ValueError: it holds a run of another config or other data (what differs is listed), or
-      it cannot be written. WorkdirLocked: another process is training in it.
+    ValueError: it holds a run of another config (what differs is listed) or of other data, or
+      cannot be written. WorkdirLocked: another process is training in it.
   """
 
   def __init__(self, path: str | AnyPath, config: Mapping[str, Any], data: Mapping[str, Any]):
@@ -71,8 +71,8 @@ class Workdir:
     try:
       broadcast_from_process0(self._begin)
     except OSError as error:
-      raise ValueError(f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, or '
-                       'make room and give yourself the right to write.') from None
+      raise ValueError(f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, '
+                       'or make room and give yourself the right to write.') from None
     return self
 
   def __exit__(self, *error: object) -> None:
@@ -80,7 +80,9 @@ class Workdir:
 
   def check_owner(self) -> None:
     """Raises WorkdirLocked in all processes if another job has begun to train here."""
-    broadcast_from_process0(self._check_owner)
+    if other := broadcast_from_process0(lambda: self._owner() != self._name and self._owner()):
+      raise WorkdirLocked(f'Another job ({other}) has begun to train in {self.path}: this one '
+                          'ends, and leaves what it has saved to the other.')
 
   def write_status(self, status: str, **details: Any) -> None:
     """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
@@ -114,11 +116,6 @@ class Workdir:
     write_atomically(self.path / 'data.json', json.dumps(self._data, indent=2))
     write_atomically(self.path / 'owner', self._name)
 
-  def _check_owner(self) -> None:
-    if self._owner() != self._name:
-      raise WorkdirLocked(f'Another job ({self._owner()}) has begun to train in {self.path}: this '
-                          'one ends, and leaves what it has saved to the other.')
-
   def _owner(self) -> str:
     try:
       return (self.path / 'owner').read_bytes().decode('utf-8', 'replace')
@@ -141,10 +138,9 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
   if not path.exists():
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
   config = _read_object(path)
-  if config is None:
-    raise ValueError(f'{path} is damaged: put the config of the run back, or use another workdir.')
-  if not {'model', 'data'} <= config.keys():
-    raise ValueError(f'{path} is not the config of a run: use another workdir.')
+  if config is None or not {'model', 'data'} <= config.keys():
+    raise ValueError(f'{path} is damaged, or not of a run: put the config of the run back, or use '
+                     'another workdir.')
   return config
 
 
@@ -157,14 +153,14 @@ def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
   """The probe inputs (S, T) of a run; None where it has not begun.
 
   Raises:
-    ValueError: the file is damaged; with the remedy.
+    ValueError: the file is damaged.
   """
   path = to_path(workdir) / 'probe_tokens.npy'
-  if not path.exists():
-    return None
   try:
     with path.open('rb') as file:
       return np.lib.format.read_array(file, allow_pickle=False)
+  except FileNotFoundError:
+    return None
   except (OSError, ValueError, EOFError, tokenize.TokenError) as error:
     raise ValueError(f'{path} is damaged ({error}): training again with the same command makes it '
                      'anew from the data.') from None
@@ -186,15 +182,14 @@ def write_status(workdir: str | AnyPath, status: str, **details: Any) -> None:
 def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
   """Whether this very config was trained here to its end, or until it diverged.
 
-  A run whose last checkpoint was removed, but not an older one, is to be resumed from that.
+  A run whose last checkpoint was removed, but not an older one, resumes from that.
   """
   status = read_status(workdir)
   if status['status'] not in ('done', 'diverged'):
     return False
   steps = saved_steps(workdir)
-  if status['status'] == 'done' and steps and status.get('step') not in steps:
-    return False
-  return not differences(read_config(workdir), config)
+  resumes = status['status'] == 'done' and steps and status.get('step') not in steps
+  return not (resumes or differences(read_config(workdir), config))
 
 
 def analyses_file(workdir: str | AnyPath) -> AnyPath:
