@@ -78,9 +78,9 @@ class Checkpoints:
     self.poll(wait=True)  # one save at a time: a second would need the host's memory again
     with self._explained(step):
       if is_first():
-        alive = saved_steps(self._workdir)
+        alive = {str(s) for s in saved_steps(self._workdir)}
         for path in (self._workdir / 'checksums').glob('*.json'):
-          if int(path.name.split('.')[0]) not in alive:
+          if path.name.split('.')[0] not in alive:
             path.unlink(missing_ok=True)
       self._manager = self._manager or ocp.CheckpointManager(
           self._workdir / 'checkpoints', item_names=('state',),

@@ -55,9 +55,8 @@ def code() -> str:
 def provenance(devices: bool = True) -> dict[str, str]:
   """The date, the command and the source code of this process, and what it runs on.
 
-  Args:
-    devices: with the hardware and the versions of jax and Python. A process that only starts
-      others must not ask for a device, which it would occupy.
+  devices: with the hardware and the versions of jax and Python; a process that only starts others
+  must not ask for a device, which it would occupy.
   """
   made = {'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
           'command': command(), 'code': code()}

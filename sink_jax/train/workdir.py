@@ -2,8 +2,8 @@
 
 Two jobs that train in one workdir would overwrite each other's checkpoints. A lock on the file
 `lock` holds between the processes of one machine. Object stores and some network file systems have
-no locks, so each job also writes a name of its own into `owner` when it begins, and reads it again
-before every save: the newest job wins, and an older one ends without writing.
+no locks, so each job also writes its name into `owner` when it begins, and reads it again before
+every save: the newest job wins, and an older one ends without writing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
 from sink_jax.io.paths import AnyPath, is_local, to_path
-from sink_jax.train.checkpoint import saved_steps
 from sink_jax.train.config import differences
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
@@ -137,8 +136,8 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
   path = to_path(workdir) / 'config.json'
   if not path.exists():
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
-  config = _read_object(path)
-  if config is None or not {'model', 'data'} <= config.keys():
+  config = _read_object(path) or {}
+  if not {'model', 'data'} <= config.keys():
     raise ValueError(f'{path} is damaged, or not of a run: put the config of the run back, or use '
                      'another workdir.')
   return config
@@ -180,16 +179,9 @@ def write_status(workdir: str | AnyPath, status: str, **details: Any) -> None:
 
 
 def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
-  """Whether this very config was trained here to its end, or until it diverged.
-
-  A run whose last checkpoint was removed, but not an older one, resumes from that.
-  """
-  status = read_status(workdir)
-  if status['status'] not in ('done', 'diverged'):
-    return False
-  steps = saved_steps(workdir)
-  resumes = status['status'] == 'done' and steps and status.get('step') not in steps
-  return not (resumes or differences(read_config(workdir), config))
+  """Whether this very config was trained here to its end, or until it diverged."""
+  return (read_status(workdir)['status'] in ('done', 'diverged')
+          and not differences(read_config(workdir), config))
 
 
 def analyses_file(workdir: str | AnyPath) -> AnyPath:
