@@ -37,9 +37,9 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
   try:
     if config is None:
       broadcast_from_process0(lambda: record_outcome(trial, root, 'not expressible',
-                                                     reason=trial.reason), ValueError)
+                                                     reason=trial.reason))
       return 'not expressible'
-    if not broadcast_from_process0(lambda: has_ended(folder, config), ValueError):
+    if not broadcast_from_process0(lambda: has_ended(folder, config)):
       train(config, folder, name=trial.name, show_progress=show_progress, open_source=open_source)
   except WorkdirLocked:
     return 'busy'

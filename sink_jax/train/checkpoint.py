@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from sink_jax.io.files import SMALL, read_text_limited, write_atomically
 from sink_jax.io.hashing import sha256_of_files
 from sink_jax.io.paths import AnyPath, files_below, free_name, is_local, move_folder, to_path
-from sink_jax.train.multihost import broadcast_from_process0, is_first, process_allgather
+from sink_jax.train.multihost import broadcast_from_process0, gather, is_first
 from sink_jax.train.step import Params, TrainState
 
 _COMMIT_SECONDS = 120  # until process 0 has given a step its name, after this one has written
@@ -33,43 +33,40 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-  """The checkpoints of a workdir that is being trained in, by all processes of a job.
-
-  latest: the newest step that is saved, or being saved; None if there is none.
-  """
+  """The checkpoints of a workdir that is being trained in, by all processes of a job."""
 
   def __init__(self, workdir: str | AnyPath, kept: int = 2):
     """kept: how many of the newest steps stay."""
     self._workdir, self._kept = to_path(workdir), kept
+    self._manager: ocp.CheckpointManager | None = None  # knows the steps of when it was opened
     self._pending: int | None = None  # the step that Orbax is writing
     self._hashing: threading.Thread | None = None
-    self.latest: int | None = None
-    self._manager = self._open_manager()
+
+  @property
+  def latest(self) -> int | None:
+    """The newest step that is saved; None if there is none."""
+    return next(iter(saved_steps(self._workdir)), None)
 
   def restore(self, target: TrainState) -> TrainState | None:
     """The newest good state, laid out as `target` (shapes with shardings); None if there is none.
 
-    A damaged step, of which a process cannot read its part, is moved to damaged/ and reported, so
-    that its number can be saved again, and the one before it is tried.
+    A damaged step, of which a process cannot read its part, is moved to damaged/, so that its
+    number can be saved again, and the one before it is tried. Called before any `save`.
 
     Raises:
       CheckpointError: the checkpoint holds another tree, or other shapes.
     """
-    for step in broadcast_from_process0(lambda: saved_steps(self._workdir), OSError):
-      state, problem = None, verify(self._workdir, step, jax.process_index(), jax.process_count())
-      if not any(process_allgather(problem is not None)):
-        state, problem = self._restore_step(step, target)
-      if not any(process_allgather(problem is not None)):
-        self.latest = step
-        return state
+    for step in broadcast_from_process0(lambda: saved_steps(self._workdir)):
+      problem = verify(self._workdir, step, jax.process_index(), jax.process_count())
+      if not any(gather(problem is not None)):
+        state, problem = _read(self._workdir, step, target._asdict())
+        if not any(gather(problem is not None)):
+          return TrainState(**state)
       if problem:
         _log.warning('checkpoint %d is damaged (%s), moved to damaged/%d; trying an older one',
                      step, problem, step)
-      # Orbax's manager knows the steps of the time when it was opened: it is closed before a step
-      # is moved, and opened anew after that.
-      self._manager.close()
-      broadcast_from_process0(lambda: _move_aside(self._workdir, step), OSError)
-      self._manager = self._open_manager()
+      broadcast_from_process0(lambda: move_folder(
+          step_folder(self._workdir, step), free_name(self._workdir / 'damaged' / str(step))))
     return None
 
   def save(self, step: int, state: TrainState) -> None:
@@ -79,16 +76,21 @@ class Checkpoints:
       CheckpointError: this save or the one before could not be written.
     """
     self.poll(wait=True)  # one save at a time: a second would need the host's memory again
-    if step == self.latest:
-      return
     with self._explained(step):
       if is_first():
-        _forget_checksums(self._workdir, step)  # of a step of this number that was removed by hand
-      # force: Orbax otherwise skips a step that is not beyond its newest, and the caller decides
-      # that.
+        alive = {str(s) for s in saved_steps(self._workdir)}
+        for path in (self._workdir / 'checksums').glob('*.json'):
+          if path.name.split('.')[0] not in alive:
+            path.unlink(missing_ok=True)
+      self._manager = self._manager or ocp.CheckpointManager(
+          self._workdir / 'checkpoints', item_names=('state',),
+          item_handlers={'state': ocp.StandardCheckpointHandler()},
+          options=ocp.CheckpointManagerOptions(
+              max_to_keep=self._kept, cleanup_tmp_directories=True))
+      # force: Orbax otherwise skips what is not beyond its newest step; the caller decides that.
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
-    self._pending = self.latest = step
+    self._pending = step
 
   def poll(self, wait: bool = False) -> None:
     """Hashes a save once it is committed; cheap, to be called at every step.
@@ -96,6 +98,8 @@ class Checkpoints:
     Args:
       wait: for the save and its checksums, instead of looking whether they are there.
     """
+    if self._manager is None:
+      return
     if wait:
       with self._explained(self._pending):
         self._manager.wait_until_finished()
@@ -111,41 +115,19 @@ class Checkpoints:
   def close(self) -> None:
     """Waits for what is being saved."""
     self.poll(wait=True)
-    self._manager.close()
-
-  def _open_manager(self) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
-        self._workdir / 'checkpoints', item_names=('state',),
-        item_handlers={'state': ocp.StandardCheckpointHandler()},
-        options=ocp.CheckpointManagerOptions(max_to_keep=self._kept, cleanup_tmp_directories=True))
-
-  def _restore_step(self, step: int,
-                    target: TrainState) -> tuple[TrainState | None, str | None]:
-    """(state, None) of a saved step; (None, problem) of one that cannot be read."""
-    try:
-      _check_shapes(step_folder(self._workdir, step),
-                    self._manager.item_metadata(step)['state'], target)
-      return self._manager.restore(
-          step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state'], None
-    except (CheckpointError, jax.errors.JaxRuntimeError):  # the latter: no memory for it
-      raise
-    except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
-      if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        raise  # the disk or the network, not the checkpoint
-      return None, f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+    if self._manager is not None:
+      self._manager.close()
 
   @contextlib.contextmanager
   def _explained(self, step: int | None) -> Iterator[None]:
     try:
       yield
-    except Exception as error:  # as in `_restore_step`
+    except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
       self._pending = None
-      self.latest = max((s for s in saved_steps(self._workdir) if s != step), default=None)
       raise CheckpointError(
-          f'Checkpoint {step} could not be written below {self._workdir}: '
-          f'{" ".join(str(error).split())[:300]}. Is the disk full, or does ulimit -f allow no '
-          f'file of this size? The newest good checkpoint '
-          f'is {self.latest}; once there is room, the same command resumes from it.') from error
+          f'Checkpoint {step} could not be written below {self._workdir}: {_short(error)}. Is the '
+          'disk full, or the file larger than ulimit -f allows? Once there is room, the same '
+          f'command resumes from step {self.latest or 0}.') from error
 
 
 def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]:
@@ -157,36 +139,44 @@ def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]
   Raises:
     CheckpointError: there is no usable checkpoint, or it holds another model.
   """
-  workdir = to_path(workdir)
   for step in saved_steps(workdir):
-    problem = verify(workdir, step)
+    restored, problem = None, verify(workdir, step)
     if problem is None:
-      try:
-        return step, params_of_step(workdir, step, target)
-      except (CheckpointError, jax.errors.JaxRuntimeError):
-        raise
-      except Exception as error:  # as in Checkpoints
-        problem = f'cannot be read: {" ".join(str(error).split())[:300]}'
+      restored, problem = _read(workdir, step, {'params': target})
+    if restored is not None:
+      return step, restored['params']
     _log.warning('checkpoint %d is damaged (%s); trying an older one', step, problem)
   raise CheckpointError(f'No usable checkpoint in {workdir}: is it the workdir of a run '
                         'that has saved one?')
 
 
-def params_of_step(workdir: str | AnyPath, step: int, target: Params) -> Params:
-  """The parameters of a saved step, laid out as `target`; writes nothing and verifies nothing.
-
-  Raises:
-    CheckpointError: it holds another model. Orbax raises errors of any kind for a damaged one.
-  """
+def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[Any, str | None]:
+  """(fields of a saved TrainState, None), laid out as `target`; (None, problem) where damaged."""
   saved: Any = step_folder(workdir, step) / 'state'
-  # The handler itself: a Checkpointer around it would report files that only it writes.
-  handler = ocp.PyTreeCheckpointHandler()
-  _check_shapes(saved, handler.metadata(saved)['params'], target)
-  tree = {'params': target}
-  restored = handler.restore(saved, args=ocp.args.PyTreeRestore(
-      tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True))
-  handler.close()
-  return restored['params']
+  try:
+    # The handler itself: a Checkpointer around it would report files that only it writes.
+    handler = ocp.PyTreeCheckpointHandler()
+    metadata = handler.metadata(saved)
+    there, here = _shapes({name: metadata[name] for name in target}), _shapes(target)
+    for name in sorted(here | there):
+      if here.get(name) != there.get(name):
+        raise CheckpointError(
+            f'{saved} does not fit this config: {name} is {there.get(name, "absent")} there and '
+            f'{here.get(name, "absent")} here. Use the config it was saved with, or another '
+            'workdir.')
+    return handler.restore(saved, args=ocp.args.PyTreeRestore(
+        target, restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+        partial_restore=True)), None
+  except (CheckpointError, jax.errors.JaxRuntimeError):  # the latter: no memory for it
+    raise
+  except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+      raise  # the disk or the network, not the checkpoint
+    return None, f'{type(error).__name__}: {_short(error)}'
+
+
+def _short(error: Exception) -> str:
+  return ' '.join(str(error).split())[:300]
 
 
 def saved_steps(workdir: str | AnyPath) -> list[int]:
@@ -195,11 +185,10 @@ def saved_steps(workdir: str | AnyPath) -> list[int]:
   On a disk a step has its name once it is complete; in an object store it has a mark.
   """
   checkpoints = step_folder(workdir, 0).parent
-  folders = checkpoints.iterdir() if checkpoints.exists() else ()
-  names = [path.name for path in folders
-           if is_local(path) or (path / 'commit_success.txt').exists()]
   # What is still being written has a name with a suffix.
-  return sorted((int(n) for n in names if re.fullmatch('0|[1-9][0-9]*', n)), reverse=True)
+  return sorted((int(path.name) for path in (checkpoints.iterdir() if checkpoints.exists() else ())
+                 if re.fullmatch('0|[1-9][0-9]*', path.name)
+                 and (is_local(path) or (path / 'commit_success.txt').exists())), reverse=True)
 
 
 def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
@@ -211,11 +200,11 @@ def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int =
   """What is wrong with the part of a saved step that a process reads; None for nothing.
 
   The files that process i wrote are verified by process i modulo `processes`, so that the work
-  grows with the hosts. A step without checksums was committed by a run that was killed right
-  afterwards. The commit is atomic, so it is accepted if its array data are there.
+  grows with the hosts. A step without checksums, of a run that was killed right after the commit,
+  is accepted: the commit is atomic.
   """
   saved = step_folder(workdir, step)
-  for path in sorted(_checksum_files(workdir, step)):
+  for path in sorted((to_path(workdir) / 'checksums').glob(f'{step}.*.json')):
     if int(path.name.split('.')[1]) % processes != process:
       continue
     try:
@@ -229,67 +218,30 @@ def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int =
     for name, digest in zip(sums, sha256_of_files(saved / name for name in sums)):
       if digest != sums[name]:
         return f'{name} differs from its checksum'
-  # Orbax's names: the root of the array data, in TensorStore's format OCDBT, and the tree of names.
-  complete = {'manifest.ocdbt', '_METADATA'} <= {file.name for file in files_below(saved)}
-  return None if complete else 'its array data are missing'
+  return None
 
 
 def _hash(workdir: AnyPath, step: int) -> None:
-  """Records the digests of the files of a step that this process wrote; forgets steps gone."""
+  """Records the digests of the files of a step that this process wrote."""
   saved, until = step_folder(workdir, step), time.monotonic() + _COMMIT_SECONDS
+  me, sums = jax.process_index(), workdir / 'checksums'
   try:
     while not saved.exists() and time.monotonic() < until:
       time.sleep(0.05)
-    mine = [file for file in files_below(saved) if _writer(file, saved) == jax.process_index()]
-    sums = dict(zip((str(file.relative_to(saved)) for file in mine), sha256_of_files(mine)))
-    path = to_path(workdir) / 'checksums' / f'{step}.{jax.process_index()}.json'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(sums, indent=1))
-    # Orbax removes old steps and knows nothing of their checksums.
-    if is_first():
-      alive = {str(s) for s in saved_steps(workdir)}
-      for old in path.parent.glob('*.json'):
-        if old.name.split('.')[0] not in alive:
-          old.unlink(missing_ok=True)
+    files = {str(file.relative_to(saved)): file for file in files_below(saved)}
+    # Orbax has a folder of arrays for each process; the rest is the first one's.
+    mine = [name for name in files
+            if me == int((re.findall(r'ocdbt\.process_(\d+)', name) or [0])[0])]
+    digests = sha256_of_files(files[name] for name in mine)
+    sums.mkdir(exist_ok=True)
+    write_atomically(sums / f'{step}.{me}.json', json.dumps(dict(zip(mine, digests)), indent=1))
   except FileNotFoundError:  # removed meanwhile, as the oldest of those kept
     pass
   except OSError as error:
     _log.warning('checkpoint %d has no checksums (%s): it is used, but not verified', step, error)
 
 
-def _writer(file: AnyPath, saved: AnyPath) -> int:
-  """The process that wrote a file: Orbax has a folder of arrays for each, the rest is the first's.
-  """
-  found = re.search(r'ocdbt\.process_(\d+)', str(file.relative_to(saved)))
-  return int(found[1]) if found else 0
-
-
-def _checksum_files(workdir: str | AnyPath, step: int) -> list[AnyPath]:
-  return list((to_path(workdir) / 'checksums').glob(f'{step}.*.json'))
-
-
-def _forget_checksums(workdir: str | AnyPath, step: int) -> None:
-  for path in _checksum_files(workdir, step):
-    path.unlink(missing_ok=True)
-
-
-def _move_aside(workdir: AnyPath, step: int) -> None:
-  move_folder(step_folder(workdir, step), free_name(workdir / 'damaged' / str(step)))
-  _forget_checksums(workdir, step)
-
-
-def _check_shapes(folder: AnyPath, saved: Any, target: Any) -> None:
-  saved, target = _shapes(saved), _shapes(target)
-  for name in sorted(set(saved) | set(target)):
-    if saved.get(name) != target.get(name):
-      raise CheckpointError(
-          f'{folder} does not fit this config: {name} is {saved.get(name, "absent")} there and '
-          f'{target.get(name, "absent")} here. Use the config it was saved with, or another '
-          'workdir.')
-
-
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   """{'params.embed': (258, 64), ...}; Orbax returns tuples as dicts with digits as keys."""
-  name = lambda k: str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k))))
-  return {'.'.join(map(name, path)): tuple(x.shape)
+  return {jax.tree_util.keystr(path, simple=True, separator='.'): tuple(x.shape)
           for path, x in jax.tree_util.tree_leaves_with_path(tree)}

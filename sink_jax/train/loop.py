@@ -174,7 +174,7 @@ def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
   experiment = job.experiment
   tokens = io.BytesIO()
   np.save(tokens, job.probe_tokens, allow_pickle=False)
-  folder.write_once('probe_tokens.npy', tokens.getvalue())
+  folder.write('probe_tokens.npy', tokens.getvalue())
   if is_first() and job.data.tokenizer is not None:
     job.data.tokenizer.save(folder.path / 'tokenizer', digest=job.data.tokenizer.digest)
   checkpoints = Checkpoints(folder.path, experiment.checkpoints_kept)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import io
 import json
 import math
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -16,20 +16,17 @@ from typing import Any
 
 import jax
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import (
-  # protobuf makes the two classes while it is imported, where no type checker sees them.
-  Event,  # pyright: ignore[reportAttributeAccessIssue]
-  SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
-)
+from tensorboardX.proto import event_pb2
 from tensorboardX.summary import scalar
 
 from sink_jax.io.files import named_in_errors, write_atomically
-from sink_jax.io.paths import AnyPath, is_local, to_path
+from sink_jax.io.paths import AnyPath, files_below, is_local, to_path
 from sink_jax.train.multihost import is_first
 
-_SECONDS_BETWEEN_WRITES = 30  # to an object store, which cannot append
-_LONGEST = 1 << 20  # bytes of a line of metrics; nothing that a run writes is longer
-# Dense bfloat16 FLOP/s of a device (of TPU7x a core) by its datasheet, by a part of `device_kind`; the first counts.
+_PROTO: Any = event_pb2  # protobuf makes its classes on import, where no type checker sees them
+_SECONDS_BETWEEN_COPIES = 30  # to an object store, which cannot append
+# Dense bfloat16 FLOP/s of a device (of TPU7x a core) by its datasheet, by a part of `device_kind`;
+# the first counts.
 PEAK_FLOPS = {
     'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5e': 197e12, 'TPU v5': 459e12,
     'TPU v6': 918e12, 'TPU7x': 1153.5e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
@@ -41,58 +38,66 @@ class Metrics:
 
   Lines look like {"kind": "train", "step": 100, "loss": 2.1, ...}; kinds are 'train', 'time',
   'valid' and 'probe', and 'graft' of a run that begins with one. Opened at a step, it first drops
-  lines beyond it, so that a resumed run leaves the same file as one that was never interrupted. In
-  an object store the file is written anew twice a minute, and TensorBoard's at each `flush`. In the
-  other processes of a job every method does nothing: two writers would damage the file.
+  lines beyond it, so that a resumed run leaves the same file as one that was never interrupted. For
+  an object store the files grow in a temporary folder, and are copied at each `flush` and twice a
+  minute. In the other processes of a job every method does nothing.
   """
 
   def __init__(self, workdir: AnyPath, step: int, wandb: str = '',
                config: Mapping[str, Any] | None = None):
     """step: that of the checkpoint that the run resumes from, 0 without one."""
-    self._path, self._file, self._lines = workdir / 'metrics.jsonl', None, []
-    self._written, self._active = time.monotonic(), is_first()
+    self._workdir, self._active = workdir, is_first()
     if not self._active:
       return
-    if step:
-      self._lines = [line for line, row in _rows(self._path) if row['step'] <= step]
-    write_atomically(self._path, b''.join(self._lines))
-    if is_local(self._path):
-      self._file, self._lines = open(self._path, 'ab', buffering=0), []
-    self._board = _Board(workdir / 'tensorboard', step)
+    if is_local(workdir):
+      self._local = workdir
+    else:
+      self._temporary = tempfile.TemporaryDirectory(prefix='sink_jax-metrics-')
+      self._local = Path(self._temporary.name)
+    rows = _rows(workdir / 'metrics.jsonl') if step else ()
+    write_atomically(self._local / 'metrics.jsonl',
+                     b''.join(line for line, row in rows if row['step'] <= step))
+    self._file = open(self._local / 'metrics.jsonl', 'ab', buffering=0)
+    # Not tensorboardX's SummaryWriter: a full disk ends its thread, and whoever gives it more then
+    # waits for ever. It names a file by its second, and a second start within that would overwrite
+    # it; TensorBoard reads files by their names' order, which is that of these numbers.
+    (self._local / 'tensorboard').mkdir(exist_ok=True)
+    self._events = EventsWriter(str(self._local / 'tensorboard' / 'events'), f'.{time.time_ns()}')
+    # TensorBoard then drops what a run that was killed had written at this step or beyond.
+    self._write_event(step=step + 1 if step else 0, session_log=_PROTO.SessionLog(
+        status=_PROTO.SessionLog.START))
     self._wandb = _wandb_run(wandb, workdir, config) if wandb else None
+    self.flush()
 
   def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
     """Appends one event; values are numbers, texts, or lists and mappings of numbers.
 
-    TensorBoard gets only the numbers: the entries of a list, such as one per block, are not a curve.
+    TensorBoard gets only the numbers: the entries of a list, one per block, are not a curve.
     """
     if not self._active:
       return
-    line = (json.dumps({'kind': kind, 'step': step, **values}) + '\n').encode()
-    if self._file is not None:
-      with named_in_errors(self._path):
-        self._file.write(line)
-    else:
-      self._lines.append(line)
-      if time.monotonic() > self._written + _SECONDS_BETWEEN_WRITES:
-        self.flush()
+    with named_in_errors(self._workdir / 'metrics.jsonl'):
+      self._file.write((json.dumps({'kind': kind, 'step': step, **values}) + '\n').encode())
     points = {f'{kind}/{name}': value for name, value in values.items()
               if isinstance(value, (int, float)) and math.isfinite(value)}
-    self._board.write(points, step)
+    for name, value in points.items():
+      self._write_event(step=step, summary=scalar(name, value))
     if self._wandb is not None:
       self._wandb.log(points, step=step)
+    if self._local != self._workdir and time.monotonic() > self._copied + _SECONDS_BETWEEN_COPIES:
+      self.flush()
 
   def flush(self) -> None:
     """Puts everything so far where a lost machine does not take it along."""
     if not self._active:
       return
-    with named_in_errors(self._path):
-      if self._file is not None:
-        os.fsync(self._file.fileno())
-      else:
-        write_atomically(self._path, b''.join(self._lines))
-    self._written = time.monotonic()
-    self._board.flush()
+    with named_in_errors(self._workdir):
+      os.fsync(self._file.fileno())
+      self._events.flush()
+    if self._local != self._workdir:
+      for file in files_below(self._local):
+        (self._workdir / file.relative_to(self._local)).write_bytes(file.read_bytes())
+      self._copied = time.monotonic()
 
   def abandon(self) -> None:
     """Writes nothing more: the file is another job's by now."""
@@ -104,11 +109,14 @@ class Metrics:
       return
     self.flush()
     self._active = False
-    self._board.close()
-    if self._file is not None:
-      self._file.close()
+    self._events.close()
+    self._file.close()
     if self._wandb is not None:
       self._wandb.finish()
+
+  def _write_event(self, **content: Any) -> None:
+    with named_in_errors(self._workdir / 'tensorboard'):
+      self._events.write_event(_PROTO.Event(wall_time=time.time(), **content))
 
 
 def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[str, Any]]:
@@ -117,64 +125,22 @@ def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[s
   Args:
     kind: 'train', 'time', 'valid', 'probe' or 'graft'; None for all of them.
   """
-  return [row for _, row in _rows(to_path(workdir) / 'metrics.jsonl') if kind in (None, row['kind'])]
+  rows = _rows(to_path(workdir) / 'metrics.jsonl')
+  return [row for _, row in rows if kind in (None, row['kind'])]
 
 
 def _rows(path: AnyPath) -> Iterator[tuple[bytes, dict[str, Any]]]:
   """The readable lines of a metrics file, and their rows."""
   if not path.is_file():  # it may be missing, or a device, which has no end
     return
-  raw: Any = path.open('rb')
-  with io.BufferedReader(raw) as file:
-    for line in iter(lambda: file.readline(_LONGEST), b''):
+  with path.open('rb') as file:
+    for line in file:
       try:
         row = json.loads(line)
-        whole = isinstance(row['kind'], str) and row['step'] >= 0 and line.endswith(b'\n')
+        if isinstance(row['kind'], str) and row['step'] >= 0 and line.endswith(b'\n'):
+          yield line, row
       except (ValueError, RecursionError, TypeError, KeyError):
-        continue
-      if whole:
-        yield line, row
-
-
-class _Board:
-  """TensorBoard events of one start of a run, in a file for this start.
-
-  They are written in this thread: tensorboardX's SummaryWriter has a thread that a full disk ends,
-  and whoever gives it more then waits for ever. An object store cannot append, so the file grows
-  in a temporary folder, and every `flush` copies it to the run's.
-  """
-
-  def __init__(self, folder: AnyPath, step: int):
-    self._folder, self._local = folder, folder
-    if is_local(folder):
-      folder.mkdir(exist_ok=True)
-    else:
-      self._temporary = tempfile.TemporaryDirectory(prefix='sink_jax-tensorboard-')
-      self._local = Path(self._temporary.name)
-    # tensorboardX names a file by its second, and a second start within it would overwrite it.
-    # TensorBoard reads files by their names' order, which is that of these numbers.
-    self._events = EventsWriter(str(self._local / 'events'), f'.{time.time_ns()}')
-    # TensorBoard then drops what a run that was killed had written at this step or beyond.
-    self._write(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
-
-  def write(self, points: Mapping[str, float], step: int) -> None:
-    for name, value in points.items():
-      self._write(step=step, summary=scalar(name, value))
-
-  def flush(self) -> None:
-    with named_in_errors(self._folder):
-      self._events.flush()
-    if self._local is not self._folder:
-      for file in self._local.iterdir():
-        (self._folder / file.name).write_bytes(file.read_bytes())
-
-  def close(self) -> None:
-    with named_in_errors(self._folder):
-      self._events.close()
-
-  def _write(self, **content: Any) -> None:
-    with named_in_errors(self._folder):
-      self._events.write_event(Event(wall_time=time.time(), **content))
+        pass
 
 
 def _wandb_run(project: str, workdir: AnyPath, config: Mapping[str, Any] | None) -> Any:
@@ -183,9 +149,8 @@ def _wandb_run(project: str, workdir: AnyPath, config: Mapping[str, Any] | None)
   except ImportError:
     raise ValueError(f'wandb = {project!r} needs its package: pip install wandb.') from None
   # One run of theirs per workdir: a resumed run goes on in it.
-  name = ''.join(c if c.isalnum() else '-' for c in str(workdir))[-100:]
-  return wandb.init(project=project, name=workdir.name, id=name, resume='allow',
-                    config=dict(config or {}))
+  name = re.sub(r'\W', '-', str(workdir))[-100:]
+  return wandb.init(project=project, name=workdir.name, id=name, resume='allow', config=config)
 
 
 class Clock:

@@ -21,10 +21,10 @@ _COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one as a worke
 
 def command() -> str:
   """The command that a person gave to start this process, or the one that started it."""
-  words = [word for word in sys.orig_argv[1:] if word != '-P']
-  if words and Path(words[0]).name == 'sink-jax':  # the console script, a file that python runs
-    return os.environ.get(_COMMAND, shlex.join(['sink-jax', *words[1:]]))
-  return os.environ.get(_COMMAND, shlex.join(['python', *words]))
+  words = ['python', *(word for word in sys.orig_argv[1:] if word != '-P')]
+  if len(words) > 1 and Path(words[1]).name == 'sink-jax':  # the console script, which python runs
+    words[:2] = ['sink-jax']
+  return os.environ.get(_COMMAND, shlex.join(words))
 
 
 def pass_on_command() -> None:
@@ -55,22 +55,18 @@ def code() -> str:
 def provenance(devices: bool = True) -> dict[str, str]:
   """The date, the command and the source code of this process, and what it runs on.
 
-  Args:
-    devices: with the hardware and the versions of jax and Python. Without them no device is
-      asked for, which a process that only starts others must not do: it would occupy it.
+  devices: with the hardware and the versions of jax and Python; a process that only starts others
+  must not ask for a device, which it would occupy.
   """
   made = {'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
           'command': command(), 'code': code()}
-  if not devices:
-    return made
-  return made | {'hardware': hardware(), 'jax': jax.__version__,
-                 'python': platform.python_version()}
+  return made if not devices else made | {
+      'hardware': hardware(), 'jax': jax.__version__, 'python': platform.python_version()}
 
 
 def hardware() -> str:
   """The devices of this process, in words."""
-  kind, count = jax.devices()[0].device_kind, jax.device_count()
+  kind, cores = jax.devices()[0].device_kind, usable_cores()
   if jax.default_backend() == 'cpu':
-    cores = usable_cores()
     return f'{kind}, {cores} core{"s" if cores > 1 else ""}'
-  return f'{count} x {kind}'
+  return f'{jax.device_count()} x {kind}'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import threading
 from types import FrameType
@@ -28,19 +27,14 @@ class Unsaved(KeyboardInterrupt):
   """Ctrl-C was pressed a second time: the process ends before its state is saved."""
 
   def __init__(self):
-    super().__init__('Ended by a second Ctrl-C before it had saved; the same command resumes from '
-                     'the newest checkpoint.')
+    super().__init__('Ended by a second Ctrl-C before it had saved; the same command resumes.')
 
 
 class StopHandler:
   """Turns the signals that ask to stop into a request, so that a step can end and be saved.
 
   A context, inside which it handles the signals; a second Ctrl-C raises Unsaved. A request that
-  nothing acted on by the end of the context is passed on to the handler from before. The schedulers
-  of pods signal one process, or all of them a little apart; a step is saved by all or by none. So
-  the processes combine their requests at every step, and read the result one step later: it is a
-  computation of the devices like the step itself, and by then it is done, so that nothing waits for
-  it. All processes read the same result at the same step.
+  nothing acted on by the end of the context is passed on to the handler from before.
   """
 
   def __init__(self):
@@ -53,22 +47,21 @@ class StopHandler:
     return self._asked is not None
 
   def poll(self, wait: bool = False) -> bool:
-    """Whether any process was asked. All of them must call it equally often.
+    """Whether any process was asked: the same in all, which must call it equally often.
+
+    A scheduler signals one process, or all of them a little apart, and a step is saved by all or
+    by none. So the processes combine their requests, in a computation of the devices, and read the
+    result at the next call, when it is done, so that no step waits for it.
 
     Args:
-      wait: for the answer of this moment. Otherwise, with more than one process, it is the answer
-        to the call before.
+      wait: for the answer to this call.
     """
     if jax.process_count() == 1:
       return self.asked
-    return collective(self._poll, wait)
-
-  def _poll(self, wait: bool) -> bool:
-    # This poll's question is sent off; the answer to the one before is there without waiting.
-    answer, self._last_answer = self._last_answer, _any(self.asked)
+    answer, self._last_answer = self._last_answer, collective(_any, self.asked)
     if wait:
       answer = self._last_answer
-    return answer is not None and bool(answer)
+    return answer is not None and collective(bool, answer)
 
   def __enter__(self) -> StopHandler:
     self._old = {}
@@ -93,14 +86,10 @@ class StopHandler:
 
 def _any(flag: bool) -> jax.Array:
   """Whether the flag is set in any process; computed by the devices after this has returned."""
-  sharding, combine = _combination()
-  # One element for each device of the job; a process fills those of its own devices.
-  mine = np.full(jax.local_device_count(), flag)
-  return combine(jax.make_array_from_process_local_data(sharding, mine))
-
-
-@functools.cache
-def _combination() -> tuple[NamedSharding, jax.stages.Wrapped]:
   mesh = Mesh(np.array(jax.devices()), ('device',))
-  combine = jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))
-  return NamedSharding(mesh, PartitionSpec('device')), combine
+  # One element for each device of the job; a process fills those of its own devices.
+  return _combined(jax.make_array_from_process_local_data(
+      NamedSharding(mesh, PartitionSpec('device')), np.full(jax.local_device_count(), flag)))
+
+
+_combined = jax.jit(jnp.any)

@@ -2,13 +2,12 @@
 
 Two jobs that train in one workdir would overwrite each other's checkpoints. A lock on the file
 `lock` holds between the processes of one machine. Object stores and some network file systems have
-no locks, so each job also writes a name of its own into `owner` when it begins, and reads it again
-before every save: the newest job wins, and an older one ends without writing.
+no locks, so each job also writes its name into `owner` when it begins, and reads it again before
+every save: the newest job wins, and an older one ends without writing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -22,36 +21,28 @@ import numpy as np
 
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
 from sink_jax.io.paths import AnyPath, is_local, to_path
-from sink_jax.train.checkpoint import saved_steps
 from sink_jax.train.config import differences
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
 
 _PATIENCE = 15  # seconds to wait for a lock: the processes of a killed sweep need some to notice it
 _CONTENT = ('content', 'valid_content')  # of Dataset.summary(): digests that must not change
-# What a run writes after its config.json.
-_WRITTEN_LATER = ('checkpoints', 'data.json', 'metrics.jsonl', 'probe_tokens.npy')
 
 
 class WorkdirLocked(ValueError):
-  """Another job is training in the workdir."""
-
-
-class LockLost(WorkdirLocked):
-  """Another job has begun to train in the workdir since this one did."""
+  """Another job is training in the workdir, or has begun to since this one did."""
 
 
 def check_workdir(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
   """Raises a ValueError if the folder holds a run of another config, or cannot be written."""
   path = to_path(workdir)
-  begun = [name for name in _WRITTEN_LATER if (path / name).exists()]
   if (path / 'config.json').exists():
     if changed := differences(read_config(path), config):
       raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
                        + '\nUse another --workdir, or the old values to resume it.')
-  elif begun:
-    raise ValueError(f'{workdir} holds a run ({", ".join(begun)}), and its config.json is missing. '
-                     'Put the file back, or use another --workdir.')
+  elif is_workdir(path):
+    raise ValueError(f'{workdir} holds a run, and its config.json is missing. Put the file back, '
+                     'or use another --workdir.')
   elif is_local(path):  # an object store has no folders to be there, or to lack a right
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
@@ -65,58 +56,52 @@ class Workdir:
   All processes of a job enter it; the first one acts.
 
   Raises:
-    ValueError: it holds a run of another config or other data (what differs is listed), or
-      it cannot be written. WorkdirLocked: another process is training in it.
+    ValueError: it holds a run of another config (what differs is listed) or of other data, or
+      cannot be written. WorkdirLocked: another process is training in it.
   """
 
   def __init__(self, path: str | AnyPath, config: Mapping[str, Any], data: Mapping[str, Any]):
     """data: `Dataset.summary()`; what it says of the content of the data must not change."""
     self.path, self._config, self._data = to_path(path), config, data
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
-    self._lock: filelock.BaseFileLock | None = None
+    self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE)
 
   def __enter__(self) -> Workdir:
     try:
-      broadcast_from_process0(self._begin, WorkdirLocked, ValueError, OSError)
+      broadcast_from_process0(self._begin)
     except OSError as error:
-      raise ValueError(f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, or '
-                       'make room and give yourself the right to write.') from None
+      raise ValueError(f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, '
+                       'or make room and give yourself the right to write.') from None
     return self
 
   def __exit__(self, *error: object) -> None:
-    if self._lock is not None:
-      self._lock.release()
+    self._lock.release()
 
   def check_owner(self) -> None:
-    """Raises LockLost in all processes if another job has begun to train here."""
-    broadcast_from_process0(self._check_owner, LockLost)
+    """Raises WorkdirLocked in all processes if another job has begun to train here."""
+    if other := broadcast_from_process0(lambda: self._owner() != self._name and self._owner()):
+      raise WorkdirLocked(f'Another job ({other}) has begun to train in {self.path}: this one '
+                          'ends, and leaves what it has saved to the other.')
 
   def write_status(self, status: str, **details: Any) -> None:
     """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
     if is_first():
       write_status(self.path, status, **details, **provenance())
 
-  def write_once(self, name: str, content: bytes) -> None:
-    """Writes a file of the run that is not there, or not as it was written."""
-    def write() -> None:
-      file = self.path / name
-      if not (file.exists() and file.read_bytes() == content):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
-    broadcast_from_process0(write)
+  def write(self, name: str, content: bytes) -> None:
+    """Writes a file of the run, which is the same at every start."""
+    broadcast_from_process0(lambda: write_atomically(self.path / name, content))
 
   def _begin(self) -> None:
     self.path.mkdir(parents=True, exist_ok=True)
     if is_local(self.path):
-      self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE)
       try:
         self._lock.acquire()
       except filelock.Timeout:
-        self._lock = None
-        raise WorkdirLocked(f'Another process ({_text(self.path / "owner")}) is training in '
-                            f'{self.path}: wait for it, or use another --workdir.') from None
+        raise WorkdirLocked(f'Another process ({self._owner()}) is training in {self.path}: wait '
+                            'for it, or use another --workdir.') from None
       except NotImplementedError:  # a file system without locks: `owner` has to do
-        self._lock = None
+        pass
     # Under the lock: only now does no other process write what is compared.
     check_workdir(self.path, self._config)
     before = read_data_summary(self.path)
@@ -130,11 +115,11 @@ class Workdir:
     write_atomically(self.path / 'data.json', json.dumps(self._data, indent=2))
     write_atomically(self.path / 'owner', self._name)
 
-  def _check_owner(self) -> None:
-    owner = _text(self.path / 'owner') or self._name
-    if owner != self._name:
-      raise LockLost(f'Another job ({owner}) has begun to train in {self.path} meanwhile: this '
-                     'one ends, and leaves what it has saved to the other.')
+  def _owner(self) -> str:
+    try:
+      return (self.path / 'owner').read_bytes().decode('utf-8', 'replace')
+    except OSError:  # removed by hand: nobody else claims the folder
+      return self._name
 
 
 def is_workdir(path: str | AnyPath) -> bool:
@@ -151,12 +136,10 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
   path = to_path(workdir) / 'config.json'
   if not path.exists():
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
-  config = _read_object(path)
-  if config is None:
-    raise ValueError(f'{path} is damaged. The checkpoints next to it are untouched: put the config '
-                     'of the run back, or use another workdir.')
+  config = _read_object(path) or {}
   if not {'model', 'data'} <= config.keys():
-    raise ValueError(f'{path} is not the config of a run: use another workdir.')
+    raise ValueError(f'{path} is damaged, or not of a run: put the config of the run back, or use '
+                     'another workdir.')
   return config
 
 
@@ -169,14 +152,14 @@ def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
   """The probe inputs (S, T) of a run; None where it has not begun.
 
   Raises:
-    ValueError: the file is damaged; with the remedy.
+    ValueError: the file is damaged.
   """
   path = to_path(workdir) / 'probe_tokens.npy'
-  if not path.exists():
-    return None
   try:
     with path.open('rb') as file:
       return np.lib.format.read_array(file, allow_pickle=False)
+  except FileNotFoundError:
+    return None
   except (OSError, ValueError, EOFError, tokenize.TokenError) as error:
     raise ValueError(f'{path} is damaged ({error}): training again with the same command makes it '
                      'anew from the data.') from None
@@ -196,17 +179,9 @@ def write_status(workdir: str | AnyPath, status: str, **details: Any) -> None:
 
 
 def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
-  """Whether this very config was trained here to its end, or until it diverged.
-
-  A run whose last checkpoint was removed, but not an older one, is to be resumed from that.
-  """
-  status = read_status(workdir)
-  if status['status'] not in ('done', 'diverged'):
-    return False
-  steps = saved_steps(workdir)
-  if status['status'] == 'done' and steps and status.get('step') not in steps:
-    return False
-  return not differences(read_config(workdir), config)
+  """Whether this very config was trained here to its end, or until it diverged."""
+  return (read_status(workdir)['status'] in ('done', 'diverged')
+          and not differences(read_config(workdir), config))
 
 
 def analyses_file(workdir: str | AnyPath) -> AnyPath:
@@ -227,9 +202,3 @@ def _read_object(path: AnyPath) -> dict[str, Any] | None:
   except (OSError, ValueError, RecursionError):
     return None
   return value if isinstance(value, dict) else None
-
-
-def _text(path: AnyPath) -> str:
-  with contextlib.suppress(OSError):
-    return path.read_bytes().decode('utf-8', 'replace')
-  return ''

@@ -21,7 +21,7 @@ from sink_jax.train.evaluation import Diverged
 from sink_jax.train.workdir import read_config
 from sink_jax.train.optimizer import Muon, OrthoAdam
 from sink_jax.train.stop import Interrupted, Unsaved
-from sink_jax.train.workdir import LockLost, Workdir, read_status
+from sink_jax.train.workdir import Workdir, WorkdirLocked, read_status
 from tests.train import runs
 
 
@@ -522,7 +522,7 @@ def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monk
     check(lock)
 
   monkeypatch.setattr(Workdir, 'check_owner', displaced)
-  with pytest.raises(LockLost, match='Another job .another. has begun'):
+  with pytest.raises(WorkdirLocked, match='Another job .another. has begun'):
     go(runs.config(), tmp_path)
   assert saved_steps(tmp_path) == []
   assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'

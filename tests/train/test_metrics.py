@@ -47,8 +47,8 @@ def test_a_resumed_run_shows_every_step_once(tmp_path):
 
 
 def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
-  metrics = Metrics(epath.Path(tmp_path), 0)  # to the code a folder of an object store
   (tmp_path / 'tensorboard').mkdir()
+  metrics = Metrics(epath.Path(tmp_path), 0)  # to the code a folder of an object store
   for step in (1, 2):
     metrics.write('train', step, {'loss': 1.0})
     metrics.flush()

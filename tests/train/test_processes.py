@@ -107,16 +107,16 @@ def test_what_only_one_process_cannot_begin_ends_all(tmp_path):
   assert 'Process 1 cannot begin' in said[0] and 'seed must be' in said[1]
 
 
-@pytest.mark.parametrize('settings, told', [
-    (dict(JAX_NUM_PROCESSES='2'), 'JAX_NUM_PROCESSES is set and JAX_COORDINATOR_ADDRESS, JAX_PRO'),
-    (dict(JAX_COORDINATOR_ADDRESS='a:1', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='2'), 'from 0'),
-    (dict(JAX_COORDINATOR_ADDRESS='a', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='0'), 'host:port')])
-def test_settings_of_a_job_that_are_wrong_are_refused(settings, told, monkeypatch):
+@pytest.mark.parametrize('settings', [
+    dict(JAX_NUM_PROCESSES='2'),
+    dict(JAX_COORDINATOR_ADDRESS='a:1', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='2'),
+    dict(JAX_COORDINATOR_ADDRESS='a', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='0')])
+def test_settings_of_a_job_that_are_wrong_are_refused(settings, monkeypatch):
   for name, value in settings.items():
     monkeypatch.setenv(name, value)
   before = signal.getsignal(signal.SIGTERM)
   try:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match='JAX_NUM_PROCESSES=2.*: set JAX_COORDINATOR_ADDRESS='):
       init_distributed()
   finally:
     signal.signal(signal.SIGTERM, before)
