@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import sink_jax as sj
 from sink_jax.component import from_string, registry
-from sink_jax.data.text_tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.pretrained.files import INDEX, Checkpoint
 from sink_jax.pretrained.gguf import GgufCheckpoint
 from tests.pretrained import gguf_files, tiny
@@ -119,7 +119,7 @@ def scratch(tmp_path_factory):
 def test_tokenizer_json(folder, scratch, data):
   for name in ('tokenizer.json', 'tokenizer_config.json'):
     (scratch / name).write_bytes(data.draw(changed_json((folder / name).read_bytes())))
-  ends(lambda: read_tokenizer(TextTokenizer.from_folder(scratch)))
+  ends(lambda: read_tokenizer(TextTokenizer.from_path(scratch)))
 
 
 @hostile
@@ -166,4 +166,4 @@ def test_gguf(gguf, scratch, data):
       checkpoint.read(tensor)
 
   ends(read)
-  ends(lambda: read_tokenizer(TextTokenizer.from_gguf(path)))
+  ends(lambda: read_tokenizer(TextTokenizer.from_path(path)))

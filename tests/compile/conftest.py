@@ -1,7 +1,6 @@
-"""Compiles run only where bash launch/test.sh --compile asks for them.
+"""Tests that compile run only where bash launch/test.sh --compile asks for them; others here only lower.
 
-A test with the argument `target` goes through the targets of the run, with `tpu` through
-its TPUs; `h200` skips where it is not one of them. Other tests here only lower, and run always.
+A test with the argument `target` goes through the targets of the run, with `tpu` through its TPUs.
 """
 
 import json
@@ -11,43 +10,17 @@ import pytest
 
 from tests.compile import targets
 
+CHOICES = {'target': targets.TARGETS, 'tpu': targets.TPUS, 'h200': ('h200',)}
+
 
 def pytest_generate_tests(metafunc):
-  for name, choices in (('target', targets.TARGETS), ('tpu', targets.TPUS)):
-    if name in metafunc.fixturenames:
-      chosen = [t for t in targets.asked_for() if t in choices]
-      metafunc.parametrize(name, chosen or [pytest.param(None, marks=_skip(choices))], ids=str)
+  for name in CHOICES.keys() & set(metafunc.fixturenames):
+    metafunc.parametrize(name, [target for target in targets.asked_for() if target in CHOICES[name]])
 
 
 def pytest_collection_modifyitems(items):
-  """Leaves one case of a test that has no target in this run, as a reminder."""
-  reminders = set()
-
-  def is_left(item):
-    params = item.callspec.params if hasattr(item, 'callspec') else {}
-    if None not in (params.get('target', ''), params.get('tpu', '')):
-      return True
-    is_first = item.function not in reminders
-    reminders.add(item.function)
-    return is_first
-
-  items[:] = filter(is_left, items)
-
-
-def _skip(choices):
-  return pytest.mark.skip(reason=_reason(choices))
-
-
-def _reason(choices):
-  wanted = '' if len(choices) > 1 else f'={choices[0]}'
-  return f'compiles for a device: bash launch/test.sh --compile{wanted}'
-
-
-@pytest.fixture
-def h200():
-  if 'h200' not in targets.asked_for():
-    pytest.skip(_reason(['h200']))
-  return 'h200'
+  if not targets.asked_for():
+    items[:] = [item for item in items if not CHOICES.keys() & set(getattr(item, 'fixturenames', ()))]
 
 
 @pytest.fixture
