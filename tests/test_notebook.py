@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.data.tokenizer import ByteEncoder
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.pretrained import tiny
 
@@ -116,7 +116,7 @@ def test_it_works_in_the_clone_that_holds_it(machine, folder):
 def test_a_checkpoint_is_probed_on_text(machine, tmp_path):
   run, _, clone = machine
   tiny.write(tmp_path / 'model', tiny.LLAMA | {'vocab_size': 258})
-  write_tokenizer(ByteEncoder(), tmp_path / 'model', context=64, bos=False)
+  Bytes().open().save(tmp_path / 'model')
   first, second, model, *_ = cells()
   chosen = [model.replace("TEXTS = '', []", f'TEXTS = {str(tmp_path / "model")!r}, {texts}')
             for texts in ('[]', "['some text ' * 9]")]

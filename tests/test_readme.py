@@ -85,11 +85,11 @@ def _run(words, folder):
   elif 'analyses streaming' in line:
     options += ['--sequences=2', '--length=100']  # the later ones count
   if name == 'sweep' and not dry:  # its processes need the devices of this one
-    done = subprocess.run([sys.executable, '-m', 'sink_jax', name, *options, '--noestimate'], cwd=folder,
+    done = subprocess.run([sys.executable, '-m', 'sink_jax', name, *options], cwd=folder,
                           env=ENVIRONMENT, capture_output=True, text=True)
     code, error = done.returncode, done.stderr
   else:
-    with contextlib.chdir(folder), mock.patch('sink_jax.cli.train.init_distributed'):
+    with contextlib.chdir(folder), mock.patch('sink_jax.train.multihost.init_distributed'):
       code, _, error = run_here(name, *options)
   assert code == 0, f'{line}\n{error}'
 

@@ -23,8 +23,7 @@ from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.config import from_dict
-from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.workdir import lock_workdir
+from sink_jax.train.workdir import Workdir
 from tests.analyses.small import analyse_models, check_png, small_run
 from tests.commands import run_here
 from tests.documents import TEXTS
@@ -54,9 +53,9 @@ def workdir(folder, **changes):
   """A run at step 2, as training leaves it."""
   config = runs.config(model__d_model=8, model__ffn_hidden=8, **changes)
   config['model']['vocab_size'] = config['model']['vocab_size'] or 64
-  with lock_workdir(folder, config, {'content': 'random'}):
+  with Workdir(folder, config, {'content': 'random'}):
     pass
-  write_probe_tokens(folder, np.random.default_rng(0).integers(0, 64, (6, 12)))
+  np.save(folder / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(folder)
   checkpoints.save(2, {'params': init_params(from_dict(config).model_config(), 0)})
   checkpoints.close()

@@ -18,8 +18,7 @@ from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.config import from_dict
-from sink_jax.train.probe_tokens import write_probe_tokens
-from sink_jax.train.workdir import lock_workdir
+from sink_jax.train.workdir import Workdir
 from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +41,9 @@ def workdir(tmp_path_factory):
   config |= {'model': config['model'] | {'vocab_size': 64, 'd_model': 8, 'ffn_hidden': 8},
              'probe': config['probe'] | {'epsilon': 0.2}}
   path = tmp_path_factory.mktemp('runs') / 'a run'
-  with lock_workdir(path, config, {'content': 'random'}):
+  with Workdir(path, config, {'content': 'random'}):
     pass
-  write_probe_tokens(path, np.random.default_rng(0).integers(0, 64, (6, 12)))
+  np.save(path / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(path)
   checkpoints.save(2, {'params': init_params(from_dict(config).model_config(), 0)})
   checkpoints.close()
