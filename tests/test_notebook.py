@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sink_jax.data.tokenizer import Bytes
-from sink_jax.pretrained.tokenizer_files import write_tokenizer
 from tests.pretrained import tiny
 
 ROOT = Path(__file__).parents[1]

@@ -111,6 +111,8 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
   name = name or path.name
   if show_progress and is_first():
     print(_banner(job, name), file=sys.stderr, flush=True)
+  for remark in job.data.remarks():
+    _log_once(remark)
   with StopHandler() as stop, Workdir(path, job.config, job.data.summary()) as folder:
     params = _trained(job, folder, stop, name, show_progress)
   model = dataclasses.replace(job.model, implementation=None, unroll=1)  # of training; see load_run
