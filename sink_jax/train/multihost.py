@@ -8,8 +8,8 @@ of the arrays.
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import re
 import signal
 import sys
@@ -73,31 +73,36 @@ def is_first() -> bool:
 
 
 def gather(value: Value) -> list[Value]:
-  """The values of all processes, in their order."""
+  """The values of all processes, in their order; values that JSON can hold."""
   if jax.process_count() == 1:
     return [value]
   # The lengths first: a collective has arrays of one shape in all processes.
-  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  data = np.frombuffer(json.dumps(value).encode(), np.uint8)
   lengths = collective(multihost_utils.process_allgather, np.int32(len(data)))
   padded = np.zeros(lengths.max(), np.uint8)
   padded[:len(data)] = data
-  # A pickle knows where it ends.
-  return [pickle.loads(row.tobytes())
+  return [json.loads(row.tobytes().rstrip(b'\0'))
           for row in collective(multihost_utils.process_allgather, padded)]
 
 
-def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
-  """Calls `decide` in process 0, and returns its result, or raises its error, in all of them."""
+def broadcast_from_process0(decide: Callable[[], Value],
+                            error_type: type[Exception] = ValueError) -> Value:
+  """Calls `decide` in process 0, and returns its result in all of them.
+
+  An error of process 0 is raised there, and in the others as this type with its message.
+  """
   value, error = None, None
   if is_first():
     try:
       value = decide()
     except Exception as caught:
       error = caught
-  value, error = gather((value, error))[0]
+  sent, message = gather([value, error and str(error)])[0]
   if error is not None:
     raise error
-  return cast(Value, value)
+  if message is not None:
+    raise error_type(message)
+  return cast(Value, value if is_first() else sent)
 
 
 def on_all_processes(prepare: Callable[[], Value]) -> Value:
