@@ -22,8 +22,9 @@ def plan(*arguments):
 
 
 def test_a_plan_has_memory_an_estimate_and_totals(tpu):
+  # Blocks one after another on a mesh of data and fsdp end libtpu 0.0.42.1: hence remat.
   shown = plan(f'--topology={SLICES[tpu]}', '--config.mesh.fsdp=4', '--config.batch_size=16',
-               '--config.data.context=512')
+               '--config.data.context=512', '--config.model.remat=blocks')
   assert shown.returncode == 0, shown.stderr
   for words in ('attention by splash', 'training in all', 'validation in all', 'probe in all',
                 'not measured', 'chip-hours', '--config.mesh.fsdp=4'):
