@@ -72,7 +72,7 @@ def plan(config: Mapping[str, Any], where: Slices) -> Plan:
   experiment.check_devices(where.devices)
   mesh = make_mesh(**dataclasses.asdict(experiment.mesh),
                    devices=compiler.topology_devices(where.compiler_name, where.count))
-  model = unrolled(experiment.model_config(_vocabulary(experiment)), experiment, 'tpu')
+  model = unrolled(experiment.model_config(_vocabulary(experiment)), experiment, 'tpu', mesh.shape)
   state = state_layout(model, experiment.optimizer, mesh)
   parameters, optimizer = _bytes(state.params), _bytes(state.opt_state)
   step, peaks, refused = None, {}, ''

@@ -284,13 +284,18 @@ def _value(key: str, value: Any, hint: Any, about: Mapping[str, Any]) -> Any:
   return value
 
 
-def unrolled(model: ModelConfig, experiment: Experiment, platform: str) -> ModelConfig:
+def unrolled(model: ModelConfig, experiment: Experiment, platform: str,
+             mesh: Mapping[str, int]) -> ModelConfig:
   """The model without a loop over few blocks where the config leaves `model.unroll` empty.
 
   platform: 'cpu', 'cuda' or 'tpu'; on a CPU compiling takes longer than a loop costs.
+  mesh: {axis: devices}.
   """
   few = model.layers <= 24 and model.remat == 'none'  # more would take long to compile
-  if experiment.model.unroll is not None or platform == 'cpu' or not few:
+  # libtpu 0.0.42.1 aborts (spmd_partitioner.cc, IsManualSubgroup) on Pallas kernels outside of a
+  # loop where both axes split the batch.
+  aborts = platform == 'tpu' and mesh['data'] > 1 < mesh['fsdp']
+  if experiment.model.unroll is not None or platform == 'cpu' or not few or aborts:
     return model
   return dataclasses.replace(model, unroll=model.layers)
 

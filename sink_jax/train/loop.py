@@ -134,8 +134,9 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   if source is not None:
     check_data(source, data)
   config = resolved(config, experiment, data)
+  mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
   model = unrolled(experiment.model_config(
-      data.vocab_size, data.input_features, data.output_features), experiment, platform())
+      data.vocab_size, data.input_features, data.output_features), experiment, platform(), mesh.shape)
   optimizer = dataclasses.replace(
       experiment.optimizer, trained=trained_paths(source, experiment.init, model))
   tokens = on_all_processes(
@@ -143,8 +144,7 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   # Processes with other programs would wait for each other in the first collective for ever.
   check_same('config, data or jax', json.dumps([config, data.summary(), jax.__version__],
                                                sort_keys=True))
-  return Job(config, experiment, model, optimizer, data,
-             make_mesh(**dataclasses.asdict(experiment.mesh)), source, tokens)
+  return Job(config, experiment, model, optimizer, data, mesh, source, tokens)
 
 
 def _with_packed(config: Mapping[str, Any]) -> dict[str, Any]:

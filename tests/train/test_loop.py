@@ -384,7 +384,7 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, w
     (dict(optimizer__schedule='linear'), 'cosine, constant'),
     (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
     (dict(data__max_tokens=3), 'data.max_tokens = 3 must be 0'),
-    (dict(data__interventions='FixedToken(position=18)'), 'chunks have only 17 tokens'),
+    (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens'),
     (dict(data__domain_weights='code=1,code=2'), 'each domain once'),
     (dict(data__domain_weights='code=-1'), 'greater than 0'),
 ])
