@@ -153,6 +153,8 @@ def import_file(path: str | Path) -> ModuleType:
     ValueError: there is no such file, or it cannot be run; names it and the reason.
   """
   file = Path(path).expanduser().resolve()
+  if not file.is_file() and not os.path.isabs(path):  # the configs of this project, from anywhere
+    file = Path(__file__).parents[2] / path
   if not file.is_file():
     raise ValueError(f'there is no file {path}.')
   for module in list(sys.modules.values()):
