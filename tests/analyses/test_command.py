@@ -17,7 +17,7 @@ import sink_jax as sj
 from sink_jax.analyses import domains, hellaswag, norms, registry, runner
 from sink_jax.analyses.loaded_models import LoadedModel, make_inputs
 from sink_jax.analyses.options import Options
-from sink_jax.cli import analyses, command
+from sink_jax.cli import analyses, main
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
@@ -210,7 +210,7 @@ def test_the_command_itself(checkpoint, tmp_path):
   assert told.splitlines()[-2:] == [str(tmp_path / name) for name in ('maps.json', 'maps.png')]
   written = json.loads((tmp_path / 'maps.json').read_text())
   assert [(own['layer'], own['head']) for own in written['results'][0]['heads']] == [(1, 0), (1, 1)]
-  assert '-m sink_jax.analyses maps' in written['command']
+  assert '-m sink_jax analyses maps' in written['command']
   code, _, told = run_here('analyses', 'maps', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
                            '--layers=one')
   assert code == 1 and told == 'error: --layers=one: write numbers, such as 1,3.'
@@ -258,7 +258,7 @@ def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys
   found = {'model': 'big', 'error': 'no memory'}
   monkeypatch.setattr(analyses, 'analyse_models', lambda *a, **k: ('table', ['a.json'], [found]))
   with pytest.raises(SystemExit) as error:
-    command.run('analyses', ['norms'])
+    main.run('analyses', ['norms'])
   assert error.value.code == 'error: big: no memory'  # and exit status 1
   assert capsys.readouterr().out == 'table\na.json\n'
 
@@ -270,7 +270,7 @@ def test_a_single_model_beyond_the_memory_is_one_line(checkpoint, tmp_path, monk
 
   monkeypatch.setattr(norms, 'measure', fails)
   with pytest.raises(SystemExit) as error:
-    command.run('analyses', ['norms', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
+    main.run('analyses', ['norms', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
                              '--inputs=random', '--length=8', '--sequences=2'])
   assert error.value.code.startswith(f'error: {said}. Where ')
   assert '--batch_size=1' in error.value.code and '\n' not in error.value.code

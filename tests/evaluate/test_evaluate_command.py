@@ -72,7 +72,7 @@ def test_the_numbers_are_the_probe_s(workdir):
     (dict(sequences=7), '--sequences=7: the run stores 6 sequences of 12 tokens'),
     (dict(length=13), '--length=13: the run stores 6 '), (dict(sequences=0), '--sequences=0 must'),
     (dict(length=1), '--length=1 must be at least 2'),
-    (dict(epsilon=1.5), '--epsilon=1.5: .*between 0 and 1')])
+    (dict(epsilon=1.5), '--epsilon=1.5 .*between 0 and 1')])
 def test_wrong_options(workdir, options, message):
   with pytest.raises(ValueError, match=message):
     evaluate_run(workdir, **options)

@@ -87,6 +87,6 @@ def test_other_runs_are_no_search(tmp_path):
   write(tmp_path / 'default', desk.get_config('default,budget=smoke'))
   with pytest.raises(ValueError, match='configs/baseline.py --workdir=runs/baseline'):
     make_report(tmp_path / 'out', tmp_path, kind='baseline')
-  with pytest.raises(ValueError, match='--kind=baseline out'):
+  with pytest.raises(ValueError, match='leave out --kind=baseline'):
     make_report(tmp_path / 'out', tmp_path, ['x.json'], kind='baseline')
   assert not (tmp_path / 'out').exists()

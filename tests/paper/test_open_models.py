@@ -266,7 +266,7 @@ def test_a_threshold_that_is_no_number_spares_the_page(tmp_path):
 
 
 @pytest.mark.parametrize('options, words', [
-    (dict(runs=None), '--runs=, a folder of runs, or --analyses='),
+    (dict(runs=None), '--runs=, a folder of runs, --analyses='),
     (dict(analyses=['nowhere'], runs=None), '--analyses=nowhere is neither a file nor a folder'),
     (dict(analyses=['.'], runs=None), '--analyses=. holds no .json file: name the folders'),
     (dict(analyses=['.'], runs='.', kind='runs'), '--analyses belongs to the report of the paper')])
