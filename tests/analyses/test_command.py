@@ -55,6 +55,7 @@ def workdir(folder, **changes):
   config['model']['vocab_size'] = config['model']['vocab_size'] or 64
   with Workdir(folder, config, {'content': 'random'}):
     pass
+  Bytes().open().save(folder / 'tokenizer')
   np.save(folder / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(folder)
   checkpoints.save(2, {'params': init_params(from_dict(config).model_config(), 0)})
@@ -175,9 +176,6 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path):
   told = str(error.value)
   assert 'no tokenizer for text' in told and '--inputs' not in told and not told.endswith('..')
   assert make_inputs(subject, Options(inputs='random')).tokens.max() < 16
-  Bytes().open().save(tmp_path)
-  with pytest.raises(ValueError, match='only has 16 tokens'):
-    make_inputs(LoadedModel.of_checkpoint(tmp_path), Options())
 
 
 def test_more_tokens_than_positions():
@@ -213,7 +211,7 @@ def test_the_command_itself(checkpoint, tmp_path):
   assert '-m sink_jax analyses maps' in written['command']
   code, _, told = run_here('analyses', 'maps', f'--checkpoint={checkpoint}', f'--out={tmp_path}',
                            '--layers=one')
-  assert code == 1 and told == 'error: --layers=one: write numbers, such as 1,3.'
+  assert code == 1 and '--layers' in told and "'one'" in told
 
 
 def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatch):
@@ -251,7 +249,7 @@ def test_only_models_that_fail(tmp_path):
   alone = tmp_path / 'alone'
   with pytest.raises(ValueError, match='neither a folder'):
     analyse_models('norms', ['one missing'], [], alone)
-  assert not list(alone.iterdir())
+  assert not alone.exists()
 
 
 def test_the_command_names_what_failed(checkpoint, tmp_path, monkeypatch, capsys):
