@@ -146,6 +146,20 @@ def test_domain_weights(config):
   assert share(domain_weights=(('prose', 1.0),)) == 1
 
 
+def test_domains_of_one_size_are_read_in_different_orders(config, tmp_path):
+  for domain in 'ab':
+    (tmp_path / 'twins' / domain).mkdir(parents=True)
+    for i in range(100):
+      (tmp_path / 'twins' / domain / f'{i:02}.txt').write_text(f'{domain} {i * 12345}')
+  twins = TextFolder(path=str(tmp_path / 'twins'))
+  data = open_data(config(source=twins, domain_weights=(('a', 1.0), ('b', 1.0)), valid_source=twins))
+  rows = {c.tobytes(): i for i, c in enumerate(_stored(data))}
+  bound = data._packed['train'].bounds['train'][1]
+  order = [rows[c.tobytes()] for c in _stream(data, 2 * bound)]
+  a, b = [i for i in order if i < bound], [i - bound for i in order if i >= bound]
+  assert sorted(a) == sorted(b) and a != b
+
+
 @pytest.mark.parametrize('weights,match', [
     ((('prosa', 1.0),), 'each domain at most once, of: prose, verse'),
     ((('prose', 1.0), ('prose', 1.0)), 'at most once'),

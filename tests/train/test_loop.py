@@ -19,7 +19,9 @@ from sink_jax.train.loop import train
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.evaluation import Diverged
 from sink_jax.train.workdir import read_config
-from sink_jax.train.optimizer import Muon, OrthoAdam
+from sink_jax.train.optimizer import Muon, OrthoAdam, rates
+from sink_jax.train.sharding import make_mesh
+from sink_jax.train.step import init_state, make_train_step
 from sink_jax.train.stop import Interrupted, Unsaved
 from sink_jax.train.workdir import Workdir, WorkdirLocked, read_status
 from tests.train import runs
@@ -61,6 +63,18 @@ def test_a_run_leaves_a_full_record(whole):
   assert losses[-1] < losses[0]
   last = runs.rows(workdir, 'train')[-1]
   assert {'loss', 'grad_norm', 'learning_rate'} <= set(last)
+
+
+def test_a_run_is_a_loop_over_steps(whole):
+  _, run = whole
+  experiment = from_dict(runs.config())
+  data, mesh, settings = open_data(experiment.data), make_mesh(), experiment.optimizer
+  update = make_train_step(run.config, settings, mesh)
+  state = init_state(run.config, settings, experiment.seed, mesh)
+  for step in range(8):
+    batch = data.batch(step, experiment.batch_size, experiment.seed)
+    state, _ = update(state, batch, rates(settings, 8, step))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, run.params)
 
 
 def test_a_loaded_run_is_the_trained_one(whole):
