@@ -47,9 +47,9 @@ def main(options: Options) -> None:
   path = writable_folder(options.out) / 'lm_eval.json'
   tasks = find_tasks(options.tasks, options.include_path)
   compile_cache.enable()
-  chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(TaskOptions)}
-  model = load(options)
-  result, run = evaluate(model, tasks, TaskOptions(**chosen), say), model.run
+  model, chosen = load(options), TaskOptions(**{
+      field.name: getattr(options, field.name) for field in dataclasses.fields(TaskOptions)})
+  result, run = evaluate(model, tasks, chosen, say), model.run
   # Of a run what it was trained by; of a published model its architecture.
   write_found(path, {
       'model': run.name, 'checkpoint': runner.checkpoint(run),

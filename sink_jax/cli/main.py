@@ -4,7 +4,7 @@ A command is a module of this folder with a dataclass `Options` (its docstring a
 at its fields are the help, which tyro prints) and a function `main`, which returns the exit code.
 `main` takes the options and, where it names them, `config` (the dict of the option `config`, FILE
 or FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the
-options in the command line). Modules import jax inside `main`: --help and errors do not wait for it.
+options in the command line). Modules import jax inside `main`: --help and errors need not wait.
 """
 
 from __future__ import annotations

@@ -26,9 +26,10 @@ class Options:
 
   python -m sink_jax sweep --config=configs/paper.py --budget=desk --workdir=runs/desk
 
-  --config.KEY=VALUE sets a key of all trials, such as --config.data.max_tokens=100000. A trial that is done or has diverged is skipped and an interrupted one continues; one that fails
-  is recorded and tried again next time, and the rest go on. WORKDIR/summary.md says how far
-  all of them are, every half a minute; --status prints it for the trials that the options choose.
+  --config.KEY=VALUE sets a key of all trials. A trial that is done or has diverged is skipped and
+  an interrupted one continues; one that fails is recorded and tried again next time, and the rest
+  go on. WORKDIR/summary.md says how far all of them are, every half a minute; --status prints it
+  for the trials that the options choose.
   """
 
   config: str  # config file with a table TRIALS.
@@ -45,9 +46,6 @@ class Options:
   status: bool = False  # print how far every trial is and stop.
 
   def __post_init__(self):
-    if any(not 0 <= seed < 2**31 or self.seeds.count(seed) > 1 for seed in self.seeds):
-      raise ValueError(f'--seeds={",".join(map(str, self.seeds))}: write different numbers from 0 '
-                       'to 2**31 - 1.')
     check_least(self, processes=1)
     if self.processes > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
       raise ValueError(f'--processes={self.processes}: the processes of a job train each trial '

@@ -38,10 +38,11 @@ def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> st
     step = max((row['step'] for row in last.values()), default=None)
     note = status.get('error') or status.get('reason') or ''
     statuses.append(status['status'])
-    rows.append([name, statuses[-1],
-                 number(step, ',') + (f' of {trial.config["steps"]:,}' if step and trial.config else ''),
+    steps = f' of {trial.config["steps"]:,}' if step and trial.config else ''
+    rows.append([name, statuses[-1], number(step, ',') + steps,
                  number(last.get('probe', {}).get('sink_1'), '.1f'),
-                 number(last.get('valid', {}).get('valid'), '.3f'), ' '.join(str(note).split())[:200]])
+                 number(last.get('valid', {}).get('valid'), '.3f'),
+                 ' '.join(str(note).split())[:200]])
   counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
   return '\n'.join([f'# {headline}', '', counts, '', *markdown_table(
       ['trial', 'status', 'step', 'Sink_1 %', 'valid loss', ''], rows, (0, 1, 5))]) + '\n'
@@ -78,7 +79,6 @@ class Cost(NamedTuple):
 
   parameters: int
   without_embeddings: int
-  steps: int
   tokens: int
   flops: float
 
@@ -97,7 +97,7 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
     model = experiment.model_config(experiment.model.vocab_size or getattr(
         experiment.data.tokenizer, 'vocab_size', None) or 258)
   tokens, parameters = experiment.steps * experiment.tokens_per_step, parameter_count(model)
-  return Cost(parameters, parameter_count(model, embeddings=False), experiment.steps, tokens,
+  return Cost(parameters, parameter_count(model, embeddings=False), tokens,
               tokens * flops_per_token(model, experiment.data.context))
 
 
@@ -106,9 +106,9 @@ def dry_run(trials: Mapping[str, Trial]) -> str:
   costs = {name: cost_of(trial.config) for name, trial in trials.items() if trial.config}
   hours = lambda flops: f'{flops / (_SHARE * _H100) / 3600:,.3g} h'
   lines = text_table(
-      ['trial', 'parameters', 'without embeddings', 'steps', 'tokens', 'FLOPs', 'H100'],
-      [[name, f'{cost.parameters:,}', f'{cost.without_embeddings:,}', f'{cost.steps:,}',
-        f'{cost.tokens:,}', f'{cost.flops:.2g}', hours(cost.flops)]
+      ['trial', 'parameters', 'without embeddings', 'tokens', 'FLOPs', 'H100'],
+      [[name, f'{cost.parameters:,}', f'{cost.without_embeddings:,}', f'{cost.tokens:,}',
+        f'{cost.flops:.2g}', hours(cost.flops)]
        for name, cost in costs.items()])
   lines += [f'{trial.name}: not expressible: {trial.reason}' for trial in trials.values()
             if not trial.config]

@@ -77,6 +77,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   changes = ', '.join(f'{key}={value}' for key, value in settings.items()
                       if not key.startswith(_NEUTRAL) and key not in where_keys())
   trials: dict[str, Trial] = {}
+  of_seeds = {f'-seed-{seed}': {'seed': seed} for seed in chosen} or {'': {}}
   for name in module.TRIALS:
     try:
       config = module.get_config(','.join(
@@ -84,18 +85,16 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
       change_config(config, settings)
       if config.label.budget and changes:
         config.label.budget += f' with {changes}'
-      values = config.to_dict()
-      from_dict(values)  # of any seed; what is wrong with it is wrong for all
-      trial = Trial(name, values, values['label'])
-    except NotExpressible as error:
-      trial = Trial(name, None, error.label, str(error))  # its absence has a reason
+      for suffix, seed in of_seeds.items():
+        values = config.to_dict() | seed
+        from_dict(values)  # so that what is wrong is said before anything is trained
+        trials[name + suffix] = Trial(name + suffix, values, values['label'])
+    except NotExpressible as error:  # its absence has a reason
+      trials |= {name + suffix: Trial(name + suffix, None, error.label, str(error))
+                 for suffix in of_seeds}
     except Exception as error:  # a config file is the user's program: anything can be wrong with it
       kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
       raise ValueError(f'{path}, trial {name}: {kind}{error}') from error
-    trials |= {name: trial} if not chosen else {
-        f'{name}-seed-{seed}': dataclasses.replace(
-            trial, name=f'{name}-seed-{seed}',
-            config=trial.config and {**trial.config, 'seed': seed}) for seed in chosen}
   return trials
 
 
