@@ -124,7 +124,7 @@ def _library(module: str, **options: Any) -> Callable[..., Program]:
 
 
 def _release(spec: AttentionSpec) -> Callable[..., jax.Array]:
-  """T x T attention as the official code, sail-sg/Attention-Sink, has it: all in the inputs' dtype."""
+  """T x T attention as the official code, sail-sg/Attention-Sink, has it, in the inputs' dtype."""
   def f(q, k, v, params):
     tokens = jnp.arange(q.shape[1])
     distance = tokens[:, None] - tokens[None, :]

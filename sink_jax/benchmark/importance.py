@@ -22,15 +22,14 @@ COLUMNS: list[Column] = [
     ('shape', 'B,H,T,Dh', ''), ('keys', 'keys', ''), ('ms', 'ms', ',.2f'),
     *ratio_columns('x T x T'), *FLOOR, ('mb', 'MB', ',.1f'), ('map_gb', 'one T x T, GB', ',.2f'),
     ('alpha_1', 'alpha_1', '.5f'), ('failed', '', '')]
-NOTES = ('FLOPs: 2 H Dh per score that the mask leaves in each of two passes, the statistics of the '
-         'rows and the sums over the columns; for the first keys the second pass is T x keys. '
+NOTES = ('FLOPs: 2 H Dh per score that the mask leaves in each of two passes, the statistics of '
+         'the rows and the sums over the columns; for the first keys the second pass is T x keys. '
          'T x T: float32 maps of all heads, of which the definition makes at least two. alpha_1: '
          'importance of the first key.')
 _FIRST = 4  # keys of the shortcut
 
 
-def run(rates: Rates, dtype: str, seconds: float,
-        length: tuple[int, ...]) -> list[dict[str, Any]]:
+def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> list[dict[str, Any]]:
   """The rows of all keys, of the first four, and of the T x T definition, for each length."""
   fast, spec = accelerated(), VARIANTS['softmax']
   heads, head_dim = (8, 128) if fast else (1, 64)

@@ -26,8 +26,8 @@ class Timed:
 
   def __post_init__(self):
     check_file(self, 'json')
-    check_least(self, **{name: 1 for name in vars(self) if name in (
-        'shape', 'length', 'vocab', 'batch')})
+    sizes = 'shape', 'length', 'vocab', 'batch'
+    check_least(self, **{name: 1 for name in vars(self) if name in sizes})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Attention(Timed):
   #: B H T Dh of each; by default 8 8 2048 64 8 8 2048 96 8 16 2048 128 1 8 32768 128 on a GPU or
   #: TPU, else 1 8 2048 96.
   shape: tuple[tuple[int, int, int, int], ...] = ()
-  variants: tuple[str, ...] = ()  # such as softmax sigmoid; by default all, which --variants=? lists.
+  variants: tuple[str, ...] = ()  # such as softmax sigmoid; by default all.
   #: such as pallas chunked cudnn torch-flash xla; by default all that run here.
   implementations: tuple[str, ...] = ()
 

@@ -64,9 +64,8 @@ def main(options: Options) -> None:
   if not len(tokens):
     raise ValueError('the prompt is empty: write something, or take --bos=force.')
   say(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}')
-  policy = None
-  if options.cache_size is not None:
-    policy = CachePolicy(options.cache_size, options.sinks, options.positions)
+  policy = None if options.cache_size is None else CachePolicy(
+      options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
   pieces = stream(run, tokens[None], options.length, policy=policy,
                   temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,

@@ -83,7 +83,8 @@ def _check_kind(device) -> None:
     _log.warning(
         'attention: block sizes of the GPU kernels were chosen for compute capability %s (H100, '
         'H200), this %s has %s: they may be slow or too large for it. python -m sink_jax benchmark '
-        'attention times them; they are BLOCKS in sink_jax/kernels/gpu_layout.py.', _CHOSEN_FOR, device.device_kind,
+        'attention times them; they are BLOCKS in sink_jax/kernels/gpu_layout.py.',
+        _CHOSEN_FOR, device.device_kind,
         device.compute_capability)
 
 

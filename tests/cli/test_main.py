@@ -55,7 +55,8 @@ def test_a_config_file_imports_others_of_its_own_folder(tmp_path):
 
 
 CONFIG = [f'--config={QUICK}:text-softmax', '--workdir=a']
-LLAMA, GPT2 = (f'--checkpoint={ROOT}/tests/pretrained/fixtures/{name}' for name in ('llama', 'gpt2'))
+FIXTURES = ROOT / 'tests/pretrained/fixtures'
+LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
 
 
 @pytest.mark.parametrize('name, words, named', [
