@@ -7,7 +7,7 @@ A trial begins with the parameters of the default run of its seed, runs/BUDGET/d
 and takes as many steps as that has had, with a schedule of its own; `continued` is the default
 itself, trained on for as long. A variant from scratch is to be given the steps of both:
 
-  python -m sink_jax sweep --config=configs/remedies.py --seeds=1,2,3 --set=steps=8000 \\
+  python -m sink_jax sweep --config=configs/remedies.py --seeds=1,2,3 --config.steps=8000 \\
     --only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --workdir=runs/graft
   python -m sink_jax report --kind=graft --runs=runs/graft --out=results/graft
 """

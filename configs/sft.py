@@ -20,8 +20,8 @@ recipe (zephyr-7b-beta/sft/config_full.yaml) are: a warm-up of 10 % of the steps
 zephyr template, a loss of all tokens, questions too; and from the defaults of the trainer that
 reads it: AdamW with b2 = 0.999, no weight decay, gradients clipped at 1, a cosine down to 0. How
 many steps an epoch has depends on the tokenizer, and is written nowhere: 2,200 steps are 288
-million tokens. `python -m sink_jax data_build` prints how many there are, for --set=steps and
---set=optimizer.warmup_steps. data/ultrachat holds ultrachat_200k as .jsonl files.
+million tokens. `python -m sink_jax data_build` prints how many there are, for --config.steps
+and --config.optimizer.warmup_steps. data/ultrachat holds ultrachat_200k as .jsonl files.
 
 The budgets `desk` and `smoke` take the default run and the sigmoid run of that budget, with their
 sizes, sequences and batches; the text is that of configs/make_stdlib_chat.py, for 300 steps, and the

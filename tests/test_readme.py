@@ -77,9 +77,9 @@ def _run(words, folder):
   name, *options = words
   line, dry = ' '.join(words), '--dry_run' in words
   if 'synthetic' in line:
-    options += ['--only=synthetic-default-seed-0', '--set=steps=12', '--processes=1']
+    options += ['--only=synthetic-default-seed-0', '--config.steps=12', '--processes=1']
   elif '--budget=smoke' in line and not dry:
-    options += ['--only=default,heads-1', '--set=steps=12', '--set=validation.batches=1']
+    options += ['--only=default,heads-1', '--config.steps=12', '--config.validation.batches=1']
   elif 'configs/base.py' in line:
     options += ['--config.validation.batches=1', '--config.probe.sequences=4']
   elif 'analyses streaming' in line:

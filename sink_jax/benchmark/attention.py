@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from sink_jax.benchmark.implementations import IMPLEMENTATIONS, Implementation, 
 from sink_jax.benchmark.machine import accelerated
 from sink_jax.benchmark.rows import FLOOR, Case, Column, Rates, ratio_columns, time_group
 
-COMPONENTS: dict[str, dict[str, Any]] = {
+# Without rotation, which no library includes either: only the kernels are compared.
+VARIANTS = {name: AttentionSpec(**(dict[str, Any](position=Nope()) | parts)) for name, parts in {
     'softmax': {},
     'sigmoid': dict(similarity=Sigmoid(), normalizer=Unnormalized()),
     'sigmoid-sum': dict(similarity=Sigmoid(), normalizer=RowSum(eps=1e-8)),
@@ -33,31 +35,26 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     'p-norm': dict(normalizer=PNorm(p=2.0)),
     'window': dict(mask=Window(size=256)),
     'k-bias': dict(kv_bias=KBias()),
-}
-# Without rotation, which no library includes either: only the kernels are compared.
-VARIANTS = {name: AttentionSpec(**(dict[str, Any](position=Nope()) | parts))
-            for name, parts in COMPONENTS.items()}
+}.items()}
 Shape = tuple[int, int, int, int]  # B, H, T, Dh
 SHAPES: dict[bool, tuple[Shape, ...]] = {  # by whether there is a GPU or TPU
     True: ((8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)),
     False: ((1, 8, 2048, 96),),
 }
-# Seconds. Starting a program takes some 10 us: where an operation could be shorter than this, a program
-# of JAX makes several.
+# Seconds. Starting a program takes some 10 us: where an operation could be shorter than this, a
+# program of JAX makes several.
 _SHORT, _REPEATS = 1e-4, 20
 COLUMNS: list[Column] = [
-    ('shape', 'B,H,T,Dh', ''), ('variant', 'variant', ''), ('implementation', 'implementation', ''),
-    ('kind', 'kind', ''), ('forward_ms', 'fwd ms', '.3f'), ('forward_vs_floor', 'x floor', '.2f'),
-    ('both_ms', 'fwd+bwd ms', '.3f'), *ratio_columns('x library', 'both_'),
-    *((f'both_{key}', heading, form) for key, heading, form in FLOOR), ('both_mb', 'MB', ',.0f'),
-    ('failed', '', '')]
-NOTES = ('x library: forward and backward, over softmax at the same shape by the first library that ran (cudnn, '
-         'splash, torch-flash, ...). FLOPs: 4 B H Dh per score that the mask leaves, 3.5 times that with the '
-         'backward pass, whatever is really computed. The columns from x library on are of fwd+bwd.')
+    ('shape', 'B,H,T,Dh', ''), ('passes', 'passes', ''), ('variant', 'variant', ''),
+    ('implementation', 'implementation', ''), ('kind', 'kind', ''), ('ms', 'ms', '.3f'),
+    *ratio_columns('x library'), *FLOOR, ('mb', 'MB', ',.0f'), ('failed', '', '')]
+NOTES = ('x library: over softmax at the same shape by the first library that ran (cudnn, splash, '
+         'torch-flash, ...). FLOPs: 4 B H Dh per score that the mask leaves, 3.5 times that with '
+         'the backward pass, whatever is really computed.')
 
 
-def run(rates: Rates, dtype: str, seed: int, seconds: float, shape: Sequence[Shape],
-        variants: Sequence[str], implementations: Sequence[str]) -> list[dict[str, Any]]:
+def run(rates: Rates, dtype: str, seconds: float, shape: Sequence[Shape], variants: Sequence[str],
+        implementations: Sequence[str]) -> list[dict[str, Any]]:
   """The rows of every implementation of every variant at every shape; all of those that are not given.
 
   Raises:
@@ -72,30 +69,28 @@ def run(rates: Rates, dtype: str, seed: int, seconds: float, shape: Sequence[Sha
             for name, one in used.items() if one.missing()]
   rows = []
   for one_shape in shape or SHAPES[accelerated()]:
-    cases = [case for variant in variants or VARIANTS for name, one in used.items()
-             if not one.missing() and (one.variants is None or variant in one.variants)
-             for case in _cases(variant, name, one, Work(VARIANTS[variant], one_shape, dtype, seed), rates)]
-    time_group(cases, seconds, rates)
-    rows += [case.row for case in cases[::2]]  # two cases share a row
+    for backward in (False, True):
+      cases = [_case(variant, name, one, Work(VARIANTS[variant], one_shape, dtype, backward), rates)
+               for variant in variants or VARIANTS for name, one in used.items()
+               if not one.missing() and (one.variants is None or variant in one.variants)]
+      time_group(cases, seconds, rates)
+      rows += [case.row for case in cases]
   if not rows:
     raise ValueError(f'--implementations={",".join(used)}: none computes --variants='
                      f'{",".join(variants)} on this machine.')
   return rows + absent
 
 
-def _cases(variant: str, name: str, one: Implementation, work: Work, rates: Rates) -> list[Case]:
-  """Forward, and forward with backward: of one row."""
-  row = {'shape': ','.join(map(str, work.shape)), 'variant': variant, 'implementation': name,
-         'kind': one.kind}
-  forward, both = attention_flops(work.shape, work.spec.mask)
-  batch, heads, length, head_dim = work.shape
-  array = batch * heads * length * head_dim * jnp.dtype(work.dtype).itemsize
-  if forward / rates.flops < _SHORT and accelerated():
-    work = work._replace(repeats=_REPEATS)
-  base = one.kind == 'library' and variant == 'softmax'
+def _case(variant: str, name: str, one: Implementation, work: Work, rates: Rates) -> Case:
+  row = {'shape': ','.join(map(str, work.shape)), 'passes': 'both' if work.backward else 'forward',
+         'variant': variant, 'implementation': name, 'kind': one.kind}
+  flops = attention_flops(work.shape, work.spec.mask)[work.backward]
   # The forward pass reads q, k, v and writes the output; with gradients there are eight arrays.
-  return [Case(row, functools.partial(one.program, row, work, False), forward, 4 * array, base, 'forward_'),
-          Case(row, functools.partial(one.program, row, work, True), both, 8 * array, base, 'both_')]
+  bytes_ = (8 if work.backward else 4) * math.prod(work.shape) * jnp.dtype(work.dtype).itemsize
+  if flops / rates.flops < _SHORT and accelerated():
+    work = work._replace(repeats=_REPEATS)
+  return Case(row, functools.partial(one.program, row, work), flops, bytes_,
+              base=one.kind == 'library' and variant == 'softmax')
 
 
 def scores(length: int, mask: Mask) -> float:
@@ -108,7 +103,8 @@ def scores(length: int, mask: Mask) -> float:
 def attention_flops(shape: Shape, mask: Mask) -> tuple[float, float]:
   """FLOPs of the forward pass, and of both passes, at a shape (B, H, T, Dh).
 
-  Two matrix products count forward and five backward, however often a kernel computes the scores again.
+  Two matrix products count forward and five backward, however often a kernel computes the scores
+  again.
   """
   batch, heads, length, head_dim = shape
   forward = 4 * batch * heads * head_dim * scores(length, mask)

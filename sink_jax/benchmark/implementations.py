@@ -23,12 +23,15 @@ from sink_jax.kernels.dispatch import attend, platform
 
 
 class Work(NamedTuple):
-  """One attention operation; shape: (B, H, T, Dh); repeats: operations that a program of JAX makes."""
+  """One attention operation of a shape (B, H, T, Dh).
+
+  backward: whether with gradients. repeats: operations that a program of JAX makes.
+  """
 
   spec: AttentionSpec
   shape: tuple[int, int, int, int]
   dtype: str
-  seed: int
+  backward: bool = False
   repeats: int = 1
 
 
@@ -36,13 +39,13 @@ class Implementation(NamedTuple):
   """An implementation of attention.
 
   kind: 'ours', 'T x T' (it makes the weights of all pairs of tokens) or 'library'.
-  program: makes the Program of some work, forward or with gradients ('both'); adds to the row.
+  program: makes the Program of some work; adds to the row.
   variants: that it computes, by their names in `attention.VARIANTS`; None for all.
   platforms, package: where it runs, and which package it needs.
   """
 
   kind: str
-  program: Callable[[dict[str, Any], Work, bool], Program]
+  program: Callable[[dict[str, Any], Work], Program]
   variants: tuple[str, ...] | None = None
   platforms: tuple[str, ...] = ('cpu', 'cuda', 'tpu')
   package: str = 'jax'
@@ -57,17 +60,17 @@ class Implementation(NamedTuple):
 def random_inputs(work: Work) -> tuple[tuple[Any, ...], jax.Array]:
   """((q, k, v, params), cotangent of the output): normal numbers, (B, T, H, Dh)."""
   heads, head_dim = work.shape[1], work.shape[3]
-  q, k, v, do = _arrays(work.shape, work.dtype, work.seed)
-  params = jax.tree.map(lambda p: 0.02 * random(work.seed, p.shape, jnp.float32),
+  q, k, v, do = _arrays(work.shape, work.dtype)
+  params = jax.tree.map(lambda p: 0.02 * random(0, p.shape, jnp.float32),
                         work.spec.params(Dims(heads, heads, head_dim)),
                         is_leaf=lambda x: isinstance(x, Param))
   return (q, k, v, params), do
 
 
 @functools.lru_cache(maxsize=1)  # the rows of one shape share them
-def _arrays(shape, dtype, seed):
+def _arrays(shape, dtype):
   batch, heads, length, head_dim = shape
-  return [random(4 * seed + n, (batch, length, heads, head_dim), dtype) for n in range(4)]
+  return [random(seed, (batch, length, heads, head_dim), dtype) for seed in range(4)]
 
 
 def repeated(f: Callable[..., Any], repeats: int) -> Callable[..., jax.Array]:
@@ -90,7 +93,7 @@ def repeated(f: Callable[..., Any], repeats: int) -> Callable[..., jax.Array]:
 
 def _in_jax(make: Callable[[AttentionSpec], Callable[..., jax.Array]]) -> Callable[..., Program]:
   """`Implementation.program` of f(q, k, v, params) = make(spec)."""
-  def program(row: dict[str, Any], work: Work, both: bool) -> Program:
+  def program(row: dict[str, Any], work: Work) -> Program:
     f = make(work.spec)
 
     def with_gradients(cotangent, *inputs):
@@ -98,9 +101,9 @@ def _in_jax(make: Callable[[AttentionSpec], Callable[..., jax.Array]]) -> Callab
       return out, pull(cotangent.astype(out.dtype))
 
     inputs, cotangent = random_inputs(work)
-    g, arrays = (with_gradients, (cotangent, *inputs)) if both else (f, inputs)
+    g, arrays = (with_gradients, (cotangent, *inputs)) if work.backward else (f, inputs)
     return compiled(row, repeated(g, work.repeats) if work.repeats > 1 else g, *arrays,
-                    prefix='both_' if both else 'forward_', repeats=work.repeats)
+                    repeats=work.repeats)
 
   return program
 
@@ -120,35 +123,25 @@ def _library(module: str, **options: Any) -> Callable[..., Program]:
   return _in_jax(make)
 
 
-def eager(functions: Any, where: Callable[..., Any], spec: AttentionSpec, q: Any, k: Any, v: Any,
-          distance: Any) -> Any:
-  """T x T attention as the official code, sail-sg/Attention-Sink, computes it: all in the inputs' dtype.
-
-  Args:
-    functions, where: `jax.nn` and `jnp.where`, or `torch.nn.functional` and `torch.where`.
-    q, k, v: (B, H, T, Dh). distance: (T, T), from each query back to each key.
-  """
-  keep = (distance >= 0) & (distance < (spec.mask.window or distance.shape[0]))
-  s = q @ k.mT / math.sqrt(q.shape[-1])
-  if isinstance(spec.similarity, Exp):
-    return functions.softmax(where(keep, s, -math.inf), -1) @ v
-  if isinstance(spec.similarity, Sigmoid):
-    s = functions.sigmoid(s + spec.similarity.bias)
-  elif isinstance(spec.similarity, EluPlusOne):
-    s = functions.elu(s) + 1
-  s = where(keep, s, 0)  # after the function, whose value of a hidden score need not be zero
-  if isinstance(spec.normalizer, AbsFloor):
-    s = s / abs(s.sum(-1, keepdims=True)).clip(min=spec.normalizer.floor)
-  elif isinstance(spec.normalizer, RowSum):
-    s = s / (s.sum(-1, keepdims=True) + spec.normalizer.eps)
-  return s @ v
-
-
 def _release(spec: AttentionSpec) -> Callable[..., jax.Array]:
+  """T x T attention as the official code, sail-sg/Attention-Sink, has it, in the inputs' dtype."""
   def f(q, k, v, params):
     tokens = jnp.arange(q.shape[1])
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    return eager(jax.nn, jnp.where, spec, q, k, v, tokens[:, None] - tokens[None, :]).swapaxes(1, 2)
+    distance = tokens[:, None] - tokens[None, :]
+    keep = (distance >= 0) & (distance < (spec.mask.window or len(tokens)))
+    s = jnp.einsum('bihd,bjhd->bhij', q, k) / math.sqrt(q.shape[-1])
+    if isinstance(spec.similarity, Exp):
+      s = jax.nn.softmax(jnp.where(keep, s, -math.inf), -1)
+    elif isinstance(spec.similarity, Sigmoid):
+      s = jax.nn.sigmoid(s + spec.similarity.bias)
+    elif isinstance(spec.similarity, EluPlusOne):
+      s = jax.nn.elu(s) + 1
+    s = jnp.where(keep, s, 0)  # after the function, whose value of a hidden score need not be zero
+    if isinstance(spec.normalizer, AbsFloor):
+      s = s / abs(s.sum(-1, keepdims=True)).clip(min=spec.normalizer.floor)
+    elif isinstance(spec.normalizer, RowSum) and not isinstance(spec.similarity, Exp):
+      s = s / (s.sum(-1, keepdims=True) + spec.normalizer.eps)
+    return jnp.einsum('bhij,bjhd->bihd', s, v)
 
   return f
 
@@ -177,26 +170,18 @@ def _flex(torch, spec, shape, device):
   return lambda q, k, v: f(q, k, v, score_mod=bias, block_mask=mask)
 
 
-def _eager(torch, spec, shape, device):
-  tokens = torch.arange(shape[2], device=device)
-  return lambda q, k, v: eager(torch.nn.functional, torch.where, spec, q, k, v,
-                               tokens[:, None] - tokens[None, :])
-
-
 def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
   """`Implementation.program` of f(q, k, v) = make(torch, spec, shape, device) in PyTorch."""
-  def program(row: dict[str, Any], work: Work, both: bool) -> Program:
+  def program(row: dict[str, Any], work: Work) -> Program:
     torch = importlib.import_module('torch')  # by name: it is no dependency
     device = 'cuda' if platform() == 'cuda' else 'cpu'
-    if device == 'cuda' and not torch.cuda.is_available():
-      raise NotImplementedError(f'PyTorch {torch.__version__} does not see the GPU')
-    generator = torch.Generator(device).manual_seed(work.seed)
+    generator = torch.Generator(device).manual_seed(0)
     q, k, v, do = (torch.randn(work.shape, generator=generator, device=device)
                    .to(getattr(torch, work.dtype)).requires_grad_() for _ in range(4))
     f = make(torch, work.spec, work.shape, device)
 
     def call():
-      if both:
+      if work.backward:
         return torch.autograd.grad(f(q, k, v), (q, k, v), do)
       with torch.no_grad():  # autograd would keep T x T arrays for a backward pass
         return f(q, k, v)
@@ -206,9 +191,9 @@ def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
   return program
 
 
-_WINDOWED, _EAGER = ('softmax', 'window'), ('softmax', 'sigmoid', 'sigmoid-sum', 'elu', 'linear', 'window')
+_WINDOWED = 'softmax', 'window'
 _GPU = 'cpu', 'cuda'
-# By their names in --implementations. The first library that runs is what the others are compared with.
+# By their names in --implementations. The others are compared with the first library that runs.
 IMPLEMENTATIONS = {
     'pallas': Implementation('ours', _ours('pallas'), platforms=('cuda', 'tpu')),
     'linear': Implementation('ours', _ours('linear'), ('linear',)),
@@ -220,6 +205,6 @@ IMPLEMENTATIONS = {
     'tokamax': Implementation('library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'), 'tokamax'),
     'xla': Implementation('library', _library('jax.nn', implementation='xla'), _WINDOWED),
     'reference': Implementation('T x T', _ours('reference')),  # the definition, in float32
-    'release': Implementation('T x T', _in_jax(_release), _EAGER),  # compiled by XLA
-    'torch-eager': Implementation('T x T', _torch(_eager), _EAGER, _GPU, 'torch'),
+    'release': Implementation('T x T', _in_jax(_release), (
+        'softmax', 'sigmoid', 'sigmoid-sum', 'elu', 'linear', 'window')),  # compiled by XLA
 }

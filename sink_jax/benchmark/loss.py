@@ -16,7 +16,8 @@ from sink_jax.train.loss import cross_entropy
 
 COLUMNS: list[Column] = [
     ('shape', 'B,T,D,V', ''), ('form', 'form', ''), ('ms', 'loss+gradients ms', '.3f'),
-    *ratio_columns('x plain'), *FLOOR, ('mb', 'MB', ',.0f'), ('loss', 'nats/token', '.4f'), ('failed', '', '')]
+    *ratio_columns('x plain'), *FLOOR, ('mb', 'MB', ',.0f'), ('loss', 'nats/token', '.4f'),
+    ('failed', '', '')]
 NOTES = 'plain: float32 logits of all positions, differentiated by JAX. FLOPs: 6 B T D V.'
 
 
@@ -29,22 +30,21 @@ def plain_cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: 
   return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * weights_BxT)
 
 
-def run(rates: Rates, dtype: str, seed: int, seconds: float, tokens: tuple[int, int] | None,
-        d_model: int | None, vocab: int | None) -> list[dict[str, Any]]:
-  """The rows of the loss in chunks and of the plain one; tokens: (B, T)."""
-  fast = accelerated()
-  batch, length = tokens or ((8, 2048) if fast else (2, 256))
-  d_model, vocab = d_model or (768 if fast else 256), vocab or (50432 if fast else 8192)
-  h = random(seed, (batch, length, d_model), dtype)
+def run(rates: Rates, dtype: str, seconds: float,
+        shape: tuple[int, int, int, int] | None) -> list[dict[str, Any]]:
+  """The rows of the loss in chunks and of the plain one; shape: (B, T, D, V)."""
+  shape = shape or ((8, 2048, 768, 50432) if accelerated() else (2, 256, 256, 8192))
+  batch, length, d_model, vocab = shape
+  h = random(0, (batch, length, d_model), dtype)
   # Scaled so that logits are of size one: h has D numbers of that size.
-  kernel = random(seed + 1, (d_model, vocab), 'float32') / d_model**0.5
-  targets = jax.random.randint(jax.random.key(seed), (batch, length), 0, vocab)
+  kernel = random(1, (d_model, vocab), 'float32') / d_model**0.5
+  targets = jax.random.randint(jax.random.key(2), (batch, length), 0, vocab)
   # Weights of 1 / (B T) make the weighted sum the mean in nats per token.
   arrays = h, kernel, targets, jnp.full((batch, length), 1 / (batch * length))
   flops, bytes_ = 6.0 * batch * length * d_model * vocab, 2 * (h.nbytes + kernel.nbytes)
   cases = []
   for form, f in {'plain': plain_cross_entropy, 'in chunks (ours)': cross_entropy}.items():
-    row = {'shape': f'{batch},{length},{d_model},{vocab}', 'form': form}
+    row = {'shape': ','.join(map(str, shape)), 'form': form}
     prepare = functools.partial(_prepare, row, f, arrays)
     cases.append(Case(row, prepare, flops, bytes_, base=form == 'plain'))
   time_group(cases, seconds, rates)

@@ -1,4 +1,4 @@
-"""This machine: what it is, how fast it multiplies matrices and moves bytes, how much memory it has."""
+"""This machine: what it is, how fast it multiplies matrices and moves bytes, its memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from sink_jax.train.provenance import provenance
 
 
 def measured_rates(dtype: str, seconds: float) -> Rates:
-  """The rates of a large matrix product, and of reading and writing a large array; seconds: for each."""
+  """The rates of a large matrix product, and of reading and writing a large array.
+
+  seconds: for each of the two.
+  """
   size, count = (8192, 2**28) if accelerated() else (1024, 2**24)
   # Random numbers: GPUs draw less power on zeros, and run faster than on data.
   a, x = random(0, (size, size), dtype), random(1, (count,), 'float32')
   product, moved = jax.jit(jnp.matmul), jax.jit(lambda x: x + 1)
-  times, _ = compare({'product': Program(lambda: product(a, a)), 'moved': Program(lambda: moved(x))}, seconds)
+  times, _ = compare({'product': Program(lambda: product(a, a)),
+                      'moved': Program(lambda: moved(x))}, seconds)
   return Rates(2 * size**3 / min(times['product']), 8 * count / min(times['moved']))
 
 
@@ -41,28 +45,23 @@ def accelerated() -> bool:
   return platform() in ('cuda', 'tpu')
 
 
-def memory_limit() -> int:
-  """Bytes that a program may use: the device's, or half of the memory of a host."""
-  stats = jax.devices()[0].memory_stats() or {}
-  return stats.get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2
-
-
-def compiled(row: dict[str, Any], f: Callable[..., Any], *arrays: Any, prefix: str = '',
-             repeats: int = 1) -> Program:
-  """Compiles a function for some arrays, and puts the megabytes that it needs next to them into a row.
+def compiled(row: dict[str, Any], f: Callable[..., Any], *arrays: Any, repeats: int = 1) -> Program:
+  """Compiles a function for some arrays; the row gets the megabytes that it needs next to them.
 
   repeats: operations that f makes.
 
   Raises:
-    MemoryError: they do not fit. Starting such a program can end the process.
+    MemoryError: they do not fit the device, or half of the memory of a host. Starting such a
+      program can end the process.
   """
   program = jax.jit(f).lower(*arrays).compile()
   stats = program.memory_analysis()
   assert stats, 'XLA knows the memory of a program on these platforms'
-  needed = (stats.temp_size_in_bytes + stats.output_size_in_bytes) / 1e6
-  row[f'{prefix}mb'] = needed
-  if needed > memory_limit() / 1e6:
-    raise MemoryError(f'out of memory: needs {needed / 1e3:.0f} of {memory_limit() / 1e9:.0f} GB')
+  row['mb'] = (stats.temp_size_in_bytes + stats.output_size_in_bytes) / 1e6
+  limit = (jax.devices()[0].memory_stats() or {}).get('bytes_limit') or (
+      os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2)
+  if row['mb'] > limit / 1e6:
+    raise MemoryError(f'out of memory: needs {row["mb"] / 1e3:.0f} of {limit / 1e9:.0f} GB')
   return Program(functools.partial(program, *arrays), repeats=repeats)
 
 

@@ -1,15 +1,12 @@
-"""From cases to the rows of a benchmark, which are printed as a table and written as JSON."""
+"""From cases to the rows of a benchmark, which are printed as a table."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sink_jax.benchmark.timing import Program, compare, interval, reason
-from sink_jax.io.files import write_atomically
 from sink_jax.io.tables import text_table
 
 Column = tuple[str, str, str]  # key of a row, heading, format; without a format it is a column of words
@@ -35,7 +32,6 @@ class Case(NamedTuple):
   prepare: compiles it; may add to the row, and raise.
   flops, bytes: of one operation on one device.
   base: whether the others may be compared with it; they are with the first such case that runs.
-  prefix: of the keys of the times, where two cases share a row.
   """
 
   row: dict[str, Any]
@@ -43,13 +39,11 @@ class Case(NamedTuple):
   flops: float
   bytes: float
   base: bool = False
-  prefix: str = ''
 
 
-def ratio_columns(heading: str, prefix: str = '') -> list[Column]:
+def ratio_columns(heading: str) -> list[Column]:
   """The columns of a ratio and its interval."""
-  return [(f'{prefix}ratio', heading, '.2f'), (f'{prefix}ratio_low', 'from', '.2f'),
-          (f'{prefix}ratio_high', 'to', '.2f')]
+  return [('ratio', heading, '.2f'), ('ratio_low', 'from', '.2f'), ('ratio_high', 'to', '.2f')]
 
 
 def time_group(cases: Sequence[Case], seconds: float, rates: Rates) -> None:
@@ -57,7 +51,7 @@ def time_group(cases: Sequence[Case], seconds: float, rates: Rates) -> None:
   programs = {}
   for number, case in enumerate(cases):
     words = ' '.join(map(str, list(case.row.values())[:4]))
-    print(f'compiling {number + 1} of {len(cases)}: {case.prefix}{words}', file=sys.stderr, flush=True)
+    print(f'compiling {number + 1} of {len(cases)}: {words}', file=sys.stderr, flush=True)
     try:
       programs[number] = case.prepare()
     except Exception as error:  # libraries raise whatever they like; most often memory is short
@@ -65,17 +59,17 @@ def time_group(cases: Sequence[Case], seconds: float, rates: Rates) -> None:
   times, failed = compare(programs, seconds)
   for number, why in failed.items():
     cases[number].row['failed'] = why
+  base = next((times[number] for number in times if cases[number].base), None)
   for number, rounds in times.items():
-    row, _, flops, bytes_, _, prefix = cases[number]
+    row, _, flops, bytes_, _ = cases[number]
     ms, low, high = interval([1000 * one for one in rounds])
-    floor, bound = max((1000 * flops / rates.flops, 'FLOPs'), (1000 * bytes_ / rates.bytes, 'bytes'))
-    values = {'ms': ms, 'ms_low': low, 'ms_high': high, 'tflops': flops / ms / 1e9, 'floor_ms': floor,
-              'bound': bound, 'vs_floor': ms / floor}
-    base = next((times[n] for n in times if cases[n].base and cases[n].prefix == prefix), None)
+    floor, bound = max((1000 * flops / rates.flops, 'FLOPs'),
+                       (1000 * bytes_ / rates.bytes, 'bytes'))
+    row |= {'ms': ms, 'ms_low': low, 'ms_high': high, 'tflops': flops / ms / 1e9,
+            'floor_ms': floor, 'bound': bound, 'vs_floor': ms / floor}
     if base:
       ratios = [mine / its for mine, its in zip(rounds, base)]
-      values |= zip(('ratio', 'ratio_low', 'ratio_high'), interval(ratios))
-    row.update({prefix + key: value for key, value in values.items()})
+      row |= zip(('ratio', 'ratio_low', 'ratio_high'), interval(ratios))
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any],
@@ -88,11 +82,3 @@ def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], ma
   print(f'{machine["hardware"]}, jax {machine["jax"]}, {machine["date"]}: {machine["matmul_tflops"]:.4g} '
         f'TFLOP/s in {machine["dtype"]} products, {machine["memory_gb_per_second"]:.4g} GB/s\n')
   print('\n'.join([*text_table([heading for _, heading, _ in columns], cells, left), '', notes, NOTES]))
-
-
-def write_json(path: str, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any],
-               options: Mapping[str, Any]) -> None:
-  """Writes {'machine': ..., 'options': ..., 'rows': [...]}: the file appears when it is complete."""
-  text = json.dumps({'machine': machine, 'options': options, 'rows': rows}, indent=1, allow_nan=False)
-  Path(path).parent.mkdir(parents=True, exist_ok=True)
-  write_atomically(Path(path), text + '\n')

@@ -10,9 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from sink_jax.arguments import check_known
-from sink_jax.attention.spec import AttentionSpec
-from sink_jax.benchmark.attention import COMPONENTS
 from sink_jax.benchmark.machine import accelerated
 from sink_jax.benchmark.rows import FLOOR, Case, Column, Rates, ratio_columns, time_group
 from sink_jax.benchmark.timing import Program
@@ -20,37 +17,39 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
+from sink_jax.plan.compiler import memory
 from sink_jax.train.optimizer import OptimizerConfig, peak_rates
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
 COLUMNS: list[Column] = [
-    ('size', 'size', ''), ('batch', 'B', 'd'), ('length', 'T', 'd'), ('implementation', 'attention', ''),
-    ('ms', 'ms/step', '.2f'), *ratio_columns('x first'), ('tokens_per_second', 'tokens/s', ',.0f'), *FLOOR,
-    ('gb', 'GB', '.2f'), ('loss', 'loss', '.3f'), ('failed', '', '')]
-NOTES = ('TFLOP/s: of one device; every linear layer, and attention over the keys that the mask leaves, forward '
-         'and twice that backward. x first: over the first attention at this batch size. GB: peak memory of the '
-         'step, state included. loss: of random tokens, before the first step.')
+    ('size', 'size', ''), ('batch', 'B', 'd'), ('length', 'T', 'd'),
+    ('implementation', 'attention', ''), ('ms', 'ms/step', '.2f'), *ratio_columns('x first'),
+    ('tokens_per_second', 'tokens/s', ',.0f'), *FLOOR, ('gb', 'GB', '.2f'), ('loss', 'loss', '.3f'),
+    ('failed', '', '')]
+NOTES = ('TFLOP/s: of one device; every linear layer, and attention over the keys that the mask '
+         'leaves, forward and twice that backward. x first: over the first attention at this batch '
+         'size. GB: peak memory of the step, state included. loss: of random tokens, before the '
+         'first step.')
+_UNROLL = 24  # blocks that are compiled one after another, at most; more are in a loop
 
 
-def run(rates: Rates, dtype: str, seed: int, seconds: float, size: str | None, batch: Sequence[int],
-        length: int | None, vocab: int | None, implementation: Sequence[str], remat: str,
-        unroll: int, variant: str) -> list[dict[str, Any]]:
+def run(rates: Rates, dtype: str, seconds: float, size: str | None, batch: Sequence[int],
+        length: int | None, vocab: int | None, implementation: Sequence[str],
+        remat: str) -> list[dict[str, Any]]:
   """The rows of every batch size and implementation, which are timed in turns.
 
   Args:
     implementation: names for `attend`; 'default' is the choice of the platform.
-    remat, unroll: of `ModelConfig`. variant: of the attention, by its name in `COMPONENTS`.
+    remat: of `ModelConfig`.
 
   Raises:
-    ValueError: a size, variant, batch or implementation that does not exist or fit.
+    ValueError: a size, batch or implementation that does not exist or fit.
   """
-  check_known(variant, COMPONENTS, '--variant: unknown')
   fast = accelerated()
   length, vocab = length or (2048 if fast else 256), vocab or (50432 if fast else 512)
   size = size or ('60m' if fast else 'tiny')
-  plain = sized(size, vocab_size=vocab, dtype=dtype, remat=remat, unroll=unroll,
-                attention=AttentionSpec(**COMPONENTS[variant]))
+  plain = sized(size, vocab_size=vocab, dtype=dtype, remat=remat, unroll=_UNROLL)
   rows = []
   for sequences in batch or ((8, 16, 32) if fast else (4,)):
     if sequences % jax.device_count():
@@ -60,11 +59,12 @@ def run(rates: Rates, dtype: str, seed: int, seconds: float, size: str | None, b
     for number, name in enumerate(implementation):
       model = dataclasses.replace(plain, implementation=None if name == 'default' else name)
       check_implementation(model.implementation)
-      row = {'size': size, 'batch': sequences, 'length': length, 'implementation': name, 'remat': remat,
-             'unroll': model.unroll, 'parameters': parameter_count(model)}
+      row = {'size': size, 'batch': sequences, 'length': length, 'implementation': name,
+             'remat': remat, 'parameters': parameter_count(model)}
       # AdamW reads and writes the parameters and two moments, in float32.
-      cases.append(Case(row, functools.partial(_prepare, row, model, seed),
-                        tokens * flops_per_token(model, length), 24 * row['parameters'], base=not number))
+      cases.append(Case(row, functools.partial(_prepare, row, model),
+                        tokens * flops_per_token(model, length), 24 * row['parameters'],
+                        base=not number))
     time_group(cases, seconds, rates)
     rows += [case.row for case in cases]
   for row in rows:
@@ -72,21 +72,18 @@ def run(rates: Rates, dtype: str, seed: int, seconds: float, size: str | None, b
   return rows
 
 
-def _prepare(row: dict[str, Any], model: ModelConfig, seed: int) -> Program:
+def _prepare(row: dict[str, Any], model: ModelConfig) -> Program:
   """A training step whose state goes on from call to call."""
   mesh, optimizer = make_mesh(), OptimizerConfig()
   shape = row['batch'], row['length']
-  tokens = np.random.default_rng(seed).integers(0, model.vocab_size, (shape[0], shape[1] + 1), np.int32)
+  tokens = np.random.default_rng(0).integers(
+      0, model.vocab_size, (shape[0], shape[1] + 1), np.int32)
   # On the devices before the first step: its transfer belongs to the input pipeline.
   data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)),
                         batch_sharding(mesh))
-  state, rates = init_state(model, optimizer, seed, mesh), peak_rates(optimizer)
+  state, rates = init_state(model, optimizer, 0, mesh), peak_rates(optimizer)
   step = make_train_step(model, optimizer, mesh).lower(state, data, rates).compile()
-  stats = step.memory_analysis()
-  assert stats, 'XLA knows the memory of a program on these platforms'
-  # The donated state is an argument and a result in the same memory: it counts once.
-  row['gb'] = (stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
-               - stats.alias_size_in_bytes) / 1e9
+  row['gb'] = memory(step).total / 1e9
 
   def call():
     nonlocal state

@@ -39,11 +39,6 @@ class Options(analyses.Options):
   layers: tuple[int, ...] | None = None  # blocks to look at, from 1, such as 1,3.
   heads: tuple[int, ...] | None = None  # heads to look at, from 1.
 
-  def __post_init__(self):
-    super().__post_init__()
-    if not (self.name or self.list):
-      raise ValueError('name one analysis, such as lengths; --list names all.')
-
 
 def main(options: Options, given: Collection[str]) -> None:
   """Carries out the analysis, and prints its table and the names of its files."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
+from pathlib import Path
 from typing import Literal
 
 from sink_jax.arguments import check_file, check_least
@@ -18,27 +20,26 @@ class Timed:
   """What every benchmark has. A size that is not given depends on whether there is a GPU or TPU."""
 
   seconds: float = 0.5  # to spend on each number.
-  dtype: Literal['bfloat16', 'float32'] | None = None  # by default bfloat16 on a GPU or TPU, else float32.
-  seed: int = 0  # of the random inputs.
+  #: by default bfloat16 on a GPU or TPU, else float32.
+  dtype: Literal['bfloat16', 'float32'] | None = None
   json: str | None = None  # a file for all numbers.
 
   def __post_init__(self):
     check_file(self, 'json')
-    check_least(self, **{name: 1 for name in vars(self) if name in (
-        'shape', 'length', 'heads', 'head_dim', 'keys', 'tokens', 'd_model', 'vocab', 'batch', 'unroll')})
+    sizes = 'shape', 'length', 'vocab', 'batch'
+    check_least(self, **{name: 1 for name in vars(self) if name in sizes})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention(Timed):
   """Every variant of attention, forward and backward, compared with other libraries."""
 
-  #: B H T Dh of each; by default 8 8 2048 64 8 8 2048 96 8 16 2048 128 1 8 32768 128 on a GPU or TPU,
-  #: else 1 8 2048 96.
+  #: B H T Dh of each; by default 8 8 2048 64 8 8 2048 96 8 16 2048 128 1 8 32768 128 on a GPU or
+  #: TPU, else 1 8 2048 96.
   shape: tuple[tuple[int, int, int, int], ...] = ()
-  variants: tuple[str, ...] = ()  # such as softmax sigmoid; by default all, and another name lists them.
+  variants: tuple[str, ...] = ()  # such as softmax sigmoid; by default all.
   #: such as pallas chunked cudnn torch-flash xla; by default all that run here.
   implementations: tuple[str, ...] = ()
-  sweep: bool = False  # instead: time block sizes of the GPU kernels, in bfloat16.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,19 +47,14 @@ class Importance(Timed):
   """Importance of every key in memory linear in T."""
 
   length: tuple[int, ...] = ()  # by default 4096 16384 65536 131072, on a CPU 2048 4096 8192 16384.
-  heads: int | None = None  # by default 8, on a CPU 1.
-  head_dim: int | None = None  # by default 128, on a CPU 64.
-  keys: int = 4  # of the shortcut.
-  variant: str = 'softmax'  # another name lists them.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(Timed):
   """Cross-entropy with gradients, in chunks and with all logits."""
 
-  tokens: tuple[int, int] | None = None  # B T; by default 8 2048, on a CPU 2 256.
-  d_model: int | None = None  # by default 768, on a CPU 256.
-  vocab: int | None = None  # by default 50432, on a CPU 8192.
+  #: B T D V; by default 8 2048 768 50432, on a CPU 2 256 256 8192.
+  shape: tuple[int, int, int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,10 +65,10 @@ class TrainStep(Timed):
   batch: tuple[int, ...] = ()  # sequences of each; by default 8 16 32, on a CPU 4.
   length: int | None = None  # by default 2048, on a CPU 256.
   vocab: int | None = None  # by default 50432, on a CPU 512.
-  implementation: tuple[str, ...] = ('default',)  # of attention; the first is what others are compared with.
-  remat: Literal['none', 'save_matmuls', 'save_attention', 'blocks'] = 'none'  # what backpropagation recomputes.
-  unroll: int = 24  # blocks that are compiled one after another, at most; more are in a loop.
-  variant: str = 'softmax'  # of the attention; another name lists them.
+  #: of attention; the first is what others are compared with.
+  implementation: tuple[str, ...] = ('default',)
+  #: what backpropagation recomputes.
+  remat: Literal['none', 'save_matmuls', 'save_attention', 'blocks'] = 'none'
 
 
 Options = Attention | Importance | Loss | TrainStep
@@ -82,17 +78,20 @@ def main(options: Options) -> None:
   """Runs one benchmark, prints its table and writes its JSON."""
   from sink_jax.benchmark import machine, rows
   from sink_jax.io import compile_cache
+  from sink_jax.io.files import write_atomically
 
   compile_cache.enable()
-  name = {Attention: 'attention', Importance: 'importance', Loss: 'loss'}.get(type(options), 'train_step')
+  name = {Attention: 'attention', Importance: 'importance', Loss: 'loss',
+          TrainStep: 'train_step'}[type(options)]
   settings = {key: value for key, value in vars(options).items() if key != 'json'}
   settings['dtype'] = options.dtype or ('bfloat16' if machine.accelerated() else 'float32')
-  if settings.pop('sweep', False):
-    name, settings['dtype'] = 'kernel_blocks', 'bfloat16'
   module = importlib.import_module(f'sink_jax.benchmark.{name}')
   rates = machine.measured_rates(settings['dtype'], options.seconds)
   measured = module.run(rates, **settings)
   where = machine.describe(rates, settings['dtype'])
   if options.json:
-    rows.write_json(options.json, measured, where, {'benchmark': name} | settings)
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(options.json), json.dumps(
+        {'machine': where, 'options': {'benchmark': name} | settings, 'rows': measured}, indent=1,
+        allow_nan=False))
   rows.print_table(module.COLUMNS, measured, where, module.NOTES)

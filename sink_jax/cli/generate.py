@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -13,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from sink_jax.arguments import check_least
 from sink_jax.cli.main import say
 from sink_jax.cli.results import Model, load
 from sink_jax.io import compile_cache
@@ -31,12 +28,11 @@ class Options(Model):
 
       python -m sink_jax generate --checkpoint=Pythia-160M --prompt='Once upon a time'
 
-  The prompt is --prompt, --prompt_file, or what is piped in. With --cache_size a cache keeps the
-  first tokens and the most recent ones (StreamingLLM): the text may be of any length.
+  The prompt is --prompt, or what is piped in. With --cache_size a cache keeps the first tokens and
+  the most recent ones (StreamingLLM): the text may be of any length.
   """
 
   prompt: str | None = None  # the text to continue.
-  prompt_file: str | None = None  # a file with it, UTF-8.
   #: whether it begins with BOS: as the tokenizer, or the training of a run, has it; never; always.
   bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
   length: int = 128  # tokens to generate.
@@ -51,24 +47,12 @@ class Options(Model):
   eos: bool = True  # whether the text ends with an end-of-text token of the tokenizer.
   seed: int = 0  # of the sampling.
 
-  def __post_init__(self):
-    super().__post_init__()
-    check_least(self, length=1, temperature=0, top_k=1, seed=0)
-    if not self.temperature < math.inf or self.seed >= 2**32:
-      raise ValueError(f'--temperature={self.temperature:g} must be finite, and --seed={self.seed} '
-                       'below 2**32.')
-    if self.top_p is not None and not 0 < self.top_p <= 1:
-      raise ValueError(f'--top_p={self.top_p:g} must be greater than 0 and at most 1.')
-    if self.cache_size is not None and not 0 <= self.sinks < self.cache_size:
-      raise ValueError(f'--cache_size={self.cache_size} must be greater than --sinks={self.sinks}, '
-                       'which is at least 0.')
-    if None not in (self.prompt, self.prompt_file):
-      raise ValueError('--prompt and --prompt_file exclude each other.')
-
 
 def main(options: Options) -> None:
   """Writes the text as it is generated, and how fast that was."""
-  prompt = _prompt(options)
+  if options.prompt is None and sys.stdin.isatty():  # which would look like a program that hangs
+    raise ValueError("no prompt: give --prompt='...', or pipe a text in.")
+  prompt = sys.stdin.read() if options.prompt is None else options.prompt
   # A line about kernels would stand in the middle of the text.
   logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
@@ -80,34 +64,21 @@ def main(options: Options) -> None:
   if not len(tokens):
     raise ValueError('the prompt is empty: write something, or take --bos=force.')
   say(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}')
-  # By default a cache of all tokens: it drops none.
-  policy = CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
-  if options.cache_size is not None:
-    policy = CachePolicy(options.cache_size, options.sinks, options.positions)
+  policy = None if options.cache_size is None else CachePolicy(
+      options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
   pieces = stream(run, tokens[None], options.length, policy=policy,
                   temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
                   seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
+  # By default `stream` has a cache of all tokens, which drops none.
+  policy = policy or CachePolicy(
+      len(tokens) + options.length + run.config.sink_tokens, positions='text')
   before = len(tokens) - len(tokenizer.encode(prompt))  # tokens that stand before the prompt
   made, rate = _write(pieces, tokens, tokenizer, ends, before)
   size = f'{state_bytes(run.config, policy, 1) / 2**20:.3g} MiB'
   speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'
   ended = ' to the end of the text' if made < options.length else ''
   say(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {size}')
-
-
-def _prompt(options: Options) -> str:
-  if options.prompt is not None:
-    return options.prompt
-  if options.prompt_file is not None:
-    with open(os.path.expanduser(options.prompt_file), encoding='utf-8-sig') as file:
-      try:
-        return file.read()
-      except UnicodeDecodeError as error:
-        raise ValueError(f'--prompt_file={options.prompt_file} is not UTF-8: {error}') from None
-  if sys.stdin.isatty():  # reading it would look like a program that hangs
-    raise ValueError("no prompt: give --prompt='...' or --prompt_file, or pipe a text in.")
-  return sys.stdin.read()
 
 
 def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunTokenizer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from importlib import metadata
 
 from sink_jax.analyses import lm_eval_package
@@ -35,23 +34,22 @@ class Options(Model, TaskOptions):
   #: of lm-evaluation-harness: tasks, groups, patterns such as 'mmlu_*', or YAML files.
   tasks: tuple[str, ...] = ()
   include_path: str | None = None  # a folder with tasks and groups of your own.
-  out: str | None = None  # folder to write to, a new or an empty one.
+  out: str | None = None  # folder to write to.
 
   def __post_init__(self):
     Model.__post_init__(self)
     TaskOptions.__post_init__(self)
 
 
-def main(options: Options, given: Collection[str]) -> None:
+def main(options: Options) -> None:
   """Carries out the tasks, prints the metrics and writes them."""
   # What takes milliseconds comes first, then the index of tasks, and the model last.
-  path = writable_folder(options.out, new=True) / 'lm_eval.json'
+  path = writable_folder(options.out) / 'lm_eval.json'
   tasks = find_tasks(options.tasks, options.include_path)
   compile_cache.enable()
-  chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(TaskOptions)
-            if field.name in given}
-  model = load(options)
-  result, run = evaluate(model, tasks, TaskOptions(**chosen), say), model.run
+  model, chosen = load(options), TaskOptions(**{
+      field.name: getattr(options, field.name) for field in dataclasses.fields(TaskOptions)})
+  result, run = evaluate(model, tasks, chosen, say), model.run
   # Of a run what it was trained by; of a published model its architecture.
   write_found(path, {
       'model': run.name, 'checkpoint': runner.checkpoint(run),

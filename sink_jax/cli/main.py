@@ -3,8 +3,8 @@
 A command is a module of this folder with a dataclass `Options` (its docstring and the comments
 at its fields are the help, which tyro prints) and a function `main`, which returns the exit code.
 `main` takes the options and, where it names them, `config` (the dict of the option `config`, FILE
-or FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the options
-in the command line). Modules import jax inside `main`: --help and errors do not wait for it.
+or FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the
+options in the command line). Modules import jax inside `main`: --help and errors need not wait.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import tyro
 
-from sink_jax.arguments import did_you_mean
+from sink_jax.arguments import check_known
 from sink_jax.io.exit_code import exit_saved_until_training
 from sink_jax.io.logs import quiet_logs
 
@@ -64,9 +64,7 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
           'python -m sink_jax COMMAND --help lists the options of a command.', sep='\n')
     sys.exit(0 if name else 2)
   try:
-    if name not in COMMANDS:
-      raise ValueError(f'there is no command {name!r}.{did_you_mean(name, COMMANDS)} It is one of '
-                       f'{", ".join(COMMANDS)}.')
+    check_known(name, COMMANDS, 'there is no command')
     module = importlib.import_module(f'sink_jax.cli.{name}')
     options, extras = parse(name, words)
     quiet_logs()
@@ -94,9 +92,10 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     ValueError: an option or a config key is wrong; names it.
   """
   module = importlib.import_module(f'sink_jax.cli.{name}')
-  takes, settings = inspect.signature(module.main).parameters, []
+  takes, settings = inspect.signature(module.main).parameters, {}
   if 'config' in takes or 'settings' in takes:
-    words, settings = _without_settings(words)
+    settings = _settings(word for word in words if word.startswith('--config.'))
+    words = [word for word in words if not word.startswith('--config.')]
   if 'config' in takes and set(words) & set(_HELP):
     from sink_jax.train.config import keys_as_text
 
@@ -111,15 +110,14 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
       raise
   extras: dict[str, Any] = {}
   if 'given' in takes:
-    names = {word.split('=')[0].lstrip('-').replace('-', '_') for word in words
-             if word.startswith('--')}
-    extras['given'] = frozenset(names | {one.removeprefix('no_') for one in names})
-  if 'config' in takes or 'settings' in takes:
-    from sink_jax.sweep.trials import parse_settings, read_config_file
+    extras['given'] = {word[2:].partition('=')[0].replace('-', '_') for word in words
+                       if word.startswith('--')}
+  if 'settings' in takes:
+    extras['settings'] = settings
+  if 'config' in takes:
+    from sink_jax.sweep.trials import read_config_file
 
-    extras['settings'] = parse_settings(settings)
-    if 'config' in takes:
-      extras['config'] = read_config_file(options.config or _BASE, extras.pop('settings'))
+    extras['config'] = read_config_file(options.config or _BASE, settings)
   return options, extras
 
 
@@ -140,28 +138,25 @@ def memory_is_full(error: BaseException) -> bool:
       'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error))
 
 
-def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
-  """The words without --config.KEY=VALUE, and 'KEY=VALUE' of each."""
-  left, settings, rest = [], [], iter(words)
-  for word in rest:
-    if word.startswith('--config.'):
-      setting = word.removeprefix('--config.')
-      settings.append(setting if '=' in setting else f'{setting}={next(rest, "")}')
-    else:
-      left.append(word)
-  return left, settings
+def _settings(words: Iterable[str]) -> dict[str, str]:
+  """{KEY: VALUE} of words --config.KEY=VALUE."""
+  settings = {}
+  for word in words:
+    key, equals, value = word.removeprefix('--config.').partition('=')
+    if not equals:
+      raise ValueError(f'{word}: write --config.KEY=VALUE.')
+    if key in settings:
+      raise ValueError(f'the config key {key} is set twice.')
+    settings[key] = value
+  return settings
 
 
 def _split(options: Any, words: Sequence[str]) -> list[str]:
   """The words with --name=a,b of lists as tyro has them: --name a b."""
-  lists = {field.name for one in typing.get_args(options) or [options]
-           for field in dataclasses.fields(one)
-           if 'tuple[' in str(field.type) and 'UseAppendAction' not in str(field.type)}
+  lists = {f'--{field.name}' for one in typing.get_args(options) or [options]
+           for field in dataclasses.fields(one) if 'tuple[' in str(field.type)}
   split = []
   for word in words:
     name, equals, value = word.partition('=')
-    if equals and name.startswith('--') and name[2:].replace('-', '_') in lists:
-      split += [name, *value.split(',')] if value else [name]
-    else:
-      split.append(word)
+    split += [name, *value.split(',')] if equals and name in lists else [word]
   return split

@@ -38,19 +38,17 @@ def load(options: Model) -> LoadedModel:
   return LoadedModel.of_workdir(options.workdir, options.dtype)
 
 
-def writable_folder(out: str | AnyPath | None, new: bool = False) -> AnyPath:
+def writable_folder(out: str | AnyPath | None) -> AnyPath:
   """The folder to write to, after a try, before work that may take hours; makes nothing.
 
   Raises:
-    ValueError: it is not named, cannot be written to, or holds something where it is to be `new`.
+    ValueError: it is not named, or cannot be written to.
   """
   from sink_jax.io.paths import is_local, to_path
 
   if not out:
     raise ValueError('--out is needed: the folder to write to.')
   folder = there = to_path(out)
-  if new and folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
-    raise ValueError(f'--out={folder} holds {held[0]}: name a new folder, or empty this one.')
   if is_local(folder):  # an object store has no folders
     there = next(path for path in (folder, *folder.parents) if path.exists())
   trial = there / f'.{uuid.uuid4().hex}'  # which no other process tries

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
-
-import tyro
 
 from sink_jax.arguments import check_known, check_least
 from sink_jax.cli.main import say
@@ -27,9 +26,10 @@ class Options:
 
   python -m sink_jax sweep --config=configs/paper.py --budget=desk --workdir=runs/desk
 
-  A trial that is done or has diverged is skipped and an interrupted one continues; one that fails
-  is recorded and tried again next time, and the rest go on. WORKDIR/summary.md says how far
-  all of them are, every half a minute; --status prints it for the trials that the options choose.
+  --config.KEY=VALUE sets a key of all trials. A trial that is done or has diverged is skipped and
+  an interrupted one continues; one that fails is recorded and tried again next time, and the rest
+  go on. WORKDIR/summary.md says how far all of them are, every half a minute; --status prints it
+  for the trials that the options choose.
   """
 
   config: str  # config file with a table TRIALS.
@@ -37,8 +37,6 @@ class Options:
   budget: str | None = None  # of the configs of the paper: desk, night, tenth or full.
   protocol: str | None = None  # of the configs of the paper: paper, or released, as its code has it.
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
-  #: a config key for all trials, such as --set=data.max_tokens=100000, as --config.KEY=VALUE.
-  set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
   only: tuple[str, ...] = ()  # names of the trials to run; by default all.
   claims: tuple[str, ...] = ()  # claims of the paper, such as emergence: the trials they need.
   shard: str = '1/1'  # k/n: the k-th of n parts, for jobs in an array.
@@ -46,17 +44,13 @@ class Options:
   list: bool = False  # print the names of the trials and stop.
   dry_run: bool = False  # check every trial, print what it costs and stop.
   status: bool = False  # print how far every trial is and stop.
-  data_only: bool = False  # build the text of the trials where it is not there yet, and stop.
 
   def __post_init__(self):
-    if any(not 0 <= seed < 2**31 or self.seeds.count(seed) > 1 for seed in self.seeds):
-      raise ValueError(f'--seeds={",".join(map(str, self.seeds))}: write different numbers from 0 '
-                       'to 2**31 - 1.')
     check_least(self, processes=1)
     if self.processes > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
       raise ValueError(f'--processes={self.processes}: the processes of a job train each trial '
                        'together. Leave it out, or start no job.')
-    if not self.workdir and not (self.list or self.dry_run or self.data_only):
+    if not self.workdir and not (self.list or self.dry_run):
       raise ValueError('--workdir is needed: the folder of the trials.')
 
 
@@ -65,28 +59,19 @@ def main(options: Options, settings: Mapping[str, str]) -> int:
 
   The exit code is 1 where a trial failed; diverging is a result.
   """
-  from sink_jax.data.dataset import open_data
   from sink_jax.io.paths import to_path
-  from sink_jax.sweep.summary import as_markdown, dry_run, read_states
-  from sink_jax.sweep.trials import FINAL_STATUSES, parse_settings
-  from sink_jax.train.config import from_dict
+  from sink_jax.sweep.summary import as_markdown, dry_run
+  from sink_jax.sweep.trials import FINAL_STATUSES
 
   with training_ends(options.workdir):
-    trials = _trials(options, {**parse_settings(options.set), **settings})
+    trials = _trials(options, settings)
     if options.list:
       print('\n'.join(trials))
     elif options.dry_run:
       print(dry_run(trials))
-    elif options.data_only:
-      for name, trial in trials.items():
-        if trial.config:
-          data = open_data(from_dict(trial.config).data).summary()
-          print(f'{name}: {data["source"]}: {data.get("unique_training_tokens", "endless")} '
-                'training tokens', flush=True)
     elif options.status:
       assert options.workdir
-      states = read_states(trials, to_path(options.workdir))
-      print(as_markdown(states, f'Sweep in {options.workdir}'), end='')
+      print(as_markdown(trials, to_path(options.workdir), f'Sweep in {options.workdir}'), end='')
     else:
       return 1 if _trained(trials, options) - {*FINAL_STATUSES} else 0
   return 0
@@ -100,12 +85,13 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
   of_file = {name: value for name in ('budget', 'protocol') if (value := getattr(options, name))}
   table = load_trials(options.config, of_file, options.seeds, settings)
   # With --seeds a trial NAME becomes NAME-seed-0, NAME-seed-1, ...; NAME then means all of them.
-  names = {name: {name, trial.label.get('trial', name)} for name, trial in table.items()}
+  names = {name: (trial.label.get('trial', name), name) for name, trial in table.items()}
   only = {*options.only, *(trials_of(options.claims) if options.claims else ())}
-  plain = dict.fromkeys(trial.label.get('trial', name) for name, trial in table.items())
-  for name in sorted(only - set().union(*names.values())):
-    check_known(name, plain, f'{options.config}: unknown trial')
-  chosen = {name: trial for name, trial in table.items() if not only or names[name] & only}
+  for name in sorted(only):
+    check_known(name, dict.fromkeys(itertools.chain(*names.values())),
+                f'{options.config}: unknown trial')
+  chosen = {name: trial for name, trial in table.items()
+            if not only or only.intersection(names[name])}
   # Last, so that the parts of an array divide the chosen trials evenly among them.
   return select_shard(chosen, options.shard)
 
@@ -115,9 +101,10 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
   from sink_jax.io.exit_code import exit_saved_until_training, stop_signals
   from sink_jax.io.paths import to_path
   from sink_jax.sweep.pool import run_in_parallel
-  from sink_jax.sweep.summary import cost_of, keep_summary, read_states, remaining
+  from sink_jax.sweep.summary import cost_of, keep_summary, remaining
   from sink_jax.sweep.trials import FINAL_STATUSES
   from sink_jax.train.multihost import init_distributed, is_first
+  from sink_jax.train.workdir import read_status
 
   assert options.workdir
   root = to_path(options.workdir)
@@ -133,8 +120,9 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
       return {status for _, status in outcomes}
   root.mkdir(parents=True, exist_ok=True)
   # Those that are done or have diverged end at once, and neither take time nor need a line.
-  costs = {state.name: cost_of(config).flops if (config := trials[state.name].config) else 0.0
-           for state in read_states(trials, root) if state.status not in FINAL_STATUSES}
+  costs = {name: cost_of(trial.config).flops if trial.config else 0.0
+           for name, trial in trials.items()
+           if read_status(root / name)['status'] not in FINAL_STATUSES}
   statuses, began = {}, time.monotonic()
   part = '' if options.shard == '1/1' else f'-{options.shard.replace("/", "-of-")}'
   with keep_summary(trials, root / f'summary{part}.md'):

@@ -56,8 +56,7 @@ class Blocks:
 # By kernel and largest head dimension, for bfloat16. What a program accumulates lives in registers:
 # an own x Dh tile of float32 for the output, two for dk and dv, beside an own x other tile of
 # scores. So tiles shrink, or warps double, as the head dimension grows. Chosen by the registers
-# and spills that ptxas reports for sm_90a; `python -m sink_jax benchmark attention --sweep`
-# measures them.
+# and spills that ptxas reports for sm_90a; `python -m sink_jax benchmark attention` measures them.
 BLOCKS = {
     'forward': {64: Blocks(128, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
     'dq': {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
@@ -84,7 +83,8 @@ def _check_kind(device) -> None:
     _log.warning(
         'attention: block sizes of the GPU kernels were chosen for compute capability %s (H100, '
         'H200), this %s has %s: they may be slow or too large for it. python -m sink_jax benchmark '
-        'attention --sweep times others.', _CHOSEN_FOR, device.device_kind,
+        'attention times them; they are BLOCKS in sink_jax/kernels/gpu_layout.py.',
+        _CHOSEN_FOR, device.device_kind,
         device.compute_capability)
 
 

@@ -10,6 +10,8 @@ import math
 import re
 from typing import NamedTuple
 
+from sink_jax.arguments import check_known
+
 GIB = 2**30
 
 
@@ -25,15 +27,14 @@ class Chip(NamedTuple):
   dimensions: int  # of the torus
   cores: int  # of a chip that are devices
   max_chips: int  # of the largest slice
-  example: str  # a shape
 
 
 CHIPS = {
-    'v5e': Chip('v5e', 197e12, 15.75 * GIB, 819e9, 50e9, 3.125e9, 2, 1, 256, '16x16'),
-    'v5p': Chip('v5p', 459e12, 95.7 * GIB, 2765e9, 100e9, 6.25e9, 3, 1, 6144, '4x4x8'),
-    'v6e': Chip('v6e', 918e12, 31.2 * GIB, 1638e9, 100e9, 12.5e9, 2, 1, 256, '16x16'),
+    'v5e': Chip('v5e', 197e12, 15.75 * GIB, 819e9, 50e9, 3.125e9, 2, 1, 256),
+    'v5p': Chip('v5p', 459e12, 95.7 * GIB, 2765e9, 100e9, 6.25e9, 3, 1, 6144),
+    'v6e': Chip('v6e', 918e12, 31.2 * GIB, 1638e9, 100e9, 12.5e9, 2, 1, 256),
     # Half of a chip's: JAX sees its two cores as two devices.
-    'v7x': Chip('tpu7x', 1153.5e12, 94.7 * GIB, 3690e9, 100e9, 6.25e9, 3, 2, 9216, '4x4x4'),
+    'v7x': Chip('tpu7x', 1153.5e12, 94.7 * GIB, 3690e9, 100e9, 6.25e9, 3, 2, 9216),
 }
 
 
@@ -77,14 +78,11 @@ def parse(topology: str, count: int = 1) -> Slices:
     ValueError: the chip is unknown, or its slices do not have that shape; lists the choices.
   """
   kind, _, shape = topology.lower().partition(':')
-  if kind not in CHIPS:
-    choices = ', '.join(f'{name}:{chip.example}' for name, chip in CHIPS.items())
-    raise ValueError(f'--topology={topology}: there is no chip {kind!r}. Choices: {choices}. '
-                     'GPUs are not planned.')
+  check_known(kind, CHIPS, f'--topology={topology}: unknown chip')
   chip = CHIPS[kind]
   if not re.fullmatch(rf'\d+(x\d+){{{chip.dimensions - 1}}}', shape):
     raise ValueError(f'--topology={topology}: write the chips along each of the {chip.dimensions} '
-                     f'dimensions, as in {kind}:{chip.example}.')
+                     f'dimensions, as in {kind}:{"x".join("4" * chip.dimensions)}.')
   sizes = tuple(map(int, shape.split('x')))
   chips = math.prod(sizes)
   # The compiler knows hosts of 2 x 2 chips, and of one.

@@ -29,22 +29,17 @@ def as_text(plan: Plan) -> str:
       *(f'  {name:30} {bytes_ / GIB:10,.2f} GiB' for name, bytes_ in parts.items())]
   if plan.refused:
     lines.append(f'  does not fit: {plan.refused}')
-  return '\n'.join(lines + (_time(plan) + _options(plan) if plan.fits else []))
-
-
-def _time(plan: Plan) -> list[str]:
+  if not plan.fits:
+    return '\n'.join(lines)
   seconds = step_seconds(plan)
   bound, step = max(seconds.items(), key=lambda item: item[1])
   hours = plan.experiment.steps * step / 3600
   parts = ', '.join(f'{name} {1e3 * s:,.1f} ms' for name, s in seconds.items() if s)
-  return [
+  return '\n'.join([
+      *lines,
       f'Time of a step, an estimate from datasheets and {SHARE:.0%} of the peak, not measured:',
       f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); {plan.experiment.tokens_per_step / step:,.0f} tokens/s, '
       f'MFU {model_seconds(plan) / step:.0%}',
       f'{plan.experiment.steps:,} steps: {hours:,.1f} h, '
-      f'{hours * plan.where.chips:,.0f} chip-hours']
-
-
-def _options(plan: Plan) -> list[str]:
-  words = shlex.join(plan.options)
-  return [f'Options: {words}', f'In launch/settings.sh: ARGUMENTS=({words})']
+      f'{hours * plan.where.chips:,.0f} chip-hours',
+      f'In launch/settings.sh: ARGUMENTS=({shlex.join(plan.options)})'])

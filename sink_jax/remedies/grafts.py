@@ -116,7 +116,7 @@ def command(trials: Sequence[str], group: Group | None = None) -> str:
   known = {run.setup.seed for of in group.trials.values() for run in of if run.setup
            } if group else set()
   seeds = f'--seeds={",".join(map(str, sorted(known) or (1, 2, 3)))}'
-  options = f'remedies.py {seeds} --set=steps={_whole(group)}' if group and set(trials) <= {
+  options = f'remedies.py {seeds} --config.steps={_whole(group)}' if group and set(trials) <= {
       *SCRATCH} else f'graft.py --budget={group.rules if group else "desk"} {seeds}'
   return (f'python -m sink_jax sweep --config=configs/{options} --only={",".join(trials)} '
           '--workdir=runs/graft')

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import markdown_table, text_table
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.source import open_source
@@ -25,44 +25,25 @@ _WRITE_EVERY = 30  # seconds
 _H100, _SHARE = 989e12, 0.35
 
 
-class TrialState(NamedTuple):
-  """One trial as it stands on the disk; a number is None where there is none yet.
+def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> str:
+  """A table to read while the sweep runs: how many of each status, then a row per trial.
 
-  step: the last one that was logged. sink_1: percent of heads, at the last probe. valid: the last
-  validation loss, in nats per token. note: an error, or the reason why the trial was not run.
+  A row has the last step that was logged, Sink_1 of the last probe in percent of heads, the last
+  validation loss in nats per token, and an error or the reason why the trial was not run.
   """
-
-  name: str
-  status: str
-  step: int | None
-  steps: int | None
-  sink_1: float | None
-  valid: float | None
-  note: str
-
-
-def read_states(trials: Mapping[str, Trial], root: str | AnyPath) -> list[TrialState]:
-  """Reads the state of every trial, in their order; of metrics only the end of the file."""
-  states = []
-  for name, trial in trials.items():
-    status = read_status(to_path(root) / name)
-    rows = _last_rows(to_path(root) / name / 'metrics.jsonl')
-    note = status.get('error') or status.get('reason') or ''
-    states.append(TrialState(
-        name, status['status'], max((row['step'] for row in rows.values()), default=None),
-        trial.config['steps'] if trial.config else None, rows.get('probe', {}).get('sink_1'),
-        rows.get('valid', {}).get('valid'), ' '.join(str(note).split())[:200]))
-  return states
-
-
-def as_markdown(states: list[TrialState], headline: str) -> str:
-  """A table to read while the sweep runs: how many of each status, then a row per trial."""
   number = lambda x, form: format(x, form) if isinstance(x, (int, float)) else ''
-  statuses = [state.status for state in states]
+  rows, statuses = [], []
+  for name, trial in trials.items():
+    status, last = read_status(root / name), _last_rows(root / name / 'metrics.jsonl')
+    step = max((row['step'] for row in last.values()), default=None)
+    note = status.get('error') or status.get('reason') or ''
+    statuses.append(status['status'])
+    steps = f' of {trial.config["steps"]:,}' if step and trial.config else ''
+    rows.append([name, statuses[-1], number(step, ',') + steps,
+                 number(last.get('probe', {}).get('sink_1'), '.1f'),
+                 number(last.get('valid', {}).get('valid'), '.3f'),
+                 ' '.join(str(note).split())[:200]])
   counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
-  rows = [[state.name, state.status,
-           number(state.step, ',') + (f' of {state.steps:,}' if state.step and state.steps else ''),
-           number(state.sink_1, '.1f'), number(state.valid, '.3f'), state.note] for state in states]
   return '\n'.join([f'# {headline}', '', counts, '', *markdown_table(
       ['trial', 'status', 'step', 'Sink_1 %', 'valid loss', ''], rows, (0, 1, 5))]) + '\n'
 
@@ -75,7 +56,7 @@ def keep_summary(trials: Mapping[str, Trial], file: AnyPath) -> Iterator[None]:
   def write(headline: str) -> None:
     headline = f'{headline}; {time.strftime("%Y-%m-%d %H:%M")}'
     with contextlib.suppress(OSError):  # the trials report a full disk
-      write_atomically(file, as_markdown(read_states(trials, file.parent), headline))
+      write_atomically(file, as_markdown(trials, file.parent, headline))
 
   def update() -> None:
     while not over.wait(_WRITE_EVERY):
@@ -98,7 +79,6 @@ class Cost(NamedTuple):
 
   parameters: int
   without_embeddings: int
-  steps: int
   tokens: int
   flops: float
 
@@ -117,7 +97,7 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
     model = experiment.model_config(experiment.model.vocab_size or getattr(
         experiment.data.tokenizer, 'vocab_size', None) or 258)
   tokens, parameters = experiment.steps * experiment.tokens_per_step, parameter_count(model)
-  return Cost(parameters, parameter_count(model, embeddings=False), experiment.steps, tokens,
+  return Cost(parameters, parameter_count(model, embeddings=False), tokens,
               tokens * flops_per_token(model, experiment.data.context))
 
 
@@ -126,9 +106,9 @@ def dry_run(trials: Mapping[str, Trial]) -> str:
   costs = {name: cost_of(trial.config) for name, trial in trials.items() if trial.config}
   hours = lambda flops: f'{flops / (_SHARE * _H100) / 3600:,.3g} h'
   lines = text_table(
-      ['trial', 'parameters', 'without embeddings', 'steps', 'tokens', 'FLOPs', 'H100'],
-      [[name, f'{cost.parameters:,}', f'{cost.without_embeddings:,}', f'{cost.steps:,}',
-        f'{cost.tokens:,}', f'{cost.flops:.2g}', hours(cost.flops)]
+      ['trial', 'parameters', 'without embeddings', 'tokens', 'FLOPs', 'H100'],
+      [[name, f'{cost.parameters:,}', f'{cost.without_embeddings:,}', f'{cost.tokens:,}',
+        f'{cost.flops:.2g}', hours(cost.flops)]
        for name, cost in costs.items()])
   lines += [f'{trial.name}: not expressible: {trial.reason}' for trial in trials.values()
             if not trial.config]

@@ -9,8 +9,8 @@ from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_flags import config_path
 
-from sink_jax.arguments import did_you_mean
 from sink_jax.io.paths import import_file
 from sink_jax.train.config import NotExpressible, from_dict, where_keys
 
@@ -77,6 +77,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   changes = ', '.join(f'{key}={value}' for key, value in settings.items()
                       if not key.startswith(_NEUTRAL) and key not in where_keys())
   trials: dict[str, Trial] = {}
+  of_seeds = {f'-seed-{seed}': {'seed': seed} for seed in chosen} or {'': {}}
   for name in module.TRIALS:
     try:
       config = module.get_config(','.join(
@@ -84,18 +85,16 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
       change_config(config, settings)
       if config.label.budget and changes:
         config.label.budget += f' with {changes}'
-      values = config.to_dict()
-      from_dict(values)  # of any seed; what is wrong with it is wrong for all
-      trial = Trial(name, values, values['label'])
-    except NotExpressible as error:
-      trial = Trial(name, None, error.label, str(error))  # its absence has a reason
+      for suffix, seed in of_seeds.items():
+        values = config.to_dict() | seed
+        from_dict(values)  # so that what is wrong is said before anything is trained
+        trials[name + suffix] = Trial(name + suffix, values, values['label'])
+    except NotExpressible as error:  # its absence has a reason
+      trials |= {name + suffix: Trial(name + suffix, None, error.label, str(error))
+                 for suffix in of_seeds}
     except Exception as error:  # a config file is the user's program: anything can be wrong with it
       kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
       raise ValueError(f'{path}, trial {name}: {kind}{error}') from error
-    trials |= {name: trial} if not chosen else {
-        f'{name}-seed-{seed}': dataclasses.replace(
-            trial, name=f'{name}-seed-{seed}',
-            config=trial.config and {**trial.config, 'seed': seed}) for seed in chosen}
   return trials
 
 
@@ -111,45 +110,23 @@ def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
   return dict(list(trials.items())[int(part) - 1::int(parts)])
 
 
-def parse_settings(texts: Iterable[str]) -> dict[str, str]:
-  """Parses settings: ['data.context=64', ...] becomes {'data.context': '64', ...}.
-
-  Raises:
-    ValueError: a text has no '=' or no key, or a key is given twice.
-  """
-  settings = {}
-  for text in texts:
-    key, equals, value = (part.strip() for part in text.partition('='))
-    if not equals or not key:
-      raise ValueError(f'--set={text}: write key=value, such as --set=data.context=64.')
-    if key in settings:
-      raise ValueError(f'the config key {key} is set twice.')
-    settings[key] = value
-  return settings
-
-
 def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
   """Sets dotted keys of a config to texts, each read as the type that its key has; null is None.
 
   Raises:
     ValueError: names the key that the config does not have, or that takes values of another type.
   """
-  for key, text in changes.items():
-    *sections, last = key.split('.')
-    holder: Any = config
-    for section in sections:
-      holder = holder.get(section, {}) if isinstance(holder, ConfigDict) else {}
-    if last not in holder or isinstance(holder[last], ConfigDict):
-      meant = did_you_mean(last, holder, '.'.join([*sections, '{}']))
-      raise ValueError(f'the config has no key {key!r}.{meant} `python -m sink_jax train --help` '
-                       'lists all.')
-    if text == 'null':  # for which ml_collections has no spelling
-      holder[last] = None
-      continue
-    known, words = flags.FlagValues(), ['', f'--config.{key}={text}']
-    try:
-      config_flags.DEFINE_config_dict('config', config, flag_values=known, sys_argv=words)
-      known(words)
-    except flags.Error as error:
-      kind = getattr(holder.get_type(last), '__name__', '')
-      raise ValueError(f'{key}={text}: {kind} is wanted. {error}') from None
+  known = flags.FlagValues()
+  words = ['', *(f'--config.{key}={text}' for key, text in changes.items() if text != 'null')]
+  try:
+    config_flags.DEFINE_config_dict('config', config, flag_values=known, sys_argv=words)
+    known(words)
+    for key in (key for key, text in changes.items() if text == 'null'):
+      config_path.set_value(key, config, None)  # for which ml_collections has no spelling
+  except (AttributeError, KeyError) as error:
+    while isinstance(error.args[0], Exception):  # the KeyError of an AttributeError
+      error = error.args[0]
+    raise ValueError(f'the config has no such key: {error.args[0]} (`python -m sink_jax train '
+                     '--help` lists all).') from None
+  except (flags.Error, TypeError) as error:
+    raise ValueError(str(error)) from None

@@ -36,18 +36,6 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
   assert abs(stored['summary']['sink_1'] - 100 * report.sink_rate(epsilon=0.2)) < 1e-6
 
 
-@pytest.mark.parametrize('arguments,message', [
-    pytest.param(('--out=x',), 'either --checkpoint or --workdir', marks=full),
-    ((f'--checkpoint={FIXTURES / "gpt2"}', '--out=x', '--inputs=random'), '16 learned positions'),
-    ((f'--checkpoint={FIXTURES / "llama"}', '--out=x'), 'no tokenizer'),
-    (('--checkpoint=Pythia-15M', '--out=x'), 'Pythia-14M'),
-])
-def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, message):
-  monkeypatch.chdir(tmp_path)
-  code, _, error = run_here('evaluate', *arguments)
-  assert code == 1 and message in error.splitlines()[-1] and not list(tmp_path.iterdir())
-
-
 def test_a_folder_is_made_where_none_is_named(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'a llama@v1').symlink_to(FIXTURES / 'llama')

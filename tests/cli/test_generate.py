@@ -62,15 +62,9 @@ def test_the_text_ends_where_the_model_ends_it(checkpoint, tmp_path):
   assert f'{first + 1} tokens to the end of the text' in notes
 
 
-@pytest.mark.parametrize('arguments,message', [
-    ((), 'either --checkpoint or --workdir'),
-    pytest.param(('--prompt=',), 'the prompt is empty', marks=pytest.mark.full),
-    (('--prompt=a', '--prompt_file=b'), 'exclude each other'),
-    pytest.param(('--prompt_file=none.txt',), 'none.txt', marks=pytest.mark.full),
-    (('--prompt=a', '--cache_size=4'), 'sinks'),
-    pytest.param(('--prompt=a', '--length=-3'), '--length=-3', marks=pytest.mark.full),
-])
-def test_bad_input_is_one_line(checkpoint, arguments, message):
-  model = (f'--checkpoint={checkpoint}', '--bos=none') if arguments else ()
-  code, _, notes = generate(*model, *arguments)
+@pytest.mark.parametrize('option, message', [
+    ('--prompt=', 'the prompt is empty'), ('--temperature=inf', 'temperature = inf'),
+    ('--top_p=2', 'top_p = 2'), ('--length=-3', 'length = -3'), ('--cache_size=4', 'sinks < size')])
+def test_what_cannot_be_generated(checkpoint, option, message):
+  code, _, notes = generate(f'--checkpoint={checkpoint}', '--bos=none', '--prompt=a', option)
   assert code == 1 and message in notes.splitlines()[-1] and 'Traceback' not in notes

@@ -34,7 +34,7 @@ def with_memory(monkeypatch, size):
 
 
 @pytest.mark.parametrize('call, error, words', [
-    (lambda: chips.parse('h100:8'), ValueError, 'v5e:16x16'),
+    (lambda: chips.parse('h100:8'), ValueError, 'v5e, v5p'),
     (lambda: chips.parse('v5e'), ValueError, '2 dimensions'),
     (lambda: chips.parse('v5e:4x4x4'), ValueError, '2 dimensions'),
     (lambda: chips.parse('v5p:4x4xx'), ValueError, '3 dimensions'),

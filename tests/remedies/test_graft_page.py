@@ -117,7 +117,7 @@ def test_planted_grafts_get_their_verdicts_steps_and_differences(planted, tmp_pa
   assert 'loss ends lower with graft-zero-sink (-0.100); higher' in text
   assert '+0.200, +0.200, +0.200' in markdown
   assert 'Not run: graft-sink-logit.' in markdown and '--only=graft-sink-logit ' in markdown
-  assert ('configs/remedies.py --seeds=1,2,3 --set=steps=8000 '
+  assert ('configs/remedies.py --seeds=1,2,3 --config.steps=8000 '
           '--only=desk-sink-logit,desk-zero-sink' in markdown)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sink_jax.sweep.runner import record_outcome, run_trial
-from sink_jax.sweep.summary import as_markdown, cost_of, keep_summary, read_states, remaining
-from sink_jax.sweep.trials import Trial, load_trials, parse_settings, select_shard
+from sink_jax.sweep.summary import as_markdown, cost_of, keep_summary, remaining
+from sink_jax.sweep.trials import Trial, load_trials, select_shard
 from sink_jax.train.workdir import Workdir, read_config, read_status, write_status
 from tests.train import runs
 
@@ -109,15 +109,6 @@ def test_options_seeds_and_settings_reach_the_config():
                          'protocol': 'released'}
 
 
-def test_settings_are_read_from_the_command_line():
-  assert parse_settings(["data.source=TextFolder(path='a=b')", 'steps = 3']) == {
-      'data.source': "TextFolder(path='a=b')", 'steps': '3'}
-  with pytest.raises(ValueError, match='key=value'):
-    parse_settings(['steps'])
-  with pytest.raises(ValueError, match='config key steps is set twice'):
-    parse_settings(['steps=1', 'steps = 2'])
-
-
 def test_shards_are_a_partition():
   trials = {str(i): Trial(str(i), None) for i in range(11)}
   parts = [select_shard(trials, f'{k}/4') for k in range(1, 5)]
@@ -146,8 +137,8 @@ def test_a_running_trial_shows_how_far_it_is(tmp_path):
   write_status(tmp_path / 'a', 'running')
   rows = [dict(kind='probe', step=4, sink_1=12.5), dict(kind='train', step=7, loss=3.0)]
   (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
-  states = read_states({'a': Trial('a', runs.config())}, tmp_path)
-  assert '| a | running | 7 of 8 | 12.5 |' in as_markdown(states, 'now')
+  text = as_markdown({'a': Trial('a', runs.config())}, tmp_path, 'now')
+  assert '| a | running | 7 of 8 | 12.5 |' in text
 
 
 def test_the_time_left_is_in_proportion_to_the_work():
