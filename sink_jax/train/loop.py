@@ -219,11 +219,16 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
   state is saved before the next step is dispatched, which donates its memory.
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
-  end_if_stopped(stop, start, last)
+
+  def end_if_stopped() -> None:  # in all processes, before there is anything new to save
+    if start < last and stop.poll(wait=True):
+      raise Interrupted(start, last)
+
+  end_if_stopped()
   there = broadcast_from_process0(
       lambda: [row['kind'] for row in read_metrics(folder.path) if row['step'] == start])
   evaluation(start, state.params, there)
-  end_if_stopped(stop, start, last)  # before the step is compiled, which can take minutes
+  end_if_stopped()  # before the step is compiled, which can take minutes
   update = make_train_step(job.model, job.optimizer, job.mesh, experiment.microbatches,
                            loss_logits=experiment.loss_logits,
                            gradient_dtype=experiment.gradient_dtype)
@@ -249,9 +254,13 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
         if step < last:  # the last line comes with the last evaluation
           progress.update(step, **_shown(values['loss'], speed, evaluation))
 
-  with _profiled(experiment, folder.path, start) as profile:
+  first = start + experiment.profile.first
+  with contextlib.ExitStack() as trace:
     for step in range(start + 1, last + 1):
-      profile(step)
+      if step == first and experiment.profile.steps:
+        trace.enter_context(jax.profiler.trace(str(folder.path / 'profile')))
+      if step == first + experiment.profile.steps:
+        trace.close()
       with clock.spent_on('data'):
         batch = next(batches)
       # Steps are numbered by the updates done, from 1; the schedule counts updates from 0.
@@ -262,7 +271,8 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
       checkpoints.poll()
       # Asked once in a step: with one process the answer may change at any moment.
       stopping = stop.poll() and step < last
-      saving = stopping or step == last or _due(step, experiment.checkpoint_every)
+      every = experiment.checkpoint_every
+      saving = stopping or step == last or every > 0 and step % every == 0
       if not (saving or evaluation.due(step)):
         continue
       read_metrics_of_step()
@@ -280,12 +290,6 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
         evaluation(step, state.params)
   progress.update(last, **_shown(float(values['loss']), {}, evaluation) if start < last else {})
   return state
-
-
-def end_if_stopped(stop: StopHandler, step: int, last: int) -> None:
-  """Raises Interrupted in all processes if one was asked to stop before there was anything new."""
-  if step < last and stop.poll(wait=True):
-    raise Interrupted(step, last)
 
 
 def _first_state(job: Job) -> tuple[TrainState, Any]:
@@ -347,30 +351,6 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
                               last_good_checkpoint=checkpoints.latest)
 
 
-@contextlib.contextmanager
-def _profiled(experiment: Experiment, workdir: AnyPath, start: int) -> Iterator[Any]:
-  """Yields a function to call before every step, which starts and stops the profiler."""
-  first = start + experiment.profile.first
-  running = False
-
-  def profile(step: int) -> None:
-    nonlocal running
-    if not experiment.profile.steps:
-      return
-    if step == first:
-      jax.profiler.start_trace(str(workdir / 'profile'))
-      running = True
-    elif running and step == first + experiment.profile.steps:
-      jax.profiler.stop_trace()
-      running = False
-
-  try:
-    yield profile
-  finally:
-    if running:
-      jax.profiler.stop_trace()
-
-
 def _banner(job: Job, name: str) -> str:
   """What is about to be trained, in three lines."""
   experiment, model = job.experiment, job.model
@@ -405,10 +385,6 @@ def _shown(loss: float, speed: Mapping[str, Any], evaluation: Evaluation) -> dic
 def _all_finite(state: TrainState) -> jax.Array:
   """Whether all floating-point numbers of a state are finite."""
   return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
-
-
-def _due(step: int, every: int) -> bool:
-  return every > 0 and step % every == 0
 
 
 def _log_once(remark: str) -> None:

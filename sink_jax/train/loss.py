@@ -8,7 +8,7 @@ while its logits are there; the backward pass only multiplies them by the cotang
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -104,8 +104,18 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
 
   def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
             kernel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    def chunk(h: jax.Array, targets: jax.Array,
-              weights: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    (batch, length), vocabulary = targets.shape, kernel.shape[1]
+    # A position of all local sequences has B V logits; one position is the least there is.
+    most = (most_logits or default_logits(platform())) // (batch * vocabulary)
+    count, size = chunk_sizes(length, max(1, most))
+
+    def split(x: jax.Array) -> jax.Array:  # positions of padding have weight 0
+      x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
+      return jnp.moveaxis(x.reshape(batch, count, size, *x.shape[2:]), 1, 0)
+
+    def chunk(sums: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, ...],
+              ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+      h, targets, weights = inputs
       logits = soft_cap(product('btd,dv->btv', h, kernel), cap)
       # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so
       # that no exp overflows.
@@ -113,17 +123,17 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
       chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
       loss = jnp.sum((lse - chosen) * weights)
       # d loss / d logits = w (softmax - one-hot), in the dtype of h for the next two products.
-      one_hot = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
+      one_hot = jax.nn.one_hot(targets, vocabulary, dtype=jnp.float32)
       dlogits = (jnp.exp(logits - lse[..., None]) - one_hot) * weights[..., None]
       if cap:
         dlogits *= soft_cap_slope(logits, cap)
       dlogits = dlogits.astype(h.dtype)
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
-      return (loss, product('btd,btv->dv', h, dlogits)), dh
+      return (sums[0] + loss, sums[1] + product('btd,btv->dv', h, dlogits)), dh
 
-    (loss, dkernel), dh = over_chunks(chunk, positions_at_a_time(most_logits, h, kernel), h,
-                                      targets, weights)
-    return loss, dkernel, dh
+    zeros = jnp.zeros(()), jnp.zeros(kernel.shape, jnp.float32)
+    (loss, dkernel), dh = jax.lax.scan(chunk, zeros, tuple(map(split, (h, targets, weights))))
+    return loss, dkernel, jnp.moveaxis(dh, 0, 1).reshape(batch, count * size, -1)[:, :length]
 
   # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
   loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
@@ -141,14 +151,6 @@ def _backward(most_logits: int | None, cap: float, gradients: tuple[jax.Array, j
 cross_entropy.defvjp(_forward, _backward)
 
 
-def positions_at_a_time(most_logits: int | None, h_BxTxD: jax.Array, kernel_DxV: jax.Array) -> int:
-  """Most positions of each sequence at a time."""
-  if most_logits is None:
-    most_logits = default_logits(platform())
-  # A position of all local sequences has B V logits; one position is the least there is.
-  return max(1, most_logits // (h_BxTxD.shape[0] * kernel_DxV.shape[1]))
-
-
 def chunk_sizes(length: int, most: int) -> tuple[int, int]:
   """(chunks, positions of each), at most `most`, with nearly none beyond the length.
 
@@ -158,29 +160,3 @@ def chunk_sizes(length: int, most: int) -> tuple[int, int]:
   # n chunks of one size pad -length % n positions; among equals, fewer chunks win.
   count = min(range(fewest, fewest + fewest // 4 + 1), key=lambda n: (-length % n, n))
   return count, -(-length // count)
-
-
-def over_chunks(f: Callable[..., tuple[Any, Any]], most_positions: int,
-                *arrays_BxT: jax.Array) -> tuple[Any, Any]:
-  """`summed, joined = f(*chunks)` over chunks of the position axis, added up and put together."""
-  batch, length = arrays_BxT[0].shape[:2]
-  count, size = chunk_sizes(length, most_positions)
-  if count == 1:
-    return f(*arrays_BxT)
-
-  def split(x: jax.Array) -> jax.Array:  # positions of padding have weight 0
-    x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(batch, count, size, *x.shape[2:]), 1, 0)
-
-  def join(x: jax.Array) -> jax.Array:
-    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :length]
-
-  def step(totals: Any, chunks: tuple[jax.Array, ...]) -> tuple[Any, Any]:
-    summed, joined = f(*chunks)
-    return jax.tree.map(jnp.add, totals, summed), joined
-
-  chunks = tuple(map(split, arrays_BxT))
-  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype),
-                       jax.eval_shape(f, *(x[0] for x in chunks))[0])
-  totals, joined = jax.lax.scan(step, zeros, chunks)
-  return totals, jax.tree.map(join, joined)

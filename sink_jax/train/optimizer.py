@@ -6,7 +6,6 @@ The semantics are those of PyTorch's AdamW and clip_grad_norm_, which the offici
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import math
@@ -128,12 +127,8 @@ class Muon(UpdateRule):
   def _parts(self, params: Any) -> Any:
     """Which part each parameter belongs to: 'muon' or 'adamw'."""
     hidden = lambda path: is_matrix(path) and not (len(path) > 1 and path[-2].key in _NOT_HIDDEN)
-    parts = jax.tree_util.tree_map_with_path(
+    return jax.tree_util.tree_map_with_path(
         lambda path, _: 'muon' if hidden(path) else 'adamw', params)
-    if 'muon' not in jax.tree.leaves(parts):
-      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers; use '
-                       f'{AdamW(self.b1, self.b2, self.eps)}.')
-    return parts
 
 
 class OrthoAdamState(NamedTuple):
@@ -192,46 +187,29 @@ class OrthoAdam(UpdateRule):
 
   def _rotations(self, params: optax.Params) -> Any:
     """Those of `OrthoAdamState`, from the paths and shapes of the parameters."""
-    flat, structure = jax.tree_util.tree_flatten_with_path(params)
-    rotations, wanted = [{} for _ in flat], collections.defaultdict(list)
-    for (path, x), own in zip(flat, rotations):
+    def rotations(path: tuple[Any, ...], x: jax.Array) -> dict[str, jax.Array]:
       name = jax.tree_util.keystr(path, simple=True, separator='/')
       # The last two axes are rotated; of a block's parameter the first one counts the layers.
       rotated = min(2, x.ndim - (path[0].key == 'blocks'))
-      for axis, side in ((1, 'columns'), (2, 'rows')):
-        if axis <= rotated and 1 < x.shape[-axis] <= self.longest:
+      counted, drawn = x.shape[:x.ndim - rotated], {}
+      for side, size in list(zip(('columns', 'rows'), x.shape[::-1]))[:rotated]:
+        if 1 < size <= self.longest:
           # By the path, so that another parameter more changes nothing.
-          code = zlib.crc32(f'{name}/{side}'.encode())
-          wanted[x.shape[-axis], x.dtype].append((own, side, x.shape[:x.ndim - rotated], code))
-    # All of a size in one loop: a program with a loop for each takes long to compile.
-    for (size, dtype), group in wanted.items():
-      counts = [math.prod(counted) for _, _, counted, _ in group]
-      codes_Kx2 = np.array([(code, i) for count, (*_, code) in zip(counts, group)
-                            for i in range(count)], np.uint32)
-      drawn = _orthogonal(jax.random.key(self.seed), codes_Kx2, size, dtype)
-      for part, (own, side, counted, _) in zip(jnp.split(drawn, np.cumsum(counts)[:-1]), group):
-        own[side] = part.reshape(*counted, size, size)
-    return structure.unflatten(rotations)
+          key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f'{name}/{side}'.encode()))
+          draw = functools.partial(jax.random.orthogonal, n=size, dtype=x.dtype)
+          # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in,
+          # and with several simulated devices it waits for ever.
+          drawn[side] = jax.lax.map(draw, jax.random.split(key, math.prod(counted))).reshape(
+              *counted, size, size)
+      return drawn
+
+    return jax.tree_util.tree_map_with_path(rotations, params)
 
 
 def is_matrix(path: tuple[Any, ...]) -> bool:
   """Whether the parameter at a path is a matrix of linear layers or of the MLP feature map."""
   # By name: with the axis of the layers a gain has two axes, too.
   return path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map')
-
-
-def _orthogonal(key: jax.Array, codes_Kx2: np.ndarray, size: int,
-                dtype: jax.typing.DTypeLike) -> jax.Array:
-  """Uniformly random orthogonal matrices (K, size, size), one of each pair of codes."""
-  def one(code_2: jax.Array) -> jax.Array:
-    own = jax.random.fold_in(jax.random.fold_in(key, code_2[0]), code_2[1])
-    q, r = jnp.linalg.qr(jax.random.normal(own, (size, size), dtype))
-    # Without the signs Q would depend on the algorithm, and not be uniform (Mezzadri 2007).
-    return q * jnp.sign(jnp.diagonal(r))
-
-  # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and with
-  # several simulated devices it waits for ever.
-  return jax.lax.map(one, codes_Kx2)
 
 
 def _rotated(x: jax.Array, rotations: dict[str, jax.Array], back: bool = False) -> jax.Array:

@@ -55,7 +55,7 @@ def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) ->
     ValueError: the tensor axis of the mesh does not divide the heads or hidden units.
   """
   check_tensor(config, mesh.shape['tensor'])
-  shapes = jax.eval_shape(lambda: _fresh_state(config, optimizer, 0))
+  shapes = jax.eval_shape(lambda: _first_state(optimizer, init_params(config, 0)))
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                       shapes, state_shardings(mesh, shapes))
 
@@ -84,13 +84,12 @@ def _compiled_init(config: ModelConfig, optimizer: OptimizerConfig,
                    mesh: Mesh) -> jax.stages.Wrapped:
   # With the shardings of the outputs each device draws its own part: a whole model need not fit
   # one. JAX's random numbers are partitionable, so a parameter does not depend on the mesh.
-  shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
-  return jax.jit(lambda seed: _fresh_state(config, optimizer, seed), out_shardings=shardings)
+  return jax.jit(lambda seed: _first_state(optimizer, init_params(config, seed)),
+                 out_shardings=_shardings(config, optimizer, mesh))
 
 
-def _fresh_state(config: ModelConfig, optimizer: OptimizerConfig,
-                 seed: int | jax.Array) -> TrainState:
-  return _first_state(optimizer, init_params(config, seed))
+def _shardings(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
+  return jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
 
 
 def _first_state(optimizer: OptimizerConfig, params: Params) -> TrainState:
@@ -103,9 +102,8 @@ def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerCon
 
   params: float32, laid out over the mesh as `state_layout` has them.
   """
-  shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   return jax.jit(functools.partial(_first_state, optimizer), donate_argnums=0,
-                 out_shardings=shardings)(params)
+                 out_shardings=_shardings(config, optimizer, mesh))(params)
 
 
 def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
@@ -125,7 +123,7 @@ def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, 
                    loss_logits: int | None, gradient_dtype: str) -> jax.stages.Wrapped:
   step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
                                         gradient_dtype=gradient_dtype))
-  state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
+  state_sharding = _shardings(config, optimizer, mesh)
   # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
   # memory: without donation a device would hold parameters and both moments twice. Whoever calls
   # the step must not touch the old state again. Metrics are replicated: every process reads them.
@@ -190,7 +188,6 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     else:
       # Each device of 'data' computes its own sequences, and the sum comes after them: left to XLA
       # it would be in the dtype of the products of the backward pass.
-      _check_divides(batch, axis_size('data') * microbatches)
       value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
     trained = trained_part(optimizer, state.params)
     grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, trained)
@@ -204,13 +201,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   return update
 
 
-def _check_divides(batch: Batch, parts: int) -> None:
-  if len(batch.tokens) % parts:
-    raise ValueError(f'a batch of {len(batch.tokens)} sequences does not divide into {parts}: the '
-                     'micro-batches of each device of the data axis. Use other microbatches, or '
-                     f'{-(-len(batch.tokens) // parts) * parts} sequences.')
-
-
+@functools.lru_cache(_PROGRAMS)
 def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, *,
                          loss_logits: int | None = None) -> jax.stages.Wrapped:
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
@@ -221,12 +212,7 @@ def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, 
   Args:
     mesh: None for parameters on one device, such as those of `load_run`.
   """
-  return _compiled_validation(dataclasses.replace(config, unroll=1), mesh, loss_logits)
-
-
-@functools.lru_cache(_PROGRAMS)
-def _compiled_validation(config: ModelConfig, mesh: Mesh | AbstractMesh | None,
-                         loss_logits: int | None) -> jax.stages.Wrapped:
+  config = dataclasses.replace(config, unroll=1)
 
   @mesh_context(mesh)
   def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:

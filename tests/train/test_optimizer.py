@@ -158,12 +158,6 @@ def test_muon_takes_the_matrices_of_hidden_layers():
   assert {'blocks.layer0.ffn.w1.kernel', 'embed_in.kernel'} < parts['muon']
 
 
-def test_muon_without_matrices_is_explained():
-  config = OptimizerConfig(rule=Muon(b2=0.9))
-  with pytest.raises(ValueError, match=r'no matrices .* AdamW\(b1=0.9, b2=0.9, eps=1e-08\)'):
-    init_optimizer(config, {'embed': jnp.ones((3, 4)), 'unembed': {'kernel': jnp.ones((4, 3))}})
-
-
 def test_rotations_are_of_a_seed_a_path_and_a_layer():
   def rotations(rule, params):
     return init_optimizer(OptimizerConfig(rule=rule, clip=0.0), params)[1].rotations
