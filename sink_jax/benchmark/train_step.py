@@ -20,7 +20,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
-from sink_jax.train.optimizer import OptimizerConfig, peak_rates
+from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
@@ -80,8 +80,8 @@ def _prepare(row: dict[str, Any], model: ModelConfig, seed: int) -> Program:
   # On the devices before the first step: its transfer belongs to the input pipeline.
   data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)),
                         batch_sharding(mesh))
-  state, rates = init_state(model, optimizer, seed, mesh), peak_rates(optimizer)
-  step = make_train_step(model, optimizer, mesh).lower(state, data, rates).compile()
+  state, rate = init_state(model, optimizer, seed, mesh), optimizer.learning_rate
+  step = make_train_step(model, optimizer, mesh).lower(state, data, rate).compile()
   stats = step.memory_analysis()
   assert stats, 'XLA knows the memory of a program on these platforms'
   # The donated state is an argument and a result in the same memory: it counts once.
@@ -90,7 +90,7 @@ def _prepare(row: dict[str, Any], model: ModelConfig, seed: int) -> Program:
 
   def call():
     nonlocal state
-    state, metrics = step(state, data, rates)
+    state, metrics = step(state, data, rate)
     return metrics
 
   row['loss'] = float(call()['loss'])

@@ -32,13 +32,8 @@ from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment, from_dict, resolved, unrolled
 from sink_jax.train.evaluation import Diverged, Evaluation
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
-from sink_jax.train.multihost import (
-  broadcast_from_process0,
-  check_same,
-  is_first,
-  on_all_processes,
-)
-from sink_jax.train.optimizer import OptimizerConfig, learning_rate, rates
+from sink_jax.train.multihost import broadcast_from_process0, check_same, is_first, on_all_processes
+from sink_jax.train.optimizer import OptimizerConfig, learning_rate
 from sink_jax.train.sharding import GlobalBatches, make_mesh
 from sink_jax.train.start import (
   OpenSource,
@@ -265,7 +260,7 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
         batch = next(batches)
       # Steps are numbered by the updates done, from 1; the schedule counts updates from 0.
       state, values = update(state, to_global.make_global_batch(batch),
-                             rates(job.optimizer, last, step - 1))
+                             learning_rate(job.optimizer, last, step - 1))
       read_metrics_of_step()
       unread.append((step, values))
       checkpoints.poll()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import typing
 import zlib
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.typing import ArrayLike
 
 from sink_jax.component import Component, option
 
@@ -109,7 +107,6 @@ class Muon(UpdateRule):
 
   def __post_init__(self):
     super().__post_init__()
-    self._check('steps', self.steps >= 1, 'at least 1; gradients alone are Sgd')
     self._check('rms', self.rms is None or self.rms > 0, '> 0, or None for sqrt(max(1, out / in))')
 
   def transformation(self) -> optax.GradientTransformation:
@@ -163,11 +160,6 @@ class OrthoAdam(UpdateRule):
   eps: float = 1e-8
   seed: int = 0
   longest: int = 4096
-
-  def __post_init__(self):
-    super().__post_init__()
-    self._check('seed', 0 <= self.seed < 2**31, 'from 0 to 2^31 - 1')
-    self._check('longest', self.longest >= 1, 'at least 1')
 
   def transformation(self) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -248,13 +240,6 @@ class OptimizerConfig:
   trained: tuple[str, ...] | None = dataclasses.field(default=None, metadata={'key': False})
 
 
-class Rates(NamedTuple):
-  """What may differ between updates and between runs that share a compiled step, float32."""
-
-  learning_rate: ArrayLike
-  weight_decay: ArrayLike  # the decay of an update is this times the learning rate
-
-
 def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
   """The learning rate of update 0, 1, ..., steps - 1.
 
@@ -270,43 +255,31 @@ def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
   return peak * (last + (1 - last) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def rates(config: OptimizerConfig, steps: int, update: int) -> Rates:
-  """The rates of an update, as float32: a Python float would be another type to `jit`."""
-  return Rates(np.float32(learning_rate(config, steps, update)), np.float32(config.weight_decay))
-
-
-def peak_rates(config: OptimizerConfig) -> Rates:
-  """The rates at the peak of the schedule."""
-  return rates(config, 1, config.warmup_steps)
-
-
 def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
-  """The config without the parts of `Rates`: equal for runs that share a compiled step."""
+  """The config without what decides the learning rate: equal for runs that share a step."""
   return dataclasses.replace(config, learning_rate=1.0, schedule='constant', final_fraction=0.0,
-                             warmup_steps=0, weight_decay=0.0)
+                             warmup_steps=0)
 
 
-def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTransformation:
-  """Clipping, then the update rule with decoupled decay, for one update at these rates.
+def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransformation:
+  """Clipping, then the update rule with decoupled decay, for one update at this learning rate.
 
-  The tree of its state does not depend on the rates, which may be traced.
+  rate: a float, which may be traced; the tree of the state does not depend on it.
   """
   # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is of
   # the parameters as they were before the update.
   matrices = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: is_matrix(path))
-  # optax's types have plain floats; it multiplies by the rates, traced or not.
-  rate, decay = typing.cast(tuple[float, float], rates)
   return optax.chain(
       optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
       config.rule.transformation(),
-      optax.add_decayed_weights(decay, None if config.decay == 'all' else matrices),
+      optax.add_decayed_weights(config.weight_decay, None if config.decay == 'all' else matrices),
       optax.scale(-rate))
 
 
 def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
   """The state of the optimizer before the first update."""
-  # Any rates would do: the state holds moments and counts, and no rate.
-  return make_optimizer(config, Rates(0.0, 0.0)).init(trained_part(config, params))
+  # Any learning rate would do: the state holds moments and counts.
+  return make_optimizer(config, 0.0).init(trained_part(config, params))
 
 
 def trained_part(config: OptimizerConfig, params: Any) -> Any:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
+from jax.typing import ArrayLike
 
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
@@ -20,14 +21,13 @@ from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (
   OptimizerConfig,
-  Rates,
   compiled_part,
   init_optimizer,
   make_optimizer,
   trained_part,
   with_trained,
 )
-from sink_jax.train.sharding import batch_sharding, check_tensor, replicated, state_shardings
+from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
 
 Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars
@@ -49,12 +49,7 @@ class TrainState(NamedTuple):
 
 
 def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
-  """The state as shapes with shardings: what a checkpoint is restored into.
-
-  Raises:
-    ValueError: the tensor axis of the mesh does not divide the heads or hidden units.
-  """
-  check_tensor(config, mesh.shape['tensor'])
+  """The state as shapes with shardings: what a checkpoint is restored into."""
   shapes = jax.eval_shape(lambda: _first_state(optimizer, init_params(config, 0)))
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                       shapes, state_shardings(mesh, shapes))
@@ -109,10 +104,10 @@ def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerCon
 def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
                     microbatches: int = 1, *, loss_logits: int | None = None,
                     gradient_dtype: str = 'float32') -> jax.stages.Wrapped:
-  """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
+  """Returns jitted `step(state, batch, rate) -> (state, metrics)`; the state is donated.
 
-  It is `make_update`, and the same function for runs that differ only in learning rate, schedule,
-  weight decay or seed.
+  It is `make_update`, and the same function for runs that differ only in seed, learning rate or
+  schedule.
   """
   return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits,
                         gradient_dtype)
@@ -134,8 +129,8 @@ def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, 
 
 def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
                 loss_logits: int | None = None, gradient_dtype: str = 'float32',
-                ) -> Callable[[TrainState, Batch, Rates], tuple[TrainState, Metrics]]:
-  """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
+                ) -> Callable[[TrainState, Batch, ArrayLike], tuple[TrainState, Metrics]]:
+  """Returns `update(state, batch, rate) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the whole. How the
@@ -147,7 +142,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
       split as the parameters are, in the dtype of the products; a whole sum on each device would
       need their memory.
 
-  loss_logits: most logits at a time on a device, see `cross_entropy`.
+  rate: the learning rate of this update. loss_logits: most logits at a time on a device, see
+    `cross_entropy`.
   metrics: 'loss', the cross-entropy, and 'grad_norm' (before clipping, of what is trained), float32
     scalars.
   """
@@ -179,7 +175,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     value, grads = accumulated(whole, batch)
     return value, jax.tree.map(lambda x: x.astype(gradient_dtype), grads)
 
-  def update(state: TrainState, batch: Batch, rates: Rates) -> tuple[TrainState, Metrics]:
+  def update(state: TrainState, batch: Batch, rate: ArrayLike) -> tuple[TrainState, Metrics]:
     # A batch whose weights are all 0 has loss 0 and no gradient; 0 / 0 would be NaN, and end the
     # run as diverged.
     total = jnp.maximum(jnp.sum(training_weights(batch.weights, config)), 1)
@@ -191,7 +187,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
       value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
     trained = trained_part(optimizer, state.params)
     grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, trained)
-    updates, opt_state = make_optimizer(optimizer, rates).update(grads, state.opt_state, trained)
+    updates, opt_state = make_optimizer(optimizer, rate).update(grads, state.opt_state, trained)
     params = with_trained(state.params, optax.apply_updates(trained, updates))
     if config.linear == 'sigma_reparam':
       params = with_trained(params, trained_part(optimizer, after_update(params)))

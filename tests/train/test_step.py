@@ -16,7 +16,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.models.transformer import Transformer, init_params
 from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
-from sink_jax.train.optimizer import AdamW, OptimizerConfig, Rates, Sgd, peak_rates
+from sink_jax.train.optimizer import AdamW, OptimizerConfig, Sgd
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 from tests.models.test_transformer import numpy_model
@@ -40,7 +40,8 @@ def step(config, batch, microbatches=1, seed=0, **options):
   optimizer = OptimizerConfig(**options)
   mesh = make_mesh()
   state = init_state(config, optimizer, seed, mesh)
-  return make_train_step(config, optimizer, mesh, microbatches)(state, batch, peak_rates(optimizer))
+  train = make_train_step(config, optimizer, mesh, microbatches)
+  return train(state, batch, optimizer.learning_rate)
 
 
 def plain_cross_entropy(h, kernel, targets, weights):
@@ -49,24 +50,24 @@ def plain_cross_entropy(h, kernel, targets, weights):
   return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * weights)
 
 
-def test_trials_that_differ_in_seed_rates_and_schedule_share_a_program():
+def test_trials_that_differ_in_seed_learning_rate_and_schedule_share_a_program():
   config, mesh = small_model(), make_mesh()
   steps = {make_train_step(config, OptimizerConfig(**options), mesh) for options in (
-      {}, dict(learning_rate=3e-3), dict(weight_decay=0.0), dict(schedule='constant'),
-      dict(warmup_steps=0), dict(final_fraction=0.5))}
+      {}, dict(learning_rate=3e-3), dict(schedule='constant'), dict(warmup_steps=0),
+      dict(final_fraction=0.5))}
   assert len(steps) == 1
   [shared] = steps
   before = shared._cache_size()
-  for seed, (rate, decay) in enumerate([(1e-3, 0.1), (2e-3, 0.0), (0.0, 0.0)]):
+  for seed, rate in enumerate((1e-3, 2e-3, 0.0)):
     state = init_state(config, OptimizerConfig(), seed, mesh)
     params = jax.tree.map(np.asarray, state.params)
-    new, _ = shared(state, batch(), Rates(np.float32(rate), np.float32(decay)))
+    new, _ = shared(state, batch(), rate)
     moved = any(np.any(a != b) for a, b in zip(jax.tree.leaves(params),
                                                jax.tree.leaves(new.params)))
     assert moved == (rate > 0)
   assert shared._cache_size() <= before + 1
-  others = (dict(clip=2.0), dict(rule=AdamW(b2=0.9)), dict(rule=AdamW(eps=1e-6)),
-            dict(rule=Sgd()), dict(decay='matrices'))
+  others = (dict(clip=2.0), dict(weight_decay=0.0), dict(rule=AdamW(b2=0.9)),
+            dict(rule=AdamW(eps=1e-6)), dict(rule=Sgd()), dict(decay='matrices'))
   assert shared not in {make_train_step(config, OptimizerConfig(**o), mesh) for o in others}
 
 
@@ -190,7 +191,7 @@ def test_singular_vectors_follow_their_kernels():
       for name in names]
   first = jax.tree.map(np.array, layers(state.params))
   for seed in range(50):
-    state, metrics = train(state, batch(seed=seed), peak_rates(optimizer))
+    state, metrics = train(state, batch(seed=seed), optimizer.learning_rate)
   errors, stale = [], []
   for old, new in zip(first, jax.tree.map(np.array, layers(state.params)), strict=True):
     assert np.all(old['gamma'] == 1) and np.all(new['gamma'] != 1)
@@ -269,7 +270,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels import dispatch
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.run import record
-from sink_jax.train.optimizer import OptimizerConfig, Rates, peak_rates
+from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 
@@ -280,7 +281,7 @@ state = init_state(config, optimizer, 0, mesh)
 tokens = np.zeros((8, 64), np.int32)
 batch = Batch(tokens, tokens, np.ones((8, 64), np.float32))
 lower = lambda f, *x: f.trace(*x).lower(lowering_platforms=('tpu',)).as_text()
-texts = [lower(make_train_step(config, optimizer, mesh), state, batch, peak_rates(optimizer)),
+texts = [lower(make_train_step(config, optimizer, mesh), state, batch, optimizer.learning_rate),
          lower(make_validation_step(config, mesh), state.params, batch),
          lower(record, config, sj.RecordOptions(), mesh, state.params, jnp.asarray(tokens[:5]))]
 assert all('tpu_custom_call' in text for text in texts)
