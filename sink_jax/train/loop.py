@@ -32,7 +32,7 @@ from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment, from_dict, resolved, unrolled
 from sink_jax.train.evaluation import Diverged, Evaluation
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
-from sink_jax.train.multihost import broadcast_from_process0, check_same, is_first, on_all_processes
+from sink_jax.train.multihost import broadcast_from_process0, gather, is_first, on_all_processes
 from sink_jax.train.optimizer import OptimizerConfig, learning_rate
 from sink_jax.train.sharding import GlobalBatches, make_mesh
 from sink_jax.train.start import (
@@ -121,7 +121,11 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
 
   All processes of a job call it. Nothing is written but a corpus that was not built yet.
   """
-  config, source = with_source(_with_packed(config), open_source)
+  packed = on_all_processes(lambda: as_packed(from_dict(config).data))
+  config = {**config, 'data': {
+      **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
+      'bos': packed.bos, 'eos': packed.eos}}
+  config, source = with_source(config, open_source)
   experiment = on_all_processes(lambda: _checked(config, workdir))
   # One process builds a corpus that is not there; the others then only open it.
   first = on_all_processes(lambda: open_data(experiment.data) if is_first() else None)
@@ -137,17 +141,11 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   tokens = on_all_processes(
       lambda: data.probe_tokens(experiment.probe.sequences, experiment.probe.length))
   # Processes with other programs would wait for each other in the first collective for ever.
-  check_same('config, data or jax', json.dumps([config, data.summary(), jax.__version__],
-                                               sort_keys=True))
+  same = gather(json.dumps([config, data.summary(), jax.__version__], sort_keys=True))
+  if other := [i for i, text in enumerate(same) if text != same[0]]:
+    raise ValueError(f'Process {other[0]} has another config, data or jax than process 0: start '
+                     'all with the same command, the same files and the same versions.')
   return Job(config, experiment, model, optimizer, data, mesh, source, tokens)
-
-
-def _with_packed(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config with the tokenizer, context, BOS and EOS of data that are packed already."""
-  packed = on_all_processes(lambda: as_packed(from_dict(config).data))
-  return {**config, 'data': {
-      **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
-      'bos': packed.bos, 'eos': packed.eos}}
 
 
 def _checked(config: Mapping[str, Any], workdir: AnyPath) -> Experiment:

@@ -24,15 +24,6 @@ from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 
-def default_logits(platform: str) -> int:
-  """Most logits that the cross-entropy computes at a time on a device of a platform.
-
-  Every chunk of positions reads and writes the float32 gradient of the whole unembedding, so large
-  chunks save traffic where memory is large: 1 GiB of logits on GPUs and TPUs, else 256 MiB.
-  """
-  return 2**28 if platform in ('cuda', 'tpu') else 2**26
-
-
 def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
                 weights_BxT: jax.Array | np.ndarray, logits: int | None = None) -> jax.Array:
   """Sum over positions of weight times loss, float32.
@@ -42,27 +33,17 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   logits: see `cross_entropy`.
   """
   outputs = functools.partial(apply, Transformer(config), params, batch.tokens)
-  if jnp.issubdtype(batch.targets.dtype, jnp.integer):
-    h, kernel = with_unembedding(config, params, outputs(unembed=False))
-    return cross_entropy(h, kernel, batch.targets, weights_BxT, logits, config.logit_cap)
-  return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
-
-
-def with_unembedding(config: ModelConfig, params: Mapping[str, Any],
-                     h_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """(h, W) whose product h W is the logits, before a cap, of what the unembedding multiplies.
-
-  A tied W is the table of embeddings: its gradient adds to that of its rows as inputs. A bias of
-  the unembedding is one more row of W, and h has a 1 for it; it is then rounded to the dtype of h,
-  as W is.
-  """
-  if config.tied:
-    return h_BxTxD, params['embed'].T
-  kernel_DxV = params['unembed']['kernel']
-  if 'unembed' in config.biases:
-    h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
-    kernel_DxV = jnp.concatenate([kernel_DxV, params['unembed']['bias'][None]])
-  return h_BxTxD, kernel_DxV
+  if not jnp.issubdtype(batch.targets.dtype, jnp.integer):
+    return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
+  h_BxTxD = outputs(unembed=False)
+  if config.tied:  # the gradient of the table adds to that of its rows as inputs
+    kernel_DxV = params['embed'].T
+  else:
+    kernel_DxV = params['unembed']['kernel']
+    if 'unembed' in config.biases:  # one more row of W, for which h has a 1, rounded as W is
+      h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
+      kernel_DxV = jnp.concatenate([kernel_DxV, params['unembed']['bias'][None]])
+  return cross_entropy(h_BxTxD, kernel_DxV, batch.targets, weights_BxT, logits, config.logit_cap)
 
 
 def training_weights(weights_BxT: jax.Array | np.ndarray,
@@ -89,7 +70,7 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   of a tensor group, which all have h, take a share of its positions each. Differentiable in h and
   W: their gradients are computed along with the loss, so that no logits are computed twice.
 
-  logits: most that exist at a time on a device; by default `default_logits` of this platform.
+  logits: most that exist at a time on a device; by default 2^28 on a GPU or TPU, else 2^26.
   cap: of the logits, in whose place there is then cap tanh(h W / cap); 0 for none.
   """
   # Where no gradient is asked for, the compiler drops those that `_forward` computes, too.
@@ -105,9 +86,12 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
   def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
             kernel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     (batch, length), vocabulary = targets.shape, kernel.shape[1]
+    # Every chunk reads and writes the float32 gradient of the whole unembedding, so large chunks
+    # save traffic where memory is large: 1 GiB of logits on GPUs and TPUs, else 256 MiB.
+    most = most_logits or (2**28 if platform() in ('cuda', 'tpu') else 2**26)
     # A position of all local sequences has B V logits; one position is the least there is.
-    most = (most_logits or default_logits(platform())) // (batch * vocabulary)
-    count, size = chunk_sizes(length, max(1, most))
+    count = -(-length // max(1, most // (batch * vocabulary)))
+    size = -(-length // count)
 
     def split(x: jax.Array) -> jax.Array:  # positions of padding have weight 0
       x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
@@ -149,14 +133,3 @@ def _backward(most_logits: int | None, cap: float, gradients: tuple[jax.Array, j
 
 
 cross_entropy.defvjp(_forward, _backward)
-
-
-def chunk_sizes(length: int, most: int) -> tuple[int, int]:
-  """(chunks, positions of each), at most `most`, with nearly none beyond the length.
-
-  A quarter more chunks than are needed are allowed where fewer positions are then padded.
-  """
-  fewest = -(-length // most)
-  # n chunks of one size pad -length % n positions; among equals, fewer chunks win.
-  count = min(range(fewest, fewest + fewest // 4 + 1), key=lambda n: (-length % n, n))
-  return count, -(-length // count)

@@ -112,15 +112,6 @@ def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
   return cast(Value, value if is_first() else sent)
 
 
-def check_same(what: str, text: str) -> None:
-  """Raises a ValueError in all processes unless all of them give the same text."""
-  texts = gather(text)
-  for i, other in enumerate(texts):
-    if other != texts[0]:
-      raise ValueError(f'Process {i} has another {what} than process 0: start all with the same '
-                       'command, the same files and the same versions.')
-
-
 def fail(message: str, alone: bool = False) -> NoReturn:
   """Prints what is wrong and ends this process with exit code 1.
 

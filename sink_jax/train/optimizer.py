@@ -140,7 +140,7 @@ class OrthoAdamState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class OrthoAdam(UpdateRule):
+class OrthoAdam(AdamW):
   """Adam's scaling in a basis that is drawn at random for each parameter and then kept.
 
   Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
@@ -155,14 +155,11 @@ class OrthoAdam(UpdateRule):
   longest: axes with more entries are not rotated, such as that of a large vocabulary; 1 is AdamW.
   """
 
-  b1: float = 0.9
-  b2: float = 0.95
-  eps: float = 1e-8
   seed: int = 0
   longest: int = 4096
 
   def transformation(self) -> optax.GradientTransformation:
-    adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
+    adam = super().transformation()
 
     def init(params: optax.Params) -> OrthoAdamState:
       return OrthoAdamState(self._rotations(params), adam.init(params))
@@ -253,12 +250,6 @@ def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
     return peak
   progress = min(1.0, (update - warmup) / max(1, steps - warmup))
   return peak * (last + (1 - last) * (1 + math.cos(math.pi * progress)) / 2)
-
-
-def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
-  """The config without what decides the learning rate: equal for runs that share a step."""
-  return dataclasses.replace(config, learning_rate=1.0, schedule='constant', final_fraction=0.0,
-                             warmup_steps=0)
 
 
 def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransformation:

@@ -21,7 +21,6 @@ from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (
   OptimizerConfig,
-  compiled_part,
   init_optimizer,
   make_optimizer,
   trained_part,
@@ -33,7 +32,7 @@ Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has t
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars
 
 # Compiled programs of each kind that a process keeps. The functions that make them are cached by
-# their arguments, so that trials of a sweep that share a program compile it once.
+# their arguments, so that trials of a sweep that differ in their seed trace and compile them once.
 _PROGRAMS = 8
 
 
@@ -71,7 +70,7 @@ def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
                mesh: Mesh) -> TrainState:
   """A fresh state; each device computes the part of it that it will hold."""
   # The seed is an argument of the program, so that runs that differ in it alone share the program.
-  return _compiled_init(config, compiled_part(optimizer), mesh)(jnp.int32(seed))
+  return _compiled_init(config, optimizer, mesh)(jnp.int32(seed))
 
 
 @functools.lru_cache(_PROGRAMS)
@@ -101,21 +100,15 @@ def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerCon
                  out_shardings=_shardings(config, optimizer, mesh))(params)
 
 
+@functools.lru_cache(_PROGRAMS)
 def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
                     microbatches: int = 1, *, loss_logits: int | None = None,
                     gradient_dtype: str = 'float32') -> jax.stages.Wrapped:
   """Returns jitted `step(state, batch, rate) -> (state, metrics)`; the state is donated.
 
-  It is `make_update`, and the same function for runs that differ only in seed, learning rate or
-  schedule.
+  It is `make_update`. The learning rate is an argument, so that runs that differ in it or in the
+  schedule share an entry of JAX's compilation cache.
   """
-  return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits,
-                        gradient_dtype)
-
-
-@functools.lru_cache(_PROGRAMS)
-def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, microbatches: int,
-                   loss_logits: int | None, gradient_dtype: str) -> jax.stages.Wrapped:
   step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
                                         gradient_dtype=gradient_dtype))
   state_sharding = _shardings(config, optimizer, mesh)

@@ -107,42 +107,6 @@ def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch
   assert_same_run(workdir, whole)
 
 
-def test_killed_and_resumed_equals_in_one_go(tmp_path, monkeypatch):
-  # kill -9 once the first checkpoint is there; the metrics may have gone beyond it.
-  killed, reference = tmp_path / 'killed', tmp_path / 'reference'
-  process = runs.start(killed, steps=100000, probe__every=0, validation__every=0)
-  deadline = time.monotonic() + 120
-  while not saved_steps(killed) and time.monotonic() < deadline:
-    assert process.poll() is None, process.communicate()[1]
-    time.sleep(0.01)
-  process.kill()
-  process.communicate()
-  stop = saved_steps(killed)[0] + 3
-  stop_after(monkeypatch, stop)
-  for workdir in (killed, reference):
-    with pytest.raises(Interrupted):
-      go(runs.config(steps=100000, probe__every=0, validation__every=0), workdir)
-  assert runs.rows(killed) == runs.rows(reference)
-  for a, b in zip(*(jax.tree.leaves(sj.load_run(w).params) for w in (killed, reference))):
-    np.testing.assert_array_equal(a, b)
-
-
-def test_sigterm_saves_and_exits_42(tmp_path):
-  process = runs.start(tmp_path, steps=100000, checkpoint_every=0)
-  deadline = time.monotonic() + 120
-  while time.monotonic() < deadline:
-    if (tmp_path / 'metrics.jsonl').exists() and len(runs.rows(tmp_path, 'train')) > 3:
-      break
-    assert process.poll() is None, process.communicate()[1]
-    time.sleep(0.05)
-  process.send_signal(signal.SIGTERM)
-  _, error = process.communicate(timeout=60)
-  assert process.returncode == 42, error
-  assert 'Stopped and saved at step' in error
-  status = json.loads((tmp_path / 'status.json').read_text())
-  assert saved_steps(tmp_path) == [status['step']] and verify(tmp_path, status['step']) is None
-
-
 def test_a_finished_run_is_left_alone(whole, tmp_path):
   workdir = tmp_path / 'copy'
   shutil.copytree(whole[0], workdir)
@@ -356,16 +320,11 @@ def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content
     (dict(data__context=17), 'length'),
     (dict(data__interventions='FixToken()'), 'Did you mean FixedToken'),
     (dict(data__domain_weights='code:3'), 'such as code=2'),
-    (dict(model__size='2b'), 'tiny, 60m, 1b'),
-    (dict(model__ffn='glu'), 'swiglu'),
     (dict(model__vocab_size=10), 'raise model.vocab_size'),
-    (dict(optimizer__schedule='linear'), 'cosine, constant'),
-    (dict(mesh__fsdp=5), 'do not fit'),
-    (dict(probe__length=99), 'length'),
     (dict(steps=0), 'steps must be at least 1'),
     (dict(seed=3000000000), 'seed'), (dict(probe__sequences=0), 'probe.sequences must'),
     (dict(probe__dtype='float16'), 'float32, bfloat16'), (dict(validation__batches=0), 'batches'),
-    (dict(model__d_model=12), 'even head dimension'), (dict(model__kv_heads=-1), 'kv_heads'),
+    (dict(model__kv_heads=-1), 'kv_heads'),
     (dict(optimizer__learning_rate=float('inf')), 'finite'),
 ])
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, words):
@@ -383,7 +342,6 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, w
     (dict(mesh__fsdp=5), 'do not fit'),
     (dict(optimizer__schedule='linear'), 'cosine, constant'),
     (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
-    (dict(data__max_tokens=3), 'data.max_tokens = 3 must be 0'),
     (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens'),
     (dict(data__domain_weights='code=1,code=2'), 'each domain once'),
     (dict(data__domain_weights='code=-1'), 'greater than 0'),
@@ -404,15 +362,6 @@ def test_a_workdir_that_cannot_be_used_is_refused_before_the_data_are_touched(
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='Cannot use .*file/run as a workdir'):
     go(runs.config(), tmp_path / 'file' / 'run')
-
-
-def test_devices_that_do_not_divide_the_batch(tmp_path):
-  process = runs.start(tmp_path / 'run', devices=3)
-  _, error = process.communicate(timeout=120)
-  assert process.returncode == 1
-  assert 'must divide a micro-batch of 8 sequences' in error
-  assert 'batch_size = 9' in error and 'Traceback' not in error
-  assert not (tmp_path / 'run').exists()
 
 
 def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeypatch):
@@ -460,12 +409,6 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
     assert row['loss'] == pytest.approx(mean([data.batch(step, 8, 0)]), rel=1e-6)
   valid = runs.rows(tmp_path, 'valid')[-1]['valid']
   assert valid == pytest.approx(mean(data.validation(8, 3)['valid']), rel=1e-6)
-
-
-def test_an_unwritable_workdir_is_explained(tmp_path):
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(ValueError, match='Cannot use .* as a workdir'):
-    go(runs.config(), tmp_path / 'file' / 'run')
 
 
 def test_the_command_lists_keys_and_refuses_unknown_ones(tmp_path):

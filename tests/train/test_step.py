@@ -16,7 +16,7 @@ from sink_jax.data.batches import Batch
 from sink_jax.models.transformer import Transformer, init_params
 from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
-from sink_jax.train.optimizer import AdamW, OptimizerConfig, Sgd
+from sink_jax.train.optimizer import OptimizerConfig, Sgd
 from sink_jax.train.sharding import make_mesh, state_shardings
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 from tests.models.test_transformer import numpy_model
@@ -50,13 +50,10 @@ def plain_cross_entropy(h, kernel, targets, weights):
   return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * weights)
 
 
-def test_trials_that_differ_in_seed_learning_rate_and_schedule_share_a_program():
+def test_runs_that_differ_in_seed_or_learning_rate_share_a_program():
   config, mesh = small_model(), make_mesh()
-  steps = {make_train_step(config, OptimizerConfig(**options), mesh) for options in (
-      {}, dict(learning_rate=3e-3), dict(schedule='constant'), dict(warmup_steps=0),
-      dict(final_fraction=0.5))}
-  assert len(steps) == 1
-  [shared] = steps
+  shared = make_train_step(config, OptimizerConfig(), mesh)
+  assert make_train_step(config, OptimizerConfig(), mesh) is shared
   before = shared._cache_size()
   for seed, rate in enumerate((1e-3, 2e-3, 0.0)):
     state = init_state(config, OptimizerConfig(), seed, mesh)
@@ -66,9 +63,6 @@ def test_trials_that_differ_in_seed_learning_rate_and_schedule_share_a_program()
                                                jax.tree.leaves(new.params)))
     assert moved == (rate > 0)
   assert shared._cache_size() <= before + 1
-  others = (dict(clip=2.0), dict(weight_decay=0.0), dict(rule=AdamW(b2=0.9)),
-            dict(rule=AdamW(eps=1e-6)), dict(rule=Sgd()), dict(decay='matrices'))
-  assert shared not in {make_train_step(config, OptimizerConfig(**o), mesh) for o in others}
 
 
 @pytest.mark.parametrize('logits', [2**24, 3 * 5 * 11, 1])
@@ -87,20 +81,6 @@ def test_cross_entropy_in_chunks(logits):  # of all 7 positions, 4 and 4 with pa
   np.testing.assert_allclose(value, 2 * (nats * weights).sum(), rtol=1e-5)
   np.testing.assert_allclose(dh, dlogits @ kernel.T, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(dkernel, np.einsum('btd,btv->dv', h, dlogits), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('length, most, expected', [
-    (2048, 5322, (1, 2048)), (2048, 1330, (2, 1024)), (2048, 332, (8, 256)), (7, 5, (2, 4)),
-    (2047, 1330, (2, 1024)), (12, 1, (12, 1))])
-def test_chunks_of_positions(length, most, expected):
-  assert loss.chunk_sizes(length, most) == expected
-
-
-def test_the_loss_multiplies_next_to_nothing_by_the_unembedding_in_vain():
-  for logits in map(loss.default_logits, ('cpu', 'cuda')):
-    for sequences in (1, 2, 4, 8):
-      chunks, size = loss.chunk_sizes(2048, logits // (sequences * 50432))  # the 60M model's
-      assert 2048 <= chunks * size < 1.01 * 2048
 
 
 def test_the_loss_needs_no_logits_of_all_positions():
