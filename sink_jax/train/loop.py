@@ -21,6 +21,7 @@ from sink_jax.component import short_text
 from sink_jax.data.dataset import Dataset, as_packed, open_data
 from sink_jax.data.token_edits import first_token
 from sink_jax.evaluate.limits import first_token_limits, limit_note
+from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.progress import Progress
 from sink_jax.kernels.dispatch import platform
@@ -169,7 +170,8 @@ def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
   experiment = job.experiment
   tokens = io.BytesIO()
   np.save(tokens, job.probe_tokens, allow_pickle=False)
-  folder.write('probe_tokens.npy', tokens.getvalue())
+  broadcast_from_process0(
+      lambda: write_atomically(folder.path / 'probe_tokens.npy', tokens.getvalue()))
   if is_first() and job.data.tokenizer is not None:
     job.data.tokenizer.save(folder.path / 'tokenizer', digest=job.data.tokenizer.digest)
   checkpoints = Checkpoints(folder.path, experiment.checkpoints_kept)

@@ -37,6 +37,12 @@ def whole(tmp_path_factory):
   return workdir, run
 
 
+@pytest.fixture
+def workdir(whole, tmp_path):
+  """A copy of the small run, to be changed."""
+  return shutil.copytree(whole[0], tmp_path / 'copy')
+
+
 def assert_same_run(workdir, whole):
   other, run = whole
   assert runs.rows(workdir) == runs.rows(other)
@@ -107,33 +113,25 @@ def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch
   assert_same_run(workdir, whole)
 
 
-def test_a_finished_run_is_left_alone(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_finished_run_is_left_alone(whole, workdir):
   before = (workdir / 'status.json').read_bytes()
   go(runs.config(), workdir)
   assert_same_run(workdir, whole)
   assert (workdir / 'status.json').read_bytes() == before
 
 
-def test_a_deleted_config_lets_no_other_run_resume(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_deleted_config_lets_no_other_run_resume(workdir):
   (workdir / 'config.json').unlink()
   with pytest.raises(ValueError, match='its config.json is missing'):
     go(runs.config(optimizer__learning_rate=0.5), workdir)
   assert saved_steps(workdir) == [8, 4] and not (workdir / 'config.json').exists()
 
 
-def test_cadences_and_places_may_change_on_resume(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_cadences_and_places_may_change_on_resume(workdir):
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
 
 
-def test_a_workdir_of_another_config_is_refused_and_kept(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir):
   with pytest.raises(ValueError) as error:
     go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)'), workdir)
   for line in ('optimizer.learning_rate: 0.01 -> 0.001',
@@ -158,9 +156,7 @@ def damage(folder, how):
 
 
 @pytest.mark.parametrize('how', ['flipped bit', 'truncated', 'missing file', 'empty folder'])
-def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, tmp_path, how, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, workdir, how, caplog):
   damage(step_folder(workdir, 8), how)
   assert sj.load_run(workdir).step == 4
   assert 'checkpoint 8 is damaged' in caplog.text
@@ -171,9 +167,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, tmp_path, h
   assert_same_run(workdir, whole)
 
 
-def test_all_checkpoints_damaged_starts_again(whole, tmp_path, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_all_checkpoints_damaged_starts_again(whole, workdir, caplog):
   for step in (4, 8):
     damage(step_folder(workdir, step), 'truncated')
   with pytest.raises(RuntimeError, match='No usable checkpoint'):
@@ -183,9 +177,7 @@ def test_all_checkpoints_damaged_starts_again(whole, tmp_path, caplog):
   assert_same_run(workdir, whole)
 
 
-def test_a_checkpoint_of_another_model_is_no_damage(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_checkpoint_of_another_model_is_no_damage(workdir):
   config = json.loads((workdir / 'config.json').read_text())
   config['model']['ffn_hidden'] = 32
   (workdir / 'config.json').write_text(json.dumps(config))
@@ -288,9 +280,7 @@ def test_two_processes_cannot_train_in_one_workdir(tmp_path):
     ('config.json', b'{"steps": ', 'config.json is damaged'),
     ('probe_tokens.npy', b'', 'probe_tokens.npy is damaged'),
     ('probe_tokens.npy', b'\x93NUMPY', 'probe_tokens.npy is damaged')])
-def test_a_damaged_file_is_named(whole, tmp_path, name, content, words):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_damaged_file_is_named(workdir, name, content, words):
   (workdir / name).write_bytes(content)
   with pytest.raises(ValueError, match=words):
     sj.load_run(workdir)
@@ -301,9 +291,7 @@ def test_a_damaged_file_is_named(whole, tmp_path, name, content, words):
     ('status.json', b'null'), ('status.json', b'\xff\xfe'), ('metrics.jsonl', b'\xff[1]\n{"kind'),
     ('checksums/8.0.json', b''), ('checksums/8.0.json', b'[1]'), ('data.json', b'{'),
     ('checkpoints/00009/file', b'x'), ('checkpoints/\u00b2/file', b'x')])
-def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_damage_that_matters_little_stops_nothing(workdir, name, content):
   (workdir / name).parent.mkdir(exist_ok=True)
   (workdir / name).write_bytes(content)
   go(runs.config(), workdir)
@@ -411,15 +399,6 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
   assert valid == pytest.approx(mean(data.validation(8, 3)['valid']), rel=1e-6)
 
 
-def test_the_command_lists_keys_and_refuses_unknown_ones(tmp_path):
-  process = runs.start(tmp_path / 'run', '--config.optimizer.learning_rte=1')
-  _, error = process.communicate(timeout=120)
-  assert process.returncode != 0 and 'learning_rate' in error
-  process = runs.start(tmp_path / 'run', '--help')
-  out, _ = process.communicate(timeout=120)
-  assert '--workdir' in out and 'quickstart.py' in out
-
-
 def test_continuous_tasks_train_too(tmp_path):
   config = runs.config(
       data__source='TriggerAveraging()', steps=60, batch_size=32, model__layers=1, model__heads=1,
@@ -444,9 +423,7 @@ def test_other_architectures_and_objectives_train(tmp_path, changes):
   assert np.isfinite([row['loss'] for row in runs.rows(tmp_path, 'train')]).all()
 
 
-def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(whole, tmp_path, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(workdir, caplog):
   damage(step_folder(workdir, 8), 'flipped bit')
   with pytest.MonkeyPatch.context() as patch:  # killed between the commit and the checksums
     patch.setattr(checkpoint, '_hash', lambda *_: None)
@@ -471,9 +448,7 @@ def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monk
   assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'
 
 
-def test_files_of_a_run_that_have_no_end_are_refused(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_files_of_a_run_that_have_no_end_are_refused(workdir):
   for name in ('checksums/8.0.json', 'metrics.jsonl', 'status.json', 'config.json'):
     with open(workdir / name, 'wb') as file:
       file.truncate(2**24)
