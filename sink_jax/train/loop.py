@@ -311,12 +311,9 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
   status, details = 'done', {'step': job.experiment.steps}
   try:
     yield
-  except WorkdirLocked:  # the workdir is another job's by now
-    status = None
+  except (WorkdirLocked, Unsaved):  # the workdir is another job's by now; or as after a kill:
+    status = None  # 'running' stays, and nothing is waited for
     metrics.abandon()
-    raise
-  except Unsaved:  # like a kill: 'running' stays, and nothing is waited for
-    status = None
     raise
   except Interrupted as stop:
     status, details = 'interrupted', {'step': stop.step}
