@@ -18,7 +18,7 @@ from sink_jax.kernels.dispatch import check_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
 from sink_jax.plan.compiler import memory
-from sink_jax.train.optimizer import OptimizerConfig, peak_rates
+from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
@@ -81,13 +81,13 @@ def _prepare(row: dict[str, Any], model: ModelConfig) -> Program:
   # On the devices before the first step: its transfer belongs to the input pipeline.
   data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)),
                         batch_sharding(mesh))
-  state, rates = init_state(model, optimizer, 0, mesh), peak_rates(optimizer)
-  step = make_train_step(model, optimizer, mesh).lower(state, data, rates).compile()
+  state, rate = init_state(model, optimizer, 0, mesh), optimizer.learning_rate
+  step = make_train_step(model, optimizer, mesh).lower(state, data, rate).compile()
   row['gb'] = memory(step).total / 1e9
 
   def call():
     nonlocal state
-    state, metrics = step(state, data, rates)
+    state, metrics = step(state, data, rate)
     return metrics
 
   row['loss'] = float(call()['loss'])

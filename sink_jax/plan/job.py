@@ -19,7 +19,6 @@ from sink_jax.models.run import record
 from sink_jax.plan import compiler
 from sink_jax.plan.chips import Slices
 from sink_jax.train.config import Experiment, from_dict, unrolled
-from sink_jax.train.optimizer import peak_rates
 from sink_jax.train.sharding import make_mesh, replicated
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout
 
@@ -135,7 +134,7 @@ def _programs(experiment, model, mesh, state) -> Iterator[tuple[str, jax.stages.
   step = make_train_step(model, experiment.optimizer, mesh, experiment.microbatches,
                          loss_logits=logits, gradient_dtype=experiment.gradient_dtype)
   yield 'training', step.lower(state, batch_layout(model, experiment.batch_size, context, mesh),
-                               peak_rates(experiment.optimizer))
+                               experiment.optimizer.learning_rate)
   # Validation runs on as many sequences at a time as a micro-batch has.
   yield 'validation', make_validation_step(model, mesh, loss_logits=logits).lower(
       state.params, batch_layout(model, experiment.microbatch_size, context, mesh))

@@ -165,9 +165,6 @@ class Experiment:
     if self.probe.length > chunk:
       raise ValueError(f'probe.length = {self.probe.length} must be at most {chunk}, data.context '
                        '+ 1.')
-    if 0 < self.data.max_tokens < chunk:
-      raise ValueError(f'data.max_tokens = {self.data.max_tokens} must be 0 (all) or at least '
-                       f'{chunk}, data.context + 1.')
     for intervention in self.data.interventions:
       intervention.check(chunk, self.model.vocab_size or 2**31)  # no token id exceeds it
     if self.sizes_are_known:

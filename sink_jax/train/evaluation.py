@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, SupportsFloat
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from sink_jax.data.dataset import Batch, Dataset
+from sink_jax.data.dataset import Dataset
 from sink_jax.evaluate.finite import NotFinite
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.config import ModelConfig
@@ -80,15 +80,13 @@ class Evaluation:
     return report.summary(settings.epsilon)
 
   def _losses(self, step: int, params: Params) -> dict[str, float]:
-    losses = {key: self._loss(params, batches) for key, batches in self._sets.items()}
-    for key, loss in losses.items():
-      if not math.isfinite(loss):
-        raise Diverged(step, loss, f'the validation loss {key!r} is {loss:g}.')
+    losses = {}
+    for key, batches in self._sets.items():
+      totals = []
+      for batch in map(self._global_batches.make_global_batch, batches):
+        totals.append(self._validation_step(params, batch))
+        jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
+      losses[key] = float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
+      if not math.isfinite(losses[key]):
+        raise Diverged(step, losses[key], f'the validation loss {key!r} is {losses[key]:g}.')
     return losses
-
-  def _loss(self, params: Params, batches: Sequence[Batch]) -> float:
-    totals = []
-    for batch in batches:
-      totals.append(self._validation_step(params, self._global_batches.make_global_batch(batch)))
-      jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
-    return float(sum(t[0] for t in totals) / sum(t[1] for t in totals))

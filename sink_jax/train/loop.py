@@ -21,6 +21,7 @@ from sink_jax.component import short_text
 from sink_jax.data.dataset import Dataset, as_packed, open_data
 from sink_jax.data.token_edits import first_token
 from sink_jax.evaluate.limits import first_token_limits, limit_note
+from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.progress import Progress
 from sink_jax.kernels.dispatch import platform
@@ -32,13 +33,8 @@ from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment, from_dict, resolved, unrolled
 from sink_jax.train.evaluation import Diverged, Evaluation
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
-from sink_jax.train.multihost import (
-  broadcast_from_process0,
-  check_same,
-  is_first,
-  on_all_processes,
-)
-from sink_jax.train.optimizer import OptimizerConfig, learning_rate, rates
+from sink_jax.train.multihost import broadcast_from_process0, gather, is_first, on_all_processes
+from sink_jax.train.optimizer import OptimizerConfig, learning_rate
 from sink_jax.train.sharding import GlobalBatches, make_mesh
 from sink_jax.train.start import (
   OpenSource,
@@ -126,7 +122,11 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
 
   All processes of a job call it. Nothing is written but a corpus that was not built yet.
   """
-  config, source = with_source(_with_packed(config), open_source)
+  packed = on_all_processes(lambda: as_packed(from_dict(config).data))
+  config = {**config, 'data': {
+      **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
+      'bos': packed.bos, 'eos': packed.eos}}
+  config, source = with_source(config, open_source)
   experiment = on_all_processes(lambda: _checked(config, workdir))
   # One process builds a corpus that is not there; the others then only open it.
   first = on_all_processes(lambda: open_data(experiment.data) if is_first() else None)
@@ -142,17 +142,11 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   tokens = on_all_processes(
       lambda: data.probe_tokens(experiment.probe.sequences, experiment.probe.length))
   # Processes with other programs would wait for each other in the first collective for ever.
-  check_same('config, data or jax', json.dumps([config, data.summary(), jax.__version__],
-                                               sort_keys=True))
+  same = gather(json.dumps([config, data.summary(), jax.__version__], sort_keys=True))
+  if other := [i for i, text in enumerate(same) if text != same[0]]:
+    raise ValueError(f'Process {other[0]} has another config, data or jax than process 0: start '
+                     'all with the same command, the same files and the same versions.')
   return Job(config, experiment, model, optimizer, data, mesh, source, tokens)
-
-
-def _with_packed(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config with the tokenizer, context, BOS and EOS of data that are packed already."""
-  packed = on_all_processes(lambda: as_packed(from_dict(config).data))
-  return {**config, 'data': {
-      **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
-      'bos': packed.bos, 'eos': packed.eos}}
 
 
 def _checked(config: Mapping[str, Any], workdir: AnyPath) -> Experiment:
@@ -176,7 +170,8 @@ def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
   experiment = job.experiment
   tokens = io.BytesIO()
   np.save(tokens, job.probe_tokens, allow_pickle=False)
-  folder.write('probe_tokens.npy', tokens.getvalue())
+  broadcast_from_process0(
+      lambda: write_atomically(folder.path / 'probe_tokens.npy', tokens.getvalue()))
   if is_first() and job.data.tokenizer is not None:
     job.data.tokenizer.save(folder.path / 'tokenizer', digest=job.data.tokenizer.digest)
   checkpoints = Checkpoints(folder.path, experiment.checkpoints_kept)
@@ -219,11 +214,16 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
   state is saved before the next step is dispatched, which donates its memory.
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
-  end_if_stopped(stop, start, last)
+
+  def end_if_stopped() -> None:  # in all processes, before there is anything new to save
+    if start < last and stop.poll(wait=True):
+      raise Interrupted(start, last)
+
+  end_if_stopped()
   there = broadcast_from_process0(
       lambda: [row['kind'] for row in read_metrics(folder.path) if row['step'] == start])
   evaluation(start, state.params, there)
-  end_if_stopped(stop, start, last)  # before the step is compiled, which can take minutes
+  end_if_stopped()  # before the step is compiled, which can take minutes
   update = make_train_step(job.model, job.optimizer, job.mesh, experiment.microbatches,
                            loss_logits=experiment.loss_logits,
                            gradient_dtype=experiment.gradient_dtype)
@@ -249,20 +249,25 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
         if step < last:  # the last line comes with the last evaluation
           progress.update(step, **_shown(values['loss'], speed, evaluation))
 
-  with _profiled(experiment, folder.path, start) as profile:
+  first = start + experiment.profile.first
+  with contextlib.ExitStack() as trace:
     for step in range(start + 1, last + 1):
-      profile(step)
+      if step == first and experiment.profile.steps:
+        trace.enter_context(jax.profiler.trace(str(folder.path / 'profile')))
+      if step == first + experiment.profile.steps:
+        trace.close()
       with clock.spent_on('data'):
         batch = next(batches)
       # Steps are numbered by the updates done, from 1; the schedule counts updates from 0.
       state, values = update(state, to_global.make_global_batch(batch),
-                             rates(job.optimizer, last, step - 1))
+                             learning_rate(job.optimizer, last, step - 1))
       read_metrics_of_step()
       unread.append((step, values))
       checkpoints.poll()
       # Asked once in a step: with one process the answer may change at any moment.
       stopping = stop.poll() and step < last
-      saving = stopping or step == last or _due(step, experiment.checkpoint_every)
+      every = experiment.checkpoint_every
+      saving = stopping or step == last or every > 0 and step % every == 0
       if not (saving or evaluation.due(step)):
         continue
       read_metrics_of_step()
@@ -280,12 +285,6 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
         evaluation(step, state.params)
   progress.update(last, **_shown(float(values['loss']), {}, evaluation) if start < last else {})
   return state
-
-
-def end_if_stopped(stop: StopHandler, step: int, last: int) -> None:
-  """Raises Interrupted in all processes if one was asked to stop before there was anything new."""
-  if step < last and stop.poll(wait=True):
-    raise Interrupted(step, last)
 
 
 def _first_state(job: Job) -> tuple[TrainState, Any]:
@@ -312,12 +311,9 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
   status, details = 'done', {'step': job.experiment.steps}
   try:
     yield
-  except WorkdirLocked:  # the workdir is another job's by now
-    status = None
+  except (WorkdirLocked, Unsaved):  # the workdir is another job's by now; or as after a kill:
+    status = None  # 'running' stays, and nothing is waited for
     metrics.abandon()
-    raise
-  except Unsaved:  # like a kill: 'running' stays, and nothing is waited for
-    status = None
     raise
   except Interrupted as stop:
     status, details = 'interrupted', {'step': stop.step}
@@ -345,30 +341,6 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
         with contextlib.suppress(OSError):  # on a full disk the error itself has to do
           folder.write_status(status, **details, **evaluation.last, attention=attention,
                               last_good_checkpoint=checkpoints.latest)
-
-
-@contextlib.contextmanager
-def _profiled(experiment: Experiment, workdir: AnyPath, start: int) -> Iterator[Any]:
-  """Yields a function to call before every step, which starts and stops the profiler."""
-  first = start + experiment.profile.first
-  running = False
-
-  def profile(step: int) -> None:
-    nonlocal running
-    if not experiment.profile.steps:
-      return
-    if step == first:
-      jax.profiler.start_trace(str(workdir / 'profile'))
-      running = True
-    elif running and step == first + experiment.profile.steps:
-      jax.profiler.stop_trace()
-      running = False
-
-  try:
-    yield profile
-  finally:
-    if running:
-      jax.profiler.stop_trace()
 
 
 def _banner(job: Job, name: str) -> str:
@@ -405,10 +377,6 @@ def _shown(loss: float, speed: Mapping[str, Any], evaluation: Evaluation) -> dic
 def _all_finite(state: TrainState) -> jax.Array:
   """Whether all floating-point numbers of a state are finite."""
   return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
-
-
-def _due(step: int, every: int) -> bool:
-  return every > 0 and step % every == 0
 
 
 def _log_once(remark: str) -> None:

@@ -8,7 +8,7 @@ while its logits are there; the backward pass only multiplies them by the cotang
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,15 +24,6 @@ from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 
-def default_logits(platform: str) -> int:
-  """Most logits that the cross-entropy computes at a time on a device of a platform.
-
-  Every chunk of positions reads and writes the float32 gradient of the whole unembedding, so large
-  chunks save traffic where memory is large: 1 GiB of logits on GPUs and TPUs, else 256 MiB.
-  """
-  return 2**28 if platform in ('cuda', 'tpu') else 2**26
-
-
 def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
                 weights_BxT: jax.Array | np.ndarray, logits: int | None = None) -> jax.Array:
   """Sum over positions of weight times loss, float32.
@@ -42,27 +33,17 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   logits: see `cross_entropy`.
   """
   outputs = functools.partial(apply, Transformer(config), params, batch.tokens)
-  if jnp.issubdtype(batch.targets.dtype, jnp.integer):
-    h, kernel = with_unembedding(config, params, outputs(unembed=False))
-    return cross_entropy(h, kernel, batch.targets, weights_BxT, logits, config.logit_cap)
-  return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
-
-
-def with_unembedding(config: ModelConfig, params: Mapping[str, Any],
-                     h_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """(h, W) whose product h W is the logits, before a cap, of what the unembedding multiplies.
-
-  A tied W is the table of embeddings: its gradient adds to that of its rows as inputs. A bias of
-  the unembedding is one more row of W, and h has a 1 for it; it is then rounded to the dtype of h,
-  as W is.
-  """
-  if config.tied:
-    return h_BxTxD, params['embed'].T
-  kernel_DxV = params['unembed']['kernel']
-  if 'unembed' in config.biases:
-    h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
-    kernel_DxV = jnp.concatenate([kernel_DxV, params['unembed']['bias'][None]])
-  return h_BxTxD, kernel_DxV
+  if not jnp.issubdtype(batch.targets.dtype, jnp.integer):
+    return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
+  h_BxTxD = outputs(unembed=False)
+  if config.tied:  # the gradient of the table adds to that of its rows as inputs
+    kernel_DxV = params['embed'].T
+  else:
+    kernel_DxV = params['unembed']['kernel']
+    if 'unembed' in config.biases:  # one more row of W, for which h has a 1, rounded as W is
+      h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
+      kernel_DxV = jnp.concatenate([kernel_DxV, params['unembed']['bias'][None]])
+  return cross_entropy(h_BxTxD, kernel_DxV, batch.targets, weights_BxT, logits, config.logit_cap)
 
 
 def training_weights(weights_BxT: jax.Array | np.ndarray,
@@ -89,7 +70,7 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   of a tensor group, which all have h, take a share of its positions each. Differentiable in h and
   W: their gradients are computed along with the loss, so that no logits are computed twice.
 
-  logits: most that exist at a time on a device; by default `default_logits` of this platform.
+  logits: most that exist at a time on a device; by default 2^28 on a GPU or TPU, else 2^26.
   cap: of the logits, in whose place there is then cap tanh(h W / cap); 0 for none.
   """
   # Where no gradient is asked for, the compiler drops those that `_forward` computes, too.
@@ -104,8 +85,21 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
 
   def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
             kernel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    def chunk(h: jax.Array, targets: jax.Array,
-              weights: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    (batch, length), vocabulary = targets.shape, kernel.shape[1]
+    # Every chunk reads and writes the float32 gradient of the whole unembedding, so large chunks
+    # save traffic where memory is large: 1 GiB of logits on GPUs and TPUs, else 256 MiB.
+    most = most_logits or (2**28 if platform() in ('cuda', 'tpu') else 2**26)
+    # A position of all local sequences has B V logits; one position is the least there is.
+    count = -(-length // max(1, most // (batch * vocabulary)))
+    size = -(-length // count)
+
+    def split(x: jax.Array) -> jax.Array:  # positions of padding have weight 0
+      x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
+      return jnp.moveaxis(x.reshape(batch, count, size, *x.shape[2:]), 1, 0)
+
+    def chunk(sums: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, ...],
+              ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+      h, targets, weights = inputs
       logits = soft_cap(product('btd,dv->btv', h, kernel), cap)
       # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so
       # that no exp overflows.
@@ -113,17 +107,17 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
       chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
       loss = jnp.sum((lse - chosen) * weights)
       # d loss / d logits = w (softmax - one-hot), in the dtype of h for the next two products.
-      one_hot = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
+      one_hot = jax.nn.one_hot(targets, vocabulary, dtype=jnp.float32)
       dlogits = (jnp.exp(logits - lse[..., None]) - one_hot) * weights[..., None]
       if cap:
         dlogits *= soft_cap_slope(logits, cap)
       dlogits = dlogits.astype(h.dtype)
       dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
-      return (loss, product('btd,btv->dv', h, dlogits)), dh
+      return (sums[0] + loss, sums[1] + product('btd,btv->dv', h, dlogits)), dh
 
-    (loss, dkernel), dh = over_chunks(chunk, positions_at_a_time(most_logits, h, kernel), h,
-                                      targets, weights)
-    return loss, dkernel, dh
+    zeros = jnp.zeros(()), jnp.zeros(kernel.shape, jnp.float32)
+    (loss, dkernel), dh = jax.lax.scan(chunk, zeros, tuple(map(split, (h, targets, weights))))
+    return loss, dkernel, jnp.moveaxis(dh, 0, 1).reshape(batch, count * size, -1)[:, :length]
 
   # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
   loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
@@ -139,48 +133,3 @@ def _backward(most_logits: int | None, cap: float, gradients: tuple[jax.Array, j
 
 
 cross_entropy.defvjp(_forward, _backward)
-
-
-def positions_at_a_time(most_logits: int | None, h_BxTxD: jax.Array, kernel_DxV: jax.Array) -> int:
-  """Most positions of each sequence at a time."""
-  if most_logits is None:
-    most_logits = default_logits(platform())
-  # A position of all local sequences has B V logits; one position is the least there is.
-  return max(1, most_logits // (h_BxTxD.shape[0] * kernel_DxV.shape[1]))
-
-
-def chunk_sizes(length: int, most: int) -> tuple[int, int]:
-  """(chunks, positions of each), at most `most`, with nearly none beyond the length.
-
-  A quarter more chunks than are needed are allowed where fewer positions are then padded.
-  """
-  fewest = -(-length // most)
-  # n chunks of one size pad -length % n positions; among equals, fewer chunks win.
-  count = min(range(fewest, fewest + fewest // 4 + 1), key=lambda n: (-length % n, n))
-  return count, -(-length // count)
-
-
-def over_chunks(f: Callable[..., tuple[Any, Any]], most_positions: int,
-                *arrays_BxT: jax.Array) -> tuple[Any, Any]:
-  """`summed, joined = f(*chunks)` over chunks of the position axis, added up and put together."""
-  batch, length = arrays_BxT[0].shape[:2]
-  count, size = chunk_sizes(length, most_positions)
-  if count == 1:
-    return f(*arrays_BxT)
-
-  def split(x: jax.Array) -> jax.Array:  # positions of padding have weight 0
-    x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(batch, count, size, *x.shape[2:]), 1, 0)
-
-  def join(x: jax.Array) -> jax.Array:
-    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :length]
-
-  def step(totals: Any, chunks: tuple[jax.Array, ...]) -> tuple[Any, Any]:
-    summed, joined = f(*chunks)
-    return jax.tree.map(jnp.add, totals, summed), joined
-
-  chunks = tuple(map(split, arrays_BxT))
-  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype),
-                       jax.eval_shape(f, *(x[0] for x in chunks))[0])
-  totals, joined = jax.lax.scan(step, zeros, chunks)
-  return totals, jax.tree.map(join, joined)

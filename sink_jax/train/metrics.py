@@ -100,7 +100,7 @@ class Metrics:
       self._copied = time.monotonic()
 
   def abandon(self) -> None:
-    """Writes nothing more: the file is another job's by now."""
+    """Writes nothing more: the files are another job's by now, or nothing is to be waited for."""
     self._active = False
 
   def close(self) -> None:

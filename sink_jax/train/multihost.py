@@ -85,46 +85,31 @@ def gather(value: Value) -> list[Value]:
           for row in collective(multihost_utils.process_allgather, padded)]
 
 
-def broadcast_from_process0(decide: Callable[[], Value],
-                            error_type: type[Exception] = ValueError) -> Value:
-  """Calls `decide` in process 0, and returns its result in all of them.
-
-  An error of process 0 is raised there, and in the others as this type with its message.
-  """
-  value, error = None, None
-  if is_first():
-    try:
-      value = decide()
-    except Exception as caught:
-      error = caught
-  sent, message = gather([value, error and str(error)])[0]
-  if error is not None:
-    raise error
-  if message is not None:
-    raise error_type(message)
-  return cast(Value, value if is_first() else sent)
-
-
 def on_all_processes(prepare: Callable[[], Value]) -> Value:
-  """Calls `prepare` in each process, returns its result, and raises a ValueError of one in all."""
+  """Calls `prepare` in each process and returns its result; an error of one is raised in all.
+
+  Raises:
+    ValueError: the error of another process, with its message.
+  """
   value, error = None, None
   try:
     value = prepare()
-  except ValueError as caught:
+  except Exception as caught:
     error = caught
-  failed = gather(error is not None)
-  if any(failed):
-    raise error or ValueError(f'Process {failed.index(True)} cannot begin; it says why.')
+  messages = gather(error and str(error))
+  if error is not None:
+    raise error
+  for i, message in enumerate(messages):
+    if message is not None:
+      raise ValueError(f'process {i}: {message}')
   return cast(Value, value)  # no process failed, so this one has a value
 
 
-def check_same(what: str, text: str) -> None:
-  """Raises a ValueError in all processes unless all of them give the same text."""
-  texts = gather(text)
-  for i, other in enumerate(texts):
-    if other != texts[0]:
-      raise ValueError(f'Process {i} has another {what} than process 0: start all with the same '
-                       'command, the same files and the same versions.')
+def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
+  """Calls `decide` in process 0 and returns its result, or raises its error, in all of them."""
+  value = on_all_processes(lambda: decide() if is_first() else None)
+  sent = gather(value)[0]
+  return cast(Value, value if is_first() else sent)
 
 
 def fail(message: str, alone: bool = False) -> NoReturn:

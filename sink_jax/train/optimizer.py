@@ -6,11 +6,9 @@ The semantics are those of PyTorch's AdamW and clip_grad_norm_, which the offici
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import math
-import typing
 import zlib
 from typing import Any, NamedTuple
 
@@ -19,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.typing import ArrayLike
 
 from sink_jax.component import Component, option
 
@@ -110,7 +107,6 @@ class Muon(UpdateRule):
 
   def __post_init__(self):
     super().__post_init__()
-    self._check('steps', self.steps >= 1, 'at least 1; gradients alone are Sgd')
     self._check('rms', self.rms is None or self.rms > 0, '> 0, or None for sqrt(max(1, out / in))')
 
   def transformation(self) -> optax.GradientTransformation:
@@ -128,12 +124,8 @@ class Muon(UpdateRule):
   def _parts(self, params: Any) -> Any:
     """Which part each parameter belongs to: 'muon' or 'adamw'."""
     hidden = lambda path: is_matrix(path) and not (len(path) > 1 and path[-2].key in _NOT_HIDDEN)
-    parts = jax.tree_util.tree_map_with_path(
+    return jax.tree_util.tree_map_with_path(
         lambda path, _: 'muon' if hidden(path) else 'adamw', params)
-    if 'muon' not in jax.tree.leaves(parts):
-      raise ValueError(f'optimizer.rule = {self}: the model has no matrices of linear layers; use '
-                       f'{AdamW(self.b1, self.b2, self.eps)}.')
-    return parts
 
 
 class OrthoAdamState(NamedTuple):
@@ -148,7 +140,7 @@ class OrthoAdamState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class OrthoAdam(UpdateRule):
+class OrthoAdam(AdamW):
   """Adam's scaling in a basis that is drawn at random for each parameter and then kept.
 
   Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
@@ -163,19 +155,11 @@ class OrthoAdam(UpdateRule):
   longest: axes with more entries are not rotated, such as that of a large vocabulary; 1 is AdamW.
   """
 
-  b1: float = 0.9
-  b2: float = 0.95
-  eps: float = 1e-8
   seed: int = 0
   longest: int = 4096
 
-  def __post_init__(self):
-    super().__post_init__()
-    self._check('seed', 0 <= self.seed < 2**31, 'from 0 to 2^31 - 1')
-    self._check('longest', self.longest >= 1, 'at least 1')
-
   def transformation(self) -> optax.GradientTransformation:
-    adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
+    adam = super().transformation()
 
     def init(params: optax.Params) -> OrthoAdamState:
       return OrthoAdamState(self._rotations(params), adam.init(params))
@@ -192,46 +176,29 @@ class OrthoAdam(UpdateRule):
 
   def _rotations(self, params: optax.Params) -> Any:
     """Those of `OrthoAdamState`, from the paths and shapes of the parameters."""
-    flat, structure = jax.tree_util.tree_flatten_with_path(params)
-    rotations, wanted = [{} for _ in flat], collections.defaultdict(list)
-    for (path, x), own in zip(flat, rotations):
+    def rotations(path: tuple[Any, ...], x: jax.Array) -> dict[str, jax.Array]:
       name = jax.tree_util.keystr(path, simple=True, separator='/')
       # The last two axes are rotated; of a block's parameter the first one counts the layers.
       rotated = min(2, x.ndim - (path[0].key == 'blocks'))
-      for axis, side in ((1, 'columns'), (2, 'rows')):
-        if axis <= rotated and 1 < x.shape[-axis] <= self.longest:
+      counted, drawn = x.shape[:x.ndim - rotated], {}
+      for side, size in list(zip(('columns', 'rows'), x.shape[::-1]))[:rotated]:
+        if 1 < size <= self.longest:
           # By the path, so that another parameter more changes nothing.
-          code = zlib.crc32(f'{name}/{side}'.encode())
-          wanted[x.shape[-axis], x.dtype].append((own, side, x.shape[:x.ndim - rotated], code))
-    # All of a size in one loop: a program with a loop for each takes long to compile.
-    for (size, dtype), group in wanted.items():
-      counts = [math.prod(counted) for _, _, counted, _ in group]
-      codes_Kx2 = np.array([(code, i) for count, (*_, code) in zip(counts, group)
-                            for i in range(count)], np.uint32)
-      drawn = _orthogonal(jax.random.key(self.seed), codes_Kx2, size, dtype)
-      for part, (own, side, counted, _) in zip(jnp.split(drawn, np.cumsum(counts)[:-1]), group):
-        own[side] = part.reshape(*counted, size, size)
-    return structure.unflatten(rotations)
+          key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f'{name}/{side}'.encode()))
+          draw = functools.partial(jax.random.orthogonal, n=size, dtype=x.dtype)
+          # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in,
+          # and with several simulated devices it waits for ever.
+          drawn[side] = jax.lax.map(draw, jax.random.split(key, math.prod(counted))).reshape(
+              *counted, size, size)
+      return drawn
+
+    return jax.tree_util.tree_map_with_path(rotations, params)
 
 
 def is_matrix(path: tuple[Any, ...]) -> bool:
   """Whether the parameter at a path is a matrix of linear layers or of the MLP feature map."""
   # By name: with the axis of the layers a gain has two axes, too.
   return path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map')
-
-
-def _orthogonal(key: jax.Array, codes_Kx2: np.ndarray, size: int,
-                dtype: jax.typing.DTypeLike) -> jax.Array:
-  """Uniformly random orthogonal matrices (K, size, size), one of each pair of codes."""
-  def one(code_2: jax.Array) -> jax.Array:
-    own = jax.random.fold_in(jax.random.fold_in(key, code_2[0]), code_2[1])
-    q, r = jnp.linalg.qr(jax.random.normal(own, (size, size), dtype))
-    # Without the signs Q would depend on the algorithm, and not be uniform (Mezzadri 2007).
-    return q * jnp.sign(jnp.diagonal(r))
-
-  # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and with
-  # several simulated devices it waits for ever.
-  return jax.lax.map(one, codes_Kx2)
 
 
 def _rotated(x: jax.Array, rotations: dict[str, jax.Array], back: bool = False) -> jax.Array:
@@ -270,13 +237,6 @@ class OptimizerConfig:
   trained: tuple[str, ...] | None = dataclasses.field(default=None, metadata={'key': False})
 
 
-class Rates(NamedTuple):
-  """What may differ between updates and between runs that share a compiled step, float32."""
-
-  learning_rate: ArrayLike
-  weight_decay: ArrayLike  # the decay of an update is this times the learning rate
-
-
 def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
   """The learning rate of update 0, 1, ..., steps - 1.
 
@@ -292,43 +252,25 @@ def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
   return peak * (last + (1 - last) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def rates(config: OptimizerConfig, steps: int, update: int) -> Rates:
-  """The rates of an update, as float32: a Python float would be another type to `jit`."""
-  return Rates(np.float32(learning_rate(config, steps, update)), np.float32(config.weight_decay))
+def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransformation:
+  """Clipping, then the update rule with decoupled decay, for one update at this learning rate.
 
-
-def peak_rates(config: OptimizerConfig) -> Rates:
-  """The rates at the peak of the schedule."""
-  return rates(config, 1, config.warmup_steps)
-
-
-def compiled_part(config: OptimizerConfig) -> OptimizerConfig:
-  """The config without the parts of `Rates`: equal for runs that share a compiled step."""
-  return dataclasses.replace(config, learning_rate=1.0, schedule='constant', final_fraction=0.0,
-                             warmup_steps=0, weight_decay=0.0)
-
-
-def make_optimizer(config: OptimizerConfig, rates: Rates) -> optax.GradientTransformation:
-  """Clipping, then the update rule with decoupled decay, for one update at these rates.
-
-  The tree of its state does not depend on the rates, which may be traced.
+  rate: a float, which may be traced; the tree of the state does not depend on it.
   """
   # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is of
   # the parameters as they were before the update.
   matrices = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: is_matrix(path))
-  # optax's types have plain floats; it multiplies by the rates, traced or not.
-  rate, decay = typing.cast(tuple[float, float], rates)
   return optax.chain(
       optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
       config.rule.transformation(),
-      optax.add_decayed_weights(decay, None if config.decay == 'all' else matrices),
+      optax.add_decayed_weights(config.weight_decay, None if config.decay == 'all' else matrices),
       optax.scale(-rate))
 
 
 def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
   """The state of the optimizer before the first update."""
-  # Any rates would do: the state holds moments and counts, and no rate.
-  return make_optimizer(config, Rates(0.0, 0.0)).init(trained_part(config, params))
+  # Any learning rate would do: the state holds moments and counts.
+  return make_optimizer(config, 0.0).init(trained_part(config, params))
 
 
 def trained_part(config: OptimizerConfig, params: Any) -> Any:

@@ -138,17 +138,6 @@ def state_shardings(mesh: Mesh, state: Tree) -> Tree:
   return jax.tree_util.tree_map_with_path(sharding_of, state)
 
 
-def laid_out(mesh: Mesh, state: Tree) -> Tree:
-  """Parameters where `state_shardings` has them; those that lie there already are not copied."""
-  def place(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    if x.sharding.is_equivalent_to(sharding, x.ndim):
-      return x
-    # Not device_put, which moves no array that lies on devices of several processes.
-    return jax.jit(lambda x: x, out_shardings=sharding)(x)
-
-  return jax.tree.map(place, state, state_shardings(mesh, state))
-
-
 class GlobalBatches:
   """Puts batches of one size onto a mesh.
 

@@ -8,7 +8,6 @@ published models are of a room above.
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,16 +34,11 @@ from sink_jax.train.config import (
   from_dict,
 )
 from sink_jax.train.multihost import on_all_processes
-from sink_jax.train.sharding import laid_out
+from sink_jax.train.sharding import state_shardings
 
 # Keys of `model` that say what a model is, not how it is initialised or computed.
 _MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelOptions) if not (
     field.metadata['where'] or field.name in ('size', 'init', 'dtype')))
-# Two tokenizers that make the same ids of this are taken for the same one.
-_SAMPLE = ('The quick brown fox  jumps over\tthe "lazy" dog\'s back; 3.14159 - 2024/07/31!\r\n\n'
-           'def f(x):\n    return x**2 != {"a": [None, True]}  # déjà vu, naïve façade\n'
-           'Съешь же ещё этих мягких булок. 敏捷的棕色狐狸。 こんにちは 안녕하세요 مرحبا 😀 ½µΩ\n'
-           '<s> <|endoftext|>')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +117,10 @@ def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mes
   before = dataclasses.replace(after, **{name: getattr(source.model, name) for name in GRAFTED})
   grafted = graft_to(Run(before, params, init.source), after, start=init.graft, tokens=batch,
                      seed=seed)
-  return laid_out(mesh, grafted.params), grafted.graft  # new ones lie on every device as a whole
+  # New ones lie on every device as a whole. Not device_put, which moves no array that lies on
+  # devices of several processes.
+  lay_out = jax.jit(lambda params: params, out_shardings=state_shardings(mesh, grafted.params))
+  return lay_out(grafted.params), grafted.graft
 
 
 def trained_paths(source: Source | None, init: InitConfig,
@@ -160,12 +157,7 @@ def check_data(source: Source, data: Dataset) -> None:
   if data.vocab_size > source.model.vocab_size:
     raise ValueError(f'{where} has {source.model.vocab_size} tokens, and the data have '
                      f'{data.vocab_size}: use the tokenizer of the source.')
-  if (data.tokenizer is None) != (source.tokenizer is None) and source.model.vocab_size:
-    kinds = ['text', 'a task that makes its own tokens']
-    raise ValueError(f'{where} is a model of {kinds[source.tokenizer is None]}, and the data are '
-                     f'{kinds[data.tokenizer is None]}: train it on data of its kind.')
-  if data.tokenizer and source.tokenizer and (
-      list(data.tokenizer.encode(_SAMPLE)) != list(source.tokenizer.encode(_SAMPLE))):
+  if data.tokenizer and source.tokenizer and data.tokenizer.digest != source.tokenizer.digest:
     raise ValueError(f'{where} has another tokenizer than the data: leave data.tokenizer out, or '
                      f'set {source.tokenizer_option or "Bytes()"}.')
 
@@ -191,12 +183,9 @@ def _check_same(config: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]
     raise ValueError(f'The graft changes nothing of {name}: set what it is to change, such as '
                      '--config.attention.head="HeadGate(scale=2)", or leave init.graft out.')
   if problems := [line for line in lines if not graft or line not in grafted]:
-    keys = [line.split(':')[0].split('.') for line in problems]
-    options = ' '.join(shlex.quote(f'--config.{section}.{key}={of_source[section][key]}')
-                       for section, key in keys)
     hint = ', or --config.init.graft=identity to change it' if problems == grafted else ''
     raise ValueError('\n  '.join([f'init.source = {name!r} is another model (config -> source):',
-                                  *problems, f'Add {options} to train what the source is{hint}.']))
+                                  *problems, f'Give these keys the values of the source{hint}.']))
 
 
 def _written(model: ModelConfig) -> dict[str, dict[str, Any]]:

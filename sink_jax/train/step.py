@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
+from jax.typing import ArrayLike
 
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
@@ -20,20 +21,18 @@ from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (
   OptimizerConfig,
-  Rates,
-  compiled_part,
   init_optimizer,
   make_optimizer,
   trained_part,
   with_trained,
 )
-from sink_jax.train.sharding import batch_sharding, check_tensor, replicated, state_shardings
+from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
 
 Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars
 
 # Compiled programs of each kind that a process keeps. The functions that make them are cached by
-# their arguments, so that trials of a sweep that share a program compile it once.
+# their arguments, so that trials of a sweep that differ in their seed trace and compile them once.
 _PROGRAMS = 8
 
 
@@ -49,13 +48,8 @@ class TrainState(NamedTuple):
 
 
 def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
-  """The state as shapes with shardings: what a checkpoint is restored into.
-
-  Raises:
-    ValueError: the tensor axis of the mesh does not divide the heads or hidden units.
-  """
-  check_tensor(config, mesh.shape['tensor'])
-  shapes = jax.eval_shape(lambda: _fresh_state(config, optimizer, 0))
+  """The state as shapes with shardings: what a checkpoint is restored into."""
+  shapes = jax.eval_shape(lambda: _first_state(optimizer, init_params(config, 0)))
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                       shapes, state_shardings(mesh, shapes))
 
@@ -76,7 +70,7 @@ def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
                mesh: Mesh) -> TrainState:
   """A fresh state; each device computes the part of it that it will hold."""
   # The seed is an argument of the program, so that runs that differ in it alone share the program.
-  return _compiled_init(config, compiled_part(optimizer), mesh)(jnp.int32(seed))
+  return _compiled_init(config, optimizer, mesh)(jnp.int32(seed))
 
 
 @functools.lru_cache(_PROGRAMS)
@@ -84,13 +78,12 @@ def _compiled_init(config: ModelConfig, optimizer: OptimizerConfig,
                    mesh: Mesh) -> jax.stages.Wrapped:
   # With the shardings of the outputs each device draws its own part: a whole model need not fit
   # one. JAX's random numbers are partitionable, so a parameter does not depend on the mesh.
-  shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
-  return jax.jit(lambda seed: _fresh_state(config, optimizer, seed), out_shardings=shardings)
+  return jax.jit(lambda seed: _first_state(optimizer, init_params(config, seed)),
+                 out_shardings=_shardings(config, optimizer, mesh))
 
 
-def _fresh_state(config: ModelConfig, optimizer: OptimizerConfig,
-                 seed: int | jax.Array) -> TrainState:
-  return _first_state(optimizer, init_params(config, seed))
+def _shardings(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
+  return jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
 
 
 def _first_state(optimizer: OptimizerConfig, params: Params) -> TrainState:
@@ -103,29 +96,22 @@ def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerCon
 
   params: float32, laid out over the mesh as `state_layout` has them.
   """
-  shardings = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
   return jax.jit(functools.partial(_first_state, optimizer), donate_argnums=0,
-                 out_shardings=shardings)(params)
-
-
-def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
-                    microbatches: int = 1, *, loss_logits: int | None = None,
-                    gradient_dtype: str = 'float32') -> jax.stages.Wrapped:
-  """Returns jitted `step(state, batch, rates) -> (state, metrics)`; the state is donated.
-
-  It is `make_update`, and the same function for runs that differ only in learning rate, schedule,
-  weight decay or seed.
-  """
-  return _compiled_step(config, compiled_part(optimizer), mesh, microbatches, loss_logits,
-                        gradient_dtype)
+                 out_shardings=_shardings(config, optimizer, mesh))(params)
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, microbatches: int,
-                   loss_logits: int | None, gradient_dtype: str) -> jax.stages.Wrapped:
+def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
+                    microbatches: int = 1, *, loss_logits: int | None = None,
+                    gradient_dtype: str = 'float32') -> jax.stages.Wrapped:
+  """Returns jitted `step(state, batch, rate) -> (state, metrics)`; the state is donated.
+
+  It is `make_update`. The learning rate is an argument, so that runs that differ in it or in the
+  schedule share an entry of JAX's compilation cache.
+  """
   step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
                                         gradient_dtype=gradient_dtype))
-  state_sharding = jax.tree.map(lambda x: x.sharding, state_layout(config, optimizer, mesh))
+  state_sharding = _shardings(config, optimizer, mesh)
   # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
   # memory: without donation a device would hold parameters and both moments twice. Whoever calls
   # the step must not touch the old state again. Metrics are replicated: every process reads them.
@@ -136,8 +122,8 @@ def _compiled_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, 
 
 def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
                 loss_logits: int | None = None, gradient_dtype: str = 'float32',
-                ) -> Callable[[TrainState, Batch, Rates], tuple[TrainState, Metrics]]:
-  """Returns `update(state, batch, rates) -> (state, metrics)`, to be compiled by the caller.
+                ) -> Callable[[TrainState, Batch, ArrayLike], tuple[TrainState, Metrics]]:
+  """Returns `update(state, batch, rate) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the whole. How the
@@ -149,7 +135,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
       split as the parameters are, in the dtype of the products; a whole sum on each device would
       need their memory.
 
-  loss_logits: most logits at a time on a device, see `cross_entropy`.
+  rate: the learning rate of this update. loss_logits: most logits at a time on a device, see
+    `cross_entropy`.
   metrics: 'loss', the cross-entropy, and 'grad_norm' (before clipping, of what is trained), float32
     scalars.
   """
@@ -181,7 +168,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     value, grads = accumulated(whole, batch)
     return value, jax.tree.map(lambda x: x.astype(gradient_dtype), grads)
 
-  def update(state: TrainState, batch: Batch, rates: Rates) -> tuple[TrainState, Metrics]:
+  def update(state: TrainState, batch: Batch, rate: ArrayLike) -> tuple[TrainState, Metrics]:
     # A batch whose weights are all 0 has loss 0 and no gradient; 0 / 0 would be NaN, and end the
     # run as diverged.
     total = jnp.maximum(jnp.sum(training_weights(batch.weights, config)), 1)
@@ -190,11 +177,10 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     else:
       # Each device of 'data' computes its own sequences, and the sum comes after them: left to XLA
       # it would be in the dtype of the products of the backward pass.
-      _check_divides(batch, axis_size('data') * microbatches)
       value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
     trained = trained_part(optimizer, state.params)
     grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, trained)
-    updates, opt_state = make_optimizer(optimizer, rates).update(grads, state.opt_state, trained)
+    updates, opt_state = make_optimizer(optimizer, rate).update(grads, state.opt_state, trained)
     params = with_trained(state.params, optax.apply_updates(trained, updates))
     if config.linear == 'sigma_reparam':
       params = with_trained(params, trained_part(optimizer, after_update(params)))
@@ -204,13 +190,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   return update
 
 
-def _check_divides(batch: Batch, parts: int) -> None:
-  if len(batch.tokens) % parts:
-    raise ValueError(f'a batch of {len(batch.tokens)} sequences does not divide into {parts}: the '
-                     'micro-batches of each device of the data axis. Use other microbatches, or '
-                     f'{-(-len(batch.tokens) // parts) * parts} sequences.')
-
-
+@functools.lru_cache(_PROGRAMS)
 def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, *,
                          loss_logits: int | None = None) -> jax.stages.Wrapped:
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
@@ -221,12 +201,7 @@ def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, 
   Args:
     mesh: None for parameters on one device, such as those of `load_run`.
   """
-  return _compiled_validation(dataclasses.replace(config, unroll=1), mesh, loss_logits)
-
-
-@functools.lru_cache(_PROGRAMS)
-def _compiled_validation(config: ModelConfig, mesh: Mesh | AbstractMesh | None,
-                         loss_logits: int | None) -> jax.stages.Wrapped:
+  config = dataclasses.replace(config, unroll=1)
 
   @mesh_context(mesh)
   def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:

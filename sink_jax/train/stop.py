@@ -35,16 +35,12 @@ class StopHandler:
 
   A context, inside which it handles the signals; a second Ctrl-C raises Unsaved. A request that
   nothing acted on by the end of the context is passed on to the handler from before.
+  asked: the signal that asked this process, or None.
   """
 
   def __init__(self):
-    self._asked: int | None = None  # the signal that asked this process
+    self.asked: int | None = None
     self._last_answer: jax.Array | None = None  # of all processes, to the poll before
-
-  @property
-  def asked(self) -> bool:
-    """Whether this process was asked."""
-    return self._asked is not None
 
   def poll(self, wait: bool = False) -> bool:
     """Whether any process was asked: the same in all, which must call it equally often.
@@ -57,8 +53,8 @@ class StopHandler:
       wait: for the answer to this call.
     """
     if jax.process_count() == 1:
-      return self.asked
-    answer, self._last_answer = self._last_answer, collective(_any, self.asked)
+      return self.asked is not None
+    answer, self._last_answer = self._last_answer, collective(_any, self.asked is not None)
     if wait:
       answer = self._last_answer
     return answer is not None and collective(bool, answer)
@@ -72,16 +68,16 @@ class StopHandler:
 
   def _request(self, number: int, frame: FrameType | None) -> None:
     # A handler may interrupt anything, such as a save: it leaves the rest to `poll`.
-    if number == signal.SIGINT and self._asked == signal.SIGINT:
+    if number == signal.SIGINT and self.asked == signal.SIGINT:
       raise Unsaved
-    self._asked = number
+    self.asked = number
 
   def __exit__(self, kind: object, *error: object) -> None:
     for number, handler in self._old.items():
       # None: a handler that is not Python's, which the distributed runtime installs.
       signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if self._asked is not None and kind is None:
-      signal.raise_signal(self._asked)
+    if self.asked is not None and kind is None:
+      signal.raise_signal(self.asked)
 
 
 def _any(flag: bool) -> jax.Array:

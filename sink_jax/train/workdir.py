@@ -26,7 +26,6 @@ from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
 
 _PATIENCE = 15  # seconds to wait for a lock: the processes of a killed sweep need some to notice it
-_CONTENT = ('content', 'valid_content')  # of Dataset.summary(): digests that must not change
 
 
 class WorkdirLocked(ValueError):
@@ -88,10 +87,6 @@ class Workdir:
     if is_first():
       write_status(self.path, status, **details, **provenance())
 
-  def write(self, name: str, content: bytes) -> None:
-    """Writes a file of the run, which is the same at every start."""
-    broadcast_from_process0(lambda: write_atomically(self.path / name, content))
-
   def _begin(self) -> None:
     self.path.mkdir(parents=True, exist_ok=True)
     if is_local(self.path):
@@ -105,7 +100,8 @@ class Workdir:
     # Under the lock: only now does no other process write what is compared.
     check_workdir(self.path, self._config)
     before = read_data_summary(self.path)
-    if any(before.get(key, self._data.get(key)) != self._data.get(key) for key in _CONTENT):
+    if any(before.get(key, self._data.get(key)) != self._data.get(key)
+           for key in ('content', 'valid_content')):  # digests of the data
       raise ValueError(f'{self.path}: the content of the data has changed since the run began: use '
                        'another --workdir, or put the old data back.')
     for name in ('', 'checksums', 'tokenizer'):

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import sized
-from sink_jax.train.optimizer import OptimizerConfig, peak_rates
+from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import batch_sharding
 from sink_jax.train.step import make_train_step, state_layout
 from tests.compile import targets
@@ -32,7 +32,7 @@ def compile_step(target: str, size: str, sequences: int, sizes: tuple[int, int, 
                                            sharding=batch_sharding(mesh))
   return targets.compile_for(
       target, make_train_step(config, optimizer, mesh), state_layout(config, optimizer, mesh),
-      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)), peak_rates(optimizer))
+      Batch(one(jnp.int32), one(jnp.int32), one(jnp.float32)), optimizer.learning_rate)
 
 
 def collectives(compiled: jax.stages.Compiled) -> dict[str, dict[str, int]]:

@@ -13,7 +13,7 @@ import sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.train.loss import cross_entropy
-from sink_jax.train.optimizer import Muon, OptimizerConfig, OrthoAdam, Sgd, peak_rates
+from sink_jax.train.optimizer import Muon, OptimizerConfig, OrthoAdam, Sgd
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
 
@@ -62,17 +62,17 @@ def train(case, mesh):
   config = sj.ModelConfig(**dict(layers=2, d_model=64, heads=HEADS, ffn_hidden=48, dtype='float32',
                                  vocab_size=VOCAB, attention=sj.AttentionSpec(**slots)) | options)
   optimizer = OptimizerConfig(rule=RULES.get(case, Sgd()), learning_rate=1e-2)
-  rates = peak_rates(optimizer)
+  rate = optimizer.learning_rate
   state = init_state(config, optimizer, 0, mesh)
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, VOCAB, (sequences, LENGTH + 1)).astype(np.int32)
   weights = (rng.random((sequences, LENGTH)) > 0.3).astype(np.float32)
   batch = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], weights), batch_sharding(mesh))
   step = make_train_step(config, optimizer, mesh, microbatches if mesh.size > 1 else 1).lower(
-      state, batch, rates).compile()
+      state, batch, rate).compile()
   curve = []
   for _ in range(STEPS):
-    state, metrics = step(state, batch, rates)
+    state, metrics = step(state, batch, rate)
     curve.append([float(metrics['loss']), float(metrics['grad_norm'])])
   probe = tokens[:3, :13]  # neither sequences nor positions divide
   importance = sj.Run(config, state.params).record(probe).layers.importance

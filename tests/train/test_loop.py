@@ -19,7 +19,7 @@ from sink_jax.train.loop import train
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.evaluation import Diverged
 from sink_jax.train.workdir import read_config
-from sink_jax.train.optimizer import Muon, OrthoAdam, rates
+from sink_jax.train.optimizer import Muon, OrthoAdam, learning_rate
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
 from sink_jax.train.stop import Interrupted, Unsaved
@@ -37,6 +37,12 @@ def whole(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('whole')
   run = go(runs.config(), workdir)
   return workdir, run
+
+
+@pytest.fixture
+def workdir(whole, tmp_path):
+  """A copy of the small run, to be changed."""
+  return shutil.copytree(whole[0], tmp_path / 'copy')
 
 
 def assert_same_run(workdir, whole):
@@ -73,7 +79,7 @@ def test_a_run_is_a_loop_over_steps(whole):
   state = init_state(run.config, settings, experiment.seed, mesh)
   for step in range(8):
     batch = data.batch(step, experiment.batch_size, experiment.seed)
-    state, _ = update(state, batch, rates(settings, 8, step))
+    state, _ = update(state, batch, learning_rate(settings, 8, step))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, run.params)
 
 
@@ -121,69 +127,25 @@ def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch
   assert_same_run(workdir, whole)
 
 
-def test_killed_and_resumed_equals_in_one_go(tmp_path, monkeypatch):
-  # kill -9 once the first checkpoint is there; the metrics may have gone beyond it.
-  killed, reference = tmp_path / 'killed', tmp_path / 'reference'
-  process = runs.start(killed, steps=100000, probe__every=0, validation__every=0)
-  deadline = time.monotonic() + 120
-  while not saved_steps(killed) and time.monotonic() < deadline:
-    assert process.poll() is None, process.communicate()[1]
-    time.sleep(0.01)
-  process.kill()
-  process.communicate()
-  stop = saved_steps(killed)[0] + 3
-  stop_after(monkeypatch, stop)
-  for workdir in (killed, reference):
-    with pytest.raises(Interrupted):
-      go(runs.config(steps=100000, probe__every=0, validation__every=0), workdir)
-  assert runs.rows(killed) == runs.rows(reference)
-  for a, b in zip(*(jax.tree.leaves(sj.load_run(w).params) for w in (killed, reference))):
-    np.testing.assert_array_equal(a, b)
-
-
-def test_sigterm_saves_and_exits_42(tmp_path):
-  process = runs.start(tmp_path, steps=100000, checkpoint_every=0)
-  deadline = time.monotonic() + 120
-  while time.monotonic() < deadline:
-    if (tmp_path / 'metrics.jsonl').exists() and len(runs.rows(tmp_path, 'train')) > 3:
-      break
-    assert process.poll() is None, process.communicate()[1]
-    time.sleep(0.05)
-  process.send_signal(signal.SIGTERM)
-  _, error = process.communicate(timeout=60)
-  assert process.returncode == 42, error
-  assert 'Stopped and saved at step' in error
-  status = json.loads((tmp_path / 'status.json').read_text())
-  assert saved_steps(tmp_path) == [status['step']] and verify(tmp_path, status['step']) is None
-
-
-def test_a_finished_run_is_left_alone(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_finished_run_is_left_alone(whole, workdir):
   before = (workdir / 'status.json').read_bytes()
   go(runs.config(), workdir)
   assert_same_run(workdir, whole)
   assert (workdir / 'status.json').read_bytes() == before
 
 
-def test_a_deleted_config_lets_no_other_run_resume(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_deleted_config_lets_no_other_run_resume(workdir):
   (workdir / 'config.json').unlink()
   with pytest.raises(ValueError, match='its config.json is missing'):
     go(runs.config(optimizer__learning_rate=0.5), workdir)
   assert saved_steps(workdir) == [8, 4] and not (workdir / 'config.json').exists()
 
 
-def test_cadences_and_places_may_change_on_resume(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_cadences_and_places_may_change_on_resume(workdir):
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
 
 
-def test_a_workdir_of_another_config_is_refused_and_kept(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir):
   with pytest.raises(ValueError) as error:
     go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)'), workdir)
   for line in ('optimizer.learning_rate: 0.01 -> 0.001',
@@ -208,9 +170,7 @@ def damage(folder, how):
 
 
 @pytest.mark.parametrize('how', ['flipped bit', 'truncated', 'missing file', 'empty folder'])
-def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, tmp_path, how, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, workdir, how, caplog):
   damage(step_folder(workdir, 8), how)
   assert sj.load_run(workdir).step == 4
   assert 'checkpoint 8 is damaged' in caplog.text
@@ -221,9 +181,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, tmp_path, h
   assert_same_run(workdir, whole)
 
 
-def test_all_checkpoints_damaged_starts_again(whole, tmp_path, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_all_checkpoints_damaged_starts_again(whole, workdir, caplog):
   for step in (4, 8):
     damage(step_folder(workdir, step), 'truncated')
   with pytest.raises(RuntimeError, match='No usable checkpoint'):
@@ -233,9 +191,7 @@ def test_all_checkpoints_damaged_starts_again(whole, tmp_path, caplog):
   assert_same_run(workdir, whole)
 
 
-def test_a_checkpoint_of_another_model_is_no_damage(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_checkpoint_of_another_model_is_no_damage(workdir):
   config = json.loads((workdir / 'config.json').read_text())
   config['model']['ffn_hidden'] = 32
   (workdir / 'config.json').write_text(json.dumps(config))
@@ -338,9 +294,7 @@ def test_two_processes_cannot_train_in_one_workdir(tmp_path):
     ('config.json', b'{"steps": ', 'config.json is damaged'),
     ('probe_tokens.npy', b'', 'probe_tokens.npy is damaged'),
     ('probe_tokens.npy', b'\x93NUMPY', 'probe_tokens.npy is damaged')])
-def test_a_damaged_file_is_named(whole, tmp_path, name, content, words):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_damaged_file_is_named(workdir, name, content, words):
   (workdir / name).write_bytes(content)
   with pytest.raises(ValueError, match=words):
     sj.load_run(workdir)
@@ -351,9 +305,7 @@ def test_a_damaged_file_is_named(whole, tmp_path, name, content, words):
     ('status.json', b'null'), ('status.json', b'\xff\xfe'), ('metrics.jsonl', b'\xff[1]\n{"kind'),
     ('checksums/8.0.json', b''), ('checksums/8.0.json', b'[1]'), ('data.json', b'{'),
     ('checkpoints/00009/file', b'x'), ('checkpoints/\u00b2/file', b'x')])
-def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_damage_that_matters_little_stops_nothing(workdir, name, content):
   (workdir / name).parent.mkdir(exist_ok=True)
   (workdir / name).write_bytes(content)
   go(runs.config(), workdir)
@@ -370,16 +322,11 @@ def test_damage_that_matters_little_stops_nothing(whole, tmp_path, name, content
     (dict(data__context=17), 'length'),
     (dict(data__interventions='FixToken()'), 'Did you mean FixedToken'),
     (dict(data__domain_weights='code:3'), 'such as code=2'),
-    (dict(model__size='2b'), 'tiny, 60m, 1b'),
-    (dict(model__ffn='glu'), 'swiglu'),
     (dict(model__vocab_size=10), 'raise model.vocab_size'),
-    (dict(optimizer__schedule='linear'), 'cosine, constant'),
-    (dict(mesh__fsdp=5), 'do not fit'),
-    (dict(probe__length=99), 'length'),
     (dict(steps=0), 'steps must be at least 1'),
     (dict(seed=3000000000), 'seed'), (dict(probe__sequences=0), 'probe.sequences must'),
     (dict(probe__dtype='float16'), 'float32, bfloat16'), (dict(validation__batches=0), 'batches'),
-    (dict(model__d_model=12), 'even head dimension'), (dict(model__kv_heads=-1), 'kv_heads'),
+    (dict(model__kv_heads=-1), 'kv_heads'),
     (dict(optimizer__learning_rate=float('inf')), 'finite'),
 ])
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, words):
@@ -397,7 +344,6 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, w
     (dict(mesh__fsdp=5), 'do not fit'),
     (dict(optimizer__schedule='linear'), 'cosine, constant'),
     (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
-    (dict(data__max_tokens=3), 'data.max_tokens = 3 must be 0'),
     (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens'),
     (dict(data__domain_weights='code=1,code=2'), 'each domain once'),
     (dict(data__domain_weights='code=-1'), 'greater than 0'),
@@ -418,15 +364,6 @@ def test_a_workdir_that_cannot_be_used_is_refused_before_the_data_are_touched(
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='Cannot use .*file/run as a workdir'):
     go(runs.config(), tmp_path / 'file' / 'run')
-
-
-def test_devices_that_do_not_divide_the_batch(tmp_path):
-  process = runs.start(tmp_path / 'run', devices=3)
-  _, error = process.communicate(timeout=120)
-  assert process.returncode == 1
-  assert 'must divide a micro-batch of 8 sequences' in error
-  assert 'batch_size = 9' in error and 'Traceback' not in error
-  assert not (tmp_path / 'run').exists()
 
 
 def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeypatch):
@@ -476,21 +413,6 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
   assert valid == pytest.approx(mean(data.validation(8, 3)['valid']), rel=1e-6)
 
 
-def test_an_unwritable_workdir_is_explained(tmp_path):
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(ValueError, match='Cannot use .* as a workdir'):
-    go(runs.config(), tmp_path / 'file' / 'run')
-
-
-def test_the_command_lists_keys_and_refuses_unknown_ones(tmp_path):
-  process = runs.start(tmp_path / 'run', '--config.optimizer.learning_rte=1')
-  _, error = process.communicate(timeout=120)
-  assert process.returncode != 0 and 'learning_rate' in error
-  process = runs.start(tmp_path / 'run', '--help')
-  out, _ = process.communicate(timeout=120)
-  assert '--workdir' in out and 'quickstart.py' in out
-
-
 def test_continuous_tasks_train_too(tmp_path):
   config = runs.config(
       data__source='TriggerAveraging()', steps=60, batch_size=32, model__layers=1, model__heads=1,
@@ -515,9 +437,7 @@ def test_other_architectures_and_objectives_train(tmp_path, changes):
   assert np.isfinite([row['loss'] for row in runs.rows(tmp_path, 'train')]).all()
 
 
-def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(whole, tmp_path, caplog):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(workdir, caplog):
   damage(step_folder(workdir, 8), 'flipped bit')
   with pytest.MonkeyPatch.context() as patch:  # killed between the commit and the checksums
     patch.setattr(checkpoint, '_hash', lambda *_: None)
@@ -542,9 +462,7 @@ def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monk
   assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'
 
 
-def test_files_of_a_run_that_have_no_end_are_refused(whole, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(whole[0], workdir)
+def test_files_of_a_run_that_have_no_end_are_refused(workdir):
   for name in ('checksums/8.0.json', 'metrics.jsonl', 'status.json', 'config.json'):
     with open(workdir / name, 'wb') as file:
       file.truncate(2**24)

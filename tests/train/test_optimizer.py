@@ -15,13 +15,11 @@ from sink_jax.train.optimizer import (
   Muon,
   OptimizerConfig,
   OrthoAdam,
-  Rates,
   Sgd,
   UpdateRule,
   init_optimizer,
   learning_rate,
   make_optimizer,
-  peak_rates,
 )
 
 
@@ -53,7 +51,7 @@ def test_adamw_is_torch_adamw_on_all_parameters(clip):
   config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, clip=clip, weight_decay=0.3)
   p, state = jax.tree.map(jnp.asarray, parameters), init_optimizer(config, parameters)
   for g, rate in zip(gradients, (learning_rate(config, 6, step) for step in range(6))):
-    updates, state = make_optimizer(config, Rates(rate, config.weight_decay)).update(g, state, p)
+    updates, state = make_optimizer(config, rate).update(g, state, p)
     p = optax.apply_updates(p, updates)
   expected = torch_adamw(config, 6, parameters, gradients)
   for k in shapes:
@@ -119,7 +117,7 @@ def test_three_updates_are_those_of_the_formula(rule):
     steps = {name: draws(3, *shape) for name, shape in shapes.items()}
     config = OptimizerConfig(rule=rule, learning_rate=0.1, weight_decay=0.3, clip=0.0)
     p = tree({name: draws(4, *shape)[3] for name, shape in shapes.items()})
-    optimizer, state = make_optimizer(config, Rates(0.1, 0.3)), init_optimizer(config, p)
+    optimizer, state = make_optimizer(config, 0.1), init_optimizer(config, p)
     expected = dict(p['blocks'])
     if isinstance(rule, Muon):
       directions = {name: list((adam_directions if name == 'gain' else muon_directions)(rule, g))
@@ -158,12 +156,6 @@ def test_muon_takes_the_matrices_of_hidden_layers():
   assert {'blocks.layer0.ffn.w1.kernel', 'embed_in.kernel'} < parts['muon']
 
 
-def test_muon_without_matrices_is_explained():
-  config = OptimizerConfig(rule=Muon(b2=0.9))
-  with pytest.raises(ValueError, match=r'no matrices .* AdamW\(b1=0.9, b2=0.9, eps=1e-08\)'):
-    init_optimizer(config, {'embed': jnp.ones((3, 4)), 'unembed': {'kernel': jnp.ones((4, 3))}})
-
-
 def test_rotations_are_of_a_seed_a_path_and_a_layer():
   def rotations(rule, params):
     return init_optimizer(OptimizerConfig(rule=rule, clip=0.0), params)[1].rotations
@@ -189,7 +181,7 @@ def test_orthoadam_that_rotates_nothing_is_adamw():
   p = {'blocks': {'w': jnp.ones((2, 3, 4)), 'scalar': jnp.ones(2)}}
   g = jax.tree.map(lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) - 1.5, p)
   one, other = (OptimizerConfig(rule=rule) for rule in (AdamW(), OrthoAdam(longest=1)))
-  updates = [make_optimizer(c, peak_rates(c)).update(g, init_optimizer(c, p), p)[0]
+  updates = [make_optimizer(c, c.learning_rate).update(g, init_optimizer(c, p), p)[0]
              for c in (one, other)]
   jax.tree.map(np.testing.assert_array_equal, *updates)
 
@@ -199,7 +191,7 @@ def test_sgd_sums_what_is_left_of_older_gradients(momentum, velocities):
   config = OptimizerConfig(rule=Sgd(momentum), learning_rate=0.1, clip=0.0, weight_decay=0.5)
   p, state = {'w': jnp.array([2.0])}, init_optimizer(config, {'w': jnp.array([2.0])})
   for gradient, velocity in zip((4.0, 1.0, -2.0), velocities):
-    updates, state = make_optimizer(config, peak_rates(config)).update(
+    updates, state = make_optimizer(config, config.learning_rate).update(
         {'w': jnp.array([gradient])}, state, p)
     np.testing.assert_allclose(updates['w'], -0.1 * (velocity + 0.5 * 2.0), rtol=1e-6)
 
@@ -208,9 +200,8 @@ def test_sgd_sums_what_is_left_of_older_gradients(momentum, velocities):
     ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'), ('AdamW(b1=1.0)', 'b[12] must be in'),
     ('AdamW(eps=0.0)', 'eps must be > 0'), ('Sgd(momentum=1.0)', 'momentum must be in'),
     ('AdamW(beta1=0.9)', 'it takes: b1, b2, eps'), ('Muon(eps=0.0)', 'eps must be > 0'),
-    ('Muon(momentum=1.0)', 'momentum must be in'), ('Muon(steps=0)', 'at least 1.*Sgd'),
-    ('Muon(rms=0.0)', 'rms must be > 0, or None'), ('OrthoAdam(b2=1.0)', 'b[12] must be in'),
-    ('OrthoAdam(seed=-1)', 'seed must be from 0'), ('OrthoAdam(longest=0)', 'at least 1')])
+    ('Muon(momentum=1.0)', 'momentum must be in'),
+    ('Muon(rms=0.0)', 'rms must be > 0, or None'), ('OrthoAdam(b2=1.0)', 'b[12] must be in')])
 def test_bad_rules_are_explained(text, words):
   with pytest.raises(ValueError, match=words):
     from_string(UpdateRule, text)
@@ -225,7 +216,7 @@ def test_decay_on_matrices_spares_embeddings_gains_and_biases():
   decayed = {}
   for decay in ('matrices', 'all'):
     settings = OptimizerConfig(decay=decay)
-    optimizer = make_optimizer(settings, peak_rates(settings))
+    optimizer = make_optimizer(settings, settings.learning_rate)
     updates, _ = optimizer.update(zero, optimizer.init(ones), ones)
     decayed[decay] = paths(jax.tree.map(lambda u: u if jnp.any(u != 0) else None, updates))
   everything = paths(ones)

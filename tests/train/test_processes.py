@@ -104,7 +104,7 @@ def test_what_only_one_process_cannot_begin_ends_all(tmp_path):
   job = [runs.start(tmp_path / 'run', job=(port, 2, i), seed=(0, -1)[i]) for i in range(2)]
   codes, said = end(job, seconds=60)
   assert codes == [1, 1]
-  assert 'Process 1 cannot begin' in said[0] and 'seed must be' in said[1]
+  assert 'process 1: seed must be' in said[0] and 'seed must be' in said[1]
 
 
 @pytest.mark.parametrize('settings', [
