@@ -313,14 +313,13 @@ def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> d
       before += entry['valid']['rows']
     domains[name]['prompts'] = prompts
   _check_amount(layout, domains, sum(info['dropped_documents'] for info in shards))
-  tokenizer = layout.tokenizer
+
   return settings | {
-      'vocab_size': tokenizer.vocab_size, 'dtype': layout.dtype.name,
+      'vocab_size': layout.tokenizer.vocab_size, 'dtype': layout.dtype.name,
       'weighted': layout.source.answers_only,
-      'special_ids': {'eos': tokenizer.eos_id, 'bos': tokenizer.bos_id, 'pad': tokenizer.pad_id},
       'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
       'dropped_documents': sum(info['dropped_documents'] for info in shards),
-      'remarks': layout.source.remarks(), 'domains': domains,
+      'domains': domains,
       'shards': [{'file': info['file'], 'first': info.get('first'), 'stride': info.get('stride'),
                   'rows': {name: [entry[split]['rows'] for split in SPLITS]
                            for name, entry in info['domains'].items()}} for info in shards]}

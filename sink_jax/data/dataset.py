@@ -235,7 +235,6 @@ class CorpusDataset(Dataset):
   def remarks(self) -> list[str]:
     lines = []
     for packed in dict.fromkeys(self._packed.values()):
-      lines += packed.manifest['remarks']
       if by_rows := [name for name in packed.domains if packed.split_by_rows(name)]:
         lines.append(f'{", ".join(by_rows)}: too few documents to hold some out, so the last rows '
                      'are for validation; they go on where the training text ends.')
@@ -263,9 +262,6 @@ class CorpusDataset(Dataset):
   @property
   def tokenizer(self) -> TextTokenizer:
     return self._packed['train'].tokenizer
-
-  def decode(self, ids: Sequence[int]) -> str:
-    return self.tokenizer.decode(ids)
 
   def _training_rows(self, max_tokens: int) -> np.ndarray | None:
     """The sorted row numbers that may be used; None = all."""
@@ -366,9 +362,6 @@ class SyntheticDataset(Dataset):
     return {'source': repr(self.task), 'content': repr(self.task), 'vocab_size': self.vocab_size,
             'context': self.task.length, 'validation_sequences': self.task.valid_sequences,
             **self.task.facts()}
-
-  def decode(self, ids: Sequence[int]) -> str:
-    return ' '.join(str(int(i)) for i in ids)
 
   def _valid_batch(self, target_set: str | None, rows: np.ndarray) -> Batch:
     batch = self.task.batch('valid', 0, rows)

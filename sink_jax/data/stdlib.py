@@ -12,7 +12,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 
-from sink_jax.data.sources import Document, DocumentSource, File, digest_of
+from sink_jax.data.sources import Document, DocumentSource, File, digest_of, listing
 
 _SUFFIXES = {'.py': 'code', '.pyi': 'code', '.md': 'docs', '.rst': 'docs', '.txt': 'docs'}
 _LONGEST = 1 << 20  # bytes of an installed file; longer ones are tables and generated code
@@ -60,16 +60,10 @@ def modules(most: int = 0) -> Iterator[tuple[str, str]]:
 
 def _files(most: int) -> list[File]:
   root = pathlib.Path(sysconfig.get_paths()['stdlib'])
-  files = []
-  for path in root.rglob('*.py'):
-    parts = path.relative_to(root).parts
-    # config-* and _sysconfigdata* describe the machine that built this Python.
-    if not (_SKIPPED & set(parts) or parts[0].startswith(('config-', '_sysconfigdata'))):
-      files.append(('/'.join(parts), path))
-  if not files:
-    raise ValueError(f'{root} holds no .py files (a zipped or stripped Python?); '
-                     "use another source, such as TextFolder(path='...').")
-  return sorted(files)[:most or None]
+  # config-* and _sysconfigdata* describe the machine that built this Python.
+  return [(name, path) for name, path in listing(root, root.rglob('*.py'))
+          if not (_SKIPPED & set(name.split('/')) or name.startswith(('config-', '_sysconfigdata')))
+          ][:most or None]
 
 
 def _docstrings(source: str) -> Iterator[str]:
@@ -92,9 +86,8 @@ class InstalledPackages(DocumentSource):
   """Sources and documentation of the packages of the running Python, in UTF-8.
 
   Its domains are 'code' (.py, .pyi) and 'docs' (.md, .rst, .txt). A package is held out as a whole.
-  Copies of a file count once; files of more than 1 MiB are left out. `max_files` 0 reads all.
+  Copies of a file count once; files of more than 1 MiB are left out.
   """
-  max_files: int = 0
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     known = set()
@@ -117,10 +110,5 @@ class InstalledPackages(DocumentSource):
 
   def _files(self) -> list[File]:
     root = pathlib.Path(sysconfig.get_paths()['purelib'])
-    files = (path for path in root.rglob('*') if path.suffix in _SUFFIXES and path.is_file())
-    found = sorted((path.relative_to(root).as_posix(), path) for path in files
-                   if 0 < path.stat().st_size <= _LONGEST)
-    if not found:
-      raise ValueError('This Python has no packages with sources; use another source, such as '
-                       "TextFolder(path='...').")
-    return found[:self.max_files or None]
+    files = listing(root, (path for path in root.rglob('*') if path.suffix in _SUFFIXES))
+    return [(name, path) for name, path in files if 0 < path.stat().st_size <= _LONGEST]
