@@ -15,16 +15,14 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import multiprocessing
 import os
 import pathlib
-import shutil
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -210,10 +208,15 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
         dropped += 1
         continue
       if document.domain not in streams:
-        _check_domains([*streams, document.domain])
         streams[document.domain] = {split: _Stream(layout) for split in SPLITS}
       held = layout.source.held_out(document.name, layout.valid_fraction)
       streams[document.domain]['valid' if held else 'train'].add(ids, weights)
+  if 'valid' in streams:
+    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
+                     'rename it.')
+  if len(streams) > _MAX_DOMAINS:
+    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {list(streams)[-1]!r}: does domain_field '
+                     'name a domain, or the documents?')
   info: Info = {'documents': len(documents), 'dropped_documents': dropped, 'domains': {},
                 'characters': sum(len(document.text) for document in documents)}
   records = []
@@ -229,51 +232,37 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
 
 
 def _write(path: AnyPath, rows: list[bytes], info: Info) -> Info:
-  """Writes a shard and gives it its name; returns the info with where the rows lie."""
-  with contextlib.ExitStack() as stack:
-    if is_local(path):
-      temporary = path.with_name(f'.{path.name}.{os.urandom(6).hex()}')  # see `remove_temporaries`
-    else:
-      temporary = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), path.name)
-    info |= {'file': path.name, 'sha256': hashlib.sha256(b''.join(rows)).hexdigest()}
-    if rows:
-      info['first'], info['stride'] = _places(len(rows[0]))
-    _write_records(temporary, [*rows, json.dumps(info).encode()])
-    content = without_block_headers(temporary.read_bytes())
-    for i, row in enumerate(rows):
-      at = info['first'] + i * info['stride']
-      assert content[at:at + len(row)] == row, 'this version of ArrayRecord places records differently'
-    if is_local(path):
-      with open(temporary, 'rb') as file:  # the name may reach the disk before the bytes do
-        os.fsync(file.fileno())
-      os.replace(temporary, path)
-    else:
-      with open(temporary, 'rb') as file, path.open('wb') as target:
-        shutil.copyfileobj(file, target, 1 << 23)
+  """Writes a shard and gives it its name; returns the info with where the rows lie.
+
+  The first row begins at byte `first` of the file's content, and the others `stride` bytes apart.
+  """
+  info |= {'file': path.name, 'sha256': hashlib.sha256(b''.join(rows)).hexdigest()}
+  if rows:  # two records of this size say it
+    sample = [os.urandom(len(rows[0])), os.urandom(len(rows[0]))]
+    first, second = map(without_block_headers(_array_record(sample)).index, sample)
+    info |= {'first': first, 'stride': second - first}
+  data = _array_record([*rows, json.dumps(info).encode()])
+  content = without_block_headers(data)
+  for i, row in enumerate(rows):
+    at = info['first'] + i * info['stride']
+    assert content[at:at + len(row)] == row, 'this version of ArrayRecord places records differently'
+  write_atomically(path, data)
   return info
 
 
-@functools.cache
-def _places(size: int) -> tuple[int, int]:
-  """Where the first record of a shard begins, and how far apart records of a size are."""
+def _array_record(records: list[bytes]) -> bytes:
+  """A file of ArrayRecord."""
   with tempfile.TemporaryDirectory() as folder:
-    records = [os.urandom(size), os.urandom(size)]
-    _write_records(pathlib.Path(folder, 'two'), records)
-    content = without_block_headers(pathlib.Path(folder, 'two').read_bytes())
-  first, second = map(content.index, records)
-  return first, second - first
-
-
-def _write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
-  writer = ArrayRecordWriter(str(path), 'group_size:1,uncompressed')
-  try:
-    for record in records:
-      writer.write(record)
-    writer.close()
-  except RuntimeError as error:
-    path.unlink(missing_ok=True)
-    raise OSError(f'{path.parent} cannot be written: {error}. Make room, then run the same command '
-                  'again: it keeps the shards that are there.') from None
+    path = pathlib.Path(folder, 'shard')
+    writer = ArrayRecordWriter(str(path), 'group_size:1,uncompressed')
+    try:
+      for record in records:
+        writer.write(record)
+      writer.close()
+    except RuntimeError as error:
+      raise OSError(f'{folder} cannot be written: {error}. Make room, then run the same command '
+                    'again: it keeps the shards that are there.') from None
+    return path.read_bytes()
 
 
 def _info(path: AnyPath) -> Info:
@@ -285,22 +274,9 @@ def _info(path: AnyPath) -> Info:
     raise ValueError(f'{path} is damaged ({error}): delete it, and it is built again.') from None
 
 
-
-
-def _check_domains(names: Collection[str]) -> None:
-  if 'valid' in names:
-    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
-                     'rename it.')
-  if len(names) > _MAX_DOMAINS:
-    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {list(names)[-1]!r}: does domain_field '
-                     'name a domain, or the documents?')
-
-
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
   domains: dict[str, dict[str, Any]] = {}
-  names = sorted({name for info in shards for name in info['domains']})
-  _check_domains(names)
-  for name in names:
+  for name in sorted({name for info in shards for name in info['domains']}):
     entries = [info['domains'][name] for info in shards if name in info['domains']]
     domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
                              for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
@@ -313,13 +289,11 @@ def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> d
       before += entry['valid']['rows']
     domains[name]['prompts'] = prompts
   _check_amount(layout, domains, sum(info['dropped_documents'] for info in shards))
-
   return settings | {
       'vocab_size': layout.tokenizer.vocab_size, 'dtype': layout.dtype.name,
       'weighted': layout.source.answers_only,
       'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
-      'dropped_documents': sum(info['dropped_documents'] for info in shards),
-      'domains': domains,
+      'dropped_documents': sum(info['dropped_documents'] for info in shards), 'domains': domains,
       'shards': [{'file': info['file'], 'first': info.get('first'), 'stride': info.get('stride'),
                   'rows': {name: [entry[split]['rows'] for split in SPLITS]
                            for name, entry in info['domains'].items()}} for info in shards]}
@@ -327,15 +301,13 @@ def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> d
 
 def _check_amount(layout: Layout, domains: dict[str, dict[str, Any]], dropped: int) -> None:
   """Raises a ValueError where there is too little text, or no answer to learn from."""
-  by_split = {split: {key: sum(entry[split][key] for entry in domains.values())
-                      for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
-  total = {key: by_split['train'][key] + by_split['valid'][key] for key in by_split['train']}
-  if total['rows'] < (1 if layout.valid_fraction in (0, 1) else 2):
+  total = lambda key, *splits: sum(entry[s][key] for entry in domains.values() for s in splits or SPLITS)
+  if total('rows') < (1 if layout.valid_fraction in (0, 1) else 2):
     left_out = f" ({dropped} longer ones were dropped; long='parts' keeps them)" if dropped else ''
-    raise ValueError(f'{layout.source!r} has {total["tokens"]} tokens in {total["documents"]} documents'
+    raise ValueError(f'{layout.source!r} has {total("tokens")} tokens in {total("documents")} documents'
                      f'{left_out}, too few for a training and a validation row of data.context + 1 = '
                      f'{layout.context + 1} tokens: add text, or lower data.context.')
-  for split, entry in by_split.items():
-    if entry['rows'] and not entry['weight']:
+  for split in SPLITS:
+    if total('rows', split) and not total('weight', split):
       raise ValueError(f'{layout.source!r} has no answer in its text for {split}, so the loss would '
                        "have no token: add conversations, or use loss='all'.")

@@ -325,7 +325,8 @@ def _cases(folder):
       (PackedDataset(path=str(text)), 'data_build'), (PackedDataset(path='no/where'), 'data_build')]
 
 
-def test_errors_name_what_to_change(tmp_path):
+def test_errors_name_what_to_change(tmp_path, monkeypatch):
+  monkeypatch.setattr(builder, 'SHARD_CHARACTERS', 1 << 26)
   for source, named in _cases(tmp_path):
     with pytest.raises(ValueError) as error:
       open_packed(_config(source, tokenizer=Bytes()))

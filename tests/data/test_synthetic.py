@@ -66,15 +66,6 @@ def test_sequences_follow_the_definition():
   np.testing.assert_allclose(frequency, task.transitions[0], atol=0.04)
 
 
-def test_the_largest_draw_stays_in_its_row(monkeypatch):
-  task = BigramBackcopy(length=8, backcopy=False)
-  largest = 1 - 2.0**-53  # of `counter_rng.uniform`; added to a token's id it rounds up
-  _ = task.transitions, task._steps  # made of other draws
-  monkeypatch.setattr('sink_jax.data.counter_rng.uniform', lambda *keys: np.full((3, 8), largest))
-  tokens = _many(task, 3).tokens
-  assert (task.transitions[tokens[:, :-1], tokens[:, 1:]] > 0).all() and (tokens < 64).all()
-
-
 @pytest.mark.parametrize('backcopy', [True, False])
 def test_bigram_entropy_is_the_mean_surprise_of_the_bigram_targets(backcopy):
   task = BigramBackcopy(backcopy=backcopy)
@@ -153,7 +144,7 @@ def test_data_interface(task):
     for batch in zip(*sets.values(), strict=True):
       np.testing.assert_array_equal(batch[0].weights, batch[1].weights + batch[2].weights)
     assert data.summary()['bigram_entropy'] == task.bigram_entropy
-  assert data.summary()['context'] == 16 and data.decode([3, 4]) == '3 4'
+  assert data.summary()['context'] == 16
 
 
 def test_errors():

@@ -88,10 +88,3 @@ def test_the_token_that_every_sequence_begins_with():
   assert first_token((random, fixed)) == 7 and first_token((fixed, random)) is None
   assert first_token((fixed, RandomTokens(first=2, last=2), FixedToken(position=3))) == 7
   assert first_token((fixed, FixedToken(token=8))) == 8
-
-
-@pytest.mark.parametrize('edit', [lambda: FixedToken(token=1.5), lambda: FixedToken(position=1.5),
-                                  lambda: RandomTokens(last=2.5)])
-def test_positions_and_tokens_are_whole_numbers(edit):
-  with pytest.raises(ValueError, match='must be a whole number'):
-    edit()
