@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,10 +35,7 @@ TEMPLATES = {
 }
 
 
-class Message(NamedTuple):
-  """One message of a conversation; the role is 'system', 'user' or 'assistant'."""
-  role: str
-  content: str
+Message = tuple[str, str]  # the role, 'system', 'user' or 'assistant', and the content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +83,7 @@ class ChatJsonl(JsonLines):
       except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'not a conversation ({type(error).__name__}: {error}); it is '
                          '{"messages": [{"role": "user", "content": "..."}, ...]}.') from None
-      if missing := {message.role for message in messages} - set(template):
+      if missing := {role for role, _ in messages} - set(template):
         raise ValueError(f'the template {self.template} has no format for {missing.pop()!r}.')
       parts = rendered(template, messages)
       return Document(''.join(part.text.replace(_EOS, '') if part.is_template else part.text
@@ -109,12 +106,10 @@ def load_template(name: str) -> Mapping[str, str]:
   for role, text in formats.items():
     # Such as '{EOS}' or '{bos_token}', which would else be trained on letter by letter.
     unknown = set(re.findall(r'\{\w+\}', str(text))) - {_CONTENT, _EOS}
-    if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown:
+    endless = role == 'assistant' and str(text).endswith(_CONTENT)
+    if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown or endless:
       raise ValueError(f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from it '
-                       f'only {_EOS}; BOS comes from data.bos=True. It is {text!r}.')
-  if formats['assistant'].endswith(_CONTENT):
-    raise ValueError(f"{name}: nothing follows {_CONTENT} in the format of 'assistant', so that a "
-                     f'model could not learn to end an answer; put {_EOS} behind it.')
+                       f'only {_EOS}, which ends an answer; BOS comes from data.bos=True. It is {text!r}.')
   return formats
 
 
@@ -145,7 +140,7 @@ def _messages(record: Any) -> list[Message]:
     if item[role] not in _ROLES:
       raise ValueError(f'message {number} has the role {str(item[role])[:60]!r}; roles are '
                        f'{", ".join(_ROLES)}.')
-    messages.append(Message(_ROLES[item[role]], sources.whole_characters(item[content])))
+    messages.append((_ROLES[item[role]], sources.whole_characters(item[content])))
   return messages
 
 

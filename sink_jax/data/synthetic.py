@@ -76,8 +76,6 @@ class BigramBackcopy(SyntheticTask):
   def __post_init__(self) -> None:
     self._check(triggers=1, vocab_size=self.triggers + 3, length=2, sharpness=0, seed=0,
                 valid_sequences=1, boost=0)
-    if not self.boost > 0:
-      raise ValueError(f'BigramBackcopy(boost={self.boost}) must be positive.')
 
   @functools.cached_property
   def transitions(self) -> np.ndarray:

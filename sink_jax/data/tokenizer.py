@@ -322,25 +322,24 @@ class Bytes(Tokenizer):
 class HuggingFace(Tokenizer):
   """A `tokenizer.json`, the folder of a published model, the workdir of a run, or a GGUF file.
 
-  `eos` and `bos` are strings of tokens; '' takes the one that has a usual name.
+  EOS, BOS and padding are those that tokenizer_config.json names, else those of a usual name.
   """
   path: str = ''
-  eos: str = ''
-  bos: str = ''
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     if not self.path:
       raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
     read = TextTokenizer.from_path(self.path)
     special = read.special_tokens
-    usual = lambda names, *others: (*(special[name] for name in names if name in special), *others, None)[0]
-    eos_id = _named(read.model, self.eos) if self.eos else usual(_EOS_NAMES, *read.eos_ids)
-    bos_id = _named(read.model, self.bos) if self.bos else usual(_BOS_NAMES, eos_id)
-    if eos_id is None or bos_id is None:
-      raise ValueError(f'{self!r} finds no such EOS or BOS: set eos and bos to tokens of {read.name}, '
-                       f'in which are special: {", ".join(special)}.')
-    pad_id = usual(_PAD_NAMES, eos_id) if read.pad_id is None else read.pad_id
-    return dataclasses.replace(read, bos_id=bos_id, eos_ids=(eos_id,), pad_id=pad_id, prefix=())
+    usual = lambda names, *first: next((i for i in (*first, *map(special.get, names)) if i is not None), None)
+    eos_id = usual(_EOS_NAMES, *read.eos_ids)
+    if eos_id is None:
+      raise ValueError(f'{read.name} names no EOS: set eos_token in tokenizer_config.json; special are: '
+                       f'{", ".join(special)}.')
+    bos_id, pad_id = usual(_BOS_NAMES, read.bos_id), usual(_PAD_NAMES, read.pad_id)
+    return dataclasses.replace(
+        read, eos_ids=(eos_id,), bos_id=eos_id if bos_id is None else bos_id,
+        pad_id=eos_id if pad_id is None else pad_id, prefix=())
 
   def fingerprint(self) -> str:
     opened = self.open()

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from configs import make_stdlib_chat
-from sink_jax.data.chat import ChatJsonl, Message, encode, load_template, rendered
+from sink_jax.data.chat import ChatJsonl, encode, load_template, rendered
 from sink_jax.data.dataset import DataConfig, open_data, open_packed
 from sink_jax.data.sources import Document, PackedDataset
 from sink_jax.data.stdlib import Stdlib
@@ -182,7 +182,7 @@ def _sentencepiece(prepend_scheme):
 
 
 def _document(template, talk):
-  return Document('', '', '', rendered(load_template(template), [Message(*turn) for turn in talk]))
+  return Document('', '', '', rendered(load_template(template), talk))
 
 
 def test_special_tokens_come_only_from_the_template():

@@ -40,18 +40,19 @@ def test_stdlib_has_code_and_docstrings_of_packages():
   assert Stdlib(max_files=3).fingerprint() != Stdlib(max_files=4).fingerprint()
 
 
-def test_installed_packages_are_text_once_by_package(tmp_path, monkeypatch):
+def test_installed_packages_are_code_by_package(tmp_path, monkeypatch):
   monkeypatch.setattr(stdlib.sysconfig, 'get_paths', lambda: {'purelib': str(tmp_path)})
   assert not list(InstalledPackages().documents())
-  files = {'one/a.py': b'x = 1\n', 'one/b.pyi': b'x: int\n', 'two/copy.py': b'x = 1\n',
-           'two/readme.md': b'# two\n', 'two/latin.txt': b'caf\xe9\n', 'two/empty.py': b'',
-           'two/blank.py': b'  \n', 'two/module.so': b'\x7fELF', 'two/table.py': b'#' * (2 << 20)}
+  files = {'one/a.py': b'"""One."""\n', 'one/tests/b.py': b'x = 1\n', 'two/latin.py': b'caf\xe9\n',
+           'two/template.py': b'{{ x }} {\n', 'two/module.so': b'\x7fELF', 'three.py': b'x = 1\n'}
   for name, content in files.items():
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content)
-  found = [d[:3] for d in InstalledPackages().documents()]
-  assert found == [('x = 1\n', 'code', 'one'), ('x: int\n', 'code', 'one'), ('# two\n', 'docs', 'two')]
-  assert [d.name for d in InstalledPackages().documents(2)] == ['two']
+  found = list(InstalledPackages().documents())
+  assert [d[:3] for d in found] == [('"""One."""\n', 'code', 'one'), ('x = 1\n', 'code', 'three'),
+                                    ('{{ x }} {\n', 'code', 'two')]
+  assert list(InstalledPackages().documents(2)) == found[2:]
+  assert [d.text for d in InstalledPackages(domains='docs').documents()] == ['One.\n']
   before = InstalledPackages().fingerprint()
   (tmp_path / 'one/a.py').write_text('x = 23\n')
   assert InstalledPackages().fingerprint() != before
