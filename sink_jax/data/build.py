@@ -141,40 +141,17 @@ def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Doc
     yield group
 
 
-class Prompts:
-  """Chooses, for every length up to `longest`, the first 512 documents at least that long.
-
-  They then serve a probe of 64 tokens as well as one of the whole context: short documents do not
-  crowd out the long ones that come after them.
-  """
-
-  def __init__(self, longest: int):
-    self._longest, self._kept = longest, np.zeros(longest + 1, np.int64)  # by their least length
-
-  def keep(self, tokens: int) -> bool:
-    """Whether a document of so many tokens is among them."""
-    length = min(tokens, self._longest)
-    if not length or self._kept[length] >= _PROMPTS:
-      return False
-    self._kept[:length + 1] += 1
-    return True
-
-
 class _Stream:
   """The tokens of one domain and split of a shard."""
 
   def __init__(self, layout: Layout):
-    self._layout, self._length, self._kept = layout, layout.context + 1, Prompts(layout.context + 1)
+    self._layout, self._length = layout, layout.context + 1
     self._tokens, self._weights = [], []
     self.documents = self.size = 0
-    self.prompts: list[tuple[int, int, int]] = []  # row and token of a beginning, and its tokens
 
   def add(self, ids: np.ndarray, weights: np.ndarray) -> None:
     """Appends a document, with BOS and EOS, whose weight is 0."""
     before, behind = int(self._layout.bos), int(self._layout.eos)
-    start = self.size + before
-    if self._kept.keep(len(ids)):
-      self.prompts.append((start // self._length, start % self._length, min(len(ids), self._length)))
     tokenizer = self._layout.tokenizer
     tokens = np.concatenate([np.full(before, tokenizer.bos_id), ids, np.full(behind, tokenizer.eos_id)])
     self._tokens.append(tokens.astype(self._layout.dtype))
@@ -201,6 +178,7 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
   if path.exists():
     return _info(path)
   streams: dict[str, dict[str, _Stream]] = {}
+  starts: dict[str, list[tuple[int, int]]] = {}  # of validation documents: first token, tokens
   dropped = 0
   for group in _groups((d for d in documents if d.text), _AT_ONCE):
     for document, (ids, weights) in zip(group, encode(group, layout.tokenizer), strict=True):
@@ -209,8 +187,12 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
         continue
       if document.domain not in streams:
         streams[document.domain] = {split: _Stream(layout) for split in SPLITS}
+        starts[document.domain] = []
       held = layout.source.held_out(document.name, layout.valid_fraction)
-      streams[document.domain]['valid' if held else 'train'].add(ids, weights)
+      stream = streams[document.domain]['valid' if held else 'train']
+      if held:
+        starts[document.domain].append((stream.size + layout.bos, min(len(ids), layout.context + 1)))
+      stream.add(ids, weights)
   if 'valid' in streams:
     raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
                      'rename it.')
@@ -221,7 +203,7 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
                 'characters': sum(len(document.text) for document in documents)}
   records = []
   for domain in sorted(streams):
-    entry: dict[str, Any] = {'prompts': streams[domain]['valid'].prompts}
+    entry: dict[str, Any] = {'starts': starts[domain]}
     for split, stream in streams[domain].items():
       rows, weight = stream.rows()
       records += rows
@@ -276,16 +258,19 @@ def _info(path: AnyPath) -> Info:
 
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
   domains: dict[str, dict[str, Any]] = {}
+  length = layout.context + 1
   for name in sorted({name for info in shards for name in info['domains']}):
     entries = [info['domains'][name] for info in shards if name in info['domains']]
     domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
                              for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
-    prompts, kept, before = [], Prompts(layout.context + 1), 0
+    # For every length the first 512 documents at least that long: they serve a probe of 64 tokens as
+    # well as one of the whole context, and short documents do not crowd out long ones behind them.
+    prompts, before, kept = [], 0, np.zeros(length + 1, np.int64)
     for entry in entries:
-      for row, token, size in entry['prompts']:
-        complete = (entry['valid']['rows'] - row) * (layout.context + 1) >= token + size
-        if complete and kept.keep(size):
-          prompts.append((before + row, token, size))
+      for start, size in entry['starts']:
+        if 0 < size <= entry['valid']['rows'] * length - start and kept[size] < _PROMPTS:
+          kept[:size + 1] += 1
+          prompts.append((before + start // length, start % length, size))
       before += entry['valid']['rows']
     domains[name]['prompts'] = prompts
   _check_amount(layout, domains, sum(info['dropped_documents'] for info in shards))

@@ -140,7 +140,9 @@ def _messages(record: Any) -> list[Message]:
     if item[role] not in _ROLES:
       raise ValueError(f'message {number} has the role {str(item[role])[:60]!r}; roles are '
                        f'{", ".join(_ROLES)}.')
-    messages.append((_ROLES[item[role]], sources.whole_characters(item[content])))
+    if not isinstance(item[content], str):
+      raise TypeError(f'message {number} has no text')
+    messages.append((_ROLES[item[role]], item[content]))
   return messages
 
 

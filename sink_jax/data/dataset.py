@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.data.token_edits import FixedToken, TokenEdit
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, Tokenizer
 from sink_jax.io.paths import cache_root, is_local, to_path
-
-if TYPE_CHECKING:
-  import grain
 
 __all__ = ['Batch', 'DataConfig', 'Dataset', 'Source', 'SyntheticDataset', 'as_packed', 'open_data',
            'open_packed']
@@ -178,7 +175,6 @@ class CorpusDataset(Dataset):
       self.vocab_size = edit.vocab_size(self.vocab_size)
     self._read_threads = 1 if is_local(packed.folder) else 8  # which wait for a store
     self._rows = self._training_rows(config.max_tokens)
-    self._streams: dict[int, grain.MapDataset] = {}  # by seed
 
   def validation(self, batch_size: int, max_batches: int = 0,
                  rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
@@ -191,9 +187,8 @@ class CorpusDataset(Dataset):
       domain = np.searchsorted(valid.bounds['valid'], order, side='right') - 1
       sets |= {name: order[domain == d] for d, name in enumerate(valid.domains)
                if (domain == d).any()}
-    make = lambda numbers: self._batch('valid', numbers, np.zeros_like(numbers))
-    return {name: FixedBatches(make, listed, batch_size, max_batches, rows)
-            for name, listed in sets.items()}
+    return {name: FixedBatches(functools.partial(self._batch, 'valid'), listed, batch_size,
+                               max_batches, rows) for name, listed in sets.items()}
 
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first tokens (S, T) of validation documents, int32, without BOS and EOS.
@@ -212,8 +207,7 @@ class CorpusDataset(Dataset):
                        'data.valid_fraction.')
     for edit in self._interventions:
       if isinstance(edit, FixedToken) and edit.position <= length:
-        probes = edit.apply(probes, np.arange(sequences), np.zeros(sequences), 'valid',
-                            self._text_vocabulary)
+        probes = edit.apply(probes, np.arange(sequences), 'valid', self._text_vocabulary)
     return probes
 
   def remarks(self) -> list[str]:
@@ -259,31 +253,19 @@ class CorpusDataset(Dataset):
     # The first rows of one permutation: a smaller amount of data is a subset of a larger one.
     return np.sort(counter_rng.permutation(available, _SUBSET_KEY)[:wanted]).tolist()
 
-  def _stream(self, seed: int) -> grain.MapDataset:
-    """The training stream, an endless Grain dataset of (position among usable rows, epoch).
-
-    Grain handles numbers here, not rows: one call then reads the rows of a batch.
-    """
-    import grain
-    if seed not in self._streams:
-      size = len(self._rows)
-      # `repeat` shuffles every epoch anew.
-      shuffled = grain.MapDataset.range(size).shuffle(seed=seed % 2**32).repeat()
-      self._streams[seed] = shuffled.map_with_index(lambda index, position: (position, index // size))
-    return self._streams[seed]
-
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
-    stream = self._stream(seed)
-    positions, epochs = np.array([stream[int(i)] for i in numbers]).T
-    return self._batch('train', np.array([self._rows[i] for i in positions]), epochs)
+    import grain
+    # Grain handles numbers here, not rows: one call then reads the rows of a batch. `repeat` shuffles
+    # every epoch anew.
+    stream = grain.MapDataset.range(len(self._rows)).shuffle(seed=seed % 2**32).repeat()
+    return self._batch('train', np.array([self._rows[stream[int(i)]] for i in numbers]))
 
-  def _batch(self, split: str, rows: np.ndarray, epochs: np.ndarray) -> Batch:
+  def _batch(self, split: str, rows: np.ndarray) -> Batch:
     tokens, weights = self._packed[split].rows(split, rows)
-    for edit in self._interventions:
-      tokens = edit.apply(tokens, rows, epochs, split, self._text_vocabulary)
     weights = np.ones(tokens.shape, np.float32) if weights is None else weights.astype(np.float32)
-    if self._packed[split].weighted:  # what is written is not an answer
-      for edit in self._interventions:
+    for edit in self._interventions:
+      tokens = edit.apply(tokens, rows, split, self._text_vocabulary)
+      if self._packed[split].weighted:  # what is written is not an answer
         weights[:, edit.written] = 0
     # A row has C + 1 tokens, so that all C positions have a next token to predict.
     return Batch(np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:]),

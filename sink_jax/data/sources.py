@@ -153,7 +153,7 @@ class Jsonl(JsonLines):
 
   def _reader(self) -> Callable[[Any, str, str], Document]:
     return lambda record, folder, name: Document(
-        whole_characters(_string_at(record, self.field)),
+        _string_at(record, self.field),
         _string_at(record, self.domain_field) if self.domain_field else folder, name)
 
 
@@ -221,7 +221,7 @@ class HubDataset(DocumentSource):
   def documents(self, start: int = 0) -> Iterator[Document]:
     records = self._records()
     for index in range(start, len(records)):
-      yield Document(whole_characters(records[index][self.field]), 'text', f'{self.split}:{index}')
+      yield Document(records[index][self.field], 'text', f'{self.split}:{index}')
 
   def fingerprint(self) -> str:
     return files_fingerprint((file['filename'], file['filename'])
@@ -264,15 +264,6 @@ def existing_path(path: str, source: str) -> pathlib.Path:
                      f"\"{source}(path='...')\", or build where the text is (python -m sink_jax data_build) "
                      "and train with PackedDataset; BUILD.md says where the paper's corpora come from.")
   return root
-
-
-def whole_characters(text: str) -> str:
-  """The text with a replacement character for half a surrogate pair, which JSON escapes can spell."""
-  try:
-    text.encode()
-    return text
-  except UnicodeEncodeError:
-    return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 def files_fingerprint(files: Iterable[tuple[str, str | pathlib.Path]]) -> str:

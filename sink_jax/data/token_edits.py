@@ -25,13 +25,12 @@ _SPLIT_KEYS = {'train': 0, 'valid': 1}
 class TokenEdit(Component):
   """A change of rows, at random access."""
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
-            split: str, vocab_size: int) -> np.ndarray:
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
+            vocab_size: int) -> np.ndarray:
     """Returns the changed rows, int32, in a copy.
 
     Args:
       numbers_B: the number of each row in its split; the same in every epoch.
-      epochs_B: the epoch, from 0, in which each row is read.
       split: 'train' or 'valid'.
       vocab_size: ids of the text.
     """
@@ -57,12 +56,11 @@ class RandomTokens(TokenEdit):
   """Positions first..last become uniform integers in [0, vocabulary size).
 
   They are drawn once for each row and frozen over the epochs, as in the official implementation
-  (sail-sg/Attention-Sink); `fresh=True` draws anew in every epoch. `below` > 0 draws in [0, below):
-  the official implementation draws below its padded vocabulary, ids that no text has among them.
+  (sail-sg/Attention-Sink). `below` > 0 draws in [0, below): the official implementation draws below
+  its padded vocabulary, ids that no text has among them.
   """
   first: int = 1
   last: int = 1
-  fresh: bool = False
   seed: int = 1024
   below: int = 0
 
@@ -71,15 +69,13 @@ class RandomTokens(TokenEdit):
       raise ValueError(f'{self!r}: positions count from 1, first <= last; seed is 0 or more; below is '
                        '0 (the vocabulary) or more, and less than 2**31.')
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
-            split: str, vocab_size: int) -> np.ndarray:
-    positions = np.arange(self.first, self.last + 1)
-    # The keys of a draw name the place that it is for; a frozen one is of epoch 0 in all epochs.
-    epochs = np.asarray(epochs_B)[:, None] if self.fresh else 0
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
+            vocab_size: int) -> np.ndarray:
+    # The keys of a draw name the place that it is for; the 0 stands for all epochs.
     rows_BxT = rows_BxT.copy()
     rows_BxT[:, self.written] = counter_rng.integers(
-        self.below or vocab_size, self.seed, _SPLIT_KEYS[split], np.asarray(numbers_B)[:, None],
-        epochs, positions[None])
+        self.below or vocab_size, self.seed, _SPLIT_KEYS[split], np.asarray(numbers_B)[:, None], 0,
+        np.arange(self.first, self.last + 1))
     return rows_BxT
 
   @property
@@ -100,8 +96,8 @@ class FixedToken(TokenEdit):
     if self.position < 1 or self.token < 0:
       raise ValueError(f'{self!r}: positions count from 1, token ids from 0.')
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
-            split: str, vocab_size: int) -> np.ndarray:
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
+            vocab_size: int) -> np.ndarray:
     rows_BxT = rows_BxT.copy()
     rows_BxT[:, self.written] = self.token
     return rows_BxT

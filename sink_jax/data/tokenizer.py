@@ -140,8 +140,7 @@ class TextTokenizer:
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """As `encode`, of several texts at once, by all cores."""
-    # A surrogate without its other half has no UTF-8, and becomes a question mark.
-    texts = [text.encode('utf-8', 'replace').decode() for text in texts]
+    texts = list(map(_encodable, texts))
     rows, ids = self._ids(texts), (self.bos_id, self.pad_id, *self.eos_ids)
     reserved = {i: name for name, i in self.special_tokens.items() if i in ids}
     # Unigram and word-level models list such tokens among the words: names are broken up.
@@ -381,12 +380,17 @@ class TrainedBpe(Tokenizer):
     for held_out in (False, True):
       for document in source.documents():
         if left > 0 and source.held_out(document.name, valid_fraction) == held_out:
-          yield document.text[:left]
+          yield _encodable(document.text[:left])
           left -= len(document.text)
         if left <= 0:
           return
       if left < self.characters:
         return
+
+
+def _encodable(text: str) -> str:
+  """The text with a question mark for half a surrogate pair, which JSON escapes can spell."""
+  return text.encode('utf-8', 'replace').decode()
 
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> tokenizers.Tokenizer:
