@@ -244,15 +244,18 @@ def test_prompts_are_the_beginnings_of_validation_documents(corpus, monkeypatch)
   assert len(packed.prompts(3, 257)) == 3
 
 
-def test_prompts_are_kept_of_the_first_of_each_length(monkeypatch):
+def test_prompts_are_kept_of_the_first_of_each_length(tmp_path, monkeypatch):
   monkeypatch.setattr(builder, '_PROMPTS', 5)
   lengths = np.random.default_rng(0).integers(1, 40, 400).tolist()
-  chosen = builder.Prompts(30)
-  kept = [i for i, length in enumerate(lengths) if chosen.keep(length)]
+  (tmp_path / 'a.jsonl').write_text('\n'.join(json.dumps({'text': 'a' * n}) for n in lengths))
+  source = Jsonl(path=str(tmp_path / 'a.jsonl'))
+  packed = open_packed(_config(source, context=29, eos=False, valid_source=source))[1]
+  assert len(packed.manifest['shards']) > 2
+  kept = [size for _, _, size in packed.manifest['domains']['text']['prompts']]
   assert len(kept) < 200
   for wanted in (1, 10, 30):
-    first = [i for i, length in enumerate(lengths) if length >= wanted][:5]
-    assert [i for i in kept if lengths[i] >= wanted][:5] == first
+    first = [min(length, 30) for length in lengths if length >= wanted][:5]
+    assert [size for size in kept if size >= wanted][:5] == first
 
 
 @pytest.mark.parametrize('count', [1, 2, 3, 10, 60])

@@ -66,6 +66,15 @@ def test_sequences_follow_the_definition():
   np.testing.assert_allclose(frequency, task.transitions[0], atol=0.04)
 
 
+def test_the_largest_draw_stays_in_its_row(monkeypatch):
+  task = BigramBackcopy(length=8, backcopy=False)
+  _ = task.transitions  # made of other draws
+  largest = 1 - 2.0**-53  # of `counter_rng.uniform`
+  monkeypatch.setattr('sink_jax.data.counter_rng.uniform', lambda *keys: np.full((3, 8), largest))
+  tokens = _many(task, 3).tokens
+  assert (task.transitions[tokens[:, :-1], tokens[:, 1:]] > 0).all() and (tokens < 64).all()
+
+
 @pytest.mark.parametrize('backcopy', [True, False])
 def test_bigram_entropy_is_the_mean_surprise_of_the_bigram_targets(backcopy):
   task = BigramBackcopy(backcopy=backcopy)
@@ -158,7 +167,7 @@ def test_errors():
   with pytest.raises(ValueError, match='between 1 and 16'):
     open_data(DataConfig(source=TriggerAveraging(), context=16)).probe_tokens(length=17)
   for task, options in ((BigramBackcopy, {'triggers': 0}), (BigramBackcopy, {'vocab_size': 5}),
-                        (BigramBackcopy, {'boost': 0.0}), (BigramBackcopy, {'seed': -1}),
+                        (BigramBackcopy, {'seed': -1}),
                         (TriggerAveraging, {'length': 2}), (TriggerAveraging, {'content': 0})):
     with pytest.raises(ValueError, match=next(iter(options))):
       task(**options)

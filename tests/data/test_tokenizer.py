@@ -71,11 +71,13 @@ def test_hugging_face_finds_special_tokens_and_never_parses_them(tmp_path):
   assert not set(found.encode('hello </s> <s> <pad>')) & {0, 1, 2}
   assert found.encode_batch(['hello', 'world hello hello']) == [[3], [4, 3, 3]]
   assert 'hello' in found.decode([3, 2]) and '</s>' in found.decode([3, 2])
-  choice = HuggingFace(path=str(tmp_path), eos='world', bos='hello')
-  chosen = choice.open()
+  before = HuggingFace(path=str(tmp_path)).fingerprint()
+  (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "world", "bos_token": "hello"}')
+  chosen = HuggingFace(path=str(tmp_path)).open()
   assert (chosen.eos_id, chosen.bos_id) == (4, 3) and not chosen.bos_in_texts
   assert not {3, 4} & set(chosen.encode('hello world'))
-  assert choice.fingerprint() != HuggingFace(path=str(tmp_path)).fingerprint()
+  assert HuggingFace(path=str(tmp_path)).fingerprint() != before
+  (tmp_path / 'tokenizer_config.json').unlink()
   again = HuggingFace(path=word_level(tmp_path, ['x', '<|endoftext|>'])).open()
   assert (again.eos_id, again.bos_id, again.pad_id) == (1, 1, 1)
 
@@ -208,7 +210,6 @@ def with_model(folder, **files):
     (lambda folder: read(folder, byte_level()).tokens('a', None, 'force'), 'tokenizer_config.json'),
     (lambda folder: HuggingFace(path=str(folder / 'nope')).fingerprint(), 'nope'),
     (lambda folder: HuggingFace(path=word_level(folder, ['<start>'])).open(), '<start>'),
-    (lambda folder: HuggingFace(path=word_level(folder, ['</s>']), eos='<stop>').open(), '<stop>'),
     (lambda folder: TextTokenizer.from_path(folder), 'sentencepiece'),
     (lambda folder: TextTokenizer.from_path(written(folder, tokenizer__json='{')), 'tokenizer.json'),
     (lambda folder: TextTokenizer.from_path(written(folder, tokenizer__json=tokenizers.Tokenizer(
