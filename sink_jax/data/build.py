@@ -179,12 +179,8 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
     return _info(path)
   streams: dict[str, dict[str, _Stream]] = {}
   starts: dict[str, list[tuple[int, int]]] = {}  # of validation documents: first token, tokens
-  dropped = 0
   for group in _groups((d for d in documents if d.text), _AT_ONCE):
     for document, (ids, weights) in zip(group, encode(group, layout.tokenizer), strict=True):
-      if layout.source.drops_long and layout.bos + len(ids) + layout.eos > layout.context + 1:
-        dropped += 1
-        continue
       if document.domain not in streams:
         streams[document.domain] = {split: _Stream(layout) for split in SPLITS}
         starts[document.domain] = []
@@ -199,7 +195,7 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
   if len(streams) > _MAX_DOMAINS:
     raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {list(streams)[-1]!r}: does domain_field '
                      'name a domain, or the documents?')
-  info: Info = {'documents': len(documents), 'dropped_documents': dropped, 'domains': {},
+  info: Info = {'documents': len(documents), 'domains': {},
                 'characters': sum(len(document.text) for document in documents)}
   records = []
   for domain in sorted(streams):
@@ -273,24 +269,23 @@ def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> d
           prompts.append((before + start // length, start % length, size))
       before += entry['valid']['rows']
     domains[name]['prompts'] = prompts
-  _check_amount(layout, domains, sum(info['dropped_documents'] for info in shards))
+  _check_amount(layout, domains)
   return settings | {
       'vocab_size': layout.tokenizer.vocab_size, 'dtype': layout.dtype.name,
       'weighted': layout.source.answers_only,
       'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
-      'dropped_documents': sum(info['dropped_documents'] for info in shards), 'domains': domains,
+      'domains': domains,
       'shards': [{'file': info['file'], 'first': info.get('first'), 'stride': info.get('stride'),
                   'rows': {name: [entry[split]['rows'] for split in SPLITS]
                            for name, entry in info['domains'].items()}} for info in shards]}
 
 
-def _check_amount(layout: Layout, domains: dict[str, dict[str, Any]], dropped: int) -> None:
+def _check_amount(layout: Layout, domains: dict[str, dict[str, Any]]) -> None:
   """Raises a ValueError where there is too little text, or no answer to learn from."""
   total = lambda key, *splits: sum(entry[s][key] for entry in domains.values() for s in splits or SPLITS)
   if total('rows') < (1 if layout.valid_fraction in (0, 1) else 2):
-    left_out = f" ({dropped} longer ones were dropped; long='parts' keeps them)" if dropped else ''
-    raise ValueError(f'{layout.source!r} has {total("tokens")} tokens in {total("documents")} documents'
-                     f'{left_out}, too few for a training and a validation row of data.context + 1 = '
+    raise ValueError(f'{layout.source!r} has {total("tokens")} tokens in {total("documents")} documents, '
+                     f'too few for a training and a validation row of data.context + 1 = '
                      f'{layout.context + 1} tokens: add text, or lower data.context.')
   for split in SPLITS:
     if total('rows', split) and not total('weight', split):

@@ -35,9 +35,6 @@ TEMPLATES = {
 }
 
 
-Message = tuple[str, str]  # the role, 'system', 'user' or 'assistant', and the content
-
-
 @dataclasses.dataclass(frozen=True)
 class ChatJsonl(JsonLines):
   """Conversations, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
@@ -51,25 +48,17 @@ class ChatJsonl(JsonLines):
       {"user": "Q: {content}\\n", "assistant": "A: {content}{eos}\\n"}.
     loss: 'all' tokens, as alignment-handbook trains zephyr-7b-beta, or only 'answers', each with
       what ends it; a training batch without any answer then has the loss 0 and no gradient.
-    long: what happens to conversations that are longer than a row: 'parts' cuts them at its edges,
-      as all text; 'drop' leaves them out and counts them.
   """
   template: str = 'zephyr'
   loss: str = 'all'
-  long: str = 'parts'
 
   def __post_init__(self) -> None:
-    if self.loss not in ('all', 'answers') or self.long not in ('parts', 'drop'):
-      raise ValueError(f"ChatJsonl(loss={self.loss!r}, long={self.long!r}): loss is 'all' or "
-                       "'answers', long is 'parts' or 'drop'.")
+    if self.loss not in ('all', 'answers'):
+      raise ValueError(f"ChatJsonl(loss={self.loss!r}): loss is 'all' or 'answers'.")
 
   @property
   def answers_only(self) -> bool:
     return self.loss == 'answers'
-
-  @property
-  def drops_long(self) -> bool:
-    return self.long == 'drop'
 
   def fingerprint(self) -> str:
     return sources.digest_of([super().fingerprint(), load_template(self.template)])
@@ -113,8 +102,8 @@ def load_template(name: str) -> Mapping[str, str]:
   return formats
 
 
-def rendered(template: Mapping[str, str], messages: Sequence[Message]) -> tuple[Part, ...]:
-  """A conversation as the parts of a document, in their order; none of them is empty.
+def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -> tuple[Part, ...]:
+  """A conversation of (role, content) as the parts of a document; none of them is empty.
 
   What ends an answer belongs to it: the template's text up to the first '{eos}', else up to the
   last character that is not white space, else all.
@@ -129,8 +118,8 @@ def rendered(template: Mapping[str, str], messages: Sequence[Message]) -> tuple[
   return tuple(part for part in parts if part.text)
 
 
-def _messages(record: Any) -> list[Message]:
-  """The messages of a line; a ValueError, KeyError, TypeError or AttributeError says what is wrong."""
+def _messages(record: Any) -> list[tuple[str, str]]:
+  """(role, content) of the messages of a line; a ValueError, KeyError, TypeError or AttributeError says what is wrong."""
   listed = record['messages'] if 'messages' in record else record['conversations']
   if not isinstance(listed, list) or not listed:
     raise TypeError('no list of messages')

@@ -216,9 +216,6 @@ class CorpusDataset(Dataset):
       if by_rows := [name for name in packed.domains if packed.split_by_rows(name)]:
         lines.append(f'{", ".join(by_rows)}: too few documents to hold some out, so the last rows '
                      'are for validation; they go on where the training text ends.')
-      if dropped := packed.manifest['dropped_documents']:
-        lines.append(f'{dropped} conversations are longer than a row of data.context + 1 tokens and '
-                     "are left out: long='parts' keeps them.")
     return lines
 
   def summary(self) -> dict[str, Any]:

@@ -46,9 +46,8 @@ class DocumentSource(Source):
   """A corpus: an ordered stream of documents, which is the same whenever it is read."""
 
   abstract = True
-  # Without annotations these are not fields.
+  # Without an annotation it is not a field.
   answers_only = False  # whether the loss counts only the answers of conversations
-  drops_long = False  # whether conversations that are longer than a row are left out
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     """All documents in their order, but for the first `start`, which a stopped build has done."""

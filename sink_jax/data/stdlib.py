@@ -30,9 +30,8 @@ class Stdlib(DocumentSource):
   max_files: int = 0
 
   def __post_init__(self) -> None:
-    if self.domains not in ('code', 'docs', 'code,docs', 'docs,code') or self.max_files < 0:
-      raise ValueError(f"{self!r}: domains are 'code', 'docs' or 'code,docs', max_files 0 (all) or "
-                       'more.')
+    if self.domains not in ('code', 'docs', 'code,docs'):
+      raise ValueError(f"{self!r}: domains are 'code', 'docs' or 'code,docs'.")
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     for name, text in modules(self.max_files, self._folder):

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -376,16 +377,13 @@ class TrainedBpe(Tokenizer):
     return tokenizers.__version__
 
   def _texts(self, source: DocumentSource, valid_fraction: float) -> Iterator[str]:
-    left = self.characters
-    for held_out in (False, True):
-      for document in source.documents():
-        if left > 0 and source.held_out(document.name, valid_fraction) == held_out:
-          yield _encodable(document.text[:left])
-          left -= len(document.text)
-        if left <= 0:
-          return
-      if left < self.characters:
+    training = (d for d in source.documents() if not source.held_out(d.name, valid_fraction))
+    first, left = next(training, None), self.characters
+    for document in itertools.chain([first], training) if first else source.documents():
+      if left <= 0:
         return
+      yield _encodable(document.text[:left])
+      left -= len(document.text)
 
 
 def _encodable(text: str) -> str:

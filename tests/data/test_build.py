@@ -324,7 +324,6 @@ def _cases(folder):
       (TextFolder(path=str(folder / 'one')), "called 'valid'"),
       (Jsonl(path=str(folder / 'ids.jsonl'), domain_field='id'), 'domain_field'),
       (ChatJsonl(path=str(folder / 'chat.jsonl'), loss='answers'), 'no answer'),
-      (ChatJsonl(path=str(folder / 'chat.jsonl'), long='drop'), '9 longer ones were dropped'),
       (PackedDataset(path=str(text)), 'data_build'), (PackedDataset(path='no/where'), 'data_build')]
 
 
