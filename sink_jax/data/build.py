@@ -15,6 +15,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -30,7 +31,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from filelock import FileLock
 
 from sink_jax.data.chat import encode
-from sink_jax.data.packed import FORMAT, SPLITS, without_block_headers
+from sink_jax.data.packed import SPLITS, without_block_headers
 from sink_jax.data.sources import Document, DocumentSource
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import remove_temporaries, write_atomically
@@ -61,17 +62,23 @@ class Layout:
     """The type of the tokens; two bytes hold the ids 0 to 65535."""
     return np.dtype('<u2' if self.tokenizer.vocab_size <= 65536 else '<u4')
 
+  @property
+  def row_bytes(self) -> int:
+    """The tokens, weights and CRC32 of a row."""
+    return (self.context + 1) * (self.dtype.itemsize + self.source.answers_only) + 4
+
 
 def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: int = 0) -> None:
   """Makes a folder of packed data complete; it does nothing where it is.
 
-  On a disk, other processes that want the folder wait. `settings` are kept in the manifest.
+  On a disk, other processes that want the folder wait. `settings`, which are kept in settings.json
+  and in the manifest, must be those with which the folder was begun.
 
   Args:
     workers: processes that tokenize; 0 is only this one, with the threads of the tokenizer.
 
   Raises:
-    ValueError: the corpus is unfit, or the folder holds a part of another build.
+    ValueError: the corpus is unfit.
     OSError: there is no space; the same call continues once there is.
   """
   if is_local(folder):
@@ -79,14 +86,9 @@ def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: in
   with FileLock(folder / 'lock') if is_local(folder) else contextlib.nullcontext():
     if (folder / 'manifest.json').exists():
       return
-    settings = settings | {'format': FORMAT, 'ids': layout.tokenizer.digest,
-                           'shard_characters': SHARD_CHARACTERS}
-    begun = folder / 'settings.json'
-    if begun.exists() and json.loads(begun.read_text()) != settings:
-      raise ValueError(f'{folder} holds a part of another build: choose another folder, or delete it.')
     remove_temporaries(folder)  # of a process that was killed here
     layout.tokenizer.save(folder, digest=layout.tokenizer.digest)
-    write_atomically(begun, json.dumps(settings, indent=1))
+    write_atomically(folder / 'settings.json', json.dumps(settings, indent=1))
     shards = list(_shards(folder, layout, workers))
     write_atomically(folder / 'manifest.json', json.dumps(_manifest(settings, layout, shards)) + '\n')
 
@@ -210,22 +212,23 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
 
 
 def _write(path: AnyPath, rows: list[bytes], info: Info) -> Info:
-  """Writes a shard and gives it its name; returns the info with where the rows lie.
-
-  The first row begins at byte `first` of the file's content, and the others `stride` bytes apart.
-  """
+  """Writes a shard and gives it its name; returns the info with the digest of the rows."""
   info |= {'file': path.name, 'sha256': hashlib.sha256(b''.join(rows)).hexdigest()}
-  if rows:  # two records of this size say it
-    sample = [os.urandom(len(rows[0])), os.urandom(len(rows[0]))]
-    first, second = map(without_block_headers(_array_record(sample)).index, sample)
-    info |= {'first': first, 'stride': second - first}
   data = _array_record([*rows, json.dumps(info).encode()])
-  content = without_block_headers(data)
+  content, places = without_block_headers(data), _places(len(rows[0])) if rows else {}
   for i, row in enumerate(rows):
-    at = info['first'] + i * info['stride']
+    at = places['first'] + i * places['stride']
     assert content[at:at + len(row)] == row, 'this version of ArrayRecord places records differently'
   write_atomically(path, data)
   return info
+
+
+@functools.cache
+def _places(size: int) -> dict[str, int]:
+  """Where the first record of a shard begins, and how far apart records of a size are."""
+  sample = [os.urandom(size), os.urandom(size)]
+  first, second = map(without_block_headers(_array_record(sample)).index, sample)
+  return {'first': first, 'stride': second - first}
 
 
 def _array_record(records: list[bytes]) -> bytes:
@@ -271,11 +274,12 @@ def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> d
     domains[name]['prompts'] = prompts
   _check_amount(layout, domains)
   return settings | {
-      'vocab_size': layout.tokenizer.vocab_size, 'dtype': layout.dtype.name,
+      'ids': layout.tokenizer.digest, 'vocab_size': layout.tokenizer.vocab_size,
+      'dtype': layout.dtype.name, **_places(layout.row_bytes),
       'weighted': layout.source.answers_only,
       'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
       'domains': domains,
-      'shards': [{'file': info['file'], 'first': info.get('first'), 'stride': info.get('stride'),
+      'shards': [{'file': info['file'],
                   'rows': {name: [entry[split]['rows'] for split in SPLITS]
                            for name, entry in info['domains'].items()}} for info in shards]}
 
@@ -285,7 +289,7 @@ def _check_amount(layout: Layout, domains: dict[str, dict[str, Any]]) -> None:
   total = lambda key, *splits: sum(entry[s][key] for entry in domains.values() for s in splits or SPLITS)
   if total('rows') < (1 if layout.valid_fraction in (0, 1) else 2):
     raise ValueError(f'{layout.source!r} has {total("tokens")} tokens in {total("documents")} documents, '
-                     f'too few for a training and a validation row of data.context + 1 = '
+                     'too few for a training and a validation row of data.context + 1 = '
                      f'{layout.context + 1} tokens: add text, or lower data.context.')
   for split in SPLITS:
     if total('rows', split) and not total('weight', split):

@@ -19,10 +19,9 @@ import numpy as np
 
 from sink_jax.component import from_string, option
 # chat, stdlib: a source is a choice of configs once its module is imported.
-from sink_jax.data import chat, counter_rng, stdlib  # noqa: F401
+from sink_jax.data import build, chat, counter_rng, stdlib  # noqa: F401
 from sink_jax.data.batches import Batch, Dataset, FixedBatches
-from sink_jax.data.build import Layout, build
-from sink_jax.data.packed import Packed
+from sink_jax.data.packed import FORMAT, Packed
 from sink_jax.data.sources import DocumentSource, PackedDataset, Source
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.data.token_edits import FixedToken, TokenEdit
@@ -138,19 +137,19 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
       'source': repr(source), 'source_fingerprint': source.fingerprint(),
       'tokenizer': repr(config.tokenizer), 'tokenizer_fingerprint': config.tokenizer.fingerprint(),
       'of_training': tokenizer and tokenizer.digest, 'context': config.context, 'bos': config.bos,
-      'eos': config.eos, 'valid_fraction': valid_fraction}
+      'eos': config.eos, 'valid_fraction': valid_fraction, 'format': FORMAT,
+      'shard_characters': build.SHARD_CHARACTERS}
   root = to_path(config.cache_dir) if config.cache_dir else cache_root()
   key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
   folder = to_path(out) if out else root / f'{type(source).__name__.lower()}-{config.context}-{key}'
+  begun = folder / 'settings.json'
+  if begun.exists() and json.loads(begun.read_text()) != settings:
+    raise ValueError(f'{folder} holds other data, or a part of them: choose another folder, or delete it.')
   if not (folder / 'manifest.json').exists():
     tokenizer = tokenizer or config.tokenizer.open(source, valid_fraction)
-    layout = Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
-    build(folder, layout, settings, workers)
-  packed = Packed(folder)
-  if any(packed.manifest[key] != value for key, value in settings.items()):
-    raise ValueError(f'{folder} holds other data, of {packed.manifest["source"]}: choose another '
-                     'folder, or delete it.')
-  return packed
+    layout = build.Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
+    build.build(folder, layout, settings, workers)
+  return Packed(folder)
 
 
 class CorpusDataset(Dataset):
@@ -197,9 +196,6 @@ class CorpusDataset(Dataset):
     is applied: a model trained with random tokens is measured on ordinary text, as in the official
     implementation (sail-sg/Attention-Sink).
     """
-    if not 1 <= length <= self._row_length:
-      raise ValueError(f'probe.length={length} must be between 1 and {self._row_length}, '
-                       'data.context + 1.')
     probes = self._packed['valid'].prompts(sequences, length)
     if len(probes) < sequences:
       raise ValueError(f'The validation text has only {len(probes)} prompts of probe.length={length} '
@@ -289,9 +285,6 @@ class SyntheticDataset(Dataset):
 
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first `length` inputs of the validation sequences, BOS included."""
-    if not 1 <= length <= self.task.length:
-      raise ValueError(f'length={length} must be between 1 and {self.task.length}, the length '
-                       f'of {self.task!r}.')
     return self.task.batch('valid', 0, np.arange(sequences)).tokens[:, :length]
 
   def summary(self) -> dict[str, Any]:

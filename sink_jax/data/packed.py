@@ -30,7 +30,7 @@ from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath
 
-FORMAT = 3  # raise it when the files change their meaning
+FORMAT = 4  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
 # A file of ArrayRecord has a header of 24 bytes at each multiple of 64 KiB, also within a record:
 # https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
@@ -145,19 +145,18 @@ class Packed:
 
   def _read(self, shard_n: np.ndarray, record_n: np.ndarray) -> list[bytes]:
     """The records of these numbers in these shards."""
-    shards = [self.manifest['shards'][shard] for shard in shard_n]
-    first_n = np.array([shard['first'] + record * shard['stride']
-                        for shard, record in zip(shards, record_n.tolist(), strict=True)])
+    files = [self.manifest['shards'][shard]['file'] for shard in shard_n]
+    first_n = self.manifest['first'] + record_n * self.manifest['stride']
     begins, ends = in_file(first_n), in_file(first_n + self.row_bytes - 1) + 1
-    read = self._store.cat_ranges([f'{self._root}/{shard["file"]}' for shard in shards],
-                                  begins.tolist(), ends.tolist(), on_error='return')
+    read = self._store.cat_ranges([f'{self._root}/{file}' for file in files], begins.tolist(),
+                                  ends.tolist(), on_error='return')
     records = []
-    for shard, content, begin in zip(shards, read, begins, strict=True):
+    for file, content, begin in zip(files, read, begins, strict=True):
       if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
         raise content  # of the disk or the network
       row = without_block_headers(content, begin) if isinstance(content, bytes) else b''
       if len(row) != self.row_bytes or zlib.crc32(row[:-4]) != int.from_bytes(row[-4:], 'little'):
-        raise ValueError(f'{self.folder / shard["file"]} is missing or damaged. Delete it and '
+        raise ValueError(f'{self.folder / file} is missing or damaged. Delete it and '
                          'manifest.json, and build again: the other shards are kept.')
       records.append(row)
     return records
