@@ -42,7 +42,6 @@ from sink_jax.io.progress import Progress
 SHARD_CHARACTERS = 1 << 26  # of its documents: 13 s of work, 30 MB of tokens
 _AT_ONCE = 1 << 20  # characters that are tokenized by one call: ids take much more memory
 _PROMPTS = 512  # validation documents of each length and domain whose beginnings can be probes
-_MAX_DOMAINS = 256
 
 Info = dict[str, Any]  # what a shard says of itself in its last record
 
@@ -61,11 +60,6 @@ class Layout:
   def dtype(self) -> np.dtype:
     """The type of the tokens; two bytes hold the ids 0 to 65535."""
     return np.dtype('<u2' if self.tokenizer.vocab_size <= 65536 else '<u4')
-
-  @property
-  def row_bytes(self) -> int:
-    """The tokens, weights and CRC32 of a row."""
-    return (self.context + 1) * (self.dtype.itemsize + self.source.answers_only) + 4
 
 
 def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: int = 0) -> None:
@@ -189,14 +183,12 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
       held = layout.source.held_out(document.name, layout.valid_fraction)
       stream = streams[document.domain]['valid' if held else 'train']
       if held:
-        starts[document.domain].append((stream.size + layout.bos, min(len(ids), layout.context + 1)))
+        size = min(len(ids), layout.context + 1)
+        starts[document.domain].append((stream.size + layout.bos, size))
       stream.add(ids, weights)
   if 'valid' in streams:
     raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
                      'rename it.')
-  if len(streams) > _MAX_DOMAINS:
-    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {list(streams)[-1]!r}: does domain_field '
-                     'name a domain, or the documents?')
   info: Info = {'documents': len(documents), 'domains': {},
                 'characters': sum(len(document.text) for document in documents)}
   records = []
@@ -218,7 +210,7 @@ def _write(path: AnyPath, rows: list[bytes], info: Info) -> Info:
   content, places = without_block_headers(data), _places(len(rows[0])) if rows else {}
   for i, row in enumerate(rows):
     at = places['first'] + i * places['stride']
-    assert content[at:at + len(row)] == row, 'this version of ArrayRecord places records differently'
+    assert content[at:at + len(row)] == row, 'this ArrayRecord places records differently'
   write_atomically(path, data)
   return info
 
@@ -256,14 +248,15 @@ def _info(path: AnyPath) -> Info:
 
 
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
+  """What manifest.json holds; a ValueError where there is too little text, or no answer in it."""
   domains: dict[str, dict[str, Any]] = {}
   length = layout.context + 1
   for name in sorted({name for info in shards for name in info['domains']}):
     entries = [info['domains'][name] for info in shards if name in info['domains']]
     domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
                              for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
-    # For every length the first 512 documents at least that long: they serve a probe of 64 tokens as
-    # well as one of the whole context, and short documents do not crowd out long ones behind them.
+    # For every length the first 512 documents at least that long: they serve a probe of 64 tokens
+    # as well as one of the whole context, and short documents do not crowd out later long ones.
     prompts, before, kept = [], 0, np.zeros(length + 1, np.int64)
     for entry in entries:
       for start, size in entry['starts']:
@@ -272,26 +265,24 @@ def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> d
           prompts.append((before + start // length, start % length, size))
       before += entry['valid']['rows']
     domains[name]['prompts'] = prompts
-  _check_amount(layout, domains)
+
+  total = lambda key, splits=SPLITS: sum(
+      entry[split][key] for entry in domains.values() for split in splits)
+  if total('rows') < (1 if layout.valid_fraction in (0, 1) else 2):
+    raise ValueError(f'{layout.source!r} has {total("tokens")} tokens in {total("documents")} '
+                     'documents, too few for a training and a validation row of data.context + 1 = '
+                     f'{length} tokens: add text, or lower data.context.')
+  for split in SPLITS:
+    if total('rows', [split]) and not total('weight', [split]):
+      raise ValueError(f'{layout.source!r} has no answer in its text for {split}, so the loss would '
+                       "have no token: add conversations, or use loss='all'.")
+  row_bytes = length * (layout.dtype.itemsize + layout.source.answers_only) + 4  # and the CRC32
   return settings | {
       'ids': layout.tokenizer.digest, 'vocab_size': layout.tokenizer.vocab_size,
-      'dtype': layout.dtype.name, **_places(layout.row_bytes),
+      'dtype': layout.dtype.name, **_places(row_bytes),
       'weighted': layout.source.answers_only,
       'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
       'domains': domains,
       'shards': [{'file': info['file'],
                   'rows': {name: [entry[split]['rows'] for split in SPLITS]
                            for name, entry in info['domains'].items()}} for info in shards]}
-
-
-def _check_amount(layout: Layout, domains: dict[str, dict[str, Any]]) -> None:
-  """Raises a ValueError where there is too little text, or no answer to learn from."""
-  total = lambda key, *splits: sum(entry[s][key] for entry in domains.values() for s in splits or SPLITS)
-  if total('rows') < (1 if layout.valid_fraction in (0, 1) else 2):
-    raise ValueError(f'{layout.source!r} has {total("tokens")} tokens in {total("documents")} documents, '
-                     'too few for a training and a validation row of data.context + 1 = '
-                     f'{layout.context + 1} tokens: add text, or lower data.context.')
-  for split in SPLITS:
-    if total('rows', split) and not total('weight', split):
-      raise ValueError(f'{layout.source!r} has no answer in its text for {split}, so the loss would '
-                       "have no token: add conversations, or use loss='all'.")

@@ -98,7 +98,7 @@ def load_template(name: str) -> Mapping[str, str]:
     endless = role == 'assistant' and str(text).endswith(_CONTENT)
     if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown or endless:
       raise ValueError(f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from it '
-                       f'only {_EOS}, which ends an answer; BOS comes from data.bos=True. It is {text!r}.')
+                       f'only {_EOS}, which ends an answer; for BOS set data.bos. It is {text!r}.')
   return formats
 
 
@@ -119,7 +119,7 @@ def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -
 
 
 def _messages(record: Any) -> list[tuple[str, str]]:
-  """(role, content) of the messages of a line; a ValueError, KeyError, TypeError or AttributeError says what is wrong."""
+  """(role, content) of the messages of a line; KeyError, TypeError, ... where it has other fields."""
   listed = record['messages'] if 'messages' in record else record['conversations']
   if not isinstance(listed, list) or not listed:
     raise TypeError('no list of messages')
@@ -146,8 +146,14 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tupl
   special = tokenizer.special_tokens | {_EOS: tokenizer.eos_id}
   names = sorted(special, key=len, reverse=True)  # one may begin with another
   split = re.compile(f'({"|".join(map(re.escape, names))})')
-  pieces_D = [list(_pieces(document.parts or (Part(document.text, False, False),), special, split))
-              for document in documents]
+
+  def pieces_of(document: Document) -> Iterator[tuple[str | int, bool]]:
+    """(text or id of a special token, whether it is of an answer)."""
+    for text, is_answer, is_template in document.parts or [Part(document.text, False, False)]:
+      for piece in filter(None, split.split(text)) if is_template else [text]:
+        yield special.get(piece, piece) if is_template else piece, is_answer
+
+  pieces_D = [list(pieces_of(document)) for document in documents]
   # What begins a document is encoded differently from what goes on in it.
   begin = iter(tokenizer.encode_batch([pieces[0][0] for pieces in pieces_D
                                        if isinstance(pieces[0][0], str)]))
@@ -160,17 +166,6 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tupl
     weights = np.repeat([answers for _, answers in pieces], list(map(len, ids)))
     result.append((np.concatenate(ids).astype(np.int32), weights.astype(np.int32)))
   return result
-
-
-def _pieces(parts: Sequence[Part], special: Mapping[str, int],
-            split: re.Pattern[str]) -> Iterator[tuple[str | int, bool]]:
-  """(text or id of a special token, whether it is of an answer)."""
-  for part in parts:
-    if not part.is_template:
-      yield part.text, part.is_answer
-      continue
-    for piece in filter(None, split.split(part.text)):
-      yield special.get(piece, piece), part.is_answer
 
 
 def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:

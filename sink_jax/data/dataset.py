@@ -144,7 +144,7 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
   folder = to_path(out) if out else root / f'{type(source).__name__.lower()}-{config.context}-{key}'
   begun = folder / 'settings.json'
   if begun.exists() and json.loads(begun.read_text()) != settings:
-    raise ValueError(f'{folder} holds other data, or a part of them: choose another folder, or delete it.')
+    raise ValueError(f'{folder} holds other data: choose another folder, or delete it.')
   if not (folder / 'manifest.json').exists():
     tokenizer = tokenizer or config.tokenizer.open(source, valid_fraction)
     layout = build.Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
@@ -157,8 +157,8 @@ class CorpusDataset(Dataset):
 
   Args:
     packed, valid: the packed training and validation text, which may be the same folder.
-    config: `max_tokens` takes the same subset of rows in every epoch. `interventions` are applied in
-      their order to every training and validation row.
+    config: `max_tokens` takes the same subset of rows in every epoch. `interventions` are applied
+      in their order to every training and validation row.
 
   Raises:
     ValueError: an option does not fit.
@@ -166,6 +166,7 @@ class CorpusDataset(Dataset):
 
   def __init__(self, packed: Packed, valid: Packed, config: DataConfig):
     self._packed = {'train': packed, 'valid': valid}
+    self.tokenizer = packed.tokenizer
     self._interventions = config.interventions
     self._row_length = packed.manifest['context'] + 1
     self._text_vocabulary = self.vocab_size = packed.manifest['vocab_size']
@@ -207,12 +208,10 @@ class CorpusDataset(Dataset):
     return probes
 
   def remarks(self) -> list[str]:
-    lines = []
-    for packed in dict.fromkeys(self._packed.values()):
-      if by_rows := [name for name in packed.domains if packed.split_by_rows(name)]:
-        lines.append(f'{", ".join(by_rows)}: too few documents to hold some out, so the last rows '
-                     'are for validation; they go on where the training text ends.')
-    return lines
+    names = dict.fromkeys(name for packed in self._packed.values() for name in packed.domains
+                          if packed.split_by_rows(name))
+    return [f'{", ".join(names)}: too few documents to hold some out, so the last rows are for '
+            'validation; they go on where the training text ends.'] if names else []
 
   def summary(self) -> dict[str, Any]:
     training, valid = (self._packed[split].manifest for split in ('train', 'valid'))
@@ -230,10 +229,6 @@ class CorpusDataset(Dataset):
                   'valid_domains': domains(valid)}
     return summary
 
-  @property
-  def tokenizer(self) -> TextTokenizer:
-    return self._packed['train'].tokenizer
-
   def _training_rows(self, max_tokens: int) -> Sequence[int]:
     """The row numbers that may be used, sorted."""
     available, wanted = self._packed['train'].size('train'), max_tokens // self._row_length
@@ -248,10 +243,10 @@ class CorpusDataset(Dataset):
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
     import grain
-    # Grain handles numbers here, not rows: one call then reads the rows of a batch. `repeat` shuffles
-    # every epoch anew.
-    stream = grain.MapDataset.range(len(self._rows)).shuffle(seed=seed % 2**32).repeat()
-    return self._batch('train', np.array([self._rows[stream[int(i)]] for i in numbers]))
+    # Grain handles numbers here, not rows: one call then reads the rows of a batch. `repeat`
+    # shuffles every epoch anew.
+    stream = grain.MapDataset.source(self._rows).shuffle(seed=seed % 2**32).repeat()
+    return self._batch('train', np.array([stream[int(i)] for i in numbers]))
 
   def _batch(self, split: str, rows: np.ndarray) -> Batch:
     tokens, weights = self._packed[split].rows(split, rows)

@@ -34,7 +34,7 @@ _WORDS = {
 
 def gguf_tokenizer(metadata: Mapping[str, Any]
                    ) -> tuple[Tokenizer, int | None, bool, tuple[int, ...]]:
-  """The tokenizer of a GGUF file, its BOS, whether texts begin with it, and the ids that end a text.
+  """The tokenizer of a GGUF file, its BOS, whether texts begin with it, and ids that end a text.
 
   Raises:
     ValueError: the metadata define one that is not supported; names the key.

@@ -115,7 +115,7 @@ class JsonLines(DocumentSource):
     return files_fingerprint(self._files())
 
   def _reader(self) -> Callable[[Any, str, str], Document]:
-    """Makes the document of (value of a line, sub-folder, name), or a ValueError without a place."""
+    """Makes a document of (value of a line, sub-folder, name); a ValueError says what is wrong."""
     raise NotImplementedError
 
   def _files(self) -> list[File]:
@@ -259,9 +259,10 @@ def existing_path(path: str, source: str) -> pathlib.Path:
   """
   root = expanded(path)
   if not path or not root.exists():
-    raise ValueError(f"{source}(path={path!r}) is not on a disk of this machine: set --config.data.source="
-                     f"\"{source}(path='...')\", or build where the text is (python -m sink_jax data_build) "
-                     "and train with PackedDataset; BUILD.md says where the paper's corpora come from.")
+    raise ValueError(f"{source}(path={path!r}) is not on a disk of this machine: set "
+                     f"--config.data.source=\"{source}(path='...')\", or train with PackedDataset and "
+                     'build where the text is (python -m sink_jax data_build); BUILD.md says where '
+                     "the paper's corpora come from.")
   return root
 
 

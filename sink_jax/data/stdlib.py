@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -58,12 +59,9 @@ class InstalledPackages(Stdlib):
 def modules(most: int = 0, folder: str = 'stdlib') -> Iterator[tuple[str, str]]:
   """(name, source) of modules, such as 'json/decoder.py', of the first `most` if not 0."""
   for name, path in _files(most, folder):
-    try:
-      with tokenize.open(path) as file:  # in the encoding that the module declares
-        text = file.read()
-    except (SyntaxError, UnicodeDecodeError):  # another encoding than it declares
-      continue
-    yield name, text
+    # A module is in the encoding that it declares, but for examples of errors in some packages.
+    with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
+      yield name, file.read()
 
 
 def _files(most: int, folder: str) -> list[File]:

@@ -78,7 +78,12 @@ class TextTokenizer:
     """
     path = to_path(path)
     if path.suffix.casefold() == '.gguf':
-      return _from_gguf(path)
+      metadata = GgufFile(path).metadata
+      with _refused(f'{path}: the metadata define no tokenizer'):
+        model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
+        model.encode('a')
+      read = cls(model, str(path), bos_id, eos_ids)
+      return dataclasses.replace(read, prefix=read.before('force')) if add_bos else read
     if (path / 'tokenizer' / 'tokenizer.json').exists():
       path = path / 'tokenizer'
     folder, file = (path, path / 'tokenizer.json') if path.is_dir() else (path.parent, path)
@@ -224,15 +229,6 @@ class TextTokenizer:
     return self.model.to_str()
 
 
-def _from_gguf(path: AnyPath) -> TextTokenizer:
-  metadata = GgufFile(path).metadata
-  with _refused(f'{path}: the metadata define no tokenizer'):
-    model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
-    model.encode('a')
-  read = TextTokenizer(model, str(path), bos_id, eos_ids)
-  return dataclasses.replace(read, prefix=read.before('force')) if add_bos else read
-
-
 def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
           ) -> tuple[tokenizers.Tokenizer, tuple[int, ...]]:
   """The tokenizer, and the ids that its post-processor puts before a text."""
@@ -327,15 +323,14 @@ class HuggingFace(Tokenizer):
   path: str = ''
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
-    if not self.path:
-      raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
     read = TextTokenizer.from_path(self.path)
     special = read.special_tokens
-    usual = lambda names, *first: next((i for i in (*first, *map(special.get, names)) if i is not None), None)
+    usual = lambda names, *first: next(
+        (i for i in (*first, *map(special.get, names)) if i is not None), None)
     eos_id = usual(_EOS_NAMES, *read.eos_ids)
     if eos_id is None:
-      raise ValueError(f'{read.name} names no EOS: set eos_token in tokenizer_config.json; special are: '
-                       f'{", ".join(special)}.')
+      raise ValueError(f'{read.name} names no EOS: set eos_token in tokenizer_config.json; special '
+                       f'are: {", ".join(special)}.')
     bos_id, pad_id = usual(_BOS_NAMES, read.bos_id), usual(_PAD_NAMES, read.pad_id)
     return dataclasses.replace(
         read, eos_ids=(eos_id,), bos_id=eos_id if bos_id is None else bos_id,
@@ -358,9 +353,8 @@ class TrainedBpe(Tokenizer):
   characters: int = 100_000_000
 
   def __post_init__(self) -> None:
-    if self.vocab_size < 258 or self.characters < 1:
-      raise ValueError(f'{self!r}: vocab_size must be at least 258 (256 bytes, end of text, padding), '
-                       'and characters at least 1.')
+    if self.vocab_size < 258:
+      raise ValueError(f'{self!r}: vocab_size must be at least 258: 256 bytes, end of text, padding.')
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     if source is None:

@@ -315,20 +315,16 @@ def _cases(folder):
   (text / 'a.txt').write_text('short')
   (folder / 'one' / 'valid').mkdir(parents=True)
   (folder / 'one' / 'valid' / 'a.txt').write_text('x' * 99)
-  lines = [json.dumps({'text': 'a' * 50, 'id': f'd{i}'}) for i in range(300)]
-  (folder / 'ids.jsonl').write_text('\n'.join(lines))
   answers = json.dumps({'messages': [{'role': 'user', 'content': 'a' * 99}]})
   (folder / 'chat.jsonl').write_text('\n'.join([answers] * 9))
   return [
       (TextFolder(path=str(empty)), 'too few'), (TextFolder(path=str(text)), 'data.context'),
       (TextFolder(path=str(folder / 'one')), "called 'valid'"),
-      (Jsonl(path=str(folder / 'ids.jsonl'), domain_field='id'), 'domain_field'),
       (ChatJsonl(path=str(folder / 'chat.jsonl'), loss='answers'), 'no answer'),
       (PackedDataset(path=str(text)), 'data_build'), (PackedDataset(path='no/where'), 'data_build')]
 
 
-def test_errors_name_what_to_change(tmp_path, monkeypatch):
-  monkeypatch.setattr(builder, 'SHARD_CHARACTERS', 1 << 26)
+def test_errors_name_what_to_change(tmp_path):
   for source, named in _cases(tmp_path):
     with pytest.raises(ValueError) as error:
       open_packed(_config(source, tokenizer=Bytes()))

@@ -200,8 +200,7 @@ def with_model(folder, **files):
 
 
 @pytest.mark.parametrize('call, words', [
-    (lambda _: HuggingFace().open(), "path=''"), (lambda _: TrainedBpe().open(), 'corpus'),
-    (lambda _: TrainedBpe(vocab_size=257), 'vocab_size'), (lambda _: TrainedBpe(characters=0), 'characters'),
+    (lambda _: TrainedBpe().open(), 'corpus'), (lambda _: TrainedBpe(vocab_size=257), 'vocab_size'),
     (lambda _: Bytes().open().tokens(['abc', 'c'], 3), 'length = 3'),
     (lambda _: Bytes().open().tokens(['a'], 0), 'length = 0'),
     (lambda _: Bytes().open().tokens([]), 'texts'), (lambda _: Bytes().open().tokens([b'a']), 'texts'),
