@@ -28,8 +28,7 @@ from sink_jax.data.token_edits import FixedToken, TokenEdit
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, Tokenizer
 from sink_jax.io.paths import cache_root, is_local, to_path
 
-__all__ = ['Batch', 'DataConfig', 'Dataset', 'Source', 'SyntheticDataset', 'as_packed', 'open_data',
-           'open_packed']
+__all__ = ['Batch', 'DataConfig', 'Dataset', 'Source', 'as_packed', 'open_data', 'open_packed']
 
 # Keys of `counter_rng`, fixed on purpose: the subset of a smaller data amount and the order of the
 # validation rows must not depend on the seed of a run, or runs could not be compared.

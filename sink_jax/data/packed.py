@@ -78,8 +78,7 @@ class Packed:
     for domain in self.domains:
       sizes = [self.manifest['domains'][domain][split]['rows'] for split in SPLITS]
       if self.split_by_rows(domain):
-        valid = round(sum(sizes) * self.manifest['valid_fraction'])
-        valid = max(1, min(sum(sizes) - 1, valid))
+        valid = max(1, min(sum(sizes) - 1, round(sum(sizes) * self.manifest['valid_fraction'])))
         sizes = [sum(sizes) - valid, valid]
       before = self.bounds['train'][-1] + self.bounds['valid'][-1]
       for split, size, rows in zip(SPLITS, sizes, (before, before + sizes[0]), strict=True):

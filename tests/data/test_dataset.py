@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from configs import base
-from sink_jax.component import from_string
+from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import DataConfig, Source, open_data, open_packed
 from sink_jax.data.packed import Packed
-from sink_jax.data.sources import PackedDataset, TextFolder
+from sink_jax.data.sources import Jsonl, PackedDataset, TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.synthetic import BigramBackcopy
-from sink_jax.data.token_edits import FixedToken, RandomTokens
-from sink_jax.data.tokenizer import Bytes, TrainedBpe
+from sink_jax.data.token_edits import FixedToken, RandomTokens, TokenEdit
+from sink_jax.data.tokenizer import Bytes, Tokenizer, TrainedBpe
 from sink_jax.train.config import from_dict
 
 _C = 16
@@ -293,6 +293,18 @@ def test_summary(config):
 
   with pytest.raises(ValueError, match='valid_fraction'):
     config(valid_fraction=1.0)
+
+
+@pytest.mark.parametrize('base_class', [Source, TokenEdit, Tokenizer])
+def test_every_component_is_its_own_config_string(base_class):
+  for cls in registry(base_class).values():
+    assert from_string(base_class, repr(cls())) == cls()
+
+
+@pytest.mark.parametrize('source', [
+    Jsonl(path="a 'b'.jsonl", domain_field='meta.set'), BigramBackcopy(backcopy=False, boost=2.0)])
+def test_arguments_are_in_the_config_string(source):
+  assert from_string(Source, repr(source)) == source
 
 
 def test_one_base_builds_documents_and_tasks():

@@ -7,18 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from sink_jax.component import from_string, registry
 from sink_jax.data import stdlib
-from sink_jax.data.sources import DocumentSource, HubDataset, Jsonl, PackedDataset, TextFolder, Tfds
+from sink_jax.data.sources import HubDataset, Jsonl, PackedDataset, TextFolder, Tfds
 from sink_jax.data.stdlib import InstalledPackages, Stdlib
 from sink_jax.data.tokenizer import Bytes
-
-
-def test_every_source_is_its_own_config_string():
-  for cls in registry(DocumentSource).values():
-    assert from_string(DocumentSource, repr(cls())) == cls()
-  source = Jsonl(path="a 'b'.jsonl", domain_field='meta.set')
-  assert from_string(DocumentSource, repr(source)) == source
 
 
 def test_held_out_is_a_stable_share():
