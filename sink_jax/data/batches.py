@@ -18,19 +18,6 @@ class Batch(NamedTuple):
   weights: np.ndarray  # (B, T) float32; 0 = not part of the loss
 
 
-def checked_rows(batch_size: int, rows: np.ndarray | None) -> np.ndarray:
-  """Row numbers of a global batch, all of them for None.
-
-  Raises:
-    ValueError: there are none, or some are outside the batch.
-  """
-  rows = np.arange(batch_size) if rows is None else np.asarray(rows)
-  if batch_size < 1 or not len(rows) or not 0 <= rows.min() <= rows.max() < batch_size:
-    raise ValueError(f'rows must be some of 0 to {batch_size - 1}, those of a batch of '
-                     f'{batch_size}, not {rows}.')
-  return rows
-
-
 class FixedBatches(Sequence):
   """Batches of a list of row numbers, made by `make` when asked for.
 
@@ -41,7 +28,7 @@ class FixedBatches(Sequence):
 
   def __init__(self, make: Callable[[np.ndarray], Batch], listed: np.ndarray, batch_size: int,
                max_batches: int = 0, rows: np.ndarray | None = None):
-    self._rows = checked_rows(batch_size, rows)
+    self._rows = np.arange(batch_size) if rows is None else rows
     self._make, self._batch_size = make, batch_size
     self._listed = listed[:max_batches * batch_size] if max_batches else listed
 
@@ -76,7 +63,7 @@ class Dataset:
 
     Processes that each make some of the rows make together the batch of a single process.
     """
-    rows = checked_rows(batch_size, rows)
+    rows = np.arange(batch_size) if rows is None else rows
     return self._training_batch(step * batch_size + rows, seed)
 
   def batches(self, start_step: int, batch_size: int, seed: int,
@@ -86,7 +73,6 @@ class Dataset:
     Resuming reads nothing that came before `start_step`.
     """
     import grain
-    checked_rows(batch_size, rows)  # fail here, not in a thread
     steps = grain.MapDataset.range(start_step, sys.maxsize)
     batches = steps.map(lambda s: self.batch(s, batch_size, seed, rows))
     return iter(batches.to_iter_dataset(
@@ -107,10 +93,6 @@ class Dataset:
 
   def summary(self) -> dict[str, Any]:
     """Sizes for a log or a report, ready for JSON."""
-    raise NotImplementedError
-
-  def decode(self, ids: Sequence[int]) -> str:
-    """The text of the ids."""
     raise NotImplementedError
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:

@@ -21,10 +21,9 @@ import json
 import multiprocessing
 import os
 import pathlib
-import shutil
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from filelock import FileLock
 
 from sink_jax.data.chat import encode
-from sink_jax.data.packed import FORMAT, SPLITS, without_block_headers
+from sink_jax.data.packed import SPLITS, without_block_headers
 from sink_jax.data.sources import Document, DocumentSource
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import remove_temporaries, write_atomically
@@ -43,7 +42,6 @@ from sink_jax.io.progress import Progress
 SHARD_CHARACTERS = 1 << 26  # of its documents: 13 s of work, 30 MB of tokens
 _AT_ONCE = 1 << 20  # characters that are tokenized by one call: ids take much more memory
 _PROMPTS = 512  # validation documents of each length and domain whose beginnings can be probes
-_MAX_DOMAINS = 256
 
 Info = dict[str, Any]  # what a shard says of itself in its last record
 
@@ -67,13 +65,14 @@ class Layout:
 def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: int = 0) -> None:
   """Makes a folder of packed data complete; it does nothing where it is.
 
-  On a disk, other processes that want the folder wait. `settings` are kept in the manifest.
+  On a disk, other processes that want the folder wait. `settings`, which are kept in settings.json
+  and in the manifest, must be those with which the folder was begun.
 
   Args:
     workers: processes that tokenize; 0 is only this one, with the threads of the tokenizer.
 
   Raises:
-    ValueError: the corpus is unfit, or the folder holds a part of another build.
+    ValueError: the corpus is unfit.
     OSError: there is no space; the same call continues once there is.
   """
   if is_local(folder):
@@ -81,14 +80,9 @@ def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: in
   with FileLock(folder / 'lock') if is_local(folder) else contextlib.nullcontext():
     if (folder / 'manifest.json').exists():
       return
-    settings = settings | {'format': FORMAT, 'ids': layout.tokenizer.digest,
-                           'shard_characters': SHARD_CHARACTERS}
-    begun = folder / 'settings.json'
-    if begun.exists() and json.loads(begun.read_text()) != settings:
-      raise ValueError(f'{folder} holds a part of another build: choose another folder, or delete it.')
     remove_temporaries(folder)  # of a process that was killed here
     layout.tokenizer.save(folder, digest=layout.tokenizer.digest)
-    write_atomically(begun, json.dumps(settings, indent=1))
+    write_atomically(folder / 'settings.json', json.dumps(settings, indent=1))
     shards = list(_shards(folder, layout, workers))
     write_atomically(folder / 'manifest.json', json.dumps(_manifest(settings, layout, shards)) + '\n')
 
@@ -143,40 +137,17 @@ def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Doc
     yield group
 
 
-class Prompts:
-  """Chooses, for every length up to `longest`, the first 512 documents at least that long.
-
-  They then serve a probe of 64 tokens as well as one of the whole context: short documents do not
-  crowd out the long ones that come after them.
-  """
-
-  def __init__(self, longest: int):
-    self._longest, self._kept = longest, np.zeros(longest + 1, np.int64)  # by their least length
-
-  def keep(self, tokens: int) -> bool:
-    """Whether a document of so many tokens is among them."""
-    length = min(tokens, self._longest)
-    if not length or self._kept[length] >= _PROMPTS:
-      return False
-    self._kept[:length + 1] += 1
-    return True
-
-
 class _Stream:
   """The tokens of one domain and split of a shard."""
 
   def __init__(self, layout: Layout):
-    self._layout, self._length, self._kept = layout, layout.context + 1, Prompts(layout.context + 1)
+    self._layout, self._length = layout, layout.context + 1
     self._tokens, self._weights = [], []
     self.documents = self.size = 0
-    self.prompts: list[tuple[int, int, int]] = []  # row and token of a beginning, and its tokens
 
   def add(self, ids: np.ndarray, weights: np.ndarray) -> None:
     """Appends a document, with BOS and EOS, whose weight is 0."""
     before, behind = int(self._layout.bos), int(self._layout.eos)
-    start = self.size + before
-    if self._kept.keep(len(ids)):
-      self.prompts.append((start // self._length, start % self._length, min(len(ids), self._length)))
     tokenizer = self._layout.tokenizer
     tokens = np.concatenate([np.full(before, tokenizer.bos_id), ids, np.full(behind, tokenizer.eos_id)])
     self._tokens.append(tokens.astype(self._layout.dtype))
@@ -203,22 +174,26 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
   if path.exists():
     return _info(path)
   streams: dict[str, dict[str, _Stream]] = {}
-  dropped = 0
+  starts: dict[str, list[tuple[int, int]]] = {}  # of validation documents: first token, tokens
   for group in _groups((d for d in documents if d.text), _AT_ONCE):
     for document, (ids, weights) in zip(group, encode(group, layout.tokenizer), strict=True):
-      if layout.source.drops_long and layout.bos + len(ids) + layout.eos > layout.context + 1:
-        dropped += 1
-        continue
       if document.domain not in streams:
-        _check_domains([*streams, document.domain])
         streams[document.domain] = {split: _Stream(layout) for split in SPLITS}
+        starts[document.domain] = []
       held = layout.source.held_out(document.name, layout.valid_fraction)
-      streams[document.domain]['valid' if held else 'train'].add(ids, weights)
-  info: Info = {'documents': len(documents), 'dropped_documents': dropped, 'domains': {},
+      stream = streams[document.domain]['valid' if held else 'train']
+      if held:
+        size = min(len(ids), layout.context + 1)
+        starts[document.domain].append((stream.size + layout.bos, size))
+      stream.add(ids, weights)
+  if 'valid' in streams:
+    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
+                     'rename it.')
+  info: Info = {'documents': len(documents), 'domains': {},
                 'characters': sum(len(document.text) for document in documents)}
   records = []
   for domain in sorted(streams):
-    entry: dict[str, Any] = {'prompts': streams[domain]['valid'].prompts}
+    entry: dict[str, Any] = {'starts': starts[domain]}
     for split, stream in streams[domain].items():
       rows, weight = stream.rows()
       records += rows
@@ -229,51 +204,38 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
 
 
 def _write(path: AnyPath, rows: list[bytes], info: Info) -> Info:
-  """Writes a shard and gives it its name; returns the info with where the rows lie."""
-  with contextlib.ExitStack() as stack:
-    if is_local(path):
-      temporary = path.with_name(f'.{path.name}.{os.urandom(6).hex()}')  # see `remove_temporaries`
-    else:
-      temporary = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), path.name)
-    info |= {'file': path.name, 'sha256': hashlib.sha256(b''.join(rows)).hexdigest()}
-    if rows:
-      info['first'], info['stride'] = _places(len(rows[0]))
-    _write_records(temporary, [*rows, json.dumps(info).encode()])
-    content = without_block_headers(temporary.read_bytes())
-    for i, row in enumerate(rows):
-      at = info['first'] + i * info['stride']
-      assert content[at:at + len(row)] == row, 'this version of ArrayRecord places records differently'
-    if is_local(path):
-      with open(temporary, 'rb') as file:  # the name may reach the disk before the bytes do
-        os.fsync(file.fileno())
-      os.replace(temporary, path)
-    else:
-      with open(temporary, 'rb') as file, path.open('wb') as target:
-        shutil.copyfileobj(file, target, 1 << 23)
+  """Writes a shard and gives it its name; returns the info with the digest of the rows."""
+  info |= {'file': path.name, 'sha256': hashlib.sha256(b''.join(rows)).hexdigest()}
+  data = _array_record([*rows, json.dumps(info).encode()])
+  content, places = without_block_headers(data), _places(len(rows[0])) if rows else {}
+  for i, row in enumerate(rows):
+    at = places['first'] + i * places['stride']
+    assert content[at:at + len(row)] == row, 'this ArrayRecord places records differently'
+  write_atomically(path, data)
   return info
 
 
 @functools.cache
-def _places(size: int) -> tuple[int, int]:
+def _places(size: int) -> dict[str, int]:
   """Where the first record of a shard begins, and how far apart records of a size are."""
+  sample = [os.urandom(size), os.urandom(size)]
+  first, second = map(without_block_headers(_array_record(sample)).index, sample)
+  return {'first': first, 'stride': second - first}
+
+
+def _array_record(records: list[bytes]) -> bytes:
+  """A file of ArrayRecord."""
   with tempfile.TemporaryDirectory() as folder:
-    records = [os.urandom(size), os.urandom(size)]
-    _write_records(pathlib.Path(folder, 'two'), records)
-    content = without_block_headers(pathlib.Path(folder, 'two').read_bytes())
-  first, second = map(content.index, records)
-  return first, second - first
-
-
-def _write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
-  writer = ArrayRecordWriter(str(path), 'group_size:1,uncompressed')
-  try:
-    for record in records:
-      writer.write(record)
-    writer.close()
-  except RuntimeError as error:
-    path.unlink(missing_ok=True)
-    raise OSError(f'{path.parent} cannot be written: {error}. Make room, then run the same command '
-                  'again: it keeps the shards that are there.') from None
+    path = pathlib.Path(folder, 'shard')
+    writer = ArrayRecordWriter(str(path), 'group_size:1,uncompressed')
+    try:
+      for record in records:
+        writer.write(record)
+      writer.close()
+    except RuntimeError as error:
+      raise OSError(f'{folder} cannot be written: {error}. Make room, then run the same command '
+                    'again: it keeps the shards that are there.') from None
+    return path.read_bytes()
 
 
 def _info(path: AnyPath) -> Info:
@@ -285,58 +247,42 @@ def _info(path: AnyPath) -> Info:
     raise ValueError(f'{path} is damaged ({error}): delete it, and it is built again.') from None
 
 
-
-
-def _check_domains(names: Collection[str]) -> None:
-  if 'valid' in names:
-    raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole validation set; "
-                     'rename it.')
-  if len(names) > _MAX_DOMAINS:
-    raise ValueError(f'More than {_MAX_DOMAINS} domains, such as {list(names)[-1]!r}: does domain_field '
-                     'name a domain, or the documents?')
-
-
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
+  """What manifest.json holds; a ValueError where there is too little text, or no answer in it."""
   domains: dict[str, dict[str, Any]] = {}
-  names = sorted({name for info in shards for name in info['domains']})
-  _check_domains(names)
-  for name in names:
+  length = layout.context + 1
+  for name in sorted({name for info in shards for name in info['domains']}):
     entries = [info['domains'][name] for info in shards if name in info['domains']]
     domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
                              for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
-    prompts, kept, before = [], Prompts(layout.context + 1), 0
+    # For every length the first 512 documents at least that long: they serve a probe of 64 tokens
+    # as well as one of the whole context, and short documents do not crowd out later long ones.
+    prompts, before, kept = [], 0, np.zeros(length + 1, np.int64)
     for entry in entries:
-      for row, token, size in entry['prompts']:
-        complete = (entry['valid']['rows'] - row) * (layout.context + 1) >= token + size
-        if complete and kept.keep(size):
-          prompts.append((before + row, token, size))
+      for start, size in entry['starts']:
+        if 0 < size <= entry['valid']['rows'] * length - start and kept[size] < _PROMPTS:
+          kept[:size + 1] += 1
+          prompts.append((before + start // length, start % length, size))
       before += entry['valid']['rows']
     domains[name]['prompts'] = prompts
-  _check_amount(layout, domains, sum(info['dropped_documents'] for info in shards))
-  tokenizer = layout.tokenizer
-  return settings | {
-      'vocab_size': tokenizer.vocab_size, 'dtype': layout.dtype.name,
-      'weighted': layout.source.answers_only,
-      'special_ids': {'eos': tokenizer.eos_id, 'bos': tokenizer.bos_id, 'pad': tokenizer.pad_id},
-      'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
-      'dropped_documents': sum(info['dropped_documents'] for info in shards),
-      'remarks': layout.source.remarks(), 'domains': domains,
-      'shards': [{'file': info['file'], 'first': info.get('first'), 'stride': info.get('stride'),
-                  'rows': {name: [entry[split]['rows'] for split in SPLITS]
-                           for name, entry in info['domains'].items()}} for info in shards]}
 
-
-def _check_amount(layout: Layout, domains: dict[str, dict[str, Any]], dropped: int) -> None:
-  """Raises a ValueError where there is too little text, or no answer to learn from."""
-  by_split = {split: {key: sum(entry[split][key] for entry in domains.values())
-                      for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
-  total = {key: by_split['train'][key] + by_split['valid'][key] for key in by_split['train']}
-  if total['rows'] < (1 if layout.valid_fraction in (0, 1) else 2):
-    left_out = f" ({dropped} longer ones were dropped; long='parts' keeps them)" if dropped else ''
-    raise ValueError(f'{layout.source!r} has {total["tokens"]} tokens in {total["documents"]} documents'
-                     f'{left_out}, too few for a training and a validation row of data.context + 1 = '
-                     f'{layout.context + 1} tokens: add text, or lower data.context.')
-  for split, entry in by_split.items():
-    if entry['rows'] and not entry['weight']:
+  total = lambda key, splits=SPLITS: sum(
+      entry[split][key] for entry in domains.values() for split in splits)
+  if total('rows') < (1 if layout.valid_fraction in (0, 1) else 2):
+    raise ValueError(f'{layout.source!r} has {total("tokens")} tokens in {total("documents")} '
+                     'documents, too few for a training and a validation row of data.context + 1 = '
+                     f'{length} tokens: add text, or lower data.context.')
+  for split in SPLITS:
+    if total('rows', [split]) and not total('weight', [split]):
       raise ValueError(f'{layout.source!r} has no answer in its text for {split}, so the loss would '
                        "have no token: add conversations, or use loss='all'.")
+  row_bytes = length * (layout.dtype.itemsize + layout.source.answers_only) + 4  # and the CRC32
+  return settings | {
+      'ids': layout.tokenizer.digest, 'vocab_size': layout.tokenizer.vocab_size,
+      'dtype': layout.dtype.name, **_places(row_bytes),
+      'weighted': layout.source.answers_only,
+      'content': hashlib.sha256(''.join(info['sha256'] for info in shards).encode()).hexdigest()[:32],
+      'domains': domains,
+      'shards': [{'file': info['file'],
+                  'rows': {name: [entry[split]['rows'] for split in SPLITS]
+                           for name, entry in info['domains'].items()}} for info in shards]}

@@ -7,16 +7,15 @@ file. The Jinja templates of checkpoints are programs, and none is executed here
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from sink_jax.data import sources
-from sink_jax.data.sources import Document, DocumentSource, Part
+from sink_jax.data.sources import Document, JsonLines, Part
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
 
@@ -36,14 +35,8 @@ TEMPLATES = {
 }
 
 
-class Message(NamedTuple):
-  """One message of a conversation; the role is 'system', 'user' or 'assistant'."""
-  role: str
-  content: str
-
-
 @dataclasses.dataclass(frozen=True)
-class ChatJsonl(DocumentSource):
+class ChatJsonl(JsonLines):
   """Conversations, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
 
   A line has a list `messages` or `conversations` of objects with `role` and `content`, or with
@@ -55,47 +48,36 @@ class ChatJsonl(DocumentSource):
       {"user": "Q: {content}\\n", "assistant": "A: {content}{eos}\\n"}.
     loss: 'all' tokens, as alignment-handbook trains zephyr-7b-beta, or only 'answers', each with
       what ends it; a training batch without any answer then has the loss 0 and no gradient.
-    long: what happens to conversations that are longer than a row: 'parts' cuts them at its edges,
-      as all text; 'drop' leaves them out and counts them.
   """
-  path: str = ''
   template: str = 'zephyr'
   loss: str = 'all'
-  long: str = 'parts'
 
   def __post_init__(self) -> None:
-    if self.loss not in ('all', 'answers') or self.long not in ('parts', 'drop'):
-      raise ValueError(f"ChatJsonl(loss={self.loss!r}, long={self.long!r}): loss is 'all' or "
-                       "'answers', long is 'parts' or 'drop'.")
+    if self.loss not in ('all', 'answers'):
+      raise ValueError(f"ChatJsonl(loss={self.loss!r}): loss is 'all' or 'answers'.")
 
   @property
   def answers_only(self) -> bool:
     return self.loss == 'answers'
 
-  @property
-  def drops_long(self) -> bool:
-    return self.long == 'drop'
-
-  def documents(self, start: int = 0) -> Iterator[Document]:
-    template = load_template(self.template)
-    for file, number, line in itertools.islice(sources.json_lines(self.path, 'ChatJsonl'), start, None):
-      where = f'{file[1]}, line {number}'
-      try:
-        messages = _messages(sources.parsed(line, file[1], number))
-        if missing := {message.role for message in messages} - set(template):
-          raise ValueError(f'the template {self.template} has no format for {missing.pop()!r}.')
-      except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: not a conversation ({type(error).__name__}: {error}); it is "
-                         '{"messages": [{"role": "user", "content": "..."}, ...]}.') from None
-      except ValueError as error:
-        raise ValueError(f'{where}: {error}') from None
-      parts = rendered(template, messages)
-      domain = file[0].split('/')[0] if '/' in file[0] else 'text'
-      yield Document(''.join(p.text or '' for p in parts), domain, f'{file[0]}:{number}', parts)
-
   def fingerprint(self) -> str:
-    return sources.digest_of([sources.files_fingerprint(sources.jsonl_files(self.path, 'ChatJsonl')),
-                      load_template(self.template)])
+    return sources.digest_of([super().fingerprint(), load_template(self.template)])
+
+  def _reader(self) -> Callable[[Any, str, str], Document]:
+    template = load_template(self.template)
+
+    def read(record: Any, folder: str, name: str) -> Document:
+      try:
+        messages = _messages(record)
+      except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f'not a conversation ({type(error).__name__}: {error}); it is '
+                         '{"messages": [{"role": "user", "content": "..."}, ...]}.') from None
+      if missing := {role for role, _ in messages} - set(template):
+        raise ValueError(f'the template {self.template} has no format for {missing.pop()!r}.')
+      parts = rendered(template, messages)
+      return Document(''.join(part.text.replace(_EOS, '') if part.is_template else part.text
+                              for part in parts), folder, name, parts)
+    return read
 
 
 def load_template(name: str) -> Mapping[str, str]:
@@ -113,17 +95,15 @@ def load_template(name: str) -> Mapping[str, str]:
   for role, text in formats.items():
     # Such as '{EOS}' or '{bos_token}', which would else be trained on letter by letter.
     unknown = set(re.findall(r'\{\w+\}', str(text))) - {_CONTENT, _EOS}
-    if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown:
+    endless = role == 'assistant' and str(text).endswith(_CONTENT)
+    if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown or endless:
       raise ValueError(f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from it '
-                       f'only {_EOS}; BOS comes from data.bos=True. It is {text!r}.')
-  if formats['assistant'].endswith(_CONTENT):
-    raise ValueError(f"{name}: nothing follows {_CONTENT} in the format of 'assistant', so that a "
-                     f'model could not learn to end an answer; put {_EOS} behind it.')
+                       f'only {_EOS}, which ends an answer; for BOS set data.bos. It is {text!r}.')
   return formats
 
 
-def rendered(template: Mapping[str, str], messages: Sequence[Message]) -> tuple[Part, ...]:
-  """A conversation as the parts of a document, in their order; none of them is empty.
+def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -> tuple[Part, ...]:
+  """A conversation of (role, content) as the parts of a document; none of them is empty.
 
   What ends an answer belongs to it: the template's text up to the first '{eos}', else up to the
   last character that is not white space, else all.
@@ -133,16 +113,13 @@ def rendered(template: Mapping[str, str], messages: Sequence[Message]) -> tuple[
     before, after = template[role].split(_CONTENT)
     size = after.find(_EOS) + len(_EOS) if _EOS in after else len(after.rstrip()) or len(after)
     is_answer = role == 'assistant'
-    for text, answers, is_template in ((before, False, True), (content, is_answer, False),
-                                       (after[:size], is_answer, True), (after[size:], False, True)):
-      pieces = re.split(f'({re.escape(_EOS)})', text) if is_template else [text]
-      parts += [Part(None if is_template and piece == _EOS else piece, answers, is_template)
-                for piece in pieces if piece]
-  return tuple(parts)
+    parts += [Part(before, False, True), Part(content, is_answer, False),
+              Part(after[:size], is_answer, True), Part(after[size:], False, True)]
+  return tuple(part for part in parts if part.text)
 
 
-def _messages(record: Any) -> list[Message]:
-  """The messages of a line; a ValueError, KeyError, TypeError or AttributeError says what is wrong."""
+def _messages(record: Any) -> list[tuple[str, str]]:
+  """(role, content) of the messages of a line; KeyError, TypeError, ... where it has other fields."""
   listed = record['messages'] if 'messages' in record else record['conversations']
   if not isinstance(listed, list) or not listed:
     raise TypeError('no list of messages')
@@ -152,11 +129,9 @@ def _messages(record: Any) -> list[Message]:
     if item[role] not in _ROLES:
       raise ValueError(f'message {number} has the role {str(item[role])[:60]!r}; roles are '
                        f'{", ".join(_ROLES)}.')
-    messages.append(Message(_ROLES[item[role]], sources.whole_characters(item[content])))
-    if messages[-1].role == 'assistant' and not messages[-1].content.strip():
-      raise ValueError(f'message {number} is an empty answer: fill it in, or remove the conversation.')
-    if number > 1 and messages[-2].role == messages[-1].role == 'assistant':
-      raise ValueError(f'message {number} is a second answer in a row: join the two.')
+    if not isinstance(item[content], str):
+      raise TypeError(f'message {number} has no text')
+    messages.append((_ROLES[item[role]], item[content]))
   return messages
 
 
@@ -168,58 +143,39 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tupl
   token spans two of them. In the text of a template the names of special tokens become these
   tokens; in that of a message they stay letters.
   """
-  texts = [document.text for document in documents if not document.parts]
-  of_texts = iter(tokenizer.encode_batch(texts) if texts else [])
-  names = sorted(tokenizer.special_tokens, key=len, reverse=True)  # one may begin with another
-  split = re.compile(f'({"|".join(map(re.escape, names))})') if names else None
-  conversations = [list(_pieces(document.parts, tokenizer, split))
-                   for document in documents if document.parts]
-  # A template repeats its texts, and each is tokenized once; what begins a conversation differently
-  # from what goes on in it.
-  firsts = dict.fromkeys(pieces[0][0] for pieces in conversations if isinstance(pieces[0][0], str))
-  others = dict.fromkeys(text for pieces in conversations for text, _ in pieces[1:]
-                         if isinstance(text, str))
-  of_first = dict(zip(firsts, tokenizer.encode_batch(list(firsts)) if firsts else [], strict=True))
-  of_other = dict(zip(others, _continuing(list(others), tokenizer), strict=True))
-  of_conversations = iter(conversations)
+  special = tokenizer.special_tokens | {_EOS: tokenizer.eos_id}
+  names = sorted(special, key=len, reverse=True)  # one may begin with another
+  split = re.compile(f'({"|".join(map(re.escape, names))})')
 
+  def pieces_of(document: Document) -> Iterator[tuple[str | int, bool]]:
+    """(text or id of a special token, whether it is of an answer)."""
+    for text, is_answer, is_template in document.parts or [Part(document.text, False, False)]:
+      for piece in filter(None, split.split(text)) if is_template else [text]:
+        yield special.get(piece, piece) if is_template else piece, is_answer
+
+  pieces_D = [list(pieces_of(document)) for document in documents]
+  # What begins a document is encoded differently from what goes on in it.
+  begin = iter(tokenizer.encode_batch([pieces[0][0] for pieces in pieces_D
+                                       if isinstance(pieces[0][0], str)]))
+  go_on = iter(_continuing([text for pieces in pieces_D for text, _ in pieces[1:]
+                            if isinstance(text, str)], tokenizer))
   result = []
-  for document in documents:
-    if document.parts:
-      pieces = next(of_conversations)
-      ids = [[piece] if isinstance(piece, int) else (of_other if i else of_first)[piece]
-             for i, (piece, _) in enumerate(pieces)]
-      weights = np.repeat([answers for _, answers in pieces], list(map(len, ids)))
-      result.append((np.concatenate(ids).astype(np.int32), weights.astype(np.int32)))
-    else:
-      ids = np.asarray(next(of_texts), np.int32)
-      result.append((ids, np.zeros_like(ids)))
+  for pieces in pieces_D:
+    ids = [[text] if isinstance(text, int) else next(go_on if i else begin)
+           for i, (text, _) in enumerate(pieces)]
+    weights = np.repeat([answers for _, answers in pieces], list(map(len, ids)))
+    result.append((np.concatenate(ids).astype(np.int32), weights.astype(np.int32)))
   return result
-
-
-def _pieces(parts: Sequence[Part], tokenizer: TextTokenizer,
-            split: re.Pattern[str] | None) -> Iterator[tuple[str | int, bool]]:
-  """(text or id of a special token, whether it is of an answer)."""
-  for part in parts:
-    if part.text is None:
-      yield tokenizer.eos_id, part.is_answer
-    elif part.is_template and split:
-      for piece in filter(None, split.split(part.text)):
-        yield tokenizer.special_tokens.get(piece, piece), part.is_answer
-    else:
-      yield part.text, part.is_answer
 
 
 def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:
   """The ids of texts that go on where another text ends."""
-  if not texts:
-    return []
   alone = tokenizer.encode_batch(texts)
   # Tokenizers made with sentencepiece put a space before whatever they are given, which does not
   # belong into the middle of a text. Behind a line break they put none.
-  lead, a, both = map(list, tokenizer.encode_batch(['\n', 'a', '\na']))
+  lead, a, both = tokenizer.encode_batch(['\n', 'a', '\na'])
   if both == lead + a:
     return alone
   behind = tokenizer.encode_batch(['\n' + text for text in texts])
-  return [b[len(lead):] if len(b) > len(lead) and list(b[:len(lead)]) == lead else ids
+  return [b[len(lead):] if len(b) > len(lead) and b[:len(lead)] == lead else ids
           for b, ids in zip(behind, alone, strict=True)]

@@ -1,10 +1,9 @@
 """From a `DataConfig` to a `Dataset`: documents that are packed and shuffled, or a synthetic task.
 
-The training stream is endless and has no state. Its element number i is a row that follows from i,
-the seed and the sizes of the domains: Grain computes the shuffle of an epoch at one position
-without the others, and the mixture decides by i which domain is next. Batch b holds the elements
-b * batch_size and following, so that a run resumes anywhere, and every process of a job reads only
-its rows.
+The training stream is endless and has no state. Its element number i is a row that follows from i
+and the seed: Grain computes the shuffle of an epoch at one position without the others. Batch b
+holds the elements b * batch_size and following, so that a run resumes anywhere, and every process
+of a job reads only its rows.
 """
 
 from __future__ import annotations
@@ -14,27 +13,22 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sink_jax.component import from_string, option
 # chat, stdlib: a source is a choice of configs once its module is imported.
-from sink_jax.data import chat, counter_rng, stdlib  # noqa: F401
+from sink_jax.data import build, chat, counter_rng, stdlib  # noqa: F401
 from sink_jax.data.batches import Batch, Dataset, FixedBatches
-from sink_jax.data.build import Layout, build
-from sink_jax.data.packed import Packed
+from sink_jax.data.packed import FORMAT, Packed
 from sink_jax.data.sources import DocumentSource, PackedDataset, Source
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.data.token_edits import FixedToken, TokenEdit
-from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer, Tokenizer
+from sink_jax.data.tokenizer import Bytes, TextTokenizer, Tokenizer
 from sink_jax.io.paths import cache_root, is_local, to_path
 
-if TYPE_CHECKING:
-  import grain
-
-__all__ = ['Batch', 'DataConfig', 'Dataset', 'Source', 'SyntheticDataset', 'as_packed', 'open_data',
-           'open_packed']
+__all__ = ['Batch', 'DataConfig', 'Dataset', 'Source', 'as_packed', 'open_data', 'open_packed']
 
 # Keys of `counter_rng`, fixed on purpose: the subset of a smaller data amount and the order of the
 # validation rows must not depend on the seed of a run, or runs could not be compared.
@@ -52,12 +46,10 @@ class DataConfig:
                           'PackedDataset, InstalledPackages, or a synthetic task')
   tokenizer: Tokenizer = option(Bytes(), 'Bytes, HuggingFace, TrainedBpe; with init.source the '
                                 "source's")
-  context: int = option(2048, 'C: the model sees C tokens, rows have C + 1')
+  context: int = option(2048, 'C: the model sees C tokens, rows have C + 1', least=1)
   bos: bool = option(False, 'put BOS before every document')
   eos: bool = option(True, 'put EOS after every document')
-  domain_weights: tuple[tuple[str, float], ...] = option(
-      (), "'code=2, docs=1'; empty: in proportion to size")
-  max_tokens: int = option(0, 'amount of training data (Figure 5 right); 0: all')
+  max_tokens: int = option(0, 'amount of training data (Figure 5 right); 0: all', least=0)
   interventions: tuple[TokenEdit, ...] = option((), "'FixedToken(position=1); RandomTokens(first=2)'")
   valid_fraction: float = option(0.05, 'of the documents, held out')
   valid_source: Source | None = option(None, 'another source for validation; empty: hold documents out')
@@ -65,12 +57,8 @@ class DataConfig:
                           where=True)
 
   def __post_init__(self) -> None:
-    if self.context < 1:
-      raise ValueError(f'data.context={self.context} must be at least 1.')
     if not 0 < self.valid_fraction < 1:
       raise ValueError(f'data.valid_fraction={self.valid_fraction} must be between 0 and 1.')
-    if self.max_tokens < 0:
-      raise ValueError(f'data.max_tokens={self.max_tokens} must be 0 (all) or more.')
 
 
 def open_data(config: DataConfig) -> Dataset:
@@ -82,8 +70,7 @@ def open_data(config: DataConfig) -> Dataset:
   config = as_packed(config)
   if not isinstance(config.source, SyntheticTask):
     return CorpusDataset(*open_packed(config), config)
-  for name in ('valid_source', 'valid_fraction', 'tokenizer', 'bos', 'domain_weights',
-                 'max_tokens', 'interventions'):
+  for name in ('valid_source', 'valid_fraction', 'tokenizer', 'bos', 'max_tokens', 'interventions'):
     if getattr(config, name) != getattr(DataConfig, name):
       raise ValueError(f'data.{name} is for document corpora; leave it out with {config.source!r}.')
   if config.context != config.source.length:
@@ -103,19 +90,13 @@ def as_packed(config: DataConfig) -> DataConfig:
   if not isinstance(config.source, PackedDataset):
     return config
   manifest = Packed(to_path(config.source.path)).manifest
-  # The file of a tokenizer may lie elsewhere on another machine, or nowhere: where the config names it
-  # as the builder did, it is not looked for.
-  if repr(config.tokenizer) not in (repr(DataConfig.tokenizer), manifest['tokenizer']) and not (
-      isinstance(config.tokenizer, HuggingFace)
-      and config.tokenizer.fingerprint() == manifest['tokenizer_fingerprint']):
-    raise ValueError(f'{config.source!r} was built with {manifest["tokenizer"]}: leave out '
-                     f'data.tokenizer={config.tokenizer!r}, which makes other tokens.')
-  built = {name: manifest[name] for name in ('context', 'bos', 'eos')}
+  built = {'tokenizer': from_string(Tokenizer, manifest['tokenizer']),
+           **{name: manifest[name] for name in ('context', 'bos', 'eos')}}
   for name, value in built.items():
     if getattr(config, name) not in (getattr(DataConfig, name), value):
       raise ValueError(f'{config.source!r} was built with {name}={value}: leave out data.{name}='
                        f'{getattr(config, name)}, or build it again.')
-  return dataclasses.replace(config, tokenizer=from_string(Tokenizer, manifest['tokenizer']), **built)
+  return dataclasses.replace(config, **built)
 
 
 def open_packed(config: DataConfig, out: str = '', workers: int = 0) -> tuple[Packed, Packed]:
@@ -155,19 +136,19 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
       'source': repr(source), 'source_fingerprint': source.fingerprint(),
       'tokenizer': repr(config.tokenizer), 'tokenizer_fingerprint': config.tokenizer.fingerprint(),
       'of_training': tokenizer and tokenizer.digest, 'context': config.context, 'bos': config.bos,
-      'eos': config.eos, 'valid_fraction': valid_fraction}
+      'eos': config.eos, 'valid_fraction': valid_fraction, 'format': FORMAT,
+      'shard_characters': build.SHARD_CHARACTERS}
   root = to_path(config.cache_dir) if config.cache_dir else cache_root()
   key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
   folder = to_path(out) if out else root / f'{type(source).__name__.lower()}-{config.context}-{key}'
+  begun = folder / 'settings.json'
+  if begun.exists() and json.loads(begun.read_text()) != settings:
+    raise ValueError(f'{folder} holds other data: choose another folder, or delete it.')
   if not (folder / 'manifest.json').exists():
     tokenizer = tokenizer or config.tokenizer.open(source, valid_fraction)
-    layout = Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
-    build(folder, layout, settings, workers)
-  packed = Packed(folder)
-  if any(packed.manifest[key] != value for key, value in settings.items()):
-    raise ValueError(f'{folder} holds other data, of {packed.manifest["source"]}: choose another '
-                     'folder, or delete it.')
-  return packed
+    layout = build.Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
+    build.build(folder, layout, settings, workers)
+  return Packed(folder)
 
 
 class CorpusDataset(Dataset):
@@ -175,9 +156,8 @@ class CorpusDataset(Dataset):
 
   Args:
     packed, valid: the packed training and validation text, which may be the same folder.
-    config: `domain_weights` names the domains of the training stream, in this proportion; a domain
-      that is not named is not used. `max_tokens` takes the same subset of rows in every epoch.
-      `interventions` are applied in their order to every training and validation row.
+    config: `max_tokens` takes the same subset of rows in every epoch. `interventions` are applied
+      in their order to every training and validation row.
 
   Raises:
     ValueError: an option does not fit.
@@ -185,6 +165,7 @@ class CorpusDataset(Dataset):
 
   def __init__(self, packed: Packed, valid: Packed, config: DataConfig):
     self._packed = {'train': packed, 'valid': valid}
+    self.tokenizer = packed.tokenizer
     self._interventions = config.interventions
     self._row_length = packed.manifest['context'] + 1
     self._text_vocabulary = self.vocab_size = packed.manifest['vocab_size']
@@ -193,8 +174,6 @@ class CorpusDataset(Dataset):
       self.vocab_size = edit.vocab_size(self.vocab_size)
     self._read_threads = 1 if is_local(packed.folder) else 8  # which wait for a store
     self._rows = self._training_rows(config.max_tokens)
-    self._parts, self._weights = self._mixture(config.domain_weights)
-    self._streams: dict[int, grain.MapDataset] = {}  # by seed
 
   def validation(self, batch_size: int, max_batches: int = 0,
                  rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
@@ -207,9 +186,8 @@ class CorpusDataset(Dataset):
       domain = np.searchsorted(valid.bounds['valid'], order, side='right') - 1
       sets |= {name: order[domain == d] for d, name in enumerate(valid.domains)
                if (domain == d).any()}
-    make = lambda numbers: self._batch('valid', numbers, np.zeros_like(numbers))
-    return {name: FixedBatches(make, listed, batch_size, max_batches, rows)
-            for name, listed in sets.items()}
+    return {name: FixedBatches(functools.partial(self._batch, 'valid'), listed, batch_size,
+                               max_batches, rows) for name, listed in sets.items()}
 
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first tokens (S, T) of validation documents, int32, without BOS and EOS.
@@ -218,9 +196,6 @@ class CorpusDataset(Dataset):
     is applied: a model trained with random tokens is measured on ordinary text, as in the official
     implementation (sail-sg/Attention-Sink).
     """
-    if not 1 <= length <= self._row_length:
-      raise ValueError(f'probe.length={length} must be between 1 and {self._row_length}, '
-                       'data.context + 1.')
     probes = self._packed['valid'].prompts(sequences, length)
     if len(probes) < sequences:
       raise ValueError(f'The validation text has only {len(probes)} prompts of probe.length={length} '
@@ -228,25 +203,18 @@ class CorpusDataset(Dataset):
                        'data.valid_fraction.')
     for edit in self._interventions:
       if isinstance(edit, FixedToken) and edit.position <= length:
-        probes = edit.apply(probes, np.arange(sequences), np.zeros(sequences), 'valid',
-                            self._text_vocabulary)
+        probes = edit.apply(probes, np.arange(sequences), 'valid', self._text_vocabulary)
     return probes
 
   def remarks(self) -> list[str]:
-    lines = []
-    for packed in dict.fromkeys(self._packed.values()):
-      lines += packed.manifest['remarks']
-      if by_rows := [name for name in packed.domains if packed.split_by_rows(name)]:
-        lines.append(f'{", ".join(by_rows)}: too few documents to hold some out, so the last rows '
-                     'are for validation; they go on where the training text ends.')
-      if dropped := packed.manifest['dropped_documents']:
-        lines.append(f'{dropped} conversations are longer than a row of data.context + 1 tokens and '
-                     "are left out: long='parts' keeps them.")
-    return lines
+    names = dict.fromkeys(name for packed in self._packed.values() for name in packed.domains
+                          if packed.split_by_rows(name))
+    return [f'{", ".join(names)}: too few documents to hold some out, so the last rows are for '
+            'validation; they go on where the training text ends.'] if names else []
 
   def summary(self) -> dict[str, Any]:
     training, valid = (self._packed[split].manifest for split in ('train', 'valid'))
-    rows = sum(stop - start for start, stop in self._parts)
+    rows = len(self._rows)
     domains = lambda manifest: {name: {split: entry[split] for split in ('train', 'valid')}
                                 for name, entry in manifest['domains'].items()}
     summary = {
@@ -260,77 +228,31 @@ class CorpusDataset(Dataset):
                   'valid_domains': domains(valid)}
     return summary
 
-  @property
-  def tokenizer(self) -> TextTokenizer:
-    return self._packed['train'].tokenizer
-
-  def decode(self, ids: Sequence[int]) -> str:
-    return self.tokenizer.decode(ids)
-
-  def _training_rows(self, max_tokens: int) -> np.ndarray | None:
-    """The sorted row numbers that may be used; None = all."""
+  def _training_rows(self, max_tokens: int) -> Sequence[int]:
+    """The row numbers that may be used, sorted."""
     available, wanted = self._packed['train'].size('train'), max_tokens // self._row_length
     if not max_tokens:
-      return None
+      return range(available)
     if not 1 <= wanted <= available:
       raise ValueError(f'data.max_tokens={max_tokens} must be between one row ({self._row_length} '
                        f'tokens) and the {available * self._row_length} tokens of the training '
                        'set; 0 uses all of it.')
     # The first rows of one permutation: a smaller amount of data is a subset of a larger one.
-    return np.sort(counter_rng.permutation(available, _SUBSET_KEY)[:wanted])
-
-  def _mixture(self, domain_weights: tuple[tuple[str, float], ...]
-               ) -> tuple[list[tuple[int, int]], list[float] | None]:
-    """Ranges (start, stop) of the usable rows, and their weights."""
-    packed = self._packed['train']
-    if not domain_weights:
-      return [(0, packed.size('train') if self._rows is None else len(self._rows))], None
-    domains, bounds = packed.domains, np.array(packed.bounds['train'])
-    if self._rows is not None:
-      bounds = np.searchsorted(self._rows, bounds)  # rows of a domain stay together, being sorted
-    names = [name for name, _ in domain_weights]
-    if set(names) - set(domains) or len(set(names)) < len(names):
-      raise ValueError(f'data.domain_weights names {", ".join(names)}; name each domain at most once, '
-                       f'of: {", ".join(domains)}.')
-    parts = [(int(bounds[d]), int(bounds[d + 1])) for d in map(domains.index, names)]
-    for (name, weight), (start, stop) in zip(domain_weights, parts, strict=True):
-      if not weight > 0 or start == stop:
-        raise ValueError(f'data.domain_weights: the weight {weight} of {name!r} must be positive, and '
-                         'the domain must have a row within data.max_tokens.')
-    weights = np.array([weight for _, weight in domain_weights], float)
-    return parts, list(weights / weights.sum())
-
-  def _stream(self, seed: int) -> grain.MapDataset:
-    """The training stream, an endless Grain dataset of (position among usable rows, epoch).
-
-    Grain handles numbers here, not rows: one call then reads the rows of a batch.
-    """
-    import grain
-    if seed not in self._streams:
-      endless = []
-      for d, (start, stop) in enumerate(self._parts):
-        size = stop - start
-        # A seed of its own, else domains of one size would be read in the same order; `repeat`
-        # shuffles every epoch anew.
-        shuffled = grain.MapDataset.range(start, stop).shuffle(seed=(seed + 7919 * d) % 2**32)
-        endless.append(shuffled.repeat().map_with_index(
-            lambda index, position, size=size: (position, index // size)))
-      self._streams[seed] = (endless[0] if len(endless) == 1 else
-                             grain.MapDataset.mix(endless, self._weights))
-    return self._streams[seed]
+    return np.sort(counter_rng.permutation(available, _SUBSET_KEY)[:wanted]).tolist()
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
-    stream = self._stream(seed)
-    positions, epochs = np.array([stream[int(i)] for i in numbers]).T
-    return self._batch('train', positions if self._rows is None else self._rows[positions], epochs)
+    import grain
+    # Grain handles numbers here, not rows: one call then reads the rows of a batch. `repeat`
+    # shuffles every epoch anew.
+    stream = grain.MapDataset.source(self._rows).shuffle(seed=seed % 2**32).repeat()
+    return self._batch('train', np.array([stream[int(i)] for i in numbers]))
 
-  def _batch(self, split: str, rows: np.ndarray, epochs: np.ndarray) -> Batch:
+  def _batch(self, split: str, rows: np.ndarray) -> Batch:
     tokens, weights = self._packed[split].rows(split, rows)
-    for edit in self._interventions:
-      tokens = edit.apply(tokens, rows, epochs, split, self._text_vocabulary)
     weights = np.ones(tokens.shape, np.float32) if weights is None else weights.astype(np.float32)
-    if self._packed[split].weighted:  # what is written is not an answer
-      for edit in self._interventions:
+    for edit in self._interventions:
+      tokens = edit.apply(tokens, rows, split, self._text_vocabulary)
+      if self._packed[split].weighted:  # what is written is not an answer
         weights[:, edit.written] = 0
     # A row has C + 1 tokens, so that all C positions have a next token to predict.
     return Batch(np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:]),
@@ -357,18 +279,12 @@ class SyntheticDataset(Dataset):
 
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first `length` inputs of the validation sequences, BOS included."""
-    if not 1 <= length <= self.task.length:
-      raise ValueError(f'length={length} must be between 1 and {self.task.length}, the length '
-                       f'of {self.task!r}.')
     return self.task.batch('valid', 0, np.arange(sequences)).tokens[:, :length]
 
   def summary(self) -> dict[str, Any]:
     return {'source': repr(self.task), 'content': repr(self.task), 'vocab_size': self.vocab_size,
             'context': self.task.length, 'validation_sequences': self.task.valid_sequences,
             **self.task.facts()}
-
-  def decode(self, ids: Sequence[int]) -> str:
-    return ' '.join(str(int(i)) for i in ids)
 
   def _valid_batch(self, target_set: str | None, rows: np.ndarray) -> Batch:
     batch = self.task.batch('valid', 0, rows)

@@ -7,7 +7,7 @@ of a token is the rank of the merges that make it. Chat templates are not render
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -32,17 +32,9 @@ _WORDS = {
                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]}
 
 
-class GgufTokenizer(NamedTuple):
-  """A tokenizer, its BOS, whether texts begin with it, and the ids that end a text."""
-
-  model: Tokenizer
-  bos_id: int | None
-  add_bos: bool
-  eos_ids: tuple[int, ...]
-
-
-def gguf_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
-  """Makes the tokenizer of a GGUF file.
+def gguf_tokenizer(metadata: Mapping[str, Any]
+                   ) -> tuple[Tokenizer, int | None, bool, tuple[int, ...]]:
+  """The tokenizer of a GGUF file, its BOS, whether texts begin with it, and ids that end a text.
 
   Raises:
     ValueError: the metadata define one that is not supported; names the key.
@@ -74,7 +66,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
   add_bos = values.get('add_bos_token', adds_bos)
   if add_bos and bos is None:
     raise _refused('add_bos_token', True, f'{_PREFIX}bos_token_id is missing')
-  return GgufTokenizer(tokenizer, bos, add_bos, tuple(dict.fromkeys(i for i in ends if i is not None)))
+  return tokenizer, bos, add_bos, tuple(dict.fromkeys(i for i in ends if i is not None))
 
 
 def _refused(key: str, value: Any, reason: str) -> ValueError:

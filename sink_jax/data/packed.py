@@ -18,14 +18,10 @@ gs:// have no end, so that a row of 4 KB costs 150 KB: https://github.com/google
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 import functools
 import json
 import os
 import zlib
-from collections.abc import Sequence
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -34,15 +30,11 @@ from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath
 
-FORMAT = 3  # raise it when the files change their meaning
+FORMAT = 4  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
 # A file of ArrayRecord has a header of 24 bytes at each multiple of 64 KiB, also within a record:
 # https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
 _BLOCK, _BLOCK_HEADER = 1 << 16, 24
-
-
-class DamagedShard(ValueError):
-  """A shard is missing or damaged: the rows that were asked for cannot be read."""
 
 
 class Packed:
@@ -71,20 +63,31 @@ class Packed:
     self._dtype = np.dtype(self.manifest['dtype']).newbyteorder('<')
     self.row_bytes = self._length * (self._dtype.itemsize + self.weighted) + 4
     self._store, self._root = fsspec.url_to_fs(os.fspath(folder))
-    self._runs: dict[str, list[tuple[int, int]]] = {}  # of rows: (shard, its first record)
-    self._starts: dict[str, list[int]] = {}  # the first row of each run, and the number of all
-    self.bounds: dict[str, list[int]] = {}
-    for split in SPLITS:
-      self._runs[split], self._starts[split], self.bounds[split] = [], [0], [0]
-      for domain in self.domains:
-        for shard, first, count in self._runs_of(domain)[split]:
-          self._runs[split].append((shard, first))
-          self._starts[split].append(self._starts[split][-1] + count)
-        self.bounds[split].append(self._starts[split][-1])
+    # All rows are numbered by domain, then training before validation, then shard.
+    runs = []  # of consecutive rows: (domain, split, shard, number of its first record, rows)
+    for number, shard in enumerate(self.manifest['shards']):
+      first = 0
+      for domain, counts in sorted(shard['rows'].items()):
+        for split, count in enumerate(counts):
+          runs.append((domain, split, number, first, count))
+          first += count
+    self._runs = np.array([run[2:] for run in sorted(runs)], np.int64).reshape(-1, 3)
+    self._starts = np.append(0, np.cumsum(self._runs[:, 2]))
+    self.bounds: dict[str, list[int]] = {split: [0] for split in SPLITS}
+    self._before: dict[str, list[int]] = {split: [] for split in SPLITS}  # rows before a domain's
+    for domain in self.domains:
+      sizes = [self.manifest['domains'][domain][split]['rows'] for split in SPLITS]
+      if self.split_by_rows(domain):
+        valid = max(1, min(sum(sizes) - 1, round(sum(sizes) * self.manifest['valid_fraction'])))
+        sizes = [sum(sizes) - valid, valid]
+      before = self.bounds['train'][-1] + self.bounds['valid'][-1]
+      for split, size, rows in zip(SPLITS, sizes, (before, before + sizes[0]), strict=True):
+        self._before[split].append(rows)
+        self.bounds[split].append(self.bounds[split][-1] + size)
 
   def size(self, split: str) -> int:
     """The rows of 'train' or 'valid'."""
-    return self._starts[split][-1]
+    return self.bounds[split][-1]
 
   def split_by_rows(self, domain: str) -> bool:
     """Whether its last rows are for validation, since all its documents are on one side."""
@@ -95,12 +98,14 @@ class Packed:
     """Tokens (n, C+1) int32 of these rows of 'train' or 'valid', and their weights (n, C+1) uint8.
 
     Raises:
-      DamagedShard: a row is not what was built; names the shard.
+      ValueError: a shard is missing or damaged; names it.
     """
-    runs = [bisect.bisect_right(self._starts[split], number) - 1 for number in numbers.tolist()]
-    places = [(shard, first + int(number) - self._starts[split][run]) for number, run in
-              zip(numbers, runs) for shard, first in [self._runs[split][run]]]
-    records = self._read(places)
+    bounds, before = np.array(self.bounds[split]), np.array(self._before[split])
+    domain = np.searchsorted(bounds, numbers, side='right') - 1
+    numbers = numbers - bounds[domain] + before[domain]
+    run = np.searchsorted(self._starts, numbers, side='right') - 1
+    shard_n, first, _ = self._runs[run].T
+    records = self._read(shard_n, first + numbers - self._starts[run])
     content = np.frombuffer(b''.join(records), np.uint8).reshape(len(records), self.row_bytes)
     size = self._length * self._dtype.itemsize
     tokens = np.ascontiguousarray(content[:, :size]).view(self._dtype).astype(np.int32)
@@ -119,12 +124,11 @@ class Packed:
           if size >= length]
       listed += [(turn, d, self.bounds['valid'][d] + row, token)
                  for turn, (row, token) in enumerate(fitting)]
-    prompts = []
+    chosen: dict[bytes, np.ndarray] = {}  # each once
     for _, _, row, token in sorted(listed)[:count]:
       last = row + (token + length - 1) // self._length
-      tokens, _ = self.rows('valid', np.arange(row, last + 1))
-      prompts.append(tokens.ravel()[token:token + length])
-    chosen = {prompt.tobytes(): prompt for prompt in prompts}  # each once
+      tokens = self.rows('valid', np.arange(row, last + 1))[0].ravel()[token:token + length]
+      chosen[tokens.tobytes()] = tokens
     for row in range(self.size('valid')):
       if len(chosen) >= count:
         break
@@ -136,61 +140,29 @@ class Packed:
   @functools.cached_property
   def tokenizer(self) -> TextTokenizer:
     """The tokenizer that made the ids; a ValueError where its file is not that of the build."""
-    read, ids = TextTokenizer.from_path(self.folder / 'tokenizer.json'), self.manifest['special_ids']
-    if read.digest != self.manifest['ids']:
-      raise ValueError(f'{read.name} is not that of the build: build the folder again.')
-    return dataclasses.replace(read, bos_id=ids['bos'], eos_ids=(ids['eos'],), pad_id=ids['pad'], prefix=())
+    return TextTokenizer.from_path(self.folder / 'tokenizer.json')
 
-  def _runs_of(self, domain: str) -> dict[str, list[tuple[int, int, int]]]:
-    """By split, the runs (shard, first record, rows) of a domain."""
-    runs: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}
-    for number, shard in enumerate(self.manifest['shards']):
-      first = 0
-      for name in sorted(shard['rows']):
-        for split, count in zip(SPLITS, shard['rows'][name]):
-          if name == domain and count:
-            runs[split].append((number, first, count))
-          first += count
-    if not self.split_by_rows(domain):
-      return runs
-    together = runs['train'] + runs['valid']  # one of them is empty
-    total = sum(count for _, _, count in together)
-    left = total - max(1, min(total - 1, round(total * self.manifest['valid_fraction'])))
-    runs = {split: [] for split in SPLITS}
-    for number, first, count in together:
-      training = min(left, count)
-      left -= training
-      if training:
-        runs['train'].append((number, first, training))
-      if count > training:
-        runs['valid'].append((number, first + training, count - training))
-    return runs
-
-  def _read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The records at these places (shard, number)."""
-    shards = [self.manifest['shards'][shard] for shard, _ in places]
-    firsts = [shard['first'] + record * shard['stride']
-              for shard, (_, record) in zip(shards, places, strict=True)]
-    begins = [in_file(first) for first in firsts]
-    ends = [in_file(first + self.row_bytes - 1) + 1 for first in firsts]
-    read = self._store.cat_ranges([f'{self._root}/{shard["file"]}' for shard in shards], begins, ends,
-                                  on_error='return')
+  def _read(self, shard_n: np.ndarray, record_n: np.ndarray) -> list[bytes]:
+    """The records of these numbers in these shards."""
+    files = [self.manifest['shards'][shard]['file'] for shard in shard_n]
+    first_n = self.manifest['first'] + record_n * self.manifest['stride']
+    begins, ends = in_file(first_n), in_file(first_n + self.row_bytes - 1) + 1
+    read = self._store.cat_ranges([f'{self._root}/{file}' for file in files], begins.tolist(),
+                                  ends.tolist(), on_error='return')
     records = []
-    for shard, content, begin in zip(shards, read, begins, strict=True):
+    for file, content, begin in zip(files, read, begins, strict=True):
       if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
         raise content  # of the disk or the network
-      if isinstance(content, bytes):
-        records.append(without_block_headers(content, begin))
-      if not isinstance(content, bytes) or len(records[-1]) != self.row_bytes or (
-          zlib.crc32(records[-1][:-4]) != int.from_bytes(records[-1][-4:], 'little')):
-        why = 'a row is not what was built' if isinstance(content, bytes) else content
-        raise DamagedShard(f'{self.folder / shard["file"]} is damaged: {why}. Delete it and '
-                           'manifest.json, and build again: the other shards are kept.')
+      row = without_block_headers(content, begin) if isinstance(content, bytes) else b''
+      if len(row) != self.row_bytes or zlib.crc32(row[:-4]) != int.from_bytes(row[-4:], 'little'):
+        raise ValueError(f'{self.folder / file} is missing or damaged. Delete it and '
+                         'manifest.json, and build again: the other shards are kept.')
+      records.append(row)
     return records
 
 
-def in_file(position: int) -> int:
-  """Where a byte of the content of a file of ArrayRecord lies in the file."""
+def in_file(position: np.ndarray) -> np.ndarray:
+  """Where bytes of the content of a file of ArrayRecord lie in the file."""
   return position + _BLOCK_HEADER * (position // (_BLOCK - _BLOCK_HEADER) + 1)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
 import importlib
 import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import fsspec
 
 from sink_jax.component import Component
 from sink_jax.io.paths import expanded
@@ -22,9 +23,9 @@ File = tuple[str, pathlib.Path]
 
 class Part(NamedTuple):
   """A piece of a conversation, which is tokenized separately from its neighbours."""
-  text: str | None  # None: the EOS of the tokenizer
+  text: str
   is_answer: bool  # an answer, or what ends one
-  is_template: bool  # written by the template; else by the message
+  is_template: bool  # written by the template, in which '{eos}' is the EOS; else by the message
 
 
 class Document(NamedTuple):
@@ -45,16 +46,8 @@ class DocumentSource(Source):
   """A corpus: an ordered stream of documents, which is the same whenever it is read."""
 
   abstract = True
-
-  @property
-  def answers_only(self) -> bool:
-    """Whether the loss counts only the answers of conversations."""
-    return False
-
-  @property
-  def drops_long(self) -> bool:
-    """Whether conversations that are longer than a row are left out."""
-    return False
+  # Without an annotation it is not a field.
+  answers_only = False  # whether the loss counts only the answers of conversations
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     """All documents in their order, but for the first `start`, which a stopped build has done."""
@@ -73,10 +66,6 @@ class DocumentSource(Source):
   def fingerprint(self) -> str:
     """A cheap string that changes when the corpus does: of names, sizes and times of change."""
     raise NotImplementedError
-
-  def remarks(self) -> list[str]:
-    """What a person should know about the documents, a line each."""
-    return []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,16 +86,9 @@ class TextFolder(DocumentSource):
   def fingerprint(self) -> str:
     return files_fingerprint(self._files())
 
-  def remarks(self) -> list[str]:
-    others = sum(f.is_file() for f in self._root().rglob('*')) - len(self._files())
-    return [f'{self.path}: {others} files are not like {self.pattern!r} and are left out; '
-            "TextFolder(pattern='**/*.md') would read others."] if others else []
-
-  def _root(self) -> pathlib.Path:
-    return existing_path(self.path, 'TextFolder')
-
   def _files(self) -> list[File]:
-    files = _listing(self._root(), self._root().glob(self.pattern))
+    root = existing_path(self.path, 'TextFolder')
+    files = listing(root, root.glob(self.pattern))
     if not files:
       raise ValueError(f'{self.path} is not a folder with files like {self.pattern!r}; see '
                        'TextFolder(pattern=...).')
@@ -114,26 +96,64 @@ class TextFolder(DocumentSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class Jsonl(DocumentSource):
+class JsonLines(DocumentSource):
+  """A document for each line of .jsonl, .jsonl.gz or .jsonl.zst: one file, or all of a folder."""
+
+  abstract = True
+  path: str = ''
+
+  def documents(self, start: int = 0) -> Iterator[Document]:
+    read = self._reader()
+    for (name, file), number, line in itertools.islice(self._lines(), start, None):
+      try:
+        document = read(json.loads(line), _folder_domain(name), f'{name}:{number}')
+      except (ValueError, RecursionError) as error:
+        raise ValueError(f'{file}, line {number}: {error}') from None
+      yield document
+
+  def fingerprint(self) -> str:
+    return files_fingerprint(self._files())
+
+  def _reader(self) -> Callable[[Any, str, str], Document]:
+    """Makes a document of (value of a line, sub-folder, name); a ValueError says what is wrong."""
+    raise NotImplementedError
+
+  def _files(self) -> list[File]:
+    root = existing_path(self.path, type(self).__name__)
+    if root.is_file():
+      return [(root.name, root)]
+    suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
+    files = listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
+    if not files:
+      raise ValueError(f'{root} has no files ending in {", ".join(suffixes)}.')
+    return files
+
+  def _lines(self) -> Iterator[tuple[File, int, bytes]]:
+    """(file, line number from 1, line) of all lines that are not blank."""
+    for file in self._files():
+      with fsspec.open(os.fspath(file[1]), 'rb', compression='infer') as lines:
+        try:
+          for number, line in enumerate(lines, 1):
+            if line.strip():
+              yield file, number, line
+        except Exception as error:  # of gzip, zlib, zstd or the disk
+          raise ValueError(f'{file[1]}: damaged or truncated ({error}); copy it again.') from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Jsonl(JsonLines):
   """JSON objects, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
 
   `field` names the field with the text. The domain is in `domain_field` (dots reach into nested
   objects: 'meta.pile_set_name'); without it, it is the first sub-folder, else 'text'.
   """
-  path: str = ''
   field: str = 'text'
   domain_field: str = ''
 
-  def documents(self, start: int = 0) -> Iterator[Document]:
-    for file, number, line in itertools.islice(json_lines(self.path, 'Jsonl'), start, None):
-      where, record = f'{file[1]}, line {number}', parsed(line, file[1], number)
-      domain = (_string_at(record, self.domain_field, where) if self.domain_field
-                else _folder_domain(file[0]))
-      text = whole_characters(_string_at(record, self.field, where))
-      yield Document(text, domain, f'{file[0]}:{number}')
-
-  def fingerprint(self) -> str:
-    return files_fingerprint(jsonl_files(self.path, 'Jsonl'))
+  def _reader(self) -> Callable[[Any, str, str], Document]:
+    return lambda record, folder, name: Document(
+        _string_at(record, self.field),
+        _string_at(record, self.domain_field) if self.domain_field else folder, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +172,8 @@ class Tfds(DocumentSource):
   def documents(self, start: int = 0) -> Iterator[Document]:
     try:
       records = self._builder().as_data_source(split=self.split)
-    except ValueError as error:
-      raise ValueError(f'{self!r}: {error}') from None
+    except (ValueError, NotImplementedError) as error:  # no such split; stored as TFRecord
+      raise ValueError(f'{self!r}: {" ".join(str(error).split())}') from None
     for index in range(start, len(records)):
       text = records[index].get(self.field)
       if not isinstance(text, (bytes, str)):
@@ -182,10 +202,6 @@ class Tfds(DocumentSource):
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]  # of a page, at times
         raise ValueError(f'{self!r} cannot be prepared here ({reason}): prepare it where TensorFlow is '
                          'installed, or take the text as HubDataset or Jsonl.') from None
-    file_format = builder.info.file_format
-    if file_format is None or file_format.value != 'array_record':
-      raise ValueError(f'{self!r} is stored as {file_format and file_format.value}, which needs '
-                       'TensorFlow to read: set another Tfds(data_dir=...).')
     return builder
 
 
@@ -203,11 +219,8 @@ class HubDataset(DocumentSource):
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     records = self._records()
-    if self.field not in records.column_names:
-      raise ValueError(f'{self!r}: no column {self.field!r}; the columns are: '
-                       f'{", ".join(records.column_names)}.')
     for index in range(start, len(records)):
-      yield Document(whole_characters(records[index][self.field]), 'text', f'{self.split}:{index}')
+      yield Document(records[index][self.field], 'text', f'{self.split}:{index}')
 
   def fingerprint(self) -> str:
     return files_fingerprint((file['filename'], file['filename'])
@@ -219,7 +232,8 @@ class HubDataset(DocumentSource):
     except ImportError:
       raise ValueError(f'{self!r} needs the package datasets: pip install "sink_jax[hub]".') from None
     try:
-      return datasets.load_dataset(self.path, self.name or None, split=self.split)
+      records = datasets.load_dataset(self.path, self.name or None, split=self.split)
+      return records.select_columns(self.field)
     except (ValueError, OSError) as error:
       raise ValueError(f'{self!r}: {" ".join(str(error).split())[:300]}') from None
 
@@ -243,60 +257,13 @@ def existing_path(path: str, source: str) -> pathlib.Path:
   Raises:
     ValueError: it is empty, in an object store, or does not exist; names the source.
   """
-  if '://' in path:
-    raise ValueError(f"{source}(path={path!r}) is not on a disk: copy the text here, or build where "
-                     'it is (python -m sink_jax data_build) and train with PackedDataset.')
   root = expanded(path)
   if not path or not root.exists():
-    raise ValueError(f"{source}(path={path!r}) does not exist: set --config.data.source="
-                     f"\"{source}(path='...')\"; BUILD.md says where the paper's corpora come from.")
+    raise ValueError(f"{source}(path={path!r}) is not on a disk of this machine: set "
+                     f"--config.data.source=\"{source}(path='...')\", or train with PackedDataset and "
+                     'build where the text is (python -m sink_jax data_build); BUILD.md says where '
+                     "the paper's corpora come from.")
   return root
-
-
-def jsonl_files(path: str, source: str) -> list[File]:
-  """The files of a corpus of JSON lines: one file, or all of a folder; see `existing_path`."""
-  root = existing_path(path, source)
-  if root.is_file():
-    return [(root.name, root)]
-  suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
-  files = _listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
-  if not files:
-    raise ValueError(f'{root} has no files ending in {", ".join(suffixes)}.')
-  return files
-
-
-def json_lines(path: str, source: str) -> Iterator[tuple[File, int, bytes]]:
-  """Yields (file, line number from 1, line) of all lines of a corpus that are not blank.
-
-  Raises:
-    ValueError: there are no files, or a compressed one is damaged or ends early.
-  """
-  for file in jsonl_files(path, source):
-    with _opened(file[1]) as lines:
-      try:
-        for number, line in enumerate(lines, 1):
-          if line.strip():
-            yield file, number, line
-      except Exception as error:  # of gzip, zlib, zstd or the disk
-        raise ValueError(f'{file[1]}: damaged or truncated ({error}); copy it again.') from None
-
-
-def parsed(line: bytes, file: pathlib.Path, number: int) -> Any:
-  """The value of a line of JSON; a ValueError names the file and the line."""
-  try:
-    return json.loads(line)
-  except (ValueError, RecursionError) as error:  # among them JSONDecodeError, UnicodeDecodeError
-    raise ValueError(f'{file}, line {number}: not JSON in UTF-8 ({error}); if it is the last line, the '
-                     'file is truncated: copy it again.') from None
-
-
-def whole_characters(text: str) -> str:
-  """The text with a replacement character for half a surrogate pair, which JSON escapes can spell."""
-  try:
-    text.encode()
-    return text
-  except UnicodeEncodeError:
-    return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 def files_fingerprint(files: Iterable[tuple[str, str | pathlib.Path]]) -> str:
@@ -310,14 +277,8 @@ def digest_of(items: Sequence[Any]) -> str:
   return hashlib.sha256(repr(items).encode()).hexdigest()[:32]
 
 
-def _opened(path: pathlib.Path) -> Any:
-  if path.suffix == '.zst':
-    from backports import zstd  # other files do not need it
-    return zstd.open(path)
-  return gzip.open(path) if path.suffix == '.gz' else open(path, 'rb')
-
-
-def _listing(root: pathlib.Path, files: Iterable[pathlib.Path]) -> list[File]:
+def listing(root: pathlib.Path, files: Iterable[pathlib.Path]) -> list[File]:
+  """The files that there are, with their names below a folder, sorted by these."""
   return sorted((f.relative_to(root).as_posix(), f) for f in files if f.is_file())
 
 
@@ -326,12 +287,12 @@ def _folder_domain(name: str) -> str:
   return name.split('/')[0] if '/' in name else 'text'
 
 
-def _string_at(record: Any, dotted: str, where: str) -> str:
+def _string_at(record: Any, dotted: str) -> str:
   value = record
   for key in dotted.split('.'):
     value = value.get(key) if isinstance(value, dict) else None
   if not isinstance(value, str):
     fields = ', '.join(record) if isinstance(record, dict) else 'none (not an object)'
-    raise ValueError(f'{where}: no text in {dotted!r}; its fields are: {fields}. Set Jsonl(field=...) or '
+    raise ValueError(f'no text in {dotted!r}; its fields are: {fields}. Set Jsonl(field=...) or '
                      'Jsonl(domain_field=...).')
   return value

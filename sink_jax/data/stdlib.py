@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
-import hashlib
 import pathlib
 import sys
 import sysconfig
@@ -12,10 +12,8 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 
-from sink_jax.data.sources import Document, DocumentSource, File, digest_of
+from sink_jax.data.sources import Document, DocumentSource, File, digest_of, listing
 
-_SUFFIXES = {'.py': 'code', '.pyi': 'code', '.md': 'docs', '.rst': 'docs', '.txt': 'docs'}
-_LONGEST = 1 << 20  # bytes of an installed file; longer ones are tables and generated code
 _SKIPPED = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__pycache__',
             '__phello__'}
 
@@ -28,16 +26,16 @@ class Stdlib(DocumentSource):
   each of its top-level definitions with the methods inside. All modules of a package are held out
   together: they repeat parts of each other. `max_files` modules are read; 0 reads all.
   """
+  _folder = 'stdlib'  # without an annotation it is not a field
   domains: str = 'code,docs'
   max_files: int = 0
 
   def __post_init__(self) -> None:
-    if self.domains not in ('code', 'docs', 'code,docs', 'docs,code') or self.max_files < 0:
-      raise ValueError(f"{self!r}: domains are 'code', 'docs' or 'code,docs', max_files 0 (all) or "
-                       'more.')
+    if self.domains not in ('code', 'docs', 'code,docs'):
+      raise ValueError(f"{self!r}: domains are 'code', 'docs' or 'code,docs'.")
 
   def documents(self, start: int = 0) -> Iterator[Document]:
-    for name, text in modules(self.max_files):
+    for name, text in modules(self.max_files, self._folder):
       package = name.split('/')[0].removesuffix('.py')
       texts = [('code', text)] if 'code' in self.domains else []
       texts += [('docs', part) for part in _docstrings(text)] if 'docs' in self.domains else []
@@ -48,35 +46,40 @@ class Stdlib(DocumentSource):
 
   def fingerprint(self) -> str:
     return digest_of([sys.version] + [(name, path.stat().st_size)
-                                      for name, path in _files(self.max_files)])
+                                      for name, path in _files(self.max_files, self._folder)])
 
 
-def modules(most: int = 0) -> Iterator[tuple[str, str]]:
-  """(name, source) of the library's modules, such as 'json/decoder.py', of the first `most` if not 0."""
-  for name, path in _files(most):
-    with tokenize.open(path) as file:  # in the encoding that the module declares
+@dataclasses.dataclass(frozen=True)
+class InstalledPackages(Stdlib):
+  """As `Stdlib`, of the packages that are installed for the running Python; its code by default."""
+  domains: str = 'code'
+  _folder = 'purelib'
+
+
+def modules(most: int = 0, folder: str = 'stdlib') -> Iterator[tuple[str, str]]:
+  """(name, source) of modules, such as 'json/decoder.py', of the first `most` if not 0."""
+  for name, path in _files(most, folder):
+    # A module is in the encoding that it declares, but for examples of errors in some packages.
+    with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
       yield name, file.read()
 
 
-def _files(most: int) -> list[File]:
-  root = pathlib.Path(sysconfig.get_paths()['stdlib'])
-  files = []
-  for path in root.rglob('*.py'):
-    parts = path.relative_to(root).parts
-    # config-* and _sysconfigdata* describe the machine that built this Python.
-    if not (_SKIPPED & set(parts) or parts[0].startswith(('config-', '_sysconfigdata'))):
-      files.append(('/'.join(parts), path))
-  if not files:
-    raise ValueError(f'{root} holds no .py files (a zipped or stripped Python?); '
-                     "use another source, such as TextFolder(path='...').")
-  return sorted(files)[:most or None]
+def _files(most: int, folder: str) -> list[File]:
+  root = pathlib.Path(sysconfig.get_paths()[folder])
+  # config-* and _sysconfigdata* describe the machine that built this Python.
+  return [(name, path) for name, path in listing(root, root.rglob('*.py'))
+          if not (_SKIPPED & set(name.split('/')) or name.startswith(('config-', '_sysconfigdata')))
+          ][:most or None]
 
 
 def _docstrings(source: str) -> Iterator[str]:
   """The docstrings of a module, then those of each top-level definition with all inside it."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', SyntaxWarning)  # invalid escapes in the library itself
-    module = ast.parse(source)
+    try:
+      module = ast.parse(source)
+    except SyntaxError:  # a package's template
+      return
   owners = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
   parts = [[module]]
   parts += [[node for node in ast.walk(top) if isinstance(node, owners)]
@@ -85,42 +88,3 @@ def _docstrings(source: str) -> Iterator[str]:
     texts = [text for node in part if (text := ast.get_docstring(node))]
     if texts:
       yield '\n\n'.join(texts) + '\n'
-
-
-@dataclasses.dataclass(frozen=True)
-class InstalledPackages(DocumentSource):
-  """Sources and documentation of the packages of the running Python, in UTF-8.
-
-  Its domains are 'code' (.py, .pyi) and 'docs' (.md, .rst, .txt). A package is held out as a whole.
-  Copies of a file count once; files of more than 1 MiB are left out. `max_files` 0 reads all.
-  """
-  max_files: int = 0
-
-  def documents(self, start: int = 0) -> Iterator[Document]:
-    known = set()
-    for name, path in self._files():
-      content = path.read_bytes()
-      # Vendored copies and licences would else be in training and in validation text.
-      digest = hashlib.blake2b(content, digest_size=16).digest()
-      try:
-        text = content.decode('utf-8')
-      except UnicodeDecodeError:  # as a rule an example of another encoding
-        continue
-      if digest not in known and text.strip():
-        known.add(digest)
-        if start <= 0:
-          yield Document(text, _SUFFIXES[path.suffix], name.split('/')[0])
-        start -= 1
-
-  def fingerprint(self) -> str:
-    return digest_of([(name, path.stat().st_size) for name, path in self._files()])
-
-  def _files(self) -> list[File]:
-    root = pathlib.Path(sysconfig.get_paths()['purelib'])
-    files = (path for path in root.rglob('*') if path.suffix in _SUFFIXES and path.is_file())
-    found = sorted((path.relative_to(root).as_posix(), path) for path in files
-                   if 0 < path.stat().st_size <= _LONGEST)
-    if not found:
-      raise ValueError('This Python has no packages with sources; use another source, such as '
-                       "TextFolder(path='...').")
-    return found[:self.max_files or None]

@@ -76,8 +76,6 @@ class BigramBackcopy(SyntheticTask):
   def __post_init__(self) -> None:
     self._check(triggers=1, vocab_size=self.triggers + 3, length=2, sharpness=0, seed=0,
                 valid_sequences=1, boost=0)
-    if not self.boost > 0:
-      raise ValueError(f'BigramBackcopy(boost={self.boost}) must be positive.')
 
   @functools.cached_property
   def transitions(self) -> np.ndarray:
@@ -137,29 +135,19 @@ class BigramBackcopy(SyntheticTask):
   def _is_trigger(self, tokens: np.ndarray) -> np.ndarray:
     return (tokens >= 1) & (tokens <= self.triggers)
 
-  @functools.cached_property
-  def _steps(self) -> np.ndarray:
-    # The cumulative distributions of all rows one after the other, that of row u shifted by u, so
-    # that all are increasing: one binary search then draws from the rows of a whole batch.
-    steps = np.cumsum(self.transitions, axis=-1)
-    steps /= steps[:, -1:]
-    return (steps + np.arange(self.vocab_size)[:, None]).ravel()
-
   def _sequences(self, stream: str, seed: int, indices_B: np.ndarray) -> np.ndarray:
     """(B, T + 1) int32: x_0, ..., x_T of each sequence."""
     # One uniform number for each sequence and step, whatever was drawn before it: so sequence i is
     # the same whichever process makes it, and in whichever batch.
     draws = counter_rng.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
                                 np.arange(self.length)[None])
+    steps = np.cumsum(self.transitions, axis=-1)
+    steps /= steps[:, -1:]
     sequences = np.zeros((len(draws), self.length + 1), np.int32)
     for t in range(1, self.length + 1):
       last = sequences[:, t - 1]
-      # A draw next to 1 would round up to last + 1, which is in the row after that of `last`.
-      within = np.minimum(draws[:, t - 1] + last, np.nextafter(last + 1.0, 0))
-      # 'right' passes over ids of probability 0, whose steps equal the ones before. In the joined
-      # rows that of `last` begins at last * vocab_size.
-      drawn = np.searchsorted(self._steps, within, side='right')
-      sequences[:, t] = drawn - last * self.vocab_size
+      # The first id whose cumulative probability is above the draw; one of probability 0 never is.
+      sequences[:, t] = np.sum(steps[last] <= draws[:, t - 1, None], axis=-1)
       if self.backcopy and t >= 2:
         sequences[:, t] = np.where(self._is_trigger(last), sequences[:, t - 2], sequences[:, t])
     return sequences

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sink_jax.component import Component, check_integers
+from sink_jax.component import Component
 from sink_jax.data import counter_rng
 
 # Keys of `counter_rng`: rows of the two splits have the same numbers, and must not get the same
@@ -25,13 +25,12 @@ _SPLIT_KEYS = {'train': 0, 'valid': 1}
 class TokenEdit(Component):
   """A change of rows, at random access."""
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
-            split: str, vocab_size: int) -> np.ndarray:
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
+            vocab_size: int) -> np.ndarray:
     """Returns the changed rows, int32, in a copy.
 
     Args:
       numbers_B: the number of each row in its split; the same in every epoch.
-      epochs_B: the epoch, from 0, in which each row is read.
       split: 'train' or 'valid'.
       vocab_size: ids of the text.
     """
@@ -39,7 +38,8 @@ class TokenEdit(Component):
 
   def check(self, row_length: int, vocab_size: int) -> None:
     """Raises a ValueError where the rows or the vocabulary are too small for the edit."""
-    raise NotImplementedError
+    if self.written.stop > row_length:
+      raise ValueError(f'{self!r}: rows have only {row_length} tokens (context + 1).')
 
   @property
   def written(self) -> slice:
@@ -56,39 +56,31 @@ class RandomTokens(TokenEdit):
   """Positions first..last become uniform integers in [0, vocabulary size).
 
   They are drawn once for each row and frozen over the epochs, as in the official implementation
-  (sail-sg/Attention-Sink); `fresh=True` draws anew in every epoch. `below` > 0 draws in [0, below):
-  the official implementation draws below its padded vocabulary, ids that no text has among them.
+  (sail-sg/Attention-Sink). `below` > 0 draws in [0, below): the official implementation draws below
+  its padded vocabulary, ids that no text has among them.
   """
   first: int = 1
   last: int = 1
-  fresh: bool = False
   seed: int = 1024
   below: int = 0
 
   def __post_init__(self) -> None:
-    check_integers(self, 'first', 'last', 'seed', 'below')
     if not (1 <= self.first <= self.last and 0 <= self.below < 2**31 and self.seed >= 0):
       raise ValueError(f'{self!r}: positions count from 1, first <= last; seed is 0 or more; below is '
                        '0 (the vocabulary) or more, and less than 2**31.')
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
-            split: str, vocab_size: int) -> np.ndarray:
-    positions = np.arange(self.first, self.last + 1)
-    # The keys of a draw name the place that it is for; a frozen one is of epoch 0 in all epochs.
-    epochs = np.asarray(epochs_B)[:, None] if self.fresh else 0
-    drawn = counter_rng.integers(self.below or vocab_size, self.seed, _SPLIT_KEYS[split],
-                                 np.asarray(numbers_B)[:, None], epochs, positions[None])
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
+            vocab_size: int) -> np.ndarray:
+    # The keys of a draw name the place that it is for; the 0 stands for all epochs.
     rows_BxT = rows_BxT.copy()
-    rows_BxT[:, self.written] = drawn
+    rows_BxT[:, self.written] = counter_rng.integers(
+        self.below or vocab_size, self.seed, _SPLIT_KEYS[split], np.asarray(numbers_B)[:, None], 0,
+        np.arange(self.first, self.last + 1))
     return rows_BxT
 
   @property
   def written(self) -> slice:
     return slice(self.first - 1, self.last)
-
-  def check(self, row_length: int, vocab_size: int) -> None:
-    if self.last > row_length:
-      raise ValueError(f'{self!r}: rows have only {row_length} tokens (context + 1).')
 
   def vocab_size(self, vocab_size: int) -> int:
     return max(vocab_size, self.below)
@@ -101,12 +93,11 @@ class FixedToken(TokenEdit):
   token: int = 1
 
   def __post_init__(self) -> None:
-    check_integers(self, 'position', 'token')
     if self.position < 1 or self.token < 0:
       raise ValueError(f'{self!r}: positions count from 1, token ids from 0.')
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, epochs_B: np.ndarray,
-            split: str, vocab_size: int) -> np.ndarray:
+  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
+            vocab_size: int) -> np.ndarray:
     rows_BxT = rows_BxT.copy()
     rows_BxT[:, self.written] = self.token
     return rows_BxT
@@ -116,8 +107,7 @@ class FixedToken(TokenEdit):
     return slice(self.position - 1, self.position)
 
   def check(self, row_length: int, vocab_size: int) -> None:
-    if self.position > row_length:
-      raise ValueError(f'{self!r}: rows have only {row_length} tokens (context + 1).')
+    super().check(row_length, vocab_size)
     if self.token >= vocab_size:
       raise ValueError(f'{self!r}: the vocabulary has only {vocab_size} tokens.')
 
@@ -126,8 +116,6 @@ def first_token(interventions: Sequence[TokenEdit]) -> int | None:
   """The token that every edited row begins with; None where rows begin differently."""
   token = None
   for edit in interventions:  # a later edit overwrites an earlier one
-    if isinstance(edit, FixedToken) and edit.position == 1:
-      token = edit.token
-    elif isinstance(edit, RandomTokens) and edit.first == 1:
-      token = None
+    if edit.written.start == 0:
+      token = edit.token if isinstance(edit, FixedToken) else None
   return token

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -77,7 +78,12 @@ class TextTokenizer:
     """
     path = to_path(path)
     if path.suffix.casefold() == '.gguf':
-      return _from_gguf(path)
+      metadata = GgufFile(path).metadata
+      with _refused(f'{path}: the metadata define no tokenizer'):
+        model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
+        model.encode('a')
+      read = cls(model, str(path), bos_id, eos_ids)
+      return dataclasses.replace(read, prefix=read.before('force')) if add_bos else read
     if (path / 'tokenizer' / 'tokenizer.json').exists():
       path = path / 'tokenizer'
     folder, file = (path, path / 'tokenizer.json') if path.is_dir() else (path.parent, path)
@@ -140,8 +146,7 @@ class TextTokenizer:
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """As `encode`, of several texts at once, by all cores."""
-    # A surrogate without its other half has no UTF-8, and becomes a question mark.
-    texts = [text.encode('utf-8', 'replace').decode() for text in texts]
+    texts = list(map(_encodable, texts))
     rows, ids = self._ids(texts), (self.bos_id, self.pad_id, *self.eos_ids)
     reserved = {i: name for name, i in self.special_tokens.items() if i in ids}
     # Unigram and word-level models list such tokens among the words: names are broken up.
@@ -222,15 +227,6 @@ class TextTokenizer:
     self.model.post_processor = processors.TemplateProcessing(
         single=begin, pair=f'{begin} $B', special_tokens=first)
     return self.model.to_str()
-
-
-def _from_gguf(path: AnyPath) -> TextTokenizer:
-  metadata = GgufFile(path).metadata
-  with _refused(f'{path}: the metadata define no tokenizer'):
-    model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
-    model.encode('a')
-  read = TextTokenizer(model, str(path), bos_id, eos_ids)
-  return dataclasses.replace(read, prefix=read.before('force')) if add_bos else read
 
 
 def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
@@ -322,25 +318,23 @@ class Bytes(Tokenizer):
 class HuggingFace(Tokenizer):
   """A `tokenizer.json`, the folder of a published model, the workdir of a run, or a GGUF file.
 
-  `eos` and `bos` are strings of tokens; '' takes the one that has a usual name.
+  EOS, BOS and padding are those that tokenizer_config.json names, else those of a usual name.
   """
   path: str = ''
-  eos: str = ''
-  bos: str = ''
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
-    if not self.path:
-      raise ValueError("HuggingFace(path='') needs the path of a tokenizer.json.")
     read = TextTokenizer.from_path(self.path)
     special = read.special_tokens
-    usual = lambda names, *others: (*(special[name] for name in names if name in special), *others, None)[0]
-    eos_id = _named(read.model, self.eos) if self.eos else usual(_EOS_NAMES, *read.eos_ids)
-    bos_id = _named(read.model, self.bos) if self.bos else usual(_BOS_NAMES, eos_id)
-    if eos_id is None or bos_id is None:
-      raise ValueError(f'{self!r} finds no such EOS or BOS: set eos and bos to tokens of {read.name}, '
-                       f'in which are special: {", ".join(special)}.')
-    pad_id = usual(_PAD_NAMES, eos_id) if read.pad_id is None else read.pad_id
-    return dataclasses.replace(read, bos_id=bos_id, eos_ids=(eos_id,), pad_id=pad_id, prefix=())
+    usual = lambda names, *first: next(
+        (i for i in (*first, *map(special.get, names)) if i is not None), None)
+    eos_id = usual(_EOS_NAMES, *read.eos_ids)
+    if eos_id is None:
+      raise ValueError(f'{read.name} names no EOS: set eos_token in tokenizer_config.json; special '
+                       f'are: {", ".join(special)}.')
+    bos_id, pad_id = usual(_BOS_NAMES, read.bos_id), usual(_PAD_NAMES, read.pad_id)
+    return dataclasses.replace(
+        read, eos_ids=(eos_id,), bos_id=eos_id if bos_id is None else bos_id,
+        pad_id=eos_id if pad_id is None else pad_id, prefix=())
 
   def fingerprint(self) -> str:
     opened = self.open()
@@ -359,9 +353,8 @@ class TrainedBpe(Tokenizer):
   characters: int = 100_000_000
 
   def __post_init__(self) -> None:
-    if self.vocab_size < 258 or self.characters < 1:
-      raise ValueError(f'{self!r}: vocab_size must be at least 258 (256 bytes, end of text, padding), '
-                       'and characters at least 1.')
+    if self.vocab_size < 258:
+      raise ValueError(f'{self!r}: vocab_size must be at least 258: 256 bytes, end of text, padding.')
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     if source is None:
@@ -378,16 +371,18 @@ class TrainedBpe(Tokenizer):
     return tokenizers.__version__
 
   def _texts(self, source: DocumentSource, valid_fraction: float) -> Iterator[str]:
-    left = self.characters
-    for held_out in (False, True):
-      for document in source.documents():
-        if left > 0 and source.held_out(document.name, valid_fraction) == held_out:
-          yield document.text[:left]
-          left -= len(document.text)
-        if left <= 0:
-          return
-      if left < self.characters:
+    training = (d for d in source.documents() if not source.held_out(d.name, valid_fraction))
+    first, left = next(training, None), self.characters
+    for document in itertools.chain([first], training) if first else source.documents():
+      if left <= 0:
         return
+      yield _encodable(document.text[:left])
+      left -= len(document.text)
+
+
+def _encodable(text: str) -> str:
+  """The text with a question mark for half a surrogate pair, which JSON escapes can spell."""
+  return text.encode('utf-8', 'replace').decode()
 
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> tokenizers.Tokenizer:

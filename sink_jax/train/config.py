@@ -7,7 +7,6 @@ Nothing below the command line sees the dict.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import typing
 from collections.abc import Iterator, Mapping
@@ -394,19 +393,6 @@ def _edits(text: str) -> tuple[TokenEdit, ...]:
   return tuple(from_string(TokenEdit, part) for part in text.split(';') if part.strip())
 
 
-def _domain_weights(text: str) -> tuple[tuple[str, float], ...]:
-  """'code=2, docs=1' -> (('code', 2.0), ('docs', 1.0))."""
-  parts = [part.partition('=') for part in text.split(',') if part.strip()]
-  try:
-    weights = {name.strip(): float(value) for name, _, value in parts}
-  except ValueError:
-    weights = {}
-  if len(weights) < len(parts) or not all(0 < weight < math.inf for weight in weights.values()):
-    raise ValueError(f'data.domain_weights = {text!r} must name each domain once, with a finite '
-                     'weight greater than 0, such as code=2, docs=1.')
-  return tuple(weights.items())
-
-
 # How the texts of a config become values that are not plain and not components.
 _READERS = {'model.pattern': pattern_from_text, 'model.biases': biases_from_text,
-            'data.domain_weights': _domain_weights, 'data.interventions': _edits}
+            'data.interventions': _edits}

@@ -3,20 +3,13 @@
 import numpy as np
 import pytest
 
-from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import DataConfig, open_data
-from sink_jax.data.synthetic import BigramBackcopy, SyntheticTask, TriggerAveraging
+from sink_jax.data.synthetic import BigramBackcopy, TriggerAveraging
 from sink_jax.data.tokenizer import TrainedBpe
 
 
 def _many(task, count=3000, seed=0):
   return task.batch('train', seed, np.arange(count))
-
-
-def test_every_task_is_its_own_config_string():
-  defaults = [cls() for cls in registry(SyntheticTask).values()]
-  for x in (*defaults, BigramBackcopy(backcopy=False, boost=2.0)):
-    assert from_string(SyntheticTask, repr(x)) == x
 
 
 def test_transition_table():
@@ -68,8 +61,8 @@ def test_sequences_follow_the_definition():
 
 def test_the_largest_draw_stays_in_its_row(monkeypatch):
   task = BigramBackcopy(length=8, backcopy=False)
-  largest = 1 - 2.0**-53  # of `counter_rng.uniform`; added to a token's id it rounds up
-  _ = task.transitions, task._steps  # made of other draws
+  _ = task.transitions  # made of other draws
+  largest = 1 - 2.0**-53  # of `counter_rng.uniform`
   monkeypatch.setattr('sink_jax.data.counter_rng.uniform', lambda *keys: np.full((3, 8), largest))
   tokens = _many(task, 3).tokens
   assert (task.transitions[tokens[:, :-1], tokens[:, 1:]] > 0).all() and (tokens < 64).all()
@@ -153,7 +146,7 @@ def test_data_interface(task):
     for batch in zip(*sets.values(), strict=True):
       np.testing.assert_array_equal(batch[0].weights, batch[1].weights + batch[2].weights)
     assert data.summary()['bigram_entropy'] == task.bigram_entropy
-  assert data.summary()['context'] == 16 and data.decode([3, 4]) == '3 4'
+  assert data.summary()['context'] == 16
 
 
 def test_errors():
@@ -164,10 +157,8 @@ def test_errors():
   for option in (dict(bos=True), dict(tokenizer=TrainedBpe()), dict(valid_fraction=0.3)):
     with pytest.raises(ValueError, match=f'{next(iter(option))} is for document corpora'):
       open_data(DataConfig(source=BigramBackcopy(), context=64, **option))
-  with pytest.raises(ValueError, match='between 1 and 16'):
-    open_data(DataConfig(source=TriggerAveraging(), context=16)).probe_tokens(length=17)
   for task, options in ((BigramBackcopy, {'triggers': 0}), (BigramBackcopy, {'vocab_size': 5}),
-                        (BigramBackcopy, {'boost': 0.0}), (BigramBackcopy, {'seed': -1}),
+                        (BigramBackcopy, {'seed': -1}),
                         (TriggerAveraging, {'length': 2}), (TriggerAveraging, {'content': 0})):
     with pytest.raises(ValueError, match=next(iter(options))):
       task(**options)

@@ -321,7 +321,6 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
     (dict(data__source="TextFolder(path='no/such/folder')"), 'no/such/folder'),
     (dict(data__context=17), 'length'),
     (dict(data__interventions='FixToken()'), 'Did you mean FixedToken'),
-    (dict(data__domain_weights='code:3'), 'such as code=2'),
     (dict(model__vocab_size=10), 'raise model.vocab_size'),
     (dict(steps=0), 'steps must be at least 1'),
     (dict(seed=3000000000), 'seed'), (dict(probe__sequences=0), 'probe.sequences must'),
@@ -345,8 +344,6 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, w
     (dict(optimizer__schedule='linear'), 'cosine, constant'),
     (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
     (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens'),
-    (dict(data__domain_weights='code=1,code=2'), 'each domain once'),
-    (dict(data__domain_weights='code=-1'), 'greater than 0'),
 ])
 def test_what_needs_no_data_is_checked_before_they_are_touched(
     tmp_path, monkeypatch, changes, words):
