@@ -14,8 +14,6 @@ FILES = sorted(PACKAGE.rglob('*.py'))
 ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'data', 'evaluate',
          'train', 'plan', 'benchmark', 'pretrained', 'report', 'paper', 'remedies', 'analyses',
          'sweep', 'cli']
-# Names under which commands are started: one line each, of the room cli wherever they lie.
-ALIASES = {'generate.py', 'export.py', 'lm_eval.py'}
 # Code for users of another library: no module of the package, though wheels hold it as one.
 FOR_TORCH = 'pretrained/modeling_sink_jax.py'
 BANNED = {'tensorflow', 'torch', 'configs', 'tests', 'pickle', 'shelve'}
@@ -30,7 +28,7 @@ MODULES = {name_of(path): path for path in FILES}
 
 
 def is_alias(path):
-  return path.name == '__main__.py' or path.relative_to(PACKAGE).as_posix() in ALIASES
+  return path.name == '__main__.py'
 
 
 def room_of(path):

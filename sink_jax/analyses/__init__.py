@@ -1,6 +1,6 @@
 """One file per analysis of models that the paper carries out beyond the probe.
 
 A module measures one model and draws several; `registry` lists them with their options, and
-`runner` carries them out. Reports of their results belong to `paper`. The files lm_eval_* score
-a model on tasks of lm-evaluation-harness, which is an optional package.
+`runner` carries them out. Reports of their results belong to `paper`. The files lm_eval_* hand
+a model to lm-evaluation-harness, which is an optional package.
 """

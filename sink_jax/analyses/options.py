@@ -132,29 +132,3 @@ def check_given(given: Collection[str], takes: Collection[str], what: str, kind:
   if 'seed' in given and kind == 'natural':
     raise ValueError('--seed would change nothing: nothing is drawn at random without '
                      '--inputs=random or --inputs=repeat.')
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskOptions:
-  """What a person chooses for an evaluation on tasks of lm-evaluation-harness."""
-
-  #: examples before a question; by default what the task says. A task that sets 0 itself keeps it,
-  #: as in the harness.
-  num_fewshot: int | None = None
-  limit: int | None = None  # questions of each task; by default all.
-  #: sequences at a time; by default what fits a fixed number of tokens.
-  batch_size: int | None = None
-  #: how contexts begin: tokenizer (as it begins a text, or the training of a run did), none or
-  #: force (one BOS).
-  bos: str = 'tokenizer'
-  #: tokens that the model reads at most; by default those of its training.
-  max_length: int | None = None
-  #: of activations, and of a published model's parameters: float32 or bfloat16.
-  dtype: str = 'float32'
-
-  def __post_init__(self):
-    from sink_jax.data.tokenizer import BOS
-
-    check_choices(self, bos=BOS, dtype=DTYPES)
-    # A window of two tokens is the least in which a text has a context.
-    check_least(self, num_fewshot=0, limit=1, batch_size=1, max_length=2)

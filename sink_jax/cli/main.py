@@ -36,7 +36,6 @@ COMMANDS = {
     'sweep': 'trains every trial of a config file',
     'report': 'compares runs, or puts them next to the paper',
     'analyses': 'carries out an analysis of the paper on models',
-    'lm_eval': 'scores a model on tasks of lm-evaluation-harness',
     'export': 'writes a run as a checkpoint that transformers loads',
     'plan': 'predicts the memory and the speed of a run on TPUs',
     'benchmark': 'times kernels and training steps on this machine',

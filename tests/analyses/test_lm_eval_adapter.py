@@ -12,12 +12,10 @@ import pytest
 import tokenizers
 
 import sink_jax as sj
-from sink_jax.analyses import hellaswag, lm_eval_adapter, lm_eval_package, lm_eval_tasks
+from sink_jax.analyses import hellaswag, lm_eval_adapter, lm_eval_package
 from sink_jax.analyses.hellaswag import hellaswag_accuracy
 from sink_jax.analyses.lm_eval_adapter import language_model, loglikelihoods
 from sink_jax.analyses.lm_eval_generation import Settings, generated, settings
-from sink_jax.analyses.lm_eval_tasks import TaskOptions, context_length, evaluate, find_tasks
-from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate.inputs import random_tokens
 from tests.analyses import lm_eval_stub
@@ -270,50 +268,19 @@ def test_a_stored_task(monkeypatch, tmp_path):
   monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path))
   monkeypatch.chdir(ROOT)  # the tasks name their data from here
   run = small_run(**BYTES)
-  model = LoadedModel(run, TOKENIZER)
   files = [str(STORED / f'{name}.yaml') for name in ('ending', 'rolling', 'generation')]
-  found = evaluate(model, find_tasks(files), TaskOptions(bos='none'))
+  found = lm_eval.simple_evaluate(language_model(run, TOKENIZER), tasks=files, bootstrap_iters=0,
+                                  torch_random_seed=None)
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
   bytes_of = lambda text: TOKENIZER.encode(text)
   totals = [log_probability(run, bytes_of(row['context']) or [0], bytes_of(row['ending']))
             for row in rows]
   texts = [bytes_of(row['text']) for row in rows]
-  metrics = {row['metric']: row for row in found['metrics']}
-  assert np.log(metrics['perplexity']['value']) == pytest.approx(-np.mean(totals), rel=1e-5)
-  assert metrics['bits_per_byte']['value'] == pytest.approx(
+  metrics = {key.partition(',')[0]: value for task in found['results'].values()
+             for key, value in task.items()}
+  assert np.log(metrics['perplexity']) == pytest.approx(-np.mean(totals), rel=1e-5)
+  assert metrics['bits_per_byte'] == pytest.approx(
       -sum(rolling(run, ids) for ids in texts) / sum(map(len, texts)) / np.log(2), rel=1e-5)
-  assert metrics['bits_per_byte']['stderr'] is None and metrics['acc']['stderr'] == 0
-  assert metrics['perplexity']['stderr'] > 0 and not metrics['perplexity']['higher_is_better']
-  assert {row['samples'] for row in found['metrics']} == {5}
-  assert found['options']['tasks'][0] == 'ending.yaml' and found['options']['max_length'] == 32
-  assert found['harness']['version'] == lm_eval.__version__
-  table = lm_eval_tasks.rows(found['metrics'])
-  assert len(table) == 5 and len({len(row) for row in table}) == 1
-  # `limit` asks the first questions alone; the task of texts asks for more than fits a window of 8.
-  found = evaluate(model, find_tasks(files[:1]), TaskOptions(bos='none', limit=2, batch_size=1))
-  assert np.log(found['metrics'][0]['value']) == pytest.approx(-np.mean(totals[:2]), rel=1e-5)
-  with pytest.raises(ValueError, match='stored_generation: .* 8 tokens .* reads 8 '):
-    evaluate(model, find_tasks(files[2:]), TaskOptions(max_length=8))
-  with pytest.raises(ValueError, match='--max_length=33: 33 tokens exceed the 32 learned'):
-    evaluate(model, find_tasks(files), TaskOptions(max_length=33))
-  with pytest.raises(ValueError, match='small: no tokenizer for text'):
-    evaluate(LoadedModel(run), find_tasks(files), TaskOptions())
-  with pytest.raises(ValueError, match='--tasks=none.yaml: no such file'):
-    find_tasks([*files, 'none.yaml'])
-  with pytest.raises(ValueError, match='--include_path=none: no such folder'):
-    find_tasks(files, 'none')
-  (tmp_path / 'empty.yaml').write_text('task: stored_nothing\ndataset_path: json\n')
-  with pytest.raises(ValueError, match='empty.yaml cannot be read'):
-    evaluate(model, find_tasks([str(tmp_path / 'empty.yaml')]), TaskOptions())
-
-
-@pytest.mark.full
-def test_a_task_that_is_not_there():
-  """The index of all tasks of the harness takes seconds."""
-  pytest.importorskip('lm_eval')
-  with pytest.raises(ValueError, match='no such task. Did you mean hellaswag'):
-    find_tasks(['helaswag'])
-  assert {'arc_easy', 'arc_challenge'} <= set(find_tasks(['arc_*']).names)
 
 
 def test_what_a_task_asks_of_its_texts():
@@ -330,12 +297,7 @@ def test_what_a_task_asks_of_its_texts():
       read(**arguments)
 
 
-def test_options_and_models_that_cannot_be_scored():
-  for name, value in (('limit', 0), ('batch_size', 0), ('num_fewshot', -1), ('max_length', 1),
-                      ('bos', 'maybe'), ('dtype', 'float16')):
-    with pytest.raises(ValueError, match=f'--{name}={value}'):
-      TaskOptions(**{name: value})
+def test_a_mask_that_shows_what_comes_after_a_token():
   run = small_run(attention=sj.AttentionSpec(mask=sj.Prefix(length=4)))
-  assert context_length(run) == 2048 and context_length(small_run(**BYTES)) == 32
   with pytest.raises(ValueError, match='shows a token what comes after it'):
     lm_eval_adapter._check_causal(run)

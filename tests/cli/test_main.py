@@ -117,15 +117,6 @@ def test_help_names_the_options_and_light_commands_import_no_jax():
     assert err.strip() == str(name not in LIGHT or name == 'train'), (name, err)
 
 
-def test_scores_without_the_harness_end_in_one_line_before_jax():
-  script = ('import sys\nsys.modules["lm_eval"] = None\nfrom sink_jax.cli import main\n'
-            'try: main.run("lm_eval", ["--checkpoint=a"])\nfinally: print("jax" in sys.modules)')
-  done = subprocess.run([sys.executable, '-P', '-c', script], text=True, capture_output=True,
-                        env=dict(os.environ, PYTHONPATH=str(ROOT)))
-  assert (done.returncode, done.stdout.strip(), done.stderr.count('\n')) == (1, 'False', 1)
-  assert re.match(r"error: .*pip install 'sink_jax\[evaluation\]'", done.stderr)
-
-
 @pytest.mark.parametrize('error, code, words', [
     (Interrupted(3, 9), 42, 'Stopped and saved at step 3 of 9; the same command resumes.'),
     (SweepStopped(), 42, 'Stopped and saved; the same command resumes.'),
