@@ -46,7 +46,8 @@ def rows(bucket, name):
           for row in lines if row['kind'] != 'time']
 
 
-def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path, request):
+@pytest.mark.full
+def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
   here, text = tmp_path / 'here', tmp_path / 'text'
   here.mkdir()
   text.mkdir()
@@ -88,8 +89,6 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path, req
   assert len(files) == 4  # curves and maps of the task and of the text
   assert all(bucket.read(f'report/{file}').startswith(PNG) for file in files)
   assert not list(here.iterdir())  # such as gs:/bucket
-  if not request.config.getoption('--full'):
-    return
 
   analysed = start('analyses', 'maps', f'--workdir={runs}/b', f'--out={bucket.url}/analyses',
                    f'--source={text}', '--sequences=2', '--length=8')

@@ -21,6 +21,7 @@ def test_a_false_annotation_is_noticed():
     halves(3)
 
 
+@pytest.mark.full
 def test_the_type_checker_finds_nothing():
   pytest.importorskip('basedpyright')
   done = subprocess.run(

@@ -19,7 +19,7 @@ from sink_jax.data.dataset import Dataset, open_data
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import AnyPath
+from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.first_token import first_token_chain
@@ -28,7 +28,7 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_run
 from sink_jax.train.config import Experiment, from_dict
-from sink_jax.train.workdir import analyses_file, read_config, read_status
+from sink_jax.train.workdir import read_config, read_status
 from sink_jax.train.step import make_validation_step
 
 _SEQUENCES = 8  # whose attention maps and first tokens are looked at
@@ -47,7 +47,7 @@ def write_analyses(workdir: str | AnyPath) -> None:
     ValueError: the workdir or its data cannot be read.
     CheckpointError: no usable checkpoint.
   """
-  path = analyses_file(workdir)
+  path = to_path(workdir) / 'analyses.json'
   if path.exists() or read_status(workdir)['status'] != 'done':
     return
   experiment = from_dict(read_config(workdir))

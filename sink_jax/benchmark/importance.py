@@ -19,18 +19,16 @@ from sink_jax.evaluate.sinks import importance
 from sink_jax.kernels.importance import streaming_importance
 
 COLUMNS: list[Column] = [
-    ('shape', 'B,H,T,Dh', ''), ('keys', 'keys', ''), ('ms', 'ms', ',.2f'),
+    ('shape', 'B,H,T,Dh', ''), ('form', 'form', ''), ('ms', 'ms', ',.2f'),
     *ratio_columns('x T x T'), *FLOOR, ('mb', 'MB', ',.1f'), ('map_gb', 'one T x T, GB', ',.2f'),
     ('alpha_1', 'alpha_1', '.5f'), ('failed', '', '')]
 NOTES = ('FLOPs: 2 H Dh per score that the mask leaves in each of two passes, the statistics of '
-         'the rows and the sums over the columns; for the first keys the second pass is T x keys. '
-         'T x T: float32 maps of all heads, of which the definition makes at least two. alpha_1: '
+         'the rows and the sums over the columns. T x T: float32 maps of all heads, of which the definition makes at least two. alpha_1: '
          'importance of the first key.')
-_FIRST = 4  # keys of the shortcut
 
 
 def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> list[dict[str, Any]]:
-  """The rows of all keys, of the first four, and of the T x T definition, for each length."""
+  """The rows of the streamed sums and of the T x T definition, for each length."""
   fast, spec = accelerated(), VARIANTS['softmax']
   heads, head_dim = (8, 128) if fast else (1, 64)
   lengths = length or ((4096, 16384, 65536, 131072) if fast else (2048, 4096, 8192, 16384))
@@ -38,17 +36,15 @@ def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> li
   for tokens in sorted(lengths):
     shape = (1, heads, tokens, head_dim)
     (q, k, _, params), _ = random_inputs(Work(spec, shape, dtype))
-    forms: dict[str, tuple[int | None, Callable]] = {
-        'T x T': (None, lambda *x: importance(attention_map(spec, *x, proxy=True))),
-        'all': (None, lambda *x: streaming_importance(spec, *x).normalized),
-        f'first {_FIRST}': (
-            _FIRST, lambda *x: streaming_importance(spec, *x, keys=_FIRST).normalized)}
+    forms: dict[str, Callable] = {
+        'T x T': lambda *x: importance(attention_map(spec, *x, proxy=True)),
+        'streamed': lambda *x: streaming_importance(spec, *x).normalized}
     cases = []
-    for name, (first, f) in forms.items():
-      row = {'shape': ','.join(map(str, shape)), 'keys': name,
+    for name, f in forms.items():
+      row = {'shape': ','.join(map(str, shape)), 'form': name,
              'map_gb': 4 * heads * tokens**2 / 1e9}
       prepare = functools.partial(_prepare, row, f, q, k, params)
-      cases.append(Case(row, prepare, importance_flops(shape, spec.mask, first),
+      cases.append(Case(row, prepare, importance_flops(shape, spec.mask),
                         q.nbytes + k.nbytes, base=name == 'T x T'))
     time_group(cases, seconds, rates)
     rows += [case.row for case in cases]
@@ -61,12 +57,7 @@ def _prepare(row: dict[str, Any], f: Callable[..., jax.Array], *arrays: Any) -> 
   return program
 
 
-def importance_flops(shape: Shape, mask: Mask, keys: int | None = None) -> float:
-  """FLOPs of streamed importance at a shape (B, H, T, Dh).
-
-  There are two passes with a product q.k per score: for the statistics of the rows, and for the
-  sums over the columns. With `keys` the second pass is over the first so many keys.
-  """
+def importance_flops(shape: Shape, mask: Mask) -> float:
+  """FLOPs of streamed importance at a shape (B, H, T, Dh): two passes with a product per score."""
   batch, heads, length, head_dim = shape
-  second = scores(length, mask) if keys is None else length * keys
-  return 2 * batch * heads * head_dim * (scores(length, mask) + second)
+  return 4 * batch * heads * head_dim * scores(length, mask)

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from sink_jax.benchmark.rows import Rates
 from sink_jax.benchmark.timing import Program, compare
 from sink_jax.kernels.dispatch import platform
+from sink_jax.plan.compiler import memory
 from sink_jax.train.provenance import provenance
 
 
@@ -55,9 +56,8 @@ def compiled(row: dict[str, Any], f: Callable[..., Any], *arrays: Any, repeats: 
       program can end the process.
   """
   program = jax.jit(f).lower(*arrays).compile()
-  stats = program.memory_analysis()
-  assert stats, 'XLA knows the memory of a program on these platforms'
-  row['mb'] = (stats.temp_size_in_bytes + stats.output_size_in_bytes) / 1e6
+  needed = memory(program)
+  row['mb'] = (needed.temporaries + needed.outputs) / 1e6
   limit = (jax.devices()[0].memory_stats() or {}).get('bytes_limit') or (
       os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2)
   if row['mb'] > limit / 1e6:

@@ -142,12 +142,6 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
       'importance_1': report.head_importance().tolist(),
       'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
       'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
-      'fields': {
-          'summary.sink': 'Sink_k in percent, k = 1, 2, ...',
-          'importance_1': 'of the first token, a list of heads per block, mean over sequences',
-          'raw_importance_1': 'the same of the weights that multiply the values',
-          'bias_slot': 'mean weight of the extra key or learned sink token, likewise',
-      },
       **more, 'provenance': provenance(),
   }
   out.mkdir(parents=True, exist_ok=True)

@@ -144,8 +144,6 @@ def _settings(words: Iterable[str]) -> dict[str, str]:
     key, equals, value = word.removeprefix('--config.').partition('=')
     if not equals:
       raise ValueError(f'{word}: write --config.KEY=VALUE.')
-    if key in settings:
-      raise ValueError(f'the config key {key} is set twice.')
     settings[key] = value
   return settings
 

@@ -61,7 +61,7 @@ def writable_folder(out: str | AnyPath | None) -> AnyPath:
   return folder
 
 
-def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:
+def write_found(path: AnyPath, found: dict[str, Any]) -> None:
   """Writes numbers as JSON, with when, where and with which versions they were made."""
   import jax
   import numpy as np
@@ -71,7 +71,7 @@ def write_found(path: AnyPath, found: dict[str, Any], **versions: str) -> None:
   from sink_jax.train.provenance import hardware, provenance
 
   versions = {'sink_jax': sink_jax.__version__, 'jax': jax.__version__, 'numpy': np.__version__,
-              'python': platform.python_version(), **versions}
+              'python': platform.python_version()}
   made = {**provenance(devices=False), 'hardware': hardware(), 'versions': versions}
   path.parent.mkdir(parents=True, exist_ok=True)
   write_atomically(path, to_json(rounded(made | found)))

@@ -144,7 +144,7 @@ def _one_by_one(trials: Mapping[str, Trial], root: AnyPath) -> Iterator[tuple[st
   from sink_jax.io import compile_cache
   from sink_jax.sweep.pool import SweepStopped
   from sink_jax.sweep.runner import run_trial
-  from sink_jax.train.stop import StopHandler
+  from sink_jax.train.multihost import StopHandler
 
   compile_cache.enable()
   # In a job a signal to one process between trials stops all of them.

@@ -61,8 +61,7 @@ def training_ends(workdir: str | None) -> Iterator[None]:
   from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED
   from sink_jax.train.checkpoint import CheckpointError
   from sink_jax.train.evaluation import Diverged
-  from sink_jax.train.multihost import fail
-  from sink_jax.train.stop import Interrupted, Unsaved
+  from sink_jax.train.multihost import Interrupted, Unsaved, fail
 
   try:
     yield

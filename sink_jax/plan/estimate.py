@@ -1,4 +1,4 @@
-"""The time of a training step, estimated from datasheets: a roofline. Nothing is measured.
+"""A plan in words, with the time of a step from datasheets: a roofline. Nothing is measured.
 
 A device computes, reads and writes its memory, and sends over the links of its slice and over the
 network between slices. Each takes at least its amount over its rate, and all go on at the same
@@ -7,9 +7,12 @@ time, so a step takes at least as long as the longest.
 
 from __future__ import annotations
 
+import shlex
+
 import jax.numpy as jnp
 
 from sink_jax.models.sizes import flops_per_token, parameter_count
+from sink_jax.plan.chips import GIB
 from sink_jax.plan.job import Plan
 
 SHARE = 0.6  # of the peak that matrix products reach: an assumption
@@ -45,3 +48,38 @@ def model_seconds(plan: Plan) -> float:
   """Seconds that the model's products take at the peak of the datasheet: those of MFU 100 %."""
   flops = plan.experiment.tokens_per_step * flops_per_token(plan.model, plan.experiment.data.context)
   return flops / plan.where.devices / plan.where.chip.peak
+
+
+def as_text(plan: Plan) -> str:
+  """The run, its memory by part, the estimated time, the totals and the options to paste."""
+  experiment, model, chip = plan.experiment, plan.model, plan.where.chip
+  mesh = ', '.join(f'{name} {size}' for name, size in plan.mesh.items())
+  parts = {'parameters': plan.parameters, 'optimizer': plan.optimizer}
+  if plan.step:
+    parts['activations, gradients, logits'] = plan.step.temporaries
+  parts |= {f'{name} in all': bytes_ for name, bytes_ in plan.peaks.items()}
+  lines = [
+      f'{experiment.label.trial or experiment.model.size} on {plan.where.name}: {plan.where.devices:,} '
+      f'devices, mesh {mesh}',
+      f'{parameter_count(model):,} parameters, {parameter_count(model, embeddings=False):,} without '
+      f'embeddings; {plan.experiment.tokens_per_step:,} tokens a step: {experiment.batch_size} sequences of '
+      f'{experiment.data.context}, {experiment.microbatches} micro-batches',
+      f'attention by {plan.attention}, remat {model.remat}',
+      f'Memory of a device, compiled; programs may use {chip.usable / GIB:.2f} GiB:',
+      *(f'  {name:30} {bytes_ / GIB:10,.2f} GiB' for name, bytes_ in parts.items())]
+  if plan.refused:
+    lines.append(f'  does not fit: {plan.refused}')
+  if not plan.fits:
+    return '\n'.join(lines)
+  seconds = step_seconds(plan)
+  bound, step = max(seconds.items(), key=lambda item: item[1])
+  hours = plan.experiment.steps * step / 3600
+  parts = ', '.join(f'{name} {1e3 * s:,.1f} ms' for name, s in seconds.items() if s)
+  return '\n'.join([
+      *lines,
+      f'Time of a step, an estimate from datasheets and {SHARE:.0%} of the peak, not measured:',
+      f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); {plan.experiment.tokens_per_step / step:,.0f} tokens/s, '
+      f'MFU {model_seconds(plan) / step:.0%}',
+      f'{plan.experiment.steps:,} steps: {hours:,.1f} h, '
+      f'{hours * plan.where.chips:,.0f} chip-hours',
+      f'In launch/settings.sh: ARGUMENTS=({shlex.join(plan.options)})'])

@@ -17,7 +17,7 @@ from sink_jax.report.probe_record import is_number, probe_record
 from sink_jax.report.records import Course, Origin, RunRecord, Setup, TextAmount
 from sink_jax.train.config import Experiment, Label, from_dict
 from sink_jax.train.metrics import read_metrics
-from sink_jax.train.workdir import read_analyses, read_config, read_data_summary, read_status
+from sink_jax.train.workdir import read_config, read_data_summary, read_object, read_status
 
 _FILES = ('config.json', 'status.json', 'metrics.jsonl')  # a folder with any of them is a run
 _REMEDY = 'python -m sink_jax sweep --config=configs/quickstart.py --workdir='
@@ -50,6 +50,12 @@ def find_runs(directory: str | AnyPath) -> list[RunRecord]:
   own_name = (root.resolve() if is_local(root) else root).name  # '.' has no name before that
   return [read_run(folder, folder.relative_to(root).as_posix() if folder != root else own_name)
           for folder in sorted(folders)]
+
+
+def read_analyses(folder: AnyPath) -> dict[str, dict[str, Any]]:
+  """The results of a finished run's analyses, by name; without those that cannot be read."""
+  results = read_object(folder / 'analyses.json') or {}
+  return {name: of for name, of in results.items() if isinstance(of, dict)}
 
 
 def read_run(folder: str | AnyPath, name: str) -> RunRecord:

@@ -22,7 +22,7 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.sweep.runner import record_outcome, run_trial
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.provenance import pass_on_command
-from sink_jax.train.stop import Interrupted, StopHandler
+from sink_jax.train.multihost import Interrupted, StopHandler
 
 _GRACE = 60  # seconds that a trial gets to save its state
 _STATUSES = ('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy')

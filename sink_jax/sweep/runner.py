@@ -15,9 +15,8 @@ from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged
 from sink_jax.train.loop import train
-from sink_jax.train.multihost import broadcast_from_process0, is_first
+from sink_jax.train.multihost import Interrupted, broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
-from sink_jax.train.stop import Interrupted
 from sink_jax.train.workdir import WorkdirLocked, has_ended, read_status, write_status
 
 

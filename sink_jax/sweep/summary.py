@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.tables import markdown_table, text_table
@@ -90,13 +89,8 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
     ValueError: the model that `init.source` names cannot be opened; names the option.
   """
   experiment = from_dict(with_source(config, open_source)[0])
-  source = experiment.data.source
-  if isinstance(source, SyntheticTask):
-    model = experiment.model_config(source.vocab_size, source.input_features, source.output_features)
-  else:
-    model = experiment.model_config(experiment.model.vocab_size or getattr(
-        experiment.data.tokenizer, 'vocab_size', None) or 258)
-  tokens, parameters = experiment.steps * experiment.tokens_per_step, parameter_count(model)
+  model, tokens = experiment.model_before_data(), experiment.steps * experiment.tokens_per_step
+  parameters = parameter_count(model)
   return Cost(parameters, parameter_count(model, embeddings=False), tokens,
               tokens * flops_per_token(model, experiment.data.context))
 

@@ -204,10 +204,10 @@ class Experiment:
     return sized(**options, attention=self.attention)
 
   def model_before_data(self) -> ModelConfig:
-    """The model as far as it is known without data: its vocabulary may be a stand-in."""
+    """The model as far as it is known without data; a tokenizer that is yet to come counts as bytes."""
     source, tokenizer = self.data.source, self.data.tokenizer
     known = self.model.vocab_size or getattr(
-        source, 'vocab_size', getattr(tokenizer, 'vocab_size', None) or 1)
+        source, 'vocab_size', getattr(tokenizer, 'vocab_size', None) or 258)
     return self.model_config(known, getattr(source, 'input_features', 0),
                              getattr(source, 'output_features', 0))
 

@@ -33,7 +33,15 @@ from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment, from_dict, resolved, unrolled
 from sink_jax.train.evaluation import Diverged, Evaluation
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
-from sink_jax.train.multihost import broadcast_from_process0, gather, is_first, on_all_processes
+from sink_jax.train.multihost import (
+  Interrupted,
+  StopHandler,
+  Unsaved,
+  broadcast_from_process0,
+  gather,
+  is_first,
+  on_all_processes,
+)
 from sink_jax.train.optimizer import OptimizerConfig, learning_rate
 from sink_jax.train.sharding import GlobalBatches, make_mesh
 from sink_jax.train.start import (
@@ -54,7 +62,6 @@ from sink_jax.train.step import (
   state_layout,
   state_of_params,
 )
-from sink_jax.train.stop import Interrupted, StopHandler, Unsaved
 from sink_jax.train.workdir import Workdir, WorkdirLocked, check_workdir, read_status
 
 _log = logging.getLogger('sink_jax')

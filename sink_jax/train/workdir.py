@@ -132,7 +132,7 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
   path = to_path(workdir) / 'config.json'
   if not path.exists():
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
-  config = _read_object(path) or {}
+  config = read_object(path) or {}
   if not {'model', 'data'} <= config.keys():
     raise ValueError(f'{path} is damaged, or not of a run: put the config of the run back, or use '
                      'another workdir.')
@@ -141,7 +141,7 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
 
 def read_data_summary(workdir: str | AnyPath) -> dict[str, Any]:
   """`Dataset.summary()` of a run; {} where it has none."""
-  return _read_object(to_path(workdir) / 'data.json') or {}
+  return read_object(to_path(workdir) / 'data.json') or {}
 
 
 def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
@@ -163,7 +163,7 @@ def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
 
 def read_status(workdir: str | AnyPath) -> dict[str, Any]:
   """The content of status.json; {'status': 'not run'} where there is none."""
-  status = _read_object(to_path(workdir) / 'status.json') or {}
+  status = read_object(to_path(workdir) / 'status.json') or {}
   return status if isinstance(status.get('status'), str) else {'status': 'not run'}
 
 
@@ -180,18 +180,7 @@ def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
           and not differences(read_config(workdir), config))
 
 
-def analyses_file(workdir: str | AnyPath) -> AnyPath:
-  """The path of the results of a run's analyses, which a sweep writes once the run is done."""
-  return to_path(workdir) / 'analyses.json'
-
-
-def read_analyses(workdir: str | AnyPath) -> dict[str, dict[str, Any]]:
-  """The results of a finished run's analyses, by name; without those that cannot be read."""
-  results = _read_object(analyses_file(workdir)) or {}
-  return {name: of for name, of in results.items() if isinstance(of, dict)}
-
-
-def _read_object(path: AnyPath) -> dict[str, Any] | None:
+def read_object(path: AnyPath) -> dict[str, Any] | None:
   """A JSON object; None where the file is missing or holds anything else."""
   try:
     value = json.loads(read_text_limited(path, SMALL))

@@ -12,7 +12,7 @@ from sink_jax.analyses.training import analyse, applicable, write_analyses
 from sink_jax.data.dataset import open_data
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
-from sink_jax.train.workdir import read_analyses
+from sink_jax.report.read_runs import read_analyses
 from tests.random_params import random_params
 from tests.train import runs
 

@@ -12,7 +12,7 @@ from sink_jax.sweep.pool import SweepStopped
 from sink_jax.sweep.trials import read_config_file
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged
-from sink_jax.train.stop import Interrupted, Unsaved
+from sink_jax.train.multihost import Interrupted, Unsaved
 from tests.commands import run_here
 from tests.train.runs import ROOT
 
@@ -73,7 +73,6 @@ LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
     ('train', [*CONFIG, '--config.steps=many'], 'steps=many'),
     ('train', [*CONFIG, '--config.data.bos=x'], 'data.bos=x'),
     ('train', [*CONFIG, '--config.model=x'], '--config.model=x'),
-    ('train', [*CONFIG, '--config.steps=2', '--config.steps=3'], 'steps is set twice'),
     ('sweep', [f'--config={QUICK}', '--list', '--seeds=-1'], 'seed'),
     ('sweep', [f'--config={QUICK}', '--list', '--seeds=1,2', '--config.seed=3'], 'seed is set'),
     ('sweep', [f'--config={QUICK}:text-softmax', '--list'], '--only=text-softmax'),

@@ -270,7 +270,7 @@ def test_a_gpu_of_another_kind_costs_one_line(capability, lines, monkeypatch, ca
   blocks = [gpu_layout.choose_blocks(kernel, jnp.bfloat16, 96) for kernel in ('forward', 'dq')]
   assert blocks == [gpu_layout.BLOCKS[kernel][128] for kernel in ('forward', 'dq')]
   assert len(caplog.messages) == lines
-  assert all('NVIDIA A100 has 8.0' in x and '--sweep' in x for x in caplog.messages)
+  assert all('NVIDIA A100 has 8.0' in x and 'benchmark' in x for x in caplog.messages)
 
 
 def test_columns_where_heads_and_padding_agree(monkeypatch):

@@ -51,6 +51,12 @@ ARGUMENTS=("--a=a b" "--b=it's")
 ARGUMENTS = ['train', '--config=0', '--workdir=gs://0', '--a=a b', "--b=it's"]
 
 
+def _hears_signals():
+  """Under nohup or behind an & signals are ignored, and a shell cannot trap those."""
+  for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+
+
 class Launchers:
 
   def __init__(self, folder):
@@ -75,7 +81,8 @@ class Launchers:
   def start(self, script, *arguments, **variables):
     return subprocess.Popen(
         ['bash', f'launch/{script}', *arguments], cwd=self.root, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment | variables)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment | variables,
+        preexec_fn=_hears_signals)
 
   def __call__(self, *arguments, **variables):
     """(exit code, standard output, standard error) of a launcher."""

@@ -9,7 +9,7 @@ from configs import base
 from sink_jax.cli import plan as command
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import chips, compiler, estimate, job
-from sink_jax.plan.text import as_text
+from sink_jax.plan.estimate import as_text
 
 TINY = {'model.size': 'tiny', 'model.d_model': 32, 'model.ffn_hidden': 32, 'model.layers': 1,
         'model.vocab_size': 300, 'data.context': 32, 'batch_size': 64, 'probe.sequences': 50,

@@ -94,6 +94,7 @@ def test_two_at_a_time_equal_one_after_the_other(tmp_path):
   assert re.search(r"\| bad \| failed \|.*x'\) does not exist", summary)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   sweep = start(tmp_path, REMEDIES, '--processes=2')

@@ -22,7 +22,7 @@ from sink_jax.train.workdir import read_config
 from sink_jax.train.optimizer import Muon, OrthoAdam, learning_rate
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
-from sink_jax.train.stop import Interrupted, Unsaved
+from sink_jax.train.multihost import Interrupted, Unsaved
 from sink_jax.train.workdir import Workdir, WorkdirLocked, read_status
 from tests.train import runs
 

@@ -11,8 +11,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.train.checkpoint import saved_steps, verify
 from sink_jax.train.loop import train
-from sink_jax.train.multihost import init_distributed
-from sink_jax.train.stop import Interrupted
+from sink_jax.train.multihost import Interrupted, init_distributed
 from tests.train import runs
 from tests.train.test_loop import stop_after
 

@@ -14,7 +14,7 @@ from sink_jax.sweep.summary import cost_of
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import step_folder
 from sink_jax.train.start import parameter_paths
-from sink_jax.train.stop import Interrupted
+from sink_jax.train.multihost import Interrupted
 from sink_jax.train.workdir import read_config
 from tests.train import runs
 from tests.train.test_loop import stop_after

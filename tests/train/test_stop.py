@@ -15,7 +15,7 @@ from sink_jax.io.exit_code import EXIT_SAVED, stop_signals
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.loop import train
-from sink_jax.train.stop import Interrupted, StopHandler, Unsaved
+from sink_jax.train.multihost import Interrupted, StopHandler, Unsaved
 from tests.train import runs
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
