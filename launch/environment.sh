@@ -20,11 +20,11 @@ HELP
 say() { printf '%s\n' "$@" >&2; }
 die() { say "error: $1" "${@:2}" && exit 1; }
 
-# pip_install ARGUMENTS...: by uv where it is there.
+# pip_install ARGUMENTS...: by uv where it is there. Bytecode is compiled as modules are first imported.
 pip_install() {
   local pip=("$RUN_PYTHON" -m pip install)
   if command -v uv >/dev/null; then pip=(uv pip install --python "$RUN_PYTHON"); fi
-  "${pip[@]}" --quiet "$@" >&2 || die "the installation failed: pip install $*"
+  "${pip[@]}" --quiet --no-compile "$@" >&2 || die "the installation failed: pip install $*"
 }
 
 prepare_environment() {
@@ -51,7 +51,7 @@ prepare_environment() {
 }
 
 fetch_model() {
-  local options=(--quiet --no-deps --require-hashes --requirement "$ROOT/launch/$1.txt")
+  local options=(--quiet --no-compile --no-deps --require-hashes --requirement "$ROOT/launch/$1.txt")
   if [[ $VENV == none ]]; then options+=(--no-index); fi # succeeds where it is installed
   "$RUN_PYTHON" -m pip install "${options[@]}" >/dev/null 2>&1 ||
     { say "$1 could not be fetched: pip install --no-deps -r launch/$1.txt"; return 1; }

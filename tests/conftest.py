@@ -1,5 +1,6 @@
 """What all tests share: the CPU as the default device, checks of annotations, and options."""
 
+import collections
 import gc
 import importlib.metadata
 import importlib.util
@@ -112,6 +113,11 @@ def pytest_collection_modifyitems(config, items):
   if config.getoption('--full'):
     return
   skip = pytest.mark.skip(reason='exhaustive: run with --full')
+  cases = collections.Counter()
   for item in items:
-    if item.get_closest_marker('full'):
+    every = item.get_closest_marker('every')
+    if every:
+      test = item.nodeid.partition('[')[0]
+      cases[test] += 1
+    if item.get_closest_marker('full') or every and (cases[test] - 1) % every.args[0]:
       item.add_marker(skip)

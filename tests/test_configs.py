@@ -106,6 +106,7 @@ def counted(name, changes):
           + final_norm + outside)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('name', paper.TRIALS)
 def test_parameter_count_follows_its_formula(name):
   model = of_paper(name).model_config(50432)

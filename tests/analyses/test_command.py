@@ -195,6 +195,7 @@ def test_commands_that_cannot_be(tmp_path, monkeypatch, arguments, words):
     analyse_models(*arguments)
 
 
+@pytest.mark.full
 def test_the_command_itself(checkpoint, tmp_path):
   def command(*options):
     done = subprocess.run(

@@ -39,6 +39,7 @@ def subject():
   return LoadedModel(small_run(vocab_size=258), Bytes().open())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('name', registry.ANALYSES)
 def test_the_table_names_the_options_that_an_analysis_reads(name, subject, monkeypatch, tmp_path):
   for domain in ('a', 'b'):

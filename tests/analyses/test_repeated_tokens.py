@@ -80,6 +80,7 @@ def test_the_verdict_follows_the_numbers():
   assert 'No sink' in found['verdict'] and '0.521 <= 0.6' in found['verdict']
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('position', POSITIONS)
 def test_closed_forms_of_recorded_maps(position):
   masks = [sj.Window(size=5), sj.Causal()]

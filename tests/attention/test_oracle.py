@@ -17,6 +17,7 @@ from tests.attention_specs import (
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.typed
 @pytest.mark.parametrize('name', PAPER)
 def test_paper_variants(name):

@@ -15,6 +15,7 @@ def attend(spec, *inputs, implementation=None):
   return np.asarray(sj.attend(spec, *inputs, implementation=implementation))
 
 
+@pytest.mark.every(4)
 @BOTH
 @pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
 def test_no_token_sees_its_future(spec, implementation):
@@ -135,6 +136,7 @@ def test_a_kv_bias_is_one_more_token(implementation):
   np.testing.assert_allclose(biased, longer[:, 1:], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.every(4)
 @BOTH
 @pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
 def test_equal_heads_and_grouped_heads_agree(spec, implementation):
@@ -160,6 +162,7 @@ def test_softmax_ignores_a_shift_of_a_row_and_survives_huge_scores(implementatio
   np.testing.assert_allclose(out[0, i], v[0, scores.argmax(-1), np.arange(3)], rtol=1e-5)
 
 
+@pytest.mark.every(4)
 @BOTH
 @pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
 def test_bfloat16_follows_float32(spec, implementation):

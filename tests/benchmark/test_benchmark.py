@@ -133,6 +133,7 @@ def test_an_operation_of_a_program_that_makes_several_is_made_every_time():
   assert len(made) == 5
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('name', [name for name, one in IMPLEMENTATIONS.items()
                                   if not one.missing() and one.package == 'jax' and name != 'reference'])
 def test_every_implementation_computes_the_variants_that_it_names(name):
@@ -162,6 +163,7 @@ def test_flops_of_importance():
   assert importance.importance_flops(one_head, Causal()) / 2 == pytest.approx(2.2e12, rel=0.01)  # per pass
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('arguments, name', [
     (['attention', '--shape', '8', '8', '0', '64'], '--shape'),
     (['attention', '--variants', 'tanh'], '--variants'),

@@ -109,6 +109,7 @@ def test_a_run_with_a_parameter_that_is_no_number(workdir, tmp_path):
     evaluate_run(folder)
 
 
+@pytest.mark.full
 def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):
   code, out, _ = command(f'--workdir={workdir}', f'--out={tmp_path}', '--sequences=2', '--length=5',
                          '--epsilon=0.1', '--dtype=bfloat16')

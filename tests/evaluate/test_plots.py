@@ -60,6 +60,7 @@ def probed(request):
   return request.param, model, sj.probe(model, tokens())
 
 
+@pytest.mark.every(2)
 def test_pictures_of_a_model(probed, tmp_path):
   _, model, report = probed
   report.plot(tmp_path / 'importance.png')
@@ -115,6 +116,7 @@ def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
   assert max(width, height) < 8 and width > height
 
 
+@pytest.mark.every(4)
 def test_a_notebook_shows_tables_frames_and_figures(probed, monkeypatch, tmp_path):
   name, model, report = probed
   figure, axes = plots.canvas(6, 4, columns=2)

@@ -28,6 +28,7 @@ def tokens(sequences=5, length=12):
   return np.random.default_rng(0).integers(0, 11, (sequences, length))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('spec', [
     sj.AttentionSpec(), sj.AttentionSpec('Sigmoid()', 'Unnormalized()'),
     sj.AttentionSpec(kv_bias=sj.KBias()),
@@ -167,6 +168,7 @@ def test_the_largest_activation_is_named():
   assert 'largest activation' in calm and 'massive' in calm
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('mask, pattern, words', [
     ('Window(size=3)', (), 'every block'), ('Window(size=4)', (), ''), ('Prefix(length=2)', (), ''),
     ('Causal()', (Layer(mask=sj.Window(size=2)), Layer()), '1 of 2 blocks')])

@@ -88,6 +88,7 @@ def test_a_long_row_gains_nothing_while_its_maximum_stays():
   np.testing.assert_allclose(lse, expected, rtol=2**-22)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=() if name in (
         'window', 'p-norm softmax 1/2 (Figure 29)', 'normalized sigmoid (Table 15)', 'softpick')

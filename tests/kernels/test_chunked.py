@@ -26,6 +26,7 @@ def relative_error(a, b):
 MASKS = [sj.Causal(), sj.Window(size=5), sj.Window(size=1), sj.Prefix(length=9)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('mask, block, spans, length', [
     (MASKS[1], 4, 3, 23),
     *(pytest.param(*case, marks=pytest.mark.full) for case in (
@@ -62,6 +63,7 @@ def test_padding_stays_finite_under_a_growing_bias(monkeypatch):
   assert relative_error(*grads) < 1e-4
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('implementation', ['chunked', 'reference'])
 @pytest.mark.parametrize('normalizer', [sj.RowSum(), sj.RowSum(eps=1e-8), sj.PNorm(p=0.25),
                                         sj.PNorm(p=2.0), sj.PNorm(p=4.0), sj.AbsFloor()])
@@ -90,6 +92,7 @@ def test_rows_without_a_positive_score_are_zero(normalizer):
   assert not any(np.any(x) for x in (out, *grads))  # neither numbers nor nan
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('spec', [
     PAPER['softmax'], PAPER['p-norm softmax 1/2 (Figure 29)'], PAPER['relative (Table 3)'],
     PAPER['normalized sigmoid (Table 15)'], PAPER['p-norm sigmoid 2 (Figure 29)'],

@@ -79,6 +79,7 @@ def test_values_and_gradients(name, head_dim, length):
         assert all(map(np.array_equal, *map(jax.tree.leaves, (found, again))))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('name, head_dim, length', list(cases()))
 def test_importance(name, head_dim, length):
   q, k, _, params, _ = jax.tree.map(lambda x: x.astype(jnp.float32), inputs(SPECS[name], head_dim, length))

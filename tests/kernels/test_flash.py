@@ -64,6 +64,7 @@ TILES = ['softmax', 'p-norm softmax 1/2 (Figure 29)', 'sigmoid (Table 15)', 'ali
          'normalized identity (Table 15)', 'softpick']
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('name', TILES)
 def test_rows_and_all_cotangents(kernels, name):
   check_rows(PAPER[name], atol=1e-5, batch=2, length=19, heads=4, kv_heads=2, head_dim=24)
@@ -121,6 +122,7 @@ IN_TILES = dict(
     mask=[sj.Causal(), sj.Window(size=1), sj.Window(size=3), sj.Prefix(length=3)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('part', [
     part if part < 1 else pytest.param(part, marks=pytest.mark.full) for part in range(6)])
 def test_every_pair_of_slot_values(part, monkeypatch, request):
@@ -145,6 +147,7 @@ MASKS = [sj.Causal(), sj.Window(size=1), sj.Window(size=5), sj.Prefix(length=6)]
 EDGES = [sj.Window(size=99), sj.Prefix(length=1), sj.Prefix(length=99)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('mask', [
     *MASKS, *(pytest.param(mask, marks=pytest.mark.full) for mask in EDGES)], ids=repr)
 def test_tiles_and_padding_change_nothing(kernels, mask, monkeypatch):
@@ -167,6 +170,7 @@ def test_one_token(kernels):
   check_at_once(sj.AttentionSpec(kv_bias=sj.KVBias()), 'pallas', length=1, head_dim=8)
 
 
+@pytest.mark.every(2)
 def test_the_first_keys_alone(kernels):
   for spec in (sj.AttentionSpec(kv_bias=sj.KBias()), sj.AttentionSpec('Linear()', 'AbsFloor()'),
                sj.AttentionSpec(mask=sj.Window(size=3))):
@@ -180,6 +184,7 @@ def test_the_first_keys_alone(kernels):
         np.testing.assert_allclose(first.bias_slot, whole.bias_slot, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_few_columns_are_summed_in_parts(monkeypatch):
   use('gpu', monkeypatch)
   q, k, _, params = random_inputs(sj.AttentionSpec(), length=200, heads=1, head_dim=8)
@@ -202,6 +207,7 @@ def test_no_token_sees_its_future(kernels):
     assert np.abs(before[:, 6:] - after[:, 6:]).max() > 1e-3
 
 
+@pytest.mark.every(2)
 def test_importance_is_the_gradient_of_the_values(kernels):
   q, k, v, _ = random_inputs(sj.AttentionSpec(), length=12, head_dim=8)
   channel = lambda v: sj.attend(sj.AttentionSpec(), q, k, v, implementation='pallas')[..., 0].sum()

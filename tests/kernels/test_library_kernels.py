@@ -132,6 +132,7 @@ def test_splash_kernels_are_kept_and_hold_nothing_of_a_trace():
   assert kernel.dkv_mask_info.partial_mask_blocks is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('around', ['grad', 'scan', 'vmap', 'shard_map'])
 def test_splash_can_be_set_up_inside_any_transformation(around):
   spec, inputs = softmax(mask=sj.Window(size=9)), random_heads(128, 2, 2)

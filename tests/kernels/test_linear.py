@@ -79,6 +79,7 @@ def value_and_vjp(f, inputs):
   return run(tuple(inputs), cotangents)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('spec', SPECS, ids=str)
 def test_equal_to_the_reference(monkeypatch, spec):
   monkeypatch.setattr(linear, '_BLOCK', 4)
@@ -88,6 +89,7 @@ def test_equal_to_the_reference(monkeypatch, spec):
   assert max(errors(run(attend), run(by_definition))) < TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('block, length, heads, kv_heads', [
     (128, 1, 2, 2), (128, 5, 3, 1), (4, 3, 6, 2), (4, 4, 2, 2), (4, 5, 2, 2), (4, 8, 6, 2),
     (3, 10, 3, 1), (1, 6, 4, 2), (128, 300, 4, 2)])

@@ -62,6 +62,7 @@ def test_long_sequences_agree_with_the_definition():
   assert jnp.abs(alpha.raw[0, 0] - expected).max() < 1e-6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('scores', [2**11, 2**14])
 def test_smaller_blocks_count_every_row_once(monkeypatch, scores):
   monkeypatch.setattr(importance, '_SCORES', scores)

@@ -35,6 +35,7 @@ def definition(s, v, keep):
   return jnp.maximum(f, 0) / z @ v, jnp.log(z)[:, 0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('shift', [0., -3., 12.])
 def test_a_tile_is_the_definition_in_float64(shift):
   rng = np.random.default_rng(0)
@@ -155,6 +156,7 @@ def test_rows_without_a_positive_score_are_zero(attend):
       np.testing.assert_array_equal(x, 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('kv_bias', ['KVBias()', "KBias(value='first')", 'SinkLogit()'])
 def test_an_extra_key_is_one_more_score(kv_bias):
   """Below zero, above all other scores, and where all scores are small: eps counts once."""

@@ -74,6 +74,7 @@ def test_no_other_token_takes_part_unless_it_is_seen(mask, depends):
   assert np.array_equal(first_states(config, params, a), first_states(config, params, b)) != depends
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('options', [
     dict(ffn='relu', norm='layernorm'), dict(ffn='gelu', norm='none'),
     dict(norm='single', norm_location='post'),

@@ -106,6 +106,7 @@ def test_a_text_ends_with_its_end_of_text(run):
   assert [piece.shape[1] for piece in stopped] in ([2, 1], [2], [1])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('options', [{}, dict(policy=CachePolicy(8, 2)),
                                      dict(temperature=1.0, top_p=0.9, seed=3)], ids=str)
 def test_padding_changes_nothing(run, options):
@@ -216,6 +217,7 @@ POLICIES = [CachePolicy(9), CachePolicy(9, 4), CachePolicy(9, 4, 'text'), CacheP
 
 
 # With --full every policy, otherwise the first and the second in turn.
+@pytest.mark.every(12)
 @pytest.mark.parametrize('options, layers, policy', [
     pytest.param(*scored, policy, marks=() if m == n % 2 else full)
     for n, scored in enumerate(SCORED) for m, policy in enumerate(POLICIES)], ids=str)

@@ -101,6 +101,7 @@ WINDOWS = (Layer(mask=sj.Window(size=4)), Layer())
 HYBRID = (Layer(mamba=Mamba(inner=8, state=4, conv=3, rank=2)), Layer())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('options, attention, new', [
     ({}, {'head': 'HeadGate(scale=2)', 'kv_bias': 'VBias()'}, ['head_kernel', 'kv_bias_value']),
     (dict(pattern=WINDOWS), {'value': 'ValueScale()'}, ['value_scale'] * 2),
@@ -172,6 +173,7 @@ def next_token_loss(r, text=TEXT):
   return -np.log(np.take_along_axis(shares, text[:, 1:, None], -1)).mean()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('changes, new, removed', [
     (dict(sink_tokens=1), ['sink_tokens'], []),
     (dict(attention={'kv_bias': 'KBias()', 'mask': 'Window(size=4)'}),

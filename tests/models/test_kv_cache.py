@@ -40,6 +40,7 @@ def decoded(run, inputs, policy, first):
   return np.stack(found, 1)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('options', [
     {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
     dict(attention=sj.AttentionSpec(
@@ -126,6 +127,7 @@ def streaming_llm(run, inputs, size, sinks, positions):
   return np.stack(out, 1)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('attention', [
     dict(position='Rope()'), dict(position='Alibi()'), dict(position='Relative()'),
     dict(feature_map='EluPlusOne()')], ids=str)
@@ -140,6 +142,7 @@ def test_sinks_and_window_are_those_of_streaming_llm(attention, positions, size,
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('options, piece', [
     (dict(layers=4, attention=sj.AttentionSpec(
         position='YarnRope(fraction=0.5)', qk_norm='QKNorm()', kv_bias='KVBias()',
@@ -262,6 +265,7 @@ def test_bad_policies_are_refused():
       CachePolicy(**options)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('options', [
     {}, dict(sink_tokens=1, attention=sj.AttentionSpec(position='Alibi()', head='ElementGate()')),
     dict(attention=sj.AttentionSpec(kv_bias='KVBias()', value='ValueResidual()'), pattern=(
@@ -286,6 +290,7 @@ def test_a_beginning_longer_than_the_cache_is_read_in_pieces(monkeypatch, option
     np.testing.assert_allclose(found, expected[:, 1 + t], atol=tolerance)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('policy', [CachePolicy(5, 2), CachePolicy(7, 3, 'text'), CachePolicy(4)])
 def test_several_tokens_see_what_they_see_one_by_one(policy):
   held = {}  # entry: token

@@ -55,6 +55,7 @@ def precisions(lowered):
   return {word for match in found for word in (match.groups() if match else ['DEFAULT'])}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('program', [probe, logits, begin, generated, score])
 def test_products_of_float32_are_float32_on_every_device(program):
   config = lambda dtype: dataclasses.replace(CONFIG, dtype=dtype)
@@ -62,6 +63,7 @@ def test_products_of_float32_are_float32_on_every_device(program):
   assert precisions(program(config('bfloat16'))) == {'DEFAULT'}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('options', [
     dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'), implementation='chunked'),
     dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias()), implementation='reference'),

@@ -205,6 +205,7 @@ def numpy_model(config, params, inputs):
   return config.logit_cap * np.tanh(logits / config.logit_cap) if config.logit_cap else logits
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('options', [
     *(dict(ffn=kind) for kind in FFNS), dict(biases=('qkv', 'out', 'ffn', 'unembed')),
     dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),
@@ -294,6 +295,7 @@ SHOWN = [dict(), dict(norm_location='post'), dict(norm_location='sandwich'),
          dict(sink_tokens=3, attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('options', SHOWN, ids=str)
 def test_a_record_shows_the_forward_pass_it_belongs_to(options):
   config, params = model(**options)
@@ -336,6 +338,7 @@ def test_nothing_is_recorded_unless_asked():
   assert record.layers.maps_BxHxTxT is None and record.layers.hidden_BxTxD is None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('n', [1, 3])
 def test_sink_tokens_are_the_first_keys_of_all(n):
   config, params = model(sink_tokens=n, attention=sj.AttentionSpec(position=sj.Nope()))

@@ -30,6 +30,7 @@ def loss_and_gradients(config, params):
       lambda p: jnp.mean(jax.nn.logsumexp(apply({'params': p}, TOKENS), -1) ** 2)))(params)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('options, unroll', [
     pytest.param({}, 2, marks=pytest.mark.full),
     (dict(sink_tokens=1, norm='dyt', linear='sigma_reparam',

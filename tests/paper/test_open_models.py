@@ -292,6 +292,7 @@ def test_names_are_text_on_every_page(tmp_path):
   assert r'\`c\`' in markdown
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('key', [
     'figure-2-top', 'figure-2-bottom', 'figure-3', 'figure-4-left', 'figure-9-middle', 'figure-10',
     'figure-19', 'figure-25', 'streaming-llm-figure-12',

@@ -39,6 +39,7 @@ def whole(tmp_path_factory):
   return base, paper_report(runs(base / 'runs'), base / 'out')
 
 
+@pytest.mark.full
 def test_the_page_stands_alone_and_has_everything(whole):
   base, report = whole
   source = (base / 'out/index.html').read_text()
@@ -67,6 +68,7 @@ def test_the_page_stands_alone_and_has_everything(whole):
   assert 'The synthetic axis' in words and '60.00 to 100.00, n = 2' in words
 
 
+@pytest.mark.full
 def test_every_trained_figure_is_drawn(whole):
   base, report = whole
   for figure in report.figures:
@@ -81,6 +83,7 @@ def test_every_trained_figure_is_drawn(whole):
   assert 'lr-8e-4 (failed' in ' '.join(four.pictures[1].missing)
 
 
+@pytest.mark.full
 def test_a_phone_sets_the_columns_of_strips_below_one_another(whole):
   base, report = whole
   drawn = drawing.claim_rows(report.claims).values()
@@ -88,6 +91,7 @@ def test_a_phone_sets_the_columns_of_strips_below_one_another(whole):
   assert len(parts) == sum(min(len(of), 2) for of in drawn) > 2
 
 
+@pytest.mark.full
 def test_json_and_markdown_say_no_absolute_path(whole):
   base, report = whole
   text = (base / 'out/report.json').read_text()
@@ -111,6 +115,7 @@ def test_json_and_markdown_say_no_absolute_path(whole):
   assert line.startswith('| --- | --- | ---: |')
 
 
+@pytest.mark.full
 def test_both_pages_say_the_same_in_short(whole):
   base, report = whole
   markdown = (base / 'out/report.md').read_text().translate({ord(mark): None for mark in '\\*'})
@@ -160,6 +165,7 @@ def test_labels_of_any_text_make_files_that_are_safe_and_unlike(tmp_path):
   assert as_text(report).count('Smoke budget, paper protocol: of ') == 2
 
 
+@pytest.mark.full
 def test_every_number_traces_to_a_folder(whole):
   base, report = whole
   cells = [cell.measured for table in report.tables for row in table.rows
@@ -174,6 +180,7 @@ def test_every_number_traces_to_a_folder(whole):
   assert set(report.runs) == {run.name for run in runs(base / 'runs')}
 
 
+@pytest.mark.full
 def test_the_terminal_says_what_the_first_screen_says(whole):
   base, report = whole
   text = as_text(report)

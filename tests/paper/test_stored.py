@@ -232,6 +232,7 @@ def test_damaged_runs_are_not_stored(tmp_path):
 RESULTS = sorted(path.parent for path in ROOT.glob('results/*/' + METRICS)) or [None]
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize('folder', RESULTS, ids=lambda folder: folder.name if folder else 'none')
 def test_committed_reports_are_those_of_the_stored_runs(folder, tmp_path, undrawn):
   if folder is None:

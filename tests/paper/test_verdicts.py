@@ -364,6 +364,7 @@ def paper(tmp_path_factory):
   return group
 
 
+@pytest.mark.full
 def test_the_papers_own_numbers_are_never_decided_against(paper):
   rng, draws = np.random.default_rng(0), 15
   held, least = dict.fromkeys(BY_KEY, 0), dict.fromkeys(BY_KEY, math.inf)

@@ -140,6 +140,7 @@ def test_smaller_configs_keep_the_batch():
   assert {c['batch_size'] for c in found} == {64} and given == config(batch_size=64)
 
 
+@pytest.mark.full
 def test_what_does_not_fit_is_compiled_with_options_until_some_do(on_a_cpu, monkeypatch, capsys):
   given = config(probe__sequences=1)
   plans = [job.plan(given | {'microbatches': n}, ONE) for n in (1, 4)]

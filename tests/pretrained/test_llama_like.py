@@ -146,6 +146,7 @@ def test_popular_architectures_are_refused_with_the_nearest_one_that_is_read():
           caught.value)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('kind', FAMILIES)
 @pytest.mark.parametrize('changes', [{}, dict(attention_bias=True, tie_word_embeddings=True)])
 def test_the_table_fills_the_tree(kind, changes):

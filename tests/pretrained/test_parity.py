@@ -87,6 +87,7 @@ VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gemma3_
 
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('case', [
     pytest.param(case, marks=pytest.mark.full if case in VARIATIONS else ()) for case in CASES])
 def test_stored_fixtures(case):

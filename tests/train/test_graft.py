@@ -71,6 +71,7 @@ def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, tmp_path, c
   assert runs.rows(workdir) == rows and not moved(after, again)
 
 
+@pytest.mark.full
 def test_a_graft_keeps_what_the_config_leaves_at_its_default(tmp_path):
   source, workdir = tmp_path / 'source', tmp_path / 'run'
   go(runs.config(**QUIET, attention__position='Rope(base=100.0)', attention__mask='Window(size=4)',

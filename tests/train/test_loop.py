@@ -276,7 +276,8 @@ def test_a_stop_during_the_first_probe_ends_the_run_before_its_step_is_compiled(
     go(runs.config(), tmp_path)
 
 
-def test_two_processes_cannot_train_in_one_workdir(tmp_path):
+def test_two_processes_cannot_train_in_one_workdir(tmp_path, monkeypatch):
+  monkeypatch.setattr('sink_jax.train.workdir._PATIENCE', 1)
   process = runs.start(tmp_path, steps=100000)
   deadline = time.monotonic() + 120
   while not (tmp_path / 'metrics.jsonl').exists() and time.monotonic() < deadline:
@@ -410,6 +411,7 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
   assert valid == pytest.approx(mean(data.validation(8, 3)['valid']), rel=1e-6)
 
 
+@pytest.mark.full
 def test_continuous_tasks_train_too(tmp_path):
   config = runs.config(
       data__source='TriggerAveraging()', steps=60, batch_size=32, model__layers=1, model__heads=1,
@@ -421,6 +423,7 @@ def test_continuous_tasks_train_too(tmp_path):
   assert sj.load_run(tmp_path).logits(run.probe_tokens).shape[-1] == run.config.output_features
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('changes', [
     dict(model__sink_tokens=1, model__dtype='bfloat16', attention__mask='Prefix(length=3)',
          model__norm_location='protected', attention__qk_norm='QKNorm()', model__norm='single',

@@ -93,6 +93,7 @@ def test_the_loss_needs_no_logits_of_all_positions():
   assert size(loss.cross_entropy) < all_logits
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize('options', [
     dict(tied=True), dict(embedding_dim=6, tied=True), dict(biases=('out', 'ffn', 'unembed')),
     dict(tied=True, logit_cap=1.5, norm_location='after')],
