@@ -22,16 +22,20 @@ _NO_COMPONENTS = {'softmax': "softmax is similarity 'Exp()' with normalizer 'Row
                              'the defaults of attention.'}
 
 
-@dataclasses.dataclass(frozen=True)
+@typing.dataclass_transform(frozen_default=True)
 class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
-  A direct subclass is a kind of component, the base of its choices. A choice is a frozen dataclass
-  that can be constructed without arguments and whose fields are plain numbers, strings, booleans
-  or tuples of them: `repr(component)` is then its config string, and
+  A subclass is a frozen dataclass without saying so. A direct subclass is a kind of component, the
+  base of its choices. A choice can be constructed without arguments, and its fields are plain
+  numbers, strings, booleans or tuples of them: `repr(component)` is then its config string, and
   `from_string(Base, repr(component)) == component`. A class that only stands for its
   subclasses sets `abstract = True` in its body.
   """
+
+  def __init_subclass__(cls, **options: Any) -> None:
+    super().__init_subclass__(**options)
+    dataclasses.dataclass(frozen=True)(cls)
 
 
 C = TypeVar('C', bound=Component)

@@ -8,7 +8,6 @@ logit of gpt-oss is an extra key whose score does not depend on the query.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -24,7 +23,6 @@ from sink_jax.component import Component, check_integers
 Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by name
 
 
-@dataclasses.dataclass(frozen=True)
 class ExtraKeyValue(Component):
   """What attention has beside its tokens: an extra key, an extra value, both or neither.
 
@@ -95,14 +93,12 @@ class ExtraKeyValue(Component):
     return None
 
 
-@dataclasses.dataclass(frozen=True)
 class NoBias(ExtraKeyValue):
   """No extra key and no extra value: attention sees its tokens alone."""
 
   label = description = ''
 
 
-@dataclasses.dataclass(frozen=True)
 class KBias(ExtraKeyValue):
   """A learned key k* whose value is fixed (Tables 4, 5, 12 and 13).
 
@@ -165,7 +161,6 @@ class KBias(ExtraKeyValue):
     return jnp.full(shape, self.value_norm / math.sqrt(dims.head_dim))
 
 
-@dataclasses.dataclass(frozen=True)
 class KVBias(ExtraKeyValue):
   """A learned key k* and a learned value v* (Table 4; Sun et al. 2024)."""
 
@@ -190,7 +185,6 @@ class KVBias(ExtraKeyValue):
     return jnp.broadcast_to(params['value'], (dims.heads, dims.head_dim))
 
 
-@dataclasses.dataclass(frozen=True)
 class VBias(ExtraKeyValue):
   """A learned v* that is added to every head's output, without an extra key (Table 4, last row)."""
 
@@ -209,7 +203,6 @@ class VBias(ExtraKeyValue):
     return jnp.broadcast_to(params['value'], (dims.heads, dims.head_dim))
 
 
-@dataclasses.dataclass(frozen=True)
 class SinkLogit(ExtraKeyValue):
   """One learned logit per query head, without a value (gpt-oss).
 
@@ -233,7 +226,6 @@ class SinkLogit(ExtraKeyValue):
     return jnp.asarray(params['logit'])[:, None]
 
 
-@dataclasses.dataclass(frozen=True)
 class ZeroSink(ExtraKeyValue):
   """Softmax off by one: Z_i = n + sum_j exp(s_ij), without parameters (Miller 2023).
 
@@ -262,7 +254,6 @@ class ZeroSink(ExtraKeyValue):
     return jnp.full((1, 1), math.log(self.n), jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
 class PseudoMask(ExtraKeyValue):
   """Z_i gains sum_j exp(-p_ij) over j = i+1 .. context, with p_ij = m_h (j - i + 1).
 

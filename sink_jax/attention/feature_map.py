@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -14,7 +13,6 @@ from sink_jax.attention.similarity import Similarity, elu_plus_one
 from sink_jax.component import Component
 
 
-@dataclasses.dataclass(frozen=True)
 class FeatureMap(Component):
   """A map phi of every query and key of a layer, and of an extra key k*."""
 
@@ -29,7 +27,6 @@ class FeatureMap(Component):
     raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
 class Identity(FeatureMap):
   """phi(x) = x."""
 
@@ -37,7 +34,6 @@ class Identity(FeatureMap):
     return x
 
 
-@dataclasses.dataclass(frozen=True)
 class EluPlusOne(FeatureMap, Similarity):
   """elu(x) + 1, either as a feature map (elementwise on q and k) or as a similarity f(s).
 
@@ -53,7 +49,6 @@ class EluPlusOne(FeatureMap, Similarity):
     return elu_plus_one(s)
 
 
-@dataclasses.dataclass(frozen=True)
 class Mlp(FeatureMap):
   """phi(x) = W2 relu(W1 x) with Dh x Dh matrices and no biases.
 

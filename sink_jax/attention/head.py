@@ -7,7 +7,6 @@ papers find less attention to the first token.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -24,7 +23,6 @@ _ACTIVATIONS = {'sigmoid': jax.nn.sigmoid,
                 'ns_sigmoid': lambda z: 0.5 + 0.5 * jax.nn.sigmoid(z)}
 
 
-@dataclasses.dataclass(frozen=True)
 class HeadOutput(Component):
   """A function of every head's output o_i that reads no token but i.
 
@@ -71,12 +69,10 @@ class HeadOutput(Component):
     return o_BxLxHxDh
 
 
-@dataclasses.dataclass(frozen=True)
 class PlainOutput(HeadOutput):
   """No change: W_O gets the output o_h of attention."""
 
 
-@dataclasses.dataclass(frozen=True)
 class HeadGate(HeadOutput):
   """o_h <- scale act(x W_g) o_h, with one gate per head and token.
 
@@ -194,7 +190,6 @@ def _logit(share: float) -> float:
   return math.log(share / (1 - share))
 
 
-@dataclasses.dataclass(frozen=True)
 class ElementGate(HeadGate):
   """o_h <- scale act(x W_g) * o_h, elementwise: a `HeadGate` with one gate per channel.
 
@@ -209,7 +204,6 @@ class ElementGate(HeadGate):
     return dims.heads * dims.head_dim
 
 
-@dataclasses.dataclass(frozen=True)
 class HeadNorm(HeadOutput):
   """o_h <- o_h / sqrt(mean(o_h^2) + eps) * gain_h, an RMSNorm over the channels of each head.
 

@@ -6,7 +6,6 @@ A mask has a predicate for the elements of a tile, `keep`, and a range of keys p
 
 from __future__ import annotations
 
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ _LARGEST = 2**30  # tokens: positions are 32-bit numbers on a device
 Positions = int | np.ndarray | jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
 class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
 
@@ -83,7 +81,6 @@ class Mask(Component):
     return self
 
 
-@dataclasses.dataclass(frozen=True)
 class Causal(Mask):
   """Query i sees key j if j <= i."""
 
@@ -97,7 +94,6 @@ class Causal(Mask):
     return i + 1
 
 
-@dataclasses.dataclass(frozen=True)
 class Window(Mask):
   """Query i sees key j if i - size < j <= i: `size` keys, including its own (Figure 6)."""
 
@@ -130,7 +126,6 @@ class Window(Mask):
     return Window(size=round(size))
 
 
-@dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
   """Query i sees key j if j <= i or j < length: all see the whole prefix (Figure 5)."""
 

@@ -7,7 +7,6 @@ softpick are already divided by AbsSum's Z_i.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import ClassVar
 
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 from sink_jax.component import Component
 
 
-@dataclasses.dataclass(frozen=True)
 class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j, where factor_i = 1 / Z_i."""
 
@@ -66,7 +64,6 @@ def _floor(p: float) -> float:
   return 10 ** (-36 / (1 / p + 1))
 
 
-@dataclasses.dataclass(frozen=True)
 class RowSum(Normalizer):
   """Z_i = (sum_j f_ij + eps) / scale.
 
@@ -92,7 +89,6 @@ class RowSum(Normalizer):
     return jnp.full_like(lse, jnp.log(self.scale))
 
 
-@dataclasses.dataclass(frozen=True)
 class PNorm(Normalizer):
   """Z_i = (sum_j f_ij^p)^(1/p) (Eq. 43 and 44, Figure 29)."""
 
@@ -116,7 +112,6 @@ class PNorm(Normalizer):
     return lse - power_lse / self.p
 
 
-@dataclasses.dataclass(frozen=True)
 class Unnormalized(Normalizer):
   """Z_i = 1: the weights of a row do not depend on one another."""
 
@@ -128,7 +123,6 @@ class Unnormalized(Normalizer):
     return jnp.ones_like(row_sum)
 
 
-@dataclasses.dataclass(frozen=True)
 class Count(Normalizer):
   """Z_i = the number of keys that query i sees, including an extra key.
 
@@ -145,7 +139,6 @@ class Count(Normalizer):
     return 1 / jnp.maximum(row_sum, 1)
 
 
-@dataclasses.dataclass(frozen=True)
 class AbsFloor(Normalizer):
   """Z_i = max(|sum_j f_ij|, floor), for similarities that can be negative.
 
@@ -169,7 +162,6 @@ class AbsFloor(Normalizer):
     return jnp.minimum(lse - jnp.log(self.floor), 0)
 
 
-@dataclasses.dataclass(frozen=True)
 class AbsSum(Normalizer):
   """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); for Softpick alone.
 
@@ -187,7 +179,6 @@ class AbsSum(Normalizer):
       raise ValueError(f'{self}: eps must be > 0; the released kernels of softpick use 1e-6.')
 
 
-@dataclasses.dataclass(frozen=True)
 class Clipped(Normalizer):
   """Clipped softmax: A_ij = clip((high - low) P_ij + low, 0, 1) of the softmax P, for exp alone.
 

@@ -6,7 +6,6 @@ tables of angles become constants of the program; the positions of a decoding st
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -21,7 +20,6 @@ from sink_jax.component import Component
 Positions = np.ndarray | jax.Array  # 0-based integers (T,)
 
 
-@dataclasses.dataclass(frozen=True)
 class Position(Component):
   """A position encoding, which acts on embeddings, on queries and keys, or on scores.
 
@@ -62,12 +60,10 @@ class Position(Component):
     raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
 class Nope(Position):
   """No position encoding."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Rope(Position):
   """Rotary embedding (Eq. 8) in the half-split layout of the official code.
 
@@ -122,7 +118,6 @@ class Rope(Position):
     return jnp.concatenate(rotated, -1).astype(x_BxTxHxDh.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
 class Llama3Rope(Rope):
   """The scaled rotary embedding of LLaMA 3.1: low frequencies are divided by `factor`.
 
@@ -151,7 +146,6 @@ class Llama3Rope(Rope):
     return fast * full + (1 - fast) * full / self.factor
 
 
-@dataclasses.dataclass(frozen=True)
 class YarnRope(Rope):
   """YaRN: Rope with interpolated low frequencies and scaled queries and keys (gpt-oss).
 
@@ -202,7 +196,6 @@ class YarnRope(Rope):
     return slow * full / self.factor + (1 - slow) * full
 
 
-@dataclasses.dataclass(frozen=True)
 class Sinusoidal(Position):
   """The absolute encoding of Eq. 5, with interleaved sines and cosines and positions from 0.
 
@@ -226,7 +219,6 @@ class Sinusoidal(Position):
     return jnp.asarray(xp.where(channel % 2, xp.cos(angle_TxD), xp.sin(angle_TxD)), jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
 class Learned(Position):
   """A learned vector per position, for positions below `max_length`."""
 
@@ -254,7 +246,6 @@ class Learned(Position):
     return jnp.asarray(table_PxD[positions_T])
 
 
-@dataclasses.dataclass(frozen=True)
 class Alibi(Position):
   """g = -slope_h |i - j| with slope_h = 2^(-8h/H), h = 1..H (Eq. 7).
 
@@ -275,7 +266,6 @@ class Alibi(Position):
     return -jnp.abs(distance).astype(jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
 class Relative(Position):
   """g = bucket(i - j), the T5 bucket number itself, in all heads: the official code's "relative".
 

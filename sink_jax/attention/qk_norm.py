@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -11,7 +10,6 @@ from sink_jax.attention.param import AnyArray, Dims, Param, rms_norm
 from sink_jax.component import Component
 
 
-@dataclasses.dataclass(frozen=True)
 class QueryKeyNorm(Component):
   """A normalisation of each query and key by itself; a cache stores the normalised keys."""
 
@@ -33,12 +31,10 @@ def _check_eps(norm: QueryKeyNorm, eps: float) -> None:
     raise ValueError(f'{norm}: eps must be >= 0; 1e-6 is usual.')
 
 
-@dataclasses.dataclass(frozen=True)
 class NoQKNorm(QueryKeyNorm):
   """No normalisation: queries and keys stay as they are projected."""
 
 
-@dataclasses.dataclass(frozen=True)
 class QKNorm(QueryKeyNorm):
   """RMSNorm over the Dh channels of a head, with a gain for queries and one for keys (Qwen3)."""
 
@@ -58,7 +54,6 @@ class QKNorm(QueryKeyNorm):
     return rms_norm(k_BxTxHxDh, params['key_gain'], self.eps)
 
 
-@dataclasses.dataclass(frozen=True)
 class ProjectionQKNorm(QueryKeyNorm):
   """RMSNorm over all heads of a token together, with a gain for every channel of every head.
 

@@ -13,7 +13,6 @@ from sink_jax.attention.param import soft_cap
 from sink_jax.component import Component
 
 
-@dataclasses.dataclass(frozen=True)
 class Similarity(Component):
   """A parameter-free scalar function f(s) of the score.
 
@@ -36,7 +35,6 @@ class Similarity(Component):
     raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
 class Exp(Similarity):
   """f(s) = exp(s). With RowSum this is softmax attention (Eq. 4)."""
 
@@ -46,7 +44,6 @@ class Exp(Similarity):
     return jnp.exp(s)
 
 
-@dataclasses.dataclass(frozen=True)
 class CappedExp(Similarity):
   """f(s) = exp(c tanh(s / c)), c = cap: softmax of scores that cannot leave (-c, c).
 
@@ -72,7 +69,6 @@ class CappedExp(Similarity):
     return jnp.exp(soft_cap(s, self.cap))
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
 class Sigmoid(Similarity):
   """f(s) = 1 / (1 + exp(-(s + bias))).
 
@@ -96,7 +92,6 @@ class Sigmoid(Similarity):
     return jax.nn.sigmoid(s + self.bias if self.bias else s)
 
 
-@dataclasses.dataclass(frozen=True)
 class Relu(Similarity):
   """f(s) = max(s, 0), with derivative 0 at s = 0.
 
@@ -110,7 +105,6 @@ class Relu(Similarity):
     return jnp.where(s > 0, s, 0)
 
 
-@dataclasses.dataclass(frozen=True)
 class SquaredRelu(Similarity):
   """f(s) = max(s, 0)^2, as in the gated attention unit of Hua et al. 2022 (arXiv:2202.10447)."""
 
@@ -119,7 +113,6 @@ class SquaredRelu(Similarity):
     return relu * relu
 
 
-@dataclasses.dataclass(frozen=True)
 class Linear(Similarity):
   """f(s) = s: the similarity of every kernel ("linear") attention of Table 15."""
 
@@ -129,7 +122,6 @@ class Linear(Similarity):
     return s
 
 
-@dataclasses.dataclass(frozen=True)
 class Softpick(Similarity):
   """f(s) = max(exp(s) - 1, 0): softpick, with its normalizer AbsSum (arXiv 2504.20966).
 

@@ -7,7 +7,6 @@ position bias and a sink logit are not products, and the factor does not change 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -21,7 +20,6 @@ from sink_jax.attention.position import Positions
 from sink_jax.component import Component, check_integers
 
 
-@dataclasses.dataclass(frozen=True)
 class Temperature(Component):
   """A factor of each query that depends on its position, the mask and the head."""
 
@@ -43,12 +41,10 @@ class Temperature(Component):
     return None
 
 
-@dataclasses.dataclass(frozen=True)
 class Fixed(Temperature):
   """No factor: q_i . k_j is multiplied by 1/sqrt(Dh) alone."""
 
 
-@dataclasses.dataclass(frozen=True)
 class LogLength(Temperature):
   """q_i <- s_h log(n_i) q_i, where query i sees n_i keys: scalable softmax (arXiv 2501.19399).
 
@@ -87,7 +83,6 @@ class LogLength(Temperature):
     return log_L[:, None] * scale_H
 
 
-@dataclasses.dataclass(frozen=True)
 class Llama4(Temperature):
   """q_i <- (1 + beta log(1 + floor(i / floor))) q_i for query i = 1, 2, ... (Llama 4).
 

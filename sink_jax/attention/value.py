@@ -5,7 +5,6 @@ A cache stores the changed values, and the value norms of a record are those of 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -17,7 +16,6 @@ from sink_jax.attention.param import AnyArray, Dims, Param
 from sink_jax.component import Component
 
 
-@dataclasses.dataclass(frozen=True)
 class Value(Component):
   """A change of the projected values of tokens; it does not act on a learned extra value v*."""
 
@@ -46,12 +44,10 @@ class Value(Component):
     return v_BxTxHkvxDh
 
 
-@dataclasses.dataclass(frozen=True)
 class PlainValue(Value):
   """No change: attention mixes the projected values."""
 
 
-@dataclasses.dataclass(frozen=True)
 class ValueScale(Value):
   """v <- c v with one learned c per layer and key head, starting at one (arXiv 2603.17771).
 
@@ -74,7 +70,6 @@ class ValueScale(Value):
     return scaled.astype(v_BxTxHkvxDh.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
 class ValueResidual(Value):
   """v <- a v + b v_1 in every block after the first, whose values are v_1 (arXiv 2410.17897).
 

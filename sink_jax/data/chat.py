@@ -6,7 +6,6 @@ file. The Jinja templates of checkpoints are programs, and none is executed here
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,6 @@ TEMPLATES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class ChatJsonl(JsonLines):
   """Conversations, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import itertools
@@ -36,12 +35,10 @@ class Document(NamedTuple):
   parts: tuple[Part, ...] = ()  # of a conversation, whose `text` they make up
 
 
-@dataclasses.dataclass(frozen=True)
 class Source(Component):
   """A document corpus or a synthetic task: `from_string(Source, 'Stdlib()')` takes either."""
 
 
-@dataclasses.dataclass(frozen=True)
 class DocumentSource(Source):
   """A corpus: an ordered stream of documents, which is the same whenever it is read."""
 
@@ -68,7 +65,6 @@ class DocumentSource(Source):
     raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
 class TextFolder(DocumentSource):
   """Text files in UTF-8, a document each; the first sub-folder is the domain, else 'text'."""
   path: str = ''
@@ -95,7 +91,6 @@ class TextFolder(DocumentSource):
     return files
 
 
-@dataclasses.dataclass(frozen=True)
 class JsonLines(DocumentSource):
   """A document for each line of .jsonl, .jsonl.gz or .jsonl.zst: one file, or all of a folder."""
 
@@ -140,7 +135,6 @@ class JsonLines(DocumentSource):
           raise ValueError(f'{file[1]}: damaged or truncated ({error}); copy it again.') from None
 
 
-@dataclasses.dataclass(frozen=True)
 class Jsonl(JsonLines):
   """JSON objects, one in each line, in .jsonl, .jsonl.gz or .jsonl.zst: one file or a folder.
 
@@ -156,7 +150,6 @@ class Jsonl(JsonLines):
         _string_at(record, self.domain_field) if self.domain_field else folder, name)
 
 
-@dataclasses.dataclass(frozen=True)
 class Tfds(DocumentSource):
   """A dataset of TensorFlow Datasets, which is downloaded and prepared as ArrayRecord if it must be.
 
@@ -205,7 +198,6 @@ class Tfds(DocumentSource):
     return builder
 
 
-@dataclasses.dataclass(frozen=True)
 class HubDataset(DocumentSource):
   """A dataset of the Hugging Face hub, or a folder of its files, by the package `datasets`.
 
@@ -238,7 +230,6 @@ class HubDataset(DocumentSource):
       raise ValueError(f'{self!r}: {" ".join(str(error).split())[:300]}') from None
 
 
-@dataclasses.dataclass(frozen=True)
 class PackedDataset(DocumentSource):
   """A folder that `python -m sink_jax data_build` wrote, on a disk or gs://, to train from in place.
 

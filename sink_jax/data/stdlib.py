@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import pathlib
 import sys
 import sysconfig
@@ -18,7 +17,6 @@ _SKIPPED = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__p
             '__phello__'}
 
 
-@dataclasses.dataclass(frozen=True)
 class Stdlib(DocumentSource):
   """The running Python's standard library, without its tests.
 
@@ -49,7 +47,6 @@ class Stdlib(DocumentSource):
                                       for name, path in _files(self.max_files, self._folder)])
 
 
-@dataclasses.dataclass(frozen=True)
 class InstalledPackages(Stdlib):
   """As `Stdlib`, of the packages that are installed for the running Python; its code by default."""
   domains: str = 'code'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -15,7 +14,6 @@ _STREAMS = {'train': 0, 'valid': 1}
 _TASK_STREAM = 2  # draws that define the task itself
 
 
-@dataclasses.dataclass(frozen=True)
 class SyntheticTask(Source):
   """A task: sequences that are computed from their number, and named sets of their targets."""
 
@@ -47,7 +45,6 @@ class SyntheticTask(Source):
         raise ValueError(f'{self!r}: {name} must be at least {least}.')
 
 
-@dataclasses.dataclass(frozen=True)
 class BigramBackcopy(SyntheticTask):
   """Bigram-Backcopy (Guo et al. 2024, arXiv 2410.13835) at laptop scale.
 
@@ -153,7 +150,6 @@ class BigramBackcopy(SyntheticTask):
     return sequences
 
 
-@dataclasses.dataclass(frozen=True)
 class TriggerAveraging(SyntheticTask):
   """Trigger-conditional averaging (after Ran-Milo 2026, arXiv 2603.11487): regression.
 

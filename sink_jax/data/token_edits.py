@@ -8,7 +8,6 @@ the number of the row, so that rows can be edited in any order and by any proces
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +20,6 @@ from sink_jax.data import counter_rng
 _SPLIT_KEYS = {'train': 0, 'valid': 1}
 
 
-@dataclasses.dataclass(frozen=True)
 class TokenEdit(Component):
   """A change of rows, at random access."""
 
@@ -51,7 +49,6 @@ class TokenEdit(Component):
     return vocab_size
 
 
-@dataclasses.dataclass(frozen=True)
 class RandomTokens(TokenEdit):
   """Positions first..last become uniform integers in [0, vocabulary size).
 
@@ -86,7 +83,6 @@ class RandomTokens(TokenEdit):
     return max(vocab_size, self.below)
 
 
-@dataclasses.dataclass(frozen=True)
 class FixedToken(TokenEdit):
   """One position holds the same token in every row (Table 10, right)."""
   position: int = 1

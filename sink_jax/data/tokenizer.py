@@ -278,7 +278,6 @@ def _refused(what: str) -> Iterator[None]:
     raise ValueError(f'{what} ({" ".join(str(error).split())[:200]})') from None
 
 
-@dataclasses.dataclass(frozen=True)
 class Tokenizer(Component):
   """How text becomes ids."""
 
@@ -298,7 +297,6 @@ class Tokenizer(Component):
     return ''
 
 
-@dataclasses.dataclass(frozen=True)
 class Bytes(Tokenizer):
   """UTF-8 bytes, vocabulary 258: 0 ends a document (and is the BOS), 1 pads, 2 + byte."""
 
@@ -314,7 +312,6 @@ class Bytes(Tokenizer):
     return TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1)
 
 
-@dataclasses.dataclass(frozen=True)
 class HuggingFace(Tokenizer):
   """A `tokenizer.json`, the folder of a published model, the workdir of a run, or a GGUF file.
 
@@ -341,7 +338,6 @@ class HuggingFace(Tokenizer):
     return f'{opened.digest}-{opened.eos_id}-{opened.bos_id}-{opened.pad_id}'
 
 
-@dataclasses.dataclass(frozen=True)
 class TrainedBpe(Tokenizer):
   """Byte-level BPE, trained on the training documents of the corpus.
 

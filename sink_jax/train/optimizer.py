@@ -25,7 +25,6 @@ from sink_jax.component import Component, option
 _NOT_HIDDEN = ('embed', 'unembed', 'conv')
 
 
-@dataclasses.dataclass(frozen=True)
 class UpdateRule(Component):
   """How gradients are scaled into an update; `optimizer.rule` of a config names one.
 
@@ -52,7 +51,6 @@ class UpdateRule(Component):
     raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
 class AdamW(UpdateRule):
   """Adam's scaling (Kingma and Ba 2015) as in PyTorch's AdamW (Loshchilov and Hutter 2019).
 
@@ -67,7 +65,6 @@ class AdamW(UpdateRule):
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
 
 
-@dataclasses.dataclass(frozen=True)
 class Sgd(UpdateRule):
   """Gradient descent, with heavy-ball momentum where `momentum` is not 0.
 
@@ -80,7 +77,6 @@ class Sgd(UpdateRule):
     return optax.trace(self.momentum) if self.momentum else optax.identity()
 
 
-@dataclasses.dataclass(frozen=True)
 class Muon(UpdateRule):
   """Orthogonalized momentum for the matrices of hidden layers, and AdamW for all else.
 
@@ -139,7 +135,6 @@ class OrthoAdamState(NamedTuple):
   adam: optax.OptState
 
 
-@dataclasses.dataclass(frozen=True)
 class OrthoAdam(AdamW):
   """Adam's scaling in a basis that is drawn at random for each parameter and then kept.
 

@@ -1,6 +1,5 @@
 """Config strings, refused combinations and what single slots promise."""
 
-import dataclasses
 
 import jax
 import numpy as np
@@ -73,7 +72,6 @@ def test_a_sigmoid_without_a_bias_is_written_as_before_there_was_one():
 
 
 def test_a_new_slot_class_is_a_choice_at_once():
-  @dataclasses.dataclass(frozen=True)
   class Everything(Mask):
     def keep(self, i, j):
       return j == j
@@ -202,7 +200,6 @@ def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
 
 
 def test_a_mask_that_does_not_count_its_keys_has_no_logarithm_of_them():
-  @dataclasses.dataclass(frozen=True)
   class EverySecond(sj.Causal):  # the count of Causal would be another mask's
     def keep(self, i, j):
       return (j <= i) & ((i - j) % 2 == 0)

@@ -4,7 +4,6 @@ Run by test_own_slots.py in a process of its own, because a slot class is a choi
 as soon as it exists.
 """
 
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +14,16 @@ from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
 from tests.attention_specs import random_inputs
 
 
-@dataclasses.dataclass(frozen=True)
 class Softplus(sj.Sigmoid):
   def __call__(self, s):
     return jax.nn.softplus(s)
 
 
-@dataclasses.dataclass(frozen=True)
 class Cube(sj.Linear):
   def __call__(self, s):
     return s ** 3
 
 
-@dataclasses.dataclass(frozen=True)
 class Strictly(sj.Causal):
   """Keys before the query: the first query sees none."""
 
@@ -38,7 +34,6 @@ class Strictly(sj.Causal):
     return 0, min(last, keys)
 
 
-@dataclasses.dataclass(frozen=True)
 class Unlimited(sj.Causal):
   """A range that holds keys which the mask hides."""
 

@@ -149,7 +149,6 @@ MINE = """
 import dataclasses
 from sink_jax.attention.head import HeadOutput, PlainOutput
 
-@dataclasses.dataclass(frozen=True)
 class MyOutput(PlainOutput):
   pass
 """
