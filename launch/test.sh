@@ -54,7 +54,7 @@ export COMPILE_TARGETS=$targets COMPILERS=${COMPILERS:-$prefix/compilers} PARITY
 if [[ $targets == *v* ]]; then install compilers/tpu "$COMPILERS/tpu" --no-deps; fi
 if [[ $targets == *h* ]]; then install compilers/cuda "$COMPILERS/cuda" --no-deps; fi
 if [[ -n $parity ]]; then PARITY_PACKAGES=${PARITY:-$prefix/parity} && install parity "$PARITY_PACKAGES"; fi
-workers=(-n "${WORKERS:-2}")
+workers=(-n "${WORKERS:-2}" --dist=loadfile --no-loadscope-reorder) # tests of a file share what is traced
 if [[ ${WORKERS:-2} == 0 ]]; then workers=(); fi # then pytest-xdist is not needed either
 cd "$ROOT"
 exec "$RUN_PYTHON" -P -m pytest -q --durations=10 ${workers[@]+"${workers[@]}"} ${arguments[@]+"${arguments[@]}"}

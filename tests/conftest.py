@@ -105,7 +105,8 @@ def pytest_collection_finish(session):
 
 
 # Each of these keeps a process busy for long: last of all, it would keep the other one waiting.
-FIRST = ('test_readme.py', 'test_types.py', 'test_faults.py', 'test_notebook.py')
+FIRST = ('test_readme.py', 'test_types.py', 'test_faults.py', 'test_bucket.py', 'test_notebook.py',
+         'test_flash.py', 'test_parity.py', 'test_loop.py', 'test_oracle.py')
 
 
 def pytest_collection_modifyitems(config, items):

@@ -59,8 +59,8 @@ def test_an_environment_is_made_once_and_has_the_project(tmp_path, uv):
   pip = f'uv pip install --python {clone.root}/.venv/bin/python' if uv else 'python -m pip install'
   made = 'uv venv --quiet --seed --python 3.12' if uv else 'python3 -m venv'
   assert (code, log) == (0, [
-      f'{made} {clone.root}/.venv', f'{pip} --quiet --requirement {clone.root}/requirements.txt',
-      f'{pip} --quiet --no-deps --editable {clone.root}']), errors
+      f'{made} {clone.root}/.venv', f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
+      f'{pip} --quiet --no-compile --no-deps --editable {clone.root}']), errors
   assert clone('prepare_environment')[2] == ['python -c ']
   (clone.root / 'requirements.txt').write_text('jax==2\n')
   assert len(clone('prepare_environment')[2]) == (2 if uv else 3)

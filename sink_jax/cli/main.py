@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import importlib
 import inspect
 import io
@@ -47,6 +48,7 @@ _BASE = os.path.join(os.path.dirname(__file__), '..', '..', 'configs', 'base.py'
 
 def main() -> NoReturn:
   """Runs the command that the first argument names, and ends the process with its exit code."""
+  gc.set_threshold(50_000)  # imports and tracing make many objects, and hardly any that can be freed
   name, words = (sys.argv[1] if len(sys.argv) > 1 else ''), sys.argv[2:]
   if name in ('train', 'sweep'):
     exit_saved_until_training()  # within milliseconds: imports of jax take seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import pathlib
 import sys
 import sysconfig
@@ -62,11 +63,13 @@ def modules(most: int = 0, folder: str = 'stdlib') -> Iterator[tuple[str, str]]:
 
 
 def _files(most: int, folder: str) -> list[File]:
-  root = pathlib.Path(sysconfig.get_paths()[folder])
+  root, paths = pathlib.Path(sysconfig.get_paths()[folder]), []
+  for top, folders, files in os.walk(root):
+    folders[:] = set(folders) - _SKIPPED  # os.walk enters what is left
+    paths += [pathlib.Path(top, file) for file in files if file.endswith('.py')]
   # config-* and _sysconfigdata* describe the machine that built this Python.
-  return [(name, path) for name, path in listing(root, root.rglob('*.py'))
-          if not (_SKIPPED & set(name.split('/')) or name.startswith(('config-', '_sysconfigdata')))
-          ][:most or None]
+  return [(name, path) for name, path in listing(root, paths)
+          if not name.startswith(('config-', '_sysconfigdata'))][:most or None]
 
 
 def _docstrings(source: str) -> Iterator[str]:

@@ -22,9 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import Component
 from sink_jax.data.sources import DocumentSource
-from sink_jax.data.gguf_tokenizer import gguf_tokenizer
 from sink_jax.io.files import read_text_limited, write_atomically
-from sink_jax.io.gguf import GgufFile
 from sink_jax.io.paths import AnyPath, to_path
 
 BOS = ('none', 'tokenizer', 'force')  # see TextTokenizer.before
@@ -78,6 +76,9 @@ class TextTokenizer:
     """
     path = to_path(path)
     if path.suffix.casefold() == '.gguf':
+      from sink_jax.data.gguf_tokenizer import gguf_tokenizer
+      from sink_jax.io.gguf import GgufFile  # not at the top: gguf costs a tenth of a second
+
       metadata = GgufFile(path).metadata
       with _refused(f'{path}: the metadata define no tokenizer'):
         model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
