@@ -23,8 +23,8 @@ from sink_jax.component import Component
 class ExtraKeyValue(Learnable, Component):
   """What attention has next to its tokens: an extra key, an extra value, both or neither.
 
-  An extra key is one more key that every query sees. It is never rotated and gets no position bias.
-  Its value is v*, or zero if `value_HxDh` returns None.
+  An extra key is one more key that every query sees, without rotation and position bias. Its value
+  is v*, or zero if `value_HxDh` returns None.
   """
 
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
@@ -112,10 +112,9 @@ class KBias(ExtraKeyValue):
   def value_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     if self.value == 'zero':
       return None
-    shape = (dims.heads, dims.head_dim)
-    if self.value == 'first':
-      return jnp.zeros(shape).at[:, 0].set(self.value_norm)
-    return jnp.full(shape, self.value_norm / math.sqrt(dims.head_dim))
+    Dh = dims.head_dim
+    unit = np.eye(1, Dh)[0] if self.value == 'first' else np.full(Dh, Dh**-0.5)
+    return jnp.broadcast_to(self.value_norm * unit.astype(np.float32), (dims.heads, Dh))
 
 
 class KVBias(ExtraKeyValue):

@@ -1,8 +1,7 @@
 """Gates, norms and projections of each head's output, between attention and W_O.
 
 A query that matches no key must still average values, because the weights of softmax sum to one. A
-gate can set this average to zero, and a norm gives it the same size for all queries. With either,
-papers find less attention to the first token.
+gate can set this average to zero, and a norm gives it the same size for all queries.
 """
 
 from __future__ import annotations
@@ -43,12 +42,10 @@ class HeadOutput(Learnable, Component):
     return 0
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
-    """Returns what W_O gets instead of o; what changes it computes in float32.
+    """Returns what W_O gets instead of the outputs o (B, L, H, Dh) of L tokens, float32 if changed.
 
-    Args:
-      o: the outputs (B, L, H, Dh) of the heads for L tokens.
-      v: the values (B, L, Hkv, Dh) of the same tokens as attention mixes them.
-      x: the input (B, L, D) of attention for these tokens if `reads_input`, else None.
+    v: the values (B, L, Hkv, Dh) of the same tokens as attention mixes them. x: the input (B, L, D)
+    of attention for these tokens if `reads_input`, else None.
     """
     return o
 
@@ -162,8 +159,8 @@ class ElementGate(HeadGate):
 class HeadNorm(HeadOutput):
   """o_h <- o_h / sqrt(mean(o_h^2) + eps) * gain, an RMSNorm over the channels of each head.
 
-  It is the head-wise RMSNorm of Li et al. 2026 (arXiv 2605.06611, Section 5.1, as a detailed
-  summary of the paper gives it): the heads share the gain, which starts at one.
+  It is the head-wise RMSNorm of Li et al. 2026 (arXiv 2605.06611, Section 5.1, by a detailed
+  summary of the paper). The heads share the gain, which starts at one.
   """
 
   eps: float = 1e-6
@@ -181,8 +178,8 @@ class HeadNorm(HeadOutput):
 class Exclusive(HeadOutput):
   """o_h <- o_h - (o_h . v_h) v_h / |v_h|^2, without what o_h shares with the token's value v_h.
 
-  It is exclusive self attention (XSA) of Zhai 2026 (arXiv 2603.09078, Eq. 2), which acts on each
-  head before W_O. As in its Algorithm 1, |v_h| is at least 1e-12. Heads of a group share their v_h.
+  It is exclusive self attention (XSA) of Zhai 2026 (arXiv 2603.09078, Eq. 2 and Algorithm 1, by a
+  transcription), which acts on each head before W_O. |v_h| is at least 1e-12.
   """
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:

@@ -39,10 +39,6 @@ class Normalizer(Component):
     """
     raise NotImplementedError
 
-  def clipped(self, weights: jax.Array) -> jax.Array:
-    """Returns the clipped weights, given the normalised ones, elementwise; if `clips`."""
-    raise NotImplementedError
-
 
 def _floor(p: float) -> float:
   """The least row sum x that counts: x^(-1/p) and its derivative stay within float32."""
@@ -180,4 +176,5 @@ class Clipped(Normalizer):
     return jnp.zeros_like(lse)
 
   def clipped(self, weights: jax.Array) -> jax.Array:
+    """Returns the clipped weights, given the normalised ones."""
     return jnp.clip((self.high - self.low) * weights + self.low, 0, 1)

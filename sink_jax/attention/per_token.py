@@ -6,7 +6,7 @@ and mapped to features. Values are changed once; a cache stores normalised keys 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,9 @@ from sink_jax.component import Component
 class QueryKeyNorm(Learnable, Component):
   """A normalisation of each query and key by itself, before their rotation."""
 
-  def queries(self, q: jax.Array, params: Arrays) -> jax.Array:
-    """Returns the normalised queries (B, T, H, Dh), in their dtype."""
-    return q
-
-  def keys(self, k: jax.Array, params: Arrays) -> jax.Array:
-    """Returns the normalised keys (B, T, Hkv, Dh), in their dtype."""
-    return k
+  def normalized(self, x: jax.Array, params: Arrays, of: Literal['query', 'key']) -> jax.Array:
+    """Returns normalised queries (B, T, H, Dh) or keys (B, T, Hkv, Dh), in their dtype."""
+    return x
 
 
 class NoQKNorm(QueryKeyNorm):
@@ -37,7 +33,6 @@ class QKNorm(QueryKeyNorm):
   """RMSNorm over the Dh channels of a head, with a gain for queries and one for keys (Qwen3)."""
 
   eps: float = 1e-6
-
   axis: ClassVar[int | tuple[int, int]] = -1  # over which squares are averaged
 
   def __post_init__(self):
@@ -47,11 +42,8 @@ class QKNorm(QueryKeyNorm):
     return {'query_gain': Param((dims.head_dim,), 'ones'),
             'key_gain': Param((dims.head_dim,), 'ones')}
 
-  def queries(self, q: jax.Array, params: Arrays) -> jax.Array:
-    return rms_norm(q, params['query_gain'], self.eps, self.axis)
-
-  def keys(self, k: jax.Array, params: Arrays) -> jax.Array:
-    return rms_norm(k, params['key_gain'], self.eps, self.axis)
+  def normalized(self, x: jax.Array, params: Arrays, of: Literal['query', 'key']) -> jax.Array:
+    return rms_norm(x, params[f'{of}_gain'], self.eps, self.axis)
 
 
 class ProjectionQKNorm(QKNorm):
@@ -213,11 +205,9 @@ class ValueScale(Value):
 class ValueResidual(Value):
   """v <- a v + b v_1 in every block after the first, whose values are v_1 (arXiv 2410.17897).
 
-  Learned a and b that start at 0.5 are the paper's Learnable-ResFormer, and fixed ones its
-  Identity-ResFormer, which the authors' code (Zcchill/Value-Residual-Learning) computes. Summaries
-  of the paper were read, not its text.
-
   own, first: a and b, or their initial values if they are learned, as parameters of each layer.
+  Learned ones that start at 0.5 are the paper's Learnable-ResFormer, by summaries of it, and fixed
+  ones its Identity-ResFormer, as in the authors' code (Zcchill/Value-Residual-Learning).
   """
 
   own: float = 0.5

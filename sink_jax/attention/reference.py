@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
 from sink_jax.attention import MASKED, AnyArray, Dims, soft_cap
-from sink_jax.attention.normalizer import AbsSum
+from sink_jax.attention.normalizer import AbsSum, Clipped
 from sink_jax.attention.similarity import exp_less_one
 from sink_jax.attention.spec import (
   AttentionSpec, Params, TransformedQK, extra_key_logit, transform_qk)
@@ -86,7 +86,7 @@ def _exponential(spec, s, keep):
   softmax = jnp.where(keep, jnp.exp(s - lse), 0)
   # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89.
   weights = softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse))
-  if not spec.normalizer.clips:
+  if not isinstance(spec.normalizer, Clipped):
     return weights, softmax
   weights = spec.normalizer.clipped(weights)
   return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)

@@ -159,8 +159,8 @@ def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
     raise ValueError(f'params must hold {wanted or "nothing"} for this spec, not '
                      f'{given or "nothing"}.')
   norm_params = params.get('qk_norm', {})
-  return (spec.qk_norm.queries(jnp.asarray(q_BxTxHxDh), norm_params),
-          spec.qk_norm.keys(jnp.asarray(k_BxTxHkvxDh), norm_params))
+  return (spec.qk_norm.normalized(jnp.asarray(q_BxTxHxDh), norm_params, 'query'),
+          spec.qk_norm.normalized(jnp.asarray(k_BxTxHkvxDh), norm_params, 'key'))
 
 
 def position_qk(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
