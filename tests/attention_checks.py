@@ -14,8 +14,8 @@ TOLERANCE = 1e-5
 
 
 def assert_close(actual, expected, what, operands=0.0):
-  # A difference of equal vectors, as XSA takes under Window(size=1), is as uncertain as they are: it
-  # is zero but for their rounding, and relative to itself no error is small.
+  # A difference of equal vectors, as XSA takes under Window(size=1), is as uncertain as they are:
+  # it is zero but for their rounding, and relative to itself no error is small.
   scale = max(np.abs(expected).max(), np.abs(operands).max(), 1e-3)
   error = np.abs(np.asarray(actual, np.float64) - expected).max() / scale
   assert error < TOLERANCE, f'{what}: relative error {error:.2e}'

@@ -22,8 +22,7 @@ class Mask(Component):
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
     """Returns the half-open range of keys, out of `keys`, that queries first..last can see.
 
-    Tiles outside the range are skipped when a program is traced, and tiles inside the range of each
-    of their queries are not masked. For first == last it holds the keys for which `keep` is true.
+    For first == last it holds just the keys for which `keep` is true.
     """
     raise NotImplementedError
 
@@ -38,10 +37,7 @@ class Mask(Component):
 
   @property
   def prefix(self) -> int | None:
-    """The number of leading tokens that every query sees; None if no query sees later tokens.
-
-    These tokens see one another, so a cache is correct only if they are read in one step.
-    """
+    """The number of leading tokens that every query sees; None if no query sees later tokens."""
     return None
 
   @property

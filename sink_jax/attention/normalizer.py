@@ -22,10 +22,7 @@ class Normalizer(Component):
 
   @property
   def power(self) -> float | None:
-    """The exponent in a row's statistic sum_j f_ij^power; None if no statistic is needed.
-
-    With power 0 the statistic is the number of visible keys, whatever the similarity.
-    """
+    """The exponent in a row's statistic sum_j f_ij^power, 0 to count keys; None without any."""
     return 1.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
@@ -33,10 +30,7 @@ class Normalizer(Component):
     raise NotImplementedError
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
-    """Returns log(1/Z_i) + lse, elementwise, for f = exp, whose rows come divided by exp(lse).
-
-    lse is log sum_j exp(s_ij), float32, and power_lse log sum_j exp(power s_ij).
-    """
+    """Returns log(1/Z_i) + lse for f = exp, given log-sums of exp(s_ij) and of exp(power s_ij)."""
     raise NotImplementedError
 
 
@@ -140,10 +134,9 @@ class AbsFloor(Normalizer):
 class AbsSum(Normalizer):
   """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); only for Softpick.
 
-  The paper (arXiv 2504.20966) and its code divide numerator and denominator by exp(m_i) and then
-  add eps to the denominator; eps is 1e-6 in the released kernels and 1e-8 in their T x T form.
-  Their m_i is max_j s_ij without the 0, which makes no difference: a row of negative scores is
-  zero. As in the released kernels, no gradient flows through m_i.
+  As in the paper (arXiv 2504.20966) and its released kernels, where eps is 1e-6; no gradient flows
+  through m_i. Theirs is max_j s_ij without the 0, which makes no difference: a row of negative
+  scores is zero.
   """
 
   eps: float = 1e-6

@@ -142,10 +142,9 @@ class EluPlusOne(FeatureMap, Similarity):
 
 
 class Mlp(FeatureMap):
-  """phi(x) = W2 relu(W1 x) with Dh x Dh matrices and no biases.
+  """phi(x) = W2 relu(W1 x) with Dh x Dh matrices, which heads, queries and keys of a layer share.
 
-  The heads of a layer share the matrices, and so do queries and keys, as in the official code
-  (sail-sg/Attention-Sink).
+  So does the official code (sail-sg/Attention-Sink).
   """
 
   def params(self, dims: Dims) -> dict[str, Param]:
@@ -170,11 +169,9 @@ class Value(Learnable, Component):
     return {} if self == before else None
 
   def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
-    """Returns the values (B, T, Hkv, Dh) that attention mixes, in their dtype.
+    """Returns the values (B, T, Hkv, Dh) that attention mixes, of projected ones, in their dtype.
 
-    Args:
-      v: the projected values of the tokens.
-      first: the projected values of the first block; None in the first block.
+    first: the projected values of the first block; None in the first block.
     """
     return v
 
@@ -228,4 +225,5 @@ class ValueResidual(Value):
     if first is None:
       return v
     a, b = (params['own'], params['first']) if self.learned else (self.own, self.first)
-    return (a * v.astype(jnp.float32) + b * first.astype(jnp.float32)).astype(v.dtype)
+    mixed = jnp.asarray(a) * v.astype(jnp.float32) + jnp.asarray(b) * first.astype(jnp.float32)
+    return mixed.astype(v.dtype)

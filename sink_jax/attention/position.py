@@ -89,8 +89,8 @@ class Rope(Position):
                        'the number of heads or use Nope() or Alibi().')
     angle_TxF = (jnp.asarray(positions_T, jnp.float32)[:, None]
                  * jnp.asarray(self.frequencies(channels), jnp.float32))
-    # Half-split: channels c and c + channels/2 form a pair. The rotation is computed in float32,
-    # since angles of late positions have no bits to spare in bfloat16.
+    # Half-split: channels c and c + channels/2 form a pair. In float32, since angles of late
+    # positions have no bits to spare in bfloat16.
     cos, sin = (self.amplitude * f(angle_TxF)[:, None, :] for f in (jnp.cos, jnp.sin))
     x = x_BxTxHxDh.astype(jnp.float32)
     a, b = jnp.split(x[..., :channels], 2, axis=-1)

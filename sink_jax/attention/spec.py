@@ -78,7 +78,6 @@ class AttentionSpec:
   @property
   def signed(self) -> bool:
     """Whether a similarity f(s) can be negative."""
-    # A bias or an extra logit may be negative, whatever the sign of phi(q).phi(k).
     positive = (self.feature_map.positive and not self.position.has_bias
                 and not self.kv_bias.logit_may_be_negative)
     return self.similarity.signed and not positive
@@ -97,11 +96,7 @@ class AttentionSpec:
     return type(z) is RowSum and z.scale == 1 and z.eps <= _NEGLECTED
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
-    """Returns the parameters of one layer, {component: {name: Param}}.
-
-    Components without parameters are left out. Position embeddings belong to the model, not to a
-    layer.
-    """
+    """Returns the parameters of one layer, {component: {name: Param}}, of components with any."""
     return {name: params for name in COMPONENTS
             if isinstance(part := getattr(self, name), Learnable)
             and (params := part.params(dims))}
@@ -116,10 +111,9 @@ COMPONENTS: dict[str, type[Component]] = typing.get_type_hints(AttentionSpec)
 
 
 class TransformedQK(typing.NamedTuple):
-  """Queries and keys of tokens 0..T-1 as the scores see them: normalised, rotated, mapped.
+  """Queries and keys of tokens 0..T-1: normalised, scaled by the temperature, rotated, mapped.
 
-  Queries have the factor of the temperature. Scores are their products over sqrt(Dh); grouped keys
-  keep their Hkv heads. The two are made once, for whatever needs scores of them.
+  Scores are their products over sqrt(Dh); grouped keys keep their Hkv heads.
   """
 
   q_BxTxHxDh: jax.Array
@@ -128,21 +122,13 @@ class TransformedQK(typing.NamedTuple):
 
 def transform_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
                  params: Params) -> TransformedQK:
-  """Transforms projected queries and keys.
-
-  Raises:
-    ValueError: shapes or dtypes that do not fit together, parameters that are not those of the
-      spec.
-  """
+  """Transforms projected queries and keys; raises a ValueError if they or `params` do not fit."""
   return position_qk(spec, *normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
 
 
 def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
                  params: Params) -> tuple[jax.Array, jax.Array]:
-  """Normalises queries and keys, the first step of `transform_qk`, and checks its arguments.
-
-  A cache keeps keys in this form.
-  """
+  """The first step of `transform_qk`, which checks and normalises; a cache keeps such keys."""
   q, k = q_BxTxHxDh.shape, k_BxTxHkvxDh.shape
   if (len(q) != 4 or len(k) != 4 or 0 in (*q, *k) or q[:2] != k[:2] or q[3] != k[3]
       or q[2] % k[2]):

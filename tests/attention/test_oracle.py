@@ -55,6 +55,12 @@ def test_every_pair_of_slot_values(request):
                       if name != 'Softpick'}
 
 
+@pytest.mark.parametrize('head', slot_values()['head'], ids=repr)
+def test_heads_of_grouped_values(head):
+  spec = sj.AttentionSpec(head=head, value='ValueScale()')
+  check_values(spec, ['reference', 'chunked'], heads=4, kv_heads=2)
+
+
 @pytest.mark.parametrize('value', [
     sj.ValueResidual(), sj.ValueResidual(own=2.0, first=-0.5, learned=False)])
 def test_values_of_the_first_block_are_mixed_in(value):
