@@ -80,7 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # Outputs of heads, and values.
     'head-gate': _HEAD_GATE,
     'element-gate': _attention(head='ElementGate()'),
-    'value-gate': _attention(head="ElementGate(source='value')"),
+    'value-gate': _attention(head="HeadGate(source='value')"),
     'slice-gate': _attention(head="HeadGate(source='slice', opening=0.25)"),
     'head-gate-qk-norm': _HEAD_GATE | _QK_NORM,
     'head-norm': _attention(head='HeadNorm()'),

@@ -22,7 +22,7 @@ from sink_jax.component import components_in
 _EXPORTS = {
     'sink_jax.component': ['from_string'],
     'sink_jax.attention.spec': ['AttentionSpec'],
-    'sink_jax.attention.param': ['Dims', 'Param'],
+    'sink_jax.attention': ['Dims', 'Param'],
     'sink_jax.attention.reference': ['attention_map'],
     'sink_jax.kernels.dispatch': ['attend'],
     'sink_jax.kernels.importance': ['Importance', 'streaming_importance'],

@@ -137,15 +137,6 @@ def _check_finite(component: Component) -> None:
       raise ValueError(f'{component}: {field.name} must be finite.')
 
 
-def check_integers(component: object, *names: str) -> None:
-  """Raises a ValueError unless these fields hold whole numbers."""
-  for name in names:
-    value = getattr(component, name)
-    if type(value) is not int:  # True is an int to isinstance
-      raise ValueError(
-          f'{type(component).__name__}({name}={value!r}): {name} must be a whole number.')
-
-
 def _parse(text: object, kind: str, known: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
   """Class name and keyword arguments of a config string."""
   example = f'a {kind} is written like {next(iter(known), kind)}()'

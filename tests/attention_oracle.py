@@ -6,6 +6,7 @@ It shares no code with the package. The formula of a component comes from its en
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,11 +14,16 @@ from sink_jax.attention.spec import COMPONENTS
 from tests.attention_variants import variant
 
 
-def attention(spec, q, k, v, params, x=None, first=None):
-  """Returns (output (B,T,H,Dh), weights (B,H,T,T), proxy (B,H,T,T), extra key's proxy (B,H,T)).
+class Attention(NamedTuple):
+  out: np.ndarray  # (B, T, H, Dh)
+  weights: np.ndarray  # (B, H, T, T)
+  proxy: np.ndarray  # (B, H, T, T)
+  extra_proxy: np.ndarray  # of the extra key, (B, H, T)
+  operands: np.ndarray  # what errors of the output are relative to: itself, or what `head` got
 
-  first: values of the first block, for a later one.
-  """
+
+def attention(spec, q, k, v, params, x=None, first=None):
+  """The attention of a variant; first: values of the first block, for a later one."""
   q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
   x = None if x is None else np.asarray(x, np.float64)
   params = {name: {n: np.asarray(a, np.float64) for n, a in own.items()}
@@ -25,14 +31,14 @@ def attention(spec, q, k, v, params, x=None, first=None):
   of = lambda name: params.get(name, {})
   formula = {name: variant(name, getattr(spec, name)).formula for name in COMPONENTS}
   bound = lambda name: functools.partial(formula[name], getattr(spec, name))
-  f, z, visible, norm, extra_of, temperature, mixed, head_output = map(
+  f, z, visible, norm, extra_of, temperature, changed, head_output = map(
       bound, ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias', 'temperature', 'value',
               'head'))
   phi = lambda x: formula['feature_map'](spec.feature_map, x, of('feature_map'))
   position = formula['position']
   batch, length, heads, dh = q.shape
   group = heads // k.shape[2]
-  out = np.zeros(q.shape)
+  out, mixed = np.zeros(q.shape), np.zeros(q.shape)
   weights = np.zeros((batch, heads, length, length))
   proxy, extra_proxy = np.zeros_like(weights), np.zeros((batch, heads, length))
 
@@ -40,7 +46,7 @@ def attention(spec, q, k, v, params, x=None, first=None):
     return phi(position.rotate(spec.position, factor * norm(x_HxDh, h, of('qk_norm'), kind), t))
 
   def value_at(b, t, head):
-    return mixed(v[b, t, head], None if first is None else first[b, t, head], head, of('value'))
+    return changed(v[b, t, head], None if first is None else first[b, t, head], head, of('value'))
 
   for b in range(batch):
     for h in range(heads):
@@ -71,9 +77,10 @@ def attention(spec, q, k, v, params, x=None, first=None):
           sims = np.maximum(sims, 0)
         # A row of zeros, as relu may give, is zero and not 0 / 0.
         row = zi if clipped else sims / (zi or 1.0)
-        o = (row[:, None] * np.array(values)).sum(0) + extra.added
-        out[b, i, h] = head_output(
-            o, None if x is None else x[b, i], value_at(b, i, h // group), of('head'), h)
+        mixed[b, i, h] = (row[:, None] * np.array(values)).sum(0) + extra.added
+        own = [value_at(b, i, head) for head in range(v.shape[2])]
+        out[b, i, h] = head_output(mixed[b, i, h], None if x is None else x[b, i], own[h // group],
+                                   own, of('head'), h)
         # The weights of softpick, whose similarities may be beyond any eps.
         size = np.abs(row if clipped or softpick else sims)
         # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
@@ -82,4 +89,5 @@ def attention(spec, q, k, v, params, x=None, first=None):
         weights[b, h, i, where] = row[:len(where)]
         proxy[b, h, i, where] = shares[:len(where)]
         extra_proxy[b, h, i] = shares[len(where)] if logit is not None else 0
-  return out, weights, proxy, extra_proxy
+  operands = mixed if variant('head', spec.head).cancels else out
+  return Attention(out, weights, proxy, extra_proxy, operands)

@@ -14,10 +14,14 @@ import sink_jax as sj
 
 
 class Variant(NamedTuple):
-  """formula: see the component's table below. more: values to test beside the default one."""
+  """formula: see the component's table below. more: values to test next to the default one.
+
+  cancels: is a head's output a difference that may vanish? Its errors are those of its operands.
+  """
 
   formula: Any
   more: tuple = ()
+  cancels: bool = False
 
 
 def variant(component: str, value) -> Variant:
@@ -105,9 +109,6 @@ _TEMPERATURES = {
     'LogLength': Variant(
         lambda t, i, h, n, params: (params['scale'][h] if t.learned else t.scale) * math.log(n),
         (sj.LogLength(learned=False), sj.LogLength(learned=False, scale=-0.7))),
-    'Llama4': Variant(
-        lambda t, i, h, n, params: 1 + t.beta * math.log(1 + math.floor((i + 1) / t.floor)),
-        (sj.Llama4(beta=0.5, floor=2),)),
 }
 
 
@@ -232,7 +233,7 @@ def _k_bias(b, params, h, dh):
 def _pseudo_mask(b, params, h, dh):
   def logit(i, heads):
     slope = alibi_slope(h, heads) if b.gamma is None else b.gamma
-    total = sum(math.exp(-slope * (j - i + 1)) for j in range(i + 1, b.context))
+    total = sum(math.exp(-slope * j) for j in range(i + 1, b.context))
     return math.log(total) if total else None
 
   return _Extra(logit=logit)
@@ -256,29 +257,30 @@ _EXTRA_KEYS = {
 
 
 # head: what W_O gets for the output o of head h at one token, given the block's input x of that
-# token, its value v in the head, and the parameters.
-def _head_gate(g, o, x, v, params, h):
+# token, its value v in the head, its values (Hkv, Dh) in all heads, and the parameters.
+def _head_gate(g, o, x, v, values, params, h):
   dh = len(o)
-  x = {'input': x, 'value': v, 'slice': None if x is None else x[h * dh:(h + 1) * dh]}[g.source]
+  x = {'input': x, 'value': np.concatenate(values),
+       'slice': None if x is None else x[h * dh:(h + 1) * dh]}[g.source]
   size = dh if isinstance(g, sj.ElementGate) else 1
   own = slice(h * size, (h + 1) * size)
   z = params['kernel'][:, own].T @ x
   if g.opening is not None:
     z = z + params['bias'][own] - math.log(1 / g.opening - 1)
-  gate = 1 / (1 + np.exp(-z))
-  return o * g.scale * (gate if g.act == 'sigmoid' else 0.5 + 0.5 * gate)
+  return o * g.scale / (1 + np.exp(-z))
 
 
 _HEADS = {
-    'PlainOutput': Variant(lambda g, o, x, v, params, h: o),
+    'PlainOutput': Variant(lambda g, o, x, v, values, params, h: o),
     'HeadGate': Variant(_head_gate, (
-        sj.HeadGate(source='value', scale=2.0, act='ns_sigmoid'),
-        sj.HeadGate(source='slice', opening=0.25))),
+        sj.HeadGate(source='value', scale=2.0), sj.HeadGate(source='slice', opening=0.25))),
     'ElementGate': Variant(_head_gate, (
         sj.ElementGate(scale=2.0, opening=0.25), sj.ElementGate(source='value'),
-        sj.ElementGate(source='slice', act='ns_sigmoid'))),
-    'HeadNorm': Variant(lambda g, o, x, v, params, h: (
-        o / math.sqrt(np.mean(o ** 2) + g.eps) * params['gain'][h]), (sj.HeadNorm(eps=0.1),)),
+        sj.ElementGate(source='slice'))),
+    'HeadNorm': Variant(lambda g, o, x, v, values, params, h: (
+        o / math.sqrt(np.mean(o ** 2) + g.eps) * params['gain']), (sj.HeadNorm(eps=0.1),)),
+    'Exclusive': Variant(lambda g, o, x, v, values, params, h: o - (o @ v) / (v @ v) * v,
+                         cancels=True),
 }
 
 VARIANTS = {'similarity': _SIMILARITIES, 'normalizer': _NORMALIZERS, 'feature_map': _FEATURE_MAPS,

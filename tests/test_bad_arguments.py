@@ -34,7 +34,6 @@ def run():
     (spec('normalizer', f'PNorm(p={10**400})'), 'too large'),
     (lambda: sj.AttentionSpec(normalizer=sj.RowSum(eps=float('nan'))), 'eps'),
     (lambda: sj.QKNorm(eps=-1.0), 'eps'), (lambda: sj.ProjectionQKNorm(eps=-1.0), 'eps'),
-    (lambda: sj.Sinusoidal(base=-1.0), 'base'),
     (lambda: small(head_dim=0), 'head_dim'), (lambda: small(kv_heads=0), 'kv_heads'),
     (lambda: small(attention='Exp()'), 'AttentionSpec'), (lambda: small(d_model=2**27), 'd_model'),
     (lambda: sj.CachePolicy(size=4.5), 'size'), (lambda: sj.CachePolicy(size=8, sinks=1.5), 'sinks'),
@@ -78,4 +77,4 @@ def test_heads_without_any_output_are_dormant(run):
 
 def test_a_list_and_a_component_stand_for_what_they_mean():
   assert hash(small(biases=['qkv'])) == hash(small(biases=('qkv',)))
-  assert sj.from_string(sj.Causal, 'Causal()') == sj.Causal()
+  assert sj.from_string(sj.Window, 'Window(size=3)') == sj.Window(size=3)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sink_jax.attention.feature_map import Identity
 from sink_jax.attention.mask import Mask
+from sink_jax.attention.per_token import Fixed, Identity
 from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.attention.temperature import Fixed
 from sink_jax.models.config import ModelConfig
 
 _PROPOSITIONS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}

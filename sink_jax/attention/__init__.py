@@ -2,4 +2,76 @@
 
 A new variant is one class in one of these files, with its formula, its source and its parameters.
 Nothing here is fast: kernels compute the same with less memory, and models own the parameters.
+This file declares what several of the others use.
 """
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+AnyArray = jax.Array | np.ndarray  # what public functions take
+Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by name
+MASKED = -1e30  # the score of a hidden key: finite, so that a row without any key gives no NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+  """The sizes of one attention layer.
+
+  heads, kv_heads: of queries, and of keys and values, which divides it; query heads that share keys
+  are neighbours. head_dim: Dh. d_model: the width of the layer's input, which gates of heads may
+  read; None where only queries and keys are known.
+  """
+
+  heads: int
+  kv_heads: int
+  head_dim: int
+  d_model: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+  """A parameter: the shape of its array in one layer, and how it is initialised.
+
+  init: 'linear' or 'embedding', as the model initialises its linear layers or embeddings; 'bias',
+  normal with standard deviation 0.02, which the official code (sail-sg/Attention-Sink) uses for k*
+  and v*; 'zeros'; 'ones'; or a number that all entries start with.
+  """
+
+  shape: tuple[int, ...]
+  init: str | float
+
+
+class Learnable:
+  """A component that may ask the model to keep parameters for it."""
+
+  def params(self, dims: Dims) -> dict[str, Param]:
+    """Returns the parameters of one layer, {name: Param}."""
+    return {}
+
+
+def require(component: object, holds: bool, rule: str) -> None:
+  """Raises a ValueError with a rule that a component breaks."""
+  if not holds:
+    raise ValueError(f'{component}: {rule}.')
+
+
+def rms_norm(x: jax.Array, gain: AnyArray, eps: float,
+             axis: int | tuple[int, ...] = -1) -> jax.Array:
+  """x / sqrt(mean(x^2) + eps) * gain over the last axis, or these, in float32, rounded once."""
+  x32 = x.astype(jnp.float32)
+  scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, axis, keepdims=True) + eps))
+  return (x32 * scale * gain).astype(x.dtype)
+
+
+def soft_cap(x: jax.Array, cap: float, scale: float = 1.0) -> jax.Array:
+  """cap tanh(x / cap) of an x in units of 1 / scale, in those units; x itself for a cap of 0."""
+  return jnp.tanh(x * (scale / cap)) * (cap / scale) if cap else x
+
+
+def soft_cap_slope(capped: jax.Array, cap: float, scale: float = 1.0) -> jax.Array:
+  """The derivative 1 - tanh(x / cap)^2 of `soft_cap`, given its value; not for a cap of 0."""
+  return 1 - (capped * (scale / cap)) ** 2

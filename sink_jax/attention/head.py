@@ -1,45 +1,30 @@
-"""Gates and norms of each head's output, between attention and W_O.
+"""Gates, norms and projections of each head's output, between attention and W_O.
 
 A query that matches no key must still average values, because the weights of softmax sum to one. A
-gate can set this average to zero, and a norm gives it the same size for all queries. With either,
-papers find less attention to the first token.
+gate can set this average to zero, and a norm gives it the same size for all queries.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.param import AnyArray, Dims, Param, rms_norm
+from sink_jax.attention import Arrays, Dims, Learnable, Param, require, rms_norm
 from sink_jax.component import Component
 
-Arrays = Mapping[str, AnyArray]  # the component's parameters in one layer, by name
 
-_ACTIVATIONS = {'sigmoid': jax.nn.sigmoid,
-                'ns_sigmoid': lambda z: 0.5 + 0.5 * jax.nn.sigmoid(z)}
-
-
-class HeadOutput(Component):
+class HeadOutput(Learnable, Component):
   """A function of every head's output o_i that reads no token but i.
 
   It acts after the values are averaged, so attention maps and importances do not include it.
   """
 
-  # Words for tables and for sentences; empty where nothing happens.
-  label: ClassVar[str] = ''
-
   @property
   def reads_input(self) -> bool:
     """Whether it reads the input x from which queries, keys and values are projected."""
     return False
-
-  def params(self, dims: Dims) -> dict[str, Param]:
-    """Returns the parameters of one layer, {name: Param}."""
-    return {}
 
   def start_like(self, before: HeadOutput) -> dict[str, float] | None:
     """Returns initial values with which this layer computes what `before` did; None without any.
@@ -49,24 +34,20 @@ class HeadOutput(Component):
     return {} if self == before else None
 
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
-    """Returns the width of attention's input x, if heads or parameters determine it; else None."""
+    """Returns the width of attention's input x, if this determines it; else None."""
     return None
 
   def products(self, dims: Dims) -> int:
-    """Returns how many numbers per token it computes as one matrix product with the whole x."""
+    """Returns how many numbers per token it computes as one matrix product for all heads."""
     return 0
 
-  def output(self, o_BxLxHxDh: jax.Array, v_BxLxHkvxDh: jax.Array, x_BxLxD: jax.Array | None,
-             params: Arrays) -> jax.Array:
-    """Returns what W_O gets in place of o; gates and norms compute it in float32.
+  def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
+    """Returns what W_O gets instead of the outputs o (B, L, H, Dh) of L tokens, float32 if changed.
 
-    Args:
-      o_BxLxHxDh: the outputs of the heads for L tokens.
-      v_BxLxHkvxDh: the values of the same tokens as attention mixes them, in the heads of keys.
-      x_BxLxD: the input of attention for these tokens if `reads_input`, else None.
-      params: the parameters of the layer, by name.
+    v: the values (B, L, Hkv, Dh) of the same tokens as attention mixes them. x: the input (B, L, D)
+    of attention for these tokens if `reads_input`, else None.
     """
-    return o_BxLxHxDh
+    return o
 
 
 class PlainOutput(HeadOutput):
@@ -74,83 +55,61 @@ class PlainOutput(HeadOutput):
 
 
 class HeadGate(HeadOutput):
-  """o_h <- scale act(x W_g) o_h, with one gate per head and token.
+  """o_h <- scale sigmoid(x W_g) o_h, with one gate per head and token.
 
   With source='input' it is the gate G1 of Qiu et al. 2025 (arXiv 2505.06708, "headwise"), where x
   is the input that queries are projected from. Their code (qiuzh20/gated_attention,
   modeling_qwen3.py) and that of Qwen3-Next in transformers compute gates and queries in one
   projection, so the gates have a bias if the queries have one; their models have none.
 
-  With source='value', x is the token's own value in the head, or in the head's group. It is the
-  value-state gated attention of Bu et al. 2025 (arXiv 2510.09017), of which only the abstract was
-  read, not the code; here each head has a W_g of its own.
+  With source='value', x is the values of the token in all heads: the value-state gated attention of
+  Bu et al. 2025 (arXiv 2510.09017, Appendix B, by a detailed summary of the paper).
 
   `HeadGate(source='slice', opening=0.25)` is the gated attention of Bondarenko et al. 2023 (arXiv
   2306.12929; code of Qualcomm-AI-research/outlier-free-transformers, 'conditional_per_token' with
-  a linear layer): head h reads the channels h Dh to (h + 1) Dh of the input, and the gate has a
-  bias that starts at logit(0.25).
+  a linear layer): head h reads the channels h Dh to (h + 1) Dh of the input.
 
-  Attributes:
-    source: what x is: 'input', 'value' or 'slice', see above.
-    act: 'sigmoid', or 'ns_sigmoid' for 0.5 + 0.5 sigmoid, which is never below one half (the
-      non-sparse gate of Qiu et al.).
-    scale: the factor of the activation. With scale=2, start='zero' and the other defaults, all
-      gates begin at exactly one, so the model begins as one without gates.
-    start: how W_g is initialised: 'random', like a linear layer, or 'zero'.
-    opening: if given, the gates have a learned bias and begin at scale act(logit(opening)) where
-      x W_g = 0. The parameter is the bias's difference from logit(opening), so weight decay pulls
-      the bias towards logit(opening).
+  scale: with scale=2 gates whose W_g is zero are exactly one. opening: if given, the gates have a
+  learned bias and begin at scale opening where x W_g = 0. The parameter is the bias's difference
+  from logit(opening), so weight decay pulls the bias towards logit(opening).
   """
 
   source: str = 'input'
-  act: str = 'sigmoid'
   scale: float = 1.0
-  start: str = 'random'
   opening: float | None = None
 
-  label = 'head gate'
-
   def __post_init__(self):
-    for name, choices in (('source', ('input', 'value', 'slice')), ('act', tuple(_ACTIVATIONS)),
-                          ('start', ('random', 'zero'))):
-      if getattr(self, name) not in choices:
-        raise ValueError(f'{self}: {name} must be one of {", ".join(map(repr, choices))}.')
-    if not 0 < self.scale < math.inf:
-      raise ValueError(f'{self}: scale must be > 0 and finite.')
-    if self.opening is not None and not 0 < self.opening < 1:
-      raise ValueError(f'{self}: opening must lie between 0 and 1, or be None for no bias.')
+    require(self, self.source in ('input', 'value', 'slice'),
+            "source must be 'input', 'value' or 'slice'")
+    require(self, self.scale > 0, 'scale must be > 0')
+    require(self, self.opening is None or 0 < self.opening < 1,
+            'opening must lie between 0 and 1, or be None for no bias')
 
   @property
   def reads_input(self) -> bool:
     return self.source != 'value'
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    width = dims.heads * dims.head_dim
-    if self.source == 'input' and dims.d_model is None:
-      raise ValueError(f'{self} has a kernel of (d_model, {self._gates(dims)}): give Dims its '
-                       "d_model, and attention the parameters of spec.params(dims), or use "
-                       "source='value'.")
-    if self.source == 'slice' and dims.d_model not in (None, width):
-      raise ValueError(f'{self} gives every head its slice of the input, but {dims.heads} heads of '
-                       f"{dims.head_dim} channels do not make {dims.d_model}: use source='input'.")
-    # The inputs of a product come first, as in the matrices of linear layers, and the heads are the
-    # outer part of the outputs: 'tensor' splits them as it splits those of queries.
-    inputs = dims.d_model if self.source == 'input' else dims.head_dim
+    require(self, self.source != 'input' or dims.d_model is not None,
+            "its kernel has d_model rows: give Dims its d_model, or use source='value'")
+    require(self, self.source != 'slice' or dims.d_model in (None, dims.heads * dims.head_dim),
+            f'{dims.heads} slices of {dims.head_dim} channels do not make {dims.d_model}: use '
+            "source='input'")
+    # The heads are the outer part of the outputs: 'tensor' splits them as those of queries.
+    inputs = {'input': dims.d_model, 'value': dims.kv_heads * dims.head_dim,
+              'slice': dims.head_dim}[self.source]
     assert inputs is not None
-    kernel = Param((inputs, self._gates(dims)), 'zeros' if self.start == 'zero' else 'linear')
     bias = {} if self.opening is None else {'bias': Param((self._gates(dims),), 'zeros')}
-    return {'kernel': kernel} | bias
+    return {'kernel': Param((inputs, self._gates(dims)), 'linear')} | bias
 
   def start_like(self, before: HeadOutput) -> dict[str, float] | None:
     if before != PlainOutput():
       return super().start_like(before)
-    # scale act(z) = 1 in all gates, where z is what the bias makes it, and 0 without one.
-    share = 1 / self.scale if self.act == 'sigmoid' else 2 / self.scale - 1
+    # scale sigmoid(z) = 1 in all gates, where z is what the bias makes it, and 0 without one.
+    share = 1 / self.scale
     if self.opening is None:
       return {'kernel': 0.0} if math.isclose(share, 0.5) else None
-    if not 0 < share < 1:
-      return None
-    return {'kernel': 0.0, 'bias': _logit(share) - _logit(self.opening)}
+    return {'kernel': 0.0, 'bias': _logit(share) - _logit(self.opening)} if share < 1 else None
 
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
     if self.source == 'input':
@@ -158,27 +117,23 @@ class HeadGate(HeadOutput):
     return heads * head_dim if self.source == 'slice' else None
 
   def products(self, dims: Dims) -> int:
-    return self._gates(dims) if self.source == 'input' else 0
+    return 0 if self.source == 'slice' else self._gates(dims)
 
-  def output(self, o_BxLxHxDh: jax.Array, v_BxLxHkvxDh: jax.Array, x_BxLxD: jax.Array | None,
-             params: Arrays) -> jax.Array:
-    heads, head_dim = o_BxLxHxDh.shape[-2:]
-    x = v_BxLxHkvxDh if self.source == 'value' else x_BxLxD
+  def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
+    x = v.reshape(*o.shape[:-2], -1) if self.source == 'value' else x
     assert x is not None, f'{self} needs the input of the block'
     # As in other linear layers: a product in the dtype of the activations.
     kernel = params['kernel'].astype(x.dtype)
-    if self.source == 'input':
-      z = jnp.einsum('...d,df->...f', x, kernel)
+    if self.source == 'slice':
+      kernel = kernel.reshape(len(kernel), o.shape[-2], -1)
+      z = jnp.einsum('...hd,dhf->...hf', x.reshape(o.shape), kernel)
     else:
-      own = x.reshape(o_BxLxHxDh.shape) if self.source == 'slice' else x
-      # The heads of a group are neighbours, and each has its own matrix for the value they share.
-      z = jnp.einsum('...kd,dkf->...kf', own, kernel.reshape(head_dim, own.shape[-2], -1))
-    # G is 1, or Dh of an elementwise gate.
-    z_BxLxHxG = z.reshape(*o_BxLxHxDh.shape[:-1], -1).astype(jnp.float32)
+      z = jnp.einsum('...d,df->...f', x, kernel)
+    # Of every head one gate, or Dh elementwise ones.
+    z = z.reshape(*o.shape[:-1], -1).astype(jnp.float32)
     if self.opening is not None:
-      bias_HxG = params['bias'].reshape(heads, -1)
-      z_BxLxHxG = z_BxLxHxG + (_logit(self.opening) + bias_HxG)
-    return o_BxLxHxDh.astype(jnp.float32) * (self.scale * _ACTIVATIONS[self.act](z_BxLxHxG))
+      z = z + (_logit(self.opening) + params['bias'].reshape(o.shape[-2], -1))
+    return o.astype(jnp.float32) * (self.scale * jax.nn.sigmoid(z))
 
   def _gates(self, dims: Dims) -> int:
     """Gates of one token."""
@@ -191,38 +146,44 @@ def _logit(share: float) -> float:
 
 
 class ElementGate(HeadGate):
-  """o_h <- scale act(x W_g) * o_h, elementwise: a `HeadGate` with one gate per channel.
+  """o_h <- scale sigmoid(x W_g) * o_h, elementwise: a `HeadGate` with one gate per channel.
 
   With source='input' it is the gate G1 "elementwise" of Qiu et al. 2025 (arXiv 2505.06708), which
-  Qwen3-Next has; with source='value' it is the gate of arXiv 2510.09017. The fields are those of
-  `HeadGate`.
+  Qwen3-Next has. The fields are those of `HeadGate`.
   """
-
-  label = 'element gate'
 
   def _gates(self, dims: Dims) -> int:
     return dims.heads * dims.head_dim
 
 
 class HeadNorm(HeadOutput):
-  """o_h <- o_h / sqrt(mean(o_h^2) + eps) * gain_h, an RMSNorm over the channels of each head.
+  """o_h <- o_h / sqrt(mean(o_h^2) + eps) * gain, an RMSNorm over the channels of each head.
 
-  It is the head-wise RMSNorm of Li et al. 2026 (arXiv 2605.06611), of which only the abstract was
-  read. Each head has its own gain vector, which starts at one. W_O can absorb the gain, so a gain
-  that all heads share would give the same functions.
+  It is the head-wise RMSNorm of Li et al. 2026 (arXiv 2605.06611, Section 5.1, by a detailed
+  summary of the paper). The heads share the gain, which starts at one.
   """
 
   eps: float = 1e-6
 
-  label = 'head norm'
-
   def __post_init__(self):
-    if not 0 < self.eps < math.inf:
-      raise ValueError(f'{self}: eps must be > 0 and finite.')
+    require(self, self.eps > 0, 'eps must be > 0')
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'gain': Param((dims.heads, dims.head_dim), 'ones')}
+    return {'gain': Param((dims.head_dim,), 'ones')}
 
-  def output(self, o_BxLxHxDh: jax.Array, v_BxLxHkvxDh: jax.Array, x_BxLxD: jax.Array | None,
-             params: Arrays) -> jax.Array:
-    return rms_norm(o_BxLxHxDh.astype(jnp.float32), params['gain'], self.eps)
+  def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
+    return rms_norm(o.astype(jnp.float32), params['gain'], self.eps)
+
+
+class Exclusive(HeadOutput):
+  """o_h <- o_h - (o_h . v_h) v_h / |v_h|^2, without what o_h shares with the token's value v_h.
+
+  It is exclusive self attention (XSA) of Zhai 2026 (arXiv 2603.09078, Eq. 2 and Algorithm 1, by a
+  transcription), which acts on each head before W_O. |v_h| is at least 1e-12.
+  """
+
+  def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
+    o = o.astype(jnp.float32)
+    v = jnp.repeat(v.astype(jnp.float32), o.shape[-2] // v.shape[-2], axis=-2)
+    dot = lambda a, b: (a * b).sum(-1, keepdims=True)
+    return o - dot(o, v) / jnp.maximum(dot(v, v), 1e-24) * v

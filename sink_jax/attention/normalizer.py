@@ -1,18 +1,15 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
 A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm if f = exp. A normalizer
-turns this statistic, in either form, into the factor 1 / Z_i that multiplies the row. Rows of
-softpick are already divided by AbsSum's Z_i.
+turns it into the factor 1 / Z_i of the row. Rows of softpick are already divided by AbsSum's Z_i.
 """
 
-from __future__ import annotations
-
-import math
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from sink_jax.attention import require
 from sink_jax.component import Component
 
 
@@ -20,16 +17,12 @@ class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j, where factor_i = 1 / Z_i."""
 
   needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
-  # Does it change the weights of a row one by one once their sum is known? Such rows are no sums
-  # of f_ij v_j times a factor, which is all that a kernel's tile accumulates.
+  # Does it change the weights of a row one by one once their sum is known? A kernel cannot.
   clips: ClassVar[bool] = False
 
   @property
   def power(self) -> float | None:
-    """The exponent in a row's statistic sum_j f_ij^power; None if no statistic is needed.
-
-    With power 0 the statistic is the number of visible keys, whatever the similarity.
-    """
+    """The exponent in a row's statistic sum_j f_ij^power, 0 to count keys; None without any."""
     return 1.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
@@ -37,28 +30,12 @@ class Normalizer(Component):
     raise NotImplementedError
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
-    """Returns log(1/Z_i) + lse, elementwise, for f = exp.
-
-    Rows of exp are computed already divided by exp(lse); this is the logarithm of what remains to
-    multiply them by.
-
-    Args:
-      lse: log sum_j exp(s_ij), float32.
-      power_lse: log sum_j exp(power s_ij).
-    """
-    raise NotImplementedError
-
-  def clipped(self, weights: jax.Array) -> jax.Array:
-    """Returns the clipped weights, given the normalised ones, elementwise; if `clips`."""
+    """Returns log(1/Z_i) + lse for f = exp, given log-sums of exp(s_ij) and of exp(power s_ij)."""
     raise NotImplementedError
 
 
 def _floor(p: float) -> float:
-  """The least row sum x that counts: x^(-1/p) and its derivative stay within float32.
-
-  Only rows whose similarities all but vanish reach it, such as a sigmoid of scores below
-  -40 (p = 1) or -16 (p = 4); their output then shrinks instead of becoming infinite.
-  """
+  """The least row sum x that counts: x^(-1/p) and its derivative stay within float32."""
   # At a sum x the derivative of x^(-1/p) has the size x^(-(1/p + 1)) / p, which is 1e36 / p here:
   # below 3.4e38, the largest float32 number, for every p of the paper, 1/4 to 4.
   return 10 ** (-36 / (1 / p + 1))
@@ -77,16 +54,13 @@ class RowSum(Normalizer):
   needs_nonnegative = True
 
   def __post_init__(self):
-    if self.eps < 0 or self.scale <= 0:
-      raise ValueError(f'{self}: eps must be >= 0 and scale > 0.')
+    require(self, self.eps >= 0 and self.scale > 0, 'eps must be >= 0 and scale > 0')
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
     return self.scale / jnp.maximum(row_sum + self.eps, _floor(1.0))
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
-    # Rows of exp arrive divided by their sum, so alpha is all that is left: AttentionSpec refuses
-    # exp with an eps.
-    return jnp.full_like(lse, jnp.log(self.scale))
+    return jnp.full_like(lse, jnp.log(self.scale))  # AttentionSpec refuses exp with an eps
 
 
 class PNorm(Normalizer):
@@ -97,8 +71,7 @@ class PNorm(Normalizer):
   needs_nonnegative = True
 
   def __post_init__(self):
-    if self.p <= 0:
-      raise ValueError(f'{self}: p must be > 0; the paper uses 1/4 to 4.')
+    require(self, self.p > 0, 'p must be > 0; the paper uses 1/4 to 4')
 
   @property
   def power(self) -> float | None:
@@ -126,8 +99,7 @@ class Unnormalized(Normalizer):
 class Count(Normalizer):
   """Z_i = the number of keys that query i sees, including an extra key.
 
-  With `Relu()` the weights are relu(s) / i, as in Guo et al. 2024 (arXiv:2410.13835). Similarities
-  of any sign can be divided by it, but not exp, which it does not bound.
+  With `Relu()` the weights are relu(s) / i, as in Guo et al. 2024 (arXiv:2410.13835).
   """
 
   @property
@@ -142,19 +114,16 @@ class Count(Normalizer):
 class AbsFloor(Normalizer):
   """Z_i = max(|sum_j f_ij|, floor), for similarities that can be negative.
 
-  The signed similarities are summed before the absolute value is taken, as in the official code
-  (Table 15 uses floor = 1).
+  The signed similarities are summed before the absolute value is taken, as in the official code,
+  and may cancel (Table 15 uses floor = 1).
   """
 
   floor: float = 1.0
 
   def __post_init__(self):
-    if self.floor <= 0:
-      raise ValueError(f'{self}: floor must be > 0.')
+    require(self, self.floor > 0, 'floor must be > 0')
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
-    # The absolute value of the sum, not a sum of absolute values: similarities of both signs may
-    # cancel, and the floor is for the rows where they do.
     return 1 / jnp.maximum(jnp.abs(row_sum), self.floor)
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
@@ -163,31 +132,28 @@ class AbsFloor(Normalizer):
 
 
 class AbsSum(Normalizer):
-  """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); for Softpick alone.
+  """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); only for Softpick.
 
-  The paper (arXiv 2504.20966) and its code divide numerator and denominator by exp(m_i) and then
-  add eps to the denominator; eps is 1e-6 in the released kernels and 1e-8 in their T x T form.
-  Their m_i is max_j s_ij without the 0, which makes no difference: if every score is negative, the
-  row is zero. As in the released kernels, no gradient flows through m_i.
+  As in the paper (arXiv 2504.20966) and its released kernels, where eps is 1e-6; no gradient flows
+  through m_i. Theirs is max_j s_ij without the 0, which makes no difference: a row of negative
+  scores is zero.
   """
 
   eps: float = 1e-6
 
   def __post_init__(self):
     # Without it a row of zero scores would be 0 / 0.
-    if self.eps <= 0:
-      raise ValueError(f'{self}: eps must be > 0; the released kernels of softpick use 1e-6.')
+    require(self, self.eps > 0, 'eps must be > 0; the released kernels of softpick use 1e-6')
 
 
 class Clipped(Normalizer):
-  """Clipped softmax: A_ij = clip((high - low) P_ij + low, 0, 1) of the softmax P, for exp alone.
+  """Clipped softmax: A_ij = clip((high - low) P_ij + low, 0, 1) of the softmax P; only for exp.
 
   Weights can be exactly 0 or 1 at finite scores, and a clipped weight passes no gradient
-  (Bondarenko et al. 2023, arXiv:2306.12929). `low` is the paper's gamma, and `high` its zeta, which
-  is eta in the authors' code (Qualcomm-AI-research/outlier-free-transformers); the function is that
-  of the code. The authors set low = -alpha / T for sequences of T tokens; the default is alpha = 12
-  at T = 512, their choice for OPT-125M. `Clipped(low=0.0)` is softmax. Rows no longer sum to one,
-  so the proxy scores of a row are its clipped weights divided by their sum.
+  (Bondarenko et al. 2023, arXiv:2306.12929; the function is that of their code,
+  Qualcomm-AI-research/outlier-free-transformers). `low` is their gamma = -alpha / T for sequences
+  of T tokens, by default alpha = 12 at T = 512, as for OPT-125M; `high` is their zeta. Rows no
+  longer sum to one, so the proxy scores of a row are its clipped weights divided by their sum.
   """
 
   low: float = -12 / 512
@@ -196,12 +162,12 @@ class Clipped(Normalizer):
   clips = True
 
   def __post_init__(self):
-    if not -math.inf < self.low <= 0 or not 1 <= self.high < math.inf:
-      raise ValueError(f'{self}: low must be <= 0, so that hidden keys have no weight, and '
-                       'high >= 1; low = -alpha / T for sequences of T tokens.')
+    require(self, self.low <= 0 and self.high >= 1, 'low must be <= 0, so that hidden keys have no '
+            'weight, and high >= 1; low = -alpha / T for sequences of T tokens')
 
   def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
-    return jnp.zeros_like(lse)  # rows of exp arrive divided by their sum
+    return jnp.zeros_like(lse)
 
   def clipped(self, weights: jax.Array) -> jax.Array:
+    """Returns the clipped weights, given the normalised ones."""
     return jnp.clip((self.high - self.low) * weights + self.low, 0, 1)

@@ -4,8 +4,6 @@ Kernels are tested against it, and maps of a recorded model come from it. The ex
 more column of scores here, while the kernels add it to finished rows.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -14,19 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
-from sink_jax.attention.normalizer import AbsSum
-from sink_jax.attention.param import AnyArray, soft_cap
+from sink_jax.attention import MASKED, AnyArray, Dims, soft_cap
+from sink_jax.attention.normalizer import AbsSum, Clipped
 from sink_jax.attention.similarity import exp_less_one
 from sink_jax.attention.spec import (
-  AttentionSpec,
-  Dims,
-  Params,
-  TransformedQK,
-  extra_key_logit,
-  transform_qk,
-)
+  AttentionSpec, Params, TransformedQK, extra_key_logit, transform_qk)
 
-_MASKED = -1e30  # finite, so that a row without any key gives zeros instead of nan
 # Added to the sums of |f| in proxy scores by the official code, sail-sg/Attention-Sink.
 PROXY_EPS = 1e-8
 
@@ -34,10 +25,9 @@ PROXY_EPS = 1e-8
 class Rows(NamedTuple):
   """Attention weights A = f / Z of whole rows, and their row-normalised proxy.
 
-  The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not
-  normalised; for exp it is softmax, for softpick f is the part of exp(s) - 1 that has weight, and
-  where softmax is clipped it is the same of A instead of f. The entries of the extra key are None
-  without one.
+  The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not normalised; for
+  exp it is softmax, for softpick f is the part of exp(s) - 1 that has weight, and where softmax is
+  clipped it is the same of A instead of f. Without an extra key its entries are None.
   """
 
   weights_BxHxLxT: jax.Array
@@ -53,15 +43,13 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
   # The query heads of a group are rows of one product with their keys, which are not repeated: a
   # cache of keys would be copied for every token that is decoded.
   q_BxLxHkvxGxDh = q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)
-  # Scores of bfloat16 vectors are summed and kept in float32: rounding s to bfloat16 would change
-  # exp(s) by a share of up to 2^-9 s.
+  # Summed and kept in float32: rounding s to bfloat16 would change exp(s) by up to 2^-9 s of it.
   s = jnp.einsum('blkgd,btkd->bkglt', q_BxLxHkvxGxDh, k_BxTxHkvxDh,
                  preferred_element_type=jnp.float32).reshape(B, H, L, -1) / math.sqrt(Dh)
   if spec.position.has_bias:
     # The bias joins after the division by sqrt(Dh), so its size does not depend on the head width.
     slopes_H = jnp.asarray(spec.position.slopes(H))
-    g_LxT = spec.position.distance_bias(i_L[:, None] - j_T[None, :])
-    s = s + slopes_H[:, None, None] * g_LxT
+    s = s + slopes_H[:, None, None] * spec.position.distance_bias(i_L[:, None] - j_T[None, :])
   return soft_cap(s, spec.similarity.limit)
 
 
@@ -89,16 +77,16 @@ def rows_of_scores(spec: AttentionSpec, s: jax.Array, q_BxLxHxDh: jax.Array, par
 
 
 def _exponential(spec, s, keep):
-  s = jnp.where(keep, s, _MASKED)
+  s = jnp.where(keep, s, MASKED)
   lse = jax.nn.logsumexp(s, -1, keepdims=True)
   power = spec.normalizer.power
   assert power is not None, 'AttentionSpec refuses exp without a normalisation'
   power_lse = lse if power == 1 else jax.nn.logsumexp(power * s, -1, keepdims=True)
-  # Masked a second time: in a row without any key lse is near _MASKED, and exp(s - lse) is not 0.
+  # Masked a second time: in a row without any key lse is near MASKED, and exp(s - lse) is not 0.
   softmax = jnp.where(keep, jnp.exp(s - lse), 0)
   # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89.
   weights = softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse))
-  if not spec.normalizer.clips:
+  if not isinstance(spec.normalizer, Clipped):
     return weights, softmax
   weights = spec.normalizer.clipped(weights)
   return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
@@ -108,22 +96,20 @@ def _additive(spec, s, keep):
   # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
   # The inner where keeps f's own derivative finite where it is not used.
   f = jnp.where(keep, spec.similarity(jnp.where(keep, s, 0)), 0)
-  # Sizes, since shares of signed similarities could be negative or larger than one.
-  size = jnp.abs(f)
+  size = jnp.abs(f)  # shares of signed similarities could be negative or larger than one
   proxy = size / (size.sum(-1, keepdims=True) + PROXY_EPS)
   power = spec.normalizer.power
   if power is None:
     return f, proxy
-  # f^power, whose row sum is the statistic of the normalizer. Masked entries are zeroed again, as
-  # `safe_power` lifts every f to a floor, and f^0 is 1.
+  # The statistic of the normalizer sums f^power. Masked entries are zeroed again, as `safe_power`
+  # lifts every f to a floor, and f^0 is 1.
   density = f if power == 1 else jnp.where(keep, safe_power(f, power), 0)
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
 
 
 def _rectified(spec, s, keep):
   assert isinstance(spec.normalizer, AbsSum), 'AttentionSpec refuses others'
-  # exp(0) - 1 is nothing, in the sum as in the weights, which a masked score has to be.
-  s = jnp.where(keep, s, 0)
+  s = jnp.where(keep, s, 0)  # exp(0) - 1 is nothing, in the sum as in the weights
   # What scales eps is a constant for the gradient, as in the released kernels.
   largest = jax.lax.stop_gradient(jnp.maximum(s.max(-1, keepdims=True), 0))
   f = exp_less_one(s, largest)
@@ -132,31 +118,22 @@ def _rectified(spec, s, keep):
 
 
 def safe_power(f: jax.Array, power: float) -> jax.Array:
-  """f^power of a similarity that is not negative; its derivative is finite at 0 as well.
-
-  f^0 is 1 without a power being taken, for similarities of any sign.
-  """
-  if power == 0:
-    return jnp.ones_like(f)
+  """f^power with a finite derivative at 0; f must not be negative unless the power is 0."""
   # For power < 1 the derivative power f^(power - 1) is infinite at f = 0; at 1e-30 it is finite.
-  return jnp.maximum(f, 1e-30) ** power
+  return jnp.ones_like(f) if power == 0 else jnp.maximum(f, 1e-30) ** power
 
 
 def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
            v_BxTxHkvxDh: jax.Array, params: Params, i_L: jax.Array, j_T: jax.Array) -> jax.Array:
-  """Output (B, L, H, Dh) of transformed queries at positions i_L and transformed keys at j_T.
-
-  Materialises L x T scores.
-  """
+  """Output (B, L, H, Dh) of transformed queries at positions i_L and transformed keys at j_T."""
   a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
   return mixed(spec, a, v_BxTxHkvxDh, params).astype(q_BxLxHxDh.dtype)
 
 
 def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
-  """Values mixed by rows of attention, (B, L, H, Dh) float32."""
+  """Values mixed by rows of attention, (B, L, H, Dh) float32, which is rounded once, at the end."""
   B, H, L, T = a.weights_BxHxLxT.shape
   weights_BxHkvxGxLxT = a.weights_BxHxLxT.reshape(B, v_BxTxHkvxDh.shape[2], -1, L, T)
-  # Float32 to the end and rounded once, since the errors of kernels are measured against this.
   out = jnp.einsum('bkglt,btkd->blkgd', weights_BxHkvxGxLxT,
                    v_BxTxHkvxDh.astype(jnp.float32)).reshape(B, L, H, -1)
   extra_params, dims = params.get('kv_bias', {}), Dims(H, *v_BxTxHkvxDh.shape[2:])
@@ -165,9 +142,7 @@ def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params)
     out = out + jnp.einsum('bhl,hd->blhd', a.extra_weights_BxHxL, value.astype(jnp.float32))
   # The V bias has no attention weight, so no normalizer acts on it.
   added = spec.kv_bias.output_HxDh(extra_params, dims)
-  if added is not None:
-    out = out + added.astype(jnp.float32)
-  return out
+  return out if added is None else out + added.astype(jnp.float32)
 
 
 def last_row(spec: AttentionSpec, qk: TransformedQK, params: Params) -> jax.Array:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from sink_jax.arguments import check_known
 from sink_jax.attention.extra_key_value import KBias
-from sink_jax.attention.feature_map import EluPlusOne
 from sink_jax.attention.mask import Mask, Window
 from sink_jax.attention.normalizer import AbsFloor, AbsSum, Count, PNorm, RowSum, Unnormalized
+from sink_jax.attention.per_token import EluPlusOne
 from sink_jax.attention.position import Alibi, Nope, Relative
 from sink_jax.attention.similarity import Linear, Relu, Sigmoid, Softpick
 from sink_jax.attention.spec import AttentionSpec

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.feature_map import EluPlusOne
+from sink_jax.attention import Dims, Param
 from sink_jax.attention.normalizer import AbsFloor, RowSum
-from sink_jax.attention.param import Dims, Param
+from sink_jax.attention.per_token import EluPlusOne
 from sink_jax.attention.similarity import Exp, Sigmoid
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.benchmark.machine import compiled, random

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.arguments import check_known, explained
-from sink_jax.attention.param import AnyArray
+from sink_jax.attention import AnyArray
 from sink_jax.attention.spec import (
   AttentionSpec,
   Params,
@@ -22,7 +22,6 @@ from sink_jax.attention.spec import (
   check_dtypes,
   transform_qk,
   transform_values,
-  transposed,
 )
 from sink_jax.kernels.epilogue import Shaped
 from sink_jax.kernels.implementations import ALL
@@ -83,9 +82,7 @@ def attend(
   check_implementation(implementation)
   keys, values = k_BxTxHkvxDh.shape, v_BxTxHkvxDh.shape
   if keys != values:
-    fits = len(values) == 4 and keys == tuple(values[axis] for axis in (0, 2, 1, 3))
-    hint = transposed('The values') if fits else ''
-    raise ValueError(f'keys and values must have the same shape: {keys}, {values}.{hint}')
+    raise ValueError(f'keys and values must have the same shape: {keys}, {values}.')
   first = first_values_BxTxHkvxDh
   if first is not None and (not spec.value.reads_first or first.shape != values):
     raise ValueError(f'first_values of shape {first.shape}: with {spec.value} and values of shape '

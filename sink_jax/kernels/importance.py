@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.arguments import explained
-from sink_jax.attention import reference
-from sink_jax.attention.param import AnyArray
+from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
 from sink_jax.kernels import chunked, flash
 from sink_jax.kernels.dispatch import choose_importance

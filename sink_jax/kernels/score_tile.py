@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention.param import soft_cap, soft_cap_slope
+from sink_jax.attention import soft_cap, soft_cap_slope
 from sink_jax.attention.reference import safe_power
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.arithmetic import EXACT, MASKED, Exact

@@ -6,10 +6,10 @@ import dataclasses
 import math
 
 from sink_jax.arguments import explained
+from sink_jax.attention import Dims
 from sink_jax.attention.mask import Mask
-from sink_jax.attention.param import Dims
+from sink_jax.attention.per_token import NoQKNorm
 from sink_jax.attention.position import Nope, Position, Rope
-from sink_jax.attention.qk_norm import NoQKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.component import option
 from sink_jax.kernels.dispatch import check_implementation

@@ -41,6 +41,8 @@ GRAFTED = ('attention', 'norm', 'sink_tokens')
 _FREE = ('init', 'dtype', 'implementation', 'remat', 'unroll')
 # The components whose classes know where they start like another one, see `start_like`.
 _STARTING = ('kv_bias', 'value', 'head')
+_BIASES = {'KBias': 'the key bias k*', 'KVBias': 'the key and value biases k* and v*',
+           'VBias': 'the value bias v*', 'SinkLogit': 'the sink logit'}
 _OFFSET = -8.0
 _LOGITS = 2**26  # most logits that the loss has at a time, 256 MiB
 
@@ -132,8 +134,10 @@ def learned_bias(config: ModelConfig) -> str:
   """The parameters that `without_bias` removes, in words; empty where there are none."""
   parts = [] if not config.sink_tokens else ['the learned sink token x*'] if (
       config.sink_tokens == 1) else [f'the {config.sink_tokens} learned sink tokens x*']
-  parts.append(config.attention.kv_bias.description)
-  return ' and '.join(filter(None, parts))
+  bias = config.attention.kv_bias
+  if bias.params(config.dims):
+    parts.append(_BIASES.get(name := type(bias).__name__, name))
+  return ' and '.join(parts)
 
 
 def without_bias(run: Run) -> Run:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from sink_jax.attention.param import rms_norm
+from sink_jax.attention import rms_norm
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig

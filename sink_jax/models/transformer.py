@@ -12,7 +12,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.param import soft_cap
+from sink_jax.attention import soft_cap
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sink_jax.arguments import check_known
-from sink_jax.attention.extra_key_value import ExtraKeyValue
-from sink_jax.attention.mask import Mask
-from sink_jax.attention.position import Position
+from sink_jax.attention.extra_key_value import ExtraKeyValue, KBias
+from sink_jax.attention.mask import Mask, Window
+from sink_jax.attention.position import Learned, Position
 from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
 from sink_jax.train.config import NotExpressible
@@ -111,16 +111,19 @@ def _small_model(config: _Config) -> dict[str, Any]:
     changes['model.heads'] = round(heads)
   # Components whose numbers mean something else in shorter sequences and narrower heads.
   mask = from_string(Mask, attention['mask'])
-  position = from_string(Position, attention['position'])
   extra = from_string(ExtraKeyValue, attention['kv_bias'])
-  try:
-    smaller = {'mask': (mask, mask.scaled(_CONTEXT, config['data']['context'])),
-               'position': (position, position.scaled(_CONTEXT))}
-    extra.check_narrower(_HEAD_DIM)
-  except ValueError as error:
-    raise NotExpressible(str(error)) from None
-  return changes | {f'attention.{name}': repr(new) for name, (old, new) in smaller.items()
-                    if new != old}
+  if isinstance(mask, Window):
+    size = mask.size * _CONTEXT / (context := config['data']['context'])
+    if size < 1:
+      raise NotExpressible(f'a window of {mask.size} of {context} tokens would be {size:g} of '
+                           f'{_CONTEXT}')
+    changes['attention.mask'] = repr(Window(size=round(size)))
+  if isinstance(from_string(Position, attention['position']), Learned):
+    changes['attention.position'] = repr(Learned(max_length=_CONTEXT))
+  # Equal is refused, too: with all channels learned, a row of Table 13 would be the plain K bias.
+  if isinstance(extra, KBias) and (extra.learnable_dims or 0) >= _HEAD_DIM:
+    raise NotExpressible(f'{extra.learnable_dims} learnable dimensions; heads have {_HEAD_DIM}')
+  return changes
 
 
 def _small_edits(text: str) -> str:

@@ -17,8 +17,7 @@ import numpy as np
 from sink_jax.attention.extra_key_value import NoBias, SinkLogit, VBias, ZeroSink
 from sink_jax.attention.head import ElementGate, HeadGate, PlainOutput
 from sink_jax.attention.normalizer import RowSum
-from sink_jax.attention.qk_norm import QKNorm
-from sink_jax.attention.value import PlainValue, ValueScale
+from sink_jax.attention.per_token import PlainValue, QKNorm, ValueScale
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sigma_reparam import VECTOR
 from sink_jax.pretrained.target import Leaves
@@ -168,7 +167,7 @@ def _gate(model: Folded) -> Folded:
   """A gate of heads is one of channels that are alike, and its scale multiplies W_O."""
   config, gate = model.config, model.config.attention.head
   if (not isinstance(gate, HeadGate) or gate.source != 'input' or gate.opening is not None
-      or gate.act != 'sigmoid' or gate == ElementGate()):
+      or gate == ElementGate()):
     return model
   changes: dict[str, Callable[[Own], np.ndarray]] = {}
   notes = []

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from sink_jax.attention.position import Position
-from sink_jax.attention.qk_norm import QKNorm
+from sink_jax.attention.per_token import QKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import gemma2, keys, llama, windows

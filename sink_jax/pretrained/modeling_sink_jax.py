@@ -114,8 +114,6 @@ class Block(nn.Module):
     if t.name == 'LogLength':  # of the number of visible keys
       scale = own.temperature_scale[:, None, None] if t.learned else t.scale
       q = (q.float() * scale * keep.sum(-1, keepdim=True).log()).to(q.dtype)
-    elif t.name == 'Llama4':
-      q = (q.float() * (1 + t.beta * ((i[:, None] + 1) // t.floor).log1p())).to(q.dtype)
     phi = {'Identity': lambda z: z, 'EluPlusOne': lambda z: nn.functional.elu(z) + 1,
            'Mlp': lambda z: (z @ own.feature_map_w1).relu() @ own.feature_map_w2}[
                spec.feature_map.name]
@@ -175,17 +173,17 @@ class Block(nn.Module):
     """What W_O gets in place of o (B, H, T, Dh); v (B, G, T, Dh), x (B, T, D)."""
     h, own, heads = self.spec.head, self.attention, self.m.heads
     if h.name == 'HeadNorm':
-      return rms_norm(o, own.head_gain[:, None], h.eps)
+      return rms_norm(o, own.head_gain, h.eps)
     if h.name not in ('HeadGate', 'ElementGate'):
       return o
-    # Each head has its own matrix, for x, for its slice of x, or for the value of its group.
+    # Each head has its own matrix, for x, for its slice of x, or for the values of all heads.
     read = {'input': lambda: x[:, :, None], 'slice': lambda: x.unflatten(-1, (heads, -1)),
-            'value': lambda: v.transpose(1, 2)}[h.source]()
+            'value': lambda: v.transpose(1, 2).flatten(2)[:, :, None]}[h.source]()
     z = torch.einsum('btgd,dgf->btgf', read, own.head_kernel.view(*read.shape[:1:-1], -1))
     z = z.reshape(*x.shape[:2], heads, -1).transpose(1, 2).float()
     if h.opening is not None:
       z = z + math.log(h.opening / (1 - h.opening)) + own.head_bias.view(heads, 1, -1)
-    return o * h.scale * (z.sigmoid() if h.act == 'sigmoid' else 0.5 + 0.5 * z.sigmoid())
+    return o * h.scale * z.sigmoid()
 
   def feed_forward(self, x):
     kind = self.m.ffn

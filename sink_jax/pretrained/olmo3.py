@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sink_jax.attention.position import Position
-from sink_jax.attention.qk_norm import ProjectionQKNorm
+from sink_jax.attention.per_token import ProjectionQKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys, llama, olmo2, windows

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sink_jax.attention.head import ElementGate, HeadGate, HeadOutput, PlainOutput
-from sink_jax.attention.qk_norm import QKNorm
+from sink_jax.attention.per_token import QKNorm
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import keys, llama, windows

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from sink_jax.attention.param import Dims
+from sink_jax.attention import Dims
 from sink_jax.models.config import ModelConfig
 
 T = TypeVar('T')

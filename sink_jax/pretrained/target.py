@@ -14,15 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias
-from sink_jax.attention.feature_map import Identity
 from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask, Window
 from sink_jax.attention.normalizer import RowSum
+from sink_jax.attention.per_token import Fixed, Identity, NoQKNorm, PlainValue, QueryKeyNorm
 from sink_jax.attention.position import Nope, Position, Rope
-from sink_jax.attention.qk_norm import NoQKNorm, QueryKeyNorm
 from sink_jax.attention.similarity import Exp
-from sink_jax.attention.temperature import Fixed
-from sink_jax.attention.value import PlainValue
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained.stored_tensors import StoredTensor
 

@@ -32,7 +32,7 @@ MODULE = 'modeling_sink_jax'
 # Of each part of attention the classes that the file computes, with the fields that it reads or
 # whose effect is in the parameters. Another class is refused, and another value than the default of
 # another field: what is added to a part is refused until it stands here.
-_ROPE, _GATE = 'base fraction factor', 'source act scale start opening'
+_ROPE, _GATE = 'base fraction factor', 'source scale opening'
 PARTS: dict[str, dict[str, str]] = {
     'similarity': {'Exp': '', 'Sigmoid': 'bias', 'Relu': '', 'SquaredRelu': '', 'Linear': '',
                    'EluPlusOne': '', 'Softpick': ''},
@@ -48,7 +48,7 @@ PARTS: dict[str, dict[str, str]] = {
     'kv_bias': {'NoBias': '', 'KBias': 'shared learnable_dims value value_norm',
                 'KVBias': 'shared', 'VBias': 'shared', 'SinkLogit': '', 'ZeroSink': 'n'},
     'qk_norm': {'NoQKNorm': '', 'QKNorm': 'eps'},
-    'temperature': {'Fixed': '', 'LogLength': 'learned scale', 'Llama4': 'beta floor'},
+    'temperature': {'Fixed': '', 'LogLength': 'learned scale'},
     'value': {'PlainValue': '', 'ValueScale': '', 'ValueResidual': 'own first learned'},
     'head': {'PlainOutput': '', 'HeadGate': _GATE, 'ElementGate': _GATE, 'HeadNorm': 'eps'},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sink_jax.attention.qk_norm import QKNorm
+from sink_jax.attention.per_token import QKNorm
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import qwen3, target
 from sink_jax.pretrained.target import Refusal, WrittenTensor

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sink_jax.attention.head import ElementGate, PlainOutput
-from sink_jax.attention.qk_norm import QKNorm
+from sink_jax.attention.per_token import QKNorm
 from sink_jax.models.config import ModelConfig
 from sink_jax.pretrained import qwen3, target
 from sink_jax.pretrained.stored_tensors import block

@@ -100,6 +100,13 @@ def read_run(folder: str | AnyPath, name: str) -> RunRecord:
                                error=f'metrics.jsonl: a row of the probe or of a graft {what}')
 
 
+# What components are called where all of their arguments have their defaults; '' changes nothing.
+_SHORT = {'NoBias': '', 'KBias': 'K bias', 'KVBias': 'KV bias', 'VBias': 'V bias',
+          'SinkLogit': 'sink logit', 'ZeroSink': 'off by one', 'PseudoMask': 'pseudo-attention',
+          'PlainOutput': '', 'HeadGate': 'head gate', 'ElementGate': 'element gate',
+          'HeadNorm': 'head norm', 'Exclusive': 'exclusive self attention'}
+
+
 def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
   spec, normalizer, plain = experiment.attention, experiment.attention.normalizer, AttentionSpec()
@@ -122,9 +129,14 @@ def describe_attention(experiment: Experiment) -> str:
       f'feature map {spec.feature_map}' if spec.feature_map != plain.feature_map else '',
       repr(spec.temperature) if spec.temperature != plain.temperature else '',
       repr(spec.value) if spec.value != plain.value else '',
-      _named(spec.kv_bias, spec.kv_bias.label),
+      _short(spec.kv_bias),
       'a learned sink token' if experiment.model.sink_tokens else '',
-      _named(spec.head, spec.head.label)]))
+      _short(spec.head)]))
+
+
+def _short(component: Component) -> str:
+  name = type(component).__name__
+  return _named(component, _SHORT.get(name, name))
 
 
 def _named(component: Component, short: str) -> str:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.param import soft_cap, soft_cap_slope
+from sink_jax.attention import soft_cap, soft_cap_slope
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import platform
 from sink_jax.kernels.shard import shard_map_batch_heads

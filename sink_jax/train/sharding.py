@@ -42,7 +42,6 @@ _TENSOR = (
     (r'attention/(temperature|value)_scale', 2, 1),
     (r'attention/head_kernel', 3, 2),
     (r'attention/head_bias', 2, 1),
-    (r'attention/head_gain', 3, 1),
     (r'ffn/w[12]/kernel', 3, 2),
     (r'ffn/w[12]/bias', 2, 1),
     (r'ffn/w_out/kernel', 3, 1),

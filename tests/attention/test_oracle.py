@@ -36,7 +36,7 @@ def test_every_pair_of_slot_values(request):
     check_values(spec, plain_implementations(spec))
     if number % 6 == 0:
       check_gradient(spec, 'chunked')
-  # The pairs that no spec can hold are those that the documentation of AttentionSpec lists.
+  # The pairs that no spec can hold.
   names = {frozenset((type(x).__name__, type(y).__name__)) for _, x, _, y in impossible}
   without_value = {type(x).__name__ for x in slot_values()['kv_bias']
                    if x.acts_only_through_normalisation}
@@ -55,6 +55,12 @@ def test_every_pair_of_slot_values(request):
                       if name != 'Softpick'}
 
 
+@pytest.mark.parametrize('head', slot_values()['head'], ids=repr)
+def test_heads_of_grouped_values(head):
+  spec = sj.AttentionSpec(head=head, value='ValueScale()')
+  check_values(spec, ['reference', 'chunked'], heads=4, kv_heads=2)
+
+
 @pytest.mark.parametrize('value', [
     sj.ValueResidual(), sj.ValueResidual(own=2.0, first=-0.5, learned=False)])
 def test_values_of_the_first_block_are_mixed_in(value):
@@ -71,13 +77,13 @@ def test_values_of_the_first_block_are_mixed_in(value):
       sj.attend(other, q, k, v, params, first_values_BxTxHkvxDh=first[:, :3])
 
 
-def test_a_cap_has_its_slope_in_the_gradient():
-  # The bias and the score of k* are within the cap, too, and powers are sums of their own.
-  spec = sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)', position='Alibi()',
-                          kv_bias='KBias()')
+@pytest.mark.parametrize('spec', [
+    # The bias and the score of k* are within the cap, too, and powers are sums of their own.
+    sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)', position='Alibi()', kv_bias='KBias()'),
+    sj.AttentionSpec(head='Exclusive()'), sj.AttentionSpec(head='Exclusive()', mask='Window(size=1)'),
+    sj.AttentionSpec(head="HeadGate(source='value', opening=0.25)")], ids=str)
+def test_gradients_of_what_follows_a_score_or_a_row(spec):
   check_gradient(spec, 'chunked')
-  with pytest.raises(ValueError, match='cap must be above 0'):
-    sj.CappedExp(cap=0.0)
 
 
 @pytest.mark.full

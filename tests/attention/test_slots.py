@@ -1,5 +1,4 @@
-"""Config strings, refused combinations and what single slots promise."""
-
+"""Config strings, refused arguments and what single components promise."""
 
 import jax
 import numpy as np
@@ -10,7 +9,7 @@ from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Position
 from sink_jax.attention.similarity import Similarity
 from sink_jax.attention.spec import COMPONENTS
-from sink_jax.component import Component, from_string, registry
+from sink_jax.component import from_string, registry
 from tests.attention_specs import PAPER, slot_values
 from tests.attention_variants import alibi_slope, t5_bucket
 
@@ -23,9 +22,9 @@ def test_the_repr_of_a_slot_builds_it_again(slot, value):
   assert hash(from_string(COMPONENTS[slot], repr(value))) == hash(value)
 
 
-@pytest.mark.parametrize('spec', PAPER.values(), ids=PAPER)
-def test_a_spec_is_rebuilt_from_its_strings(spec):
-  assert sj.AttentionSpec(**spec.strings()) == spec
+def test_a_spec_is_rebuilt_from_its_strings():
+  for spec in PAPER.values():
+    assert sj.AttentionSpec(**spec.strings()) == spec
 
 
 @pytest.mark.parametrize('text, words', [
@@ -36,7 +35,6 @@ def test_a_spec_is_rebuilt_from_its_strings(spec):
     ('Window(size=3.5)', ['must be int']),
     ("Window(size='3')", ['must be int']),
     ('Window(size=True)', ['must be int']),
-    ('Window(size=0)', ['at least 1']),
     ('Window(size=__import__("os"))', ['Cannot read']),
     ('Window(size=2**99999999)', ['Cannot read']),
     ('(lambda: 1)()', ['Cannot read']),
@@ -65,12 +63,6 @@ def test_numbers_are_read_as_their_field_says():
   assert isinstance(from_string(Position, 'Rope(base=500000)').base, float)
 
 
-def test_a_sigmoid_without_a_bias_is_written_as_before_there_was_one():
-  assert repr(sj.Sigmoid()) == 'Sigmoid()' == repr(from_string(Similarity, 'Sigmoid(bias=0)'))
-  assert from_string(Similarity, 'Sigmoid()') == sj.Sigmoid(bias=0.0)
-  assert repr(sj.Sigmoid(bias=-2.5)) == 'Sigmoid(bias=-2.5)'
-
-
 def test_a_new_slot_class_is_a_choice_at_once():
   class Everything(Mask):
     def keep(self, i, j):
@@ -78,6 +70,9 @@ def test_a_new_slot_class_is_a_choice_at_once():
 
   try:
     assert from_string(Mask, 'Everything()') == Everything()
+    with pytest.raises(NotImplementedError, match=r'needs a method visible\(i, keys\)'):
+      x = np.zeros((1, 4, 1, 2), np.float32)
+      sj.attend(sj.AttentionSpec(mask=Everything(), temperature='LogLength(learned=False)'), x, x, x)
   finally:
     del Everything
     import gc
@@ -86,45 +81,51 @@ def test_a_new_slot_class_is_a_choice_at_once():
 
 
 @pytest.mark.parametrize('slots, remedy', [
-    (dict(normalizer=sj.Unnormalized()), 'RowSum()'),
-    (dict(normalizer=sj.RowSum(eps=1e-8)), 'without eps'),
-    (dict(similarity=sj.Linear(), normalizer=sj.PNorm()), 'AbsFloor()'),
-    (dict(similarity=sj.Linear()), 'AbsFloor()'),
-    (dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), position=sj.Alibi()), 'AbsFloor()'),
-    (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized(), kv_bias=sj.KBias()), 'KVBias()'),
-    (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized(), kv_bias=sj.SinkLogit()),
-     'KVBias()'),
-    (dict(similarity=sj.Softpick()), 'and AbsSum()'),
-    (dict(normalizer=sj.AbsSum()), 'Softpick() and'),
-    (dict(similarity=sj.Relu(), normalizer=sj.RowSum(eps=1e-3), kv_bias=sj.ZeroSink()), 'Exp()'),
-    (dict(kv_bias=sj.PseudoMask(), mask=sj.Prefix()), 'Causal()'),
-    (dict(similarity=sj.Relu(), normalizer=sj.Clipped()), 'Exp()'),
-    (dict(normalizer=sj.Count()), 'Relu()'),
-    (dict(similarity=sj.Relu(), normalizer=sj.Count(), kv_bias=sj.KBias()), 'KVBias()'),
+    (dict(normalizer='Unnormalized()'), r'RowSum\(\)'),
+    (dict(normalizer='Count()'), r'RowSum\(\)'),
+    (dict(normalizer='RowSum(eps=1e-8)'), 'without eps'),
+    (dict(similarity='Linear()', normalizer='PNorm()'), r'AbsFloor\(\)'),
+    (dict(similarity='Linear()'), r'AbsFloor\(\)'),
+    (dict(similarity='Linear()', feature_map='EluPlusOne()', position='Alibi()'), r'AbsFloor\(\)'),
+    (dict(similarity='Linear()', feature_map='EluPlusOne()', kv_bias='SinkLogit()'), r'AbsFloor\(\)'),
+    (dict(similarity='Sigmoid()', normalizer='Unnormalized()', kv_bias='KBias()'), r'KVBias\(\)'),
+    (dict(similarity='Sigmoid()', normalizer='Unnormalized()', kv_bias='SinkLogit()'), r'KVBias\(\)'),
+    (dict(similarity='Relu()', normalizer='Count()', kv_bias='KBias()'), r'KVBias\(\)'),
+    (dict(similarity='Softpick()'), r'and AbsSum\(\)'),
+    (dict(normalizer='AbsSum()'), r'Softpick\(\) and'),
+    (dict(similarity='Relu()', normalizer='RowSum(eps=1e-3)', kv_bias='ZeroSink()'), r'Exp\(\)'),
+    (dict(kv_bias='PseudoMask()', mask='Prefix()'), r'Causal\(\)'),
+    (dict(similarity='Relu()', normalizer='Clipped()'), r'Exp\(\)'),
+    (dict(normalizer='RowSum(eps=-1.0)'), 'eps must be >= 0'),
+    (dict(normalizer='RowSum(scale=0.0)'), 'scale > 0'),
+    (dict(normalizer='PNorm(p=0.0)'), 'p must be > 0'),
+    (dict(normalizer='AbsFloor(floor=0.0)'), 'floor must be > 0'),
+    (dict(normalizer='AbsSum(eps=0.0)'), 'eps must be > 0'),
+    (dict(normalizer='Clipped(low=0.1)'), 'low must be <= 0'),
+    (dict(normalizer='Clipped(high=0.9)'), 'high >= 1'),
+    (dict(similarity='CappedExp(cap=0.0)'), 'cap must be above 0'),
+    (dict(mask='Window(size=0)'), 'at least 1'),
+    (dict(mask='Prefix(length=0)'), 'at least 1'),
+    (dict(kv_bias="KBias(value='one')"), "'zero', 'first' or 'uniform'"),
+    (dict(kv_bias='KBias(learnable_dims=0)'), 'at least 1'),
+    (dict(kv_bias='ZeroSink(n=0.0)'), 'n must be > 0'),
+    (dict(kv_bias='PseudoMask(context=0)'), 'context must be at least 1'),
+    (dict(kv_bias='PseudoMask(gamma=0.0)'), 'gamma > 0'),
+    (dict(position='Relative(buckets=1)'), '2 buckets'),
+    (dict(position='Rope(base=0.0)'), 'base and factor must be > 0'),
+    (dict(position='Rope(fraction=0.0)'), 'fraction must lie'),
+    (dict(qk_norm='QKNorm(eps=-1.0)'), 'eps must be >= 0'),
+    (dict(head="HeadGate(source='query')"), "'input', 'value' or 'slice'"),
+    (dict(head='ElementGate(scale=0.0)'), 'scale must be > 0'),
+    (dict(head='HeadGate(opening=1.0)'), 'opening must lie'),
+    (dict(head='HeadNorm(eps=0.0)'), 'eps must be > 0'),
+    (dict(similarity=sj.Sigmoid(bias=float('nan'))), 'bias must be finite'),
+    (dict(kv_bias=sj.ZeroSink(n=float('inf'))), 'n must be finite'),
+    (dict(value=sj.ValueResidual(own=float('inf'))), 'own must be finite'),
 ])
-def test_a_senseless_combination_names_the_remedy(slots, remedy):
-  with pytest.raises(ValueError, match=remedy.replace('(', r'\(').replace(')', r'\)')):
+def test_what_makes_no_sense_names_the_remedy(slots, remedy):
+  with pytest.raises(ValueError, match=remedy):
     sj.AttentionSpec(**slots)
-
-
-@pytest.mark.parametrize('make', [
-    lambda: sj.RowSum(eps=-1.0), lambda: sj.RowSum(scale=0.0), lambda: sj.PNorm(p=0.0),
-    lambda: sj.AbsFloor(floor=0.0), lambda: sj.AbsSum(eps=0.0), lambda: sj.Prefix(length=0),
-    lambda: sj.KBias(value='one'), lambda: sj.KBias(learnable_dims=0),
-    lambda: sj.Relative(buckets=1),
-    lambda: sj.LogLength(scale=float('nan')), lambda: sj.Llama4(beta=-0.1),
-    lambda: sj.Llama4(beta=float('inf')), lambda: sj.Llama4(floor=0), lambda: sj.Llama4(floor=2.5),
-    lambda: sj.ValueResidual(own=float('inf')),
-    lambda: sj.HeadGate(source='query'), lambda: sj.HeadGate(act='relu'),
-    lambda: sj.ElementGate(start='ones'), lambda: sj.ElementGate(scale=0.0),
-    lambda: sj.HeadGate(opening=1.0), lambda: sj.HeadNorm(eps=0.0),
-    lambda: sj.Sigmoid(bias=float('nan')), lambda: sj.ZeroSink(n=0.0),
-    lambda: sj.ZeroSink(n=float('inf')), lambda: sj.Clipped(low=0.1),
-    lambda: sj.Clipped(high=0.9), lambda: sj.PseudoMask(context=0),
-    lambda: sj.PseudoMask(context=2.5), lambda: sj.PseudoMask(gamma=0.0)])
-def test_a_value_out_of_range_is_refused(make):
-  with pytest.raises(ValueError):
-    make()
 
 
 @pytest.mark.parametrize('eps, expected', [(0.0, True), (1e-8, True), (1e-3, False), (1.0, False)])
@@ -150,12 +151,10 @@ def test_relative_buckets_are_those_of_t5():
 
 
 def test_the_released_relative_bias_makes_a_sink_without_any_content():
-  spec = sj.AttentionSpec(position=sj.Relative())
   zeros = np.zeros((1, 64, 1, 2), np.float32)
-  alpha = sj.streaming_importance(spec, zeros, zeros).normalized[0, 0, 0]
-  assert abs(alpha - 0.334) < 1e-3
-  spec = sj.AttentionSpec(position=sj.Relative(decreasing=True))
-  assert sj.streaming_importance(spec, zeros, zeros).normalized[0, 0, 0] < 0.05
+  first = lambda spec: sj.streaming_importance(spec, zeros, zeros).normalized[0, 0, 0]
+  assert abs(first(sj.AttentionSpec(position=sj.Relative())) - 0.334) < 1e-3
+  assert first(sj.AttentionSpec(position=sj.Relative(decreasing=True))) < 0.05
 
 
 def test_sinusoidal_is_equation_5():
@@ -176,15 +175,13 @@ def test_rope_depends_on_distances_only():
     np.testing.assert_allclose(np.diag(dots, -distance), dots[distance, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_learned_positions_refuse_longer_inputs():
-  with pytest.raises(ValueError, match='max_length'):
-    sj.Learned(max_length=4).check_length(5)
-
-
-def test_rope_refuses_odd_head_dimensions():
-  x = np.zeros((1, 4, 1, 3), np.float32)
-  with pytest.raises(ValueError, match='even head dimension'):
-    sj.attend(sj.AttentionSpec(), x, x, x)
+def test_pseudo_attention_is_the_sum_over_the_positions_to_come():
+  spec = sj.AttentionSpec(kv_bias=sj.PseudoMask(context=6, gamma=0.5), position=sj.Nope())
+  zeros = np.zeros((1, 8, 1, 2), np.float32)
+  sums = np.asarray(sj.attention_map(spec, zeros, zeros).sum(-1))[0, 0]
+  hidden = [sum(np.exp(-0.5 * j) for j in range(i + 1, 6)) for i in range(8)]
+  np.testing.assert_allclose(sums, [(i + 1) / (i + 1 + extra) for i, extra in enumerate(hidden)],
+                             rtol=1e-6)
 
 
 @pytest.mark.parametrize('mask', [sj.Causal(), sj.Window(size=1), sj.Window(size=4),
@@ -199,154 +196,70 @@ def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
   np.testing.assert_array_equal(mask.visible(np.arange(length), length), keep.sum(1))
 
 
-def test_a_mask_that_does_not_count_its_keys_has_no_logarithm_of_them():
-  class EverySecond(sj.Causal):  # the count of Causal would be another mask's
-    def keep(self, i, j):
-      return (j <= i) & ((i - j) % 2 == 0)
-
-  try:
-    with pytest.raises(ValueError, match=r'give EverySecond a method visible\(i, keys\)'):
-      sj.AttentionSpec(mask=EverySecond(), temperature=sj.LogLength())
-    assert sj.AttentionSpec(mask=EverySecond(), temperature=sj.Llama4()).mask == EverySecond()
-  finally:
-    del EverySecond
-    import gc
-    gc.collect()
-
-
-def test_params_must_be_those_of_the_slots():
-  x = np.zeros((1, 4, 2, 4), np.float32)
-  with pytest.raises(ValueError, match='params must hold'):
-    sj.attend(sj.AttentionSpec(kv_bias=sj.KBias()), x, x, x)
-  with pytest.raises(ValueError, match='params must hold'):
-    sj.attend(sj.AttentionSpec(), x, x, x, {'kv_bias': {'key': np.zeros((2, 4))}})
-  with pytest.raises(ValueError, match='learnable_dims exceeds'):
-    sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=5)).params(sj.Dims(2, 2, 4))
-
-
-@pytest.mark.parametrize('shapes, words', [
-    (((1, 4, 3, 4), (1, 4, 2, 4), (1, 4, 2, 4)), 'multiple of'),
-    (((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4)), 'same batch and length'),
-    (((1, 4, 2, 4), (1, 4, 2, 4), (1, 4, 1, 4)), 'same shape'),
-    (((4, 2, 4), (4, 2, 4), (4, 2, 4)), 'axes'),
-    (((0, 4, 2, 4), (0, 4, 2, 4), (0, 4, 2, 4)), 'nothing to attend to'),
-    (((1, 0, 2, 4), (1, 0, 2, 4), (1, 0, 2, 4)), 'nothing to attend to'),
-])
-def test_shapes_that_do_not_fit_are_explained(shapes, words):
-  with pytest.raises(ValueError, match=words):
-    sj.attend(sj.AttentionSpec(), *(np.zeros(s, np.float32) for s in shapes))
-
-
-@pytest.mark.parametrize('q, k, v, words', [
-    ((2, 4, 9, 8), (2, 2, 9, 8), (2, 2, 9, 8), 'The arrays look like'),  # (B, H, T, Dh), grouped
-    ((2, 9, 4, 8), (2, 2, 9, 8), (2, 2, 9, 8), 'The keys look like'),
-    ((2, 4, 9, 8), (2, 9, 2, 8), (2, 9, 2, 8), 'The queries look like'),
-    ((2, 9, 4, 8), (2, 9, 2, 8), (2, 2, 9, 8), 'The values look like')])
-def test_other_layouts_are_caught_where_the_shapes_show_them(q, k, v, words):
-  q, k, v = (np.zeros(shape, np.float32) for shape in (q, k, v))
-  words += r' \(B, H, T, Dh\), and \(B, T, H, Dh\) is wanted: .*swapaxes\(1, 2\)'
-  with pytest.raises(ValueError, match=words):
-    sj.attend(sj.AttentionSpec(), q, k, v)
-  if 'values' not in words:
-    for other in (sj.streaming_importance, sj.attention_map):
-      with pytest.raises(ValueError, match=words):
-        other(sj.AttentionSpec(), q, k)
-
-
-def test_parameters_show_the_layout_too():
-  x = np.zeros((2, 4, 9, 8), np.float32)  # four heads, nine tokens
-  params = {'kv_bias': {'logit': np.zeros(4, np.float32)}}
-  with pytest.raises(ValueError, match=r'params must hold .* The arrays look like \(B, H, T, Dh\)'):
-    sj.attend(sj.AttentionSpec(kv_bias='SinkLogit()'), x, x, x, params)
-  with pytest.raises(ValueError) as error:  # of no head count that there is
-    sj.attend(sj.AttentionSpec(kv_bias='SinkLogit()'), x[:, :3], x[:, :3], x[:, :3], params)
-  assert 'look like' not in str(error.value)
-
-
-@pytest.mark.parametrize('head, gate, words', [
-    ('HeadGate()', None, "gate=x_BxTxD, or use source='value'"),
-    ('PlainOutput()', (1, 4, 8), 'leave gate out'),
-    ("ElementGate(source='value')", (1, 4, 8), 'leave gate out'),
-    ('HeadGate()', (1, 5, 8), r'\(1, 4, 8\), not \(1, 5, 8\)'),
-    ('ElementGate()', (1, 4, 7), r'\(1, 4, 8\), not \(1, 4, 7\)'),
-    ("HeadGate(source='slice')", (1, 4, 7), r'\(1, 4, 8\), not \(1, 4, 7\)'),
-    ('HeadGate()', (1, 4, 8, 1), 'not'),
-])
-def test_a_gate_takes_the_input_that_it_reads_and_no_other(head, gate, words):
-  x, spec = np.zeros((1, 4, 2, 4), np.float32), sj.AttentionSpec(head=head)
-  params = jax.tree.map(lambda p: np.zeros(p.shape, np.float32), spec.params(sj.Dims(2, 2, 4, 8)),
-                        is_leaf=lambda p: isinstance(p, sj.Param))
-  gate = gate and np.zeros(gate, np.float32)
-  with pytest.raises(ValueError, match=words):
-    sj.attend(spec, x, x, x, params, gate=gate)
-
-
-def test_a_gate_of_another_width_or_precision_is_refused():
-  x, spec = np.zeros((1, 4, 2, 4), np.float32), sj.AttentionSpec(head='HeadGate()')
-  params = {'head': {'kernel': np.zeros((6, 2), np.float32)}}
-  assert sj.attend(spec, x, x, x, params, gate=np.zeros((1, 4, 6), np.float32)).shape == x.shape
-  with pytest.raises(ValueError, match='dtype of the queries, float32, not float16'):
-    sj.attend(spec, x, x, x, params, gate=np.zeros((1, 4, 6), np.float16))
-  with pytest.raises(ValueError, match="give Dims its d_model.*source='value'"):
-    sj.attend(spec, x, x, x, gate=x[..., 0])
-  with pytest.raises(ValueError, match=r"params must hold .*\(6, 2\).*, not .*\(6, 3\)"):
-    sj.attention_map(spec, x, x, {'head': {'kernel': np.zeros((6, 3), np.float32)}})
-  with pytest.raises(ValueError, match="3 heads of 5 channels do not make 16: use source='input'"):
-    sj.ModelConfig(layers=1, d_model=16, heads=3, head_dim=5, ffn_hidden=8, vocab_size=9,
-                   attention=sj.AttentionSpec(head="HeadGate(source='slice')"))
-
-
-def test_many_heads_of_few_tokens_are_legitimate():
-  q, k = np.zeros((1, 1, 6, 4), np.float32), np.zeros((1, 1, 2, 4), np.float32)
-  assert sj.attend(sj.AttentionSpec(), q, k, k).shape == q.shape
-
-
-def test_an_unknown_implementation_lists_the_choices():
-  x = np.zeros((1, 4, 2, 4), np.float32)
-  with pytest.raises(ValueError, match='reference, chunked, linear, pallas'):
-    sj.attend(sj.AttentionSpec(), x, x, x, implementation='flash')
-
-
-def test_slots_are_values_of_jit():
-  f = jax.jit(sj.attend, static_argnums=0)
-  x = np.ones((1, 4, 2, 4), np.float32)
-  np.testing.assert_allclose(f(sj.AttentionSpec(), x, x, x), x, rtol=1e-6)
-  assert isinstance(sj.AttentionSpec().mask, Component)
-
-
-@pytest.mark.parametrize('text', [
-    'Llama3Rope(low_frequency_factor=4.0)', 'Llama3Rope(low_frequency_factor=0.0)',
-    'YarnRope(base=1.0)', 'YarnRope(beta_fast=-3.0)', 'YarnRope(original_length=0)',
-    'Rope(fraction=0.0)', 'Rope(factor=0.0)'])
-def test_rotations_that_cannot_be_are_refused(text):
-  with pytest.raises(ValueError, match=text.split('(')[0]):
-    sj.AttentionSpec(position=text)
-
-
-@pytest.mark.parametrize('build_one', [
-    lambda: sj.Window(size=2.5), lambda: sj.Window(size=True), lambda: sj.Prefix(length=2.5)])
-def test_sizes_of_masks_are_whole_numbers(build_one):
-  with pytest.raises(ValueError, match='must be a whole number'):
-    build_one()
-
-
 def test_masks_say_what_they_are_asked():
   facts = lambda mask: (mask.window, mask.prefix, mask.first_target)
   assert facts(sj.Causal()) == (None, None, 0)
   assert facts(sj.Window(size=3)) == (3, None, 0)
   assert facts(sj.Prefix(length=3)) == (None, 3, 2)
-  assert sj.Window(size=32).scaled(64, of=2048) == sj.Window(size=1)
-  assert sj.Prefix(length=3).scaled(64, of=2048) == sj.Prefix(length=3)
-  assert sj.Learned(max_length=2048).scaled(64) == sj.Learned(max_length=64)
-  with pytest.raises(ValueError, match='a window of 16 of 2048 tokens would be 0.5 of 64'):
-    sj.Window(size=16).scaled(64, of=2048)
 
 
-def test_extra_keys_say_what_they_are_asked():
-  assert [x.label for x in (sj.NoBias(), sj.KBias(), sj.SinkLogit())] == ['', 'K bias', 'sink logit']
-  assert sj.NoBias().description == '' and sj.KVBias().description.endswith('k* and v*')
-  assert sj.KBias().acts_only_through_normalisation and sj.SinkLogit().logit_may_be_negative
-  assert not sj.KBias(value='first').acts_only_through_normalisation
-  sj.KBias(learnable_dims=8).check_narrower(16)
-  with pytest.raises(ValueError, match='16 learnable dimensions; heads have 16'):
-    sj.KBias(learnable_dims=16).check_narrower(16)
+X, GATED = np.zeros((1, 4, 2, 4), np.float32), dict(head={'kernel': np.zeros((8, 2), np.float32)})
+
+
+@pytest.mark.parametrize('spec, shapes, params, words', [
+    ({}, ((1, 4, 3, 4), (1, 4, 2, 4), (1, 4, 2, 4)), {}, 'multiple of'),
+    ({}, ((1, 4, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4)), {}, 'the same batch, length'),
+    ({}, ((1, 4, 2, 4), (1, 4, 2, 4), (1, 4, 1, 4)), {}, 'same shape'),
+    ({}, [(4, 2, 4)] * 3, {}, 'axes'), ({}, [(1, 0, 2, 4)] * 3, {}, 'none of them empty'),
+    ({}, [(1, 4, 1, 3)] * 3, {}, 'even head dimension'),
+    (dict(kv_bias='KBias()'), [X.shape] * 3, {}, 'params must hold'),
+    ({}, [X.shape] * 3, {'kv_bias': {'key': np.zeros((2, 4))}}, 'params must hold'),
+    (dict(kv_bias='KBias(learnable_dims=5)'), [X.shape] * 3, {}, 'learnable_dims exceeds'),
+    (dict(head='HeadGate()'), [X.shape] * 3, {}, "gate=x_BxTxD, or use source='value'"),
+    (dict(head='HeadGate()'), [X.shape] * 3, GATED, "gate=x_BxTxD, or use source='value'"),
+])
+def test_arguments_that_do_not_fit_are_explained(spec, shapes, params, words):
+  q, k, v = (np.zeros(shape, np.float32) for shape in shapes)
+  with pytest.raises(ValueError, match=words):
+    sj.attend(sj.AttentionSpec(**spec), q, k, v, params)
+
+
+@pytest.mark.parametrize('head, gate, words', [
+    ('PlainOutput()', (1, 4, 8), 'leave gate out'),
+    ("ElementGate(source='value')", (1, 4, 8), 'leave gate out'),
+    ('HeadGate()', (1, 5, 8), r'\(1, 4, 8\), not \(1, 5, 8\)'),
+    ("HeadGate(source='slice')", (1, 4, 7), r'\(1, 4, 8\), not \(1, 4, 7\)'),
+    ('HeadGate()', (1, 4, 8, 1), 'not'),
+])
+def test_a_gate_takes_the_input_that_it_reads_and_no_other(head, gate, words):
+  spec = sj.AttentionSpec(head=head)
+  params = jax.tree.map(lambda p: np.zeros(p.shape, np.float32), spec.params(sj.Dims(2, 2, 4, 8)),
+                        is_leaf=lambda p: isinstance(p, sj.Param))
+  with pytest.raises(ValueError, match=words):
+    sj.attend(spec, X, X, X, params, gate=np.zeros(gate, np.float32))
+
+
+def test_a_gate_of_another_width_or_precision_is_refused():
+  spec, gate = sj.AttentionSpec(head='HeadGate()'), np.zeros((1, 4, 6), np.float32)
+  params = {'head': {'kernel': np.zeros((6, 2), np.float32)}}
+  assert sj.attend(spec, X, X, X, params, gate=gate).shape == X.shape
+  with pytest.raises(ValueError, match='dtype of the queries, float32, not float16'):
+    sj.attend(spec, X, X, X, params, gate=gate.astype(np.float16))
+  with pytest.raises(ValueError, match="give Dims its d_model.*source='value'"):
+    sj.attend(spec, X, X, X, gate=gate)
+  with pytest.raises(ValueError, match=r"params must hold .*\(6, 2\).*, not .*\(6, 3\)"):
+    sj.attention_map(spec, X, X, {'head': {'kernel': np.zeros((6, 3), np.float32)}})
+  with pytest.raises(ValueError, match="3 slices of 5 channels do not make 16: use source='input'"):
+    sj.ModelConfig(layers=1, d_model=16, heads=3, head_dim=5, ffn_hidden=8, vocab_size=9,
+                   attention=sj.AttentionSpec(head="HeadGate(source='slice')"))
+
+
+def test_an_unknown_implementation_lists_the_choices():
+  with pytest.raises(ValueError, match='reference, chunked, .*pallas'):
+    sj.attend(sj.AttentionSpec(), X, X, X, implementation='flash')
+
+
+def test_specs_are_static_arguments_of_jit():
+  x = np.ones((1, 4, 2, 4), np.float32)
+  np.testing.assert_allclose(jax.jit(sj.attend, static_argnums=0)(sj.AttentionSpec(), x, x, x), x,
+                             rtol=1e-6)

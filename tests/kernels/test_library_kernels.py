@@ -266,7 +266,7 @@ CUDNN, SPLASH = BOTH[:1], BOTH[1:]
 
 @pytest.mark.parametrize('kernels, spec, sizes, reason', [
     (BOTH, softmax(similarity=sj.Sigmoid()), {},
-     r'computes softmax, so the similarity must be Exp\(\), not Sigmoid\(\)'),
+     r'computes softmax, so the similarity must be Exp\(\), not Sigmoid\('),
     (BOTH, softmax(similarity=sj.CappedExp()), {}, r'not CappedExp\(cap=50.0\)'),
     (BOTH, softmax(similarity=sj.Softpick(), normalizer=sj.AbsSum()), {}, r'not Softpick\(\)'),
     (BOTH, softmax(normalizer=sj.PNorm(p=2.0)), {},

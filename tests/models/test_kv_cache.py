@@ -57,7 +57,7 @@ def decoded(run, inputs, policy, first):
     dict(attention=sj.AttentionSpec(kv_bias='VBias()', position='Relative()')),
     dict(attention=sj.AttentionSpec(mask='Prefix(length=3)', temperature='LogLength()',
                                     value='ValueScale()', kv_bias='KBias()')),
-    dict(sink_tokens=1, attention=sj.AttentionSpec(temperature='Llama4(beta=0.5, floor=3)')),
+    dict(sink_tokens=1, attention=sj.AttentionSpec(head='Exclusive()')),
     dict(sink_tokens=3), dict(sink_tokens=1, attention=sj.AttentionSpec(
         position='Learned(max_length=16)')),
     dict(norm_location='post', embedding_dim=8, attention=sj.AttentionSpec(head='HeadNorm()')),
@@ -145,8 +145,7 @@ def test_sinks_and_window_are_those_of_streaming_llm(attention, positions, size,
 @pytest.mark.full
 @pytest.mark.parametrize('options, piece', [
     (dict(layers=4, attention=sj.AttentionSpec(
-        position='YarnRope(fraction=0.5)', qk_norm='QKNorm()', kv_bias='KVBias()',
-        temperature='Llama4(beta=0.5, floor=3)'), pattern=(
+        position='YarnRope(fraction=0.5)', qk_norm='QKNorm()', kv_bias='KVBias()'), pattern=(
             Layer(mask=sj.Window(3)), Layer(mamba=MAMBA), Layer(), Layer(position=sj.Nope()))), 3),
     pytest.param(dict(sink_tokens=1, attention=sj.AttentionSpec(
         'Sigmoid()', 'Unnormalized()', position='Llama3Rope(original_length=16)',
@@ -192,11 +191,9 @@ def test_a_logarithm_of_the_length_is_that_of_the_text(policy, same):
     with pytest.raises(ValueError, match="keys of the text .* up to 11 here, but .* count 5 of "
                                          "them .* positions='text', or a size of at least 11"):
       decode.check_policy(config, policy, T)
-  # A window that the cache holds has the same keys in both, and the factor of Llama 4 is one of
-  # positions, which the cache may count.
-  for attention in (sj.AttentionSpec(temperature='LogLength()', mask='Window(size=5)'),
-                    sj.AttentionSpec(temperature='Llama4()')):
-    decode.check_policy(dataclasses.replace(config, attention=attention), policy, T)
+  # A window that the cache holds has the same keys in both.
+  attention = sj.AttentionSpec(temperature='LogLength()', mask='Window(size=5)')
+  decode.check_policy(dataclasses.replace(config, attention=attention), policy, T)
 
 
 def test_pseudo_attention_needs_the_positions_of_the_text_while_it_fills_a_future():

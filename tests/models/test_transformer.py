@@ -65,8 +65,8 @@ def test_parameter_counts_of_llama_2(size, total):
     (dict(attention=sj.AttentionSpec(head=sj.HeadGate(source='slice', opening=0.25))), 3 * 4 * 5),
     (dict(attention=sj.AttentionSpec(head=sj.ElementGate())), 3 * 16 * 16),
     (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
-     3 * (4 * 16 - 2 * 16 * 8)),
-    (dict(attention=sj.AttentionSpec(head=sj.HeadNorm())), 3 * 16),
+     3 * (8 * 16 - 2 * 16 * 8)),
+    (dict(attention=sj.AttentionSpec(head=sj.HeadNorm())), 3 * 4),
     (dict(sink_tokens=1), 16), (dict(sink_tokens=3), 3 * 16),
     (dict(combine_heads='add'), -3 * (16 - 4) * 16),
     (dict(kv_heads=2), -3 * 2 * 16 * 8),
@@ -105,9 +105,9 @@ def test_flops_are_those_of_the_matrices_and_the_visible_keys():
     # One block of the three has the window of a single key, one has no attention.
     (dict(pattern=(Layer(mask=sj.Window(size=1)), Layer(), Layer(mamba=Mamba(32, 4, 3, 2)))),
      -4 * 16 * 16 + 16 * 64 + 3 * 32 + 32 * 10 + 2 * 32 + 32 * 16, 4 * 4.5 + 4),
-    # Each of the four heads makes its four gates of its own value's four channels.
+    # Each of the four heads makes its four gates of the values of both heads of keys.
     (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
-     3 * (4 * 4 * 4 - 2 * 16 * 8), 3 * 4 * 4.5),
+     3 * (16 * 8 - 2 * 16 * 8), 3 * 4 * 4.5),
 ], ids=['tied', 'narrow table', 'wide heads', 'pattern', 'gates'])
 def test_flops_count_what_each_block_multiplies(options, matrices, head_keys):
   config, plain = sj.ModelConfig(**TINY | options), sj.ModelConfig(**TINY)

@@ -45,13 +45,13 @@ CASES = {
         kv_bias='SinkLogit()', position='Nope()', mask='Window(size=5)', value='ValueScale()')),
     'off_by_one': ('granite_swa', {}, dict(kv_bias='ZeroSink(n=3.0)')),
     'element_gate': ('qwen3_next', dict(head_dim=12), dict(
-        qk_norm='QKNorm(eps=0.003)', head='ElementGate(scale=2.0, start="zero")',
+        qk_norm='QKNorm(eps=0.003)', head='ElementGate(scale=2.0)',
         position='Rope(base=100.0)')),
     'head_gate': ('qwen3_next', dict(tied=True), dict(qk_norm='QKNorm()', head='HeadGate()')),
 }
 # What only PyTorch code of its own holds: together the cases have every value of every part of
 # attention and every choice of the model that it computes, see test_export_custom.py.
-GATED = dict(head='ElementGate(source="value", act="ns_sigmoid", scale=1.5, opening=0.25)')
+GATED = dict(head='ElementGate(source="value", scale=1.5, opening=0.25)')
 CASES |= {f'custom_{name}': ('custom', options, components) for name, options, components in (
     ('sigmoid', dict(ffn='relu', norm='layernorm', biases=('qkv', 'out', 'ffn', 'unembed')), dict(
         similarity='Sigmoid(bias=-2.0)', normalizer='Unnormalized()', position='Learned()',
@@ -77,7 +77,7 @@ CASES |= {f'custom_{name}': ('custom', options, components) for name, options, c
         value='ValueResidual(own=0.6, first=0.3, learned=False)', **GATED)),
     ('softpick', dict(ffn='none', linear='sigma_reparam'), dict(
         similarity='Softpick()', normalizer='AbsSum()', kv_bias='SinkLogit()',
-        position='Llama3Rope(base=100.0, original_length=64)', temperature='Llama4(floor=3)')),
+        position='Llama3Rope(base=100.0, original_length=64)')),
     ('clipped', dict(norm_location='protected', layers=4, pattern=(
         Layer(mask=Window(size=4)), Layer(position=sj.Rope(base=50.0)))), dict(
             normalizer='Clipped(low=-0.02, high=1.1)', qk_norm='QKNorm(eps=0.01)',
@@ -85,7 +85,7 @@ CASES |= {f'custom_{name}': ('custom', options, components) for name, options, c
             kv_bias='ZeroSink(n=2.0)', temperature='LogLength(learned=False, scale=0.3)')),
     ('powers', dict(sink_tokens=1), dict(
         normalizer='PNorm(p=0.5)', position='Nope()',
-        head='ElementGate(source="slice", start="zero")')),
+        head='ElementGate(source="slice")')),
     ('floor', {}, dict(normalizer='AbsFloor(floor=5.0)', position='Relative(decreasing=True)',
                        kv_bias='KBias(shared=True, value="uniform")',
                        head='ElementGate(opening=0.7)')),

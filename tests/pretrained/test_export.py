@@ -101,7 +101,7 @@ def spec(**components):
     (spec(position='Rope(fraction=0.5)'), 'position = Rope'),
     (spec(position='Llama3Rope()'), 'position = Llama3Rope'),
     (spec(mask='Prefix()'), 'mask = Prefix'), (spec(kv_bias='KBias()'), 'kv_bias = KBias'),
-    (spec(temperature='Llama4()'), 'temperature = Llama4'),
+    (spec(temperature='LogLength()'), 'temperature = LogLength'),
     (spec(value='ValueResidual()'), 'value = ValueResidual'),
     (spec(head='ElementGate()'), 'head = ElementGate'),
     (spec(qk_norm='QKNorm(eps=0.0)'), 'qk_norm = QKNorm'), (dict(ffn='gelu'), "ffn = 'gelu'"),

@@ -282,7 +282,6 @@ def test_a_class_that_cannot_hold_the_run_is_named_with_one_that_can(tmp_path):
       # The gate would multiply v*, which a bias of the output is added after.
       (dict(kv_bias='VBias()', qk_norm=norm, head=gate), 'attention.kv_bias = VBias'),
       (dict(head='ElementGate(opening=0.25)', qk_norm=norm), 'attention.head = ElementGate'),
-      (dict(head='ElementGate(act="ns_sigmoid")', qk_norm=norm), 'ns_sigmoid'),
       (dict(kv_bias='KBias()'), r'have NoBias\(\) \(llama.*SinkLogit\(\) \(granite_swa'),
       (dict(kv_bias='SinkLogit()', position='Rope(factor=2.0)'), 'granite_swa has no '
        'attention.position.*of factor 1')):

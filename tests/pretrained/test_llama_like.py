@@ -8,7 +8,7 @@ import pytest
 from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.position import YarnRope
-from sink_jax.attention.qk_norm import QKNorm
+from sink_jax.attention.per_token import QKNorm
 from sink_jax.models.config import Experts, Layer
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.families import FAMILIES, NOT_READ, family_for

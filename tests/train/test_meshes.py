@@ -78,7 +78,7 @@ def test_parameters_are_split_by_the_table():
        dict.fromkeys(('temperature_scale', 'value_scale'), (None, 'tensor'))),
       (dict(head=sj.ElementGate(opening=0.25)),
        {'head_kernel': (None, 'fsdp', 'tensor'), 'head_bias': (None, 'tensor')}),
-      (dict(head=sj.HeadNorm()), {'head_gain': (None, 'tensor', 'fsdp')}),
+      (dict(head=sj.HeadNorm()), {'head_gain': (None, 'fsdp')}),
       (dict(qk_norm=sj.ProjectionQKNorm()), dict.fromkeys(
           ('qk_norm_query_gain', 'qk_norm_key_gain'), (None, 'tensor', 'fsdp')))):
     specs = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(**heads))
