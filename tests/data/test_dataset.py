@@ -119,6 +119,7 @@ def test_amount_of_data(config):
   assert subset == {c.tobytes() for c in _stream(some, 200, seed=9)}  # not the run's seed
   assert subset < {c.tobytes() for c in _stream(more, 400)}
   assert subset <= {c.tobytes() for c in _stored(data)}
+  assert subset != {c.tobytes() for c in _stored(data)[:40]}  # but from everywhere
   for bad in (_C, 10**9):
     with pytest.raises(ValueError, match=f'data.max_tokens={bad} must be between'):
       open_data(config(max_tokens=bad))
