@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sink_jax.evaluate.summary_text import table_rows
+from sink_jax.evaluate.sink_report import table_rows
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath
 from sink_jax.report.parts import Parts

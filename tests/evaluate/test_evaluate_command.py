@@ -63,7 +63,7 @@ def test_the_numbers_are_the_probe_s(workdir):
   assert protocol['first_token_ids'] == run.probe_tokens[0, :4].tolist()
   assert protocol['sequences'] == 6 and protocol['bos_before_documents'] is False
   assert 'proxy' in protocol['scores'] and 'mean over sequences' in protocol['metric']
-  assert all(path.exists() for path in paths) and len(paths) == 5
+  assert all(path.exists() for path in paths) and len(paths) == 4
   assert {'date', 'hardware', 'jax', 'python', 'command', 'code'} == set(written['provenance'])
   assert 'proxy' in as_text(result)
 

@@ -84,14 +84,6 @@ def test_every_trained_figure_is_drawn(whole):
 
 
 @pytest.mark.full
-def test_a_phone_sets_the_columns_of_strips_below_one_another(whole):
-  base, report = whole
-  drawn = drawing.claim_rows(report.claims).values()
-  _, parts = images.tiles((base / 'out/claims.png').read_bytes())
-  assert len(parts) == sum(min(len(of), 2) for of in drawn) > 2
-
-
-@pytest.mark.full
 def test_json_and_markdown_say_no_absolute_path(whole):
   base, report = whole
   text = (base / 'out/report.json').read_text()
