@@ -117,7 +117,7 @@ def import_file(path: str | Path) -> ModuleType:
       return module
   spec = importlib.util.spec_from_file_location(f'configs.{file.stem}', file)
   if spec is None or spec.loader is None or not file.is_file():
-    raise ValueError(f'{path} is not a Python file that exists.')
+    raise ValueError(f'there is no file {path}, or it does not end in .py.')
   module = importlib.util.module_from_spec(spec)
   sys.path[:0] = [str(file.parent.parent), str(file.parent)]
   try:
