@@ -22,10 +22,8 @@ from sink_jax.models.run import ModelInputs, Run
 PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
 
 
-def probe(run: Run, tokens: ModelInputs | str | None = None, *,
-          texts: str | Sequence[str] | None = None,
-          length: int | None = None, dtype: str = 'float32', batch_size: int | None = None,
-          ) -> SinkReport:
+def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
+          length: int | None = None, dtype: str = 'float32', batch_size: int | None = None) -> SinkReport:
   """Runs a model on tokens (S, T), or on texts, and returns its SinkReport.
 
   A rate thresholds each sequence and then averages over sequences, layers and heads, in the order of the
@@ -33,7 +31,7 @@ def probe(run: Run, tokens: ModelInputs | str | None = None, *,
 
   Args:
     run: the model.
-    tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs, or texts.
+    tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
     texts: S strings in place of tokens, which the run's tokenizer encodes; see `sink_jax.tokenize`.
     length: the number T of tokens that are taken of each text; by default that of the shortest.
     dtype: of activations. With 'float32' matrix products are float32 on every device. The official
@@ -47,9 +45,6 @@ def probe(run: Run, tokens: ModelInputs | str | None = None, *,
   """
   if batch_size is not None and batch_size < 1:
     raise ValueError(f'batch_size = {batch_size} must be at least 1, or None for all sequences.')
-  if texts is None and (isinstance(tokens, str) or isinstance(tokens, (list, tuple)) and any(
-      isinstance(text, str) for text in tokens)):
-    tokens, texts = None, tokens
   if (tokens is None) == (texts is None) or length is not None and texts is None:
     raise ValueError('give either tokens (S, T), or texts=[...], which may have a length.')
   if texts is not None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
-# A head is dormant whose mean output is shorter than this share of the mean of its block's heads.
-DORMANT = 0.25
 _EXACT = 'attention weights'  # protocol['scores'], where they are not a proxy
 _RATIOS = ('value', 'key', 'hidden', 'hidden_before_norm')
 
@@ -142,10 +140,10 @@ class SinkReport:
     with np.errstate(divide='ignore', invalid='ignore'):
       return norms_NxH / norms_NxH.mean(1, keepdims=True)
 
-  def dormant_rate(self, level: float = DORMANT) -> float:
-    """Returns the share of heads, dormant ones, whose `head_norms` lie below `level`."""
+  def dormant_rate(self) -> float:
+    """Returns the share of heads, dormant ones, whose `head_norms` lie below a quarter."""
     # The NaN of a block without any output, which fails every comparison, counts as dormant.
-    return float((~(self.head_norms() >= level)).mean())
+    return float((~(self.head_norms() >= 0.25)).mean())
 
   def raw_row_mass(self) -> float:
     """Returns sum_j A_ij over tokens j, averaged over rows: 1 for softmax without an extra key."""

@@ -15,7 +15,6 @@ from typing import BinaryIO
 from sink_jax.io.paths import AnyPath, is_local
 
 SMALL = 1 << 23  # bytes of a JSON file of a run, which may take thirty times as much memory
-LARGEST = 1 << 27  # bytes; the tokenizers and indices of published models are below 40 MB
 _TEMPORARY = re.compile(r'\..+\.[0-9a-f]{12}')
 
 
@@ -68,7 +67,7 @@ def remove_temporaries(folder: AnyPath) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_text_limited(path: str | AnyPath, largest: int = LARGEST) -> str:
+def read_text_limited(path: str | AnyPath, largest: int = 1 << 27) -> str:
   """Reads a text in UTF-8; a ValueError says if it has more than `largest` bytes, or is a device."""
   path = Path(path) if isinstance(path, str) else path
   with path.open('rb') as file:

@@ -1,7 +1,4 @@
-"""Signals that stop a process, its exit code 42, and child processes that end with their parent.
-
-Commands call this before they import jax, which takes seconds: it imports nothing that takes long.
-"""
+"""Signals that stop a process, and children that end with their parent; imports nothing that takes long."""
 
 from __future__ import annotations
 

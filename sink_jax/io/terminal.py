@@ -92,15 +92,14 @@ class Progress:
     """Shows that this much is done, with named numbers or texts next to it."""
     self._bar.set_postfix_str('  '.join(f'{k} {v if isinstance(v, str) else format(v, ",")}'
                                         for k, v in shown.items()), refresh=False)
-    # tqdm counts what was added, and callers know how much there is altogether.
-    self._bar.update(done - self._bar.n)
+    self._bar.update(done - self._bar.n)  # tqdm counts what was added
 
   def close(self) -> None:
     self._bar.close()
 
 
 class _Lines:
-  """A stream on which tqdm, which would overwrite its line, begins a new one."""
+  """A stream on which tqdm begins a new line instead of overwriting the last."""
 
   def write(self, text: str) -> None:
     if text.strip():

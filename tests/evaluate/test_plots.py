@@ -77,13 +77,6 @@ def test_maps_are_what_the_probe_measured(probed):
   assert len(set(heads)) == len(heads) == min(4, maps.importance.size)
 
 
-def test_maps_show_the_first_positions(probed, monkeypatch):
-  _, model, _ = probed
-  monkeypatch.setattr('sink_jax.evaluate.maps._LENGTH', 6)
-  longer = np.concatenate([tokens(), tokens()], 1)
-  np.testing.assert_allclose(head_maps(model, longer).raw, head_maps(model, tokens()).raw)
-
-
 @pytest.mark.typed
 @pytest.mark.parametrize('scale, shift', [(1, 0), (5, 0), (2, -1)])
 def test_weights_of_any_range(scale, shift, tmp_path):

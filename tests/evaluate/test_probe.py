@@ -100,11 +100,6 @@ def test_the_protocol_tells_what_was_measured():
   assert 'proxy' in proxy.protocol['scores'] and 'proxy' not in protocol['scores']
 
 
-def test_bfloat16_probes_differ_a_little():
-  exact, low = (sj.probe(run(scale=1.0), tokens(), dtype=d).importance for d in ('float32', 'bfloat16'))
-  assert 0 < np.abs(exact - low).max() < 0.02
-
-
 @pytest.mark.untyped
 @pytest.mark.parametrize('inputs, words', [
     (np.zeros((0, 5), int), r'\(S, T\)'), (np.zeros(5, int), r'\(S, T\)'),
@@ -137,11 +132,10 @@ class Letters:
 @pytest.mark.untyped
 def test_texts_may_stand_in_the_place_of_tokens():
   model = dataclasses.replace(run(), read_tokenizer=lambda run: Letters())
-  for texts, length in (('abcdefghi', None), (['abcdk', 'kjihgfe'], None), (('abcdk', 'kjihg'), 4)):
-    named, placed = sj.probe(model, texts=texts, length=length), sj.probe(model, texts, length=length)
-    np.testing.assert_array_equal(named.importance, placed.importance)
-  with pytest.raises(ValueError, match='give either tokens'):
-    sj.probe(model, 'abcd', texts=['abcd'])
+  ids = np.array([[0, 1, 2, 3], [10, 9, 8, 7]])
+  for texts, length in ((['abcd', 'kjihgfe'], None), (('abcdk', 'kjihg'), 4)):
+    report = sj.probe(model, texts=texts, length=length)
+    np.testing.assert_array_equal(report.importance, sj.probe(model, ids).importance)
 
 
 def test_a_report_is_shown_in_a_few_lines():
