@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sink_jax.arguments import check_known
 
@@ -22,6 +22,8 @@ class Component:
   `abstract = True`. A choice can be constructed without arguments, and its fields are plain numbers,
   strings, booleans or tuples of them: `from_string(Base, repr(component)) == component`.
   """
+
+  __dataclass_fields__: ClassVar[dict[str, Any]]  # by which type checkers know that it is a dataclass
 
   def __init_subclass__(cls, **options: Any) -> None:
     super().__init_subclass__(**options)

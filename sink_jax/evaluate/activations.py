@@ -63,7 +63,7 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
   squares_SxD /= squares_SxD.mean(-1, keepdims=True)
   mean_TxD = size_SxTxD.mean(0)
   position, channel = jnp.unravel_index(mean_TxD.argmax(), mean_TxD.shape)
-  return Activations(size_SxTxD.max((1, 2)).mean(), median_S.mean(), *beyond,
+  return Activations(size_SxTxD.max((1, 2)).mean(), median_S.mean(), beyond[0], beyond[1],
                      (scaled_SxTxD**4).mean((1, 2)).mean(), (squares_SxD**2).mean(-1).mean(),
                      position + 1, channel)
 

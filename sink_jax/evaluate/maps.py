@@ -76,4 +76,4 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
     raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
   extra_key = config.attention.kv_bias.has_extra_key or config.sink_tokens > 0
   blocks = tuple(layer + 1 for layer in config.attention_layers)
-  return HeadMaps(*sums / len(tokens), len(tokens), extra_key, blocks)
+  return HeadMaps(sums[0] / len(tokens), sums[1] / len(tokens), len(tokens), extra_key, blocks)

@@ -18,6 +18,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from sink_jax.evaluate import EPSILON
@@ -115,7 +116,7 @@ def norm_ratios(ratios: Mapping[str, np.ndarray], path: File, *, blocks: list[in
   ax.set_ylim(min(low, 0.5), max(high, 2))  # ratios near 1 would fill the axis and look large
   ax.yaxis.set_major_formatter(lambda y, _: f'{y:g}')
   ax.yaxis.set_minor_formatter(lambda y, _: f'{y:g}' if f'{y:.0e}'[0] in '25' else '')
-  ax.xaxis.get_major_locator().set_params(integer=True)
+  ax.xaxis.set_major_locator(MaxNLocator(integer=True))
   ax.grid(alpha=0.25)
   ax.legend(fontsize=_FONT - 1, frameon=False)
   label(ax, f'{name or "model"}: norm of the first token', 'block (0: the embedding)',

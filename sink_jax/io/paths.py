@@ -102,9 +102,8 @@ def move_folder(source: AnyPath, target: AnyPath) -> None:
     source.rename(target)
     return
   for file in files_below(source):  # an object store has no renames
-    assert isinstance(file, epath.Path)
-    file.copy(target / file.relative_to(source))
-  source.rmtree()
+    epath.Path(file).copy(target / file.relative_to(source))
+  epath.Path(source).rmtree()
 
 
 def import_file(path: str | Path) -> ModuleType:

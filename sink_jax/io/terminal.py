@@ -8,6 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import absl.flags
 import absl.logging
@@ -75,18 +76,14 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
 
 
 class Progress:
-  """A bar on a terminal; elsewhere a line every ten seconds, and one at the end.
-
-  total: of bytes or steps; 0 where it is not known. start: those that an earlier process has done.
-  """
+  """A bar on a terminal, elsewhere a line every ten seconds; `total` is 0 where it is not known."""
 
   def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B', enabled: bool = True):
-    terminal = sys.stderr.isatty()
-    self._bar = tqdm(
-        desc=name, total=total or None, initial=start, unit=unit, unit_scale=unit == 'B', disable=not enabled,
-        dynamic_ncols=True, **{} if terminal else dict(
-            file=_Lines(), mininterval=10, miniters=1, delay=1e-9,
-            bar_format='{desc}: {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]'))
+    lines: dict[str, Any] = {} if sys.stderr.isatty() else dict(
+        file=_Lines(), mininterval=10, miniters=1, delay=1e-9,
+        bar_format='{desc}: {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]')
+    self._bar = tqdm(desc=name, total=total or None, initial=start, unit=unit, unit_scale=unit == 'B',
+                     disable=not enabled, dynamic_ncols=True, **lines)
 
   def update(self, done: int, **shown: int | str) -> None:
     """Shows that this much is done, with named numbers or texts next to it."""
