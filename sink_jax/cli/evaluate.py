@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import Any
 
 from sink_jax.analyses.loaded_models import make_inputs
-from sink_jax.analyses import options as analyses
+from sink_jax.analyses import norms, options as analyses
 from sink_jax.analyses.options import InputOptions
 from sink_jax.cli.results import Model, load, writable_folder
 from sink_jax.evaluate import EPSILON, plots, sink_report
@@ -138,11 +138,11 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
       **more, 'provenance': provenance(),
   }
   out.mkdir(parents=True, exist_ok=True)
-  paths = [out / name for name in ('sink_report.json', 'importance.png', 'norm_ratios.png',
+  paths = [out / name for name in ('sink_report.json', 'importance.png', 'norms.png',
                                    'attention_maps.png')]
-  numbers, importance, ratios, maps = paths
+  numbers, importance, lengths, maps = paths
   report.plot(importance, epsilon)
-  report.plot_norm_ratios(ratios)
+  norms.draw([{'model': run.name, **norms.of_report(report)}], lengths)
   plots.attention_maps(run, tokens, maps)
   write_atomically(numbers, to_json(result))
   return result, paths

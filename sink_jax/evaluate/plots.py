@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from sink_jax.evaluate import EPSILON
@@ -94,34 +93,6 @@ def token_map(run: Run, tokens_T: ArrayLike, words: Sequence[str], path: File) -
   ax.tick_params(labelsize=_FONT - 2)
   ax.tick_params('x', rotation=90)
   save(figure, path)
-
-
-def norm_ratios(ratios: Mapping[str, np.ndarray], path: File, *, blocks: list[int],
-                name: str = '') -> None:
-  """Draws the l2 norm of the first token over the mean of the others, by block (Figures 7 and 8).
-
-  ratios: 'value' and 'key' of the N blocks with attention, 'hidden' of the embedding and of every
-  block, 'hidden_before_norm' of every block. blocks: numbers of the N. name: of the model.
-  """
-  ax = new_axes(6.6, 3.8)
-  kinds = ['hidden', 'value', 'key']
-  if not np.allclose(ratios['hidden_before_norm'], ratios['hidden'][1:], rtol=1e-3):  # a post-norm block
-    kinds.append('hidden_before_norm')
-  for colour, marker, kind in zip(COLOURS, 'os^D', kinds):
-    x = blocks if kind in ('value', 'key') else np.arange(len(ratios[kind])) + (kind != 'hidden')
-    ax.plot(x, ratios[kind], color=colour, marker=marker, linewidth=2, label=kind.replace('_', ' '))
-  ax.axhline(1, color='#777777', linewidth=1, linestyle=':')  # there the first token is like the others
-  ax.set_yscale('log')
-  low, high = ax.get_ylim()
-  ax.set_ylim(min(low, 0.5), max(high, 2))  # ratios near 1 would fill the axis and look large
-  ax.yaxis.set_major_formatter(lambda y, _: f'{y:g}')
-  ax.yaxis.set_minor_formatter(lambda y, _: f'{y:g}' if f'{y:.0e}'[0] in '25' else '')
-  ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-  ax.grid(alpha=0.25)
-  ax.legend(fontsize=_FONT - 1, frameon=False)
-  label(ax, f'{name or "model"}: norm of the first token', 'block (0: the embedding)',
-        'ratio to the mean of the others')
-  save(figure_of(ax), path)
 
 
 def head_panel(ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool, name: str) -> None:

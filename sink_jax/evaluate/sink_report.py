@@ -19,7 +19,6 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 _EXACT = 'attention weights'  # protocol['scores'], where they are not a proxy
-_RATIOS = ('value', 'key', 'hidden', 'hidden_before_norm')
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -187,7 +186,8 @@ class SinkReport:
     return summary | {
         'head_norm': [finite(block) for block in self.head_norms()],
         'dormant_heads': percent(self.dormant_rate()),
-        **{f'{kind}_ratio': finite(self.norm_ratio(kind)) for kind in _RATIOS},
+        **{f'{kind}_ratio': finite(self.norm_ratio(kind))
+           for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},
         'sink_token_ratio': None if sink_token is None else finite(sink_token),
         **{name: finite(values) for name, values in self.activations._asdict().items()},
         'null_p99': {name: finite([value])[0] for name, value in self.nulls(epsilon).items()},
@@ -205,13 +205,6 @@ class SinkReport:
     return plots.importance_map(
         self.head_importance(), path, rate=self.sink_rate(epsilon=epsilon), blocks=self.blocks,
         name=self.protocol.get('run', ''), epsilon=epsilon, ax=ax)
-
-  def plot_norm_ratios(self, path: str | os.PathLike) -> None:
-    """Writes a PNG of the norms of the first token relative to those of the others, by block."""
-    from sink_jax.evaluate import plots  # as above
-
-    plots.norm_ratios({kind: self.norm_ratio(kind) for kind in _RATIOS}, path, blocks=self.blocks,
-                      name=self.protocol.get('run', ''))
 
   def __repr__(self) -> str:
     return as_text(self.summary(), self.protocol, EPSILON)

@@ -17,8 +17,8 @@ PICTURES = {
     'head of every block.',
     'token_map.png': 'Attention of the head that gives the first token most, on one text: rows are '
     'queries, columns are keys.',
-    'norm_ratios.png': 'Length of the hidden states, values and keys of the first token, relative '
-    'to the mean of the other tokens.'}
+    'norms.png': 'Length of the hidden states, keys and values of the first token, and the mean of the '
+    'other tokens.'}
 
 
 def add_model(parts: Parts, folder: AnyPath) -> None:

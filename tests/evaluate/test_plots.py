@@ -54,7 +54,6 @@ def probed(request):
 def test_pictures_of_a_model(probed, tmp_path):
   _, model, report = probed
   report.plot(tmp_path / 'importance.png')
-  report.plot_norm_ratios(tmp_path / 'norms.png')
   plots.attention_maps(model, tokens(), tmp_path / 'maps.png')
   for path in tmp_path.iterdir():
     check(path)

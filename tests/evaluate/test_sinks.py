@@ -98,7 +98,7 @@ def test_maps_have_a_report_of_their_own(tmp_path):
   same = sj.SinkReport.from_attentions(maps)
   np.testing.assert_allclose(same.importance, report.importance, rtol=1e-6)
   with pytest.raises(ValueError, match='only attention maps'):
-    report.plot_norm_ratios(tmp_path / 'ratios.png')
+    report.norm_ratio('hidden')
 
 
 @pytest.mark.untyped
