@@ -167,19 +167,6 @@ def mathematical(text: str) -> str:
   return re.sub(r'Sink_(\w|\*)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)
 
 
-def threshold(ax: Axes, epsilon: float) -> None:
-  """Draws the line above which a head counts as a sink."""
-  ax.axhline(epsilon, color='#555555', linewidth=1.2, linestyle=':')
-  ax.annotate(f'ε = {epsilon:g}', (1, epsilon), (-3, 3), ha='right', fontsize=_FONT - 2,
-              color='#555555', xycoords=('axes fraction', 'data'), textcoords='offset points')
-
-
-def importance_limits(ax: Axes, epsilon: float) -> None:
-  """Limits the axis to 0 up to the largest value that is drawn, and shows epsilon in any case."""
-  drawn = [y for line in ax.lines for y in np.asarray(line.get_ydata())]
-  ax.set_ylim(0, max(1.5 * epsilon, 1.08 * max(drawn, default=0)))
-
-
 def save(figure: Figure, file: File) -> None:
   """Writes a figure as PNG to a path, on a disk or gs://, or to a binary stream."""
   path = isinstance(file, (str, os.PathLike))

@@ -38,9 +38,12 @@ def sink_curves(runs: Sequence[RunRecord]) -> bytes:
   # Runs of one group may have been probed with thresholds of their own; every one gets a line.
   epsilons = sorted({run.known_setup.epsilon for run, _ in probed})
   for epsilon in epsilons:
-    plots.threshold(importance, epsilon)
+    importance.axhline(epsilon, color='#555555', linewidth=1.2, linestyle=':')
+    importance.annotate(f'ε = {epsilon:g}', (1, epsilon), (-3, 3), ha='right', fontsize=9, color='#555555',
+                        xycoords=('axes fraction', 'data'), textcoords='offset points')
   rate.set_ylim(-4, 104)  # whole markers at 0 % and at 100 %
-  plots.importance_limits(importance, max(epsilons))
+  largest = max((value for _, probe in probed for value in probe.curves.largest_importance), default=0)
+  importance.set_ylim(0, max(1.5 * max(epsilons), 1.08 * largest))
   for ax, title, y in (
       (rate, f'Sink rate {plots.SINK_1} of the first token', '% of heads'),
       (importance, 'Largest importance of the first token', 'importance')):

@@ -101,19 +101,13 @@ def test_the_protocol_tells_what_was_measured():
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize('inputs, words', [
-    (np.zeros((0, 5), int), r'\(S, T\)'), (np.zeros(5, int), r'\(S, T\)'),
-    (np.full((2, 5), 11), 'vocabulary has 11'), (np.full((2, 5), -1), 'vocabulary')])
-def test_bad_tokens_are_explained(inputs, words):
-  with pytest.raises(ValueError, match=words):
-    sj.probe(run(), inputs)
-
-
 @pytest.mark.parametrize('options, words', [
+    (dict(tokens=np.zeros((0, 5), int)), r'\(S, T\)'), (dict(tokens=np.zeros(5, int)), r'\(S, T\)'),
+    (dict(tokens=np.full((2, 5), 11)), 'vocabulary has 11'), (dict(tokens=np.full((2, 5), -1)), 'vocabulary'),
     (dict(), 'give either tokens'), (dict(tokens=np.zeros((2, 4), int), length=3), 'give either tokens'),
     (dict(tokens=np.zeros((2, 4), int), texts=['a']), 'give either tokens'),
     (dict(texts=['a text']), 'no tokenizer is known: pass token ids')])
-def test_either_tokens_or_texts(options, words):
+def test_what_a_probe_refuses(options, words):
   with pytest.raises(ValueError, match=words):
     sj.probe(run(), **options)
 
@@ -138,14 +132,6 @@ def test_texts_may_stand_in_the_place_of_tokens():
     np.testing.assert_array_equal(report.importance, sj.probe(model, ids).importance)
 
 
-def test_a_report_is_shown_in_a_few_lines():
-  report = sj.probe(run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()',
-                                                   kv_bias=sj.KVBias())), tokens())
-  lines = repr(report).splitlines()
-  assert 6 <= len(lines) <= 14 and max(map(len, lines)) < 160
-  assert f'{100 * report.sink_rate():.1f} %' in lines[3] and 'test' in lines[0]
-
-
 def test_the_largest_activation_is_named():
   model = run(dtype='float32')
   embed = np.array(model.params['embed'])
@@ -158,8 +144,10 @@ def test_the_largest_activation_is_named():
   times = size / np.asarray(report.activations.activation_median)
   assert f'{times.max():,.0f} times the median' in row and 'channel 5 of token 1' in row
   assert f'{size[times.argmax()]:,.0f}' in row
-  calm = repr(sj.probe(run(scale=1.0), tokens()))
-  assert 'largest activation' in calm and 'massive' in calm
+  calm = repr(sj.probe(run(scale=1.0, attention=sj.AttentionSpec(
+      'Sigmoid()', 'Unnormalized()', kv_bias=sj.KVBias())), tokens()))
+  assert 'massive: above 100' in calm and '* of proxy' in calm and 'Sink_*' in calm
+  assert 6 <= calm.count('\n') <= 14 and max(map(len, calm.splitlines())) < 160
 
 
 @pytest.mark.every(4)
@@ -186,26 +174,17 @@ def test_positions_are_1_based(position):
       ask(position)
 
 
-def spoiled(value, block):
-  """A model of two blocks, one value kernel of which holds a number that is none."""
+@pytest.mark.parametrize('value, block, words', [
+    (np.nan, 0, 'importance in block 2, head 1 is not finite; nor is its parameter '
+     r'blocks/attention/value/kernel\[0\], so the model cannot be used.'),
+    (np.inf, 0, r'importance in block 2, head 1 is .*/kernel\[0\]'),
+    (np.nan, 1, r'head norm in block 2, head 1 is .*/kernel\[1\]')])
+def test_a_parameter_that_is_not_finite_is_named(value, block, words):
   model = run()
-  model.params['blocks']['attention']['value']['kernel'] = (
-      model.params['blocks']['attention']['value']['kernel'].at[block, 0, 0].set(value))
-  return model
-
-
-@pytest.mark.parametrize('value', [np.nan, np.inf])
-def test_a_model_with_a_parameter_that_is_no_number(value):
-  with pytest.raises(ValueError) as error:
-    sj.probe(spoiled(value, 0), tokens())
-  assert str(error.value) == (
-      'test: importance in block 2, head 1 is not finite; nor is its parameter '
-      'blocks/attention/value/kernel[0], so the model cannot be used.')
-
-
-def test_the_last_block_shows_in_the_norms_alone():
-  with pytest.raises(ValueError, match=r'head norm in block 2, head 1 is .*/kernel\[1\]'):
-    sj.probe(spoiled(np.nan, 1), tokens())
+  kernel = model.params['blocks']['attention']['value']['kernel']
+  model.params['blocks']['attention']['value']['kernel'] = kernel.at[block, 0, 0].set(value)
+  with pytest.raises(ValueError, match=f'^test: {words}'):
+    sj.probe(model, tokens())
 
 
 def test_activations_that_overflow():
