@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from sink_jax.analyses.registry import ANALYSES
-from sink_jax.cli.report import make_report
-from sink_jax.paper import drawing, numbers
+from sink_jax.paper import numbers
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.report import as_text, build, paper_report, without_paths
 from sink_jax.report import images
