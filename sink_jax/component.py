@@ -1,8 +1,4 @@
-"""Components: values of a config, written as frozen dataclasses.
-
-The `repr` of a component is its config string, and a class is a choice as soon as it is defined:
-there is no table to register it in.
-"""
+"""Components: values of a config, written as frozen dataclasses and as config strings."""
 
 from __future__ import annotations
 
@@ -11,27 +7,23 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Collection
+from typing import Any, ClassVar, TypeVar
 
-from sink_jax.arguments import check_known, explained
-
-# What several components make together.
-_NO_COMPONENTS = {'softmax': "softmax is similarity 'Exp()' with normalizer 'RowSum()', which are "
-                             'the defaults of attention.'}
+from sink_jax.arguments import check_known
 
 
 @typing.dataclass_transform(frozen_default=True)
 class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
-  A subclass is a frozen dataclass without saying so. A direct subclass is a kind of component, the
-  base of its choices. A choice can be constructed without arguments, and its fields are plain
-  numbers, strings, booleans or tuples of them: `repr(component)` is then its config string, and
-  `from_string(Base, repr(component)) == component`. A class that only stands for its
-  subclasses sets `abstract = True` in its body.
+  A subclass is a frozen dataclass without saying so. A direct subclass is the base of its choices, and a
+  class is a choice as soon as it is defined; one that only stands for its subclasses sets
+  `abstract = True`. A choice can be constructed without arguments, and its fields are plain numbers,
+  strings, booleans or tuples of them: `from_string(Base, repr(component)) == component`.
   """
+
+  __dataclass_fields__: ClassVar[dict[str, Any]]  # by which type checkers know that it is a dataclass
 
   def __init_subclass__(cls, **options: Any) -> None:
     super().__init_subclass__(**options)
@@ -45,45 +37,21 @@ def option(default: Any, about: str, *, where: bool = False, least: float | None
            most: float | None = None, choices: Collection[str] = ()) -> Any:
   """A field of a dataclass that is a section of a config: the one declaration of a config key.
 
-  Args:
-    about: what the key means, in a few words.
-    where: whether it decides only where and how fast a run computes, or what it records, so that a
-      run may be resumed with another value.
-    least, most: the range of a number, which must be finite, too. choices: the texts that it takes.
+  about: what the key means, in a few words. where: whether it decides only where and how fast a run
+  computes, or what it records, so that a run may be resumed with another value. least, most: the range
+  of a number, which must be finite, too. choices: the texts that it takes.
   """
   return dataclasses.field(default=default, metadata=dict(
       about=about, where=where, least=least, most=most, choices=choices))
 
 
 def registry(base: type[C]) -> dict[str, type[C]]:
-  """The concrete classes below `base`, by name."""
+  """The concrete classes below `base`, by name: of modules that have been imported."""
   classes = {}
   for cls in base.__subclasses__():
     # `vars`, since an attribute would be inherited by the concrete ones.
     classes |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
-  # By name, since the order of subclasses is that in which modules were imported.
-  return dict(sorted(classes.items()))
-
-
-def components_in(folder: Path) -> dict[str, str]:
-  """{class: file without its ending} of the concrete components that a folder's files define.
-
-  The files are parsed and not imported, so that asking for the names of components that run on
-  JAX does not import JAX. A class counts whose bases, by name, lead to a kind: a direct
-  subclass of `Component`.
-  """
-  bases, home = {}, {}
-  for path in sorted(folder.glob('*.py')):
-    for node in ast.parse(path.read_text()).body:
-      if isinstance(node, ast.ClassDef):
-        bases[node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
-        home[node.name] = path.stem
-
-  def is_component(name: str) -> bool:
-    return name == Component.__name__ or any(map(is_component, bases.get(name, ())))
-
-  return {name: home[name] for name, its_bases in bases.items()
-          if Component.__name__ not in its_bases and is_component(name)}
+  return dict(sorted(classes.items()))  # not in the order of imports
 
 
 def short_text(component: Component) -> str:
@@ -93,7 +61,6 @@ def short_text(component: Component) -> str:
   return f'{type(component).__name__}({", ".join(given)})'
 
 
-@explained
 def from_string(base: type[C], text: str | Component) -> C:
   """Returns the component that a config string names: `from_string(Mask, 'Window(size=32)')`.
 
@@ -101,81 +68,53 @@ def from_string(base: type[C], text: str | Component) -> C:
 
   Raises:
     ValueError: the class or an argument is unknown, and the message lists the choices; or an
-      argument has the wrong type, or is a number that is not finite.
+      argument has the wrong type, or is not finite.
   """
-  if isinstance(text, base):
-    _check_finite(text)
-    return text
-  # A concrete class names itself alone.
-  known = registry(base) or {base.__name__: base}
-  kind = base.__name__
-  name, keywords = _parse(text, kind, known)
-  if name not in known and name.casefold() in _NO_COMPONENTS:
-    raise ValueError(f'Unknown {kind} {name!r}: {_NO_COMPONENTS[name.casefold()]} Choices: '
-                     f'{", ".join(known)}.')
-  check_known(name, known, f'Unknown {kind}')
-  cls = known[name]
-  fields = {f.name: f for f in dataclasses.fields(cls)}
-  # Annotations are strings in modules with `from __future__ import annotations`; this resolves
-  # them.
-  hints = typing.get_type_hints(cls)
-  for key, value in keywords.items():
-    if key not in fields:
-      takes = ', '.join(fields) or 'no arguments'
-      raise ValueError(f'{name} has no argument {key!r}; it takes: {takes}.')
-    keywords[key] = _typed(name, key, value, hints[key])
-  component = cls(**keywords)
-  _check_finite(component)
-  return component
-
-
-def _check_finite(component: Component) -> None:
-  """Raises a ValueError that names a number of a component that is infinite or none."""
+  component = text if isinstance(text, base) else _parsed(base, text)
   for field in dataclasses.fields(component):
     value = getattr(component, field.name)
     if isinstance(value, float) and not math.isfinite(value):
       raise ValueError(f'{component}: {field.name} must be finite.')
+  return component
 
 
-def _parse(text: object, kind: str, known: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
-  """Class name and keyword arguments of a config string."""
-  example = f'a {kind} is written like {next(iter(known), kind)}()'
-  if not isinstance(text, str):
-    raise ValueError(f'{kind} must be a config string, not {text!r}: {example}.')
+def _parsed(base: type[C], text: object) -> C:
+  kind, known = base.__name__, registry(base) or {base.__name__: base}  # a concrete class names itself
   try:
-    node = ast.parse(text.strip(), mode='eval').body
-    if isinstance(node, ast.Name):  # 'Exp' is read as 'Exp()'
-      return node.id, {}
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-      raise ValueError('not a call')
-    if node.args or any(k.arg is None for k in node.keywords):
-      raise ValueError('arguments must be written name=value')
-    keywords = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-    if len(keywords) < len(node.keywords):  # ast.parse lets it pass
+    if not isinstance(text, str):
+      raise ValueError('must be a config string')
+    call = ast.parse(text.strip(), mode='eval').body
+    call = ast.Call(call, [], []) if isinstance(call, ast.Name) else call  # 'Exp' is read as 'Exp()'
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
+      raise ValueError('not a name with name=value in brackets')
+    given = [(str(word.arg), ast.literal_eval(word.value)) for word in call.keywords]
+    if len(dict(given)) < len(given):  # ast.parse lets it pass
       raise ValueError('an argument is given twice')
-    return node.func.id, keywords
   except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-    raise ValueError(
-        f'Cannot read {kind} {text[:80]!r} ({error}): {example}, '
-        f'with arguments as name=value. Choices: {", ".join(known)}.') from None
+    raise ValueError(f'Cannot read {kind} {str(text)[:80]!r} ({error}): write {next(iter(known))}(), with '
+                     f'arguments as name=value. Choices: {", ".join(known)}.') from None
+  name = call.func.id
+  if name.casefold() == 'softmax':
+    raise ValueError(f"Unknown {kind} {name!r}: softmax is similarity 'Exp()' with normalizer 'RowSum()', "
+                     f'the defaults. Choices: {", ".join(known)}.')
+  check_known(name, known, f'Unknown {kind}')
+  hints = typing.get_type_hints(known[name])  # annotations may be strings
+  fields = [field.name for field in dataclasses.fields(known[name])]
+  if wrong := [key for key, _ in given if key not in fields]:
+    raise ValueError(f'{name} has no argument {wrong[0]!r}; it takes: {", ".join(fields) or "no arguments"}.')
+  return known[name](**{key: _typed(name, key, value, hints[key]) for key, value in given})
 
 
 def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
-  """The value of an argument as its annotation has it; an int may stand for a float."""
-  options = (typing.get_args(hint)
-             if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-             else (hint,))
+  """The value of an argument as its annotation has it; an int may stand for a float, a list for a tuple."""
+  allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
   # tuple[int, ...] is checked as a tuple; what its elements have to be is for the class to check.
-  plain = tuple(typing.get_origin(option) or option for option in options)
-  if type(value) is list and tuple in plain:
+  allowed = [typing.get_origin(one) or one for one in allowed]
+  if type(value) is list and tuple in allowed:
     value = tuple(value)
-  if type(value) is int and float in plain and int not in plain:
-    try:
-      value = float(value)
-    except OverflowError:
-      raise ValueError(f'{name}({key}=...) is too large for a number with a point.') from None
-  # Not isinstance, to which True is an int.
-  if type(value) not in plain:
-    wanted = ' or '.join(getattr(p, '__name__', str(p)) for p in plain)
-    raise ValueError(f'{name}({key}=...) must be {wanted}, not {value!r}.')
+  if type(value) is int and float in allowed and int not in allowed:
+    value = float(value) if abs(value) < 1e308 else math.inf
+  if type(value) not in allowed:  # not isinstance, to which True is an int
+    words = ' or '.join(one.__name__ for one in allowed)
+    raise ValueError(f'{name}({key}=...) must be {words}, not {value!r}.')
   return value

@@ -6,7 +6,7 @@ import signal
 import sys
 
 from sink_jax.cli import main
-from sink_jax.io.exit_code import stop_signals
+from sink_jax.io.process import stop_signals
 
 
 def run_here(name, *words, text=''):

@@ -44,7 +44,7 @@ def test_names_and_files_exist():
 
 def test_the_api_has_every_public_name():
   listed = re.findall(r'^::: (\S+)$', TEXTS['docs/api.md'], re.MULTILINE)
-  exported = {f'{module}.{name}' for module, names in sj._EXPORTS.items() for name in names}
+  exported = {f'{module}.{name}' for name, module in sj._MODULE_OF.items()}
   components = {base.__module__ for base in COMPONENTS.values()}
   assert sorted(listed) == sorted(exported | components)
 

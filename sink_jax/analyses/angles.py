@@ -1,6 +1,6 @@
 """Why queries look at the first token: its angle, not its size (Figure 2 bottom, Figures 15-18).
 
-A score is the cosine of query and key times the product of their norms. In a sink head the
+A score is the cosine of query and key times the product of their norms, over sqrt(Dh). In a sink head the
 norm product with k_1 is small and the cosine is large. Queries and keys are those that enter the
 scores, after QK norm, rotation and feature map. No number here includes a bias of the scores
 (ALiBi, relative positions), and keys outside of a window count like the others.
@@ -19,11 +19,13 @@ from sink_jax.analyses.blocks import check_layers_and_heads
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
+from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.inputs import Inputs
+from sink_jax.evaluate.maps import strongest_and_weakest
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
-NAMES = {'cosine': 'cosine', 'norm_product': r'$\|q\|\|k\| / \sqrt{d_h}$',
+NAMES = {'cosine': 'cosine', 'norm_product': r'$\|q\|\|k\|$',
          'score': r'$q k^\top / \sqrt{d_h}$'}
 _LENGTH = 128  # tokens of a T x T map, at most
 _DIGITS = 4  # of a map's numbers in the result, which is a file of megabytes otherwise
@@ -46,13 +48,13 @@ def statistics(run: Run, tokens: ArrayLike, *, dtype: str = 'float32',
   Returns:
     Arrays (N, H). 'cosine_first', 'norm_product_first' and 'score_first' are means over sequences
     and queries t > 1 of key 1; 'cosine_others' and so on are means over the keys 1 < j <= t as
-    well. Norm product and score have the factor 1/sqrt(Dh). 'importance' is that of the first
+    well. Only the score has the factor 1/sqrt(Dh), as in the paper. 'importance' is that of the first
     token, of rows that sum to one.
   """
   tokens_SxT, means = np.asarray(tokens), {}
   run, size = _in_dtype(run, dtype), batch_size or len(tokens_SxT)
   for i in range(0, len(tokens_SxT), size):
-    layers = run.record(tokens_SxT[i:i + size], RecordOptions(angles=True)).layers
+    layers = run.record(tokens_SxT[i:i + size], RecordOptions(angles=query_key_angles)).layers
     assert layers.angles is not None and layers.importance is not None
     recorded = layers.angles._asdict() | {'importance': layers.importance.normalized[..., 0]}
     for name, x_NxBxH in recorded.items():
@@ -95,7 +97,7 @@ def pair_maps(run: Run, tokens: ArrayLike, heads: Sequence[tuple[int, int]], *,
       dot, scale = q_BxTxDh @ k_BxTxDh.swapaxes(1, 2), math.sqrt(q_BxTxDh.shape[-1])
       # A vector of zeros has no direction: its cosine becomes 0 instead of NaN.
       cosine = dot / np.maximum(product, np.finfo(np.float32).tiny)
-      pairs = {'cosine': cosine, 'norm_product': product / scale, 'score': dot / scale}
+      pairs = {'cosine': cosine, 'norm_product': product, 'score': dot / scale}
       for name, x_BxTxT in pairs.items():
         # Under a causal mask no query meets a later key.
         maps[name][row] += np.tril(x_BxTxT).sum(0) / len(tokens_SxT)
@@ -119,9 +121,7 @@ def choose_heads(importance_NxH: ArrayLike, layers: Sequence[int] | None = None,
     return [(n, int(alpha_NxH[n].argmax())) for n in layers]
   if heads is not None:
     return [(int(alpha_NxH[:, h].argmax()), h) for h in heads]
-  order = np.argsort(-alpha_NxH, axis=None, kind='stable').tolist()
-  chosen = dict.fromkeys([*order[:2], *order[-2:]])  # a small model has some of them twice
-  return [(i // alpha_NxH.shape[1], i % alpha_NxH.shape[1]) for i in chosen]
+  return strongest_and_weakest(alpha_NxH)
 
 
 def measure(run: Run, inputs: Inputs, options: Options) -> Result:
@@ -178,7 +178,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
     panels[0].set_title(f'{model_name(result)}: {NAMES["cosine"]}')
     for head in result['maps']:
       for ax, (name, words) in zip(next(row), NAMES.items()):
-        plots.attention_panel(figure, ax, head[name], words, '')
+        plots.attention_panel(ax, head[name], words, '')
         if name == 'cosine':
           ax.set_title(f'block {head["layer"] + 1}, head {head["head"] + 1} '
                        f'(importance {head["importance"]:.2f}): {words}', fontsize=10)

@@ -8,7 +8,6 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate.inputs import Inputs
-from sink_jax.io.tables import data_frame, html_table
 from sink_jax.models.run import Run
 
 if TYPE_CHECKING:
@@ -42,20 +41,11 @@ class AnalysisModule(Protocol):
 
 
 class AnalysisResult(dict[str, Any]):
-  """The numbers of one analysis of one model, as a dict, with its table and its picture."""
+  """The numbers of one analysis of one model, as a dict, with its picture."""
 
   def __init__(self, result: Result, module: AnalysisModule):
     super().__init__(result)
     self._module = module
-
-  def to_pandas(self) -> Any:
-    """Returns the table that the command prints as a `pandas.DataFrame` of strings.
-
-    Raises:
-      ImportError: pandas is not installed.
-    """
-    head, *rows = self._module.rows([self])
-    return data_frame({name: list(cells) for name, cells in zip(head, zip(*rows))})
 
   def plot(self, path: PictureFile | None = None, *, ax: Axes | None = None) -> Figure:
     """Draws the picture of the analysis, as one image, and returns the figure.
@@ -79,10 +69,6 @@ class AnalysisResult(dict[str, Any]):
     ax.imshow(image)
     ax.set_axis_off()
     return plots.figure_of(ax)
-
-  def _repr_html_(self) -> str:
-    head, *rows = self._module.rows([self])
-    return html_table(head, rows)
 
 
 def model_name(result: Result) -> str:

@@ -61,8 +61,7 @@ def draw(results: list[Result], path: PictureFile) -> None:
     proxy = 'raw_map' in result['heads'][0]
     kind = 'raw weights' if key == 'raw_map' else 'rows made to sum to 1' if proxy else 'attention'
     for ax, head in zip(line, heads):
-      plots.attention_panel(figure, ax, head[key],
-                            f'{model_name(result)}: block {head["layer"] + 1}, '
+      plots.attention_panel(ax, head[key], f'{model_name(result)}: block {head["layer"] + 1}, '
                             f'head {head["head"] + 1}\nimportance of the first token '
                             f'{head["importance"]:.2f}', kind)
     for ax in line[len(heads):]:

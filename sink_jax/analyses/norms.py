@@ -49,22 +49,21 @@ def token_norms(report: SinkReport) -> dict[str, dict[str, np.ndarray]]:
   return {kind: first_and_others(report.norms[kind]) for kind in KINDS}
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> Result:
-  """Measures the norms of one model.
+def of_report(report: SinkReport) -> Result:
+  """'hidden', 'key' and 'value' as in `token_norms`; layers (N,): the blocks of keys and values, from 0."""
+  return {'layers': [block - 1 for block in report.blocks], **{
+      kind: {name: x.tolist() for name, x in means.items()} for kind, means in token_norms(report).items()}}
 
-  Returns:
-    'hidden', 'key' and 'value' as in `token_norms`. layers (N,): the blocks of keys and values,
-    from 0.
+
+def measure(run: Run, inputs: Inputs, options: Options) -> Result:
+  """Measures the norms of one model; returns `of_report`.
 
   Raises:
     ValueError: the inputs do not fit the model.
   """
   report = probe(run, inputs.tokens, dtype=options.dtype,
                  batch_size=options.at_a_time(inputs.tokens.shape[1]))
-  norms = {kind: {name: x.tolist() for name, x in means.items()}
-           for kind, means in token_norms(report).items()}
-  return {'model': run.name, 'inputs': inputs.description,
-          'layers': list(run.config.attention_layers), **norms}
+  return {'model': run.name, 'inputs': inputs.description, **of_report(report)}
 
 
 def draw(results: list[Result], path: PictureFile) -> None:

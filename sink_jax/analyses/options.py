@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 
-from sink_jax.arguments import check_choices, check_least, did_you_mean
-from sink_jax.evaluate.threshold import EPSILON
+from sink_jax.arguments import check_known, check_least
+from sink_jax.evaluate import EPSILON
 
 # Of a batch where no batch_size is given, whatever the length of its sequences.
 _TOKENS_AT_A_TIME = 16384
@@ -39,7 +39,8 @@ class InputOptions:
     from sink_jax.data.tokenizer import BOS  # here, so that --help does not wait for numpy
     from sink_jax.evaluate.inputs import KINDS
 
-    check_choices(self, inputs=KINDS, bos=('', *BOS), dtype=DTYPES)
+    for name, choices in (('inputs', KINDS), ('bos', ('', *BOS)), ('dtype', DTYPES)):
+      check_known(getattr(self, name), choices, f'--{name}: there is no')
     # The least length has a token beside the first.
     check_least(self, sequences=1, length=2, seed=0, fsdp=1)
 
@@ -115,15 +116,12 @@ def check_given(given: Collection[str], takes: Collection[str], what: str, kind:
     kind: of the inputs; '' for every kind.
 
   Raises:
-    TypeError: there is no such option; names the nearest.
-    ValueError: an option would change nothing.
+    ValueError: there is no such option, and the nearest is named; or it would change nothing.
   """
   names = [field.name for field in dataclasses.fields(Options)]
   flags = ', '.join(f'--{name}' for name in names if name in takes)
   for name in given:
-    if name not in names:
-      hint = did_you_mean(name, names, '{!r}')
-      raise TypeError(f'There is no option {name!r}.{hint} {what} takes {flags}.')
+    check_known(name, names, f'{what}: there is no option')
     if name != 'say' and name not in takes:
       raise ValueError(f'--{name} would change nothing: {what} takes {flags}.')
   # Which of these two is read depends on the value of a third option, so `takes` has both.

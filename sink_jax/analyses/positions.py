@@ -17,10 +17,9 @@ import numpy as np
 from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.attention.position import Learned
-from sink_jax.evaluate import plots
+from sink_jax.evaluate import EPSILON, plots
 from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
-from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.models.run import Run
 from sink_jax.paper.numbers import comparable, same_bos, table_number
 from sink_jax.pretrained.hub import known_model

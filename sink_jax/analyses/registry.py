@@ -32,7 +32,7 @@ from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import INPUTS, Options, check_given
 from sink_jax.arguments import check_known
 from sink_jax.evaluate.inputs import Inputs
-from sink_jax.io.tables import text_table
+from sink_jax.io.terminal import text_table
 
 # Thresholds of the curves against the length, around the paper's 0.3.
 _MORE = (0.1, 0.2, 0.3, 0.4, 0.5)

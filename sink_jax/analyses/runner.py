@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +19,7 @@ from sink_jax.analyses.interface import AnalysisResult, PictureFile, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
-from sink_jax.evaluate.finite import find_not_finite, not_finite
+from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.inputs import Inputs, stored
 from sink_jax.models.inputs import check_ids
 from sink_jax.models.precision import matmul_precision
@@ -103,8 +104,9 @@ def measure(analysis: Analysis, model: LoadedModel, options: Options,
   # The record names the batch size that was used, not that it was left to the program.
   options = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
   result = analysis.module.measure(run, inputs, options)
-  if keys := find_not_finite(result):
-    raise not_finite(run, f'{name}: {".".join(map(str, keys))}', options.dtype)
+  for keys, value in jax.tree.leaves_with_path(result):
+    if isinstance(value, float) and not math.isfinite(value):
+      raise not_finite(run, f'{name}: {jax.tree_util.keystr(keys, simple=True, separator=".")}', options.dtype)
   dtype = options.dtype if 'dtype' in takes else run.config.dtype
   return result | {'checkpoint': checkpoint(run), 'options': _plain(options, takes),
                    'matmul_precision': matmul_precision('float32' if analysis.float32 else dtype)}
@@ -142,13 +144,12 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
     options: fields of `sink_jax.analyses.options.Options`.
 
   Returns:
-    The measured numbers, a dict ready for JSON with the methods `plot` and `to_pandas`. The
-    function `measure` in the analysis's module documents the keys.
+    The measured numbers, a dict ready for JSON with the method `plot`. The function
+    `measure` in the analysis's module documents the keys.
 
   Raises:
     ValueError: the name, an option, the tokens or the model do not fit; the message names the
-      remedy.
-    TypeError: there is no such option; the message names the nearest one.
+      remedy, or the nearest name.
   """
   analysis = find(name)
   chosen = analysis.options(analysis.takes(tokens=tokens is not None), **options)

@@ -20,7 +20,7 @@ from sink_jax.evaluate import inputs as data_inputs
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.inputs import Inputs
-from sink_jax.io.tables import number
+from sink_jax.io.terminal import number
 from sink_jax.models.decode import check_policy, state_bytes
 from sink_jax.models.generate import text_losses
 from sink_jax.models.kv_cache import CachePolicy

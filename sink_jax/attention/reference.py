@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sink_jax.arguments import explained
 from sink_jax.attention import MASKED, AnyArray, Dims, soft_cap
 from sink_jax.attention.normalizer import AbsSum, Clipped
 from sink_jax.attention.similarity import exp_less_one
@@ -152,7 +151,6 @@ def last_row(spec: AttentionSpec, qk: TransformedQK, params: Params) -> jax.Arra
   return a.proxy_BxHxLxT[:, :, 0]
 
 
-@explained
 def attention_map(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,

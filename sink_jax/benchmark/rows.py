@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sink_jax.benchmark.timing import Program, compare, interval, reason
-from sink_jax.io.tables import text_table
+from sink_jax.io.terminal import text_table
 
 Column = tuple[str, str, str]  # key of a row, heading, format; without a format it is a column of words
 # Columns of every table.

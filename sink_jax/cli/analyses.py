@@ -16,7 +16,7 @@ from sink_jax.cli.main import say
 from sink_jax.cli.results import writable_folder, write_found
 from sink_jax.io import compile_cache
 from sink_jax.io.paths import AnyPath
-from sink_jax.io.tables import text_table
+from sink_jax.io.terminal import text_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

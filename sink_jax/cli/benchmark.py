@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from sink_jax.arguments import check_file, check_least
+from sink_jax.arguments import check_least
 
 # PyTorch may have to share the device with JAX, which would take most of its memory at once.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
@@ -25,7 +25,8 @@ class Timed:
   json: str | None = None  # a file for all numbers.
 
   def __post_init__(self):
-    check_file(self, 'json')
+    if self.json and os.path.isdir(self.json):
+      raise ValueError(f'--json={self.json} is a folder: name a file.')
     sizes = 'shape', 'length', 'vocab', 'batch'
     check_least(self, **{name: 1 for name in vars(self) if name in sizes})
 

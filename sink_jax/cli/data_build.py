@@ -28,7 +28,7 @@ def main(options: Options, config: dict[str, Any]) -> None:
   """Builds the packed text of a config and prints what is in it."""
   from sink_jax.data.dataset import open_packed
   from sink_jax.data.sources import DocumentSource
-  from sink_jax.io.tables import text_table
+  from sink_jax.io.terminal import text_table
   from sink_jax.train.config import from_dict
 
   data = from_dict(config).data

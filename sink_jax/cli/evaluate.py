@@ -10,12 +10,11 @@ from textwrap import fill
 from typing import Any
 
 from sink_jax.analyses.loaded_models import make_inputs
-from sink_jax.analyses import options as analyses
+from sink_jax.analyses import norms, options as analyses
 from sink_jax.analyses.options import InputOptions
 from sink_jax.cli.results import Model, load, writable_folder
-from sink_jax.evaluate import plots, summary_text
+from sink_jax.evaluate import EPSILON, plots, sink_report
 from sink_jax.evaluate.probe import probe
-from sink_jax.evaluate.threshold import EPSILON
 from sink_jax.io import compile_cache
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
@@ -27,7 +26,6 @@ from sink_jax.report.jsontext import to_json
 from sink_jax.report.model_page import add_model, sentences
 from sink_jax.report.parts import Parts
 from sink_jax.train.config import ProbeConfig
-from sink_jax.train.metrics import read_metrics
 from sink_jax.train.provenance import provenance
 from sink_jax.train.workdir import read_config
 
@@ -119,15 +117,10 @@ def _trained(options: Options, given: dict[str, Any],
                        f'{tokens.shape[1]} tokens; choose up to {stored}.')
   tokens = tokens[:given.get('sequences'), :given.get('length')]
   settings, data = ProbeConfig(**config['probe']), config['data']
-  result, paths = _probed(
+  return _probed(
       run, tokens, given.get('dtype', settings.dtype), options.epsilon or settings.epsilon, out,
       {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
        'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}, config=config)
-  paths.append(out / 'training_curves.png')
-  # The curves have the epsilon of the training, whatever is asked for now.
-  plots.training_curves(read_metrics(workdir), paths[-1], settings.epsilon,
-                        'nats per token' if run.config.vocab_size else 'squared error per token')
-  return result, paths
 
 
 def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
@@ -145,11 +138,11 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
       **more, 'provenance': provenance(),
   }
   out.mkdir(parents=True, exist_ok=True)
-  paths = [out / name for name in ('sink_report.json', 'importance.png', 'norm_ratios.png',
+  paths = [out / name for name in ('sink_report.json', 'importance.png', 'norms.png',
                                    'attention_maps.png')]
-  numbers, importance, ratios, maps = paths
+  numbers, importance, lengths, maps = paths
   report.plot(importance, epsilon)
-  report.plot_norm_ratios(ratios)
+  norms.draw([{'model': run.name, **norms.of_report(report)}], lengths)
   plots.attention_maps(run, tokens, maps)
   write_atomically(numbers, to_json(result))
   return result, paths
@@ -157,5 +150,5 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
 
 def as_text(result: dict[str, Any]) -> str:
   """Formats a result for a terminal."""
-  text = summary_text.as_text(result['summary'], result['protocol'], result['epsilon'])
+  text = sink_report.as_text(result['summary'], result['protocol'], result['epsilon'])
   return '\n'.join([text, *(fill(sentence, 100) for sentence in sentences(result))])

@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 import tyro
 
 from sink_jax.arguments import check_known
-from sink_jax.io.exit_code import exit_saved_until_training
-from sink_jax.io.logs import quiet_logs
+from sink_jax.io.process import exit_saved_until_training
+from sink_jax.io.terminal import quiet_logs
 
 # In the order of a user's day.
 COMMANDS = {

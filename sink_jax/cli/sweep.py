@@ -98,7 +98,7 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
 
 def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
   """Runs the trials, and prints how each ended; returns how they did."""
-  from sink_jax.io.exit_code import exit_saved_until_training, stop_signals
+  from sink_jax.io.process import exit_saved_until_training, stop_signals
   from sink_jax.io.paths import to_path
   from sink_jax.sweep.pool import run_in_parallel
   from sink_jax.sweep.summary import cost_of, keep_summary, remaining

@@ -32,7 +32,7 @@ class Options:
 def main(options: Options, config: dict[str, Any]) -> None:
   """Trains; every way to end has its exit code."""
   from sink_jax.io import compile_cache
-  from sink_jax.io.exit_code import exit_saved_until_training
+  from sink_jax.io.process import exit_saved_until_training
   from sink_jax.pretrained.source import open_source
   from sink_jax.train.loop import train
   from sink_jax.train.multihost import init_distributed, is_first
@@ -58,7 +58,7 @@ def training_ends(workdir: str | None) -> Iterator[None]:
 
   workdir: the folder of the run, or of the sweep; None where nothing is trained.
   """
-  from sink_jax.io.exit_code import EXIT_SAVED, EXIT_UNSAVED
+  from sink_jax.io.process import EXIT_SAVED, EXIT_UNSAVED
   from sink_jax.train.checkpoint import CheckpointError
   from sink_jax.train.evaluation import Diverged
   from sink_jax.train.multihost import Interrupted, Unsaved, fail

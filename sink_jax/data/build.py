@@ -35,9 +35,9 @@ from sink_jax.data.packed import SPLITS, without_block_headers
 from sink_jax.data.sources import Document, DocumentSource
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import remove_temporaries, write_atomically
-from sink_jax.io.parent_process import end_with_parent
 from sink_jax.io.paths import AnyPath, is_local
-from sink_jax.io.progress import Progress
+from sink_jax.io.process import end_with_parent
+from sink_jax.io.terminal import Progress
 
 SHARD_CHARACTERS = 1 << 26  # of its documents: 13 s of work, 30 MB of tokens
 _AT_ONCE = 1 << 20  # characters that are tokenized by one call: ids take much more memory
@@ -96,7 +96,7 @@ def _shards(folder: AnyPath, layout: Layout, workers: int) -> Iterator[Info]:
   documents, read = sum(info['documents'] for info in done), 0
   groups = enumerate(_groups(layout.source.documents(documents), SHARD_CHARACTERS), len(done))
   tasks = ((folder / _name(number), layout, group) for number, group in groups)
-  with Progress('tokenizing') as progress:
+  with contextlib.closing(Progress('tokenizing')) as progress:
     for info in _in_processes(tasks, workers) if workers else (_shard(*task) for task in tasks):
       documents, read = documents + info['documents'], read + info['characters']
       progress.update(read, documents=documents)

@@ -1,5 +1,7 @@
 """Sink metrics of attention maps, the probe of a model, and pictures of both.
 
-The metrics need NumPy, JAX and jaxtyping alone. How a model was trained or loaded does not matter
+The metrics need only NumPy, JAX and jaxtyping. How a model was trained or loaded does not matter
 here.
 """
+
+EPSILON = 0.3  # the paper's threshold of a sink; declared here, so that options have it without JAX

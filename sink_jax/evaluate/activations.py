@@ -1,18 +1,20 @@
-"""Massive activations: single entries of the hidden states that are far larger than the rest.
+"""Statistics that a model takes of its activations while it records them.
 
-A model with an attention sink often carries a few such entries, in fixed channels of its first
-token's hidden states (Section 3.1, Figures 2 and 7; Sun et al., arXiv 2402.17762, who call an
-entry massive beyond 100 and about 1,000 medians). Every formula has an id, which is the name of
-its field; numbers under an id stay comparable, so another formula gets another id.
+A model with a sink often carries a few massive activations, in fixed channels of its first token's hidden
+states (Section 3.1, Figures 2 and 7; Sun et al., arXiv 2402.17762, who call an entry massive beyond 100 and
+about 1,000 medians). Its queries meet the first key at another angle (Figure 2 bottom).
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from sink_jax.attention.spec import repeat_heads
 
 SEQUENCES = 10  # of a probe that are described, as many as Sun et al. average over
 BEYOND = (100, 1000)  # medians, beyond which entries are counted
@@ -45,10 +47,9 @@ class Activations(NamedTuple):
 
 
 def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
-  """Describes the hidden states (B, T, D) of the first sequences of a batch by scalars.
+  """Describes the hidden states of the first sequences of a batch; for `RecordOptions.describe_hidden`.
 
-  It is called inside of a model (`RecordOptions.describe_hidden`), so that no hidden states leave
-  the device. `kurtosis_moment` of states that are all equal is not finite.
+  `kurtosis_moment` of states that are all equal is not finite.
   """
   # The median sorts T * D numbers of each sequence: of all sequences it would be most of a probe.
   hidden_SxTxD = hidden_BxTxD[:SEQUENCES].astype(jnp.float32)
@@ -65,3 +66,40 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
   return Activations(size_SxTxD.max((1, 2)).mean(), median_S.mean(), beyond[0], beyond[1],
                      (scaled_SxTxD**4).mean((1, 2)).mean(), (squares_SxD**2).mean(-1).mean(),
                      position + 1, channel)
+
+
+class Angles(NamedTuple):
+  """Products of queries and keys by head (B, H), averaged over the queries t > 1.
+
+  Fields that end in first are for key 1, those that end in others for the mean over 1 < j <= t.
+
+  Attributes:
+    cosine_*: cos(q_t, k_j).
+    norm_product_*: |q_t| |k_j|, without the factor 1 / sqrt(Dh) of the scores, as in the paper.
+    score_*: q_t . k_j / sqrt(Dh), the logit of softmax if positions are rotary, learned or absent.
+  """
+
+  cosine_first: jax.Array
+  cosine_others: jax.Array
+  norm_product_first: jax.Array
+  norm_product_others: jax.Array
+  score_first: jax.Array
+  score_others: jax.Array
+
+
+def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> Angles:
+  """The angles of transformed queries and keys, T > 1; a function for `RecordOptions.angles`.
+
+  The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
+  """
+  length, heads, head_dim = q_BxTxHxDh.shape[1:]
+  q = q_BxTxHxDh.astype(jnp.float32)
+  k = repeat_heads(k_BxTxHkvxDh, heads).astype(jnp.float32)
+  size = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
+  unit = lambda x: x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)  # of zeros: 0 instead of NaN
+  others_T = jnp.arange(1, length)[:, None, None]  # keys 2..t of the queries t = 2..T
+  means = []
+  for queries, keys in ((unit(q), unit(k)), (size(q), size(k)), (q / math.sqrt(head_dim), k)):
+    for met in (keys[:, :1], jnp.cumsum(keys[:, 1:], 1) / others_T):
+      means.append(jnp.sum(queries[:, 1:] * met, -1).mean(1))
+  return Angles(*means)

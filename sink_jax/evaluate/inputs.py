@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,14 @@ KINDS = ('natural', 'random', 'repeat')
 _CHARACTERS = 64  # per token that is needed: only the head of a long document is tokenized
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Inputs:
   """Sequences of tokens and how they were made.
 
-  Attributes:
-    tokens: (S, T) int32.
-    description: a record, ready for JSON: kind ('natural', 'random', 'repeat'), sequences, length,
-      bos {protocol, applied}, first_token_ids and first_tokens of the first sequence, vocab_size
-      and tokenizer (None without one), source, seed, and domains [{domain, sequences}] where
-      there are several or one was chosen.
-    tokenizer: the tokenizer of the model; None where there are only token ids.
+  tokens: (S, T) int32. tokenizer: of the model; None where there are only token ids. description: a
+  record, ready for JSON: kind ('natural', 'random', 'repeat'), sequences, length, bos {protocol, applied},
+  first_token_ids and first_tokens of the first sequence, vocab_size and tokenizer (None without one),
+  source, seed, and domains [{domain, sequences}] where there are several.
   """
 
   tokens: np.ndarray
@@ -45,39 +42,26 @@ class Inputs:
 
 
 def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 100,
-            length: int = 64, bos: str = 'tokenizer', domain: str | None = None) -> Inputs:
+            length: int = 64, bos: str = 'tokenizer') -> Inputs:
   """The first `length` tokens of the first `sequences` documents that are long enough.
 
-  Args:
-    domain: the domain of which documents are taken; None takes all of them.
-
-  Raises:
-    ValueError: too few documents; or the tokenizer cannot keep the protocol.
+  A ValueError says if there are too few, or if the tokenizer cannot keep the protocol.
   """
-  heads = _heads(tokenizer, source, length, bos, lambda name: domain in (None, name))
-  rows = list(itertools.islice(heads, sequences))
-  if len(rows) < sequences:
-    where = f' of the domain {domain!r}' if domain else ''
-    raise ValueError(f'{source!r} has only {len(rows)} documents{where} of {length} tokens or '
-                     'more: use a smaller --sequences or --length, or another --source.')
-  counts = collections.Counter(name for name, _ in rows)
-  return _described(np.stack([row for _, row in rows]), tokenizer, 'natural', bos, source=repr(source),
-                    domains=_listed(counts) if domain or len(counts) > 1 else None)
+  heads = list(itertools.islice(_heads(tokenizer, source, length, bos), sequences))
+  if len(heads) < sequences:
+    raise ValueError(f'{source!r} has only {len(heads)} documents of {length} tokens or more: use a '
+                     'smaller --sequences or --length, or another --source.')
+  domains = [name for name, _ in heads]
+  return _described([row for _, row in heads], tokenizer, 'natural', bos, source=repr(source),
+                    domains=domains if len(set(domains)) > 1 else ())
 
 
 def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 100,
               length: int = 64, bos: str = 'tokenizer', domains: Sequence[str] = ()) -> Inputs:
   """Up to `sequences` sequences of every domain, one domain after the other (Figure 9).
 
-  Args:
-    domains: reading stops once these have their sequences; without them, at the end of the source.
-
-  Returns:
-    Inputs whose description['domains'] lists the number of sequences of each domain, in the order
-    of `tokens`.
-
-  Raises:
-    ValueError: no domain has a document of `length` tokens; see also `natural`.
+  description['domains'] lists them in the order of `tokens`. Reading stops once those of `domains` have
+  their sequences, or at the end of the source. Raises as `natural`.
   """
   rows: dict[str, list[np.ndarray]] = {}
   lacks = lambda name: len(rows.get(name, ())) < sequences
@@ -88,7 +72,7 @@ def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
   if not rows:
     raise ValueError(f'{source!r} has no document of {length} tokens: use a smaller --length.')
   return _described(np.concatenate(list(rows.values())), tokenizer, 'natural', bos, source=repr(source),
-                    domains=_listed({name: len(own) for name, own in rows.items()}))
+                    domains=[name for name, of_domain in rows.items() for _ in of_domain])
 
 
 def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 1,
@@ -96,9 +80,7 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
   """Texts longer than a document: documents one after the other, an empty line between them.
 
   A sequence begins as those of `natural` do, and continues the text at the end of the one before.
-
-  Raises:
-    ValueError: too little text; see also `natural`.
+  A ValueError says if there is too little text.
   """
   # A text that continues with an ordinary first token gives one token more; see `with_prefix`.
   first = () if tokenizer.bos_in_texts else tokenizer.before(bos)
@@ -116,29 +98,24 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
     row = tokenizer.with_prefix(rest, bos)
     rows.append(row[:length])
     rest = row[length:]
-  return _described(np.stack(rows), tokenizer, 'natural', bos, source=repr(source))
+  return _described(rows, tokenizer, 'natural', bos, source=repr(source))
 
 
 def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, seed: int = 0,
                   bos: str = 'none', tokenizer: TextTokenizer | None = None, repeat: bool = False) -> Inputs:
   """Tokens drawn uniformly from the vocabulary, but for the BOS that `tokenizer` names.
 
-  Args:
-    tokenizer: is needed for a `bos` other than 'none', and for texts in the description.
-    repeat: whether every sequence repeats one token.
-
-  Raises:
-    ValueError: there is no BOS where one is asked for.
+  tokenizer: is needed for a `bos` other than 'none', and for texts in the description. repeat: whether
+  every sequence repeats one token. A ValueError says if there is no BOS where one is asked for.
   """
   if tokenizer is None and bos != 'none':
     raise ValueError(f'--bos={bos} needs a tokenizer, and there is none: use --bos=none.')
-  random, shape = np.random.default_rng(seed), (sequences, 1 if repeat else length)
-  if tokenizer is None or tokenizer.bos_id is None:
-    tokens = random.integers(0, vocab_size, shape, np.int32)
-  else:  # leaves out the BOS
-    tokens = random.integers(0, vocab_size - 1, shape, np.int32)
-    tokens += tokens >= tokenizer.bos_id
-  tokens = np.array(np.broadcast_to(tokens, (sequences, length)))
+  left_out = tokenizer.bos_id if tokenizer else None
+  tokens = np.random.default_rng(seed).integers(0, vocab_size - (left_out is not None),
+                                                (sequences, 1 if repeat else length), np.int32)
+  tokens = np.repeat(tokens, length, 1) if repeat else tokens
+  if left_out is not None:
+    tokens += tokens >= left_out
   first = tokenizer.before(bos) if tokenizer else ()
   tokens[:, :len(first)] = first  # in place of drawn tokens: the length is the one asked for
   return _described(tokens, tokenizer, 'repeat' if repeat else 'random', bos, vocab_size=vocab_size,
@@ -147,17 +124,13 @@ def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, se
 
 def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
   """Inputs of the probe tokens (S, T) of a training run whose task has no text."""
-  return _described(np.asarray(tokens), None, 'natural', 'as in training', source=source,
-                    vocab_size=vocab_size)
+  return _described(tokens, None, 'natural', 'as in training', source=source, vocab_size=vocab_size)
 
 
 def open_source(text: str = '') -> DocumentSource:
   """The source that a command line names: a config string, or the path of a folder or a file.
 
-  The default is the documentation in Python's standard library, which is on every machine.
-
-  Raises:
-    ValueError: the text is neither a path nor a source; lists the choices.
+  The default is the documentation in Python's standard library. A ValueError lists the choices.
   """
   if not text:
     return Stdlib(domains='docs')
@@ -174,7 +147,7 @@ def open_source(text: str = '') -> DocumentSource:
 
 
 def _heads(tokenizer: TextTokenizer, source: DocumentSource, length: int, bos: str,
-           wanted: Callable[[str], bool]) -> Iterator[tuple[str, np.ndarray]]:
+           wanted: Callable[[str], bool] = lambda domain: True) -> Iterator[tuple[str, np.ndarray]]:
   """Yields (domain, sequence (T,)) of the documents of wanted domains that are long enough."""
   if length < 2:
     raise ValueError(f'--length={length} must be at least 2.')
@@ -188,27 +161,23 @@ def _heads(tokenizer: TextTokenizer, source: DocumentSource, length: int, bos: s
         yield document.domain, row
 
 
-def _listed(counts: Mapping[str, int]) -> list[dict[str, Any]]:
-  return [{'domain': name, 'sequences': count} for name, count in counts.items()]
-
-
-def _described(tokens: np.ndarray, tokenizer: TextTokenizer | None, kind: str, bos: str, *,
-               source: str | None = None, vocab_size: int | None = None, **more: Any) -> Inputs:
-  tokens, applied = tokens.astype(np.int32), 'none'
+def _described(rows: Sequence[np.ndarray] | np.ndarray, tokenizer: TextTokenizer | None, kind: str, bos: str,
+               domains: Sequence[str] = (), **more: Any) -> Inputs:
+  tokens, applied = np.array(rows, np.int32), 'none'
   if tokenizer and (bos_id := tokenizer.bos_id) is not None:
     number = (tokens == bos_id).sum(1)
     if number.max() > 1 and not tokenizer.bos_in_texts:
       raise ValueError(f'{tokenizer.name} begins texts with {number.max()} BOS tokens: correct its '
                        'post_processor, or use --bos=force for one or --bos=none for none.')
-    # What the sequences are, whatever was asked for.
-    if number.all() and (tokens[:, 0] == bos_id).all():
+    if (tokens[:, 0] == bos_id).all():  # what the sequences are, whatever was asked for
       applied = f'bos id {bos_id} at position 1'
   first = tokens[0, :4].tolist()
-  return Inputs(tokens, {
-      'kind': kind, 'sequences': tokens.shape[0], 'length': tokens.shape[1],
-      'bos': {'protocol': bos, 'applied': applied}, 'first_token_ids': first,
-      'first_tokens': [tokenizer.decode([i]) for i in first] if tokenizer else None,
-      'vocab_size': tokenizer.vocab_size if tokenizer else vocab_size,
-      # The file and its folder: a record names no home directory.
-      'tokenizer': '/'.join(Path(tokenizer.name).parts[-2:]) if tokenizer else None,
-      'source': source, **{'seed': None, 'domains': None} | more}, tokenizer)
+  counts = [{'domain': name, 'sequences': count} for name, count in collections.Counter(domains).items()]
+  description = dict.fromkeys(('source', 'vocab_size', 'seed', 'first_tokens', 'tokenizer')) | more | {
+      'kind': kind, 'sequences': tokens.shape[0], 'length': tokens.shape[1], 'domains': counts or None,
+      'bos': {'protocol': bos, 'applied': applied}, 'first_token_ids': first}
+  if tokenizer:  # the file and its folder: a record names no home directory
+    description |= {'first_tokens': [tokenizer.decode([i]) for i in first],
+                    'vocab_size': tokenizer.vocab_size,
+                    'tokenizer': '/'.join(Path(tokenizer.name).parts[-2:])}
+  return Inputs(tokens, description, tokenizer)

@@ -1,53 +1,47 @@
-"""What a probe of a model found, as arrays with the metrics and pictures of them."""
+"""The results of a probe, as arrays with the metrics and pictures of them, and as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Array, Float
 
-from sink_jax.arguments import explained
-from sink_jax.evaluate import nulls, sinks, summary_text
-from sink_jax.evaluate.activations import Activations
-from sink_jax.evaluate.threshold import EPSILON
-from sink_jax.io.tables import data_frame
+from sink_jax.evaluate import EPSILON, sinks
+from sink_jax.evaluate.activations import BEYOND, Activations
+from sink_jax.io.terminal import text_table
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
-# A head is dormant whose mean output is shorter than this share of the mean of its block's heads.
-DORMANT = 0.25
+_EXACT = 'attention weights'  # protocol['scores'], where they are not a proxy
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class SinkReport:
   """The results of a probe of S sequences of T tokens: N of M layers have attention, with H heads.
 
-  It is shown as its summary in a few lines.
+  It is shown as its summary in a few lines. A report of only attention maps has no activations, and
+  empty `norms`.
 
   Attributes:
-    importance: the importance alpha of every token (S, N, H, T), computed from row-normalised
-      scores: from softmax itself, and from the paper's proxy scores where attention is not
-      normalised.
-    raw_importance: the importance computed from the attention weights that multiply the values, the
-      raw mass that a token receives. It differs from `importance` where rows do not sum to one.
+    importance: the importance alpha of every token (S, N, H, T), of row-normalised scores: of softmax
+      itself, and of the paper's proxy scores where attention is not normalised.
+    raw_importance: that of the weights that multiply the values, the raw mass that a token receives.
     bias_slot: the mean normalised weight of the extra key, or of the learned sink tokens together,
       (S, N, H); None without either.
     bias_slot_released: this mean as the official implementation (sail-sg/Attention-Sink) computes
-      it, which also counts a dummy row of weight one; with learned sink tokens, their own rows.
-    norms: l2 norms by name. 'query', 'key' and 'value' are (S, N, H, T), where H is the number of
-      key/value heads for keys and values. 'head' (S, N, H, T) is that of the heads' outputs, after
-      gates and norms of heads and before W_O. 'hidden' (S, M + 1, T) is that of the hidden states,
-      where entry 0 is the embedding; 'hidden_before_norm' (S, M, T) is that before the last norm
-      of a post-norm block. With learned sink tokens, 'sink_token' (S, M + 1) is the largest norm
-      among their hidden states, which no other array includes.
-    activations: statistics (M + 1,) of the same hidden states, over the first sequences only; see
-      `Activations`. A report of attention maps alone has none, and empty `norms`.
+      it, which also counts a dummy row of weight one; with learned sink tokens, their rows.
+    norms: l2 norms by name. 'query', 'key', 'value' and 'head' are (S, N, H, T), of key/value heads
+      for keys and values; 'head' is of the heads' outputs, after gates and norms of heads and before
+      W_O. 'hidden' (S, M + 1, T) is of the hidden states, entry 0 of the embedding;
+      'hidden_before_norm' (S, M, T) is before the last norm of a post-norm block. With learned sink
+      tokens, 'sink_token' (S, M + 1) is the largest norm among their hidden states.
+    activations: statistics (M + 1,) of the same hidden states, over the first sequences only.
     protocol: how the report was made (metric, scores, sequences, length, dtype and others), as
       plain values for JSON; see `probe`.
   """
@@ -61,9 +55,8 @@ class SinkReport:
   protocol: dict[str, Any]
 
   @classmethod
-  @explained
   def from_attentions(cls, attentions: Sequence | Array | np.ndarray, name: str = '') -> SinkReport:
-    """Returns the report of attention maps alone, which has neither norms nor activations.
+    """Returns the report of only attention maps.
 
         out = model(**inputs, output_attentions=True)      # a transformers model, 'eager' attention
         sj.SinkReport.from_attentions(out.attentions).plot()
@@ -90,30 +83,18 @@ class SinkReport:
     """The numbers, from 1, of the N blocks with attention."""
     return self.protocol.get('blocks', list(range(1, self.importance.shape[1] + 1)))
 
-  @explained
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
     """Returns Sink_k^epsilon of every token (T,), as shares; entry 0 is Sink_1."""
     return sinks.sink_rate(self.importance, epsilon)
 
-  @explained
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
-    """Returns Sink_k^epsilon of the token at a 1-based position, as a share.
+    """Returns Sink_k^epsilon of the token at a position in 1..T, as a share."""
+    return float(self.sink_rates(epsilon)[self._index(position)])
 
-    Raises:
-      ValueError: the position lies outside 1..T, or epsilon outside (0, 1).
-    """
-    _check_position(position, self.importance)
-    return float(self.sink_rates(epsilon)[position - 1])
-
-  @explained
   def bias_slot_rate(self, epsilon: float = EPSILON, released: bool = False) -> float | None:
-    """Returns Sink_*^epsilon, the share of heads whose extra key has a weight above epsilon.
+    """Returns Sink_*^epsilon, the share of heads whose extra key is above epsilon; None without such a key.
 
-    It is None if the model has neither an extra key nor learned sink tokens.
-
-    Args:
-      epsilon: the threshold, between 0 and 1.
-      released: whether to use `bias_slot_released`, the weight as the official code counts it.
+    released: by `bias_slot_released`, the weight as the official code counts it.
     """
     weight_SxNxH = self.bias_slot_released if released else self.bias_slot
     if weight_SxNxH is None:
@@ -121,70 +102,47 @@ class SinkReport:
     # `sink_rate` has an axis of keys, and the extra key is the only one on it.
     return float(sinks.sink_rate(weight_SxNxH[..., None], epsilon)[0])
 
-  @explained
   def head_importance(self, position: int = 1) -> Float[np.ndarray, 'N H']:
     """Returns the importance of one token by layer and head (N, H), averaged over sequences."""
-    _check_position(position, self.importance)
-    return self.importance[..., position - 1].mean(0)
+    return self.importance[..., self._index(position)].mean(0)
 
-  @explained
   def norm_ratio(self, kind: str, position: int = 1) -> Float[np.ndarray, ' layers']:
     """Returns, per layer, the mean norm at a position over that at all others (Figures 7 and 8).
 
-    A ratio is not finite if all other norms are zero.
-
-    Args:
-      kind: a key of `norms` but 'sink_token', whose ratio is `sink_token_ratio`; the ratios have
-        its axis of layers.
-      position: the 1-based position.
-
-    Raises:
-      ValueError: there are no such norms, or the position lies outside 1..T.
+    kind: a key of `norms` but 'sink_token', whose ratio is `sink_token_ratio`. position: in 1..T. A ratio
+    is not finite if all other norms are zero.
     """
-    if kind not in self.norms:
-      choices = ', '.join(self.norms) or 'none, as the report is one of attention maps alone'
-      raise ValueError(f'There are no norms of {kind!r}; choices: {choices}.')
-    if kind == 'sink_token':
-      raise ValueError('The learned sink tokens have no position: use sink_token_ratio().')
-    norms = np.asarray(self.norms[kind], np.float64)
-    _check_position(position, norms)
-    at = norms[..., position - 1]
-    others = np.delete(norms, position - 1, -1).mean(-1)
+    if kind not in self.norms or kind == 'sink_token':
+      choices = ', '.join(name for name in self.norms if name != 'sink_token')
+      raise ValueError(f'There are no norms of {kind!r} by position; choices: '
+                       f'{choices or "none, as the report is one of only attention maps"}.')
+    norms, at = np.asarray(self.norms[kind], np.float64), self._index(position)
     # Axis 1 has the layers; the others are sequences, and heads where the norms are of heads.
-    axes = tuple(a for a in range(at.ndim) if a != 1)
+    axes = tuple(a for a in range(norms.ndim - 1) if a != 1)
     with np.errstate(divide='ignore', invalid='ignore'):
-      return at.mean(axes) / others.mean(axes)
+      return norms[..., at].mean(axes) / np.delete(norms, at, -1).mean((*axes, -1))
 
   def sink_token_ratio(self) -> Float[np.ndarray, ' layers'] | None:
-    """Returns, per layer, the norm of the learned sink token over the mean norm of all tokens.
-
-    The ratios are (M + 1,), and entry 0 is that of the embeddings (Figure 7 middle). Of several
-    sink tokens the largest norm counts. It is None without sink tokens.
-    """
+    """Returns the norm of the learned sink token over the mean of all tokens, (M + 1,) (Figure 7 middle)."""
     if 'sink_token' not in self.norms:
       return None
     with np.errstate(divide='ignore', invalid='ignore'):
-      return self.norms['sink_token'].mean(0, np.float64) / self.norms['hidden'].mean(
-          (0, 2), np.float64)
+      return self.norms['sink_token'].mean(0, np.float64) / self.norms['hidden'].mean((0, 2), np.float64)
 
   def head_norms(self) -> Float[np.ndarray, 'N H']:
     """Returns the mean norm of every head's output over that of all heads of its block (N, H).
 
-    A head whose output is nearly zero has no effect. Such heads are called dormant, and a sink is
-    how softmax makes a head dormant (HONOR, Sandoval-Segura et al., arXiv 2504.03889). The ratio is
-    not finite if all outputs of a block are zero.
+    A head whose output is nearly zero is called dormant, and a sink is how softmax makes it so (HONOR,
+    Sandoval-Segura et al., arXiv 2504.03889). Not finite if all outputs of a block are zero.
     """
     norms_NxH = self.norms['head'].mean((0, 3), np.float64)
     with np.errstate(divide='ignore', invalid='ignore'):
       return norms_NxH / norms_NxH.mean(1, keepdims=True)
 
-  def dormant_rate(self, level: float = DORMANT) -> float:
-    """Returns the share of heads, dormant ones, whose `head_norms` lie below `level`.
-
-    All heads of a block without any output are dormant.
-    """
-    # Written so that the nan of such a block, which fails every comparison, counts as dormant.
-    return float((~(self.head_norms() >= level)).mean())
+  def dormant_rate(self) -> float:
+    """Returns the share of heads, dormant ones, whose `head_norms` lie below a quarter."""
+    # The NaN of a block without any output, which fails every comparison, counts as dormant.
+    return float((~(self.head_norms() >= 0.25)).mean())
 
   def raw_row_mass(self) -> float:
     """Returns sum_j A_ij over tokens j, averaged over rows: 1 for softmax without an extra key."""
@@ -193,41 +151,33 @@ class SinkReport:
     rows_seeing_k = length - np.arange(length)
     return float((self.raw_importance * rows_seeing_k).sum(-1).mean() / length)
 
-  @explained
   def nulls(self, epsilon: float = EPSILON) -> dict[str, float]:
-    """Returns what the metrics would be at random positions in place of the first token.
+    """Returns 99th percentiles over random positions in place of the first token; see `sinks.random_targets`.
 
-    They are the 99th percentiles, over random positions, of Sink_1^epsilon in percent ('sink_1')
-    and of the largest hidden norm ratio of any block ('hidden_ratio'); see `evaluate.nulls`.
+    'sink_1' is of Sink_1^epsilon in percent, 'hidden_ratio' of the largest hidden norm ratio of any block.
     """
     sinks.check_epsilon(epsilon)
-    return {'sink_1': 100 * nulls.sink_rate_null(self.importance, epsilon),
-            'hidden_ratio': nulls.hidden_ratio_null(self.norms['hidden'][:, 1:])}
+    return {'sink_1': 100 * sinks.sink_rate_null(self.importance, epsilon),
+            'hidden_ratio': sinks.hidden_ratio_null(self.norms['hidden'][:, 1:])}
 
-  @explained
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """Returns the report as plain numbers, for logs and JSON; rates are in percent.
 
-    A report of maps alone leaves out what needs norms. The last entries of 'sink' are rates of a
-    mean over few queries, see `sink_jax.importance`.
-
-    A ratio of norms is None if the norms that it divides by are zero, and a kurtosis is None if all
-    hidden states are equal.
+    A report of only maps leaves out what needs norms. A number that is not finite is None: a ratio to
+    norms of zero, a kurtosis of hidden states that are all equal.
     """
     # JSON has no NaN and no infinity.
     finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
     percent = lambda x: None if x is None else 100 * x
-    rates = self.sink_rates(epsilon)
+    alpha_NxH, raw_SxNxH = self.head_importance(), self.raw_importance[..., 0].astype(np.float64)
+    rates = [100 * float(rate) for rate in self.sink_rates(epsilon)]
     summary = {
-        'sink_1': percent(float(rates[0])),
-        'sink': [percent(float(r)) for r in rates],
+        'sink_1': rates[0], 'sink': rates,
         'sink_bias_slot': percent(self.bias_slot_rate(epsilon)),
         'sink_bias_slot_released': percent(self.bias_slot_rate(epsilon, released=True)),
-        'largest_importance': float(self.head_importance().max()),
-        'mean_importance': float(self.head_importance().mean()),
+        'largest_importance': float(alpha_NxH.max()), 'mean_importance': float(alpha_NxH.mean()),
         'mean_bias_slot': None if self.bias_slot is None else float(self.bias_slot.mean()),
-        'raw_mass_1': float(self.raw_importance[..., 0].mean(dtype=np.float64)),
-        'largest_raw_mass_1': float(self.raw_importance[..., 0].mean(0, np.float64).max()),
+        'raw_mass_1': float(raw_SxNxH.mean()), 'largest_raw_mass_1': float(raw_SxNxH.mean(0).max()),
         'raw_row_mass': self.raw_row_mass(),
     }
     if self.activations is None:
@@ -247,13 +197,8 @@ class SinkReport:
            ax: Axes | None = None) -> Figure:
     """Draws a heat map of the first token's importance, blocks across and heads down.
 
-    Args:
-      path: the PNG file to write; by default none is written.
-      epsilon: the threshold of the Sink_1 in the title.
-      ax: the Matplotlib axes to draw on; by default those of a new figure.
-
-    Returns:
-      The figure, which a notebook shows.
+    path: the PNG file to write, or None. epsilon: the threshold of the Sink_1 in the title. ax: the
+    Matplotlib axes to draw on; by default those of a new figure. Returns the figure, which a notebook shows.
     """
     from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
 
@@ -261,39 +206,66 @@ class SinkReport:
         self.head_importance(), path, rate=self.sink_rate(epsilon=epsilon), blocks=self.blocks,
         name=self.protocol.get('run', ''), epsilon=epsilon, ax=ax)
 
-  def to_pandas(self) -> Any:
-    """Returns a `pandas.DataFrame` with a row for every head.
-
-    Its columns are block and head (both from 1), importance and raw_importance of the first token,
-    and head_norm (see `head_norms`), which a report of maps alone has not.
-
-    Raises:
-      ImportError: pandas is not installed.
-    """
-    heads = self.importance.shape[2]
-    return data_frame({
-        'block': np.repeat(self.blocks, heads), 'head': np.tile(1 + np.arange(heads),
-                                                                len(self.blocks)),
-        'importance': self.head_importance().ravel(),
-        'raw_importance': self.raw_importance[..., 0].mean(0).ravel(),
-        **({'head_norm': self.head_norms().ravel()} if self.norms else {})})
-
   def __repr__(self) -> str:
-    return summary_text.as_text(self.summary(), self.protocol, EPSILON)
+    return as_text(self.summary(), self.protocol, EPSILON)
 
-  def _repr_html_(self) -> str:
-    return summary_text.as_html(self.summary(), self.protocol, EPSILON)
-
-  def plot_norm_ratios(self, path: str | os.PathLike) -> None:
-    """Writes a PNG of the norms of the first token relative to those of the others, by block."""
-    from sink_jax.evaluate import plots  # as above
-
-    kinds = ('value', 'key', 'hidden', 'hidden_before_norm')
-    plots.norm_ratios({kind: self.norm_ratio(kind) for kind in kinds}, path, blocks=self.blocks,
-                      name=self.protocol.get('run', ''))
+  def _index(self, position: int) -> int:
+    length = self.importance.shape[-1]
+    if not 1 <= position <= length:
+      raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')
+    return position - 1
 
 
-def _check_position(position: int, values: np.ndarray) -> None:
-  length = values.shape[-1]
-  if not 1 <= position <= length:
-    raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')
+def as_text(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float) -> str:
+  """The lines of a summary for a terminal; the arguments are as in sink_report.json."""
+  step = '' if protocol.get('step') is None else f', step {protocol["step"]}'
+  dtype = f', {protocol["dtype"]}' if 'dtype' in protocol else ''
+  lines = [f'{protocol.get("run") or "model"}{step}: {protocol["sequences"]} sequences of '
+           f'{protocol["length"]} tokens{dtype}',
+           *text_table(('metric', 'value', 'meaning'), table_rows(summary, protocol, epsilon), left=(0, 2))]
+  if protocol['scores'] != _EXACT:
+    lines.append('* of proxy scores: the rows of this attention do not sum to one')
+  note = limit_note(protocol.get('first_token_limits', ()), protocol['length'], epsilon)
+  return '\n'.join([*lines, note] if note else lines)
+
+
+def table_rows(summary: Mapping[str, Any], protocol: Mapping[str, Any],
+               epsilon: float) -> list[tuple[str, str, str]]:
+  """Name, value and meaning of each number of a summary that is shown."""
+  star = '' if protocol['scores'] == _EXACT else '*'
+  size = lambda x: f'{x:.2f}' if x < 100 else f'{x:,.0f}'
+  rows = [('Sink_1', f'{summary["sink_1"]:.1f} %{star}',
+           f'of heads give the first token more than {epsilon:g}')]
+  if summary['sink_bias_slot'] is not None:  # takes the sink of the first token over (Table 4)
+    rows.append(('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; as sail-sg/Attention-Sink '
+                 f'counts: {summary["sink_bias_slot_released"]:.1f} %'))
+  rows += [(f'{which} importance', f'{summary[f"{which}_importance"]:.3f}{star}',
+            'of the first token, over heads') for which in ('largest', 'mean')]
+  rows.append(('raw mass', f'{summary["raw_mass_1"]:.3f}',
+               f'on the first token, of {summary["raw_row_mass"]:.3f} in a row'))
+  known = lambda ratios, blocks: [pair for pair in zip(ratios, blocks) if pair[0] is not None]
+  if pairs := known(summary.get('value_ratio', ()), protocol.get('blocks', ())):
+    rows.append(('value norm ratio', size(min(pairs)[0]),
+                 f'first token to the others, smallest in block {min(pairs)[1]}'))
+  hidden = summary.get('hidden_ratio', ())
+  if pairs := known(hidden[1:], range(1, len(hidden))):
+    rows.append(('hidden norm ratio', size(max(pairs)[0]),
+                 f'first token to the others, largest in block {max(pairs)[1]}'))
+  # The activation that exceeds the median of its block most; the first entry is the embedding.
+  peaks = zip(*(summary.get(f'activation_{key}', ()) for key in ('max', 'median', 'position', 'channel')))
+  if times := [(peak[0] / peak[1], block, *peak) for block, peak in enumerate(peaks) if peak[0] and peak[1]]:
+    ratio, block, largest, _, token, channel = max(times)
+    rule = '' if ratio > BEYOND[0] else f' (massive: above {BEYOND[0]})'
+    rows.append(('largest activation', size(largest), f'{ratio:,.0f} times the median{rule}: channel '
+                 f'{channel:g} of token {token:g}, {f"block {block}" if block else "the embedding"}'))
+  return rows
+
+
+def limit_note(limits: Sequence[float], length: int, epsilon: float) -> str:
+  """A line about the blocks whose mask, by `first_token_limits`, allows no sink; '' without one."""
+  below = [limit for limit in limits if limit <= epsilon]
+  if not below:
+    return ''
+  where = 'every block' if len(below) == len(limits) else f'{len(below)} of {len(limits)} blocks'
+  return (f'Sink_1 is 0 by construction in {where}: at most {100 * max(below):.0f} % of {length} queries see '
+          f'the first token there, and a sink needs more than {epsilon:g}; take shorter sequences')

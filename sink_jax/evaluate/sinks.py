@@ -1,13 +1,12 @@
-"""Sink metrics on plain attention maps, NumPy or JAX (Section 3.2).
+"""Sink metrics on plain attention maps, NumPy or JAX (Section 3.2), and their nulls.
 
-This module needs NumPy, JAX and jaxtyping alone, so that it serves maps of any origin.
+This module needs only NumPy, JAX and jaxtyping, so that it serves maps of any origin.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -16,12 +15,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Real, Shaped
 
-from sink_jax.arguments import explained
+from sink_jax.evaluate import EPSILON
 
+DRAWS = 500  # of random targets for a null
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
 _ROUNDING = 1.001  # of sums over thousands of rows in float32
-_PART = 2**22  # numbers that are summed at a time
-_AXES = ('sequence', 'block', 'head')
 
 # What comes in as a NumPy array goes out as one, and likewise for JAX.
 _Array = TypeVar('_Array', Array, np.ndarray)
@@ -34,247 +32,162 @@ class Tensor(Protocol):
   def detach(self) -> Any: ...
 
 
-@explained
 def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence | Tensor,
                raw: bool = False) -> Float[_Array, '*lead T']:
   """Computes the importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
 
-  Sums are in float32, or in the dtype of the maps if that is wider. Integers and booleans are taken
-  as weights. The values of arrays are checked; those of tracers cannot be.
-
   Args:
-    attention: (..., T, T), queries then keys; an array, a PyTorch tensor, or nested lists or tuples
-      of them, such as the `attentions` of a transformers model. Under a causal mask A[i, k] is
-      zero for i < k. Under a prefix mask it is not, and these rows are added to the sum as well, as
-      in the official implementation (sail-sg/Attention-Sink).
+    attention: (..., T, T), queries then keys; an array, a PyTorch tensor, or nested lists or tuples of
+      them, such as the `attentions` of a transformers model. Under a prefix mask the rows i < k are added
+      to the sum as well, as in the official implementation (sail-sg/Attention-Sink).
     raw: whether the maps hold unnormalised masses, which may be negative, in rows of any sum.
 
   Returns:
-    The importance (..., T), an array of JAX for one of JAX, and of NumPy for all else. That of the
-    last keys is a mean over few queries: over one for k = T, and over two for k = T - 1.
+    The importance (..., T), in float32 or wider; an array of JAX for one of JAX, of NumPy for all else.
+    That of the last keys is a mean over few queries: over one for k = T, and over two for k = T - 1.
 
   Raises:
-    ValueError: the maps are not square, are empty, or do not hold real and finite numbers; without
-      `raw` also if a weight is negative or a row sums to more than 1.01. The message names the
-      first such entry.
+    ValueError: the maps are not square, or empty, or not of real and finite numbers; without `raw` also
+      if a weight is negative or a row sums to more than 1.01. Names the first such row. Tracers pass.
   """
-  attention = _without_tensors(attention, 'attention')
-  xp = _library(attention)
-  maps = _real(xp, attention, 'attention')
+  xp, maps = _array(attention, 'attention')
   if maps.ndim < 2 or maps.shape[-1] != maps.shape[-2]:
-    raise ValueError('attention must have shape (..., T, T), queries then keys, not '
-                     f'{maps.shape}.')
-  columns = []
-  for part in _parts(xp, maps):
-    # Axis -2 has the queries, so that a number per key remains.
-    columns.append(_sums(xp, part, -2))
-    if isinstance(maps, Tracer):
-      continue
-    # Written so that a NaN, which fails every comparison, counts as unsound.
-    sound = (xp.isfinite(columns[-1]).all() if raw else
-             _sums(xp, part, -1).max() <= _ROW_LIMIT and part.min() >= 0)
-    if not sound:
-      raise ValueError(_fault_of_maps(np.asarray(maps), raw))
-  length = maps.shape[-1]
-  return xp.concatenate(columns).reshape(maps.shape[:-1]) / (length - xp.arange(length))
+    raise ValueError(f'attention must have shape (..., T, T), queries then keys, not {maps.shape}.')
+  wide, length = xp.promote_types(maps.dtype, xp.float32), maps.shape[-1]
+  alpha = maps.sum(-2, dtype=wide) / (length - xp.arange(length))
+  if raw:
+    _check('importance of key', xp.isfinite(alpha), alpha, 'attention must be finite')
+  else:  # a NaN fails both comparisons
+    rows, least = maps.sum(-1, dtype=wide), maps.min(-1)
+    _check('sum of attention row', (least >= 0) & (rows <= _ROW_LIMIT), rows,
+           'weights are finite and not negative, and a row of them sums to 1.01 at most: pass weights, not '
+           'scores, or raw=True for unnormalised masses')
+  return alpha
 
 
-@explained
 def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
-              epsilon: float | Array = 0.3, raw: bool = False) -> Float[_Array, ' T']:
+              epsilon: float | Array = EPSILON, raw: bool = False) -> Float[_Array, ' T']:
   """Computes Sink_k^epsilon, the share of heads whose importance of token k exceeds epsilon.
 
   The threshold is applied to each sequence, and then the mean is taken over sequences, layers and
   heads. This is the order of the official implementation (sail-sg/Attention-Sink).
 
   Args:
-    importance: (S, N, H, T): sequences, layers, heads, keys, as `importance` returns it; the first
-      three axes may come in any order. The last axis may hold only the first keys.
+    importance: (S, N, H, T): sequences, layers, heads, keys, as `importance` returns it; the first three
+      axes may come in any order, and the last may hold only the first keys.
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
     raw: whether the importance is that of unnormalised masses, which may be negative or large.
 
   Returns:
-    The rates (T,), an array of JAX for one of JAX, and of NumPy for all else; entry 0 is Sink_1.
-    The last entries are rates of a mean over few queries, see `importance`.
+    The rates (T,), of the library of the importance; entry 0 is Sink_1. The last are of few queries.
 
   Raises:
-    ValueError: the importance has another shape, is empty or does not hold real and finite numbers,
-      or epsilon lies outside (0, 1); without `raw` also if an importance lies below 0 or above
-      T / (T - k + 1), its value where all queries attend to key k alone under a prefix mask. The
-      message names the first such entry.
+    ValueError: the importance has another shape or is not finite, or epsilon lies outside (0, 1); without
+      `raw` also if an importance is negative or above T / (T - k + 1), its value where all queries attend
+      only to key k under a prefix mask. Names the first such entry.
   """
-  importance = _without_tensors(importance, 'importance')
-  xp = _library(importance)
-  alpha = _real(xp, importance, 'importance')
-  if _are_maps(xp, alpha):
-    raise ValueError(f'these are attention maps, of shape {alpha.shape}: call importance first, as '
-                     'in sink_rate(importance(maps)).')
-  if alpha.ndim != 4:
-    raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, '
-                     f'keys, not {alpha.shape}.')
+  xp, alpha = _array(importance, 'importance')
+  maps = False  # those of four axes are told from importances by causal rows that sum to one
+  if alpha.ndim == 4 and alpha.shape[-1] == alpha.shape[-2] and not isinstance(alpha, Tracer):
+    maps = not xp.triu(alpha, 1).any() and (abs(alpha.sum(-1) - 1) < 0.01).all()
+  if alpha.ndim != 4 or maps:
+    raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, keys. This is '
+                     f'{alpha.shape}; of attention maps take sink_rate(importance(maps)).')
   check_epsilon(epsilon)
-  if not isinstance(alpha, Tracer):
-    keys = alpha.shape[-1]
-    # Of the first keys alone, this is above the bound of the whole text.
-    highest_T = _ROW_LIMIT * _ROUNDING * keys / (keys - np.arange(keys))
-    sound = (xp.isfinite(alpha).all() if raw else
-             alpha.min() >= 0 and (alpha.max((0, 1, 2)) <= highest_T).all())
-    if not sound:
-      raise ValueError(_fault_of_importance(np.asarray(alpha), highest_T))
+  keys = alpha.shape[-1]
+  # Of only the first keys, this is above the bound of the complete text.
+  highest_T = _ROW_LIMIT * _ROUNDING * keys / (keys - np.arange(keys))
+  _check('importance', xp.isfinite(alpha) if raw else (alpha >= 0) & (alpha <= highest_T), alpha,
+         'it must be finite, and without raw=True between 0 and T / (T - k + 1)')
   # The dtype of the importance may not hold epsilon: bfloat16 rounds 0.3 to 0.3008.
-  above = alpha.astype(_wide(xp, alpha)) > epsilon
+  above = alpha.astype(xp.promote_types(alpha.dtype, xp.float32)) > epsilon
   # A count of whole numbers is exact, where a mean of float32 stops counting at 2^24.
   return xp.count_nonzero(above, axis=(0, 1, 2)) / math.prod(alpha.shape[:3])
 
 
-def check_epsilon(epsilon: float | Array, name: str = 'epsilon') -> None:
-  """Checks that a threshold lies between 0 and 1; a tracer is not checked.
-
-  Raises:
-    ValueError: it lies elsewhere, or is no number.
-  """
-  if isinstance(epsilon, Tracer):
-    return
-  try:
-    number = float(epsilon)
-  except (TypeError, ValueError):
-    number = math.nan
-  # float('0.3') is a number, but a text compares with no importance.
-  if isinstance(epsilon, str) or not 0 < number < 1:
-    raise ValueError(f'{name}={epsilon!r}: importance lies between 0 and 1; the paper uses 0.3.')
-
-
-@explained
 def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
                    rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
                    level: float = 0.1) -> int | None:
   """Returns the first step from which on `rate` stays at or above `level`; None without one.
 
-  Args:
-    steps: the steps of the P probes, in ascending order.
-    rate: the rate at each of them, such as Sink_1.
-    level: the level, in the unit of the rate.
-
-  Raises:
-    ValueError: `steps` and `rate` are not one-dimensional and equally long, or a rate is not
-      finite.
+  steps: of the P probes, in ascending order. rate: at each of them, such as Sink_1; level has its unit.
+  A ValueError says if they are not one-dimensional and equally long, or a rate is not finite.
   """
   rates_P = np.asarray(rate, np.float64)
   if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():
-    raise ValueError('steps and rate must be one-dimensional and equally long, with finite '
-                     f'rates; they are {np.shape(steps)} and {rates_P.shape}.')
-  above = rates_P >= level
-  if not len(above) or not above[-1]:
-    return None
-  # The probe after the last one that was below; the first probe of all if none was.
-  below = np.flatnonzero(~above)
-  return int(np.asarray(steps)[below[-1] + 1 if len(below) else 0])
+    raise ValueError('steps and rate must be one-dimensional and equally long, with finite rates; they are '
+                     f'{np.shape(steps)} and {rates_P.shape}.')
+  below = np.flatnonzero(rates_P < level)
+  first = below[-1] + 1 if len(below) else 0
+  return int(np.asarray(steps)[first]) if first < len(rates_P) else None
 
 
-def _without_tensors(x, name: str):
-  """The argument with NumPy arrays in the place of PyTorch's tensors, which is not imported."""
-  if x is None or isinstance(x, (list, tuple)) and any(part is None for part in x):
-    raise ValueError(f'{name} is None: transformers returns attention maps of models that are loaded '
-                     "with attn_implementation='eager' and called with output_attentions=True.")
-  if isinstance(x, Tensor):
-    tensor = x.detach()
-    # NumPy has no bfloat16.
-    return (tensor if 'float64' in str(tensor.dtype) else tensor.float()).cpu().numpy()
-  if isinstance(x, (list, tuple)) and x and isinstance(x[0], (Tensor, list, tuple)):
-    return [_without_tensors(part, name) for part in x]
-  return x
+def check_epsilon(epsilon: float | Array) -> None:
+  """Raises a ValueError unless a threshold lies between 0 and 1; a tracer is not checked."""
+  if not isinstance(epsilon, Tracer) and not 0 < epsilon < 1:
+    raise ValueError(f'epsilon={epsilon!r}: importance lies between 0 and 1; the paper uses {EPSILON}.')
 
 
-def _are_maps(xp: ModuleType, x) -> bool:
-  """Whether an array in the place of importances holds attention maps.
+def random_targets(sequences: int, length: int) -> np.ndarray:
+  """Indices (DRAWS, S) of a target in each sequence, the same in every call, for nulls.
 
-  Of four axes it can also hold importances, unless its rows are shares and causal.
+  A null is what a measure of the first token would be at a random position of each sequence in its
+  place (Xu, arXiv 2606.02378): the 99th percentile over the draws, whose maximum grows with their
+  number. Targets lie in the first half: few rows see a later token, so that its importance is noise.
   """
-  if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
-    return False
-  if x.ndim > 4 or isinstance(x, Tracer):
-    return x.ndim > 4
-  return not xp.triu(x, 1).any() and bool((abs(_sums(xp, x, -1) - 1) < 0.01).all())
+  return np.random.default_rng(0).integers(1, max(2, length // 2), (DRAWS, sequences))
 
 
-def _library(x) -> ModuleType:
-  return jnp if isinstance(x, jax.Array) else np
+def sink_rate_null(importance_SxNxHxT: Float[np.ndarray, 'S N H T'], epsilon: float = EPSILON) -> float:
+  """The 99th percentile, over random targets, of the share of heads above epsilon."""
+  sequences, *_, length = importance_SxNxHxT.shape
+  rates_SxT = (importance_SxNxHxT > epsilon).mean((1, 2))
+  rates_RxS = rates_SxT[np.arange(sequences), random_targets(sequences, length)]
+  return float(np.percentile(rates_RxS.mean(1), 99))
 
 
-def _real(xp: ModuleType, x, name: str):
-  """x as an array of real numbers that is not empty."""
-  x = xp.asarray(x)
+def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
+  """The 99th percentile, over random targets, of the largest ratio of norms of any of M blocks.
+
+  A ratio is that of `SinkReport.norm_ratio`: the mean norm of the targets over that of all other
+  tokens of the sequences. It is not finite where all others are zero.
+  """
+  sequences, _, length = norms_SxMxT.shape
+  norms_SxMxT = np.asarray(norms_SxMxT, np.float64)
+  at_RxM = np.stack([norms_SxMxT[np.arange(sequences), :, target_S].mean(0)
+                     for target_S in random_targets(sequences, length)])
+  others_RxM = (norms_SxMxT.mean((0, 2)) * length - at_RxM) / (length - 1)
+  with np.errstate(divide='ignore', invalid='ignore'):
+    return float(np.percentile((at_RxM / others_RxM).max(1), 99))
+
+
+def _array(x: Any, name: str) -> tuple[Any, Any]:
+  """The library of an argument, and the argument as an array of it: of real numbers, not empty."""
+  xp = jnp if isinstance(x, jax.Array) else np
+  x = xp.asarray(_without_tensors(x, name))
   if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
     raise ValueError(f'{name} must hold real numbers, not {x.dtype}.')
-  if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
-    raise ValueError(f'{name} of {x.dtype} is too coarse for sums of shares: give it in float32, '
-                     'from before it was rounded.')
   if not x.size:
     raise ValueError(f'{name} of shape {x.shape} is empty.')
-  return x
+  return xp, x
 
 
-def _wide(xp: ModuleType, x) -> np.dtype:
-  return xp.promote_types(x.dtype, xp.float32)
+def _without_tensors(x: Any, name: str) -> Any:
+  """The argument with NumPy arrays in place of PyTorch's tensors, which is not imported."""
+  if x is None:
+    raise ValueError(f'{name} is None: transformers returns attention maps of models that are loaded '
+                     "with attn_implementation='eager' and called with output_attentions=True.")
+  if isinstance(x, (list, tuple)):
+    return [_without_tensors(part, name) for part in x]
+  if not isinstance(x, Tensor):
+    return x
+  tensor = x.detach()  # NumPy has no bfloat16
+  return (tensor if 'float64' in str(tensor.dtype) else tensor.float()).cpu().numpy()
 
 
-def _parts(xp: ModuleType, maps) -> Iterator:
-  """The maps, a part at a time where they are NumPy's.
-
-  A part stays in the processor's cache between its two sums, and its wider copy is small.
-  """
-  # XLA plans its own passes over an array of JAX, and a single map is its own part.
-  if xp is jnp or maps.ndim == 2:
-    yield maps
+def _check(what: str, sound: Any, values: Any, rule: str) -> None:
+  """Raises a ValueError that names the first entry that is not sound; tracers are not checked."""
+  if isinstance(sound, Tracer) or sound.all():
     return
-  size = max(1, _PART // maps[0].size)
-  for i in range(0, len(maps), size):
-    yield maps[i:i + size].astype(_wide(np, maps), copy=False)
-
-
-def _sums(xp: ModuleType, maps, axis: int):
-  """Sums over one of the last two axes."""
-  if xp is np:  # einsum is faster than np.sum
-    return np.einsum('...ij->...j' if axis == -2 else '...ij->...i', maps, dtype=_wide(np, maps))
-  return maps.sum(axis, dtype=_wide(xp, maps))
-
-
-def _fault_of_maps(maps: np.ndarray, raw: bool) -> str:
-  """Why `importance` refuses maps, with the first weight or row that is at fault."""
-  at = lambda bad, last: _position('attention', bad, (*_AXES, 'row', 'key')[:5 if last else 4])
-  if (bad := ~np.isfinite(maps)).any():
-    return f'{at(bad, True)} is {maps[_first(bad)]}: attention weights are finite numbers.'
-  if not raw and (bad := maps < 0).any():
-    return (f'{at(bad, True)} is {maps[_first(bad)]:g}, and no attention weight is negative: pass '
-            'weights, not scores, or raw=True for unnormalised masses.')
-  # Last, as a NaN or an infinity spoils the sum of its row too, and naming the entry helps more.
-  rows = _sums(np, maps, -1)
-  if not raw and (bad := ~(rows <= _ROW_LIMIT)).any():
-    return (f'{at(bad, False)} sums to {rows[_first(bad)]:.4g}, and a row of attention weights to '
-            'one at most: pass weights, not scores, or raw=True for unnormalised masses.')
-  return f'attention: the sums over its rows are beyond what {_wide(np, maps)} holds.'
-
-
-def _fault_of_importance(alpha: np.ndarray, highest_T: np.ndarray) -> str:
-  """Why `sink_rate` refuses an importance, with the first that is at fault."""
-  bad = ~np.isfinite(alpha)
-  if bad.any():
-    return (f'{_position("importance", bad, (*_AXES, "key"))} is {alpha[_first(bad)]}: an '
-            'importance is a finite number.')
-  bad = (alpha < 0) | (alpha > highest_T)
-  keys, key = alpha.shape[-1], _first(bad)[-1]
-  return (f'{_position("importance", bad, (*_AXES, "key"))} is {alpha[_first(bad)]:.4g}, outside 0 '
-          f'to {keys / (keys - key):.4g}: the rows of its attention are no shares of one; raw=True '
-          'takes unnormalised masses.')
-
-
-def _first(bad: np.ndarray) -> tuple[int, ...]:
-  return tuple(int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
-
-
-def _position(name: str, bad: np.ndarray, axes: tuple[str, ...]) -> str:
-  """'attention[0, 2, 1] (block, head, row; from 0)': the first bad entry, by the last axes."""
-  index = _first(bad)
-  # Maps may have more leading axes than these, or fewer: the names are those of the last ones.
-  names = ', '.join(('...', *axes) if len(index) > len(axes) else axes[-len(index):])
-  return f'{name}[{", ".join(map(str, index))}] ({names}; from 0)'
+  index = tuple(map(int, np.unravel_index(int(sound.argmin()), sound.shape)))
+  raise ValueError(f'{what} [{", ".join(map(str, index))}] (from 0) is {float(values[index]):.4g}: {rule}.')

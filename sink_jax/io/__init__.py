@@ -1,5 +1,5 @@
-"""Files, hashes, locks, paths, progress: what every room needs of the machine.
+"""Files, paths, processes and the terminal: what every room needs of the machine.
 
-Nothing here knows of models, attention or experiments, and nothing here but the compile cache
-imports jax. What only one room uses belongs to that room.
+Nothing here knows of models or experiments, and only the compile cache imports jax. What only one room
+uses belongs to that room.
 """

@@ -1,43 +1,39 @@
-"""Whole files: written completely or not at all, and read only where they are small."""
+"""Files that are written completely or not at all, files that are small enough to read, and digests."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
 from sink_jax.io.paths import AnyPath, is_local
 
 SMALL = 1 << 23  # bytes of a JSON file of a run, which may take thirty times as much memory
-LARGEST = 1 << 27  # bytes; the tokenizers and indices of published models are below 40 MB
-
 _TEMPORARY = re.compile(r'\..+\.[0-9a-f]{12}')
 
 
 @contextlib.contextmanager
 def named_in_errors(path: str | os.PathLike) -> Iterator[None]:
-  """Names the file in errors of the system that do not: a full disk, a limit of sizes."""
+  """Names the file in errors of the system that do not, such as of a full disk."""
   try:
     yield
   except OSError as error:
     if error.errno is None or error.filename is not None:
       raise
-    limit = ' (ulimit -f is the largest size it may have)' if error.errno == errno.EFBIG else ''
-    raise OSError(error.errno, f'{error.strerror}{limit}', os.fspath(path)) from None
+    raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
 @contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
-  """Yields a file to write, which takes the place of `path` when the block ends without error.
+  """Yields a file to write, which replaces `path` when the block ends without error, and not before.
 
-  Until then `path` is what it was, and after a power cut it is one or the other as a whole. An
-  error removes what was written. What a killed process leaves is hidden, and removed where the
-  owner of the folder calls `remove_temporaries`.
+  What a killed process leaves is for `remove_temporaries`.
   """
   # Beside `path`, since only within one file system is a rename atomic.
   temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')  # as _TEMPORARY has it
@@ -54,7 +50,7 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: AnyPath, content: str | bytes) -> None:
-  """Writes a whole file or nothing, also through a power cut; on a disk or in an object store."""
+  """Writes a complete file or nothing, also through a power cut; on a disk or in an object store."""
   data = content.encode() if isinstance(content, str) else content
   if is_local(path):
     with replace_atomically(path) as file:
@@ -71,18 +67,24 @@ def remove_temporaries(folder: AnyPath) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_text_limited(path: str | AnyPath, largest: int = LARGEST) -> str:
-  """Reads a text in UTF-8 from a disk or an object store, `largest` bytes at most.
-
-  Files that a user names may be anything: a device without an end, or more than the memory.
-
-  Raises:
-    ValueError: it is no regular file, too large, or no UTF-8. OSError: it cannot be read.
-  """
+def read_text_limited(path: str | AnyPath, largest: int = 1 << 27) -> str:
+  """Reads a text in UTF-8; a ValueError says if it has more than `largest` bytes, or is a device."""
   path = Path(path) if isinstance(path, str) else path
   with path.open('rb') as file:
-    if path.is_file():  # a device has no end
-      data = file.read(largest + 1)
-      if len(data) <= largest:
-        return data.decode('utf-8')
-  raise ValueError(f'{path} is not a file of at most {largest} bytes.')
+    data = file.read(largest + 1) if path.is_file() else None  # a device has no end
+  if data is None or len(data) > largest:
+    raise ValueError(f'{path} is not a file of at most {largest} bytes.')
+  return data.decode('utf-8')
+
+
+def sha256_of_files(files: Iterable[AnyPath]) -> list[str]:
+  """The hexadecimal digests of files, in order, several at a time: hashing leaves the interpreter free."""
+  def digest(path: AnyPath) -> str:
+    with path.open('rb') as file:
+      found = hashlib.sha256()
+      while block := file.read(1 << 22):
+        found.update(block)
+      return found.hexdigest()
+
+  with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    return list(pool.map(digest, files))

@@ -1,8 +1,7 @@
 """Paths that people write: on a disk, or in an object store such as gs://bucket/runs.
 
-A path is made once, by `to_path`, and handed on as an object. On a disk it is a `pathlib.Path`; in
-an object store an `epath.Path`, which has the same methods but no locks, no appending and no atomic
-renames. Code that needs those asks `is_local`.
+A path is made once, by `to_path`. On a disk it is a `pathlib.Path`; in an object store an `epath.Path`,
+which has the same methods but no locks, no appending and no atomic renames.
 """
 
 from __future__ import annotations
@@ -19,47 +18,28 @@ import fsspec
 from etils import epath
 from fsspec.config import conf
 
-AnyPath = Path | epath.Path  # on a disk, or its like in an object store; see `to_path`
-
-_REMEDY = ('write the path in full; for caches, set SINK_JAX_CACHE=/PATH, which stands in the '
-           'place of ~/.cache/sink_jax')
+AnyPath = Path | epath.Path
 
 
 def expanded(path: str | os.PathLike) -> Path:
-  """The path with its ~ replaced.
-
-  Raises:
-    ValueError: this user, or the one that ~NAME names, has no home directory.
-  """
+  """The path with its ~ replaced; a ValueError where there is no such home directory."""
   try:
     return Path(path).expanduser()
   except RuntimeError:
-    raise ValueError(f'{path}: there is no such home directory here: {_REMEDY}.') from None
+    raise ValueError(f'{path}: there is no such home directory: write the path in full; for caches, set '
+                     'SINK_JAX_CACHE=/PATH.') from None
 
 
-def cache_root(option: str = '') -> Path:
-  """The folder of all caches: the option, else $SINK_JAX_CACHE, else ~/.cache/sink_jax.
-
-  With an option such as gs://bucket/folder, which is not of this machine, it is the default.
-
-  Raises:
-    ValueError: the default is below the home directory, and this user has none.
-  """
-  local = '' if '://' in option else option
-  folder = local or os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax'
-  return expanded(folder)
+def cache_root() -> Path:
+  """The folder of all caches."""
+  return expanded(os.environ.get('SINK_JAX_CACHE') or '~/.cache/sink_jax')
 
 
 def to_path(path: str | os.PathLike) -> AnyPath:
-  """A path object, absolute where it is on a disk: `pathlib.Path`, or its like for gs://.
+  """A path object of what a user names, absolute where it is on a disk; its results are returned as they are.
 
-  Everything that a user names as a workdir, a folder of runs or an output goes through it, so that
-  a gs:// path never becomes one on a disk. A path that it has returned is returned as it is.
-
-  Raises:
-    ValueError: a gs:// path without the package that reads them, one that cannot be reached,
-      another kind of URL, a ~ without a home directory, or one that `pathlib.Path` has shortened
-      to gs:/.
+  A ValueError says if a gs:// path cannot be reached, needs a package, or was shortened to gs:/ by
+  `pathlib.Path`, and if it is another URL.
   """
   if os.fspath(path).startswith('gs:/') and isinstance(path, Path):
     raise ValueError(f'{path} has lost a slash in pathlib.Path: give gs:// paths as text.')
@@ -71,10 +51,9 @@ def to_path(path: str | os.PathLike) -> AnyPath:
   conf['gcs'] = {**conf.get('gcs', {}), 'use_listings_cache': False}
   try:
     remote = epath.Path(path)
+    remote.exists()  # fails here, with a remedy, and not in the middle of a run
   except KeyError:  # file://, https://
     raise ValueError(f'{path}: name a folder of a disk, or gs://bucket/folder.') from None
-  try:
-    remote.exists()  # fails here, with a remedy, and not in the middle of a run
   except ImportError:
     raise ValueError(f'{path}: gs:// paths need gcsfs: pip install "etils[epath-gcs]".') from None
   except Exception as error:  # credentials, names of buckets, the network: of many libraries
@@ -88,34 +67,22 @@ def is_local(path: object) -> TypeGuard[Path]:
 
 
 def to_local_path(path: str | os.PathLike, option: str, remedy: str) -> Path:
-  """`to_path` for what can only be on a disk.
-
-  Raises:
-    ValueError: it is in an object store; names the option and the remedy.
-  """
+  """`to_path` for what can only be on a disk; a ValueError that names the option and the remedy."""
   if '://' in os.fspath(path):
     raise ValueError(f'{option}={path} must be a folder on a disk: {remedy}.')
-  local = to_path(path)
-  assert is_local(local)
-  return local
+  return expanded(path).absolute()
 
 
 def files_below(path: AnyPath) -> list[AnyPath]:
-  """All files of a folder and of its folders, sorted; those of an object store in one listing.
-
-  Raises:
-    FileNotFoundError: there is no such folder.
-  """
-  files: list[AnyPath] = []
+  """All files of a folder and of its folders, sorted; a FileNotFoundError where there is no such folder."""
   if is_local(path):
-    for entry in path.iterdir():
-      files += files_below(entry) if entry.is_dir() else [entry]
-  else:
-    # A request for each folder would take a minute for a checkpoint.
-    store, root = fsspec.url_to_fs(os.fspath(path))
-    files += [path / file.removeprefix(root).lstrip('/') for file in store.find(root)]
-    if not files:  # an object store has no empty folders
-      raise FileNotFoundError(f'{path} does not exist.')
+    return sorted(file for entry in path.iterdir()
+                  for file in (files_below(entry) if entry.is_dir() else [entry]))
+  # One listing: a request for each folder would take a minute for a checkpoint.
+  store, root = fsspec.url_to_fs(os.fspath(path))
+  files = [path / file.removeprefix(root).lstrip('/') for file in store.find(root)]
+  if not files:  # an object store has no empty folders
+    raise FileNotFoundError(f'{path} does not exist.')
   return sorted(files)
 
 
@@ -126,43 +93,30 @@ def files_named(path: AnyPath, names: Collection[str]) -> list[AnyPath]:
   return [file for file in files_below(path) if any(map(file.match, names))]
 
 
-def free_name(path: AnyPath) -> AnyPath:
-  """The path, or NAME.again, NAME.again.again, ... where it is taken; its folder is made."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  while path.exists():
-    path = path.with_name(path.name + '.again')
-  return path
-
-
 def move_folder(source: AnyPath, target: AnyPath) -> None:
-  """Moves a folder; in an object store, which has no renames, file by file."""
+  """Moves a folder to a path, or to NAME.again, NAME.again.again, ... where that is taken."""
+  target.parent.mkdir(parents=True, exist_ok=True)
+  while target.exists():
+    target = target.with_name(target.name + '.again')
   if is_local(source):
     source.rename(target)
     return
-  assert isinstance(source, epath.Path)
-  for file in files_below(source):
-    assert isinstance(file, epath.Path)
-    file.copy(target / file.relative_to(source))
-  source.rmtree()
+  for file in files_below(source):  # an object store has no renames
+    epath.Path(file).copy(target / file.relative_to(source))
+  epath.Path(source).rmtree()
 
 
 def import_file(path: str | Path) -> ModuleType:
-  """The module of a Python file, imported once; it can import others of its folder as configs.NAME.
-
-  Raises:
-    ValueError: there is no such file, or it cannot be run; names it and the reason.
-  """
+  """The module of a Python file, imported once; it can import others of its folder as configs.NAME."""
   file = Path(path).expanduser().resolve()
   if not file.is_file() and not os.path.isabs(path):  # the configs of this project, from anywhere
     file = Path(__file__).parents[2] / path
-  if not file.is_file():
-    raise ValueError(f'there is no file {path}.')
   for module in list(sys.modules.values()):
     if getattr(module, '__file__', None) == str(file):
       return module
   spec = importlib.util.spec_from_file_location(f'configs.{file.stem}', file)
-  if spec is None or spec.loader is None:
-    raise ValueError(f'{path} is not a Python file: its name does not end in .py.')
+  if spec is None or spec.loader is None or not file.is_file():
+    raise ValueError(f'there is no file {path}, or it does not end in .py.')
   module = importlib.util.module_from_spec(spec)
   sys.path[:0] = [str(file.parent.parent), str(file.parent)]
   try:

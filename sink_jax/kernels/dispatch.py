@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sink_jax.arguments import check_known, explained
+from sink_jax.arguments import check_known
 from sink_jax.attention import AnyArray
 from sink_jax.attention.spec import (
   AttentionSpec,
@@ -37,7 +37,6 @@ _PREFERRED = {
 _log = logging.getLogger('sink_jax')
 
 
-@explained
 def attend(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sink_jax.arguments import explained
 from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
 from sink_jax.kernels import chunked, flash
@@ -43,7 +42,6 @@ class Importance(NamedTuple):
   bias_slot_released: Float[Array, '*B H'] | None
 
 
-@explained
 def streaming_importance(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,

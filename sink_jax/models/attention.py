@@ -16,7 +16,6 @@ from sink_jax.attention.spec import (
   position_qk,
   transform_values,
 )
-from sink_jax.kernels.angles import query_key_angles
 from sink_jax.kernels.cached import attend_cached, attend_cached_each
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
@@ -138,7 +137,7 @@ class Attention(nn.Module):
     if options.last_query:
       last = last_row(spec, transformed, params)[..., tokens]
     if options.angles:
-      angles = query_key_angles(q[:, tokens], k[:, tokens])
+      angles = options.angles(q[:, tokens], k[:, tokens])
     norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens]
              for x in (*normalized, v_BxTxHkvxDh, o_BxTxHxDh)]
     recorded = lambda x: x[:, tokens].astype(jnp.float32) if options.queries_keys else None

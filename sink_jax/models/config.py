@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sink_jax.arguments import explained
 from sink_jax.attention import Dims
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.per_token import NoQKNorm
@@ -97,7 +96,6 @@ class Layer:
     return f'Layer({", ".join(f"{name}={getattr(self, name)!r}" for name in names)})'
 
 
-@explained
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """A LLaMA-style decoder, as the paper trains it, and its variations.

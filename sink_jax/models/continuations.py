@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from sink_jax.arguments import explained
 from sink_jax.models.arrays import AnyArray
 from sink_jax.models.generate import (
   Model,
@@ -21,7 +20,6 @@ from sink_jax.models.run_tokenizer import RunTokenizer
 Mask = Integer[AnyArray, 'S T'] | Bool[AnyArray, 'S T'] | Sequence
 
 
-@explained
 def generate(run: Model, tokens: Tokens, length: int, *, mask: Mask | None = None, **options,
              ) -> Integer[np.ndarray, 'S n']:
   """Continues texts (S, T) by `length` tokens (S, length), or by fewer if all texts end earlier.

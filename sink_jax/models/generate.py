@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Integer
 
-from sink_jax.arguments import explained
 from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree
 from sink_jax.models.config import ModelConfig
@@ -47,7 +46,6 @@ class Model(Protocol):
   def first_token(self) -> int | None: ...
 
 
-@explained
 def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | None = None,
            temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
            seed: int = 0, eos_token_id: EosTokenId = None,
@@ -81,7 +79,6 @@ def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | Non
   return _pieces(run, tokens, length, policy, sampling, seed, endings, chunk)
 
 
-@explained
 def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
                  policy: CachePolicy | None = None, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float | None = None, seed: int = 0,

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sink_jax.arguments import explained
 from sink_jax.attention.extra_key_value import NoBias
 from sink_jax.attention.reference import scores
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
@@ -47,7 +46,6 @@ _OFFSET = -8.0
 _LOGITS = 2**26  # most logits that the loss has at a time, 256 MiB
 
 
-@explained
 def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] | None = None,
           norm: str | None = None, sink_tokens: int | None = None, start: str = 'identity',
           tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:

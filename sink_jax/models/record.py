@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import jax
 
-from sink_jax.kernels.angles import Angles
 from sink_jax.kernels.importance import Importance
 from sink_jax.models.arrays import ArrayTree
 
@@ -28,8 +27,8 @@ class RecordOptions:
       temperature, rotation and feature map, (B, T, H, Dh) and (B, T, Hkv, Dh) per layer.
     last_query: whether to record the normalised (proxy) scores of the last query, (B, H, T) per
       layer.
-    angles: whether to record averages of cosines and of products of norms of queries and keys, a
-      few numbers per head.
+    angles: a function that is applied to queries and keys as `queries_keys` would record them; its
+      results are recorded, a few numbers per head, as `evaluate.activations.query_key_angles` returns.
     describe_hidden: a function that is applied to the hidden states (B, T, D) of the embedding and
       of every block; its results are recorded, so that the states themselves need not be. It
       returns arrays, or a tree of them, whose shapes do not depend on values.
@@ -39,7 +38,7 @@ class RecordOptions:
   hidden: bool = False
   queries_keys: bool = False
   last_query: bool = False
-  angles: bool = False
+  angles: Callable[[jax.Array, jax.Array], ArrayTree] | None = None
   describe_hidden: Callable[[jax.Array], ArrayTree] | None = None
 
 
@@ -54,7 +53,7 @@ class AttentionRecord(NamedTuple):
   maps_BxHxTxT: jax.Array | None
   proxy_maps_BxHxTxT: jax.Array | None
   last_query_BxHxT: jax.Array | None
-  angles: Angles | None
+  angles: ArrayTree | None
   queries_BxTxHxDh: jax.Array | None
   keys_BxTxHkvxDh: jax.Array | None
 
@@ -95,7 +94,7 @@ class LayerRecord(NamedTuple):
   maps_BxHxTxT: jax.Array | None
   proxy_maps_BxHxTxT: jax.Array | None
   last_query_BxHxT: jax.Array | None
-  angles: Angles | None
+  angles: ArrayTree | None
   queries_BxTxHxDh: jax.Array | None
   keys_BxTxHkvxDh: jax.Array | None
   hidden_norm_BxT: jax.Array

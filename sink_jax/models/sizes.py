@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sink_jax.arguments import check_known, explained
+from sink_jax.arguments import check_known
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import Transformer
@@ -75,7 +75,6 @@ def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
   return (whole + split / tensor) * jnp.dtype(config.dtype).itemsize
 
 
-@explained
 def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
                     vocab_size: int = 50432, embeddings: bool = True) -> int:
   """Returns the number of parameters of a config, or of a named size with a vocabulary.

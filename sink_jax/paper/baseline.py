@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.io.tables import number
+from sink_jax.io.terminal import number
 from sink_jax.paper import drawing
 from sink_jax.paper.collect import Group, grouped
 from sink_jax.paper.criteria import NO_SINK, SINK

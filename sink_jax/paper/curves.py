@@ -6,7 +6,7 @@ import dataclasses
 import math
 from operator import itemgetter
 
-from sink_jax.io.tables import number
+from sink_jax.io.terminal import number
 from sink_jax.paper.collect import Group
 from sink_jax.paper.metrics import ALONE, METRICS, metric_summary, window_size
 from sink_jax.paper.numbers import PaperFigure

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
-from sink_jax.io.tables import short
+from sink_jax.io.terminal import short
 from sink_jax.paper.claims import FAILS, HOLDS, Claim
 from sink_jax.paper.metrics import METRICS
 from sink_jax.paper.parts import Part
@@ -58,7 +58,7 @@ def panels(picture: Picture) -> bytes:
   lines = {}
   for ax, panel in zip(axes.flat, shown):
     if panel.map_TxT is not None:
-      plots.attention_panel(figure, ax, panel.map_TxT, panel.title, 'attention')
+      plots.attention_panel(ax, panel.map_TxT, panel.title, 'attention')
     else:
       # A name that several panels share has one entry, of the first panel that has it.
       lines = _panel(ax, panel, names) | lines

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from sink_jax.data.tokenizer import HuggingFace
-from sink_jax.evaluate.threshold import EPSILON
+from sink_jax.evaluate import EPSILON
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.records import RunRecord
 

@@ -16,9 +16,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.inputs import KINDS
-from sink_jax.evaluate.threshold import EPSILON
-from sink_jax.io.tables import short
+from sink_jax.io.terminal import short
 from sink_jax.paper.numbers import LENGTH, PILE, same_bos
 from sink_jax.pretrained.hub import Published
 from sink_jax.report.jsontext import UNWRITTEN

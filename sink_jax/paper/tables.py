@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from sink_jax.io.tables import number, short
+from sink_jax.io.terminal import number, short
 from sink_jax.paper import numbers, open_models
 from sink_jax.paper.analysed import NOT_RUN, Analysed, listed
 from sink_jax.paper.collect import Group

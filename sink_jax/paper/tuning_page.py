@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.io.tables import number
+from sink_jax.io.terminal import number
 from sink_jax.paper import drawing, tuning
 from sink_jax.paper.collect import Group, groups_of
 from sink_jax.paper.pictures import Panel, Picture, Points, course, seed_panel, thinned

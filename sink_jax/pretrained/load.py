@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from sink_jax.arguments import explained
 from sink_jax.data.dataset import DataConfig
 from sink_jax.data.sources import DocumentSource
 from sink_jax.data.token_edits import first_token
@@ -32,7 +31,6 @@ from sink_jax.train.config import Experiment, from_dict
 from sink_jax.train.workdir import is_workdir, read_config, read_probe_tokens
 
 
-@explained
 def load_run(workdir: str | os.PathLike) -> Run:
   """Loads the model of a training run from its newest good checkpoint.
 
@@ -84,7 +82,6 @@ def saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
   return experiment, dataclasses.replace(config, implementation=None, unroll=1)
 
 
-@explained
 def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
                     mesh: jax.sharding.Mesh | None = None,
                     implementation: str | None = None) -> Run:
@@ -188,7 +185,6 @@ def run_tokenizer(workdir: str | os.PathLike, data: DataConfig) -> TextTokenizer
   return TextTokenizer.from_path(to_path(workdir) / 'tokenizer')
 
 
-@explained
 def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
              bos: str = 'tokenizer') -> list[Int32[np.ndarray, 'T']] | Int32[np.ndarray, 'S T']:
   """Returns texts as the int32 token ids for a model of `load_run` or `load_pretrained`.

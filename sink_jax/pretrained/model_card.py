@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from sink_jax.evaluate.threshold import EPSILON
+from sink_jax.evaluate import EPSILON
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.provenance import code

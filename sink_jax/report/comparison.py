@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.io.tables import number, text_table
+from sink_jax.io.terminal import number, text_table
 from sink_jax.pretrained.load import load_run
 from sink_jax.report import images
 from sink_jax.report.jsontext import UNWRITTEN, to_json

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from sink_jax.evaluate import plots
-from sink_jax.evaluate.maps import HeadMaps
+from sink_jax.evaluate.maps import HeadMaps, strongest_and_weakest
 from sink_jax.report.records import RunRecord
 
 _COLOURS = 64  # with a palette a picture takes a quarter of the space
@@ -40,9 +38,12 @@ def sink_curves(runs: Sequence[RunRecord]) -> bytes:
   # Runs of one group may have been probed with thresholds of their own; every one gets a line.
   epsilons = sorted({run.known_setup.epsilon for run, _ in probed})
   for epsilon in epsilons:
-    plots.threshold(importance, epsilon)
+    importance.axhline(epsilon, color='#555555', linewidth=1.2, linestyle=':')
+    importance.annotate(f'ε = {epsilon:g}', (1, epsilon), (-3, 3), ha='right', fontsize=9, color='#555555',
+                        xycoords=('axes fraction', 'data'), textcoords='offset points')
   rate.set_ylim(-4, 104)  # whole markers at 0 % and at 100 %
-  plots.importance_limits(importance, max(epsilons))
+  largest = max((value for _, probe in probed for value in probe.curves.largest_importance), default=0)
+  importance.set_ylim(0, max(1.5 * max(epsilons), 1.08 * largest))
   for ax, title, y in (
       (rate, f'Sink rate {plots.SINK_1} of the first token', '% of heads'),
       (importance, 'Largest importance of the first token', 'importance')):
@@ -62,7 +63,7 @@ def strongest_heads(maps: Mapping[str, HeadMaps]) -> bytes:
   down = -(-len(panels) // across)
   figure, axes = plots.canvas(max(5.2, 3.7 * across), 3.6 * down, down, across, len(panels))
   for ax, (name, heads, proxy) in zip(axes.flat, panels):
-    plots.head_panel(figure, ax, heads, heads.head(strongest=True), proxy, name)
+    plots.head_panel(ax, heads, strongest_and_weakest(heads.importance)[0], proxy, name)
   return png(figure)
 
 
@@ -94,29 +95,16 @@ def shrunk(pictures: Mapping[str, bytes], limit: int) -> Mapping[str, bytes]:
   return pictures
 
 
-def tiles(picture: bytes) -> tuple[int, list[tuple[bytes, float]]]:
-  """The width of a picture in pixels, and its panels and legend, or all of it in one.
-
-  Each is a WebP without loss, a fifth smaller than a PNG, and its share of the width.
-  """
-  image = Image.open(io.BytesIO(picture))
-  width, height = image.size
-  panels = json.loads(image.info.get(plots.PANELS, '[]'))
-  parts = []
-  for left, top, right, bottom in panels or [(0, 0, 1, 1)]:
-    drawn = io.BytesIO()
-    image.crop((round(left * width), round(top * height), round(right * width),
-                round(bottom * height))).convert('RGB').save(drawn, 'webp', lossless=True)
-    parts.append((drawn.getvalue(), right - left))
-  return width, parts
+def webp(picture: bytes) -> tuple[int, bytes]:
+  """The width of a picture in pixels, and the picture as a WebP without loss, a fifth smaller than a PNG."""
+  image, drawn = Image.open(io.BytesIO(picture)), io.BytesIO()
+  image.convert('RGB').save(drawn, 'webp', lossless=True)
+  return image.width, drawn.getvalue()
 
 
 def _encoded(image: Image.Image) -> bytes:
-  """A PNG with a palette, and with the places of panels where they are known."""
-  known = PngInfo()
-  if plots.PANELS in image.info:
-    known.add_text(plots.PANELS, image.info[plots.PANELS])
+  """A PNG with a palette."""
   small = io.BytesIO()
   # Without transparency, which the median cut of `quantize` cannot take.
-  image.convert('RGB').quantize(_COLOURS).save(small, 'png', optimize=True, pnginfo=known)
+  image.convert('RGB').quantize(_COLOURS).save(small, 'png', optimize=True)
   return small.getvalue()

@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 
-from sink_jax.io.tables import Markdown, escaped
+from sink_jax.io.terminal import Markdown, escaped
 
 
 def line(*parts: object) -> Markdown:

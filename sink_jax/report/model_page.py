@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sink_jax.evaluate.summary_text import table_rows
+from sink_jax.evaluate.sink_report import table_rows
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath
 from sink_jax.report.parts import Parts
@@ -17,8 +17,8 @@ PICTURES = {
     'head of every block.',
     'token_map.png': 'Attention of the head that gives the first token most, on one text: rows are '
     'queries, columns are keys.',
-    'norm_ratios.png': 'Length of the hidden states, values and keys of the first token, relative '
-    'to the mean of the other tokens.'}
+    'norms.png': 'Length of the hidden states, keys and values of the first token, and the mean of the '
+    'other tokens.'}
 
 
 def add_model(parts: Parts, folder: AnyPath) -> None:

@@ -15,8 +15,8 @@ from markdown_it.token import Token
 
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
-from sink_jax.io.tables import Markdown, escaped, markdown_table
-from sink_jax.report.images import shrunk, tiles
+from sink_jax.io.terminal import Markdown, escaped, markdown_table
+from sink_jax.report.images import shrunk, webp
 from sink_jax.report.markup import anchor, bold, code, joined, line, upper
 from sink_jax.report.style import STYLE
 
@@ -162,12 +162,9 @@ def _name_headings(tokens: Sequence[Token]) -> None:
 
 
 def _figure(png: bytes, alt: str, caption: str) -> str:
-  """A figure with the picture in it; its panels stand below one another on a narrow page."""
-  width, parts = tiles(png)
-  # Data URLs: a page that is moved or mailed keeps its pictures. Words stand for the first panel.
-  drawn = [f'<img src="data:image/webp;base64,{base64.b64encode(part).decode()}" '
-           f'alt="{"" if i else alt}" style="width: {100 * share:.1f}%">'
-           for i, (part, share) in enumerate(parts)]
-  # Shown as large as it was drawn, where there is room.
-  return (f'<figure style="max-width: {round(width / _PIXELS)}px">{"".join(drawn)}'
+  """A figure with the picture in it."""
+  width, picture = webp(png)
+  # A data URL: a page that is moved or mailed keeps its pictures. As large as it was drawn, where there is room.
+  return (f'<figure style="max-width: {round(width / _PIXELS)}px">'
+          f'<img src="data:image/webp;base64,{base64.b64encode(picture).decode()}" alt="{alt}">'
           f'<figcaption>{caption}</figcaption></figure>')

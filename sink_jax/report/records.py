@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 from sink_jax.evaluate import plots
 from sink_jax.io.paths import AnyPath
-from sink_jax.io.tables import data_frame, html_table, number
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
@@ -131,15 +130,6 @@ class RunRecord:
     named = [key for key in self.losses if key != 'valid']
     return named if named and self.known_setup.synthetic else ['valid']
 
-  def to_pandas(self) -> Any:
-    """A `pandas.DataFrame` of what was probed, with a row for every probed step whose
-    activations were finite.
-
-    Raises:
-      ValueError: the run was not probed. ImportError: pandas is not installed.
-    """
-    return data_frame(vars(self._curves))
-
   def plot(self, *, ax: Axes | None = None) -> Figure:
     """Draws Sink_1 of the first token, and Sink_* of an extra key, against the step.
 
@@ -158,13 +148,6 @@ class RunRecord:
     ax.legend(frameon=False)
     plots.label(ax, self.name + ('*' if self.proxy else ''), 'step', '% of heads')
     return plots.figure_of(ax)
-
-  def _repr_html_(self) -> str:
-    return html_table(
-        ['run', 'status', 'step', 'Sink_1 %', 'valid loss'],
-        [[self.name, self.status, f'{self.step:,}',
-          number(self.probe and self.probe.sink_1, '.1f') + '*' * self.proxy,
-          number((self.losses or {}).get('valid'), '.3f')]])
 
   @property
   def _curves(self) -> Curves:

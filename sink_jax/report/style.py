@@ -33,14 +33,13 @@ th:first-child { position: sticky; left: 0; background: var(--back); min-width: 
 thead th:first-child { background: var(--shade); }
 th em, td em { display: block; font-size: .85em; font-style: normal; font-weight: 400;
   color: var(--soft); overflow-wrap: anywhere; }
-figure { display: flex; flex-wrap: wrap; justify-content: space-evenly; align-items: start;
-  margin: 1.2rem auto; }
-figcaption { flex-basis: 100%; margin-top: .4rem; font-size: .9rem; color: var(--soft); }
+figure { margin: 1.2rem auto; }
+figure img { width: 100%; }
+figcaption { margin-top: .4rem; font-size: .9rem; color: var(--soft); }
 summary { cursor: pointer; font-weight: 600; margin: .8rem 0; }
 @media (max-width: 40rem) {
   table { font-size: .8rem; }
   th, td { padding: .35rem .3rem; }
   th:first-child { min-width: 6rem; max-width: 9rem; overflow-wrap: anywhere; }
-  figure img { width: 100% !important; }
 }
 """

@@ -15,10 +15,9 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from sink_jax.io import compile_cache
-from sink_jax.io.exit_code import EXIT_SAVED
-from sink_jax.io.logs import quiet_logs
-from sink_jax.io.parent_process import call
 from sink_jax.io.paths import AnyPath, to_path
+from sink_jax.io.process import EXIT_SAVED, call
+from sink_jax.io.terminal import quiet_logs
 from sink_jax.sweep.runner import record_outcome, run_trial
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.provenance import pass_on_command

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
-from sink_jax.io.tables import markdown_table, text_table
+from sink_jax.io.terminal import markdown_table, text_table
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.source import open_source
 from sink_jax.sweep.trials import Trial

@@ -18,9 +18,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from sink_jax.io.files import SMALL, read_text_limited, write_atomically
-from sink_jax.io.hashing import sha256_of_files
-from sink_jax.io.paths import AnyPath, files_below, free_name, is_local, move_folder, to_path
+from sink_jax.io.files import SMALL, read_text_limited, sha256_of_files, write_atomically
+from sink_jax.io.paths import AnyPath, files_below, is_local, move_folder, to_path
 from sink_jax.train.multihost import broadcast_from_process0, gather, is_first
 from sink_jax.train.step import Params, TrainState
 
@@ -66,7 +65,7 @@ class Checkpoints:
         _log.warning('checkpoint %d is damaged (%s), moved to damaged/%d; trying an older one',
                      step, problem, step)
       broadcast_from_process0(lambda: move_folder(
-          step_folder(self._workdir, step), free_name(self._workdir / 'damaged' / str(step))))
+          step_folder(self._workdir, step), self._workdir / 'damaged' / str(step)))
     return None
 
   def save(self, step: int, state: TrainState) -> None:

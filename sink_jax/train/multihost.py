@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sink_jax.io.exit_code import stop_signals
+from sink_jax.io.process import stop_signals
 
 HEARTBEAT_SECONDS = 60  # a process that is silent for so long is dead, and the others end as well
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')

@@ -31,7 +31,7 @@ def pairs(run, tokens):
         a, b = q[i[0], i[1], t, i[2]], k[i[0], i[1], j, i[2] // (heads // k.shape[3])]
         sizes = math.sqrt(a @ a) * math.sqrt(b @ b)
         found['cosine'][i][t, j] = a @ b / sizes
-        found['norm_product'][i][t, j] = sizes / math.sqrt(width)
+        found['norm_product'][i][t, j] = sizes
         found['score'][i][t, j] = a @ b / math.sqrt(width)
   return found
 

@@ -9,7 +9,7 @@ import sink_jax as sj
 from sink_jax.analyses import chat, domains, heads, kinds, lengths, maps, scale
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.data.tokenizer import Bytes
-from sink_jax.evaluate.inputs import natural, open_source, random_tokens
+from sink_jax.evaluate.inputs import open_source, random_tokens
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.sizes import parameter_count
 from sink_jax.paper import numbers
@@ -277,10 +277,12 @@ def test_domains(tmp_path):
   assert found['sequences'] == [4, 4, 3, 2] and len(found['missing']) == 14
   assert 'Github' in found['missing'] and 'ArXiv' not in found['missing']
   for d, (name, count) in enumerate(zip(found['domains'], found['sequences'])):
-    own = natural(tokenizer, open_source(chosen.source), sequences=count, length=12, domain=name)
+    rows = [tokenizer.with_prefix(tokenizer.encode(document.text), 'tokenizer')[:12]
+            for document in open_source(chosen.source).documents() if document.domain == name]
+    tokens = np.stack([row for row in rows if len(row) == 12][:count])
     for e, epsilon in enumerate((0.2, 0.4)):
       assert found['sink_1'][e][d] == pytest.approx(
-          percent(importance(run, own.tokens)[..., 0], epsilon))
+          percent(importance(run, tokens)[..., 0], epsilon))
   assert len(set(map(tuple, found['sink_1']))) == 2
   domains.draw([found, found], tmp_path / 'domains.png')
   check_png(tmp_path / 'domains.png')

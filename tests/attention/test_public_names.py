@@ -9,26 +9,16 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
-from sink_jax.component import components_in, registry
+from sink_jax.component import registry
 from tests.documents import ROOT, TEXTS
 
 
 def test_every_component_is_a_public_name():
-  classes = {name: cls for base in COMPONENTS.values() for name, cls in registry(base).items()}
-  public = components_in(ROOT / 'sink_jax' / 'attention')
-  assert {name: f'sink_jax.attention.{file}' for name, file in public.items()} == {
-      name: cls.__module__ for name, cls in classes.items()
-      if cls.__module__.startswith('sink_jax.')}
-  assert set(public) < set(sj.__all__) and sj.__dir__() == sj.__all__
-  for name in public:
-    assert getattr(sj, name) is classes[name]
-
-
-def test_a_class_that_a_file_gains_is_a_component_at_once(tmp_path):
-  (tmp_path / 'mask.py').write_text(
-      'class Mask(Component): ...\nclass Causal(Mask): ...\nclass Strict(Causal): ...\n'
-      'class Rows(NamedTuple): ...\nclass Plain: ...\n')
-  assert components_in(tmp_path) == {'Causal': 'mask', 'Strict': 'mask'}
+  classes = {name: cls for base in COMPONENTS.values() for name, cls in registry(base).items()
+             if cls.__module__.startswith('sink_jax.')}
+  assert set(classes) == set(sj._COMPONENTS) < set(sj.__all__) and sj.__dir__() == sj.__all__
+  for name, cls in classes.items():
+    assert getattr(sj, name) is cls
 
 
 def test_no_name_costs_an_import_before_it_is_used():
@@ -48,18 +38,6 @@ assert AttentionSpec(mask=Prefix(length=2)).mask == Prefix(length=2)
 def test_an_unknown_name_lists_those_that_exist():
   with pytest.raises(AttributeError, match=r"no 'Windw'; it exports .*Prefix, .*Window, .*attend"):
     sj.Windw
-
-
-@pytest.mark.parametrize('old, new', [('build', 'from_string'), ('Want', 'RecordOptions')])
-def test_an_old_name_warns_and_gives_the_new_object(old, new):
-  assert old not in sj.__all__ and old in sj._DEPRECATED
-  with pytest.warns(DeprecationWarning, match=f'sink_jax.{old} is now sink_jax.{new}') as caught:
-    value = getattr(sj, old)
-  assert value is getattr(sj, new) and caught[0].filename == __file__
-
-
-def test_every_old_name_is_tested():
-  assert set(sj._DEPRECATED) == {'build', 'Want'}
 
 
 @pytest.mark.parametrize('component', COMPONENTS)

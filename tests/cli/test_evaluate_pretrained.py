@@ -24,7 +24,7 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
   result, paths = evaluated('llama', tmp_path, inputs='random', length=14, sequences=5, seed=3,
                             epsilon=0.2)
   assert {path.name for path in paths} == {
-      'sink_report.json', 'importance.png', 'norm_ratios.png', 'attention_maps.png',
+      'sink_report.json', 'importance.png', 'norms.png', 'attention_maps.png',
       'index.html'}
   assert all(path.stat().st_size > 2000 for path in paths)
   stored = json.loads((tmp_path / 'sink_report.json').read_text())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.evaluate import nulls
+from sink_jax.evaluate import sinks
 from sink_jax.evaluate.activations import SEQUENCES, describe
 from sink_jax.models.transformer import init_params
 
@@ -73,28 +73,28 @@ def test_parts_of_a_probe_change_nothing_while_the_first_holds_what_is_described
 def test_the_null_of_a_sink_is_the_rate_of_random_targets():
   alpha = np.zeros((20, 2, 3, 16))
   alpha[..., 0] = 0.9  # a sink on the first token alone
-  assert nulls.sink_rate_null(alpha) == 0
+  assert sinks.sink_rate_null(alpha) == 0
   alpha[:, 0, 0, 1:] = 0.5  # and a head that counts everywhere: a sixth of them
-  assert nulls.sink_rate_null(alpha) == pytest.approx(1 / 6)
-  targets = nulls.random_targets(20, 16)
-  assert targets.shape == (nulls.DRAWS, 20) and targets.min() == 1 and targets.max() == 7
+  assert sinks.sink_rate_null(alpha) == pytest.approx(1 / 6)
+  targets = sinks.random_targets(20, 16)
+  assert targets.shape == (sinks.DRAWS, 20) and targets.min() == 1 and targets.max() == 7
   random = np.random.default_rng(1).random((20, 2, 3, 16))
   rates = [np.mean([(random[s, ..., t] > 0.3).mean() for s, t in enumerate(draw)])
            for draw in targets]
-  assert nulls.sink_rate_null(random) == pytest.approx(np.percentile(rates, 99))
+  assert sinks.sink_rate_null(random) == pytest.approx(np.percentile(rates, 99))
 
 
 def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
   norms = np.random.default_rng(0).uniform(1, 3, (6, 4, 10))
   ratios = []
-  for draw in nulls.random_targets(6, 10):
+  for draw in sinks.random_targets(6, 10):
     at = np.stack([norms[s, :, t] for s, t in enumerate(draw)])
     others = np.stack([np.delete(norms[s], t, -1) for s, t in enumerate(draw)])
     ratios.append((at.mean(0) / others.mean((0, 2))).max())
-  assert nulls.hidden_ratio_null(norms) == pytest.approx(np.percentile(ratios, 99))
+  assert sinks.hidden_ratio_null(norms) == pytest.approx(np.percentile(ratios, 99))
   norms[..., 0] = 1000  # what the first token has is no part of the null of the others but as one
-  assert nulls.hidden_ratio_null(norms) < 1
-  assert nulls.hidden_ratio_null(np.ones((2, 1, 2))) == 1  # two tokens: the second one alone
+  assert sinks.hidden_ratio_null(norms) < 1
+  assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1  # two tokens: the second one alone
 
 
 def test_uniform_attention_has_the_importance_of_its_null():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import sink_jax as sj
+from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.run import record
 from sink_jax.models.sizes import parameter_shapes
@@ -30,7 +31,7 @@ full = pytest.mark.full
     pytest.param(dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(
         Layer(mamba=Mamba(64, 8, 4, 4)), Layer())), id='jamba', marks=full)])
 def test_memory_is_linear_in_the_length(options):
-  recorded = sj.RecordOptions(angles=True, last_query=True)
+  recorded = sj.RecordOptions(angles=query_key_angles, last_query=True)
   config = sj.ModelConfig(**SMALL | options)
   short, long = (temporary_bytes(config, recorded, length) for length in LENGTHS)
   # Four times the tokens: four times the memory where it is linear, sixteen were it quadratic.

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.evaluate import sinks
 
 pytestmark = pytest.mark.typed
 
@@ -95,28 +94,37 @@ def test_maps_have_a_report_of_their_own(tmp_path):
   assert report.sink_rate() == sj.sink_rate(expected)[0]
   assert report.summary()['sink_1'] == 100 * report.sink_rate()
   report.plot(tmp_path / 'importance.png')
-  assert 'mine' in repr(report) and 'Sink_1' in repr(report) and 'mine' in report._repr_html_()
+  assert 'mine' in repr(report) and 'Sink_1' in repr(report)
   same = sj.SinkReport.from_attentions(maps)
   np.testing.assert_allclose(same.importance, report.importance, rtol=1e-6)
-  with pytest.raises(ValueError, match='maps alone'):
-    report.plot_norm_ratios(tmp_path / 'ratios.png')
+  with pytest.raises(ValueError, match='only attention maps'):
+    report.norm_ratio('hidden')
+
+
+HALF = np.full((1, 1, 1, 2), 0.5)
 
 
 @pytest.mark.untyped
-def test_wrong_shapes_are_explained():
-  for maps in (np.broadcast_to(A, (2, 5, 4, 3, 3)), np.broadcast_to(A, (1, 2, 3, 3))):
-    with pytest.raises(ValueError, match='importance'):
-      sj.sink_rate(maps)
-  for wrong in (np.zeros((2, 5, 3, 3)), np.zeros((1, 1, 2, 5, 3, 3)), ()):
-    with pytest.raises(ValueError):
-      sj.SinkReport.from_attentions(wrong)
-  for ask in (sj.importance, sj.SinkReport.from_attentions):
-    with pytest.raises(ValueError, match='eager'):
-      ask((None, None))
-  with pytest.raises(ValueError, match=r'\(\.\.\., T, T\)'):
-    sj.importance(np.zeros((3, 4)))
-  with pytest.raises(ValueError, match=r'\(S, N, H, T\)'):
-    sj.sink_rate(np.zeros((3, 4)))
+@pytest.mark.parametrize('call, words', [
+    (lambda: sj.sink_rate(np.broadcast_to(A, (2, 5, 4, 3, 3))), r'take sink_rate\(importance\(maps\)\)'),
+    (lambda: sj.sink_rate(np.broadcast_to(A, (1, 2, 3, 3))), r'take sink_rate\(importance\(maps\)\)'),
+    (lambda: sj.SinkReport.from_attentions(np.zeros((2, 5, 3, 3))), r'\(S, H, T, T\) of each'),
+    (lambda: sj.SinkReport.from_attentions(np.zeros((1, 1, 2, 5, 3, 3))), r'\(S, H, T, T\) of each'),
+    (lambda: sj.SinkReport.from_attentions(()), r'\(S, H, T, T\) of each'),
+    (lambda: sj.SinkReport.from_attentions((None, None)), 'eager'),
+    (lambda: sj.importance((None, None)), 'eager'),
+    (lambda: sj.importance(np.zeros((3, 4))), r'\(\.\.\., T, T\)'),
+    (lambda: sj.importance(np.zeros((0, 3, 3))), 'empty'), (lambda: sj.importance([[1j]]), 'real numbers'),
+    (lambda: jax.jit(sj.importance)(jnp.zeros((2, 3))), r'\(\.\.\., T, T\)'),
+    (lambda: sj.sink_rate(np.zeros((3, 4))), r'\(S, N, H, T\)'),
+    *((lambda epsilon=epsilon, raw=raw: sj.sink_rate(HALF, epsilon, raw), 'epsilon=.*between 0 and 1')
+      for epsilon in (30, 0, 1, -0.1, float('nan')) for raw in (False, True)),
+    (lambda: jax.jit(sj.sink_rate, static_argnums=1)(HALF, 30), 'epsilon=30'),
+    (lambda: sj.emergence_step([0, 1], [0.2, np.nan]), 'with finite'),
+    (lambda: sj.emergence_step([0, 1, 2], [0.2, 0.3]), 'equally long')])
+def test_what_is_refused(call, words):
+  with pytest.raises(ValueError, match=words):
+    call()
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
@@ -149,33 +157,16 @@ def maps(*index, value, dtype=np.float32):
 
 @pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize('value, raw, words', [
-    (np.nan, False, r'attention\[1, 0, 3, 2, 1\] \(sequence, block, head, row, key; from 0\) is nan'),
-    (-np.inf, True, r'attention\[1, 0, 3, 2, 1\] .* is -inf'),
-    (-0.25, False, r'attention\[1, 0, 3, 2, 1\] .* is -0.25, and no attention weight is negative'),
-    (7.5, False, r'attention\[1, 0, 3, 2\] \(sequence, block, head, row; from 0\) sums to 8.2'),
-    (0.32, False, r'sums to 1.02.*raw=True')])
-def test_maps_that_are_none_are_refused_where_they_are_not(xp, value, raw, words):
+    (np.nan, False, r'row \[1, 0, 3, 2\] \(from 0\) is nan'),
+    (-np.inf, True, r'key \[1, 0, 3, 1\] .* is -inf'),
+    (-0.25, False, r'row \[1, 0, 3, 2\].* is 0.45: weights are finite and not negative'),
+    (7.5, False, r'row \[1, 0, 3, 2\] .* is 8.2'), (0.32, False, r'is 1.02.*raw=True')])
+def test_maps_with_a_bad_weight_are_refused_by_its_row(xp, value, raw, words):
   with pytest.raises(ValueError, match=words):
     sj.importance(xp.asarray(maps(1, 0, 3, 2, 1, value=value)), raw=raw)
 
 
-def test_axes_are_named_as_far_as_they_exist():
-  for lead, words in ((0, r'\[1, 2\] \(row, key;'), (1, r'\[0, 1, 2\] \(head, row, key;'),
-                      (2, r'\(block, head, row, key;'), (4, r'\(\.\.\., sequence, block,')):
-    wrong = np.array(np.broadcast_to(A, (1,) * lead + (3, 3)))
-    wrong[..., 1, 2] = np.nan
-    with pytest.raises(ValueError, match=words):
-      sj.importance(wrong)
-
-
-def test_a_large_array_is_checked_to_its_end(monkeypatch):
-  monkeypatch.setattr(sinks, '_PART', 40)  # less than two sequences
-  sound = maps(0, 0, 0, 0, 0, value=1.0)
-  np.testing.assert_array_equal(sj.importance(sound), sound.sum(-2) / (3 - np.arange(3)))
-  with pytest.raises(ValueError, match=r'attention\[1, 2, 3, 1, 0\]'):
-    sj.importance(maps(1, 2, 3, 1, 0, value=np.inf))
-
-
+@pytest.mark.filterwarnings('ignore:overflow')
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_unnormalised_masses_have_an_importance_too(xp):
   masses = xp.asarray([[7.7, 0.0], [-1.0, 3.0]])
@@ -184,16 +175,16 @@ def test_unnormalised_masses_have_an_importance_too(xp):
   np.testing.assert_array_equal(sj.sink_rate(alpha.reshape(1, 1, 1, 2), 0.3, raw=True), [1, 1])
   rounded = xp.asarray([[1.0, 0.0], [0.505, 0.5]])  # softmax in bfloat16
   assert sj.importance(rounded).shape == (2,)
-  with pytest.raises(ValueError, match='beyond what float32 holds'):
+  with pytest.raises(ValueError, match='key .* is inf'):
     sj.importance(xp.full((2, 2), 3e38, np.float32), raw=True)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize('value, raw, words', [
-    (np.nan, False, r'importance\[1, 0, 3, 2\] \(sequence, block, head, key; from 0\) is nan'),
-    (np.inf, True, r'importance\[1, 0, 3, 2\] .* is inf'), (-0.1, False, 'is -0.1, outside 0 to 3'),
-    (7.7, False, 'is 7.7, outside 0 to 3: .*raw=True')])
-def test_importance_that_is_none_is_refused(xp, value, raw, words):
+    (np.nan, False, r'importance \[1, 0, 3, 2\] \(from 0\) is nan'),
+    (np.inf, True, r'\[1, 0, 3, 2\] .* is inf'),
+    (-0.1, False, 'is -0.1: .*raw=True'), (7.7, False, 'is 7.7')])
+def test_importance_that_attention_cannot_have_is_refused(xp, value, raw, words):
   alpha = np.full((2, 3, 4, 3), 0.25, np.float32)
   alpha[1, 0, 3, 2] = value
   with pytest.raises(ValueError, match=words):
@@ -205,30 +196,15 @@ def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   prefix[..., 4] = 1.01  # all five rows look at the last token, in coarse arithmetic
   alpha = sj.importance(prefix)
   assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01) and sj.sink_rate(alpha)[4] == 1
-  with pytest.raises(ValueError, match='outside 0 to 5'):
+  with pytest.raises(ValueError, match=r'\[0, 0, 0, 4\]'):
     sj.sink_rate(alpha * 1.01)
   # Of the first keys of a longer text the bound is lower than their number says: none is refused.
   assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
 
 
-@pytest.mark.untyped
-@pytest.mark.parametrize('epsilon', [30, 0, 1, -0.1, float('nan'), '0.3', None])
-def test_epsilon_lies_between_0_and_1(epsilon):
-  alpha = np.full((1, 1, 1, 2), 0.5)
-  for rate in (sj.sink_rate, lambda *x: sj.sink_rate(*x, raw=True), jax.jit(
-      lambda alpha, epsilon: sj.sink_rate(alpha, epsilon), static_argnums=1)):
-    with pytest.raises(ValueError, match='epsilon=.*importance lies between 0 and 1'):
-      rate(alpha, epsilon)
-
-
-@pytest.mark.untyped
-def test_tracers_are_checked_for_what_they_show():
+def test_the_values_of_tracers_pass():
   rate = jax.jit(lambda maps, epsilon: sj.sink_rate(sj.importance(maps), epsilon))
-  assert rate(jnp.full((1, 1, 1, 2, 2), jnp.nan), 0.3).shape == (2,)  # values pass
-  for wrong in (jnp.zeros((1, 1, 1, 2, 3)), jnp.zeros((1, 1, 1, 2, 2), jnp.complex64),
-                jnp.zeros((0, 1, 1, 2, 2))):
-    with pytest.raises(ValueError, match='T, T|real numbers|empty'):
-      rate(wrong, 0.3)
+  assert rate(jnp.full((1, 1, 1, 2, 2), jnp.nan), 0.3).shape == (2,)
 
 
 def test_counts_of_many_heads_are_exact():
@@ -241,14 +217,6 @@ def test_counts_of_many_heads_are_exact():
     ([0.5, 0.5, 0.0], None), ([], None), ([0, 0, 0.1], 40)])
 def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
   assert sj.emergence_step(range(0, 20 * len(rate), 20), rate, level=0.1) == expected
-
-
-@pytest.mark.untyped
-@pytest.mark.parametrize('steps, rate', [
-    ([0, 1], [0.2, np.nan]), ([0, 1, 2], [0.2, 0.3]), ([0], [[0.2]])])
-def test_emergence_of_what_is_no_curve(steps, rate):
-  with pytest.raises(ValueError, match='equally long, with finite'):
-    sj.emergence_step(steps, rate)
 
 
 def test_metrics_need_neither_flax_nor_ml_collections():

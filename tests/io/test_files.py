@@ -1,88 +1,95 @@
-"""Files appear whole or not at all; folders of a disk and of object stores are never mixed up."""
+"""Files appear completely or not at all; folders of a disk and of object stores are never mixed up."""
 
+import errno
 import hashlib
-import io
+import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
 from sink_jax.io.files import (
+  named_in_errors,
   read_text_limited,
   remove_temporaries,
   replace_atomically,
+  sha256_of_files,
   write_atomically,
 )
-from sink_jax.io.hashing import sha256, sha256_of_stream
-from sink_jax.io.paths import files_named, to_path
-from sink_jax.pretrained.export import export_workdir
+from sink_jax.io.paths import cache_root, files_named, import_file, move_folder, to_local_path, to_path
 
 
-def test_a_path_of_a_bucket_that_pathlib_has_shortened_is_refused():
-  with pytest.raises(ValueError, match='has lost a slash.* as text'):
-    to_path(Path('gs://bucket/runs'))
+@pytest.mark.parametrize('call, words', [
+    (lambda: to_path(Path('gs://bucket/runs')), 'has lost a slash.* as text'),
+    (lambda: to_path('file:///tmp/runs'), 'file:///tmp/runs: name a folder of a disk, or gs://'),
+    (lambda: to_local_path('gs://a/b', '--out', 'copy it'), '--out=gs://a/b must be .* on a disk: copy it'),
+    (lambda: read_text_limited('/dev/zero', 2), 'not a file of at most 2 bytes'),
+    (lambda: read_text_limited(__file__, 2), 'not a file of at most 2 bytes'),
+    (lambda: import_file('no/such.py'), 'no file no/such.py'),
+    (lambda: import_file('README.md'), 'README.md.* end in .py')])
+def test_what_is_refused(call, words):
+  with pytest.raises(ValueError, match=words):
+    call()
 
 
-def test_a_url_that_is_no_bucket_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='file:///tmp/runs: name a folder of a disk, or gs://'):
-    to_path('file:///tmp/runs')
+def test_a_user_without_a_home_hears_of_the_variable(monkeypatch, tmp_path):
+  def nobody(*_):
+    raise KeyError('no such user')
+
+  for name in ('HOME', 'SINK_JAX_CACHE'):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setattr('pwd.getpwuid', nobody)
+  for call in (cache_root, lambda: to_path('~/runs')):
+    with pytest.raises(ValueError, match='~/.*write the path in full.*SINK_JAX_CACHE=/PATH'):
+      call()
+  monkeypatch.setenv('SINK_JAX_CACHE', str(tmp_path))
+  assert cache_root() == tmp_path
 
 
-def test_an_export_goes_to_a_disk(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(ValueError, match='--out=gs://bucket/x must be a folder on a disk'):
-    export_workdir(tmp_path, 'gs://bucket/x')
-  assert not list(tmp_path.iterdir())
-
-
-def test_files_of_some_names_at_any_depth(tmp_path):
+def test_files_of_some_names_at_any_depth_and_folders_that_move(tmp_path):
   for name in ('a/b/config.json', 'a/other.json', 'config.json', 'c/status.json'):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
-  found = files_named(tmp_path, ('config.json', 'status.json'))
-  assert [str(path.relative_to(tmp_path)) for path in found] == [
-      'a/b/config.json', 'c/status.json', 'config.json']
+  names = ('config.json', 'status.json')
+  named = lambda: [str(path.relative_to(tmp_path)) for path in files_named(tmp_path, names)]
+  assert named() == ['a/b/config.json', 'c/status.json', 'config.json']
+  for name in 'ac':
+    move_folder(tmp_path / name, tmp_path / 'x/7')
+  assert named() == ['config.json', 'x/7/b/config.json', 'x/7.again/status.json']
 
 
-class Killed(BaseException):
-  """The process is gone: nothing that catches errors sees it."""
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
+  class Killed(BaseException):
+    """The process is gone: nothing that catches errors sees it."""
 
-
-def killed_while_writing(path):
-  with pytest.raises(Killed), replace_atomically(path) as file:
-    file.write(b'half')
-    raise Killed
-
-
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
   path = tmp_path / 'a.json'
   write_atomically(path, 'old')
   with replace_atomically(path) as file:
     file.write(b'new')
     assert path.read_text() == 'old'
-  assert path.read_text() == 'new'
-  with pytest.raises(ValueError, match='wrong'), replace_atomically(path) as file:
-    file.write(b'half')
-    raise ValueError('wrong')
-  assert path.read_text() == 'new' and list(tmp_path.iterdir()) == [path]
-  killed_while_writing(path)
-  assert path.read_text() == 'new' and len(list(tmp_path.iterdir())) == 2
+  for error, left in ((ValueError, 1), (Killed, 2)):
+    with pytest.raises(error), replace_atomically(path) as file:
+      file.write(b'half')
+      raise error
+    assert path.read_text() == 'new' and len(list(tmp_path.iterdir())) == left
   remove_temporaries(tmp_path)
-  assert list(tmp_path.iterdir()) == [path]
+  assert list(tmp_path.iterdir()) == [path] and read_text_limited(path, 3) == 'new'
+  assert sha256_of_files([path, path]) == [hashlib.sha256(b'new').hexdigest()] * 2
 
 
-def test_digests_of_files_and_of_streams(tmp_path):
-  content = bytes(range(256)) * (1 << 15)  # two blocks
-  (tmp_path / 'a').write_bytes(content)
-  sizes, blocks = [], []
-  expected = hashlib.sha256(content).hexdigest()
-  assert sha256(tmp_path / 'a', sizes.append) == sha256(tmp_path / 'a') == expected
-  assert sha256_of_stream(io.BytesIO(content), blocks.append) == expected
-  assert sizes == [len(block) for block in blocks] == [1 << 22] * 2 and b''.join(blocks) == content
-
-
-def test_a_file_without_end_or_one_that_is_too_large_is_not_read(tmp_path):
-  (tmp_path / 'a').write_text('abc')
-  assert read_text_limited(tmp_path / 'a', 3) == 'abc'
-  for path, words in ((tmp_path / 'a', 'at most 2 bytes'), ('/dev/zero', 'not a file')):
-    with pytest.raises(ValueError, match=words):
-      read_text_limited(path, 2)
+def test_an_error_of_the_system_names_the_file(tmp_path):
+  handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+  try:
+    with pytest.raises(OSError, match='tokens.npy') as error:
+      write_atomically(tmp_path / 'tokens.npy', bytes(1 << 17))
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+  assert error.value.errno == errno.EFBIG and os.path.basename(error.value.filename) == 'tokens.npy'
+  for other in (FileNotFoundError(errno.ENOENT, 'no', 'there'), OSError('words')):
+    with pytest.raises(OSError) as caught, named_in_errors('here'):
+      raise other
+    assert caught.value is other

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import sink_jax as sj
+from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.probe import PROBE_OPTIONS, probed
 from sink_jax.models import generate, run
 from sink_jax.models.config import Experts, Layer, Mamba
@@ -73,7 +74,7 @@ def test_products_of_float32_are_float32_on_every_device(program):
     ids=['sigmoid', 'reference', 'linear', 'jamba'])
 def test_so_are_those_of_the_variants_and_of_all_that_is_recorded(options):
   config = dataclasses.replace(CONFIG, **options)
-  every = RecordOptions(maps=True, hidden=True, queries_keys=True, last_query=True, angles=True)
+  every = RecordOptions(maps=True, hidden=True, queries_keys=True, last_query=True, angles=query_key_angles)
   assert precisions(probe(probed(config, 'float32'), every)) == {'HIGHEST'}
   assert precisions(probe(probed(config, 'bfloat16'))) == {'DEFAULT'}
 

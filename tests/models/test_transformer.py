@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.kernels import dispatch
 from sink_jax.models.attention import Attention
 from sink_jax.models.config import FFNS, Layer, Mamba
@@ -442,7 +443,8 @@ def test_queries_and_keys_are_transformed_once_while_everything_is_recorded(monk
       rotated.append(x.shape) or rotate(self, x, positions)))
   config = sj.ModelConfig(layers=1, d_model=16, heads=4, kv_heads=2, ffn_hidden=16, vocab_size=11)
   block, x = Attention(config, config.attention), jnp.zeros((1, 5, 16))
-  every = sj.RecordOptions(maps=True, hidden=True, queries_keys=True, last_query=True, angles=True)
+  every = sj.RecordOptions(maps=True, hidden=True, queries_keys=True, last_query=True,
+                           angles=query_key_angles)
   params = jax.eval_shape(block.init, jax.random.key(0), x)
   del rotated[:]
   jax.eval_shape(lambda params: block.apply(params, x, every), params)

@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import Any
 
 from sink_jax.paper.claims import PLURAL, UNKNOWN
-from sink_jax.io.tables import escaped, markdown_table
+from sink_jax.io.terminal import escaped, markdown_table
 from sink_jax.report.markup import upper
 
 RESULTS = Path(__file__).parents[2] / 'results'

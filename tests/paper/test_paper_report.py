@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from sink_jax.analyses.registry import ANALYSES
-from sink_jax.cli.report import make_report
-from sink_jax.paper import drawing, numbers
+from sink_jax.paper import numbers
 from sink_jax.paper.all_claims import CLAIMS
 from sink_jax.paper.report import as_text, build, paper_report, without_paths
 from sink_jax.report import images
@@ -81,14 +80,6 @@ def test_every_trained_figure_is_drawn(whole):
       assert list(picture.missing) == [], figure.paper.name
   four = next(f for f in report.figures if f.paper.key == 'figure-4-right')
   assert 'lr-8e-4 (failed' in ' '.join(four.pictures[1].missing)
-
-
-@pytest.mark.full
-def test_a_phone_sets_the_columns_of_strips_below_one_another(whole):
-  base, report = whole
-  drawn = drawing.claim_rows(report.claims).values()
-  _, parts = images.tiles((base / 'out/claims.png').read_bytes())
-  assert len(parts) == sum(min(len(of), 2) for of in drawn) > 2
 
 
 @pytest.mark.full

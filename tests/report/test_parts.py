@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from sink_jax.io.tables import text_table
+from sink_jax.io.terminal import text_table
 from sink_jax.report.markup import bold, code, line, link
 from sink_jax.report.parts import Parts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.io.exit_code import EXIT_SAVED, stop_signals
+from sink_jax.io.process import EXIT_SAVED, stop_signals
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.loop import train

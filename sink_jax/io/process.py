@@ -1,0 +1,56 @@
+"""Signals that stop a process, and children that end with their parent; imports nothing that takes long."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+EXIT_SAVED = 42  # the job was stopped and has saved: start it again
+EXIT_UNSAVED = 128 + signal.SIGINT  # stopped before it had saved; it can be started again too
+
+
+def stop_signals() -> list[signal.Signals]:
+  """The signals that ask this process to stop: SIGTERM, Ctrl-C, and a terminal that goes away.
+
+  Those that were ignored when it started stay ignored: SIGHUP under `nohup`, SIGINT of a background job
+  and of the workers of a sweep, which the sweep stops itself.
+  """
+  asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+  return [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def exit_saved_until_training() -> None:
+  """Lets a stop signal end the process with EXIT_SAVED, as nothing is lost while it prepares to train."""
+  for number in stop_signals():
+    signal.signal(number, _exit_saved)
+
+
+def _exit_saved(number: int, frame: FrameType | None) -> None:
+  if number == signal.SIGINT:
+    # Not print, whose buffer the signal may have interrupted.
+    os.write(2, b'\nStopped; nothing was being trained. The same command continues from here.\n')
+  os._exit(EXIT_SAVED)
+
+
+def call(function: str, *arguments: Any) -> None:
+  """Calls 'MODULE:FUNCTION' in a child that ends with its parent, and by a signal with EXIT_SAVED."""
+  exit_saved_until_training()  # before the import, which may take seconds
+  end_with_parent()
+  module, name = function.split(':')
+  getattr(importlib.import_module(module), name)(*arguments)
+
+
+def end_with_parent() -> None:
+  """Lets this process, which multiprocessing started, end when its parent is gone, as by kill -9."""
+  def wait() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # `sys.exit` would end only this thread
+
+  threading.Thread(target=wait, daemon=True).start()
