@@ -25,6 +25,7 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.gguf import GgufCheckpoint
 from sink_jax.pretrained.hub import is_gguf, resolve
 from sink_jax.pretrained.parameters import layout, load_parameters
 from sink_jax.train.checkpoint import restore_params
@@ -48,7 +49,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
     CheckpointError: it has no usable checkpoint.
   """
   folder = to_path(workdir)
-  experiment, config = saved_model(folder)
+  experiment, config = _saved_model(folder)
   step, params = _restored(folder, config)
   if parameter := first_not_finite(params):
     raise ValueError(f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
@@ -58,12 +59,8 @@ def load_run(workdir: str | os.PathLike) -> Run:
              read_tokenizer=_tokenizer)
 
 
-def saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
-  """The experiment of a workdir and the model that it trains; no checkpoint is looked at.
-
-  Raises:
-    ValueError: it is not the workdir of a run, or its config cannot be read.
-  """
+def _saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
+  """The experiment of a workdir and the model that it trains; no checkpoint is looked at."""
   if (folder / 'config.json').exists() and not is_workdir(folder):
     raise ValueError(f'{folder} holds a config.json but no run trained with sink_jax: a published '
                      'model is named by --checkpoint, or loaded by load_pretrained.')
@@ -114,51 +111,38 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
     ValueError: there is no such model, it is not supported, its files are damaged, or a tensor
       holds a value that is not finite or that bfloat16 cannot hold. The message names the remedy.
   """
-  checkpoint, name = open_published(path_or_name)
-  params = published_parameters(checkpoint, dtype, mesh)
+  checkpoint, name = _open_published(path_or_name)
+  model = _published_model(checkpoint)
+  params = _published_parameters(checkpoint, model, dtype, mesh)
   # The dtype of the activations; the parameters have it already.
-  config = dataclasses.replace(published_model(checkpoint), dtype=dtype, implementation=implementation)
+  config = dataclasses.replace(model, dtype=dtype, implementation=implementation)
   return Run(config, params, name, bos=_bos(checkpoint), folder=str(checkpoint.path),
              read_tokenizer=_tokenizer, make_tokens=_probe_tokens)
 
 
-def open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
-  """(checkpoint, name) of a published model, of which only the headers are read.
-
-  Raises:
-    ValueError: no such model, or damaged files; with the remedy.
-  """
+def _open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
+  """(checkpoint, name) of a published model, of which only the headers are read."""
   path, name = resolve(path_or_name)
-  if is_gguf(path):
-    from sink_jax.pretrained.gguf import GgufCheckpoint  # other checkpoints need no dequantisation
-    checkpoint: Checkpoint = GgufCheckpoint(path)
-  else:
-    checkpoint = Checkpoint(path)
+  checkpoint = GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
   # Results name the model, and a quantised one is another model than the one before.
   if checkpoint.quantization.casefold() not in name.casefold():
     name = f'{name} ({checkpoint.quantization})'
   return checkpoint, name
 
 
-def published_model(checkpoint: Checkpoint) -> ModelConfig:
-  """The model that a checkpoint describes, in the dtype of ModelConfig.
-
-  Raises:
-    ValueError: it is not supported; names the file and the key.
-  """
+def _published_model(checkpoint: Checkpoint) -> ModelConfig:
+  """The model that a checkpoint describes, in the dtype of ModelConfig."""
   try:
     return family_for(checkpoint.config).model_config(checkpoint.config)
   except ValueError as error:
     raise ValueError(f'{checkpoint.source}: {error}') from None
 
 
-def published_parameters(checkpoint: Checkpoint, dtype: str,
-                         mesh: Mesh | None) -> ParamTree:
-  """The parameters of a checkpoint, as `load_pretrained` has them."""
-  hf, config = checkpoint.config, published_model(checkpoint)
-  family = family_for(hf)
-  return load_parameters(checkpoint, family, checkpoint.table(family.stored_tensors(hf, config)),
-                         parameter_shapes(config), dtype=dtype, mesh=mesh)
+def _published_parameters(checkpoint: Checkpoint, model: ModelConfig, dtype: str,
+                          mesh: Mesh | None) -> ParamTree:
+  family = family_for(checkpoint.config)
+  table = checkpoint.table(family.stored_tensors(checkpoint.config, model))
+  return load_parameters(checkpoint, family, table, parameter_shapes(model), dtype=dtype, mesh=mesh)
 
 
 def _bos(checkpoint: Checkpoint) -> str:
@@ -230,13 +214,13 @@ def open_source(name: str) -> Source:
   """
   workdir = to_path(name)
   if is_workdir(workdir):
-    experiment, model = saved_model(workdir)
+    experiment, model = _saved_model(workdir)
     name, path, params = str(workdir), workdir / 'tokenizer', lambda mesh: _restored(workdir, model, mesh)[1]
     read = lambda: _run_tokenizer(workdir, experiment.data)
   else:
-    checkpoint, _ = open_published(name)
-    model, path = published_model(checkpoint), checkpoint.path
-    params = lambda mesh: published_parameters(checkpoint, 'float32', mesh)
+    checkpoint, _ = _open_published(name)
+    model, path = _published_model(checkpoint), checkpoint.path
+    params = lambda mesh: _published_parameters(checkpoint, model, 'float32', mesh)
     read = lambda: TextTokenizer.from_path(path)
   try:
     tokenizer = read()
