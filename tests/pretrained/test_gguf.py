@@ -224,20 +224,14 @@ def test_tokenizers_that_are_not_defined_are_refused(tmp_path, values, said):
   assert str(path) in str(error.value)
 
 
-def test_tensors_that_do_not_fit_are_refused(tmp_path):
+def test_tensors_are_named_as_in_the_file(tmp_path):
   hf = gguf_files.LLAMA
   arrays = gguf_files.tensors(hf, tiny.tensors(hf))
-  for change, said in [({'blk.1.ffn_up.weight': None}, 'blk.1.ffn_up.weight'),
-                       ({'token_embd.weight': None}, 'token_embd.weight'),
-                       ({'blk.1.attn_q.weight': np.ones((4, 32), 'f4')}, 'blk.1.attn_q.weight'),
-                       ({'blk.9.other': np.ones(3, 'f4')}, 'blk.9.other'),
-                       ({'blk.0.attn_norm.weight': np.full(32, np.nan, 'f4')},
-                        'blk.0.attn_norm.weight')]:
-    whole = {name: x for name, x in (arrays | change).items() if x is not None}
-    path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf), whole)
-    with pytest.raises(ValueError, match=said) as error:
+  for name in ('blk.1.ffn_up.weight', 'token_embd.weight'):
+    path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf),
+                            {other: x for other, x in arrays.items() if other != name})
+    with pytest.raises(ValueError, match=f'x.gguf.*{name}'):
       sj.load_pretrained(path)
-    assert str(tmp_path) in str(error.value)
 
 
 def test_damaged_files_are_refused(tmp_path):

@@ -57,54 +57,38 @@ def test_dtypes(tmp_path, stored, dtype):
                                 arrays[GATE].T.astype(dtype))
 
 
-def test_other_dtypes_are_refused(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  for dtype, name in ((np.float64, 'F64'), (ml_dtypes.float8_e4m3fn, 'F8')):
-    tiny.write(tmp_path, arrays=arrays | {GATE: arrays[GATE].astype(dtype)})
-    refused(tmp_path, 'model.safetensors', GATE, name, 'BF16')
-  tiny.write(tmp_path)
-  refused(tmp_path, "dtype = 'int8'", 'bfloat16', dtype='int8')
+TIED = tiny.LLAMA | dict(tie_word_embeddings=True)
+EMBED = 'model.embed_tokens.weight'
 
 
-def test_five_of_the_missing_tensors_are_named(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  tiny.write(tmp_path, arrays={k: v for k, v in arrays.items() if 'self_attn' not in k})
-  refused(tmp_path, 'lacks tensors', 'model.layers.1.self_attn.q_proj.weight and 7 more', 'config.json')
-
-
-def test_unknown_tensors_are_refused_and_buffers_are_not(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  buffer = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)}
-  tiny.write(tmp_path, arrays=arrays | buffer)
-  sj.load_pretrained(tmp_path)
-  tiny.write(tmp_path, arrays=arrays | {'model.layers.3.mlp.gate_proj.weight': arrays[GATE]})
-  refused(tmp_path, 'has unknown tensors', 'model.layers.3.mlp.gate_proj.weight', 'config.json')
-
-
-def test_a_wrong_shape_names_file_tensor_and_both_shapes(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  tiny.write(tmp_path, arrays=arrays | {GATE: arrays[GATE][:-1]}, files=3)
-  refused(tmp_path, 'of-00003.safetensors', GATE, '(11, 8)', '(12, 8)')
-
-
-def test_names_may_lack_the_prefix_but_not_be_given_twice(tmp_path):
-  hf = tiny.LLAMA | dict(tie_word_embeddings=True)
-  arrays = tiny.write(tmp_path / 'whole', hf)
-  bare = {name.removeprefix('model.'): x for name, x in arrays.items()}
-  tiny.write(tmp_path / 'bare', hf, bare)
-  jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / 'bare').params,
-               sj.load_pretrained(tmp_path / 'whole').params)
-  tiny.write(tmp_path, hf, arrays | {'norm.weight': arrays['model.norm.weight']})
-  refused(tmp_path, 'a tensor twice')
-
-
-def test_a_tied_model_may_store_its_unembedding(tmp_path):
-  hf = tiny.LLAMA | dict(tie_word_embeddings=True)
+@pytest.mark.parametrize('hf, change, said', [
+    (tiny.LLAMA, lambda own: {GATE: own[GATE].astype(np.float64)}, [GATE, 'F64', 'BF16']),
+    (tiny.LLAMA, lambda own: {GATE: own[GATE].astype(ml_dtypes.float8_e4m3fn)}, [GATE, 'F8', 'BF16']),
+    (tiny.LLAMA, lambda own: {GATE: own[GATE][:-1]}, ['of-00003.safetensors', GATE, '(11, 8)', '(12, 8)']),
+    (tiny.LLAMA, lambda own: dict.fromkeys(name for name in own if 'self_attn' in name),
+     ['lacks tensors', 'model.layers.1.self_attn.q_proj.weight and 7 more', 'config.json']),
+    (tiny.LLAMA, lambda own: {'model.layers.3.mlp.gate_proj.weight': own[GATE]},
+     ['has unknown tensors', 'model.layers.3.mlp.gate_proj.weight', 'config.json']),
+    (tiny.LLAMA, lambda own: {'norm.weight': own['model.norm.weight']}, ['a tensor twice']),
+    (TIED, lambda own: {'lm_head.weight': own[EMBED] + 1}, ['tie_word_embeddings', 'lm_head.weight'])])
+def test_tensors_that_do_not_fit_the_config_are_named(tmp_path, hf, change, said):
   arrays = tiny.tensors(hf)
-  tiny.write(tmp_path, hf, arrays | {'lm_head.weight': arrays['model.embed_tokens.weight']})
-  assert 'unembed' not in sj.load_pretrained(tmp_path).params
-  tiny.write(tmp_path, hf, arrays | {'lm_head.weight': arrays['model.embed_tokens.weight'] + 1})
-  refused(tmp_path, 'tie_word_embeddings', 'lm_head.weight')
+  arrays |= change(arrays)
+  tiny.write(tmp_path, hf, {name: x for name, x in arrays.items() if x is not None}, files=3)
+  refused(tmp_path, str(tmp_path), *said)
+
+
+def test_buffers_the_prefix_and_the_unembedding_of_a_tied_model_may_be_there(tmp_path):
+  arrays = tiny.write(tmp_path / 'whole', TIED)
+  expected = sj.load_pretrained(tmp_path / 'whole').params
+  assert 'unembed' not in expected
+  for name, other in (
+      ('bare', {name.removeprefix('model.'): x for name, x in arrays.items()}),
+      ('twice', arrays | {'lm_head.weight': arrays[EMBED]}),
+      ('buffers', arrays | {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)})):
+    tiny.write(tmp_path / name, TIED, other)
+    jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / name).params, expected)
+  refused(tmp_path / 'whole', "dtype = 'int8'", 'bfloat16', dtype='int8')
 
 
 @pytest.mark.parametrize('value', [np.nan, -np.inf])
