@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -55,7 +56,8 @@ Jamba-1.5 Mini         ai21labs/AI21-Jamba-1.5-Mini           jamba     52     <
 """
 
 
-class Published(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Published:
   """A published model.
 
   name: as in Table 8. hub: its id on the Hugging Face hub. family: its `model_type`. billions:
@@ -120,7 +122,7 @@ def _table_8() -> dict[str, Published]:
     name, hub, family, billions, bos, chat = (*re.split('  +', line), '', '')[:6]
     other = list(models)[-1] if chat == '^' else None
     if other:
-      models[other] = models[other]._replace(counterpart=name)
+      models[other] = dataclasses.replace(models[other], counterpart=name)
     models[name] = Published(name, hub, family, float(billions), bos, bool(chat), other)
   return models
 

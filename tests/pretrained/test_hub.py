@@ -22,7 +22,7 @@ def test_the_32_models():
     if model.counterpart:
       other = models[model.counterpart]
       assert other.counterpart == name and other.tuned != model.tuned
-      assert other[2:5] == model[2:5]  # family, size, BOS
+      assert (other.family, other.bos, other.billions) == (model.family, model.bos, model.billions)
     # Files of a family agree with the tokens named here.
     assert bool(model.bos) == (model.family in ('llama', 'mistral', 'opt', 'jamba'))
   assert sum(m.counterpart is not None for m in models.values()) == 10
