@@ -18,7 +18,7 @@ T = TypeVar('T')
 Json = dict[str, Any]
 FULL, SLIDING = 'full_attention', 'sliding_attention'
 _NEEDED: Any = object()
-# What else a rotary encoding may have beside its type and base; another key would change the angles.
+# Keys that a rotary encoding may have next to its type and base; others would change the angles.
 _ROPES = {
     'default': (), 'linear': ('factor',),
     'llama3': ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'),
@@ -87,7 +87,7 @@ def head_dim(hf: Json, default: int | None = None) -> int | None:
 
 
 def rotary_parameters(hf: Json) -> Json:
-  """The entries of config.json about the rotary encoding beside base and fraction; {} if none."""
+  """The entries of config.json about the rotary encoding, without base and fraction; or {}."""
   for key in ('rope_scaling', 'rope_parameters'):
     if (entries := hf.get(key)) and not isinstance(entries, dict):
       raise unsupported(key, entries, 'it must be an object')
@@ -200,7 +200,7 @@ def blocks(masks: Sequence[Mask], positions: Position | Sequence[Position],
 
 
 def shortest_period(items: Sequence[T]) -> tuple[T, ...]:
-  """The shortest tuple that, repeated a whole number of times, gives all items."""
+  """The shortest tuple that gives all items when it is repeated."""
   items = tuple(items)
   # Whole repetitions only, since the scan over periods of blocks has no remainder. All items
   # together always qualify, so `next` finds one.

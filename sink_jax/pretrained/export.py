@@ -28,7 +28,7 @@ from sink_jax.pretrained.stored_tensors import StoredTensor
 from sink_jax.train.config import from_dict
 from sink_jax.train.workdir import read_config
 
-# How training begins and runs, which is no part of the function; the pattern is read layer by layer.
+# How training begins and runs, which changes no function; attention and pattern are read by layer.
 _UNREAD = ('init', 'dtype', 'implementation', 'remat', 'unroll', 'attention', 'pattern')
 
 
@@ -48,7 +48,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     context: the max_position_embeddings of config.json.
     target: the class that it must be, a key of `TARGETS`; None for the first that holds it.
     shard_bytes: weights above this size go into several files of at most this size (a
-      larger tensor into a file of its own), with an index.
+      larger tensor into a separate file), with an index.
 
   Raises:
     ValueError: a part of the model has no counterpart in these classes, or the folder holds
@@ -87,14 +87,14 @@ def _config(config: ModelConfig, target: str | None, context: int) -> dict[str, 
   for name in [target] if target else TARGETS:
     hf = _keys(config, name, context)
     read = _parts(llama.FAMILIES[name].model_config(hf))
-    found = [f'{part} = {value!r} (but {read[part]!r})' for part, value in _parts(config).items()
-             if value != read[part]]
-    if not found:
+    missing = [f'{part} = {value!r} (but {read[part]!r})' for part, value in _parts(config).items()
+               if value != read[part]]
+    if not missing:
       return hf
-    if len(found) < least:
-      lacks, least = {}, len(found)
-    if len(found) == least:
-      lacks.setdefault(', no '.join(found), []).append(name)
+    if len(missing) < least:
+      lacks, least = {}, len(missing)
+    if len(missing) == least:
+      lacks.setdefault(', no '.join(missing), []).append(name)
   raise ValueError('This run cannot be written for transformers: ' + '; '.join(
       f'{", ".join(names)} has no {parts}' for parts, names in lacks.items()))
 
@@ -139,7 +139,7 @@ def _layers(config: ModelConfig) -> list[Layer]:
 
 
 def _parts(config: ModelConfig) -> dict[str, Any]:
-  """What decides the function of a model, by the names of configs; of each layer where they differ."""
+  """All that decides the function of a model, by the names of configs; by layer where they differ."""
   layers = _layers(config)
   parts = {f'model.{field.name}': getattr(config, field.name)
            for field in dataclasses.fields(config) if field.name not in _UNREAD}

@@ -71,7 +71,7 @@ class Checkpoint:
     return tensors
 
   def read(self, name: str) -> np.ndarray:
-    """One tensor, in memory of its own, as transformers lays it out."""
+    """One tensor, copied into memory, as transformers lays it out."""
     with self._open(self.entries[name].file) as tensors:
       return tensors.get_tensor(name)
 

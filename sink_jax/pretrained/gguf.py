@@ -49,7 +49,7 @@ _OF_GEMMA3 = ('attention.sliding_window', 'rope.freq_base_swa', 'final_logit_sof
 class GgufCheckpoint(Checkpoint):
   """A GGUF file with its header read and no tensor; stands where a `Checkpoint` does.
 
-  config: what config.json would say. entries: by their names in the file. quantization: the name
+  config: as config.json would have it. entries: by their names in the file. quantization: the name
   that llama.cpp gives to its mixture of types, such as 'Q4_K_M'; '' where it is not quantised.
 
   Raises:
@@ -107,7 +107,7 @@ def _quantization(file: GgufFile) -> str:
 
 
 def _config(architecture: str, file: GgufFile) -> dict[str, Any]:
-  """What config.json would say; metadata that are not read and could change a result are refused."""
+  """The metadata as a config.json; those that are not read and could change a result are refused."""
   known = [f'{architecture}.{key}' for key in _READ + (_OF_GEMMA3 if architecture == 'gemma3' else ())]
   for key, value in file.metadata.items():
     if not (_UNREAD.fullmatch(key) or key in known or key == 'split.count' and value in (0, 1)):

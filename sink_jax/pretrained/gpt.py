@@ -229,7 +229,7 @@ def _grouped(config: ModelConfig, blocks: str, attention: str, norms: tuple[str,
   return tensors
 
 
-# Masks, what they put on scores, and frequencies that follow from config.json are no parameters.
+# Masks, the values they put on scores, and rotary frequencies are not parameters.
 FAMILIES = {
     'gpt2': Family(gpt2, _gpt2_tensors, 'transformer.', r'.*\.attn\.(bias|masked_bias)'),
     'opt': Family(opt, _opt_tensors, 'model.', r'.*decoder\.version'),

@@ -15,7 +15,7 @@ from sink_jax.io.files import replace_atomically
 from sink_jax.io.paths import cache_root
 from sink_jax.pretrained.files import check_weights
 
-# Weights in other formats; pickled ones are never read. Of tokenizers also those that errors name.
+# Weights in other formats; pickled ones are never read.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
 _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.tiktoken', '*.txt']
 # Name, id on the hub, model_type, billions of parameters, BOS that the tokenizer prepends; a chat
@@ -90,7 +90,7 @@ class Packaged(NamedTuple):
   def find(self) -> Path | None:
     """The GGUF file, where all packages are installed; parts are put together in the cache once.
 
-    A package is found by the list of its files, and not imported: what it depends on is not wanted.
+    A package is found by the list of its files, and not imported: its dependencies are not wanted.
 
     Raises:
       ValueError: the parts are not those of the file.
@@ -185,7 +185,7 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-  """Whether a path is that of a GGUF file, by its name."""
+  """Is a path that of a GGUF file, by its name?"""
   return os.fspath(path).casefold().endswith('.gguf')
 
 
@@ -196,7 +196,7 @@ def _downloaded(hub: str, revision: str, other: str = '') -> Path:
     import huggingface_hub
     folder = Path(huggingface_hub.snapshot_download(
         hub, revision=revision or None, allow_patterns=_TAKEN, ignore_patterns=_LEFT_OUT))
-  except Exception as error:  # its own errors, those of its HTTP client, and the system's
+  except Exception as error:  # errors of the hub, of its HTTP client, and of the system
     raise ValueError(
         f'there is no folder {hub!r}, and it could not be downloaded from the hub '
         f'({" ".join(str(error).split())[:300]}). For a gated or private model accept its licence there '

@@ -43,7 +43,7 @@ def jamba(hf: Json) -> ModelConfig:
 
 
 def _layers(hf: Json, kind: str, period: int, offset: int) -> Callable[[int], bool]:
-  """Whether a layer is of the kind that comes once in a period, with the family's defaults."""
+  """layer -> does it have what comes once in a period? With the family's defaults."""
   period, key = take(hf, f'{kind}_layer_period', int, period), f'{kind}_layer_offset'
   offset = take({key: offset} | hf, key, tuple(range(period)))
   return lambda layer: layer % period == offset

@@ -154,17 +154,17 @@ def _blocks_of_qwen(hf: Json, **components: Any) -> dict[str, Any]:
   """A window from one layer on, if there is any."""
   window, first = take(hf, 'sliding_window', int, 4096), take(hf, 'max_window_layers', float, 28)
   window = window if take(hf, 'use_sliding_window', bool, False) else None
-  own = keys.masks(hf, lambda i: window is not None and i >= first, window)
-  return keys.blocks(own, keys.rope(hf), **components)
+  masks = keys.masks(hf, lambda i: window is not None and i >= first, window)
+  return keys.blocks(masks, keys.rope(hf), **components)
 
 
 def qwen2(hf: Json) -> ModelConfig:
-  """Qwen2 and Qwen2.5: LLaMA with biases of queries, keys and values, which are no option."""
+  """Qwen2 and Qwen2.5: LLaMA with biases of queries, keys and values, always."""
   return llama_like(hf, kv_heads=32, biases=('qkv',), **_blocks_of_qwen(hf))
 
 
 def qwen3(hf: Json) -> ModelConfig:
-  """Qwen3: LLaMA with normalised queries and keys; `mlp_bias` is no key of this family.
+  """Qwen3: LLaMA with normalised queries and keys; `mlp_bias` is not a key of this family.
 
   The gated models of Qiu et al. 2025 (arXiv 2505.06708) have the same model_type and two keys more,
   which transformers does not read; their layout is that of their code (qiuzh20/gated_attention,
@@ -202,7 +202,7 @@ def _qwen3_tensors(hf: Json, config: ModelConfig) -> Table:
 
 
 def _gemma(hf: Json, **options: Any) -> ModelConfig:
-  """What Gemma 2 and 3 share; `hidden_act`, which older files have, is left unread."""
+  """Gemma 2 and 3; `hidden_act`, which older files have, is left unread."""
   take(hf, 'use_bidirectional_attention', (False,))
   take(hf, 'query_pre_attn_scalar', float, 256, above=0)
   return llama_like(
@@ -218,25 +218,25 @@ def _cap(hf: Json, key: str, default: float | None) -> float:
 def gemma2(hf: Json) -> ModelConfig:
   """Gemma 2: LLaMA with soft caps, norms around sub-layers, and windows in every second block."""
   limit = _cap(hf, 'attn_logit_softcapping', 50.0)
-  own = keys.masks(hf, lambda i: i % 2 == 0, take(hf, 'sliding_window', int, 4096))
+  masks = keys.masks(hf, lambda i: i % 2 == 0, take(hf, 'sliding_window', int, 4096))
   return _gemma(hf, logit_cap=_cap(hf, 'final_logit_softcapping', 30.0), **keys.blocks(
-      own, keys.rope(hf), similarity=CappedExp(cap=limit) if limit else Exp()))
+      masks, keys.rope(hf), similarity=CappedExp(cap=limit) if limit else Exp()))
 
 
 def gemma3(hf: Json) -> ModelConfig:
   """Gemma 3: QK-norm in place of soft caps, and windows in five of six blocks.
 
-  Blocks with a window have a rotary base of their own. Read is the language model; a checkpoint of
-  the type 'gemma3', which sees images as well, has it under names of its own.
+  Blocks with a window have another rotary base. Only the language model is read; a checkpoint of the
+  type 'gemma3', which sees images as well, has it under other names.
   """
   hf = _of_text(hf)
   take(hf, 'attn_logit_softcapping', (None,))
   every = take(hf, 'sliding_window_pattern', int, 6) or 6
-  own = keys.masks(hf, lambda i: (i + 1) % every != 0, take(hf, 'sliding_window', int, 4096))
+  masks = keys.masks(hf, lambda i: (i + 1) % every != 0, take(hf, 'sliding_window', int, 4096))
   full, sliding = keys.rope_by_kind(hf, take(hf, 'rope_theta', float, 1e6),
                                take(hf, 'rope_local_base_freq', float, 1e4))
   return _gemma(hf, logit_cap=_cap(hf, 'final_logit_softcapping', None), **keys.blocks(
-      own, [sliding if mask.window else full for mask in own],
+      masks, [sliding if mask.window else full for mask in masks],
       qk_norm=QKNorm(eps=take(hf, 'rms_norm_eps', float, 1e-6))))
 
 
@@ -289,15 +289,15 @@ def _multipliers(hf: Json) -> list[float]:
 def granite_swa(hf: Json) -> ModelConfig:
   """Granite with sink logits, windows, and a rotary base of each block; 0: no positions there."""
   _multipliers(hf)
-  own = keys.masks(hf, lambda i: i % 4 != 0, take(hf, 'sliding_window', int, 128))
+  masks = keys.masks(hf, lambda i: i % 4 != 0, take(hf, 'sliding_window', int, 128))
   common, bases = keys.rope(hf), hf.get('layer_rope_theta')
-  bases = [common.base] * len(own) if bases is None else bases
-  if not isinstance(bases, list) or len(bases) != len(own) or not all(
+  bases = [common.base] * len(masks) if bases is None else bases
+  if not isinstance(bases, list) or len(bases) != len(masks) or not all(
       type(base) in (int, float) and 0 <= base < 1e300 for base in bases):
-    raise keys.unsupported('layer_rope_theta', bases, f'it must list {len(own)} bases, 0 for none')
+    raise keys.unsupported('layer_rope_theta', bases, f'it must list {len(masks)} bases, 0 for none')
   positions = [dataclasses.replace(common, base=float(base)) if base else Nope() for base in bases]
   return llama_like(hf, kv_heads=4, eps=1e-5, tied=True, biases=_biases(hf),
-                    **keys.blocks(own, positions, kv_bias=SinkLogit()))
+                    **keys.blocks(masks, positions, kv_bias=SinkLogit()))
 
 
 def _granite_tensors(hf: Json, config: ModelConfig) -> Table:
@@ -324,11 +324,11 @@ def _olmo(hf: Json, masks: Sequence[Mask], positions: Position | Sequence[Positi
 
 def olmo3(hf: Json) -> ModelConfig:
   """OLMo 3: OLMo 2 with windows in three of four blocks, where rotary positions are not scaled."""
-  own = keys.masks(hf, lambda i: (i + 1) % 4 != 0, take(hf, 'sliding_window', int, 4096))
-  # Of another base in the old form transformers gives blocks with a window the default one.
+  masks = keys.masks(hf, lambda i: (i + 1) % 4 != 0, take(hf, 'sliding_window', int, 4096))
+  # With another base in the old form transformers gives blocks with a window the default one.
   base = float(take(hf, 'rope_theta', (500000, 500000.0)))
   full, sliding = keys.rope_by_kind(hf, base, base)
-  return _olmo(hf, own, [sliding if mask.window else full for mask in own])
+  return _olmo(hf, masks, [sliding if mask.window else full for mask in masks])
 
 
 def smollm3(hf: Json) -> ModelConfig:
@@ -340,10 +340,10 @@ def smollm3(hf: Json) -> ModelConfig:
     raise keys.unsupported('no_rope_layers', rotated, f'it must list 0 or 1 for each of {layers} layers')
   window = take(hf, 'sliding_window', int, None)
   window = window if take(hf, 'use_sliding_window', bool, False) else None
-  own = keys.masks(hf, lambda i: window is not None and not rotated[i], window)
+  masks = keys.masks(hf, lambda i: window is not None and not rotated[i], window)
   position = keys.rope(hf, base=2e6)
   return llama_like(hf, kv_heads=4, tied=True, biases=_biases(hf),
-                    **keys.blocks(own, [position if x else Nope() for x in rotated]))
+                    **keys.blocks(masks, [position if x else Nope() for x in rotated]))
 
 
 FAMILIES = {family.__name__: Family(family, tensors) for family, tensors in (

@@ -70,14 +70,14 @@ def _saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
     config = experiment.model_config()
   except ValueError as error:
     raise ValueError(f'{folder}: config.json cannot be read ({error}).') from None
-  # What training chose for its devices: neither is a property of the model.
+  # Training chose them for its devices: neither is a property of the model.
   return experiment, dataclasses.replace(config, implementation=None, unroll=1)
 
 
 def _restored(folder: AnyPath, config: ModelConfig, mesh: Mesh | None = None) -> tuple[int, ParamTree]:
   """(step, parameters) of a run on one device, or laid out over a mesh."""
   shapes = parameter_shapes(config)
-  # The checkpoint may come from a mesh of many devices: with shardings of its own, Orbax would
+  # The checkpoint may come from a mesh of many devices: without these shardings Orbax would
   # look for those.
   return restore_params(folder, jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=sharding), shapes, layout(shapes, mesh)))
@@ -146,7 +146,7 @@ def _published_parameters(checkpoint: Checkpoint, model: ModelConfig, dtype: str
 
 
 def _bos(checkpoint: Checkpoint) -> str:
-  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters to texts only."""
+  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters only to texts."""
   try:
     return 'tokenizer' if TextTokenizer.from_path(checkpoint.path).prefix else 'none'
   except ValueError:
@@ -224,7 +224,7 @@ def open_source(name: str) -> Source:
     read = lambda: TextTokenizer.from_path(path)
   try:
     tokenizer = read()
-  except ValueError:  # a synthetic task, or a kind that cannot be read: the data have their own
+  except ValueError:  # a synthetic task, or a format that is not read: the data bring another
     return Source(name, model, params)
   letters = ''.join(map(chr, range(32, 127)))
   bytes_too = tokenizer.encode(letters) == Bytes().open().encode(letters)

@@ -31,7 +31,7 @@ from sink_jax.pretrained.stored_tensors import (
 
 # The value of each of the 16 patterns of bits: the sign is the highest one.
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-# What transformers takes where the config.json of gpt-oss has no rotary parameters.
+# transformers takes these where the config.json of gpt-oss has no rotary parameters.
 _YARN = {'rope_type': 'yarn', 'factor': 32.0, 'beta_fast': 32.0, 'beta_slow': 1.0,
          'truncate': False, 'original_max_position_embeddings': 4096}
 
@@ -83,12 +83,12 @@ def gpt_oss(hf: Json) -> ModelConfig:
     hf = {key: value for key, value in hf.items() if key != 'quantization_config'}
   for key, value in (('swiglu_alpha', 1.702), ('swiglu_limit', 7.0)):
     take(hf, key, (value,), why='a constant of this activation here')
-  own = keys.masks(hf, lambda i: i % 2 == 0, take(hf, 'sliding_window', int, 128))
+  masks = keys.masks(hf, lambda i: i % 2 == 0, take(hf, 'sliding_window', int, 128))
   position = keys.rope(hf if keys.rotary_parameters(hf) else hf | {'rope_parameters': _YARN}, base=150000.0)
   attention = ('qkv', 'out') if take(hf, 'attention_bias', bool, True) else ()
   return llama_like(hf, kv_heads=8, head_size=64, eps=1e-5, ffn='clamped_swiglu',
                     biases=(*attention, 'ffn'),
-                    **keys.blocks(own, position, _experts(hf), kv_bias=SinkLogit()))
+                    **keys.blocks(masks, position, _experts(hf), kv_bias=SinkLogit()))
 
 
 def _gpt_oss_tensors(hf: Json, config: ModelConfig) -> Table:

@@ -1,8 +1,8 @@
 """A checkpoint into a parameter tree, one tensor at a time, straight onto the devices.
 
 The leaves are made on the devices first, as zeros, and every stored tensor is then written into
-its part of them. The memory of the host holds one stored tensor, and that of the devices nothing
-beside the parameters but one part: a model as large as the devices can be loaded by a small host.
+its part of them. The memory of the host holds one stored tensor, and that of the devices the
+parameters and one part: a model as large as the devices can be loaded by a small host.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _flat(tree: Params) -> dict[str, Any]:
 def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> tuple[jax.Array, bool]:
   """The leaf with x written into its part, and whether it is finite there.
 
-  The leaf is donated: it is written in its own memory, so that no leaf is ever there twice. A
+  The leaf is donated and written in the same memory, so that no leaf is ever there twice. A
   transposed part is sent as it is stored, and the device swaps its axes. It returns when x is no
   longer needed: the copy to the devices may read x, which the next tensor is about to replace.
   """
@@ -155,7 +155,7 @@ def _part_sharding(sharding: Sharding, axes: int, depth: int, transposed: bool) 
 
 @functools.cache
 def _writer(sharding: Sharding, transposed: bool) -> Callable[..., tuple[jax.Array, jax.Array]]:
-  """A compiled (leaf, part, index) -> (leaf in the leaf's own memory, whether the part is finite).
+  """A compiled (leaf, part, index) -> (leaf in the same memory, is the part finite?).
 
   The index is an argument, not a constant, so that all layers of a leaf share one program.
   """

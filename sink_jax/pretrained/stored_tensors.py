@@ -45,7 +45,7 @@ class StoredTensor:
     none where another tensor is read together with it, or where it is a copy of another.
   optional: a checkpoint may lack it; a part of a leaf that is then not given stays zero.
   quantized: it holds bytes instead of floating-point numbers.
-  read_with: full names of tensors read together with it, which have entries of their own.
+  read_with: full names of tensors read together with it, which have entries, too.
   copy_of: full name of the tensor that it must equal, as a tied unembedding does.
   combine: (this tensor, *those of `read_with`) -> the one array that `parts` take from.
   instead_of: full names of the tensors in whose place a checkpoint may have this one; see `held`.
@@ -160,7 +160,7 @@ def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Tabl
 def held(tensors: Table, names: Iterable[str]) -> Table:
   """A family's table for a checkpoint with tensors of these full names.
 
-  Where it may hold one tensor in the place of others, either that one or the others are left.
+  Where it may hold one tensor instead of others, either that one or the others are left.
   """
   names = set(names)
   missing = {name for name, tensor in tensors.items() if tensor.instead_of and name not in names}
