@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sink_jax.pretrained.packaged import PACKAGED
+from sink_jax.pretrained.hub import PACKAGED
 from tests.commands import run_here
 from tests.documents import ROOT, TEXTS, blocks
 from tests.launch_clone import pinned

@@ -14,8 +14,6 @@ FILES = sorted(PACKAGE.rglob('*.py'))
 ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'data', 'evaluate',
          'train', 'plan', 'benchmark', 'pretrained', 'report', 'paper', 'remedies', 'analyses',
          'sweep', 'cli']
-# Code for users of another library: no module of the package, though wheels hold it as one.
-FOR_TORCH = 'pretrained/modeling_sink_jax.py'
 BANNED = {'tensorflow', 'torch', 'configs', 'tests', 'pickle', 'shelve'}
 
 
@@ -56,8 +54,7 @@ def test_imports_run_one_way(path):
   room = room_of(path)
   for module in imports(path):
     top = module.split('.')[0]
-    assert top not in BANNED or path == PACKAGE / FOR_TORCH and top == 'torch', (
-        f'{path} imports {module}')
+    assert top not in BANNED, f'{path} imports {module}'
     assert top != 'flax' or room == 'models' or module.startswith('flax.traverse_util'), (
         f'Linen lives in models/, but {path} imports it')
     assert top != 'ml_collections' or room in ('train', 'sweep', 'cli'), (
@@ -69,7 +66,6 @@ def test_imports_run_one_way(path):
 
 def test_no_module_imports_itself_through_others():
   graph = {name: {m for m in imports(path) if m in MODULES} for name, path in MODULES.items()}
-  assert not any(name_of(PACKAGE / FOR_TORCH) in modules for modules in graph.values())
   ended, begun = set(), []
 
   def visit(name):

@@ -14,20 +14,19 @@ class Options:
 
       python -m sink_jax export --workdir=runs/quickstart/text-softmax --out=exported
 
-  The class is the first that computes what the run does; the reason is printed, and --as names
-  another. A run that has none is written by --as=custom, with slow PyTorch code that transformers
-  loads with trust_remote_code=True. The tokenizer is written where it can be.
+  The class is the first that computes what the run does; --as names another. A run that has none is
+  refused, with the name of what no class has. The tokenizer is written where it can be.
   """
 
   workdir: str  # Folder of the run.
   out: str  # Folder to write to.
   dtype: Literal['float32', 'bfloat16'] = 'float32'  # Of the weights.
-  #: The class: llama, mistral, qwen3, granite_swa, qwen3_next or custom; by default the first.
+  #: The class: llama, mistral, qwen3 or granite_swa; by default the first.
   target: Annotated[str | None, tyro.conf.arg(name='as')] = None
 
 
 def main(options: Options) -> None:
-  """Exports the run, and prints what was written and why."""
+  """Exports the run, and prints what was written."""
   from sink_jax.pretrained.export import export_workdir
 
   print(*export_workdir(options.workdir, options.out, dtype=options.dtype, target=options.target),

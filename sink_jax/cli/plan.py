@@ -36,7 +36,7 @@ def main(options: Options, config: dict) -> int:
   from sink_jax.plan.chips import parse
   from sink_jax.plan.job import plan, smaller
   from sink_jax.plan.estimate import as_text
-  from sink_jax.pretrained.source import open_source
+  from sink_jax.pretrained.load import open_source
   from sink_jax.train.config import from_dict
   from sink_jax.train.start import with_source
 

@@ -33,7 +33,7 @@ def main(options: Options, config: dict[str, Any]) -> None:
   """Trains; every way to end has its exit code."""
   from sink_jax.io import compile_cache
   from sink_jax.io.process import exit_saved_until_training
-  from sink_jax.pretrained.source import open_source
+  from sink_jax.pretrained.load import open_source
   from sink_jax.train.loop import train
   from sink_jax.train.multihost import init_distributed, is_first
   from sink_jax.train.workdir import read_status

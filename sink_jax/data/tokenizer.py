@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from sink_jax.component import Component
 from sink_jax.data.sources import DocumentSource
-from sink_jax.io.files import read_text_limited, write_atomically
+from sink_jax.io.files import read_text_limited, refused, write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 
 BOS = ('none', 'tokenizer', 'force')  # see TextTokenizer.before
@@ -80,7 +79,7 @@ class TextTokenizer:
       from sink_jax.io.gguf import GgufFile  # not at the top: gguf costs a tenth of a second
 
       metadata = GgufFile(path).metadata
-      with _refused(f'{path}: the metadata define no tokenizer'):
+      with refused(f'{path}: the metadata define no tokenizer'):
         model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
         model.encode('a')
       read = cls(model, str(path), bos_id, eos_ids)
@@ -158,12 +157,12 @@ class TextTokenizer:
 
   def _ids(self, texts: list[str]) -> list[list[int]]:
     self.model.encode_special_tokens = True  # '<s>' in a text is three letters; pickling forgets it
-    with _refused(f'{self.name} cannot encode this text'):
+    with refused(f'{self.name} cannot encode this text'):
       return [e.ids for e in self.model.encode_batch_fast(texts, add_special_tokens=False)]
 
   def decode(self, ids: Ids) -> str:
     """The text of the ids, special tokens spelled out."""
-    with _refused(f'{self.name} cannot decode these ids'):
+    with refused(f'{self.name} cannot decode these ids'):
       return self.model.decode(np.asarray(ids).ravel().tolist(), skip_special_tokens=False)
 
   def before(self, bos: str) -> tuple[int, ...]:
@@ -237,7 +236,7 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
   if not old and not file.exists():
     raise ValueError(f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model by '
                      f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of transformers.")
-  with _refused(f'{folder / "vocab.json" if old else file} is damaged or not a tokenizer: {_REMEDY}'):
+  with refused(f'{folder / "vocab.json" if old else file} is damaged or not a tokenizer: {_REMEDY}'):
     text = tokenizers.ByteLevelBPETokenizer.from_file(
         str(folder / 'vocab.json'), str(folder / 'merges.txt'),
         add_prefix_space=bool(settings.get('add_prefix_space'))
@@ -264,19 +263,8 @@ def _named(model: tokenizers.Tokenizer, name: Any) -> int | None:
 
 def _object(path: AnyPath) -> dict[str, Any]:
   """A JSON object; {} where there is no file."""
-  with _refused(f'{path} is damaged or not a JSON object: {_REMEDY}'):
+  with refused(f'{path} is damaged or not a JSON object: {_REMEDY}'):
     return dict(json.loads(read_text_limited(path))) if path.exists() else {}
-
-
-@contextlib.contextmanager
-def _refused(what: str) -> Iterator[None]:
-  """Errors of a file from elsewhere as a ValueError that begins with `what`."""
-  try:
-    yield
-  except (KeyboardInterrupt, SystemExit, MemoryError):
-    raise
-  except BaseException as error:  # the Rust code of tokenizers panics with a BaseException
-    raise ValueError(f'{what} ({" ".join(str(error).split())[:200]})') from None
 
 
 class Tokenizer(Component):

@@ -30,6 +30,17 @@ def named_in_errors(path: str | os.PathLike) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def refused(what: str) -> Iterator[None]:
+  """Errors of a file from elsewhere as a ValueError that begins with `what`."""
+  try:
+    yield
+  except (KeyboardInterrupt, SystemExit, MemoryError):
+    raise
+  except BaseException as error:  # the Rust code of tokenizers panics with a BaseException
+    raise ValueError(f'{what} ({" ".join(str(error).split())[:200]})') from None
+
+
+@contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
   """Yields a file to write, which replaces `path` when the block ends without error, and not before.
 

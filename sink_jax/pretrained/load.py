@@ -1,20 +1,20 @@
-"""Trained runs and published models as callable models."""
+"""Trained runs and published models: as callable models, and as what a training run begins with."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Int32
 
 from sink_jax.data.dataset import DataConfig
 from sink_jax.data.sources import DocumentSource
 from sink_jax.data.token_edits import first_token
-from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate import inputs
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree
@@ -23,11 +23,13 @@ from sink_jax.models.finite import first_not_finite
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.families import family_for
-from sink_jax.pretrained.files import Checkpoint, Weights
+from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.gguf import GgufCheckpoint
 from sink_jax.pretrained.hub import is_gguf, resolve
-from sink_jax.pretrained.parameters import load_parameters
+from sink_jax.pretrained.parameters import layout, load_parameters
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.config import Experiment, from_dict
+from sink_jax.train.start import Source
 from sink_jax.train.workdir import is_workdir, read_config, read_probe_tokens
 
 
@@ -45,13 +47,8 @@ def load_run(workdir: str | os.PathLike) -> Run:
     CheckpointError: it has no usable checkpoint.
   """
   folder = to_path(workdir)
-  experiment, config = saved_model(folder)
-  # The checkpoint may come from a mesh of many devices: with shardings of its own, Orbax would
-  # look for those.
-  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-                        parameter_shapes(config))
-  step, params = restore_params(folder, target)
+  experiment, config = _saved_model(folder)
+  step, params = _restored(folder, config)
   if parameter := first_not_finite(params):
     raise ValueError(f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
                      f'checkpoints/{step} there to use the checkpoint before it, or train again.')
@@ -60,12 +57,8 @@ def load_run(workdir: str | os.PathLike) -> Run:
              read_tokenizer=_tokenizer)
 
 
-def saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
-  """The experiment of a workdir and the model that it trains; no checkpoint is looked at.
-
-  Raises:
-    ValueError: it is not the workdir of a run, or its config cannot be read.
-  """
+def _saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
+  """The experiment of a workdir and the model that it trains; no checkpoint is looked at."""
   if (folder / 'config.json').exists() and not is_workdir(folder):
     raise ValueError(f'{folder} holds a config.json but no run trained with sink_jax: a published '
                      'model is named by --checkpoint, or loaded by load_pretrained.')
@@ -73,18 +66,23 @@ def saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
   try:
     experiment = from_dict(saved)
     config = experiment.model_config()
-    # One token more than the context: a sequence is its inputs and the target of the last one.
-    for edit in experiment.data.interventions:
-      edit.check(experiment.data.context + 1, config.vocab_size)
   except ValueError as error:
     raise ValueError(f'{folder}: config.json cannot be read ({error}).') from None
-  # What training chose for its devices: neither is a property of the model.
+  # Training chose them for its devices: neither is a property of the model.
   return experiment, dataclasses.replace(config, implementation=None, unroll=1)
 
 
+def _restored(folder: AnyPath, config: ModelConfig, mesh: Mesh | None = None) -> tuple[int, ParamTree]:
+  """(step, parameters) of a run on one device, or laid out over a mesh."""
+  shapes = parameter_shapes(config)
+  # The checkpoint may come from a mesh of many devices: without these shardings Orbax would
+  # look for those.
+  return restore_params(folder, jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding), shapes, layout(shapes, mesh)))
+
+
 def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
-                    mesh: jax.sharding.Mesh | None = None,
-                    implementation: str | None = None) -> Run:
+                    mesh: Mesh | None = None, implementation: str | None = None) -> Run:
   """Loads a published model from a folder, a GGUF file, or the Hugging Face hub.
 
       run = sj.load_pretrained('SmolLM2-135M-Instruct')
@@ -110,79 +108,46 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
     ValueError: there is no such model, it is not supported, its files are damaged, or a tensor
       holds a value that is not finite or that bfloat16 cannot hold. The message names the remedy.
   """
-  checkpoint, name = open_published(path_or_name)
-  params = published_parameters(checkpoint, dtype, mesh)
+  checkpoint, name = _open_published(path_or_name)
+  model = _published_model(checkpoint)
+  params = _published_parameters(checkpoint, model, dtype, mesh)
   # The dtype of the activations; the parameters have it already.
-  config = dataclasses.replace(published_model(checkpoint), dtype=dtype,
-                               implementation=implementation)
+  config = dataclasses.replace(model, dtype=dtype, implementation=implementation)
   return Run(config, params, name, bos=_bos(checkpoint), folder=str(checkpoint.path),
              read_tokenizer=_tokenizer, make_tokens=_probe_tokens)
 
 
-def open_published(path_or_name: str | os.PathLike) -> tuple[Weights, str]:
-  """(checkpoint, name) of a published model, of which only the headers are read.
-
-  Raises:
-    ValueError: no such model, one that is not supported, or damaged files; with the remedy.
-  """
+def _open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
+  """(checkpoint, name) of a published model, of which only the headers are read."""
   path, name = resolve(path_or_name)
-  checkpoint = _checkpoint(path)
-  # Before a table of a million layers is made for a damaged config.json.
-  if (layers := published_model(checkpoint).layers) > len(checkpoint.entries):
-    raise ValueError(f'{path}: {checkpoint.source} says {layers} layers, and there are '
-                     f'{len(checkpoint.entries)} tensors: the two do not belong together.')
+  checkpoint = GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
   # Results name the model, and a quantised one is another model than the one before.
   if checkpoint.quantization.casefold() not in name.casefold():
     name = f'{name} ({checkpoint.quantization})'
   return checkpoint, name
 
 
-def _checkpoint(path: Path) -> Weights:
-  if not is_gguf(path):
-    return Checkpoint(path)
-  from sink_jax.pretrained.gguf import GgufCheckpoint  # other checkpoints need no dequantisation
-  return GgufCheckpoint(path)
-
-
-def published_model(checkpoint: Weights) -> ModelConfig:
+def _published_model(checkpoint: Checkpoint) -> ModelConfig:
   """The model that a checkpoint describes, in the dtype of ModelConfig."""
   try:
     return family_for(checkpoint.config).model_config(checkpoint.config)
   except ValueError as error:
-    if checkpoint.source == 'config.json':
-      raise
-    # A GGUF file has no config.json, which the message names.
-    about = str(error).replace('config.json: ', '').replace('config.json', 'the metadata')
-    raise ValueError(f'{checkpoint.path}: {about}') from None
+    raise ValueError(f'{checkpoint.source}: {error}') from None
 
 
-def published_parameters(checkpoint: Weights, dtype: str,
-                         mesh: jax.sharding.Mesh | None) -> ParamTree:
-  """The parameters of a checkpoint, as `load_pretrained` has them."""
-  hf, config = checkpoint.config, published_model(checkpoint)
-  family = family_for(hf)
-  return load_parameters(
-      checkpoint, checkpoint.table(family.stored_tensors(hf, config)), parameter_shapes(config),
-      prefix=family.PREFIX, ignored=family.IGNORED, dtype=dtype, mesh=mesh)
+def _published_parameters(checkpoint: Checkpoint, model: ModelConfig, dtype: str,
+                          mesh: Mesh | None) -> ParamTree:
+  family = family_for(checkpoint.config)
+  table = checkpoint.table(family.stored_tensors(checkpoint.config, model))
+  return load_parameters(checkpoint, family, table, parameter_shapes(model), dtype=dtype, mesh=mesh)
 
 
-def _bos(checkpoint: Weights) -> str:
-  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters to texts only."""
+def _bos(checkpoint: Checkpoint) -> str:
+  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters only to texts."""
   try:
     return 'tokenizer' if TextTokenizer.from_path(checkpoint.path).prefix else 'none'
   except ValueError:
     return 'none'
-
-
-def run_tokenizer(workdir: str | os.PathLike, data: DataConfig) -> TextTokenizer:
-  """The tokenizer that a training run keeps in its workdir.
-
-  Raises:
-    ValueError: a synthetic task has none, or it is damaged; with the remedy.
-  """
-  if not isinstance(data.source, DocumentSource):
-    raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
-  return TextTokenizer.from_path(to_path(workdir) / 'tokenizer')
 
 
 def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
@@ -216,12 +181,47 @@ def _tokenizer(run: Run) -> TextTokenizer:
   if not is_workdir(run.folder):
     return TextTokenizer.from_path(run.folder)
   data = from_dict(read_config(run.folder)).data
-  tokenizer = run_tokenizer(run.folder, data)
+  tokenizer = _run_tokenizer(to_path(run.folder), data)
   if run.first_token is not None:
     return tokenizer.beginning_with(run.first_token)
   return dataclasses.replace(tokenizer, prefix=(tokenizer.bos_id,) if data.bos else ())
 
 
+def _run_tokenizer(workdir: AnyPath, data: DataConfig) -> TextTokenizer:
+  if not isinstance(data.source, DocumentSource):
+    raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
+  return TextTokenizer.from_path(workdir / 'tokenizer')
+
+
 def _probe_tokens(run: Run) -> np.ndarray:
   """Probe inputs of a published model (32, 64): the text that commands take by default."""
   return inputs.natural(_tokenizer(run), inputs.open_source(), sequences=32).tokens
+
+
+def open_source(name: str) -> Source:
+  """Opens a model that a training run begins with: reads its configs, and no parameter.
+
+  Args:
+    name: the workdir of a run, whose newest good checkpoint it is, or a folder or name as
+      `load_pretrained` takes it.
+
+  Raises:
+    ValueError: there is no such model, or it cannot be read; with the remedy.
+  """
+  workdir = to_path(name)
+  if is_workdir(workdir):
+    experiment, model = _saved_model(workdir)
+    name, path, params = str(workdir), workdir / 'tokenizer', lambda mesh: _restored(workdir, model, mesh)[1]
+    read = lambda: _run_tokenizer(workdir, experiment.data)
+  else:
+    checkpoint, _ = _open_published(name)
+    model, path = _published_model(checkpoint), checkpoint.path
+    params = lambda mesh: _published_parameters(checkpoint, model, 'float32', mesh)
+    read = lambda: TextTokenizer.from_path(path)
+  try:
+    tokenizer = read()
+  except ValueError:  # a synthetic task, or a format that is not read: the data bring another
+    return Source(name, model, params)
+  letters = ''.join(map(chr, range(32, 127)))
+  bytes_too = tokenizer.encode(letters) == Bytes().open().encode(letters)
+  return Source(name, model, params, tokenizer, '' if bytes_too else f'HuggingFace(path={str(path)!r})')

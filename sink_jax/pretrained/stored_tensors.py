@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sink_jax.attention import Dims
 from sink_jax.models.config import ModelConfig
 
-T = TypeVar('T')
+Take = Callable[[np.ndarray], np.ndarray]
 
 
 def identity(x: np.ndarray) -> np.ndarray:
@@ -32,7 +32,7 @@ class LeafPart:
 
   path: str
   index: tuple[int, ...] = ()
-  take: Callable[[np.ndarray], np.ndarray] = identity
+  take: Take = identity
   transposed: bool = False
 
 
@@ -45,7 +45,7 @@ class StoredTensor:
     none where another tensor is read together with it, or where it is a copy of another.
   optional: a checkpoint may lack it; a part of a leaf that is then not given stays zero.
   quantized: it holds bytes instead of floating-point numbers.
-  read_with: full names of tensors read together with it, which have entries of their own.
+  read_with: full names of tensors read together with it, which have entries, too.
   copy_of: full name of the tensor that it must equal, as a tied unembedding does.
   combine: (this tensor, *those of `read_with`) -> the one array that `parts` take from.
   instead_of: full names of the tensors in whose place a checkpoint may have this one; see `held`.
@@ -61,6 +61,26 @@ class StoredTensor:
   instead_of: tuple[str, ...] = ()
 
 
+Table = dict[str, StoredTensor]  # by full name
+FREQUENCIES = r'.*rotary_emb\.inv_freq'  # of rotary positions, which follow from config.json
+
+
+class Family(NamedTuple):
+  """How checkpoints of one `model_type` of config.json are read.
+
+  model_config: config.json -> the model that it describes; a ValueError names a key that is missing
+    or not supported.
+  stored_tensors: (config.json, that model) -> every tensor of the checkpoint, by full name.
+  prefix: of these names, which a checkpoint of the bare model, without its head, lacks.
+  ignored: pattern of names of tensors that hold no parameters, such as causal masks.
+  """
+
+  model_config: Callable[[dict[str, Any]], ModelConfig]
+  stored_tensors: Callable[[dict[str, Any], ModelConfig], Table]
+  prefix: str = 'model.'
+  ignored: str = FREQUENCIES
+
+
 def linear(path: str, index: tuple[int, ...], shape: tuple[int, int]) -> StoredTensor:
   """A weight (out, in) as torch.nn.Linear has it, which becomes a kernel (in, out)."""
   return StoredTensor(shape, (LeafPart(path, index, transposed=True),))
@@ -71,9 +91,23 @@ def vector(path: str, index: tuple[int, ...], *shape: int, optional: bool = Fals
   return StoredTensor(shape, (LeafPart(path, index),), optional)
 
 
-def tied(shape: tuple[int, int], embedding: str) -> StoredTensor:
-  """The unembedding (V, D) of a tied model, which a checkpoint may hold a second time."""
-  return StoredTensor(shape, optional=True, copy_of=embedding)
+def linears(name: str, path: str, index: tuple[int, ...],
+            rows: Iterable[tuple[str, str, tuple[int, int]]], biases: bool = False) -> Table:
+  """Linear layers, by rows of their name, ours and the shape (out, in), with biases where asked."""
+  tensors = {}
+  for theirs, ours, shape in rows:
+    tensors[f'{name}.{theirs}.weight'] = linear(f'{path}/{ours}/kernel', index, shape)
+    if biases:
+      tensors[f'{name}.{theirs}.bias'] = vector(f'{path}/{ours}/bias', index, shape[0])
+  return tensors
+
+
+def embeddings(config: ModelConfig, embedding: str, unembedding: str = 'lm_head.weight') -> Table:
+  """The two tables of tokens; a checkpoint of a tied model may hold its one table twice."""
+  shape = (config.vocab_size, config.embedding_dim or config.d_model)
+  return {embedding: vector('embed', (), *shape),
+          unembedding: (StoredTensor(shape, optional=True, copy_of=embedding) if config.tied
+                        else linear('unembed/kernel', (), shape))}
 
 
 def beside(*tensors: StoredTensor) -> StoredTensor:
@@ -81,28 +115,20 @@ def beside(*tensors: StoredTensor) -> StoredTensor:
   parts, first = [], 0
   for tensor in tensors:
     rows = slice(first, first := first + tensor.shape[0])
-    parts += [dataclasses.replace(part, take=_of_rows(rows, part.take)) for part in tensor.parts]
+    parts += [dataclasses.replace(part, take=lambda x, rows=rows: x[rows]) for part in tensor.parts]
   return StoredTensor((first, *tensors[0].shape[1:]), tuple(parts))
-
-
-def _of_rows(rows: slice, take: Callable[[np.ndarray], np.ndarray],
-             ) -> Callable[[np.ndarray], np.ndarray]:
-  return lambda x: take(x[rows])
 
 
 def group_by_group(path: str, index: tuple[int, ...], leaf: str, dims: Dims,
                    *inputs: int) -> StoredTensor:
   """Queries, keys and values of all heads in one tensor, as GPT-NeoX and Falcon store them.
 
-  For each key head come the queries of its group, then the key and the value.
-
-  Args:
-    path: of the attention's leaves. leaf: 'kernel' or 'bias'. inputs: (D,) of a kernel, () of a
-      bias.
+  For each key head come the queries of its group, then the key and the value. leaf: 'kernel', whose
+  inputs are (D,), or 'bias', with ().
   """
   group = dims.heads // dims.kv_heads
 
-  def rows(part: slice) -> Callable[[np.ndarray], np.ndarray]:
+  def rows(part: slice) -> Take:
     # Rows ((H + 2 Hkv) Dh, ...) as (Hkv, group + 2, Dh, ...); a bias has no further axes.
     return lambda x: x.reshape(dims.kv_heads, group + 2, dims.head_dim, *inputs)[:, part].reshape(
         -1, *inputs)
@@ -114,10 +140,27 @@ def group_by_group(path: str, index: tuple[int, ...], leaf: str, dims: Dims,
       for ours, part in parts.items()))
 
 
-def held(tensors: dict[str, StoredTensor], names: Iterable[str]) -> dict[str, StoredTensor]:
+def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Table:
+  """The tensors with constants of config.json in the weights: (x + plus of norms) factor.
+
+  factors: by a part of a name, as 'q_proj' or 'model.norm'. plus: what gains are stored without.
+  """
+  out = dict(tensors)
+  for name, tensor in tensors.items():
+    factor = np.float32(next((x for key, x in factors.items() if f'.{key}.' in f'.{name}'), 1))
+    added = plus if 'norm' in name else 0
+    if factor != 1 or added:
+      part, = tensor.parts
+      # In float32 whatever the file holds: the product is rounded once.
+      out[name] = dataclasses.replace(tensor, parts=(dataclasses.replace(
+          part, take=lambda x, factor=factor, added=added: (np.asarray(x, np.float32) + added) * factor),))
+  return out
+
+
+def held(tensors: Table, names: Iterable[str]) -> Table:
   """A family's table for a checkpoint with tensors of these full names.
 
-  Where it may hold one tensor in the place of others, either that one or the others are left.
+  Where it may hold one tensor instead of others, either that one or the others are left.
   """
   names = set(names)
   missing = {name for name, tensor in tensors.items() if tensor.instead_of and name not in names}
@@ -136,12 +179,3 @@ def block(config: ModelConfig, layer: int) -> tuple[str, int]:
   if period == 1:
     return 'blocks', layer
   return f'blocks/layer{layer % period}', layer // period
-
-
-def shortest_period(items: Sequence[T]) -> tuple[T, ...]:
-  """The shortest tuple that, repeated a whole number of times, gives all items."""
-  items = tuple(items)
-  # Whole repetitions only, since the scan over periods of blocks has no remainder. All items
-  # together always qualify, so `next` finds one.
-  return next(items[:n] for n in range(1, len(items) + 1)
-              if len(items) % n == 0 and items[:n] * (len(items) // n) == items)

@@ -10,7 +10,7 @@ import jax
 
 from sink_jax.analyses.training import write_analyses
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.pretrained.source import open_source
+from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged

@@ -13,7 +13,7 @@ from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import markdown_table, text_table
 from sink_jax.models.sizes import flops_per_token, parameter_count
-from sink_jax.pretrained.source import open_source
+from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.config import from_dict
 from sink_jax.train.start import with_source

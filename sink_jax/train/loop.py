@@ -101,7 +101,7 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
     config: the nested dict of a config, e.g. `ConfigDict.to_dict()`.
     name: what the progress display calls the run.
     open_source: opens the model that `init.source` names, where there is one:
-      `pretrained.source.open_source`, which is of a room above this one.
+      `pretrained.load.open_source`, which is of a room above this one.
 
   Raises:
     ValueError: the config, the data, the devices or the workdir do not fit; before any

@@ -80,9 +80,11 @@ def llama_as_published(config, tensors):
   return old_rope_keys(config, tensors)
 
 
-def qwen3_as_published(config, tensors):
-  """Without the list of layers, which follows from max_window_layers."""
+def without_layers(config, tensors):
+  """Without the list of layers, which follows from other keys; of Gemma 2 with a key left unread."""
   del config['layer_types']
+  if config['model_type'] == 'gemma2':
+    config['hidden_act'] = 'gelu_pytorch_tanh'
   return old_rope_keys(config, tensors)
 
 
@@ -91,13 +93,6 @@ def phi3_as_published(config, tensors):
   share = config['rope_parameters'].pop('partial_rotary_factor')
   config, tensors = old_rope_keys(config, tensors)
   return config | {'partial_rotary_factor': share}, tensors
-
-
-def gemma2_as_published(config, tensors):
-  """Without the list of layers, of which every other has a window, and with a key left unread."""
-  del config['layer_types']
-  config['hidden_act'] = 'gelu_pytorch_tanh'
-  return old_rope_keys(config, tensors)
 
 
 def gemma3_as_published(config, tensors):
@@ -197,7 +192,7 @@ CASES = {
         mamba_conv_bias=False, tie_word_embeddings=True), 'float32', unedited),
     'qwen2': ('qwen2', LLAMA | dict(
         num_key_value_heads=2, tie_word_embeddings=True, use_sliding_window=True,
-        sliding_window=4, max_window_layers=1), 'bfloat16', qwen3_as_published),
+        sliding_window=4, max_window_layers=1), 'bfloat16', without_layers),
     'phi3': ('phi3', LLAMA | dict(
         num_key_value_heads=2, sliding_window=5, rope_parameters=dict(
             rope_type='default', rope_theta=100.0, partial_rotary_factor=0.5)),
@@ -223,7 +218,7 @@ CASES = {
         num_hidden_layers=3, num_key_value_heads=1, head_dim=8, use_sliding_window=True,
         sliding_window=4, max_window_layers=1, max_position_embeddings=1024, rope_parameters=dict(
             rope_type='yarn', rope_theta=20.0, factor=4.0, beta_fast=16.0, beta_slow=2.0,
-            original_max_position_embeddings=256)), 'bfloat16', qwen3_as_published),
+            original_max_position_embeddings=256)), 'bfloat16', without_layers),
     'granite_swa': ('granite_swa', LLAMA | dict(
         num_hidden_layers=4, num_key_value_heads=2, sliding_window=4, tie_word_embeddings=True,
         attention_bias=True, mlp_bias=True, embedding_multiplier=3.0, attention_multiplier=0.2,
@@ -235,7 +230,7 @@ CASES = {
     'gemma2': ('gemma2', LLAMA | dict(
         num_hidden_layers=4, num_key_value_heads=2, head_dim=12, sliding_window=4,
         query_pre_attn_scalar=6, attn_logit_softcapping=2.5, final_logit_softcapping=4.0),
-               'bfloat16', gemma2_as_published),
+               'bfloat16', without_layers),
     'gemma2_uncapped': ('gemma2', LLAMA | dict(
         num_key_value_heads=4, head_dim=8, attn_logit_softcapping=None,
         final_logit_softcapping=None, attention_bias=True, tie_word_embeddings=False,
@@ -369,8 +364,7 @@ def only_text(folder, out):
 def expected(folder, tokens):
   """What transformers computes in float32 with the files of the folder."""
   model, info = AutoModelForCausalLM.from_pretrained(
-      folder, dtype=torch.float32, attn_implementation='eager', output_loading_info=True,
-      trust_remote_code=any(Path(folder).glob('modeling_*.py')))
+      folder, dtype=torch.float32, attn_implementation='eager', output_loading_info=True)
   assert not info['missing_keys'] and not info['mismatched_keys'], info
   last = []
   blocks = next(x for name, x in model.named_modules() if name.split('.')[-1] in ('layers', 'h'))

@@ -21,8 +21,7 @@ NEW = 32
 def generated(folder, tokens):
   """The most likely continuation, through transformers' own cache."""
   model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
-                                               attn_implementation='eager',
-                                               trust_remote_code=any(folder.glob('*.py')))
+                                               attn_implementation='eager')
   model.generation_config.eos_token_id = None  # no token ends a text
   out = model.eval().generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False,
                               max_new_tokens=NEW, min_new_tokens=NEW)

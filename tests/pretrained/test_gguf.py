@@ -1,23 +1,15 @@
-"""GGUF files: every type of tensor, both architectures, tokenizers, names, and damaged files."""
-
-import heapq
-import json
+"""GGUF files: every type of tensor, both architectures, names, and damaged files."""
 
 import gguf
 import jax
 import numpy as np
 import pytest
-import tokenizers
 
 import sink_jax as sj
 from sink_jax.attention.position import Llama3Rope
-from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.gguf import TYPES, GgufFile
-from sink_jax.pretrained import hub, packaged
+from sink_jax.pretrained import hub
 from tests.pretrained import gguf_files, tiny
-
-TEXTS = ['The 1st of 1984 years: 12345.678!', 'a  b   c\n\n\t tabs  ', 'naïve café 中文 😀👩‍👧 ok',
-         "def f(x):\n    return x**2  # don't", '', ' ', '\n', 'aaaaaaaaaaaaaaaaaaaaa']
 
 
 @pytest.mark.parametrize('name', TYPES)
@@ -111,77 +103,6 @@ def test_names_say_that_weights_are_quantised(tmp_path):
   assert sj.load_pretrained(quantised(tmp_path / 'z.q4_0.gguf', hf)).name == 'z.q4_0'
 
 
-@pytest.mark.parametrize('pre, words', [
-    ('gpt-2', lambda p: [p.ByteLevel(add_prefix_space=False)]),
-    ('smollm', lambda p: [p.Digits(individual_digits=True), p.ByteLevel(add_prefix_space=False)])])
-def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
-  whole = tokenizers.Tokenizer(tokenizers.models.BPE())
-  whole.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(words(tokenizers.pre_tokenizers))
-  trainer = tokenizers.trainers.BpeTrainer(
-      vocab_size=400, special_tokens=['<s>', '</s>'], show_progress=False,
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
-  whole.train_from_iterator(TEXTS * 3, trainer)
-  model = json.loads(whole.to_str())['model']
-  tokens = sorted(model['vocab'], key=model['vocab'].get)
-  values = {'general.architecture': 'llama', 'tokenizer.ggml.model': 'gpt2',
-            'tokenizer.ggml.pre': pre, 'tokenizer.ggml.tokens': tokens,
-            'tokenizer.ggml.token_type': [3, 3] + [1] * (len(tokens) - 2),
-            'tokenizer.ggml.merges': [' '.join(merge) for merge in model['merges']],
-            'tokenizer.ggml.bos_token_id': 0, 'tokenizer.ggml.eos_token_id': 1,
-            'tokenizer.ggml.add_bos_token': True}
-  made = TextTokenizer.from_path(gguf_files.write(tmp_path / 'x.gguf', values, {}))
-  assert made.bos_id == 0 and made.prefix == (0,) and made.eos_ids == (1,)
-  for text in TEXTS:
-    ids = made.encode(text)
-    assert ids == whole.encode(text).ids
-    assert made.decode(ids) == text
-
-
-def by_score(text, tokens, scores, prefix):
-  """llama.cpp's rule for sentencepiece: the pair whose token has the highest score, leftmost first."""
-  ids = {token: i for i, token in enumerate(tokens)}
-  parts = list(('▁' * prefix + text).replace(' ', '▁')) if text else []
-  while True:
-    pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:]))
-             if a + b in ids]
-    if not pairs:
-      break
-    _, i = heapq.nsmallest(1, pairs)[0]
-    parts[i:i + 2] = [parts[i] + parts[i + 1]]
-  out = []
-  for part in parts:
-    out += [ids[part]] if part in ids else [ids[f'<0x{b:02X}>'] for b in part.encode()]
-  return out
-
-
-@pytest.mark.parametrize('prefix', [True, False])
-def test_sentencepiece_merges_by_score(tmp_path, prefix):
-  rng = np.random.default_rng(0)
-  words = sorted({text[i:i + n].replace(' ', '▁') for text in TEXTS[:4] for n in (2, 3, 4)
-                  for i in range(len(text) - n + 1)})
-  words = [word for word in words if not set(word) & set('中😀')]  # bytes stand for these two
-  letters = sorted(set(''.join(TEXTS).replace(' ', '▁')) - set('中😀'))
-  tokens = ['<unk>', '<s>', '</s>', *(f'<0x{i:02X}>' for i in range(256)), *words, *letters]
-  types = [2, 3, 3, *[6] * 256, *[1] * (len(words) + len(letters))]
-  # Longer tokens are made of shorter ones, which came first in training.
-  scores = np.zeros(len(tokens))
-  scores[259:259 + len(words)] = [-len(word) * 1000 - rng.integers(1000) - i / len(words)
-                                  for i, word in enumerate(words)]
-  scores[259 + len(words):] = -1e4
-  values = {'general.architecture': 'llama', 'tokenizer.ggml.model': 'llama',
-            'tokenizer.ggml.tokens': tokens, 'tokenizer.ggml.token_type': types,
-            'tokenizer.ggml.scores': scores.astype('f4').tolist(),
-            'tokenizer.ggml.bos_token_id': 1, 'tokenizer.ggml.eos_token_id': 2,
-            'tokenizer.ggml.unknown_token_id': 0, 'tokenizer.ggml.add_space_prefix': prefix}
-  file = GgufFile(gguf_files.write(tmp_path / 'x.gguf', values, {}))
-  made = TextTokenizer.from_path(file.path)
-  assert made.prefix == (1,)  # unless the file says otherwise
-  for text in TEXTS:
-    ids = made.encode(text)
-    assert ids == by_score(text, tokens, file.metadata['tokenizer.ggml.scores'], prefix), text
-    assert made.decode(ids) == text
-
-
 def replaced(**values):
   """The metadata with other values; None takes a key out."""
   names = {key.replace('__', '.'): value for key, value in values.items()}
@@ -191,7 +112,7 @@ def replaced(**values):
 
 @pytest.mark.parametrize('values, said', [
     (replaced(llama__embedding_length=None), 'llama.embedding_length'),
-    (replaced(llama__attention__head_count=0), 'num_attention_heads'),
+    (replaced(llama__attention__head_count=0), 'llama.attention.head_count'),
     (replaced(llama__attention__head_count_kv=[2, 1, 2]), 'llama.attention.head_count_kv'),
     (replaced(llama__expert_count=8), 'llama.expert_count'),
     (replaced(llama__rope__scaling__type='yarn'), 'llama.rope.scaling.type'),
@@ -208,65 +129,23 @@ def test_metadata_that_change_a_result_are_refused(tmp_path, values, said):
   assert str(path) in str(error.value) and '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('values, said', [
-    (dict(model='t5'), 'model'), (dict(model=None), 'model'), (dict(pre='qwen2'), 'pre'),
-    (dict(tokens=None), 'tokens'), (dict(tokens=['a', 'a']), 'tokens'),
-    (dict(token_type=[1]), 'token_type'), (dict(merges=None), 'merges'),
-    (dict(merges=['a q']), 'tokenizer'), (dict(bos_token_id=99), 'bos_token_id'),
-    (dict(precompiled_charsmap='x'), 'precompiled_charsmap')])
-def test_tokenizers_that_are_not_defined_are_refused(tmp_path, values, said):
-  values = {'general.architecture': 'llama', **gguf_files.TOKENIZER,
-            **{f'tokenizer.ggml.{key}': value for key, value in values.items()}}
-  values = {key: value for key, value in values.items() if value is not None}
-  path = gguf_files.write(tmp_path / 'x.gguf', values, {})
-  with pytest.raises(ValueError, match=said) as error:
-    TextTokenizer.from_path(path)
-  assert str(path) in str(error.value)
-
-
-def test_tensors_that_do_not_fit_are_refused(tmp_path):
+def test_tensors_are_named_as_in_the_file(tmp_path):
   hf = gguf_files.LLAMA
   arrays = gguf_files.tensors(hf, tiny.tensors(hf))
-  for change, said in [({'blk.1.ffn_up.weight': None}, 'blk.1.ffn_up.weight'),
-                       ({'token_embd.weight': None}, 'token_embd.weight'),
-                       ({'blk.1.attn_q.weight': np.ones((4, 32), 'f4')}, 'blk.1.attn_q.weight'),
-                       ({'blk.9.other': np.ones(3, 'f4')}, 'blk.9.other'),
-                       ({'blk.0.attn_norm.weight': np.full(32, np.nan, 'f4')},
-                        'blk.0.attn_norm.weight')]:
-    whole = {name: x for name, x in (arrays | change).items() if x is not None}
-    path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf), whole)
-    with pytest.raises(ValueError, match=said) as error:
+  for name in ('blk.1.ffn_up.weight', 'token_embd.weight'):
+    path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf),
+                            {other: x for other, x in arrays.items() if other != name})
+    with pytest.raises(ValueError, match=f'x.gguf.*{name}'):
       sj.load_pretrained(path)
-    assert str(tmp_path) in str(error.value)
 
 
-def test_damaged_files_are_refused_and_nothing_else_is_raised(tmp_path):
-  hf = gguf_files.LLAMA | {'intermediate_size': 64}
-  good = quantised(tmp_path / 'x.gguf', hf).read_bytes()
-  bad, rng = tmp_path / 'bad.gguf', np.random.default_rng(0)
-  numbers = GgufFile(tmp_path / 'x.gguf').tensors['token_embd.weight'].start
-  for end in [0, 3, 4, 10, *rng.integers(24, len(good), 30)]:
-    bad.write_bytes(good[:end])
+def test_damaged_files_are_refused(tmp_path):
+  good = quantised(tmp_path / 'x.gguf', gguf_files.LLAMA | {'intermediate_size': 64}).read_bytes()
+  bad = tmp_path / 'bad.gguf'
+  for data in (b'', good[:10], good[:400], good[:-8], b'PK\x03\x04' * 30, b'GGUF\x01\0\0\0' + b'\0' * 64):
+    bad.write_bytes(data)
     with pytest.raises(ValueError, match='bad.gguf'):
       sj.load_pretrained(bad)
-  refused = 0
-  for _ in range(300):
-    data = bytearray(good)
-    for i in rng.integers(0, min(numbers, 900), 2):
-      data[i] = rng.integers(256)
-    bad.write_bytes(data)
-    try:
-      TextTokenizer.from_path(bad)
-    except ValueError as error:
-      refused += 1
-      assert 'bad.gguf' in str(error)
-  assert refused > 30
-  for text in (b'PK\x03\x04' * 30, b'GGUF\x01\0\0\0' + b'\0' * 64, b'GGUF\0\0\0\x03' + b'\0' * 64):
-    bad.write_bytes(text)
-    with pytest.raises(ValueError, match='bad.gguf'):
-      GgufFile(bad)
-  with pytest.raises(ValueError, match='bad.gguf'):  # the folder of a file
-    sj.load_pretrained(tmp_path)
   with pytest.raises(ValueError, match='no_such.gguf'):
     sj.load_pretrained(tmp_path / 'no_such.gguf')
 
@@ -289,12 +168,12 @@ def install(tmp_path, monkeypatch):
 
 
 def test_models_of_installed_packages_are_found_by_name(install, monkeypatch):
-  one = packaged.Packaged(('some-model',), 'owner/one')
-  two = packaged.Packaged(('part-1', 'part-2'), 'owner/two', 'two.gguf',
+  one = hub.Packaged(('some-model',), 'owner/one')
+  two = hub.Packaged(('part-1', 'part-2'), 'owner/two', 'two.gguf',
                           '2e99758548972a8e8822ad47fa1017ff72f06f3ff6a016851f45c398732bc50c')
   monkeypatch.setattr(hub, 'PACKAGED', {'Model-One': one, 'Model-Two': two})
   asked = []
-  monkeypatch.setattr(hub, '_downloaded', lambda name, revision: asked.append(name) or name)
+  monkeypatch.setattr(hub, '_downloaded', lambda name, *_: asked.append(name) or name)
   assert hub.resolve('Model-One') == ('owner/one', 'Model-One')
   install('some-model', 'weights.gguf', b'one')
   install('part-1', 'two.gguf.part0', b'this is ')
@@ -306,8 +185,7 @@ def test_models_of_installed_packages_are_found_by_name(install, monkeypatch):
   assert path.read_bytes() == b'this is a test' and name == 'Model-Two'
   assert hub.resolve('Model-Two@main') == ('owner/two', 'Model-Two@main')
   path.unlink()
-  monkeypatch.setitem(hub.PACKAGED, 'Model-Two', packaged.Packaged(
-      two.packages, two.hub, two.file, '0' * 64))
+  monkeypatch.setitem(hub.PACKAGED, 'Model-Two', two._replace(sha256='0' * 64))
   with pytest.raises(ValueError, match='part-1'):
     hub.resolve('Model-Two')
   assert not path.exists()

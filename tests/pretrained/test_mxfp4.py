@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.pretrained.mxfp4 import VALUES, dequantize
+from sink_jax.pretrained.moe import VALUES, dequantize
 from tests.pretrained import tiny
 
 
@@ -52,12 +52,6 @@ def test_it_is_what_transformers_computes():
   np.testing.assert_array_equal(x.astype(np.float64).ravel(), PUBLISHED)
 
 
-def test_shapes_that_do_not_fit_are_refused():
-  for blocks, scales in (((1, 2, 3, 16), (1, 2, 4)), ((1, 2, 3, 8), (1, 2, 3)), ((2, 16), (2,))):
-    with pytest.raises(ValueError, match='do not fit'):
-      dequantize(np.zeros(blocks, np.uint8), np.zeros(scales, np.uint8))
-
-
 def test_a_checkpoint_is_that_of_its_dequantised_weights(tmp_path):
   packed = tiny.tensors(tiny.GPT_OSS)
   for name in packed:
@@ -90,5 +84,5 @@ def test_blocks_must_be_bytes(tmp_path):
   name = 'model.layers.0.mlp.experts.down_proj_blocks'
   arrays = tiny.tensors(tiny.GPT_OSS)
   tiny.write(tmp_path, tiny.GPT_OSS, arrays | {name: arrays[name].astype(np.float32)})
-  with pytest.raises(ValueError, match=f'{name} is stored as F32, not as U8'):
+  with pytest.raises(ValueError, match=f'{name} is .* F32, and not .* U8'):
     sj.load_pretrained(tmp_path)

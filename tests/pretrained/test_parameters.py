@@ -13,9 +13,9 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
-from sink_jax.models import finite
-from sink_jax.models.finite import all_finite
-from sink_jax.pretrained import llama, parameters
+from sink_jax.models.finite import first_not_finite
+from sink_jax.pretrained import parameters
+from sink_jax.pretrained.families import FAMILIES
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
 from tests.pretrained import tiny
@@ -57,57 +57,38 @@ def test_dtypes(tmp_path, stored, dtype):
                                 arrays[GATE].T.astype(dtype))
 
 
-def test_other_dtypes_are_refused(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  for dtype, name in ((np.float64, 'F64'), (np.int8, 'I8'), (ml_dtypes.float8_e4m3fn, 'F8')):
-    tiny.write(tmp_path, arrays=arrays | {GATE: arrays[GATE].astype(dtype)})
-    refused(tmp_path, 'model.safetensors', GATE, name, 'BF16')
-  tiny.write(tmp_path)
-  refused(tmp_path, "dtype = 'int8'", 'bfloat16', dtype='int8')
+TIED = tiny.LLAMA | dict(tie_word_embeddings=True)
+EMBED = 'model.embed_tokens.weight'
 
 
-def test_missing_tensors_are_counted_and_five_are_named(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  tiny.write(tmp_path, arrays={k: v for k, v in arrays.items() if 'self_attn' not in k})
-  refused(tmp_path, 'lacks 12 tensors', 'model.layers.1.self_attn.q_proj.weight, ...',
-          'config.json')
-  tiny.write(tmp_path, arrays={k: v for k, v in arrays.items() if k != GATE})
-  refused(tmp_path, f'lacks a tensor that a model of this kind has: {GATE}.')
-
-
-def test_unknown_tensors_are_refused_and_buffers_are_not(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  buffer = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)}
-  tiny.write(tmp_path, arrays=arrays | buffer)
-  sj.load_pretrained(tmp_path)
-  tiny.write(tmp_path, arrays=arrays | {'model.layers.3.mlp.gate_proj.weight': arrays[GATE]})
-  refused(tmp_path, 'holds a tensor', 'model.layers.3.mlp.gate_proj.weight', 'config.json')
-
-
-def test_a_wrong_shape_names_file_tensor_and_both_shapes(tmp_path):
-  arrays = tiny.tensors(tiny.LLAMA)
-  tiny.write(tmp_path, arrays=arrays | {GATE: arrays[GATE][:-1]}, files=3)
-  refused(tmp_path, 'of-00003.safetensors', GATE, '(11, 8)', '(12, 8)')
-
-
-def test_names_may_lack_the_prefix_but_not_be_given_twice(tmp_path):
-  hf = tiny.LLAMA | dict(tie_word_embeddings=True)
-  arrays = tiny.write(tmp_path / 'whole', hf)
-  bare = {name.removeprefix('model.'): x for name, x in arrays.items()}
-  tiny.write(tmp_path / 'bare', hf, bare)
-  jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / 'bare').params,
-               sj.load_pretrained(tmp_path / 'whole').params)
-  tiny.write(tmp_path, hf, arrays | {'norm.weight': arrays['model.norm.weight']})
-  refused(tmp_path, 'model.norm.weight', 'twice')
-
-
-def test_a_tied_model_may_store_its_unembedding(tmp_path):
-  hf = tiny.LLAMA | dict(tie_word_embeddings=True)
+@pytest.mark.parametrize('hf, change, said', [
+    (tiny.LLAMA, lambda own: {GATE: own[GATE].astype(np.float64)}, [GATE, 'F64', 'BF16']),
+    (tiny.LLAMA, lambda own: {GATE: own[GATE].astype(ml_dtypes.float8_e4m3fn)}, [GATE, 'F8', 'BF16']),
+    (tiny.LLAMA, lambda own: {GATE: own[GATE][:-1]}, ['of-00003.safetensors', GATE, '(11, 8)', '(12, 8)']),
+    (tiny.LLAMA, lambda own: dict.fromkeys(name for name in own if 'self_attn' in name),
+     ['lacks tensors', 'model.layers.1.self_attn.q_proj.weight and 7 more', 'config.json']),
+    (tiny.LLAMA, lambda own: {'model.layers.3.mlp.gate_proj.weight': own[GATE]},
+     ['has unknown tensors', 'model.layers.3.mlp.gate_proj.weight', 'config.json']),
+    (tiny.LLAMA, lambda own: {'norm.weight': own['model.norm.weight']}, ['a tensor twice']),
+    (TIED, lambda own: {'lm_head.weight': own[EMBED] + 1}, ['tie_word_embeddings', 'lm_head.weight'])])
+def test_tensors_that_do_not_fit_the_config_are_named(tmp_path, hf, change, said):
   arrays = tiny.tensors(hf)
-  tiny.write(tmp_path, hf, arrays | {'lm_head.weight': arrays['model.embed_tokens.weight']})
-  assert 'unembed' not in sj.load_pretrained(tmp_path).params
-  tiny.write(tmp_path, hf, arrays | {'lm_head.weight': arrays['model.embed_tokens.weight'] + 1})
-  refused(tmp_path, 'tie_word_embeddings', 'lm_head.weight')
+  arrays |= change(arrays)
+  tiny.write(tmp_path, hf, {name: x for name, x in arrays.items() if x is not None}, files=3)
+  refused(tmp_path, str(tmp_path), *said)
+
+
+def test_buffers_the_prefix_and_the_unembedding_of_a_tied_model_may_be_there(tmp_path):
+  arrays = tiny.write(tmp_path / 'whole', TIED)
+  expected = sj.load_pretrained(tmp_path / 'whole').params
+  assert 'unembed' not in expected
+  for name, other in (
+      ('bare', {name.removeprefix('model.'): x for name, x in arrays.items()}),
+      ('twice', arrays | {'lm_head.weight': arrays[EMBED]}),
+      ('buffers', arrays | {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)})):
+    tiny.write(tmp_path / name, TIED, other)
+    jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / name).params, expected)
+  refused(tmp_path / 'whole', "dtype = 'int8'", 'bfloat16', dtype='int8')
 
 
 @pytest.mark.parametrize('value', [np.nan, -np.inf])
@@ -121,18 +102,12 @@ def test_the_first_tensor_that_is_not_finite_is_named(tmp_path, value, stored, d
           'download the file again', dtype=dtype)
 
 
-def test_finite_is_what_isfinite_says(monkeypatch):
-  monkeypatch.setattr(finite, '_PART', 3)
-  for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
-    largest = np.array(ml_dtypes.finfo(dtype).max, dtype)
-    for value in (0, -0.0, largest, -largest, np.inf, -np.inf, np.nan, -np.nan):
-      x = np.ones(8, dtype)
-      x[6] = value
-      assert all_finite(x.reshape(2, 4).T) == bool(np.isfinite(x).all()), (dtype, value)
-  edge = np.array([0x7f7f7fff, 0x7f7f8000, 0xff7f8000], np.uint32).view(np.float32)
-  with np.errstate(over='ignore'):
-    expected = np.isfinite(edge.astype(ml_dtypes.bfloat16))
-  assert [all_finite(x[None], 'bfloat16') for x in edge] == expected.tolist() == [True, False, False]
+def test_the_first_parameter_that_is_not_finite_is_named_by_its_layer():
+  params = {'a': jax.numpy.ones(()), 'b': {'c': jax.numpy.ones((3, 4), 'bfloat16')}}
+  assert first_not_finite(params) is None
+  for value in (np.nan, np.inf, -np.inf):
+    assert first_not_finite({**params, 'b': {'c': params['b']['c'].at[2, 1].set(value)}}) == 'b/c[2]'
+    assert first_not_finite({**params, 'a': jax.numpy.float32(value)}) == 'a'
 
 
 def test_what_bfloat16_cannot_hold_is_named(tmp_path):
@@ -155,7 +130,7 @@ def test_tensors_that_stand_for_others_and_are_not_finite(tmp_path):
   name = 'model.layers.1.mlp.experts.gate_up_proj'
   arrays[f'{name}_scales'][0, 0, 0] = 255
   tiny.write(tmp_path / 'packed', tiny.GPT_OSS, arrays)
-  refused(tmp_path / 'packed', f'the tensor {name}_blocks, with {name}_scales, holds')
+  refused(tmp_path / 'packed', f'the tensor {name}_blocks with {name}_scales holds')
 
 
 def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
@@ -163,7 +138,7 @@ def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
                          num_experts_per_tok=1)
   both = tiny.write(tmp_path / 'both', hf)
   old, new = 'model.layers.0.block_sparse_moe', 'model.layers.0.mlp'
-  refused(tmp_path / 'both', 'holds 7 tensors that no model of this kind has', old)
+  refused(tmp_path / 'both', 'has unknown tensors', old, 'and 2 more')
   of_all = lambda matrix: np.stack([both[f'{old}.experts.{e}.{matrix}.weight'] for e in range(2)])
   both[f'{new}.gate.weight'] = both[f'{old}.gate.weight']
   both[f'{new}.experts.gate_up_proj'] = np.concatenate([of_all('w1'), of_all('w3')], 1)
@@ -176,7 +151,7 @@ def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
       sj.load_pretrained(tmp_path / layout).params for layout in ('apart', 'fused')))
   del fused[f'{new}.experts.down_proj']
   tiny.write(tmp_path / 'lacks', hf, fused)
-  refused(tmp_path / 'lacks', 'lacks 2 tensors', f'{old}.experts.0.w2.weight')
+  refused(tmp_path / 'lacks', 'lacks tensors', f'{old}.experts.0.w2.weight')
 
 
 def test_tokens_that_the_model_lacks_are_refused_where_a_text_has_them(tmp_path):
@@ -211,20 +186,19 @@ def test_leaves_are_written_in_their_own_memory(tmp_path):
   tiny.write(tmp_path)
   leaf = jax.numpy.zeros((3, 8, 12))
   part = LeafPart('w', (2,), transposed=True)
-  new = parameters._write_part(leaf, part, np.ones((12, 8), np.float32))
-  assert leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
+  new, finite = parameters._write_part(leaf, part, np.ones((12, 8), np.float32))
+  assert finite and leaf.is_deleted() and float(new.sum()) == 96 and float(new[2].sum()) == 96
 
 
-def test_tables_that_do_not_fill_the_tree_are_errors_of_ours(tmp_path, monkeypatch):
+def test_tables_that_do_not_fill_the_tree_are_found_out(tmp_path, monkeypatch):
   tiny.write(tmp_path)
-  whole = llama.stored_tensors
-  norm = 'model.norm.weight'
-  gain = LeafPart('final_norm/gain')
-  for parts in ((), (gain, gain), (LeafPart('no/such'),),
-                (LeafPart('final_norm/gain', take=lambda x: x[:4]),)):
-    monkeypatch.setattr(llama, 'stored_tensors', lambda *a, parts=parts: whole(*a) | {
-        norm: StoredTensor((8,), parts)})
-    refused(tmp_path, 'error of sink_jax')
+  family, gain = FAMILIES['llama'], LeafPart('final_norm/gain')
+  for parts in ((), (gain, gain), (LeafPart('final_norm/gain', take=lambda x: x[:4]),)):
+    monkeypatch.setitem(FAMILIES, 'llama', family._replace(
+        stored_tensors=lambda *a, parts=parts: family.stored_tensors(*a) | {
+            'model.norm.weight': StoredTensor((8,), parts)}))
+    with pytest.raises(AssertionError, match='final_norm/gain'):
+      sj.load_pretrained(tmp_path)
 
 
 SHARDED = """

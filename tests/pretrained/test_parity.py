@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import sink_jax as sj
-from tests.pretrained import exported_cases
+from tests.pretrained import test_export
 
 FIXTURES = Path(__file__).parent / 'fixtures'
 CASES = sorted(path.name for path in FIXTURES.iterdir())
@@ -86,7 +86,6 @@ VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gemma3_
               'llama_linear', 'mixtral_fused', 'olmo3_plain', 'opt_post_norm', 'smollm3_listed')
 
 
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize('case', [
     pytest.param(case, marks=pytest.mark.full if case in VARIATIONS else ()) for case in CASES])
@@ -138,37 +137,25 @@ def test_fresh_fixtures(case, fresh):
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory):
   folder = tmp_path_factory.mktemp('exported')
-  for case in exported_cases.CASES:
-    exported_cases.exported(case, folder / case)
-    target, run = exported_cases.case_of(case)
-    tokens = exported_cases.tokens_of(run)
-    if target != 'custom':
-      tokens = exported_cases.with_sink(run, tokens)
-    np.save(folder / case / 'tokens.npy', tokens)
+  for case in test_export.CASES:
+    test_export.export_checkpoint(test_export.run_of(case), folder / case, context=64)
+    np.save(folder / case / 'tokens.npy', test_export.TOKENS)
   subprocess.run([sys.executable, Path(__file__).with_name('run_exported.py'),
-                  *sorted(folder.iterdir())], check=True, env=os.environ | {
-                      'PYTHONPATH': PACKAGES,  # and where transformers copies modeling_*.py to
-                      'HF_MODULES_CACHE': str(tmp_path_factory.mktemp('modules'))})
+                  *sorted(folder.iterdir())], check=True, env=os.environ | {'PYTHONPATH': PACKAGES})
   return folder
 
 
 @pytest.mark.skipif(not PACKAGES, reason='needs transformers: run with --parity')
-@pytest.mark.parametrize('case', exported_cases.CASES)
+@pytest.mark.parametrize('case', test_export.CASES)
 def test_transformers_computes_what_an_exported_run_does(case, exported):
-  folder, (target, run) = exported / case, exported_cases.case_of(case)
+  folder, run, tokens = exported / case, test_export.run_of(case), test_export.TOKENS
   expected = load_file(folder / 'expected.safetensors')
-  tokens = exported_cases.tokens_of(run)
   embedded, *hidden = numbered(expected, 'hidden_states')
   hidden[-1] = expected['last_block']
   record = run.record(tokens, sj.RecordOptions(hidden=True))
   pairs = [(run.logits(tokens), expected['logits']), (record.embedding_BxTxD, embedded),
            *zip(record.layers.hidden_BxTxD, hidden, strict=True)]
-  # Records leave learned sink tokens out.
-  errors = [error(ours, theirs[:, theirs.shape[1] - tokens.shape[1]:]) for ours, theirs in pairs]
-  if target == 'custom':
-    record = run.record(tokens, sj.RecordOptions(maps=True))
-    maps = np.stack(numbered(expected, 'attentions'))[..., -tokens.shape[1]:, -tokens.shape[1]:]
-    errors.append(error(record.layers.maps_BxHxTxT, maps))
-  # Measured with sink logits and gates: at most 5e-7, float32 against float32.
+  errors = [error(ours, theirs) for ours, theirs in pairs]
+  # Measured with sink logits: at most 5e-7, float32 against float32.
   assert max(errors) < 1e-5, errors
   np.testing.assert_array_equal(run.generate(tokens, 32), np.load(folder / 'generated.npy'))

@@ -23,7 +23,7 @@ from sink_jax.models.generate import text_losses
 from sink_jax.models.kv_cache import CachePolicy
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.gguf import GgufCheckpoint, name_in_file
-from sink_jax.pretrained.packaged import PACKAGED
+from sink_jax.pretrained.hub import PACKAGED
 from tests.pretrained.test_parity import PACKAGES, error, numbered
 
 FOLDER = Path(__file__).parent

@@ -10,7 +10,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.attention.head import HeadGate
 from sink_jax.attention.mask import Causal
-from sink_jax.pretrained.source import open_source
+from sink_jax.pretrained.load import open_source
 from sink_jax.train import loop
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.workdir import read_config

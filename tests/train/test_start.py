@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.pretrained import source
+from sink_jax.pretrained import load
 from sink_jax.pretrained.export import export_workdir
 from sink_jax.sweep.summary import cost_of
 from sink_jax.train import loop
@@ -23,7 +23,7 @@ QUIET = dict(steps=4, checkpoint_every=2, probe__every=0, validation__every=0)
 
 
 def go(config, workdir):
-  return loop.train(config, workdir, show_progress=False, open_source=source.open_source)
+  return loop.train(config, workdir, show_progress=False, open_source=load.open_source)
 
 
 @pytest.fixture(scope='module')
