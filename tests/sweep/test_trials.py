@@ -28,9 +28,10 @@ def test_failures_do_not_stop_the_rest(tmp_path, capsys):
       good=runs.config(**FAST))
   assert statuses == {'bad': 'failed', 'diverging': 'diverged', 'good': 'done'}
   assert 'no/such/folder' in read_status(tmp_path / 'bad')['error']
-  before = (tmp_path / 'good' / 'metrics.jsonl').stat().st_mtime_ns
-  assert run(tmp_path, good=read_config(tmp_path / 'good')) == {'good': 'done'}
-  assert (tmp_path / 'good' / 'metrics.jsonl').stat().st_mtime_ns == before
+  for name in ('diverging', 'good'):  # neither is trained again
+    before = (tmp_path / name / 'status.json').stat().st_mtime_ns
+    assert run(tmp_path, **{name: read_config(tmp_path / name)}) == {name: statuses[name]}
+    assert (tmp_path / name / 'status.json').stat().st_mtime_ns == before
 
 
 def test_a_finished_folder_of_another_config_is_not_taken_for_done(tmp_path, capsys):
