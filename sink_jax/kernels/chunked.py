@@ -7,6 +7,7 @@ in `attention.reference`. For the backward pass its inputs are kept, and it is c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -24,7 +25,7 @@ _SPANS = 8  # at most; a causal mask then skips 7/16 of the scores
 def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
            v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
   """Attention output (B, T, H, Dh) of transformed queries and keys, in the dtype of the queries."""
-  @jax.checkpoint
+  @functools.partial(jax.checkpoint, prevent_cse=False)  # needless within a loop
   def block(i_L: jax.Array, q_BxLxHxDh: jax.Array, keys: jax.Array, values: jax.Array,
             j_T: jax.Array, params: Params) -> jax.Array:
     rows = reference.rows(spec, q_BxLxHxDh, keys, params, i_L, j_T)
@@ -34,12 +35,14 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
 
   parts = []
   for first, last, lo, hi in spans(spec, q_BxTxHxDh.shape[1]):
-    keys, values = k_BxTxHkvxDh[:, lo:hi], v_BxTxHkvxDh[:, lo:hi]
-    out_NxBxLxHxDh = jax.lax.map(
-        lambda rows: block(*rows, keys, values, jnp.arange(lo, hi), params),
-        query_blocks(q_BxTxHxDh[:, first:last], first))
-    out = jnp.moveaxis(out_NxBxLxHxDh, 0, 1).reshape(out_NxBxLxHxDh.shape[1], -1, *q_BxTxHxDh.shape[2:])
-    parts.append(out[:, :last - first])
+    @jax.checkpoint  # else a copy of the keys of every span would be kept
+    def span(q: jax.Array, k: jax.Array, v: jax.Array, params: Params) -> jax.Array:
+      keys, values, j_T = k[:, lo:hi], v[:, lo:hi], jnp.arange(lo, hi)
+      out_NxBxLxHxDh = jax.lax.map(lambda rows: block(*rows, keys, values, j_T, params),
+                                   query_blocks(q[:, first:last], first))
+      return jnp.moveaxis(out_NxBxLxHxDh, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])
+
+    parts.append(span(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params)[:, :last - first])
   # The name lets a rematerialisation policy keep the output.
   return checkpoint_name(jnp.concatenate(parts, 1), ATTENTION)
 

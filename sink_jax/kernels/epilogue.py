@@ -46,7 +46,9 @@ def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAtte
   """
   # NumPy positions: a score that depends on them only is then a constant of the program.
   extra_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params, np.arange(q_BxTxHxDh.shape[1]))
-  value = spec.kv_bias.value_HxDh(params.get('kv_bias', {}), _dims(q_BxTxHxDh))
+  # The number of key heads is unknown here and does not matter: an extra key is one of query heads.
+  heads, head_dim = q_BxTxHxDh.shape[2:]
+  value = spec.kv_bias.value_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
   combine = _exponential if spec.similarity.kind == 'exponential' else _additive
   out, factor = combine(spec, rows, extra_BxHxT, value)
   return _with_output_bias(spec, out if factor is None else out * _per_row(factor), params)
@@ -60,7 +62,8 @@ def apply_softmax_epilogue(spec: AttentionSpec, out_BxTxHxDh: jax.Array,
 
 
 def _with_output_bias(spec: AttentionSpec, out_BxTxHxDh: jax.Array, params: Params) -> jax.Array:
-  added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), _dims(out_BxTxHxDh))
+  heads, head_dim = out_BxTxHxDh.shape[2:]
+  added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
   return out_BxTxHxDh if added is None else out_BxTxHxDh + added
 
 
@@ -92,12 +95,6 @@ def _additive(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | No
     if power is not None:
       total = total + (weight if power == 1 else safe_power(weight, power))
   return out, None if power is None else spec.normalizer.factor(total)
-
-
-def _dims(x_BxTxHxDh: jax.Array) -> Dims:
-  # The number of key heads is unknown here and does not matter: an extra key has a row per query
-  # head.
-  return Dims(x_BxTxHxDh.shape[2], *x_BxTxHxDh.shape[2:])
 
 
 def _per_row(x_BxHxT: jax.Array) -> jax.Array:

@@ -10,8 +10,7 @@ Triton tiles have sizes that are powers of two, so a head dimension is taken in 
 64 + 32, without padding. Letters in comments: q and k are the sizes of a tile, d of a part of the
 head dimension.
 
-JAX deprecates Pallas' Triton back end from 0.11 on, in favour of Mosaic GPU. Only this file
-names it, and is imported when a program for a GPU is lowered.
+JAX deprecates Pallas' Triton back end from 0.11 on, in favour of Mosaic GPU. Only this file names it.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
     block_heads = None if heads <= programs else heads // programs
     shared = max(programs // heads, 1)
     size = blocks.own if is_own else length + padding
-    # What a program goes through is no block of the grid: it gets all tokens and loads from them.
+    # Of what it goes through a program gets all tokens, and loads from them.
     at = lambda n: _own_tile(n, tiles, by_queries) if is_own else 0
     if x.ndim == 4:
       return pl.BlockSpec((None, size, block_heads, head_dim),
