@@ -1,6 +1,6 @@
 """Hooks of mkdocs: the site has README.md as its home, and what pages link outside of docs/.
 
-Pages link what lies outside, such as `../results/kernels/README.md`, by the path that also works on
+Pages link what lies outside, such as `../results/compiled/README.md`, by the path that also works on
 a disk and on a code host. The site has such files where the repository has them, with docs/ as its
 top; only Markdown is followed further.
 """

@@ -133,8 +133,10 @@ def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params)
   """Values mixed by rows of attention, (B, L, H, Dh) float32, which is rounded once, at the end."""
   B, H, L, T = a.weights_BxHxLxT.shape
   weights_BxHkvxGxLxT = a.weights_BxHxLxT.reshape(B, v_BxTxHkvxDh.shape[2], -1, L, T)
-  out = jnp.einsum('bkglt,btkd->blkgd', weights_BxHkvxGxLxT,
-                   v_BxTxHkvxDh.astype(jnp.float32)).reshape(B, L, H, -1)
+  # In the dtype of the weights, float32 in the definition, since the errors of kernels are measured
+  # against it; `kernels.chunked` rounds them to the dtype of the values.
+  out = jnp.einsum('bkglt,btkd->blkgd', weights_BxHkvxGxLxT, v_BxTxHkvxDh.astype(a.weights_BxHxLxT.dtype),
+                   preferred_element_type=jnp.float32).reshape(B, L, H, -1)
   extra_params, dims = params.get('kv_bias', {}), Dims(H, *v_BxTxHkvxDh.shape[2:])
   value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:

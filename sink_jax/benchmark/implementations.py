@@ -192,11 +192,12 @@ def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
 
 
 _WINDOWED = 'softmax', 'window'
+_IN_TILES = ('softmax', 'sigmoid', 'sigmoid-sum', 'relu', 'elu', 'linear', 'alibi', 'relative', 'p-norm',
+             'window', 'k-bias')
 _GPU = 'cpu', 'cuda'
 # By their names in --implementations. The others are compared with the first library that runs.
 IMPLEMENTATIONS = {
-    'pallas': Implementation('ours', _ours('pallas'), platforms=('cuda', 'tpu')),
-    'linear': Implementation('ours', _ours('linear'), ('linear',)),
+    'pallas': Implementation('ours', _ours('pallas'), _IN_TILES, ('cuda', 'tpu')),
     'chunked': Implementation('ours', _ours('chunked')),
     'cudnn': Implementation('library', _ours('cudnn'), _WINDOWED, ('cuda',)),
     'splash': Implementation('library', _ours('splash'), _WINDOWED, ('tpu',)),

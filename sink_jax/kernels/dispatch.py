@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.arguments import check_known
-from sink_jax.attention import AnyArray
+from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import (
   AttentionSpec,
   Params,
@@ -23,17 +23,9 @@ from sink_jax.attention.spec import (
   transform_qk,
   transform_values,
 )
-from sink_jax.kernels.epilogue import Shaped
-from sink_jax.kernels.implementations import ALL
+from sink_jax.kernels import chunked, flash, library_kernels
+from sink_jax.kernels.epilogue import Shaped, apply_epilogue
 
-IMPLEMENTATIONS = tuple(ALL)
-
-# By platform, what `choose` tries in turn; 'chunked' where none of them runs the case. Libraries
-# come before our kernels, which are slower on plain softmax.
-_PREFERRED = {
-    'cuda': ('linear', 'cudnn', 'pallas'),
-    'tpu': ('linear', 'splash', 'pallas'),
-}
 _log = logging.getLogger('sink_jax')
 
 
@@ -63,12 +55,10 @@ def attend(
 
       - 'reference': the T x T definition.
       - 'chunked': plain XLA with memory linear in T, on every platform.
-      - 'linear': time linear in T as well, for similarity Linear, mask Causal, no bias of scores
-        by position, and any normalizer but PNorm.
       - 'pallas': the kernels of this package for TPUs and NVIDIA GPUs, for every variant but
-        Clipped, in float32 or bfloat16, with a head dimension up to 256 that is a multiple of 16 on
-        GPUs and of 8 elsewhere, where they are interpreted and very slow. Inside your own shard_map
-        they need check_vma=False.
+        Softpick and Clipped, in float32 or bfloat16, with a head dimension up to 256 that is a
+        multiple of 16 on GPUs and of 8 elsewhere, where they are interpreted and very slow. Inside
+        your own shard_map they need check_vma=False.
       - 'cudnn', 'splash': plain softmax by the libraries for GPUs and for TPUs.
 
   Raises:
@@ -77,21 +67,22 @@ def attend(
     NotImplementedError: the implementation does not run this case; the message gives the reason.
       No other implementation is tried instead.
   """
-  params = params or {}
+  params, first, values = params or {}, first_values_BxTxHkvxDh, v_BxTxHkvxDh.shape
   check_implementation(implementation)
-  keys, values = k_BxTxHkvxDh.shape, v_BxTxHkvxDh.shape
-  if keys != values:
-    raise ValueError(f'keys and values must have the same shape: {keys}, {values}.')
-  first = first_values_BxTxHkvxDh
+  if k_BxTxHkvxDh.shape != values:
+    raise ValueError(f'keys and values must have one shape, not {k_BxTxHkvxDh.shape} and {values}.')
   if first is not None and (not spec.value.reads_first or first.shape != values):
-    raise ValueError(f'first_values of shape {first.shape}: with {spec.value} and values of shape '
-                     f'{values}, ' + ('leave them out; ValueResidual() mixes them in.'
-                                      if not spec.value.reads_first else 'they have that shape.'))
-  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
-  _check_gate(spec, q_BxTxHxDh, params, gate)
+    raise ValueError(f'first_values must have the shape of the values, {values}, not {first.shape}; '
+                     f'only ValueResidual() reads them, and the spec has {spec.value}.')
+  if (gate is not None) != spec.head.reads_input or (
+      gate is not None and (gate.ndim, gate.shape[:2]) != (3, q_BxTxHxDh.shape[:2])):
+    raise ValueError(
+        f'gate must be what queries, keys and values are projected from, (B, T, D), for a head that '
+        f'reads it, and None for any other: {spec.head} with {getattr(gate, "shape", None)}.')
+  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *(x for x in (gate, first) if x is not None))
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  first = None if first is None else jnp.asarray(first)
-  v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params, first)
+  v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params,
+                       None if first is None else jnp.asarray(first))
   x = None if gate is None else jnp.asarray(gate)
   out = attend_transformed(spec, qk, v, params, x, implementation=implementation)
   return out.astype(q_BxTxHxDh.dtype)
@@ -106,76 +97,61 @@ def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax
   reason = unsupported(name, spec, q, k)
   if reason:
     raise NotImplementedError(f"implementation '{name}': {reason}. 'chunked' runs every case.")
-  if not compiled(name):
-    _log_once(f"attention: '{name}' is interpreted on {platform()}, and very slow")
-  o = ALL[name].attend(spec, q, k, v_BxTxHkvxDh, params)
+  _, compute = _TABLE[name]
+  o = compute(spec, q, k, v_BxTxHkvxDh, params)
   return spec.head.output(o, v_BxTxHkvxDh, gate_BxTxD, params.get('head', {})).astype(q.dtype)
 
 
-def _check_gate(spec: AttentionSpec, q: AnyArray, params: Params, gate: AnyArray | None) -> None:
-  """Raises a ValueError unless `gate` is what the spec's head reads of the block's input."""
-  head = spec.head
-  if gate is None:
-    if head.reads_input:
-      raise ValueError(f'{head} reads what queries, keys and values are projected from: give it as '
-                       "gate=x_BxTxD, or use source='value', which reads the values.")
-    return
-  if not head.reads_input:
-    raise ValueError(f"{head} reads no input of the block: leave gate out, or give the spec a head "
-                     'that does, such as HeadGate() or ElementGate().')
-  width = head.input_width(q.shape[2], q.shape[3], params.get('head', {})) if q.ndim == 4 else None
-  if gate.shape[:-1] != q.shape[:2] or width not in (None, gate.shape[-1]):
-    raise ValueError('gate must hold what queries, keys and values are projected from, (B, T, D), '
-                     f'here {(*q.shape[:2], width or "D")}, not {gate.shape}.')
-  if gate.dtype != q.dtype:
-    raise ValueError(f'gate must have the dtype of the queries, {q.dtype}, not {gate.dtype}.')
+def _reference(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
+               params: Params) -> jax.Array:
+  tokens = jnp.arange(q.shape[1])
+  return reference.attend(spec, q, k, v, params, tokens, tokens)
+
+
+def _pallas(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
+            params: Params) -> jax.Array:
+  if platform() not in ('cuda', 'tpu'):
+    _log_once(f"attention: 'pallas' is interpreted on {platform()}, and very slow")
+  return apply_epilogue(spec, q, flash.rows(spec, q, k, v), params)
+
+
+# {name: (unsupported(spec, q, k, platform), attend(spec, q, k, v, params))}: why it does not run a
+# case on a platform, in one clause, or None; and finished rows (B, T, H, Dh), in any float dtype,
+# of transformed queries and keys.
+_TABLE = {
+    'reference': (lambda *case: None, _reference),
+    'chunked': (lambda *case: None, chunked.attend),
+    'pallas': (flash.unsupported, _pallas),
+    'cudnn': (library_kernels.cudnn_unsupported,
+              functools.partial(library_kernels.attend, library_kernels.cudnn)),
+    'splash': (library_kernels.splash_unsupported,
+               functools.partial(library_kernels.attend, library_kernels.splash)),
+}
+IMPLEMENTATIONS = tuple(_TABLE)
+# By platform, what `choose` tries in turn; 'chunked' where none of them runs the case. Libraries
+# come before our kernels, which are slower on plain softmax.
+_PREFERRED = {'cuda': ('cudnn', 'pallas'), 'tpu': ('splash', 'pallas')}
 
 
 def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:
-  """The implementation that this platform uses by default; logged once where a better one cannot.
+  """The implementation that this platform uses by default; logged once, with what cannot run.
 
   Shapes and dtypes are all that is read, so arrays, tracers and ShapeDtypeStructs do.
   """
-  candidates = _PREFERRED.get(platform(), ('linear',))
-  reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh) for name in candidates}
-  name = next((name for name in candidates if not reasons[name]), 'chunked')
-  refused = ''.join(f'; not {other}: {reason}' for other, reason in reasons.items()
-                    if reason and other != 'linear')
+  reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh)
+             for name in _PREFERRED.get(platform(), ())}
+  name = next((name for name, reason in reasons.items() if not reason), 'chunked')
+  refused = ''.join(f'; not {other}: {reason}' for other, reason in reasons.items() if reason)
   _log_once(f'attention: {name} on {platform()}{refused}',
             logging.INFO if refused else logging.DEBUG)
   return name
 
 
-def choose_importance(implementation: str | None, spec: AttentionSpec, q_BxTxHxDh: Shaped,
-                      k_BxTxHkvxDh: Shaped) -> str:
-  """'pallas' or 'chunked', for `streaming_importance`.
-
-  Raises:
-    ValueError: another name.
-    NotImplementedError: 'pallas' was asked for and does not run the case, with the reason.
-  """
-  reason = unsupported('pallas', spec, q_BxTxHxDh, k_BxTxHkvxDh)
-  if implementation is None:
-    name = 'pallas' if compiled('pallas') and not reason else 'chunked'
-    _log_once(f'importance: {name} on {platform()}' + (f'; not pallas: {reason}' if reason else ''),
-              logging.INFO if compiled('pallas') else logging.DEBUG)
-    return name
-  check_known(implementation, ('chunked', 'pallas'), 'Unknown implementation of importance')
-  if implementation == 'pallas' and reason:
-    raise NotImplementedError(f"implementation 'pallas': {reason}. 'chunked' runs every case.")
-  return implementation
-
-
 def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh: Shaped,
                 k_BxTxHkvxDh: Shaped) -> str | None:
   """Why an implementation does not run a case on this platform, or None."""
-  return ALL[name].unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform())
-
-
-def compiled(name: str) -> bool:
-  """Whether an implementation is compiled on this platform, not interpreted."""
-  platforms = ALL[name].compiled_for
-  return platforms is None or platform() in platforms
+  reason, _ = _TABLE[name]
+  return reason(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform())
 
 
 def check_implementation(implementation: str | None) -> None:

@@ -1,36 +1,48 @@
 """The Pallas kernels as one differentiable function, for whichever platform it is lowered.
 
-`flash_tpu` and `flash_gpu` have the same four functions; one of them is chosen when a program is
-lowered, not when it is traced, so a program can be compiled for a platform that is not here. The
-forward pass keeps q, k, v, its output and the statistics of its rows; the backward kernels compute
-the scores again, tile by tile.
+`flash_tpu` and `flash_gpu` have the same two functions, forward and backward. A primitive stands
+for them until a program is lowered: then one of the two is imported and traced, that of the
+platform, which need not be here. The forward pass keeps q, k, v, its output and the statistics of
+its rows; the backward kernels compute the scores again, tile by tile.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels import flash_gpu, flash_tpu
 from sink_jax.kernels.epilogue import ATTENTION, PartialAttention, Shaped
 from sink_jax.kernels.score_tile import row_cotangents
 from sink_jax.kernels.shard import shard_map_batch_heads
 
-_INTERPRETED = flash_tpu  # interpreted, and slow, on a platform without kernels
+_INTERPRETED = 'tpu'  # whose kernels are interpreted on a platform without kernels; slow
+_LARGEST_HEAD_DIM = 256
 
 
-def unsupported(platform: str, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str | None:
+def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
+                platform: str) -> str | None:
   """Why the kernels do not run this on a platform, in one clause; None if they do."""
+  if spec.similarity.kind == 'rectified':
+    return f'{spec.similarity} weighs values by one function of a score and sums another'
+  if spec.normalizer.clips:
+    return (f'{spec.normalizer} clips single weights, which takes the sum of a row before its '
+            'first weight; the kernels know it after the last one')
   dtypes = {jnp.dtype(x.dtype) for x in (q_BxTxHxDh, k_BxTxHkvxDh)}
   if len(dtypes) > 1 or not dtypes <= {jnp.dtype('bfloat16'), jnp.dtype('float32')}:
     return ('queries and keys must both be bfloat16 or float32, not '
             f'{q_BxTxHxDh.dtype} and {k_BxTxHkvxDh.dtype}')
-  kernels = flash_gpu if platform == 'cuda' else flash_tpu
-  return kernels.unsupported(q_BxTxHxDh.shape[-1])
+  head_dim, multiple = q_BxTxHxDh.shape[-1], 16 if platform == 'cuda' else 8
+  if head_dim % multiple or head_dim > _LARGEST_HEAD_DIM:
+    return f'head_dim = {head_dim} is not a multiple of {multiple} up to {_LARGEST_HEAD_DIM}'
+  return None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -42,7 +54,7 @@ def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
 
 def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[
     PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
-  rows = _on_platform('forward', 'bthd bthd bthd -> bthd bht bht', (spec,), q, k, v)
+  rows = _on_every_device('forward', 'bthd bthd bthd -> bthd bht bht', spec, q, k, v)
   result = checkpoint_name(PartialAttention(*rows), ATTENTION)
   return result, (q, k, v, result)
 
@@ -53,59 +65,66 @@ def _backward(
   q, k, v, result = saved
   per_row = row_cotangents(spec, result, cotangents)
   layout = f'bthd bthd bthd bthd{" bht" * len(per_row)} -> bthd bthd bthd'
-  return _on_platform('backward', layout, (spec,), q, k, v, cotangents.out_BxTxHxDh, *per_row)
+  return _on_every_device('backward', layout, spec, q, k, v, cotangents.out_BxTxHxDh, *per_row)
 
 
 rows.defvjp(_forward, _backward)
 
 
-def statistics(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
-               k_BxTxHkvxDh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """stat, power_stat and sum_j |f_ij| (B, H, T) float32; the last is zero for exp."""
-  return _on_platform('statistics', 'bthd bthd -> bht bht bht', (spec,), q_BxTxHxDh, k_BxTxHkvxDh)
-
-
-def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                row_stats_BxHxT: jax.Array, *weights_BxHxT: jax.Array) -> tuple[jax.Array, ...]:
-  """Sums over the rows i, (B, H, keys) float32: f_ij w_i, and |f_ij| w_i of a second w.
-
-  Args:
-    row_stats_BxHxT: for exp the logarithm that rows are relative to, f_ij = exp(s_ij - stat_i).
-    weights_BxHxT: the factors w of the rows, one or two.
-  """
-  sums = ' bht' * len(weights_BxHxT)
-  return _on_platform('column_sums', f'bthd bthd bht{sums} ->{sums}', (spec, keys), q_BxTxHxDh,
-                      k_BxTxHkvxDh, row_stats_BxHxT, *weights_BxHxT)
-
-
-def _on_platform(
-    name: str, layout: str, static: tuple[AttentionSpec] | tuple[AttentionSpec, int],
-    q_BxTxHxDh: jax.Array, *arrays: jax.Array) -> tuple:
-  # The slopes are an input beside the arrays, so that a device which has some of the heads gets
+def _on_every_device(kernels: Literal['forward', 'backward'], layout: str, spec: AttentionSpec,
+                     q_BxTxHxDh: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  # The slopes are an input next to the arrays, so that a device which has some of the heads gets
   # the slopes of just those.
-  slopes_H = jnp.asarray(static[0].position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
+  slopes_H = jnp.asarray(spec.position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
+  bind = functools.partial(_kernels_p.bind, kernels=kernels, spec=spec)
+  return shard_map_batch_heads(f'h {layout}', bind, slopes_H, q_BxTxHxDh, *arrays)
 
-  def kernel(module, **options):
-    return lambda slopes, *arrays: tuple(
-        getattr(module, name)(*static, *arrays, slopes_H=slopes, **options))
 
-  def share(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """What every device computes of its share."""
+# `jax.lax.platform_dependent` would trace the kernels of all platforms for each call.
+_kernels_p = Primitive('attention_kernels')
+_kernels_p.multiple_results = True
+_kernels_p.def_impl(jax.jit(_kernels_p.bind, static_argnames=('kernels', 'spec')))
+
+
+@_kernels_p.def_abstract_eval
+def _shapes(slopes, q, k, v, *rest, kernels, spec):
+  if kernels == 'backward':
+    return [ShapedArray(x.shape, x.dtype) for x in (q, k, v)]
+  batch, length, heads, _ = q.shape
+  statistic = ShapedArray((batch, heads, length), jnp.dtype('float32'))
+  return [ShapedArray(q.shape, v.dtype), statistic, statistic]
+
+
+def _lowered_for(platform: str | None):
+  def run(slopes_H, *arrays, kernels, spec):
+    # Imported here, so that nothing needs the compiler of a platform until a program is for it.
+    if (platform or _INTERPRETED) == 'cuda':
+      from sink_jax.kernels import flash_gpu as module
+    else:
+      from sink_jax.kernels import flash_tpu as module
     with jax.enable_x64(False):  # in which the kernels' positions would be 64 bits wide
-      return jax.lax.platform_dependent(
-          *arrays, tpu=kernel(flash_tpu), cuda=kernel(flash_gpu),
-          default=kernel(_INTERPRETED, interpret=True))
+      return getattr(module, kernels)(spec, slopes_H, *arrays, interpret=platform is None)
 
-  # A Pallas call has no derivative; without this rule its error would name internals.
-  @jax.custom_jvp
-  def call(*arrays: jax.Array) -> tuple:
-    return shard_map_batch_heads(f'h {layout}', share, slopes_H, *arrays)
+  return mlir.lower_fun(run, multiple_results=True)
 
-  @call.defjvp
-  def refuse(primals, tangents):
-    what = 'importance has no gradient' if name in ('statistics', 'column_sums') else (
-        'attention has no second derivative')
-    raise NotImplementedError(
-        f"{what} by implementation 'pallas': use implementation='chunked'.")
 
-  return call(q_BxTxHxDh, *arrays)
+for _platform in ('tpu', 'cuda', None):
+  mlir.register_lowering(_kernels_p, _lowered_for(_platform), platform=_platform)
+
+
+def _batched(arrays, axes, **options):
+  """One more axis of the batch becomes a part of it."""
+  (slopes_H, *arrays), (_, *axes) = arrays, axes
+  size = next(x.shape[axis] for x, axis in zip(arrays, axes) if axis is not None)
+  first = (batching.bdim_at_front(x, axis, size) for x, axis in zip(arrays, axes))
+  results = _kernels_p.bind(slopes_H, *(x.reshape(-1, *x.shape[2:]) for x in first), **options)
+  return [x.reshape(size, -1, *x.shape[1:]) for x in results], [0] * len(results)
+
+
+def _refuse(*arguments, **options):
+  raise NotImplementedError("attention has no second derivative by implementation 'pallas': use "
+                            "implementation='chunked'.")
+
+
+batching.primitive_batchers[_kernels_p] = _batched
+ad.primitive_jvps[_kernels_p] = _refuse

@@ -1,202 +1,296 @@
-"""Pallas kernels for NVIDIA GPUs from Ampere on.
+"""Pallas kernels for NVIDIA GPUs from Ampere on (Triton): forward, dq, and dk with dv.
 
-A program owns one tile of queries or keys of one head and goes through tiles of the other
-kind in a loop, with what it accumulates in registers. No atomics: every program owns what it
-writes, so that results repeat bit for bit. The backward pass is two kernels for the same reason:
-dq belongs to queries, dk and dv to keys, and the scores are computed in both.
+A program owns one tile of queries or keys of one head and goes through tiles of the other in a
+loop, with what it accumulates in registers. There are no atomics: a program owns what it writes, so
+that results repeat bit for bit. The backward pass is two kernels for the same reason: dq belongs to
+queries, dk and dv to keys, and the scores are computed in both.
 
 Arrays keep the axes (B, T, H, Dh) of the model; a tile is loaded with the stride of its head.
-What the sizes of tiles are, and why, stands in `gpu_layout.BLOCKS`.
+Triton tiles have sizes that are powers of two, so a head dimension is taken in such parts, 96 as
+64 + 32, without padding. Letters in comments: q and k are the sizes of a tile, d of a part of the
+head dimension.
+
+JAX deprecates Pallas' Triton back end from 0.11 on, in favour of Mosaic GPU. Only this file names it.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.gpu_layout import Index, KernelLayout, products, weighted
-from sink_jax.kernels.score_tile import State
+from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.score_tile import ScoreTile
+
+Parts = list[jax.Array]  # (rows, d), the parts of the head dimension
 
 
-def unsupported(head_dim: int) -> str | None:
-  """Why these kernels do not run, or None."""
-  if head_dim % 16 or head_dim > 256:
-    return f'head_dim = {head_dim} is not a multiple of 16 up to 256'
-  return None
+class Blocks(NamedTuple):
+  """How a kernel cuts its work.
+
+  own: rows of the tile of queries or keys that a program owns. other: rows of the tiles that it
+  goes through. stages: tiles in flight, as loads of the next ones run during the products of one.
+  """
+
+  own: int
+  other: int
+  warps: int
+  stages: int
 
 
-def forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-            v_BxTxHkvxDh: jax.Array, slopes_H: jax.Array | None = None,
+# By kernel and largest head dimension, for bfloat16. What a program accumulates lives in registers:
+# an own x Dh tile of float32 for the output, two for dk and dv, beside an own x other tile of
+# scores. So tiles shrink, or warps double, as the head dimension grows. Chosen by the registers
+# and spills that ptxas reports for sm_90a, H100 and H200; never timed.
+BLOCKS = {
+    'forward': {64: Blocks(128, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
+    'dq': {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
+    'dkv': {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2), 256: Blocks(64, 16, 8, 2)},
+}
+# For every kernel: products at full precision, without tensor cores, need many registers.
+_FLOAT32 = Blocks(32, 16, 4, 1)
+
+
+def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
+            k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, *,
             interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
   q, k, v = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
-  layout = KernelLayout('forward', spec, q, k, slopes_H, interpret)
-  out, *stats = layout.over_queries(
-      _forward_kernel, [layout.own(q), layout.whole(k), layout.whole(v)],
-      [layout.own(q, dtype=v.dtype), layout.own_row(), layout.own_row()])
-  return layout.tokens(out) + layout.rows(*stats)
+  row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
+  return _call('forward', spec, slopes_H, [q], [k, v],
+               [jax.ShapeDtypeStruct(q.shape, v.dtype), row, row], interpret)
 
 
-def statistics(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-               slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
-  """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
-  layout = KernelLayout('forward', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
-  return layout.rows(*layout.over_queries(
-      _statistics_kernel, [layout.own(q_BxTxHxDh), layout.whole(k_BxTxHkvxDh)],
-      [layout.own_row()] * 3))
-
-
-def backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-             v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array, *rows_BxHxT: jax.Array,
-             slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
+def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
+             k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
+             *rows_BxHxT: jax.Array, interpret: bool = False) -> tuple[jax.Array, ...]:
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
   q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
-  layout = KernelLayout('dq', spec, q, k, slopes_H, interpret)
-  dq = layout.tokens(*layout.over_queries(
-      _dq_kernel, [layout.own(q), layout.whole(k), layout.whole(v), layout.own(do),
-                   *map(layout.own_row, rows_BxHxT)], [layout.own(q)]))
-  layout = KernelLayout('dkv', spec, q, k, slopes_H, interpret)
-  return dq + layout.tokens(*layout.over_keys(
-      _dkv_kernel, [layout.group(q), layout.own(k), layout.own(v), layout.group(do),
-                    *map(layout.group_row, rows_BxHxT)], [layout.own(k), layout.own(v)]))
+  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+  return (*_call('dq', spec, slopes_H, [q, do, *rows_BxHxT], [k, v], [like(q)], interpret),
+          *_call('dkv', spec, slopes_H, [k, v], [q, do, *rows_BxHxT], [like(k), like(v)], interpret))
 
 
-def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                row_stats_BxHxT: jax.Array, *weights_BxHxT: jax.Array,
-                slopes_H: jax.Array | None = None, interpret: bool = False
-                ) -> tuple[jax.Array, ...]:
-  """Sums over the rows i of the first `keys` keys, (B, H, keys) float32 each.
+class Tiling(NamedTuple):
+  """What a kernel knows of its tiles when it is traced.
 
-  Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
+  parts: (first channel, size) of each part of the head dimension. group: query heads that share a
+  head of keys. masked_before, masked_after: whether any program has masked tiles before or after
+  the full ones; a loop that none needs is left out.
   """
-  layout = KernelLayout('columns', spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  layout.only(keys)
-  sums = layout.over_keys(
-      _columns_kernel, [layout.whole(q_BxTxHxDh), layout.own(k_BxTxHkvxDh),
-                        *map(layout.whole_row, (row_stats_BxHxT, *weights_BxHxT))],
-      [layout.part()] * len(weights_BxHxT))
-  return tuple(x.sum(2)[..., :keys] for x in sums)  # over the parts, in a fixed order
+
+  tile: ScoreTile
+  blocks: Blocks
+  parts: list[tuple[int, int]]
+  tiles: int
+  group: int
+  masked_before: bool
+  masked_after: bool
 
 
-def _forward_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-                    k_ref: jax.Ref, v_ref: jax.Ref, out_ref: jax.Ref, *stat_refs: jax.Ref) -> None:
-  slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
-  q = layout.load(q_ref, 0, layout.blocks.own)
+def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[jax.Array],
+          other: Sequence[jax.Array], results: Sequence[jax.ShapeDtypeStruct],
+          interpret: bool) -> tuple[jax.Array, ...]:
+  """Runs a kernel of BLOCKS.
 
-  # The parts of the head dimension are separate arrays (q, d), see `gpu_layout`.
-  def step(kj: jax.Array, masked: bool, carry: tuple[list[jax.Array], State],
-           ) -> tuple[list[jax.Array], State]:
+  Args:
+    own: arrays of which a program gets the tile that it owns, (B, T, H, Dh) or rows (B, H, T).
+    other: arrays of which it gets all tokens of its head, or of the query heads of its group.
+    results: shapes of what it writes, a tile each.
+  """
+  by_queries = kernel != 'dkv'
+  q, k = (own[0], other[0]) if by_queries else (other[0], own[0])
+  batch, length, programs, head_dim = own[0].shape
+  blocks = _FLOAT32 if q.dtype == jnp.float32 else next(
+      blocks for limit, blocks in BLOCKS[kernel].items() if head_dim <= limit)
+  padding = -length % max(blocks.own, blocks.other)  # powers of two
+  # For each tile of its own a program needs the range of the others.
+  ranges = (key_tiles(spec.mask, length, blocks.own, blocks.other) if by_queries else
+            query_tiles(spec.mask, length, blocks.other, blocks.own))
+  tiles = (length + padding) // blocks.own
+  tiling = Tiling(ScoreTile(spec, head_dim, axis=1, length=length if padding else None), blocks,
+                  _powers_of_two(head_dim), tiles, q.shape[2] // k.shape[2],
+                  bool((ranges.first < ranges.first_full).any()),
+                  bool((ranges.last_full < ranges.last).any()))
+
+  def block(x: jax.Array | jax.ShapeDtypeStruct, is_own: bool) -> pl.BlockSpec:
+    """In the index maps n numbers the tiles of a head, h heads, b the batch."""
+    heads = x.shape[2 if x.ndim == 4 else 1]
+    block_heads = None if heads <= programs else heads // programs
+    shared = max(programs // heads, 1)
+    size = blocks.own if is_own else length + padding
+    # Of what it goes through a program gets all tokens, and loads from them.
+    at = lambda n: _own_tile(n, tiles, by_queries) if is_own else 0
+    if x.ndim == 4:
+      return pl.BlockSpec((None, size, block_heads, head_dim),
+                          lambda n, h, b: (b, at(n), lax.div(h, shared), 0))
+    return pl.BlockSpec((None, block_heads, size), lambda n, h, b: (b, lax.div(h, shared), at(n)))
+
+  def padded(x: jax.Array) -> jax.Array:
+    return jnp.pad(x, [(0, padding if axis == (1 if x.ndim == 4 else 2) else 0)
+                       for axis in range(x.ndim)])
+
+  tables = jnp.asarray(np.stack(ranges)), slopes_H
+  arrays = [padded(x) for x in (*own, *other)]
+  shapes = [jax.eval_shape(padded, x) for x in results]
+  out = pl.pallas_call(
+      functools.partial(_KERNELS[kernel], tiling),
+      grid=(tiles, programs, batch),
+      in_specs=[*(pl.BlockSpec(x.shape, lambda n, h, b, x=x: (0,) * x.ndim) for x in tables),
+                *(block(x, n < len(own)) for n, x in enumerate(arrays))],
+      out_specs=[block(x, True) for x in shapes], out_shape=shapes,
+      compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+      interpret=interpret)(*tables, *arrays)
+  return tuple(x[:, :length] if x.ndim == 4 else x[..., :length] for x in out)
+
+
+def _own_tile(n, tiles: int, by_queries: bool):
+  """The tile of program n; queries from the last, which under a causal mask see most.
+
+  Programs start in order: the longest first leaves no long one running at the end.
+  """
+  return tiles - 1 - n if by_queries else n
+
+
+def _powers_of_two(head_dim: int) -> list[tuple[int, int]]:
+  """((first channel, size), ...) of the parts of a head dimension, largest first."""
+  sizes = [1 << n for n in reversed(range(head_dim.bit_length())) if head_dim >> n & 1]
+  return [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
+
+
+def _forward_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref,
+                    *stat_refs):
+  tile, own = tiling.tile, _own_tile(pl.program_id(0), tiling.tiles, True)
+  slope, i = slopes_ref[pl.program_id(1)], _positions(own, tiling.blocks.own)[:, None]
+  q = _load(tiling, q_ref, 0, tiling.blocks.own)
+
+  def step(kj, masked, carry):
     out, state = carry
-    s, keep = layout.scores(slope, q, layout.other(k_ref, kj), i, layout.others(kj), masked)
-    p, factor, state = layout.tile.update(state, s, keep)
-    v = layout.other(v_ref, kj)
+    j = _positions(kj, tiling.blocks.other)[None, :]
+    s = tile.scores(_products(q, _other(tiling, k_ref, kj)), slope, i, j)
+    p, factor, state = tile.update(state, s, tile.keep(i, j) if masked else None)
     # Weights are rounded to the dtype of v, for the tensor cores; their sums were taken before.
-    added = weighted(p.astype(v_ref.dtype), v)
+    added = _weighted(p.astype(v_ref.dtype), _other(tiling, v_ref, kj))
     return [o + x if factor is None else o * factor + x for o, x in zip(out, added)], state
 
-  start = layout.zeros(), layout.tile.start((layout.blocks.own, 1))
-  out, state = layout.loop(bounds, step, start)
-  factor, stat, power_stat, _ = layout.tile.finish(state)
-  layout.store(out_ref, out if factor is None else [o * factor for o in out])
-  _store_rows(stat_refs, stat, power_stat)
+  start = _zeros(tiling), tile.start((tiling.blocks.own, 1))
+  out, state = _loop(tiling, ranges_ref, own, step, start)
+  factor, *stats = tile.finish(state)
+  _store(tiling, out_ref, out if factor is None else [o * factor for o in out])
+  for ref, stat in zip(stat_refs, stats):
+    ref[...] = jnp.zeros(ref.shape) if stat is None else stat.reshape(ref.shape)
 
 
-def _statistics_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref,
-                       q_ref: jax.Ref, k_ref: jax.Ref, *stat_refs: jax.Ref) -> None:
-  slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
-  q = layout.load(q_ref, 0, layout.blocks.own)
-
-  def step(kj: jax.Array, masked: bool, state: State) -> State:
-    s, keep = layout.scores(slope, q, layout.other(k_ref, kj), i, layout.others(kj), masked)
-    return layout.tile.update(state, s, keep)[2]
-
-  state = layout.loop(bounds, step, layout.tile.start((layout.blocks.own, 1)))
-  _store_rows(stat_refs, *layout.tile.finish(state)[1:])
-
-
-def _dq_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-               k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, *refs: jax.Ref) -> None:
-  *row_refs, dq_ref = refs
-  # A program owns a tile of queries and computes its scores again, from the rows' statistics.
-  slope, i, bounds = layout.own_queries(ranges_ref, slopes_ref)
-  q, do = (layout.load(ref, 0, layout.blocks.own) for ref in (q_ref, do_ref))
+def _dq_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, do_ref, *refs):
+  *row_refs, k_ref, v_ref, dq_ref = refs
+  tile, own = tiling.tile, _own_tile(pl.program_id(0), tiling.tiles, True)
+  slope, i = slopes_ref[pl.program_id(1)], _positions(own, tiling.blocks.own)[:, None]
+  q, do = (_load(tiling, ref, 0, tiling.blocks.own) for ref in (q_ref, do_ref))
   rows = [ref[...][:, None] for ref in row_refs]
 
-  def step(kj: jax.Array, masked: bool, dq: list[jax.Array]) -> list[jax.Array]:
-    k = layout.other(k_ref, kj)
-    s, keep = layout.scores(slope, q, k, i, layout.others(kj), masked)
-    dp = products(do, layout.other(v_ref, kj))
-    _, ds = layout.tile.cotangent(s, keep, dp, rows)
-    return [x + y for x, y in zip(dq, weighted(ds.astype(k_ref.dtype), k))]
+  def step(kj, masked, dq):
+    k, j = _other(tiling, k_ref, kj), _positions(kj, tiling.blocks.other)[None, :]
+    s = tile.scores(_products(q, k), slope, i, j)
+    dp = _products(do, _other(tiling, v_ref, kj))
+    _, ds = tile.cotangent(s, tile.keep(i, j) if masked else None, dp, rows)
+    return [x + y for x, y in zip(dq, _weighted(ds.astype(k_ref.dtype), k))]
 
-  dq = layout.loop(bounds, step, layout.zeros())
-  layout.store(dq_ref, [x * layout.tile.scale for x in dq])
+  dq = _loop(tiling, ranges_ref, own, step, _zeros(tiling))
+  _store(tiling, dq_ref, [x * tile.scale for x in dq])
 
 
-def _dkv_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-                k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, *refs: jax.Ref) -> None:
-  # A program owns a tile of keys and goes through all query heads of its group, so that nobody
-  # else adds to its dk and dv. Tiles are (keys, queries): p and ds then enter both products as
-  # they are, without a transposition.
+def _dkv_kernel(tiling: Tiling, ranges_ref, slopes_ref, k_ref, v_ref, q_ref, do_ref, *refs):
+  # A program owns a tile of keys and goes through all query heads of its group, so that its dk and
+  # dv have no other writer. Tiles are (keys, queries): p and ds then enter both products as they
+  # are, without a transposition.
   *row_refs, dk_ref, dv_ref = refs
-  group = layout.heads // layout.kv_heads
-  j, bounds = layout.own_keys(ranges_ref)
-  k, v = (layout.load(ref, 0, layout.blocks.own) for ref in (k_ref, v_ref))
-  # This kernel's grid counts heads of keys, while slopes are those of query heads.
-  first_head = pl.program_id(1) * group
+  tile, own, other = tiling.tile, pl.program_id(0), tiling.blocks.other
+  j = _positions(own, tiling.blocks.own)[:, None]
+  k, v = (_load(tiling, ref, 0, tiling.blocks.own) for ref in (k_ref, v_ref))
+  # The grid counts heads of keys, while slopes are those of query heads.
+  first_head = pl.program_id(1) * tiling.group
 
-  def head(g: Index, carry: tuple[list[jax.Array], list[jax.Array]],
-           ) -> tuple[list[jax.Array], list[jax.Array]]:
+  def head(g, carry):
     slope = slopes_ref[first_head + g]
+    at = () if tiling.group == 1 else (g,)
 
-    def step(qi: jax.Array, masked: bool, carry: tuple[list[jax.Array], list[jax.Array]],
-             ) -> tuple[list[jax.Array], list[jax.Array]]:
+    def step(qi, masked, carry):
       dk, dv = carry
-      q, do = layout.other(q_ref, qi, g), layout.other(do_ref, qi, g)
-      s, keep = layout.scores(slope, q, k, layout.others(qi), j, masked, keys_first=True)
-      rows = [layout.other_row(ref, qi, g) for ref in row_refs]
-      p, ds = layout.tile.cotangent(s, keep, products(v, do), rows)
-      dv = [x + y for x, y in zip(dv, weighted(p.astype(do_ref.dtype), do))]
-      dk = [x + y for x, y in zip(dk, weighted(ds.astype(q_ref.dtype), q))]
-      return dk, dv
+      q, do = _other(tiling, q_ref, qi, *at), _other(tiling, do_ref, qi, *at)
+      i = _positions(qi, other)[None, :]
+      s = tile.scores(_products(k, q), slope, i, j)
+      rows = [ref[(*at, pl.ds(qi * other, other))][None, :] for ref in row_refs]
+      p, ds = tile.cotangent(s, tile.keep(i, j) if masked else None, _products(v, do), rows)
+      return ([x + y for x, y in zip(dk, _weighted(ds.astype(q_ref.dtype), q))],
+              [x + y for x, y in zip(dv, _weighted(p.astype(do_ref.dtype), do))])
 
-    return layout.loop(bounds, step, carry)
+    return _loop(tiling, ranges_ref, own, step, carry)
 
-  carry = layout.zeros(), layout.zeros()
-  dk, dv = head(0, carry) if group == 1 else lax.fori_loop(0, group, head, carry)
-  layout.store(dk_ref, [x * layout.tile.scale for x in dk])
-  layout.store(dv_ref, dv)
-
-
-def _columns_kernel(layout: KernelLayout, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-                    k_ref: jax.Ref, stat_ref: jax.Ref, *refs: jax.Ref) -> None:
-  weight_refs, sum_refs = refs[:len(refs) // 2], refs[len(refs) // 2:]
-  # A program owns a tile of keys, and a part of the queries where few keys are asked for: with
-  # one program per tile of four keys the rest of the GPU would idle.
-  j, bounds = layout.own_keys(ranges_ref)
-  if layout.parts > 1:
-    part, count = lax.rem(pl.program_id(0), layout.parts), bounds[3] - bounds[0]
-    lo, hi = (bounds[0] + lax.div(count * (part + n), layout.parts) for n in (0, 1))
-    bounds = [jnp.clip(x, lo, hi) for x in bounds]
-  slope = slopes_ref[pl.program_id(1)]
-  k = layout.load(k_ref, 0, layout.blocks.own)
-
-  def step(qi: jax.Array, masked: bool, sums: list[jax.Array]) -> list[jax.Array]:
-    s, keep = layout.scores(slope, layout.other(q_ref, qi), k, layout.others(qi), j, masked,
-                          keys_first=True)
-    f = layout.tile.weights(s, keep, layout.other_row(stat_ref, qi))
-    return [x + g * layout.other_row(ref, qi)
-            for x, g, ref in zip(sums, (f, jnp.abs(f)), weight_refs)]
-
-  # Sums stay (k, q) tiles until the end: one reduction over the lanes instead of one per step.
-  zeros = jnp.zeros((layout.blocks.own, layout.blocks.other), jnp.float32)
-  for ref, x in zip(sum_refs, layout.loop(bounds, step, [zeros] * len(sum_refs))):
-    ref[...] = jnp.sum(x, 1)
+  carry = _zeros(tiling), _zeros(tiling)
+  dk, dv = head(0, carry) if tiling.group == 1 else lax.fori_loop(0, tiling.group, head, carry)
+  _store(tiling, dk_ref, [x * tile.scale for x in dk])
+  _store(tiling, dv_ref, dv)
 
 
-def _store_rows(refs: tuple[jax.Ref, ...], *stats: jax.Array | None) -> None:
-  for ref, stat in zip(refs, stats):
-    ref[...] = jnp.zeros(ref.shape, jnp.float32) if stat is None else stat.reshape(ref.shape)
+_KERNELS = {'forward': _forward_kernel, 'dq': _dq_kernel, 'dkv': _dkv_kernel}
+
+
+def _loop(tiling: Tiling, ranges_ref, own, step: Callable[[jax.Array, bool, Any], Any],
+          carry: Any) -> Any:
+  """carry = step(number of the other tile, is it masked?, carry) over all that the own one needs."""
+  first, first_full, last_full, last = (ranges_ref[n, own] for n in range(4))
+  # Three loops: only tiles at the edges of the mask pay for it.
+  for lo, hi, masked, needed in ((first, first_full, True, tiling.masked_before),
+                                 (first_full, last_full, False, True),
+                                 (last_full, last, True, tiling.masked_after)):
+    if needed:
+      carry = lax.fori_loop(lo, hi, functools.partial(
+          lambda masked, n, carry: step(n, masked, carry), masked), carry)
+  return carry
+
+
+def _positions(n, size: int) -> jax.Array:
+  return n * size + jnp.arange(size)
+
+
+def _other(tiling: Tiling, ref, n, *head) -> Parts:
+  return _load(tiling, ref, n * tiling.blocks.other, tiling.blocks.other, *head)
+
+
+def _load(tiling: Tiling, ref, start, size: int, *head) -> Parts:
+  """Some rows of a reference to (T, Dh) or (T, H, Dh)."""
+  return [ref[(pl.ds(start, size), *head, pl.ds(first, d))] for first, d in tiling.parts]
+
+
+def _store(tiling: Tiling, ref, parts: Parts) -> None:
+  for (first, d), part in zip(tiling.parts, parts):
+    ref[:, pl.ds(first, d)] = part.astype(ref.dtype)
+
+
+def _zeros(tiling: Tiling) -> Parts:
+  return [jnp.zeros((tiling.blocks.own, d), jnp.float32) for _, d in tiling.parts]
+
+
+def _dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+  """a (m, d) times b, summed over the given axis of b; float32 inputs at full precision."""
+  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), precision=precision,
+                         preferred_element_type=jnp.float32)
+
+
+def _products(a: Parts, b: Parts) -> jax.Array:
+  """Products of rows with rows, summed over the parts of the head dimension."""
+  return functools.reduce(jnp.add, (_dot(x, y, 1) for x, y in zip(a, b)))
+
+
+def _weighted(p: jax.Array, parts: Parts) -> Parts:
+  """Rows of every part of the head dimension, weighted by p and summed."""
+  return [_dot(p, x, 0) for x in parts]

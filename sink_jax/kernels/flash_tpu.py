@@ -1,10 +1,11 @@
-"""Pallas kernels for TPUs (Mosaic).
+"""Pallas kernels for TPUs (Mosaic): forward, dq, and dk with dv.
 
-Tiles of scores are transposed, (keys, queries), so that quantities of rows lie along the
-lanes, (1, queries): a column of statistics would fill one lane of 128. The last axes of every
-grid run in order on a core and accumulate in scratch memory, while the next tiles are copied from
-HBM; the axes before them are independent. Outputs of queries come as (Dh, queries) and are
-transposed outside. The backward pass is two kernels, dq per tile of queries and dk, dv per tile
+Tiles of scores are transposed, (keys, queries), so that quantities of rows lie along the lanes,
+(1, queries): a column of statistics would fill one lane of 128. Arrays are laid out (B, H, T, Dh),
+since the last two axes of a block fill the sublanes and lanes of vector registers, and padded to
+full tiles; outputs of queries come as (B, H, Dh, T). The last axes of every grid run in order on a
+core and accumulate in scratch memory, while the next tiles are copied from HBM; the axes before
+them are independent. The backward pass is two kernels, dq per tile of queries and dk, dv per tile
 of keys, each of which computes the scores again. Letters in names: q and k are the sizes of a
 tile, D is the head dimension.
 """
@@ -12,89 +13,208 @@ tile, D is the head dimension.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.score_tile import ScoreTile, State
-from sink_jax.kernels.tpu_layout import SUBLANES, KernelLayout
+from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.score_tile import ScoreTile
+
+# Queries and keys of a tile, at most; a multiple of the lanes. A tile of scores then takes 1 MiB in
+# float32, and with its inputs, twice for the copies in flight, stays far below the 16 MiB of
+# vector memory of a TPU v4; smaller tiles have more steps, each with its overhead.
+_BLOCK = 512
+_LANES = 128
+
+# An array, or the shape of a result, and what its blocks move along: 'queries' or 'keys', of arrays
+# (B, H, T, Dh), or 'rows', of arrays (B, H, X, T) for queries.
+Operand = tuple[jax.Array | jax.ShapeDtypeStruct, str]
 
 
-def unsupported(head_dim: int) -> str | None:
-  """Why these kernels do not run, or None."""
-  if head_dim % SUBLANES or head_dim > 256:
-    return f'head_dim = {head_dim} is not a multiple of {SUBLANES} up to 256'
-  return None
-
-
-def forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-            v_BxTxHkvxDh: jax.Array, slopes_H: jax.Array | None = None,
-            interpret: bool = False) -> tuple[jax.Array, ...]:
+def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
+            k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, *,
+            interpret: Any = False) -> tuple[jax.Array, ...]:
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
-  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  out, stats = layout.over_queries(
-      functools.partial(_forward_kernel, layout.tile),
-      [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh), layout.keys(v_BxTxHkvxDh)],
-      [layout.per_query(v_BxTxHkvxDh.dtype), layout.per_row(2)],
-      [layout.scratch(layout.head_dim, layout.block), *layout.state])
-  return layout.tokens_first(out), *layout.split(stats)
+  grid = _Grid(spec, slopes_H, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
+  q, k, v = map(grid.heads_first, (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh))
+  batch, heads, padded, head_dim = q.shape
+  result = lambda size, dtype: jax.ShapeDtypeStruct((batch, heads, size, padded), dtype)
+  out, stats = grid.call(
+      _forward_kernel, [(q, 'queries'), (k, 'keys'), (v, 'keys')],
+      [(result(head_dim, v.dtype), 'rows'), (result(2, jnp.float32), 'rows')],
+      [(head_dim, grid.block), *[(1, grid.block)] * len(grid.tile.start(()))])
+  return (grid.tokens_first(jnp.swapaxes(out, 2, 3)), stats[:, :, 0, :grid.length],
+          stats[:, :, 1, :grid.length])
 
 
-def statistics(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-               slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
-  """Returns stat, power_stat and sum_j |f_ij| (B, H, T); the last is zero for exp."""
-  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret, sizes=True)
-  stats, = layout.over_queries(
-      functools.partial(_statistics_kernel, layout.tile),
-      [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh)], [layout.per_row(3)],
-      layout.state)
-  return layout.split(stats)
-
-
-def backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-             v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array, *rows_BxHxT: jax.Array,
-             slopes_H: jax.Array | None = None, interpret: bool = False) -> tuple[jax.Array, ...]:
+def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
+             k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
+             *rows_BxHxT: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
   """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
-  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  inputs = [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh), layout.keys(v_BxTxHkvxDh),
-            layout.queries(do_BxTxHxDh), layout.rows(rows_BxHxT)]
-  dq, = layout.over_queries(
-      functools.partial(_dq_kernel, layout.tile), inputs, [layout.per_query(q_BxTxHxDh.dtype)],
-      [layout.scratch(layout.head_dim, layout.block)])
-  dk, dv = layout.over_keys(
-      functools.partial(_dkv_kernel, layout.tile), inputs,
-      [layout.per_key(k_BxTxHkvxDh.dtype), layout.per_key(v_BxTxHkvxDh.dtype)],
-      [layout.scratch(layout.block, layout.head_dim)] * 2)
-  return (layout.tokens_first(dq), layout.tokens_first(dk, transposed=False),
-          layout.tokens_first(dv, transposed=False))
+  grid = _Grid(spec, slopes_H, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
+  q, k, v, do = map(grid.heads_first, (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh))
+  batch, heads, padded, head_dim = q.shape
+  # Stacked as (B, H, R, T), a lane per query; a block cannot be empty.
+  rows = jnp.stack(rows_BxHxT or [jnp.zeros((batch, heads, grid.length))], 2)
+  rows = jnp.pad(rows, ((0, 0),) * 3 + ((0, padded - grid.length),))
+  inputs = [(q, 'queries'), (k, 'keys'), (v, 'keys'), (do, 'queries'), (rows, 'rows')]
+  dq_shape = jax.ShapeDtypeStruct((batch, heads, head_dim, padded), q.dtype)
+  dq, = grid.call(_dq_kernel, inputs, [(dq_shape, 'rows')], [(head_dim, grid.block)])
+  dk, dv = grid.call(
+      _dkv_kernel, inputs, [(jax.ShapeDtypeStruct(x.shape, x.dtype), 'keys') for x in (k, v)],
+      [(grid.block, head_dim)] * 2, own_keys=True)
+  return (grid.tokens_first(jnp.swapaxes(dq, 2, 3)), grid.tokens_first(dk), grid.tokens_first(dv))
 
 
-def column_sums(spec: AttentionSpec, keys: int, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                row_stats_BxHxT: jax.Array, *weights_BxHxT: jax.Array,
-                slopes_H: jax.Array | None = None, interpret: bool = False
-                ) -> tuple[jax.Array, ...]:
-  """Sums over the rows i of the first `keys` keys, (B, H, keys) float32 each.
+class _Grid:
+  """Tiles and grids of the kernels for one set of queries and keys."""
 
-  Returns sum_i f_ij w_i of the first weight w, and sum_i |f_ij| w_i of a second one.
-  """
-  layout = KernelLayout(spec, q_BxTxHxDh, k_BxTxHkvxDh, slopes_H, interpret)
-  # The weights are the left side of a product of matrices, whose rows fill eight sublanes.
-  zeros = [jnp.zeros_like(row_stats_BxHxT)] * (SUBLANES - len(weights_BxHxT))
-  sums, = layout.over_keys(
-      functools.partial(_columns_kernel, layout.tile),
-      [layout.queries(q_BxTxHxDh), layout.keys(k_BxTxHkvxDh), layout.rows([row_stats_BxHxT]),
-       layout.rows([*weights_BxHxT, *zeros])],
-      [layout.per_column()], [layout.scratch(SUBLANES, layout.block)],
-      per_head=True, keys=keys)
-  return tuple(sums[:, :, n, :keys] for n in range(len(weights_BxHxT)))
+  def __init__(self, spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
+               k_BxTxHkvxDh: jax.Array, interpret: Any):
+    self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
+    self.kv_heads = k_BxTxHkvxDh.shape[2]
+    self.block = min(_BLOCK, -(-self.length // _LANES) * _LANES)
+    self.padding = -self.length % self.block
+    self.tile = ScoreTile(spec, head_dim, axis=0, length=self.length if self.padding else None)
+    self.slopes_H, self.interpret = slopes_H, interpret
+
+  def heads_first(self, x_BxTxHxDh: jax.Array) -> jax.Array:
+    return jnp.swapaxes(jnp.pad(x_BxTxHxDh, ((0, 0), (0, self.padding), (0, 0), (0, 0))), 1, 2)
+
+  def tokens_first(self, x_BxHxTxDh: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x_BxHxTxDh, 1, 2)[:, :self.length]
+
+  def call(self, kernel: Callable[..., None], inputs: Sequence[Operand],
+           outputs: Sequence[Operand], scratch: Sequence[tuple[int, int]],
+           own_keys: bool = False) -> Sequence[jax.Array]:
+    """Runs a kernel on a grid over tiles of queries, and in it over the tiles of keys they see.
+
+    With own_keys it goes over tiles of keys, and in it over the query heads of their group and the
+    queries that see them. Scratch memory lasts from one step of the inner axes to the next.
+    """
+    tiles = (query_tiles if own_keys else key_tiles)(
+        self.tile.spec.mask, self.length, self.block, self.block)
+    group = self.heads // self.kv_heads
+    heads, inner = (self.kv_heads, (group,)) if own_keys else (self.heads, ())
+    inner += (int((tiles.last - tiles.first).max()),)
+
+    def block(x: jax.Array | jax.ShapeDtypeStruct, axis: str) -> pl.BlockSpec:
+      def index(b, h, own, *steps):
+        *g, t, ranges, _ = steps
+        # Masked tiles are never copied: steps past the last tile load nothing new.
+        other = jnp.minimum(ranges[0, own] + t, jnp.maximum(ranges[3, own] - 1, 0))
+        qi, kj = (other, own) if own_keys else (own, other)
+        q_head, kv_head = (h * group + g[0], h) if own_keys else (h, lax.div(h, group))
+        return {'queries': (b, q_head, qi, 0), 'rows': (b, q_head, 0, qi),
+                'keys': (b, kv_head, kj, 0)}[axis]
+
+      size = (x.shape[2], self.block) if axis == 'rows' else (self.block, x.shape[3])
+      return pl.BlockSpec((None, None, *size), index)
+
+    outer = self.batch, heads, (self.length + self.padding) // self.block
+    run = pl.pallas_call(
+        functools.partial(kernel, self.tile),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2, grid=(*outer, *inner),
+            in_specs=[block(*x) for x in inputs], out_specs=[block(*x) for x in outputs],
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch]),
+        out_shape=[shape for shape, _ in outputs],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=('parallel',) * 3 + ('arbitrary',) * len(inner)),
+        interpret=self.interpret)
+    return run(jnp.asarray(np.stack(tiles)), self.slopes_H, *(x for x, _ in inputs))
 
 
-def _visit(ranges_ref: jax.Ref, own: jax.Array, t: jax.Array,
-           step: Callable[[jax.Array, bool], None]) -> None:
+def _forward_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, stats_ref,
+                    out_Dxq, *state):
+  # A program of the grid's parallel axes owns a tile of queries; step t is a tile of its keys.
+  # out_Dxq and the state of the rows last over the steps, in scratch memory.
+  qi, t = pl.program_id(2), pl.program_id(3)
+  slope = slopes_ref[pl.program_id(1)]
+
+  @pl.when(t == 0)
+  def start():
+    out_Dxq[...] = jnp.zeros_like(out_Dxq)
+    for ref, value in zip(state, tile.start((1, q_ref.shape[0]))):
+      ref[...] = value
+
+  def step(kj, masked):
+    s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
+    p, factor, new = tile.update(tuple(ref[...] for ref in state), s, keep)
+    before = out_Dxq[...] if factor is None else out_Dxq[...] * factor
+    v = v_ref[...]
+    # Weights are rounded to the dtype of v for the matrix unit; their sums were taken before.
+    out_Dxq[...] = before + _dot(v, p.astype(v.dtype), (0, 0))
+    for ref, value in zip(state, new):
+      ref[...] = value
+
+  _visit(ranges_ref, qi, t, step)
+
+  @pl.when(t == pl.num_programs(3) - 1)
+  def finish():
+    factor, *stats = tile.finish(tuple(ref[...] for ref in state))
+    out = out_Dxq[...] if factor is None else out_Dxq[...] * factor
+    out_ref[...] = out.astype(out_ref.dtype)
+    for n, stat in enumerate(stats):
+      stats_ref[n:n + 1, :] = jnp.zeros((1, stats_ref.shape[1])) if stat is None else stat
+
+
+def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dq_ref,
+               dq_Dxq):
+  qi, t = pl.program_id(2), pl.program_id(3)
+  slope = slopes_ref[pl.program_id(1)]
+
+  @pl.when(t == 0)
+  def start():
+    dq_Dxq[...] = jnp.zeros_like(dq_Dxq)
+
+  def step(kj, masked):
+    _, ds = _cotangent(tile, slope, q_ref, k_ref, v_ref, do_ref, rows_ref, qi, kj, masked)
+    k = k_ref[...]
+    dq_Dxq[...] += _dot(k, ds.astype(k.dtype), (0, 0))
+
+  _visit(ranges_ref, qi, t, step)
+
+  @pl.when(t == pl.num_programs(3) - 1)
+  def finish():
+    # ds is the cotangent of q.k / sqrt(Dh): the factor is applied once instead of in every step.
+    dq_ref[...] = (dq_Dxq[...] * tile.scale).astype(dq_ref.dtype)
+
+
+def _dkv_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dk_ref,
+                dv_ref, dk_kxD, dv_kxD):
+  # A program owns a tile of keys; its steps are the query heads g of the group and their tiles of
+  # queries, so that dk and dv of grouped heads are summed without atomics.
+  kj, g, t = pl.program_id(2), pl.program_id(3), pl.program_id(4)
+  slope = slopes_ref[pl.program_id(1) * pl.num_programs(3) + g]
+
+  @pl.when((g == 0) & (t == 0))
+  def start():
+    dk_kxD[...] = jnp.zeros_like(dk_kxD)
+    dv_kxD[...] = jnp.zeros_like(dv_kxD)
+
+  def step(qi, masked):
+    p, ds = _cotangent(tile, slope, q_ref, k_ref, v_ref, do_ref, rows_ref, qi, kj, masked)
+    q, do = q_ref[...], do_ref[...]
+    dv_kxD[...] += _dot(p.astype(do.dtype), do, (1, 0))
+    dk_kxD[...] += _dot(ds.astype(q.dtype), q, (1, 0))
+
+  _visit(ranges_ref, kj, t, step)
+
+  @pl.when((g == pl.num_programs(3) - 1) & (t == pl.num_programs(4) - 1))
+  def finish():
+    dk_ref[...] = (dk_kxD[...] * tile.scale).astype(dk_ref.dtype)
+    dv_ref[...] = dv_kxD[...].astype(dv_ref.dtype)
+
+
+def _visit(ranges_ref, own, t, step: Callable[[jax.Array, bool], None]) -> None:
   """Calls step(number of the other tile, is it masked?), if there is one at step t.
 
   The grid has as many steps as the tile that needs most; others do nothing in the last ones.
@@ -106,15 +226,7 @@ def _visit(ranges_ref: jax.Ref, own: jax.Array, t: jax.Array,
   pl.when((other < last) & jnp.logical_not(full))(lambda: step(other, True))
 
 
-def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-  """Sums over the given axis of each; float32 inputs at full precision."""
-  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  return lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((), ())), precision=precision,
-                         preferred_element_type=jnp.float32)
-
-
-def _scores(tile: ScoreTile, slope: jax.Array, q_ref: jax.Ref, k_ref: jax.Ref, qi: jax.Array,
-            kj: jax.Array, masked: bool) -> tuple[jax.Array, jax.Array | None]:
+def _scores(tile, slope, q_ref, k_ref, qi, kj, masked):
   """Scores (k, q) and which of them count, None for all."""
   block = q_ref.shape[0]
   i = qi * block + lax.broadcasted_iota(jnp.int32, (1, block), 1)
@@ -123,157 +235,15 @@ def _scores(tile: ScoreTile, slope: jax.Array, q_ref: jax.Ref, k_ref: jax.Ref, q
   return tile.scores(product, slope, i, j), tile.keep(i, j) if masked else None
 
 
-def _forward_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-                    k_ref: jax.Ref, v_ref: jax.Ref, out_ref: jax.Ref, stats_ref: jax.Ref,
-                    out_Dxq, *state: jax.Ref) -> None:
-  # A program of the grid's parallel axes owns a tile of queries; step t is a tile of its keys.
-  # out_Dxq and the state of the rows last over the steps, in scratch memory.
-  qi, t = pl.program_id(2), pl.program_id(3)
-  slope = slopes_ref[pl.program_id(1)]
-
-  @pl.when(t == 0)
-  def start() -> None:
-    out_Dxq[...] = jnp.zeros_like(out_Dxq)
-    _start(tile, state)
-
-  def step(kj: jax.Array, masked: bool) -> None:
-    s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
-    p, factor, new = tile.update(_read(state), s, keep)
-    before = out_Dxq[...] if factor is None else out_Dxq[...] * factor
-    v = v_ref[...]
-    out_Dxq[...] = before + _dot(v, p.astype(v.dtype), (0, 0))
-    _write(state, new)
-
-  _visit(ranges_ref, qi, t, step)
-
-  @pl.when(t == pl.num_programs(3) - 1)
-  def finish() -> None:
-    factor, stat, power_stat, _ = tile.finish(_read(state))
-    out = out_Dxq[...] if factor is None else out_Dxq[...] * factor
-    out_ref[...] = out.astype(out_ref.dtype)
-    _store_rows(stats_ref, stat, power_stat)
+def _cotangent(tile, slope, q_ref, k_ref, v_ref, do_ref, rows_ref, qi, kj, masked):
+  """Weights (k, q) and the cotangent of the scores."""
+  s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
+  rows = [rows_ref[n:n + 1, :] for n in range(rows_ref.shape[0])]
+  return tile.cotangent(s, keep, _dot(v_ref[...], do_ref[...], (1, 1)), rows)
 
 
-def _statistics_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-                       k_ref: jax.Ref, stats_ref: jax.Ref, *state: jax.Ref) -> None:
-  qi, t = pl.program_id(2), pl.program_id(3)
-  slope = slopes_ref[pl.program_id(1)]
-  pl.when(t == 0)(lambda: _start(tile, state))
-
-  def step(kj: jax.Array, masked: bool) -> None:
-    s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
-    _write(state, tile.update(_read(state), s, keep)[2])
-
-  _visit(ranges_ref, qi, t, step)
-
-  @pl.when(t == pl.num_programs(3) - 1)
-  def finish() -> None:
-    _store_rows(stats_ref, *tile.finish(_read(state))[1:])
-
-
-def _dq_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-               k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, rows_ref: jax.Ref, dq_ref: jax.Ref,
-               dq_Dxq) -> None:
-  qi, t = pl.program_id(2), pl.program_id(3)
-  slope = slopes_ref[pl.program_id(1)]
-
-  @pl.when(t == 0)
-  def start() -> None:
-    dq_Dxq[...] = jnp.zeros_like(dq_Dxq)
-
-  def step(kj: jax.Array, masked: bool) -> None:
-    s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
-    dp = _dot(v_ref[...], do_ref[...], (1, 1))
-    _, ds = tile.cotangent(s, keep, dp, _rows(rows_ref))
-    k = k_ref[...]
-    dq_Dxq[...] += _dot(k, ds.astype(k.dtype), (0, 0))
-
-  _visit(ranges_ref, qi, t, step)
-
-  @pl.when(t == pl.num_programs(3) - 1)
-  def finish() -> None:
-    # ds is the cotangent of q.k / sqrt(Dh): the factor is applied once instead of in every step.
-    dq_ref[...] = (dq_Dxq[...] * tile.scale).astype(dq_ref.dtype)
-
-
-def _dkv_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-                k_ref: jax.Ref, v_ref: jax.Ref, do_ref: jax.Ref, rows_ref: jax.Ref, dk_ref: jax.Ref,
-                dv_ref: jax.Ref, dk_kxD, dv_kxD) -> None:
-  # A program owns a tile of keys; its steps are the query heads g of the group and their tiles of
-  # queries, so that dk and dv of grouped heads are summed without atomics.
-  kj, g, t = pl.program_id(2), pl.program_id(3), pl.program_id(4)
-  slope = slopes_ref[pl.program_id(1) * pl.num_programs(3) + g]
-
-  @pl.when((g == 0) & (t == 0))
-  def start() -> None:
-    dk_kxD[...] = jnp.zeros_like(dk_kxD)
-    dv_kxD[...] = jnp.zeros_like(dv_kxD)
-
-  def step(qi: jax.Array, masked: bool) -> None:
-    s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
-    q, do = q_ref[...], do_ref[...]
-    dp = _dot(v_ref[...], do, (1, 1))
-    p, ds = tile.cotangent(s, keep, dp, _rows(rows_ref))
-    dv_kxD[...] += _dot(p.astype(do.dtype), do, (1, 0))
-    dk_kxD[...] += _dot(ds.astype(q.dtype), q, (1, 0))
-
-  _visit(ranges_ref, kj, t, step)
-
-  @pl.when((g == pl.num_programs(3) - 1) & (t == pl.num_programs(4) - 1))
-  def finish() -> None:
-    dk_ref[...] = (dk_kxD[...] * tile.scale).astype(dk_ref.dtype)
-    dv_ref[...] = dv_kxD[...].astype(dv_ref.dtype)
-
-
-def _columns_kernel(tile: ScoreTile, ranges_ref: jax.Ref, slopes_ref: jax.Ref, q_ref: jax.Ref,
-                    k_ref: jax.Ref, stat_ref: jax.Ref, weights_ref: jax.Ref, sums_ref: jax.Ref,
-                    sums_8xk) -> None:
-  # A program owns a tile of keys of one query head; its steps are the queries that see it.
-  kj, t = pl.program_id(2), pl.program_id(4)
-  slope = slopes_ref[pl.program_id(1)]
-
-  @pl.when(t == 0)
-  def start() -> None:
-    sums_8xk[...] = jnp.zeros_like(sums_8xk)
-
-  def step(qi: jax.Array, masked: bool) -> None:
-    s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
-    f = tile.weights(s, keep, stat_ref[...])
-    # A product of matrices turns sums over lanes into rows: the first row holds the sums
-    # of f, the second those of |f|.
-    weights = weights_ref[...]
-    sums = _dot(weights, f, (1, 1))
-    if tile.spec.signed:
-      row = lax.broadcasted_iota(jnp.int32, sums.shape, 0)
-      sums = jnp.where(row == 0, sums, _dot(weights, jnp.abs(f), (1, 1)))
-    sums_8xk[...] += sums
-
-  _visit(ranges_ref, kj, t, step)
-
-  @pl.when(t == pl.num_programs(4) - 1)
-  def finish() -> None:
-    sums_ref[...] = sums_8xk[...]
-
-
-def _start(tile: ScoreTile, state: tuple[jax.Ref, ...]) -> None:
-  if state:
-    _write(state, tile.start(state[0].shape))
-
-
-def _read(refs: tuple[jax.Ref, ...]) -> State:
-  return tuple(ref[...] for ref in refs)
-
-
-def _write(refs: tuple[jax.Ref, ...], values: State) -> None:
-  for ref, value in zip(refs, values, strict=True):
-    ref[...] = value
-
-
-def _rows(rows_ref: jax.Ref) -> list[jax.Array]:
-  return [rows_ref[n:n + 1, :] for n in range(rows_ref.shape[0])]
-
-
-def _store_rows(stats_ref: jax.Ref, *stats: jax.Array | None) -> None:
-  for n, stat in enumerate(stats):
-    shape = 1, stats_ref.shape[1]
-    stats_ref[n:n + 1, :] = jnp.zeros(shape, jnp.float32) if stat is None else stat
+def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+  """Sums over the given axis of each; float32 inputs at full precision."""
+  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  return lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((), ())), precision=precision,
+                         preferred_element_type=jnp.float32)

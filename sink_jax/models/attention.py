@@ -122,10 +122,7 @@ class Attention(nn.Module):
     config, spec = self.config, self.spec
     # Records are about tokens: the rows and columns of learned sink tokens are cut off.
     tokens = slice(config.sink_tokens, None)
-    # Importance has two implementations; under any other one it takes the platform's default.
-    implementation = (config.implementation if config.implementation in ('chunked', 'pallas')
-                      else None)
-    importance = transformed_importance(spec, transformed, params, implementation=implementation)
+    importance = transformed_importance(spec, transformed, params)
     if config.sink_tokens:
       importance = _without_sink_rows(spec, transformed, params, importance, config.sink_tokens)
     weights = proxy = last = angles = None

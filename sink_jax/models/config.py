@@ -155,8 +155,7 @@ class ModelConfig:
       - 'save_attention': D + A, and two float32 statistics per head. All else is recomputed.
       - 'blocks': D, the block's input. The whole block is recomputed.
 
-      With ValueResidual each of the last three keeps K more. One A is the output of attention; the
-      implementations 'chunked' (except for Clipped) and 'linear' keep it in float32, and
+      With ValueResidual each of the last three keeps K more. One A is the output of attention;
       'reference' does not keep it but recomputes it.
     unroll: the number of blocks that one iteration of the loop over blocks computes, rounded down
       to whole periods of the pattern; from `layers` on there is no loop. A loop copies the values

@@ -6,7 +6,7 @@ import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
 from tests import attention_oracle as oracle
-from tests.attention_checks import assert_close, check_gradient, check_values, plain_implementations
+from tests.attention_checks import PLAIN, assert_close, check_gradient, check_values
 from tests.attention_specs import (
   PAPER,
   attend,
@@ -21,10 +21,9 @@ from tests.attention_specs import (
 @pytest.mark.typed
 @pytest.mark.parametrize('name', PAPER)
 def test_paper_variants(name):
-  implementations = plain_implementations(PAPER[name])
-  check_values(PAPER[name], implementations, length=20, heads=2)
-  check_values(PAPER[name], implementations, batch=2, kv_heads=1)
-  for implementation in implementations:
+  check_values(PAPER[name], PLAIN, length=20, heads=2)
+  check_values(PAPER[name], PLAIN, batch=2, kv_heads=1)
+  for implementation in PLAIN:
     check_gradient(PAPER[name], implementation)
 
 
@@ -33,7 +32,7 @@ def test_every_pair_of_slot_values(request):
   specs, impossible = pairwise_specs()
   assert len(specs) > 50
   for number, spec in enumerate(specs[::1 if request.config.getoption('--full') else 2]):
-    check_values(spec, plain_implementations(spec))
+    check_values(spec, PLAIN)
     if number % 6 == 0:
       check_gradient(spec, 'chunked')
   # The pairs that no spec can hold.
@@ -68,11 +67,11 @@ def test_values_of_the_first_block_are_mixed_in(value):
   q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)
   first = random_inputs(spec, heads=4, kv_heads=2, seed=1)[2]
   expected = oracle.attention(spec, q, k, v, params, first=first)[0]
-  for implementation in plain_implementations(spec):
+  for implementation in PLAIN:
     out = sj.attend(spec, q, k, v, params, first_values_BxTxHkvxDh=first,
                     implementation=implementation)
     assert_close(out, expected, implementation)
-  for other, words in ((spec, 'they have that shape'), (sj.AttentionSpec(), 'leave them out')):
+  for other, words in ((spec, 'the shape of the values'), (sj.AttentionSpec(), 'only ValueResidual')):
     with pytest.raises(ValueError, match=words):
       sj.attend(other, q, k, v, params, first_values_BxTxHkvxDh=first[:, :3])
 
@@ -102,7 +101,7 @@ def test_every_combination_of_slot_classes(similarity, normalizer):
   for spec in specs:
     inputs = random_inputs(spec, length=5, heads=2)
     out = oracle.attention(spec, *inputs)[0]
-    for implementation in plain_implementations(spec):
+    for implementation in PLAIN:
       assert_close(attend(spec, *inputs, implementation=implementation), out,
                    f'{implementation} {spec}')
     check_gradient(spec, 'chunked')

@@ -137,12 +137,9 @@ def test_equal_heads_and_grouped_heads_agree(spec, implementation):
   repeated = [np.repeat(x, 2, axis=2) for x in (k, v)]
   grouped, equal = (attend(spec, q, *kv, params, implementation=implementation)
                     for kv in ((k, v), repeated))
-  # The definition multiplies the heads of a group at once, which sums in another order: within
-  # eight roundings of the largest output, which is in the hundreds where nothing is normalised.
-  # Other implementations repeat the keys, which changes nothing at all.
-  roundings = 8 if implementation == 'reference' else 0
-  np.testing.assert_allclose(grouped, equal, rtol=0,
-                             atol=roundings * 2**-23 * np.abs(equal).max())
+  # The heads of a group are multiplied at once, which sums in another order: within eight roundings
+  # of the largest output, which is in the hundreds where nothing is normalised.
+  np.testing.assert_allclose(grouped, equal, rtol=0, atol=8 * 2**-23 * np.abs(equal).max())
 
 
 @BOTH

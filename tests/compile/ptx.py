@@ -15,8 +15,6 @@ _SERIALIZED = 'wgmma.mma_async instructions are serialized'
 
 
 class Kernel(NamedTuple):
-  """One kernel on the GPU, by its name in the program."""
-
   name: str
   pallas: bool  # a Pallas kernel, not one that XLA made for other operations
   registers: int  # of a thread, at most 255

@@ -64,13 +64,9 @@ def asked_for() -> list[str]:
 
 def compile_for(target: str, f: Callable[..., Any], *args: Any,
                 options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
-  """The `jax.stages.Compiled` of a function for one device of the target.
+  """A function compiled for one device of the target, or a jitted one for the devices of its shardings.
 
-  Args:
-    f: a function; or a jitted one whose shardings name `topology_devices`, which is
-      compiled for these.
-    args: arrays, or `jax.ShapeDtypeStruct`s, in any tree.
-    options: of the compiler, such as {'xla_dump_to': directory}.
+  options: of the compiler, such as {'xla_dump_to': directory}.
   """
   if not hasattr(f, 'lower'):
     sharding = SingleDeviceSharding(topology_devices(target)[0])
@@ -89,10 +85,7 @@ def topology_devices(target: str, count: int | None = None) -> Sequence[Any]:
 
 
 def lowered_text(platform: str, f: Callable[..., Any], *args: Any) -> str:
-  """The lowered program for 'tpu' or 'cuda'; needs no compiler, so it runs everywhere.
-
-  It raises where the platform has no rule for an operation; the compiler may still refuse more.
-  """
+  """The lowered program for 'tpu' or 'cuda', which needs no compiler; a compiler may refuse more."""
   with _abstract_gpu() if platform == 'cuda' else contextlib.nullcontext():
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 

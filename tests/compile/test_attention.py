@@ -1,6 +1,7 @@
 """Our attention kernels, compiled for the devices that they are for."""
 
-import dataclasses
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import sink_jax as sj
+import sink_jax.kernels
 from tests.compile.ptx import ptx_report
 from tests.compile.targets import compile_for, lowered_text, memory, struct
 
@@ -20,7 +22,6 @@ SPECS = {
     'p-norm': dict(normalizer=sj.PNorm(p=2.0)),
     'elu': dict(similarity=sj.EluPlusOne(), normalizer=sj.RowSum(eps=1e-8)),
     'identity': dict(similarity=sj.Linear(), normalizer=sj.AbsFloor()),
-    'softpick': dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
     'capped': dict(similarity=sj.CappedExp()),
     'alibi': dict(position=sj.Alibi()),
     'relative': dict(position=sj.Relative()),
@@ -31,38 +32,20 @@ SPECS = {
 SPECS = {name: sj.AttentionSpec(**components) for name, components in SPECS.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-  """Sizes of queries, keys and values."""
-
-  batch: int
-  heads: int
-  length: int
-  head_dim: int
-  kv_heads: int | None = None
-  dtype: str = 'bfloat16'
-
-  def arrays(self):
-    """q, k and v without their values."""
-    one = lambda heads: struct(self.batch, self.length, heads, self.head_dim, dtype=self.dtype)
-    return one(self.heads), *(one(self.kv_heads or self.heads),) * 2
-
-  def params(self, spec):
-    """The parameters of the components of the spec."""
-    dims = sj.Dims(self.heads, self.kv_heads or self.heads, self.head_dim)
-    return jax.tree.map(lambda p: struct(*p.shape, dtype=jnp.float32), spec.params(dims),
+def arguments(spec, batch, heads, length, head_dim, kv_heads=None, dtype='bfloat16'):
+  """q, k, v, the parameters of the spec's components, and a weight of the output."""
+  kv_heads = kv_heads or heads
+  q, kv = (struct(batch, length, n, head_dim, dtype=dtype) for n in (heads, kv_heads))
+  params = jax.tree.map(lambda p: struct(*p.shape, dtype=jnp.float32),
+                        spec.params(sj.Dims(heads, kv_heads, head_dim)),
                         is_leaf=lambda x: isinstance(x, sj.Param))
+  return q, kv, kv, params, struct(*q.shape, dtype=jnp.float32)
 
 
-SHAPES = {
-    '60m': Shape(8, 8, 2048, 96),
-    '1b': Shape(8, 16, 2048, 128),
-    'narrow': Shape(8, 8, 2048, 64),
-    'wide': Shape(1, 8, 2048, 256),
-    'long': Shape(1, 8, 32768, 128),
-    'odd': Shape(2, 8, 1000, 64),
-    'grouped': Shape(1, 32, 8192, 128, kv_heads=8),
-    'float32': Shape(2, 8, 2048, 64, dtype='float32'),
+SHAPES = {  # B, H, T, Dh
+    '60m': (8, 8, 2048, 96), '1b': (8, 16, 2048, 128), 'narrow': (8, 8, 2048, 64),
+    'wide': (1, 8, 2048, 256), 'long': (1, 8, 32768, 128), 'odd': (2, 8, 1000, 64),
+    'grouped': (1, 32, 8192, 128, 8), 'float32': (2, 8, 2048, 64, 8, 'float32'),
 }
 
 # Every spec at one shape, every shape with one spec; the rest of the product is in --full.
@@ -78,20 +61,6 @@ def gradients(spec: sj.AttentionSpec) -> Callable[..., Any]:
     return jnp.sum(out.astype(jnp.float32) * w)
 
   return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))
-
-
-def importance(spec):
-  return lambda q, k, params: sj.streaming_importance(spec, q, k, params, implementation='pallas')
-
-
-def arguments(spec, shape):
-  q, k, v = shape.arrays()
-  return q, k, v, shape.params(spec), struct(*q.shape, dtype=jnp.float32)
-
-
-def importance_arguments(spec, shape):
-  q, k, _ = shape.arrays()
-  return q, k, shape.params(spec)
 
 
 def checked(target, note, f, *args):
@@ -112,21 +81,14 @@ def checked(target, note, f, *args):
 
 @pytest.mark.parametrize('spec, shape', CASES)
 def test_attention_compiles(target, spec, shape, note):
-  checked(target, note, gradients(spec), *arguments(spec, shape))
-
-
-@pytest.mark.parametrize('spec, shape', CASES)
-def test_importance_compiles(target, spec, shape, note):
-  checked(target, note, importance(spec), *importance_arguments(spec, shape))
+  checked(target, note, gradients(spec), *arguments(spec, *shape))
 
 
 def test_memory_is_linear_in_the_length(target, note):
-  spec = SPECS['k-bias']
-  for f, args in ((gradients, arguments), (importance, importance_arguments)):
-    short, long = (checked(target, note, f(spec), *args(spec, Shape(1, 8, length, 64))).total
-                   for length in (32768, 131072))
-    # T x T would be 16 times; more than 4 times where a TPU has some of the short one in VMEM.
-    assert long < 8 * short, f
+  short, long = (checked(target, note, gradients(SPECS['k-bias']), *arguments(
+      SPECS['k-bias'], 1, 8, length, 64)).total for length in (32768, 131072))
+  # T x T would be 16 times; more than 4 times where a TPU has some of the short one in VMEM.
+  assert long < 8 * short
 
 
 @pytest.mark.parametrize('platform, call', [('tpu', 'tpu_custom_call'), ('cuda', 'triton')])
@@ -134,6 +96,12 @@ def test_memory_is_linear_in_the_length(target, note):
     pytest.param(SPECS[name], id=name, marks=() if name in ('softmax', 'sigmoid', 'k-bias')
                  else pytest.mark.full) for name in SPECS])
 def test_attention_lowers(platform, call, spec):
-  shape = SHAPES['60m']
-  for f, args in ((gradients, arguments), (importance, importance_arguments)):
-    assert call in lowered_text(platform, f(spec), *args(spec, shape))
+  text = lowered_text(platform, gradients(spec), *arguments(spec, *SHAPES['60m']))
+  assert len(re.findall(f'custom_call @.*{call}', text)) == 3  # forward, dq, dk with dv
+
+
+@pytest.mark.parametrize('platform, others', [('tpu', 'flash_gpu'), ('cuda', 'flash_tpu')])
+def test_no_other_platform_is_traced(platform, others, monkeypatch):
+  monkeypatch.setitem(sys.modules, f'sink_jax.kernels.{others}', None)
+  monkeypatch.delattr(sink_jax.kernels, others, raising=False)
+  lowered_text(platform, gradients(SPECS['softmax']), *arguments(SPECS['softmax'], *SHAPES['60m']))

@@ -1,16 +1,15 @@
-"""Similarities and masks of a user's own, in every implementation.
+"""Similarities and masks of a user, in every implementation: they need no change of a kernel.
 
-Run by test_own_slots.py in a process of its own, because a slot class is a choice of its slot
-as soon as it exists.
+Run by test_flash.py in a process of its own, because a slot class is a choice of its slot as soon
+as it exists.
 """
-
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import sink_jax as sj
-from sink_jax.kernels import flash, flash_gpu, flash_tpu, gpu_layout, tpu_layout
+from sink_jax.kernels import flash, flash_gpu, flash_tpu
 from tests.attention_specs import random_inputs
 
 
@@ -41,36 +40,30 @@ class Unlimited(sj.Causal):
     return (j <= i) & (j > i - 5)
 
 
-SPECS = [
-    sj.AttentionSpec(Softplus(), sj.Unnormalized()), sj.AttentionSpec(Cube(), sj.AbsFloor()),
-    sj.AttentionSpec(mask=Strictly()),
-    sj.AttentionSpec('Sigmoid()', 'Unnormalized()', mask=Strictly()),
-    sj.AttentionSpec('Linear()', 'Unnormalized()', mask=Strictly(), position=sj.Nope())]
-
-
 def check(spec):
   q, k, v, _ = random_inputs(spec, length=13, heads=2, head_dim=8)
-  alpha = sj.importance(sj.attention_map(spec, q, k), raw=True)
 
   def results(name):
     f = lambda *x: jnp.sum(sj.attend(spec, *x, implementation=name) ** 2)
     return jax.tree.leaves(jax.jit(jax.value_and_grad(f, (0, 1, 2)))(q, k, v))
 
   expected = results('reference')
-  # The default first: the choice must see that a subclass is another function or mask.
-  for name, kernels in ((None, None), ('pallas', flash_tpu), ('pallas', flash_gpu)):
+  for name, kernels in ((None, 'tpu'), ('pallas', 'tpu'), ('pallas', 'cuda')):
     flash._INTERPRETED = kernels
     for a, b in zip(results(name), expected, strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=f'{name} {spec}')
-    raw = sj.streaming_importance(spec, q, k, implementation=name).raw
-    np.testing.assert_allclose(raw, alpha, rtol=1e-5, atol=1e-5)
+  alpha = sj.importance(sj.attention_map(spec, q, k), raw=True)
+  np.testing.assert_allclose(sj.streaming_importance(spec, q, k).raw, alpha, rtol=1e-5, atol=1e-5)
 
 
 def main():
-  tpu_layout._BLOCK = tpu_layout._LANES = 8
-  gpu_layout._FLOAT32 = gpu_layout.Blocks(8, 4, 4, 1)
-  for spec in SPECS:
-    check(spec)
+  flash_tpu._BLOCK = flash_tpu._LANES = 8
+  flash_gpu._FLOAT32 = flash_gpu.Blocks(8, 4, 4, 1)
+  for slots in (dict(similarity=Softplus(), normalizer=sj.Unnormalized()),
+                dict(similarity=Cube(), normalizer=sj.AbsFloor()), dict(mask=Strictly()),
+                dict(similarity='Sigmoid()', normalizer='Unnormalized()', mask=Strictly()),
+                dict(similarity='Linear()', normalizer='Unnormalized()', mask=Strictly())):
+    check(sj.AttentionSpec(**slots))
   spec = sj.AttentionSpec(mask=Unlimited())
   q, k, v, _ = random_inputs(spec, length=13, heads=2, head_dim=8)
   try:

@@ -1,4 +1,4 @@
-"""Blocks and spans of the chunked implementation."""
+"""The chunked implementation: blocks and spans, rounding, and rows that are special."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.attention.reference import scores
+from sink_jax.attention.spec import TransformedQK
 from sink_jax.kernels import chunked
+from sink_jax.kernels.dispatch import attend_transformed
 from tests.attention_specs import PAPER, random_inputs
 
 
@@ -23,44 +24,67 @@ def relative_error(a, b):
   return max(float(jnp.abs(x - y).max() / (jnp.abs(y).max() + 0.01 * largest)) for x, y in pairs)
 
 
-MASKS = [sj.Causal(), sj.Window(size=5), sj.Window(size=1), sj.Prefix(length=9)]
+def value_and_grad(spec, implementation, inputs):
+  weight = np.random.default_rng(9).standard_normal(inputs[0].shape)
+  f = lambda *args: jnp.sum(sj.attend(spec, *args, implementation=implementation) * weight)
+  return jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2, 3)))(*inputs)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('mask, block, spans, length', [
-    (MASKS[1], 4, 3, 23),
+    (sj.Window(size=5), 4, 3, 23),
     *(pytest.param(*case, marks=pytest.mark.full) for case in (
-        (sj.Prefix(length=9), 4, 8, 16),
-        *((mask, 4, 3, 23) for mask in (MASKS[0], *MASKS[2:])), (sj.Causal(), 4, 1, 11),
-        (sj.Window(size=5), 8, 2, 7)))])
+        (sj.Prefix(length=9), 4, 8, 16), (sj.Causal(), 4, 3, 23), (sj.Window(size=1), 4, 3, 23),
+        (sj.Prefix(length=9), 4, 3, 23), (sj.Causal(), 4, 1, 11), (sj.Window(size=5), 8, 2, 7)))])
 def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length):
   small_blocks(monkeypatch, block, spans)
   for slots in (dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8)),
                 dict(normalizer=sj.PNorm(p=0.5), position=sj.Alibi(), kv_bias=sj.KVBias()),
                 dict(normalizer=sj.Clipped(low=-0.05), kv_bias=sj.KVBias())):
     spec = sj.AttentionSpec(mask=mask, **slots)
-    inputs = random_inputs(spec, batch=2, length=length, heads=2)
-    weight = np.random.default_rng(9).standard_normal(inputs[0].shape)
-
-    def value_and_grad(implementation):
-      f = lambda *args: jnp.sum(sj.attend(spec, *args, implementation=implementation) * weight)
-      return jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2, 3)))(*inputs)
-
-    assert relative_error(value_and_grad('chunked'), value_and_grad('reference')) < 1e-5
+    inputs = random_inputs(spec, batch=2, length=length, heads=4, kv_heads=2)
+    results = (value_and_grad(spec, name, inputs) for name in ('chunked', 'reference'))
+    assert relative_error(*results) < 1e-5
     alpha = sj.streaming_importance(spec, inputs[0], inputs[1], inputs[3])
     direct = sj.importance(sj.attention_map(spec, inputs[0], inputs[1], inputs[3]), raw=True)
     np.testing.assert_allclose(alpha.raw, direct, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('slots', [dict(kv_bias=sj.KBias()), dict(mask=sj.Window(size=3)),
+                                   dict(similarity='Linear()', normalizer='AbsFloor()')], ids=str)
+def test_importance_of_the_first_keys_only(monkeypatch, slots):
+  small_blocks(monkeypatch, 8, 2)
+  spec = sj.AttentionSpec(**slots)
+  q, k, _, params = random_inputs(spec, length=40, heads=2)
+  every = sj.streaming_importance(spec, q, k, params)
+  first = sj.streaming_importance(spec, q, k, params, keys=3)
+  for name in ('raw', 'normalized'):
+    np.testing.assert_allclose(getattr(first, name), getattr(every, name)[..., :3], rtol=1e-6)
+  if every.bias_slot is not None:
+    np.testing.assert_allclose(first.bias_slot, every.bias_slot, rtol=1e-6)
+  with pytest.raises(ValueError, match='keys = 41 is outside 1..40'):
+    sj.streaming_importance(spec, q, k, params, keys=41)
+
+
+@pytest.mark.parametrize('name', ['softmax', 'normalized sigmoid (Table 15)'])
+def test_bfloat16_is_near_float32(name):
+  inputs = random_inputs(PAPER[name], length=300, head_dim=32)
+  low = [jnp.asarray(x, jnp.bfloat16) for x in inputs[:3]]
+  exact = value_and_grad(PAPER[name], 'reference', [*(x.astype(jnp.float32) for x in low), inputs[3]])
+  near = value_and_grad(PAPER[name], 'chunked', [*low, inputs[3]])
+  assert {x.dtype for x in near[1][:3]} == {jnp.dtype('bfloat16')}
+  for x, y in zip(near[1][:3], exact[1][:3]):
+    # Weights, the cotangents of scores and the gradients are rounded to 8 bits, 2^-9 each.
+    assert jnp.linalg.norm(x.astype(jnp.float32) - y) < 0.01 * jnp.linalg.norm(y)
+
+
 def test_padding_stays_finite_under_a_growing_bias(monkeypatch):
-  # A row of padding has statistic 0, far below what the bias of its position gives.
+  # The bias of a row of padding grows with its position past the last token.
   small_blocks(monkeypatch, 64, 1)
   spec = sj.AttentionSpec(normalizer=sj.PNorm(p=4.0), position=sj.Relative())
   inputs = random_inputs(spec, length=200, heads=1)
-  grads = [jax.grad(lambda *x: sj.attend(spec, *x, implementation=i).sum(), argnums=(0, 1, 2))(
-      *inputs) for i in ('chunked', 'reference')]
-  assert all(np.isfinite(g).all() for g in grads[0])
-  assert relative_error(*grads) < 1e-4
+  results = [value_and_grad(spec, name, inputs) for name in ('chunked', 'reference')]
+  assert all(np.isfinite(g).all() for g in jax.tree.leaves(results[0]))
+  assert relative_error(*results) < 1e-4
 
 
 @pytest.mark.every(4)
@@ -75,49 +99,55 @@ def test_vanishing_similarities_stay_finite(similarity, normalizer, implementati
     if params:
       params['kv_bias']['logit'][:] = -200.0
     for scale in (5, 12, 30, 200):
-      loss = lambda *x: jnp.sum(sj.attend(spec, *x, implementation=implementation) ** 2)
-      value, grads = jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(
-          -scale * np.abs(q), np.abs(k), v, params)
-      assert np.isfinite(value) and all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+      results = value_and_grad(spec, implementation, (-scale * np.abs(q), np.abs(k), v, params))
+      assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
 
 
-@pytest.mark.parametrize('normalizer', [sj.RowSum(), sj.PNorm(p=0.25), sj.PNorm(p=4.0), sj.Count()])
-def test_rows_without_a_positive_score_are_zero(normalizer):
-  spec = sj.AttentionSpec('Relu()', normalizer, position='Nope()')
-  q, k, v, _ = random_inputs(spec)
-  loss = lambda *x: (lambda out: (jnp.sum(out * v), out))(
-      sj.attend(spec, *x, implementation='chunked'))
-  (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(
-      -np.abs(q), np.abs(k), v)
-  assert not any(np.any(x) for x in (out, *grads))  # neither numbers nor nan
+@pytest.mark.parametrize('similarity, normalizer', [
+    *(('Relu()', z) for z in ('RowSum()', 'PNorm(p=0.25)', 'PNorm(p=4.0)', 'Count()')),
+    ('Softpick()', 'AbsSum()')])
+def test_rows_without_a_positive_score_are_zero(similarity, normalizer):
+  spec = sj.AttentionSpec(similarity, normalizer, position='Nope()')
+  q, k, v, params = random_inputs(spec)
+  for scale in (0, 1, 200):
+    results = value_and_grad(spec, 'chunked', (-scale * np.abs(q), np.abs(k), v, params))
+    assert not any(np.any(x) for x in jax.tree.leaves(results))  # neither numbers nor NaN
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize('spec', [
-    PAPER['softmax'], PAPER['p-norm softmax 1/2 (Figure 29)'], PAPER['relative (Table 3)'],
-    PAPER['normalized sigmoid (Table 15)'], PAPER['p-norm sigmoid 2 (Figure 29)'],
-    PAPER['normalized identity (Table 15)']])
-def test_row_statistics_are_differentiable(monkeypatch, spec):
-  small_blocks(monkeypatch, 4, 2)
-  q, k, v, _ = random_inputs(spec, batch=2, length=13, heads=2)
-  i = jnp.arange(13)
-  rng = np.random.default_rng(2)
+EPS, T, DH = 1e-6, 11, 8
 
-  def dense(q, k, v):
-    s = scores(spec, q, k, i, i)
-    keep = spec.mask.keep(i[:, None], i[None, :])
-    power = spec.normalizer.power
-    if spec.similarity.kind == 'exponential':
-      s = jnp.where(keep, s, -jnp.inf)
-      out = jnp.einsum('bhlt,bthd->blhd', jax.nn.softmax(s), v)
-      return out, jax.nn.logsumexp(s, -1), jax.nn.logsumexp(power * s, -1)
-    f = jnp.where(keep, spec.similarity(s), 0)
-    total = (f if power == 1 else f ** power).sum(-1)
-    return jnp.einsum('bhlt,bthd->blhd', f, v), total, total
 
-  shapes = jax.eval_shape(dense, q, k, v)
-  cotangents = [rng.standard_normal(s.shape) for s in shapes]
-  project = lambda outs: sum(jnp.sum(o * c) for o, c in zip(outs, cotangents))
-  ours = jax.grad(lambda *x: project(chunked.rows(spec, *x)), argnums=(0, 1, 2))(q, k, v)
-  theirs = jax.grad(lambda *x: project(dense(*x)), argnums=(0, 1, 2))(q, k, v)
-  assert relative_error(ours, theirs) < 1e-5
+@pytest.mark.parametrize('shift, scale', [(0, 1), (0, 30), (0, 1e-4), (-3, 1), (30, 1), (300, 1)])
+def test_softpick_keeps_four_digits_of_scores_of_every_size(shift, scale):
+  """Of 1e-4, whose exponential less one keeps three in float32, and of 300, whose overflows."""
+  rng = np.random.default_rng(3)
+  s, v, do = (np.float32(x) for x in (
+      scale * rng.standard_normal(T) + shift, *rng.standard_normal((2, T, DH))))
+  # Every query has the scores s of the keys.
+  q = jnp.zeros((1, T, 1, DH)).at[..., 0].set(DH**.5)
+  k = jnp.zeros((1, T, 1, DH)).at[0, :, 0, 0].set(s)
+  spec = sj.AttentionSpec('Softpick()', 'AbsSum()', position='Nope()')
+  out, pull = jax.vjp(lambda k, v: attend_transformed(spec, TransformedQK(q, k), v, {}), k,
+                      v[None, :, None])
+  dk, dv = pull(do[None, :, None])
+  # The paper's formula in float64, and its gradient as the released kernels write it.
+  s, v, do = (np.float64(x) for x in (s, v, do))
+  expected = [np.zeros((T, DH)), np.zeros(T), np.zeros((T, DH))]
+  sizes = [np.zeros((T, DH)), np.zeros(T), np.zeros((T, DH))]  # of the terms of each sum
+  for i in range(T):
+    seen, values = s[:i + 1], v[:i + 1]
+    m = max(seen.max(), 0)
+    less_one = np.exp(seen - m) - np.exp(-m) if m > 100 else np.expm1(seen) * np.exp(-m)
+    z = np.abs(less_one).sum() + EPS
+    weights, power = np.maximum(less_one, 0) / z, np.exp(seen - m) / z
+    dp, by_sum = values @ do[i], do[i] @ (weights @ values)
+    for total, row, ds, dv_row in (
+        (expected, weights @ values, power * ((seen > 0) * dp - np.sign(seen) * by_sum),
+         weights[:, None] * do[i]),
+        (sizes, weights @ np.abs(values), power * (np.abs(dp) + np.abs(by_sum)),
+         weights[:, None] * np.abs(do[i]))):
+      total[0][i] = row
+      total[1][:i + 1] += ds
+      total[2][:i + 1] += dv_row
+  for actual, e, size in zip((out[0, :, 0], dk[0, :, 0, 0], dv[0, :, 0]), expected, sizes):
+    np.testing.assert_array_less(np.abs(actual - e), (5e-5 + 2**-24 * 4 * abs(shift)) * size + 1e-30)

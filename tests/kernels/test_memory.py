@@ -41,6 +41,13 @@ def test_training_needs_memory_linear_in_the_length(spec):
   assert grow('reference') > 10  # the comparison can tell
 
 
+def test_grouped_keys_are_not_repeated():
+  q, _ = inputs(sj.AttentionSpec(), 4096, heads=16)
+  size = lambda kv: temporary_bytes(lambda *x: sj.attend(sj.AttentionSpec(), *x, implementation='chunked'),
+                                    q, *inputs(sj.AttentionSpec(), 4096, heads=kv)[:1] * 2)
+  assert size(1) < size(16)  # repeated, these keys would take what those of 16 heads take
+
+
 @pytest.mark.parametrize('spec', SPECS)
 def test_importance_of_131072_tokens_needs_little_memory(spec):
   length = 131072
