@@ -27,8 +27,8 @@ class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
   A subclass is a frozen dataclass without saying so. A direct subclass is a kind of component, the
-  base of its choices. A choice can be constructed without arguments, and its fields are plain
-  numbers, strings, booleans or tuples of them: `repr(component)` is then its config string, and
+  base of its choices. Its fields are plain numbers, strings, booleans, tuples of them, or
+  components: `repr(component)` is then its config string, and
   `from_string(Base, repr(component)) == component`. A class that only stands for its
   subclasses sets `abstract = True` in its body.
   """
@@ -124,6 +124,9 @@ def from_string(base: type[C], text: str | Component) -> C:
       takes = ', '.join(fields) or 'no arguments'
       raise ValueError(f'{name} has no argument {key!r}; it takes: {takes}.')
     keywords[key] = _typed(name, key, value, hints[key])
+  required = {field.name for field in fields.values() if field.default is dataclasses.MISSING}
+  if missing := required - set(keywords):
+    raise ValueError(f'{name} needs {", ".join(sorted(missing))}.')
   component = cls(**keywords)
   _check_finite(component)
   return component
@@ -135,6 +138,15 @@ def _check_finite(component: Component) -> None:
     value = getattr(component, field.name)
     if isinstance(value, float) and not math.isfinite(value):
       raise ValueError(f'{component}: {field.name} must be finite.')
+
+
+def check_types(section: Any, name: str) -> None:
+  """Raises a ValueError that names the first field of a dataclass that has not its type.
+
+  An int becomes a float where the annotation says so. name: what stands before the field's.
+  """
+  for key, hint in typing.get_type_hints(type(section)).items():
+    object.__setattr__(section, key, _typed(name, key, getattr(section, key), hint))
 
 
 def check_integers(component: object, *names: str) -> None:
@@ -159,7 +171,9 @@ def _parse(text: object, kind: str, known: Mapping[str, type]) -> tuple[str, dic
       raise ValueError('not a call')
     if node.args or any(k.arg is None for k in node.keywords):
       raise ValueError('arguments must be written name=value')
-    keywords = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    # A component in a component is read later, by the annotation of its field.
+    keywords = {str(k.arg): ast.unparse(k.value) if isinstance(k.value, ast.Call)
+                else ast.literal_eval(k.value) for k in node.keywords}
     if len(keywords) < len(node.keywords):  # ast.parse lets it pass
       raise ValueError('an argument is given twice')
     return node.func.id, keywords
@@ -176,15 +190,18 @@ def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
              else (hint,))
   # tuple[int, ...] is checked as a tuple; what its elements have to be is for the class to check.
   plain = tuple(typing.get_origin(option) or option for option in options)
+  for option in plain:
+    if issubclass(option, Component) and isinstance(value, (str, option)):
+      return from_string(option, value)
   if type(value) is list and tuple in plain:
     value = tuple(value)
   if type(value) is int and float in plain and int not in plain:
     try:
       value = float(value)
     except OverflowError:
-      raise ValueError(f'{name}({key}=...) is too large for a number with a point.') from None
+      raise ValueError(f'{name}.{key} is too large for a number with a point.') from None
   # Not isinstance, to which True is an int.
   if type(value) not in plain:
     wanted = ' or '.join(getattr(p, '__name__', str(p)) for p in plain)
-    raise ValueError(f'{name}({key}=...) must be {wanted}, not {value!r}.')
+    raise ValueError(f'{name}.{key} = {value!r} must be {wanted}.')
   return value

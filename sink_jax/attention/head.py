@@ -41,13 +41,6 @@ class HeadOutput(Component):
     """Returns the parameters of one layer, {name: Param}."""
     return {}
 
-  def start_like(self, before: HeadOutput) -> dict[str, float] | None:
-    """Returns initial values with which this layer computes what `before` did; None without any.
-
-    They are {name: value}; every entry of the new parameter `name` starts at the value.
-    """
-    return {} if self == before else None
-
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
     """Returns the width of attention's input x, if heads or parameters determine it; else None."""
     return None
@@ -140,17 +133,6 @@ class HeadGate(HeadOutput):
     kernel = Param((inputs, self._gates(dims)), 'zeros' if self.start == 'zero' else 'linear')
     bias = {} if self.opening is None else {'bias': Param((self._gates(dims),), 'zeros')}
     return {'kernel': kernel} | bias
-
-  def start_like(self, before: HeadOutput) -> dict[str, float] | None:
-    if before != PlainOutput():
-      return super().start_like(before)
-    # scale act(z) = 1 in all gates, where z is what the bias makes it, and 0 without one.
-    share = 1 / self.scale if self.act == 'sigmoid' else 2 / self.scale - 1
-    if self.opening is None:
-      return {'kernel': 0.0} if math.isclose(share, 0.5) else None
-    if not 0 < share < 1:
-      return None
-    return {'kernel': 0.0, 'bias': _logit(share) - _logit(self.opening)}
 
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
     if self.source == 'input':

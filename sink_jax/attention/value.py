@@ -25,13 +25,6 @@ class Value(Component):
     """Returns the parameters of one layer, {name: Param}."""
     return {}
 
-  def start_like(self, before: Value) -> dict[str, float] | None:
-    """Returns initial values with which this layer computes what `before` did; None without any.
-
-    They are {name: value}; every entry of the new parameter `name` starts at the value.
-    """
-    return {} if self == before else None
-
   def values(self, v_BxTxHkvxDh: jax.Array, params: Mapping[str, AnyArray],
              first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
     """Returns the values that attention mixes, in their dtype.
@@ -59,9 +52,6 @@ class ValueScale(Value):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'scale': Param((dims.kv_heads,), 'ones')}
-
-  def start_like(self, before: Value) -> dict[str, float] | None:
-    return {'scale': 1.0} if before == PlainValue() else super().start_like(before)
 
   def values(self, v_BxTxHkvxDh: jax.Array, params: Mapping[str, AnyArray],
              first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
@@ -96,11 +86,6 @@ class ValueResidual(Value):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'own': Param((), self.own), 'first': Param((), self.first)} if self.learned else {}
-
-  def start_like(self, before: Value) -> dict[str, float] | None:
-    if before != PlainValue() or not self.learned:
-      return super().start_like(before)
-    return {'own': 1.0, 'first': 0.0}
 
   def values(self, v_BxTxHkvxDh: jax.Array, params: Mapping[str, AnyArray],
              first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:

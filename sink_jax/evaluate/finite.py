@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sink_jax.models.finite import first_not_finite
+from sink_jax.models.arrays import first_not_finite
 from sink_jax.models.run import Run
 
 

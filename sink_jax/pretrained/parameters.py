@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from sink_jax.models.finite import all_finite
+from sink_jax.models.arrays import all_finite
 from sink_jax.pretrained.files import Weights
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor, held
 from sink_jax.train.sharding import state_shardings
