@@ -63,15 +63,15 @@ def main(options: Options) -> None:
   if not len(tokens):
     raise ValueError('the prompt is empty: write something, or take --bos=force.')
   say(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}')
-  if options.cache_size is None:
-    begun = len(tokens) + (run.first_token not in (None, tokens[0]))
-    policy = CachePolicy(begun + options.length + run.config.sink_tokens, positions='text')
-  else:
-    policy = CachePolicy(options.cache_size, options.sinks, options.positions)
+  policy = None if options.cache_size is None else CachePolicy(
+      options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
   pieces = stream(run, tokens[None], options.length, policy=policy,
                   temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
                   seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
+  # By default `stream` has a cache of all tokens, with the first token of the run.
+  begun = len(tokens) + (run.first_token not in (None, tokens[0]))
+  policy = policy or CachePolicy(begun + options.length + run.config.sink_tokens, positions='text')
   before = len(tokens) - len(tokenizer.encode(prompt))  # tokens that stand before the prompt
   made, rate = _write(pieces, tokens, tokenizer, ends, before)
   size = f'{state_bytes(run.config, policy, 1) / 2**20:.3g} MiB'

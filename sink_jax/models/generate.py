@@ -205,12 +205,13 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
     raise ValueError(f'eos_token_id = {eos_token_id} must be ids of the vocabulary, 0 to '
                      f'{config.vocab_size - 1}.')
   at_once, total = int(counts_S.min()), int(counts_S.max()) + length
+  size = total + config.sink_tokens
   if at_once + length < total:
     # The three leading bits of the shortest length: all lengths from 2^n to 2^(n+1) share four
-    # programs for what is read at once.
+    # programs for what is read at once. Caches share those for what follows.
     at_once &= -1 << max(0, at_once.bit_length() - 3)
-  policy = policy or CachePolicy(
-      -(-(total + config.sink_tokens) // _CACHE_STEP) * _CACHE_STEP, positions='text')
+    size = -(-size // _CACHE_STEP) * _CACHE_STEP
+  policy = policy or CachePolicy(size, positions='text')
   check_policy(config, policy, total, at_once)
   given_SxT = np.zeros((len(texts), total + chunk), np.int32)
   for row, text in zip(given_SxT, texts, strict=True):
@@ -250,17 +251,17 @@ def _pieces(run: TextModel, given_SxT: np.ndarray, counts_S: np.ndarray, length:
   config, mesh, total = run.config, mesh_of(run.params), int(counts_S.max()) + length
   # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
   start = min(at_once, policy.size - config.sink_tokens)
-  read = functools.partial(_read, config, mesh, policy, sampling)
+  read = functools.partial(_read, config, mesh, policy)
   carry = _begin(config, mesh, policy, run.params, given_SxT[:, :start])
   key, together = jax.random.key(seed), min(_TOGETHER, policy.recent)
   while start + together <= counts_S.min():  # one program, whatever the lengths
-    carry, *_ = read(together, run.params, carry, key, start,
-                     given_SxT[:, start:start + together], counts_S)
+    carry, _ = read(None, together, run.params, carry, key, start,
+                    given_SxT[:, start:start + together], counts_S)
     start += together
   left_S, chunk = np.full(len(counts_S), length), min(chunk, total - start)
   while left_S.any():
-    carry, tokens_SxT, _ = read(1, run.params, carry, key, start,
-                                given_SxT[:, start:start + chunk], counts_S)
+    carry, tokens_SxT = read(sampling, 1, run.params, carry, key, start,
+                             given_SxT[:, start:start + chunk], counts_S)
     rows = []
     for s, tokens_T in enumerate(np.asarray(tokens_SxT)):
       # The first tokens of a piece may still be those of the text itself.
@@ -281,10 +282,10 @@ def _losses(run: TextModel, tokens: np.ndarray, policy: CachePolicy) -> Iterator
   piece = together * max(1, min(_SCORED, count) // together)
   # All pieces are scored by the same program; the losses of the last piece's padding are cut off.
   rest = np.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
-  counts_S = np.full(len(tokens), 1 + rest.shape[1], np.int32)
+  counts_S, key = np.full(len(tokens), 1 + rest.shape[1], np.int32), jax.random.key(0)
   for start in range(0, count, piece):
-    carry, _, losses = _read(config, mesh, policy, Sampling(), together, run.params, carry,
-                             jax.random.key(0), 1 + start, rest[:, start:start + piece], counts_S)
+    carry, losses = _read(config, mesh, policy, None, together, run.params, carry, key, 1 + start,
+                          rest[:, start:start + piece], counts_S)
     yield np.asarray(losses)[:, :count - start]
 
 
@@ -302,36 +303,37 @@ def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: 
 # The carry is donated: its caches are the largest arrays of generation, and the program writes
 # the new ones into their memory instead of holding both. The caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
-def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling: Sampling,
+def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling: Sampling | None,
           together: int, params: ParamTree, carry: _Carry, key: jax.Array, start: int | jax.Array,
-          given_SxT: jax.Array, counts_S: jax.Array) -> tuple[_Carry, jax.Array, jax.Array]:
+          given_SxT: jax.Array, counts_S: jax.Array) -> tuple[_Carry, jax.Array]:
   """Reads T tokens of each text from position `start` on, some at a time.
 
-  A text has counts_S tokens; after them, where `together` is 1, the model chooses.
+  With `sampling`, one at a time, a text has counts_S tokens, after which the model chooses.
 
   Returns:
-    The carry, the tokens (S, T), and their losses (S, T).
+    The carry, and the tokens (S, T), or, without sampling, their losses.
   """
   def step(carry, at):
     position, tokens_SxL = at
     logits_SxV, state = carry
-    if together == 1:
+    if sampling is not None:
       made_S = sampling.sample(logits_SxV, key, position - counts_S)
       tokens_SxL = jnp.where(position < counts_S, tokens_SxL[:, 0], made_S)[:, None]
     logits_SxLxV, state = apply(
         Transformer(config), params, tokens_SxL, state=state,
         positions=policy.next_positions(state.tokens_read, together))
+    carry = logits_SxLxV[:, -1], state
+    if sampling is not None:
+      return carry, tokens_SxL
     before_SxLxV = jnp.concatenate([logits_SxV[:, None], logits_SxLxV[:, :-1]], 1)
     picked_SxL = jnp.take_along_axis(before_SxLxV, tokens_SxL[..., None], -1)[..., 0]
-    losses_SxL = jax.nn.logsumexp(before_SxLxV, -1) - picked_SxL
-    return (logits_SxLxV[:, -1], state), (tokens_SxL, losses_SxL)
+    return carry, jax.nn.logsumexp(before_SxLxV, -1) - picked_SxL
 
   with mesh_context(mesh), precise(config.dtype):
     batch, length = given_SxT.shape
     pieces = jnp.swapaxes(given_SxT.reshape(batch, -1, together), 0, 1)
-    carry, results = jax.lax.scan(step, carry, (start + jnp.arange(0, length, together), pieces))
-  tokens, losses = (jnp.swapaxes(x, 0, 1).reshape(batch, length) for x in results)
-  return carry, tokens, losses
+    carry, result = jax.lax.scan(step, carry, (start + jnp.arange(0, length, together), pieces))
+  return carry, jnp.swapaxes(result, 0, 1).reshape(batch, length)
 
 
 def _begun(run: TextModel, texts: Sequence) -> list[np.ndarray]:

@@ -36,7 +36,8 @@ def begin(config):
 def read(config, together):
   carry = jnp.zeros((2, 11)), jax.eval_shape(lambda: empty_state(config, POLICY, 2))
   return generate._read.lower(
-      config, None, POLICY, Sampling(), together, parameter_shapes(config), carry,
+      config, None, POLICY, Sampling() if together == 1 else None, together,
+      parameter_shapes(config), carry,
       jax.random.key(0), 0, jax.ShapeDtypeStruct((2, 4), jnp.int32), jnp.zeros(2, jnp.int32))
 
 
