@@ -203,9 +203,9 @@ class ModelConfig:
            'A model needs a vocab_size, or input_features and output_features.')
     yield ((self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size,
            'model.tied, model.embedding_dim and model.logit_cap need a vocabulary.')
-    yield (not 0 <= self.logit_cap < math.inf or not 0 < self.norm_eps <= 1,
-           f'model.logit_cap = {self.logit_cap} must be finite and at least 0, and '
-           f'model.norm_eps = {self.norm_eps} must be > 0 and at most 1.')
+    yield (not 0 <= self.logit_cap < math.inf,
+           f'model.logit_cap = {self.logit_cap} must be finite and at least 0, which is no cap.')
+    yield not 0 < self.norm_eps <= 1, f'model.norm_eps must be > 0 and <= 1, not {self.norm_eps}.'
     yield (sinks and spec.kv_bias.has_extra_key,
            f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose one.')
     prefixes = [self.attention_of(layer).mask.prefix for layer in layers if not layer.mamba]
