@@ -20,7 +20,7 @@ _MODULES = {
     'sink_jax.attention.reference': 'attention_map',
     'sink_jax.kernels.dispatch': 'attend',
     'sink_jax.kernels.importance': 'Importance streaming_importance',
-    'sink_jax.models.kv_cache': 'CachePolicy',
+    'sink_jax.models.decode': 'CachePolicy',
     'sink_jax.models.config': 'ModelConfig',
     'sink_jax.models.run': 'Run',
     'sink_jax.models.graft': 'graft',

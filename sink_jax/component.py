@@ -20,7 +20,7 @@ class Component:
   A subclass is a frozen dataclass without saying so. A direct subclass is the base of its choices, and a
   class is a choice as soon as it is defined; one that only stands for its subclasses sets
   `abstract = True`. A choice can be constructed without arguments, and its fields are plain numbers,
-  strings, booleans or tuples of them: `from_string(Base, repr(component)) == component`.
+  strings, booleans, tuples of them or components: `from_string(Base, repr(component)) == component`.
   """
 
   __dataclass_fields__: ClassVar[dict[str, Any]]  # by which type checkers know that it is a dataclass
@@ -78,6 +78,15 @@ def from_string(base: type[C], text: str | Component) -> C:
   return component
 
 
+def check_types(section: Any, name: str) -> None:
+  """Raises a ValueError that names the first field of a dataclass without the type of its annotation.
+
+  An int becomes a float where the annotation says so. name: what stands before the field's.
+  """
+  for key, hint in typing.get_type_hints(type(section)).items():
+    object.__setattr__(section, key, _typed(name, key, getattr(section, key), hint))
+
+
 def _parsed(base: type[C], text: object) -> C:
   kind, known = base.__name__, registry(base) or {base.__name__: base}  # a concrete class names itself
   try:
@@ -87,7 +96,9 @@ def _parsed(base: type[C], text: object) -> C:
     call = ast.Call(call, [], []) if isinstance(call, ast.Name) else call  # 'Exp' is read as 'Exp()'
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
       raise ValueError('not a name with name=value in brackets')
-    given = [(str(word.arg), ast.literal_eval(word.value)) for word in call.keywords]
+    # A component in a component is read later, by the annotation of its field.
+    given = [(str(word.arg), ast.unparse(word.value) if isinstance(word.value, ast.Call)
+              else ast.literal_eval(word.value)) for word in call.keywords]
     if len(dict(given)) < len(given):  # ast.parse lets it pass
       raise ValueError('an argument is given twice')
   except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -99,9 +110,12 @@ def _parsed(base: type[C], text: object) -> C:
                      f'the defaults. Choices: {", ".join(known)}.')
   check_known(name, known, f'Unknown {kind}')
   hints = typing.get_type_hints(known[name])  # annotations may be strings
-  fields = [field.name for field in dataclasses.fields(known[name])]
+  fields = {field.name: field.default for field in dataclasses.fields(known[name])}
   if wrong := [key for key, _ in given if key not in fields]:
     raise ValueError(f'{name} has no argument {wrong[0]!r}; it takes: {", ".join(fields) or "no arguments"}.')
+  if missing := [key for key, default in fields.items()
+                 if default is dataclasses.MISSING and key not in dict(given)]:
+    raise ValueError(f'{name} needs {", ".join(missing)}.')
   return known[name](**{key: _typed(name, key, value, hints[key]) for key, value in given})
 
 
@@ -110,11 +124,14 @@ def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
   allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
   # tuple[int, ...] is checked as a tuple; what its elements have to be is for the class to check.
   allowed = [typing.get_origin(one) or one for one in allowed]
+  for one in allowed:
+    if issubclass(one, Component) and isinstance(value, (str, one)):
+      return from_string(one, value)
   if type(value) is list and tuple in allowed:
     value = tuple(value)
   if type(value) is int and float in allowed and int not in allowed:
     value = float(value) if abs(value) < 1e308 else math.inf
   if type(value) not in allowed:  # not isinstance, to which True is an int
     words = ' or '.join(one.__name__ for one in allowed)
-    raise ValueError(f'{name}({key}=...) must be {words}, not {value!r}.')
+    raise ValueError(f'{name}.{key} = {value!r} must be {words}.')
   return value

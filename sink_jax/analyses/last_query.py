@@ -22,9 +22,8 @@ from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.inputs import Inputs
 from sink_jax.kernels.shard import mesh_of
-from sink_jax.models.arrays import ParamTree
+from sink_jax.models.arrays import ParamTree, checked_inputs
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.inputs import checked_inputs
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run, record
 

@@ -21,8 +21,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.inputs import Inputs, stored
-from sink_jax.models.inputs import check_ids
-from sink_jax.models.precision import matmul_precision
+from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.run import Run
 from sink_jax.train.checkpoint import CheckpointError
 

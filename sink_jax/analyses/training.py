@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from sink_jax.analyses.first_token import first_token_chain
 from sink_jax.data.batches import Batch
 from sink_jax.data.dataset import Dataset, open_data
 from sink_jax.evaluate.probe import probe
@@ -22,7 +23,6 @@ from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.first_token import first_token_chain
 from sink_jax.models.graft import learned_bias, without_bias
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run

@@ -43,12 +43,6 @@ class ExtraKeyValue(Learnable, Component):
     """The text length, if the extra key stands for all positions after the query; else None."""
     return None
 
-  def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:
-    """Returns initial values with which this layer computes what `before` did; None without any.
-
-    They are {name: value}; every entry of the new parameter `name` starts at the value.
-    """
-    return {} if self == before else None
 
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     """Returns each query head's k* before the feature map; None if the logit ignores the query."""
@@ -128,10 +122,6 @@ class KVBias(ExtraKeyValue):
     shape = (1 if self.shared else dims.heads, dims.head_dim)
     return {'key': Param(shape, 'bias'), 'value': Param(shape, 'bias')}
 
-  def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:
-    # The k* that is there stays, and keeps its value of zero.
-    return {'value': 0.0} if before == KBias(shared=self.shared) else super().start_like(before)
-
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     return jnp.broadcast_to(params['key'], (dims.heads, dims.head_dim))
 
@@ -146,9 +136,6 @@ class VBias(ExtraKeyValue):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'value': Param((1 if self.shared else dims.heads, dims.head_dim), 'bias')}
-
-  def start_like(self, before: ExtraKeyValue) -> dict[str, float] | None:
-    return {'value': 0.0} if before == NoBias() else super().start_like(before)
 
   def output_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     return jnp.broadcast_to(params['value'], (dims.heads, dims.head_dim))

@@ -26,12 +26,6 @@ class HeadOutput(Learnable, Component):
     """Whether it reads the input x from which queries, keys and values are projected."""
     return False
 
-  def start_like(self, before: HeadOutput) -> dict[str, float] | None:
-    """Returns initial values with which this layer computes what `before` did; None without any.
-
-    They are {name: value}; every entry of the new parameter `name` starts at the value.
-    """
-    return {} if self == before else None
 
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
     """Returns the width of attention's input x, if this determines it; else None."""
@@ -101,15 +95,6 @@ class HeadGate(HeadOutput):
     assert inputs is not None
     bias = {} if self.opening is None else {'bias': Param((self._gates(dims),), 'zeros')}
     return {'kernel': Param((inputs, self._gates(dims)), 'linear')} | bias
-
-  def start_like(self, before: HeadOutput) -> dict[str, float] | None:
-    if before != PlainOutput():
-      return super().start_like(before)
-    # scale sigmoid(z) = 1 in all gates, where z is what the bias makes it, and 0 without one.
-    share = 1 / self.scale
-    if self.opening is None:
-      return {'kernel': 0.0} if math.isclose(share, 0.5) else None
-    return {'kernel': 0.0, 'bias': _logit(share) - _logit(self.opening)} if share < 1 else None
 
   def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
     if self.source == 'input':

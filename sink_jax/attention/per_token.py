@@ -161,13 +161,6 @@ class Value(Learnable, Component):
 
   reads_first: ClassVar[bool] = False  # does it mix in the projected values of the first block?
 
-  def start_like(self, before: Value) -> dict[str, float] | None:
-    """Returns initial values with which this layer computes what `before` did; None without any.
-
-    They are {name: value}; every entry of the new parameter `name` starts at the value.
-    """
-    return {} if self == before else None
-
   def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
     """Returns the values (B, T, Hkv, Dh) that attention mixes, of projected ones, in their dtype.
 
@@ -191,9 +184,6 @@ class ValueScale(Value):
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'scale': Param((dims.kv_heads,), 'ones')}
 
-  def start_like(self, before: Value) -> dict[str, float] | None:
-    return {'scale': 1.0} if before == PlainValue() else super().start_like(before)
-
   def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
     # In float32 and rounded once: c rounded to bfloat16 could not move by less than 2^-9.
     return (v.astype(jnp.float32) * params['scale'][:, None]).astype(v.dtype)
@@ -215,11 +205,6 @@ class ValueResidual(Value):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'own': Param((), self.own), 'first': Param((), self.first)} if self.learned else {}
-
-  def start_like(self, before: Value) -> dict[str, float] | None:
-    if before != PlainValue() or not self.learned:
-      return super().start_like(before)
-    return {'own': 1.0, 'first': 0.0}
 
   def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
     if first is None:

@@ -13,11 +13,10 @@ import numpy as np
 
 from sink_jax.cli.main import say
 from sink_jax.cli.results import Model, load
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
-from sink_jax.models.decode import state_bytes
+from sink_jax.models.decode import CachePolicy, state_bytes
 from sink_jax.models.generate import stream
-from sink_jax.models.kv_cache import CachePolicy
-from sink_jax.models.run import RunTokenizer
 
 _CHUNK = 8  # tokens between two writes
 
@@ -70,9 +69,9 @@ def main(options: Options) -> None:
   pieces = stream(run, tokens[None], options.length, policy=policy,
                   temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
                   seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
-  # By default `stream` has a cache of all tokens, which drops none.
-  policy = policy or CachePolicy(
-      len(tokens) + options.length + run.config.sink_tokens, positions='text')
+  # By default `stream` has a cache of all tokens, with the first token of the run.
+  begun = len(tokens) + (run.first_token not in (None, tokens[0]))
+  policy = policy or CachePolicy(begun + options.length + run.config.sink_tokens, positions='text')
   before = len(tokens) - len(tokenizer.encode(prompt))  # tokens that stand before the prompt
   made, rate = _write(pieces, tokens, tokenizer, ends, before)
   size = f'{state_bytes(run.config, policy, 1) / 2**20:.3g} MiB'
@@ -81,7 +80,7 @@ def main(options: Options) -> None:
   say(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {size}')
 
 
-def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: RunTokenizer,
+def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: TextTokenizer,
            ends: tuple[int, ...], before_prompt: int) -> tuple[int, float | None]:
   """Writes the text as it comes, without the tokens before the prompt and the one that ends it.
 

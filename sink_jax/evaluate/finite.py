@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sink_jax.models.finite import first_not_finite
+from sink_jax.models.arrays import first_not_finite
 from sink_jax.models.run import Run
 
 

@@ -12,9 +12,8 @@ import numpy as np
 from sink_jax.evaluate.activations import SEQUENCES, Activations, describe
 from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.inputs import check_ids
-from sink_jax.models.precision import matmul_precision
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 

@@ -1,14 +1,78 @@
-"""Names for the types of arrays that models take."""
+"""Arrays that models take: their types, token ids, the precision of products, numbers not finite."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
+
+from sink_jax.models.config import ModelConfig
 
 AnyArray = Array | np.ndarray
 # A tree of parameters as Flax makes it: nested mappings from names to arrays, or to their shapes.
 ParamTree = Mapping[str, Any]
 ArrayTree = Any  # any tree of arrays that JAX knows: a named tuple, a mapping, one array
+
+
+def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
+  """Raises a ValueError, which calls the ids by `name`, unless all are in the vocabulary."""
+  # JAX would take the last embedding, or count from the end.
+  if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+    raise ValueError(f'{name} reach from {ids.min()} to {ids.max()}, and the vocabulary has '
+                     f'{vocab_size} entries: use the tokenizer of the model.')
+
+
+def checked_inputs(config: ModelConfig, inputs: Any) -> jax.Array:
+  """Inputs as an array of JAX, with ids in the vocabulary; the model checks shape and dtype.
+
+  Values that are not known, or lie on the devices of other processes, are not looked at.
+  """
+  inputs = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
+  known = not isinstance(inputs, Tracer) and getattr(inputs, 'is_fully_addressable', True)
+  if known and config.vocab_size and np.issubdtype(inputs.dtype, np.integer):
+    check_ids(np.asarray(inputs), config.vocab_size)
+  return jnp.asarray(inputs)
+
+
+def matmul_precision(dtype: str) -> str:
+  """The precision of matrix products of activations of a type: 'highest', or JAX's 'default'.
+
+  The default multiplies float32 in TF32 on GPUs and in passes of bfloat16 on TPUs.
+  """
+  return 'highest' if dtype == 'float32' else 'default'
+
+
+def precise(dtype: str) -> contextlib.AbstractContextManager:
+  """A context in which products of float32 are traced in float32, and others as by default.
+
+  It belongs inside of the function that jit traces: around its call it would be a part of the
+  key of the compiled program, and the program would be compiled again where the context is not.
+  """
+  if matmul_precision(dtype) == 'highest':
+    return jax.default_matmul_precision('highest')
+  return contextlib.nullcontext()
+
+
+def first_not_finite(params: ParamTree) -> str | None:
+  """The first parameter with a value that is not finite, such as 'embed[5]'; None without one.
+
+  The index is along the first axis, which in the blocks counts layers, from 0. The values stay on
+  their devices.
+  """
+  for path, finite in jax.tree_util.tree_leaves_with_path(jax.device_get(_finite(params))):
+    if not finite.all():
+      name = '/'.join(str(getattr(key, 'key', key)) for key in path)
+      return name + (f'[{finite.argmin()}]' if finite.ndim else '')
+  return None
+
+
+@jax.jit
+def _finite(params):
+  """Whether each entry along the first axis of each leaf is finite."""
+  return jax.tree.map(lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim))), params)

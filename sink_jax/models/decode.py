@@ -1,30 +1,185 @@
-"""Reading a text token after token, with a cache of bounded size."""
+"""A key/value cache of bounded size: which tokens it keeps, and how new tokens attend to them.
+
+With positions counted in the text, keys are kept rotated. With positions counted in the cache, as
+StreamingLLM has it (Xiao et al. 2023), those of kept keys change as tokens are dropped, so keys are
+kept without rotation, and rotated whenever they are used.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from sink_jax.models.arrays import ParamTree
-from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.kv_cache import (
-  AttentionCache,
-  CachePolicy,
-  DecodeState,
-  KVCache,
-  MambaCache,
-  RotatedKVCache,
+from sink_jax.attention import reference
+from sink_jax.attention.spec import (
+  AttentionSpec,
+  Params,
+  apply_position_and_features,
+  scaled_queries,
 )
-from sink_jax.models.layers import apply
-from sink_jax.models.transformer import Transformer
+from sink_jax.component import check_types
+from sink_jax.models.config import Layer, ModelConfig
+
+# Position of an entry without a token. It is later than any query, so every mask hides it.
+EMPTY = 2**30
+POSITIONS = ('cache', 'text')
 
 
-# Tokens of a long prompt that are read at once: the weights are read once for all of them, and as
-# many rotated copies of the keys are held in each layer.
-_PIECE = 16
+class KVCache(NamedTuple):
+  """Normalised keys, and values as attention mixes them, of a layer's C entries."""
+
+  # The entries of a head are neighbours in memory, since attention reads them together.
+  k_BxHkvxCxDh: jax.Array
+  v_BxHkvxCxDh: jax.Array
+
+
+class MambaCache(NamedTuple):
+  """What a Mamba mixer keeps of all tokens so far; its size does not depend on their number."""
+
+  inputs_BxKxI: jax.Array  # the last K - 1 inputs of the convolution, which has K taps
+  state_BxIxS: jax.Array  # the recurrent state of every channel, in float32
+
+
+LayerCache = KVCache | MambaCache
+
+
+class DecodePositions(NamedTuple):
+  """Where L new tokens are written in a cache of C entries, and at which positions all are used.
+
+  entries_L: the entries that the new tokens overwrite. queries_L: positions of the new tokens.
+  kept_L: the positions by which their keys are rotated before they are kept; None where keys are
+  rotated when they are used. keys_LxE: for each new token, the positions at which it uses the C
+  entries as they were and, behind them, the L new tokens; None where the new tokens begin the text
+  and attend to each other only.
+  """
+
+  entries_L: jax.Array
+  queries_L: jax.Array
+  kept_L: jax.Array | None
+  keys_LxE: jax.Array | None
+
+
+class DecodeState(NamedTuple):
+  """A cache for every block of the pattern, with a leading axis over periods, and what was read."""
+
+  layers: tuple[LayerCache, ...]
+  tokens_read: jax.Array  # equal for all texts; learned sink tokens count
+
+
+@dataclasses.dataclass(frozen=True)
+class CachePolicy:
+  """A cache that keeps the first `sinks` and the last `size - sinks` tokens of a text.
+
+  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. Of a text of at most `size` tokens all
+  are kept. The `size` tokens that a query attends to include its own. Learned sink tokens count.
+
+  Attributes:
+    size: the number of tokens that the cache holds.
+    sinks: the number of first tokens that are never dropped.
+    positions: 'cache' counts the tokens in the cache, as StreamingLLM does, so that no position
+      exceeds size - 1. 'text' counts the tokens of the text, and is faster, since keys are rotated
+      once. The two differ once a token has been dropped. Angles of rotary encodings are float32:
+      with 'text' they are off by up to 0.008 radians after 131,072 tokens, and 0.06 after a
+      million.
+
+  Raises:
+    ValueError: `size`, `sinks` or `positions` is out of range.
+  """
+
+  size: int
+  sinks: int = 0
+  positions: str = 'cache'
+
+  def __post_init__(self):
+    check_types(self, 'CachePolicy')
+    if self.size < 1 or not 0 <= self.sinks < self.size:
+      raise ValueError(f'{self}: needs size >= 1 and 0 <= sinks < size.')
+    if self.positions not in POSITIONS:
+      raise ValueError(f"{self}: positions must be 'cache' or 'text'.")
+
+  @property
+  def recent(self) -> int:
+    """The number of most recent tokens that the cache keeps, size - sinks."""
+    return self.size - self.sinks
+
+  def first_positions(self, count: int) -> DecodePositions:
+    """Returns the positions of the first `count` tokens of a text, at most `size`."""
+    tokens_L = jnp.arange(count)
+    return DecodePositions(tokens_L, tokens_L, tokens_L if self.positions == 'text' else None, None)
+
+  def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
+    """Returns the positions of `count` tokens, at most `recent`, that follow `tokens_read` others.
+
+    Each of them sees what it would see if they were read one after another.
+    """
+    new_L, entries_C = tokens_read + jnp.arange(count), jnp.arange(self.size)
+    # The token in each entry: entries fill up in order. Then those after the sinks are a ring, in
+    # which the newest token overwrites the oldest, so that nothing is ever moved.
+    last = new_L[0] - 1
+    newest_C = last - (last - entries_C) % self.recent
+    text_C = jnp.where((entries_C < self.sinks) | (last < self.size), entries_C, newest_C)
+    text_C = jnp.where(text_C > last, EMPTY, text_C)
+    entries_L = jnp.where(new_L < self.size, new_L,
+                          self.sinks + (new_L - self.sinks) % self.recent)
+    text_E = jnp.concatenate([text_C, new_L])
+    sink_E = text_E < self.sinks
+    # A token sees what is left in the cache once it is written.
+    oldest_L = jnp.where(new_L < self.size, 0, new_L - self.recent + 1)
+    seen_LxE = (text_E <= new_L[:, None]) & (sink_E | (text_E >= oldest_L[:, None]))
+    if self.positions == 'text':
+      return DecodePositions(entries_L, new_L, new_L, jnp.where(seen_LxE, text_E, EMPTY))
+    # Sinks keep their positions; all others move up as tokens are dropped.
+    dropped_L = jnp.maximum(new_L + 1 - self.size, 0)
+    keys_LxE = jnp.where(sink_E, text_E, text_E - dropped_L[:, None])
+    return DecodePositions(entries_L, new_L - dropped_L, None, jnp.where(seen_LxE, keys_LxE, EMPTY))
+
+
+def kept_keys(spec: AttentionSpec, k_BxLxHkvxDh: jax.Array, positions: DecodePositions) -> jax.Array:
+  """The normalised keys of new tokens as a cache keeps them."""
+  if positions.kept_L is None:
+    return k_BxLxHkvxDh
+  return spec.position.rotate(k_BxLxHkvxDh, positions.kept_L)
+
+
+def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, new: KVCache,
+                  params: Params, positions: DecodePositions) -> jax.Array:
+  """Output (B, L, H, Dh) of attention, before the spec's head, for the next L tokens of a text.
+
+  Queries come normalised and not rotated; `new` has the keys and values of their own tokens.
+  L x (C + L) scores are held, and as many keys where those of the cache are rotated on use.
+  """
+  # The transposes are folded into the products.
+  k_BxExHkvxDh, v_BxExHkvxDh = (jnp.swapaxes(jnp.concatenate(parts, 2), 1, 2)
+                                for parts in zip(cache, new))
+  rotated = positions.kept_L is not None
+  if rotated:
+    k_BxExHkvxDh = spec.feature_map.features(k_BxExHkvxDh, params.get('feature_map', {}))
+  q_BxLxHxDh = apply_position_and_features(
+      spec, scaled_queries(spec, q_BxLxHxDh, positions.queries_L, params), positions.queries_L,
+      params)
+
+  def attend(q_BxHxDh, i, j_E):
+    k = k_BxExHkvxDh if rotated else apply_position_and_features(spec, k_BxExHkvxDh, j_E, params)
+    return reference.attend(spec, q_BxHxDh[:, None], k, v_BxExHkvxDh, params, i[None], j_E)[:, 0]
+
+  return jax.vmap(attend, (1, 0, 0), 1)(q_BxLxHxDh, positions.queries_L, positions.keys_LxE)
+
+
+def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCache:
+  """The cache of some blocks after L tokens: their keys and values, or the new state of a mixer.
+
+  The entries of all blocks are written at once, in place: a loop over blocks that took caches in
+  and out whole would copy all that they hold at every token.
+  """
+  if isinstance(cache, MambaCache):
+    return new
+  return KVCache(*(old.at[..., entries_L, :].set(x) for old, x in zip(cache, new)))
 
 
 def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeState:
@@ -33,18 +188,14 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
   # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
 
-  def cache(layer: Layer) -> AttentionCache | MambaCache:
-    if layer.mamba:
-      sizes = layer.mamba
+  def cache(layer: Layer) -> LayerCache:
+    if sizes := layer.mamba:
       return MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
                         jnp.zeros((repeats, batch, sizes.inner, sizes.state)))
-    kept_rotated = policy.positions == 'text' or config.attention_of(layer).scores_by_difference
-    kind = RotatedKVCache if kept_rotated else KVCache
     shape = repeats, batch, dims.kv_heads, policy.size, dims.head_dim
-    return kind(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
-  caches = tuple(cache(layer) for layer in config.pattern)
-  return DecodeState(caches[0] if len(caches) == 1 else caches, jnp.zeros((), jnp.int32))
+  return DecodeState(tuple(map(cache, config.pattern)), jnp.zeros((), jnp.int32))
 
 
 def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
@@ -53,101 +204,34 @@ def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def prefill(config: ModelConfig, params: ParamTree, tokens_BxT: jax.Array,
-            policy: CachePolicy) -> tuple[jax.Array, DecodeState]:
-  """Reads the beginning of B texts, and returns the logits (B, V) of the last token, and the state.
-
-  What fits the cache is read at once, the rest in pieces, in which each token sees what it would
-  see if all were read one after another.
-  """
-  # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
-  fits = policy.size - config.sink_tokens
-  carry = apply(
-      Transformer(config), params, tokens_BxT[:, :fits],
-      state=empty_state(config, policy, tokens_BxT.shape[0]))
-  if tokens_BxT.shape[1] <= fits:
-    return carry
-
-  # Loops on the device: their carry is overwritten in place, so the cache exists once.
-  def read(carry, tokens_LxB):
-    return read_tokens(config, params, tokens_LxB.T, policy, carry[1]), None
-
-  rest_TxB = tokens_BxT[:, fits:].T
-  piece = min(_PIECE, policy.recent, len(rest_TxB))
-  whole = len(rest_TxB) // piece * piece
-  carry = jax.lax.scan(read, carry, rest_TxB[:whole].reshape(-1, piece, rest_TxB.shape[1]))[0]
-  return read(carry, rest_TxB[whole:])[0] if whole < len(rest_TxB) else carry
-
-
-def decode_step(config: ModelConfig, params: ParamTree, tokens_B: jax.Array,
-                policy: CachePolicy, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-  """Reads one more token of every text, and returns its logits (B, V), and the state."""
-  return apply(
-      Transformer(config), params, tokens_B[:, None], state=state,
-      positions=policy.next_token_positions(state.tokens_read))
-
-
-def read_tokens(config: ModelConfig, params: ParamTree, tokens_BxL: jax.Array, policy: CachePolicy,
-                state: DecodeState, every_logit: bool = False) -> tuple[jax.Array, DecodeState]:
-  """Reads more tokens of every text, and returns the logits (B, V) of the last, and the state.
-
-  Each token sees what it would see if they were read one after another. With `every_logit` the
-  logits are those of all L tokens, (B, L, V).
-  """
-  return apply(
-      Transformer(config), params, tokens_BxL, state=state, every_logit=every_logit,
-      positions=policy.next_positions(state.tokens_read, tokens_BxL.shape[1]))
-
-
-def check_policy(config: ModelConfig, policy: CachePolicy, length: int,
-                 at_once: int = 1) -> None:
-  """Checks that a text of `length` tokens can be read with the policy.
-
-  at_once: how many tokens are read together at its beginning.
+def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once: int = 1) -> None:
+  """Checks that a text of `length` tokens can be read with the policy, the first `at_once` together.
 
   Raises:
-    ValueError: a prefix that is not read at once, a learned sink token that would be dropped, a
-      temperature that grows with the text where positions are those of the cache, or more tokens
-      than the position encoding allows; with the remedy.
+    ValueError: a prefix that is not read at once, a learned sink token that would be dropped, what
+      depends on the length of the text where positions are those of the cache, or more tokens than
+      the position encoding allows; with the remedy.
   """
-  total = length + config.sink_tokens
-  for layer in config.pattern:
-    mask = config.attention_of(layer).mask
-    together = min(at_once + config.sink_tokens, policy.size)
-    if mask.prefix and not layer.mamba and together < min(mask.prefix, total):
-      raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be '
-                       f'read at once; here these are {together}. Give a longer prompt or cache.')
-  if policy.size <= config.sink_tokens or (
-      total > policy.size and policy.sinks < config.sink_tokens):
-    raise ValueError(f'{policy} drops a learned sink token: give it sinks of at least '
-                     f'{config.sink_tokens} and a size of at least {config.sink_tokens + 1}.')
-  _check_counts(config, policy, total)
-  # The largest position that the text uses, plus one; counted in the cache it is at most the size.
-  used = min(total, policy.size) if policy.positions == 'cache' else total
-  config.attention.position.check_length(used - config.sink_tokens)
-
-
-def _check_counts(config: ModelConfig, policy: CachePolicy, total: int) -> None:
-  """Raises a ValueError where positions of the cache are not what the attention was trained on."""
-  if policy.positions == 'text' or total <= policy.size:
-    return
-  # The logarithm of what is still to come does not follow a query whose position stays the same.
-  kv_bias = config.attention.kv_bias
-  if kv_bias.future is not None and policy.size < kv_bias.future:
-    raise ValueError(f'{kv_bias} goes by the position of a query in the text, which positions of '
-                     'the cache do not tell once a token was dropped. Give the cache '
-                     f"positions='text', or a size of at least {kv_bias.future}.")
-  temperature = config.attention.temperature
-  if not temperature.counts_keys:
-    return
+  sinks, size = config.sink_tokens, policy.size
+  total, together = length + sinks, min(at_once + sinks, size)
+  if size <= sinks or (total > size and policy.sinks < sinks):
+    raise ValueError(f'{policy} drops a learned sink token: give it sinks of at least {sinks} and '
+                     f'a size of at least {sinks + 1}.')
+  used = total if policy.positions == 'text' else min(total, size)  # positions
+  future = config.attention.kv_bias.future  # pseudo-attention counts tokens that are to come
+  needed = {config.attention.kv_bias: future or 0} if used < total else {}
   for layer in config.pattern:
     spec = config.attention_of(layer)
-    # Keys that the last query sees if positions are counted in the text, and in the cache.
-    text, cache = (hi - lo for lo, hi in (spec.mask.key_range(n - 1, n - 1, n)
-                                          for n in (total, policy.size)))
-    if text != cache and not layer.mamba:
-      raise ValueError(
-          f'{temperature} is trained on the logarithm of the keys of the text that a query sees, '
-          f'up to {text} here, but positions of the cache count {cache} of them once a token was '
-          "dropped. Give the cache positions='text', or a size of at least "
-          f'{spec.mask.window or total}, where both are the same.')
+    if spec.mask.prefix and not layer.mamba and together < min(spec.mask.prefix, total):
+      raise ValueError(f'{spec.mask}: the tokens of a prefix see each other, so all of them must '
+                       f'be read at once; here these are {together}. Give a longer prompt or '
+                       'cache.')
+    if spec.temperature.counts_keys and not layer.mamba and used < total:
+      needed[spec.temperature] = max(needed.get(spec.temperature, 0),
+                                     min(spec.mask.window or total, total))
+  for component, least in needed.items():
+    if size < least:
+      raise ValueError(f'{component} follows the length of the text, which positions of the cache '
+                       "do not tell: give the cache positions='text', or a size of at least "
+                       f'{least}.')
+  config.attention.position.check_length(used - sinks)

@@ -1,281 +1,353 @@
-"""Generating tokens, and scoring long texts, with a cache of bounded size."""
+"""Generating tokens, and scoring long texts, with a cache of bounded size.
+
+One loop reads tokens, `_read`: those of the texts where there are any, and otherwise the model's.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 
 from sink_jax.kernels.shard import mesh_context, mesh_of
-from sink_jax.models.arrays import AnyArray, ParamTree
+from sink_jax.models.arrays import AnyArray, ParamTree, check_ids, precise
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.decode import check_policy, decode_step, prefill, read_tokens
-from sink_jax.models.inputs import check_ids
-from sink_jax.models.kv_cache import CachePolicy, DecodeState
-from sink_jax.models.precision import precise
-from sink_jax.models.sampling import Endings, Sampling
+from sink_jax.models.decode import CachePolicy, DecodeState, check_policy, empty_state
+from sink_jax.models.layers import apply
+from sink_jax.models.transformer import Transformer
 
 _CHUNK = 32  # tokens that the device makes between two transfers to the host
-_SCORED = 128  # tokens that are scored at once, at most
+# Tokens of a text that are read at once: the weights are read once for all of them, and as many
+# rotated copies of the keys are held in each layer where positions are those of the cache.
+_TOGETHER = 16
+_SCORED = 128  # tokens that are scored between two transfers to the host, about
 # Caches of texts of different lengths are a multiple of so many tokens, to share a program.
 _CACHE_STEP = 64
+_COLDEST = 1e-6  # temperature; below it the most likely token is taken
 
 Tokens = Integer[AnyArray, 'S T'] | Sequence
+TokenMask = Integer[AnyArray, 'S T'] | Bool[AnyArray, 'S T'] | Sequence
 EosTokenId = int | Sequence[int] | None
 # Logits (S, V) of the last token that was read, and the state after it.
 _Carry = tuple[jax.Array, DecodeState]
 
 
-@runtime_checkable
-class Model(Protocol):
-  """What generation needs of a model; `sink_jax.Run` has it."""
+class TextModel:
+  """A model that continues texts; `Run` is one, and has these fields."""
 
-  @property
-  def config(self) -> ModelConfig: ...
-  @property
-  def params(self) -> ParamTree: ...
-  @property
-  def name(self) -> str: ...
-  @property
-  def first_token(self) -> int | None: ...
+  config: ModelConfig
+  params: ParamTree
+  name: str
+  first_token: int | None
+
+  def generate(self, tokens: Tokens, length: int, *, mask: TokenMask | None = None, **options,
+               ) -> Integer[np.ndarray, 'S n']:
+    """Continues texts (S, T) by `length` tokens (S, length), or by fewer if all texts end earlier.
+
+    If the run has a first token, texts of which none begins with it get it in front;
+    `dataclasses.replace(run, first_token=None)` reads them as they are.
+
+    Args:
+      mask: (S, T), 1 for the tokens of a text and 0 for padding on its left or its right, as
+        transformers' attention_mask. Padding does not change what follows a text, nor what a seed
+        draws.
+      options: those of `sink_jax.models.generate.stream`: policy, temperature, top_k, top_p, seed
+        and eos_token_id.
+
+    Raises:
+      ValueError: as `stream` raises it, or the mask has another shape, a gap, or no token of a
+        text.
+    """
+    tokens = _checked_tokens(self, tokens)
+    texts = _begun(self, tokens if mask is None else _unpadded(tokens, np.asarray(mask)))
+    rows = [np.concatenate(row) for row in zip(*stream_texts(self, texts, length, **options))]
+    # A row that is shorter than another has ended with such an id.
+    return _filled(rows, options.get('eos_token_id'))
+
+  def generate_texts(self, texts: Sequence[str], length: int, *, bos: str = 'tokenizer', **options,
+                     ) -> list[str]:
+    """Continues texts by `length` tokens or up to their end, and returns what follows each.
+
+    Args:
+      bos: how a text begins, see `sink_jax.tokenize`.
+      options: as in `generate`; `eos_token_id` is that of the tokenizer by default, and with None
+        no token ends a text.
+
+    Raises:
+      ValueError: as `stream` raises it, or there is no text, or an empty one without a BOS.
+    """
+    if isinstance(texts, str):
+      raise ValueError('texts must be several, such as [text].')
+    tokenizer: Any = self.tokenizer  # pyright: ignore[reportAttributeAccessIssue]  Run has one
+    options = {'eos_token_id': tokenizer.eos_ids or None} | options
+    ids = [tokenizer.with_prefix(tokenizer.encode(text), bos) for text in texts]
+    if not ids or not all(map(len, ids)):
+      raise ValueError('there is no text, or one is empty and no BOS stands before it: write '
+                       "something, or take bos='force'.")
+    ends = () if options['eos_token_id'] is None else np.atleast_1d(options['eos_token_id'])
+    pieces = stream_texts(self, ids if bos == 'none' else _begun(self, ids), length, **options)
+    rows = [np.concatenate(row) for row in zip(*pieces, strict=True)]
+    return [tokenizer.decode(row[~np.isin(row, ends)].tolist()) for row in rows]
 
 
-def stream(run: Model, tokens: Tokens, length: int, *, policy: CachePolicy | None = None,
-           temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
-           seed: int = 0, eos_token_id: EosTokenId = None,
-           chunk: int = _CHUNK) -> Iterator[Integer[np.ndarray, 'S n']]:
+class Sampling(NamedTuple):
+  """How the next token is chosen; calls with equal values share a compiled program.
+
+  Attributes:
+    temperature: 0 takes the most likely token, 1 samples from the model's distribution.
+    top_k: the number of most likely tokens that are sampled from; None for all.
+    top_p: the least total probability of the most likely tokens that are sampled from, at this
+      temperature and among those of top_k (nucleus sampling, arXiv:1904.09751); None for all.
+  """
+
+  temperature: float = 0.0
+  top_k: int | None = None
+  top_p: float | None = None
+
+  def check(self, vocab_size: int) -> None:
+    """Raises a ValueError that names an option out of range."""
+    if not 0 <= self.temperature < math.inf:
+      raise ValueError(f'temperature = {self.temperature} must be a number from 0 on.')
+    if self.top_k is not None and not 1 <= self.top_k <= vocab_size:
+      raise ValueError(f'top_k = {self.top_k} must be between 1 and {vocab_size}.')
+    if self.top_p is not None and not 0 < self.top_p <= 1:
+      raise ValueError(f'top_p = {self.top_p} must be above 0, and at most 1.')
+
+  def sample(self, logits_SxV: jax.Array, key: jax.Array, number_S: jax.Array) -> jax.Array:
+    """The next token (S,) of each text, of which it is the n-th new one.
+
+    The random numbers of a token depend on the row of its text and on its number only.
+    """
+    if self.temperature < _COLDEST:
+      return jnp.argmax(logits_SxV, -1)
+    logits_SxV = logits_SxV / self.temperature
+    fold = jax.random.fold_in
+    keys_S = jax.vmap(lambda row, n: fold(fold(key, row), n))(jnp.arange(len(number_S)), number_S)
+    draw = jax.vmap(jax.random.categorical)
+    if self.top_k is None and self.top_p is None:
+      return draw(keys_S, logits_SxV)
+    best_SxK, ids_SxK = jax.lax.top_k(logits_SxV, self.top_k or logits_SxV.shape[-1])
+    if self.top_p is not None:
+      p_SxK = jax.nn.softmax(best_SxK, -1)
+      # A token is left out where those before it suffice; the first one never is.
+      best_SxK = jnp.where(jnp.cumsum(p_SxK, -1) - p_SxK < self.top_p, best_SxK, -jnp.inf)
+    return jnp.take_along_axis(ids_SxK, draw(keys_S, best_SxK)[:, None], -1)[:, 0]
+
+
+def stream(run: TextModel, tokens: Tokens, length: int, *, eos_token_id: EosTokenId = None,
+           **options) -> Iterator[Integer[np.ndarray, 'S n']]:
   """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
 
-  If the run has a first token, texts of which none begins with it get it in front;
-  `dataclasses.replace(run, first_token=None)` reads them as they are.
+  The first token of a run is treated as in `Run.generate`.
 
   Args:
-    policy: what the cache keeps; everything by default.
-    temperature, top_k, top_p: see `Sampling`; the most likely token by default.
-    seed: the seed of the random numbers; the same seed gives the same tokens.
     eos_token_id: an id that ends a text, or several. The rest of the text's row is filled with the
       (first) id, and the iterator ends once all texts have ended.
-    chunk: the largest number of tokens in a piece.
+    options: those of `stream_texts`.
 
   Raises:
-    ValueError: tokens are not ids (S, T) of the vocabulary, some texts begin with the first token
-      of the run and some do not, an option is out of range, or there are more tokens than the model
-      has learned positions for.
+    ValueError: as `stream_texts`, tokens are not ids (S, T) of the vocabulary, or some texts begin
+      with the first token of the run and some do not.
   """
-  tokens = _begun(run, checked_tokens(run, tokens))
-  _check_sizes(length, chunk, seed)
-  sampling = Sampling(temperature, top_k, top_p).checked(run.config.vocab_size)
-  endings = Endings(tokens.shape[0], eos_token_id, run.config.vocab_size)
-  total = tokens.shape[1] + length
-  # It keeps all tokens, whose positions in the cache and in the text then are the same.
-  policy = policy or CachePolicy(total + run.config.sink_tokens, positions='text')
-  check_policy(run.config, policy, total, tokens.shape[1])
-  return _pieces(run, tokens, length, policy, sampling, seed, endings, chunk)
+  texts = _begun(run, _checked_tokens(run, tokens))
+  pieces = stream_texts(run, texts, length, eos_token_id=eos_token_id, **options)
+  return (_filled(rows, eos_token_id) for rows in pieces)
 
 
-def stream_texts(run: Model, texts: Sequence[Sequence[int]], length: int, *,
+def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], length: int, *,
                  policy: CachePolicy | None = None, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float | None = None, seed: int = 0,
                  eos_token_id: EosTokenId = None,
                  chunk: int = _CHUNK) -> Iterator[list[Integer[np.ndarray, 'n']]]:
-  """Continues S texts of different lengths by `length` tokens or more, in pieces.
+  """Continues S texts of different lengths by `length` tokens, in pieces.
 
-  What all texts have is read at once, and the rest of the longer ones token after token, beside
+  What all texts have is read at once, and the rest of the longer ones token after token, next to
   the tokens that the shorter ones already generate. So there is no padding before a text, and
-  every token has the position that it has alone. The texts are read as they are: unlike `stream`,
-  this puts no first token of the run before them.
+  every token has the position that it has without the other texts. The texts are read as they are:
+  unlike `stream`, this puts no first token of the run before them.
 
   Args:
     texts: token ids, one or more of each.
-    policy, temperature, top_k, top_p, seed: as in `stream`.
+    policy: what the cache keeps; everything by default.
+    temperature, top_k, top_p: see `Sampling`; the most likely token by default.
+    seed: the seed of the random numbers; the same seed gives the same tokens.
     eos_token_id: an id that ends a text, or several; nothing follows it.
-    chunk: tokens between two transfers to the host.
+    chunk: the largest number of tokens of a text in a piece.
 
   Returns:
-    An iterator of S arrays with the new tokens of each text. A shorter text gets its first ones
-    earlier, and more than `length` in the end; who has enough of all of them stops asking.
+    An iterator of S arrays with the new tokens of each text, of which a shorter text gets its first
+    ones earlier.
 
   Raises:
-    ValueError: no text, an empty one, ids out of the vocabulary, or more tokens than the model has
-      learned positions for.
+    ValueError: no text, an empty one, ids out of the vocabulary, an option out of range, or more
+      tokens than the model has learned positions for.
   """
-  counts = np.asarray([len(text) for text in texts], np.int32)
-  _check_sizes(length, chunk, seed)
-  if not counts.size or counts.min() < 1:
+  counts_S, config = np.asarray([len(text) for text in texts], np.int32), run.config
+  if not counts_S.size or not counts_S.all():
     raise ValueError('there must be at least one text, and one token of each.')
-  sampling = Sampling(temperature, top_k, top_p).checked(run.config.vocab_size)
-  endings = Endings(len(counts), eos_token_id, run.config.vocab_size)
-  checked_tokens(run, [np.concatenate([np.asarray(text) for text in texts])])
-  # The three leading bits of the shortest length: at most a fifth of it is read token by token,
-  # and all lengths from 2^n to 2^(n+1) share four programs.
-  unit = 1 << max(0, int(counts.min()).bit_length() - 3)
-  at_once = int(counts.min()) // unit * unit
-  total = int(counts.max()) + length
-  policy = policy or CachePolicy(
-      -(-(total + run.config.sink_tokens) // _CACHE_STEP) * _CACHE_STEP, positions='text')
-  check_policy(run.config, policy, total, at_once)
-  steps = -(-(total - at_once) // chunk) * chunk
-  given_SxT = np.zeros((len(counts), at_once + steps), np.int32)
+  _checked_tokens(run, [np.concatenate([np.asarray(text) for text in texts])])
+  if length < 1 or chunk < 1 or not 0 <= seed < 2**32:
+    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, and seed = {seed} '
+                     f'between 0 and {2**32 - 1}.')
+  sampling = Sampling(temperature, top_k, top_p)
+  sampling.check(config.vocab_size)
+  ends = np.asarray([] if eos_token_id is None else np.atleast_1d(eos_token_id), np.int64)
+  if not ((0 <= ends) & (ends < config.vocab_size)).all():
+    raise ValueError(f'eos_token_id = {eos_token_id} must be ids of the vocabulary, 0 to '
+                     f'{config.vocab_size - 1}.')
+  at_once, total = int(counts_S.min()), int(counts_S.max()) + length
+  size = total + config.sink_tokens
+  if at_once + length < total:
+    # The three leading bits of the shortest length: all lengths from 2^n to 2^(n+1) share four
+    # programs for what is read at once. Caches share those for what follows.
+    at_once &= -1 << max(0, at_once.bit_length() - 3)
+    size = -(-size // _CACHE_STEP) * _CACHE_STEP
+  policy = policy or CachePolicy(size, positions='text')
+  check_policy(config, policy, total, at_once)
+  given_SxT = np.zeros((len(texts), total + chunk), np.int32)
   for row, text in zip(given_SxT, texts, strict=True):
     row[:len(text)] = text
-  return _pieces_of_texts(run, given_SxT, counts, at_once, policy, sampling, seed, endings, chunk)
+  return _pieces(run, given_SxT, counts_S, length, at_once, policy, sampling, seed, ends, chunk)
 
 
-def text_losses(run: Model, tokens: Tokens, policy: CachePolicy,
+def text_losses(run: TextModel, tokens: Tokens, policy: CachePolicy,
                 ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
 
   There are T - 1 losses in all, in nats. The texts are scored as they are: unlike `stream`, this
   puts no first token of the run before them, so the losses of a run that was trained with one
   are those of its training only where the texts begin with it. As many tokens as the cache has
-  recent ones are read together, 128 at most, and each sees what it would see in generation: the
+  recent ones are read together, 16 at most, and each sees what it would see in generation: the
   losses are those of reading one token at a time, to rounding. Memory does not grow with the text.
 
   Raises:
     ValueError: as `stream`.
   """
-  tokens = checked_tokens(run, tokens)
+  tokens = _checked_tokens(run, tokens)
   if tokens.shape[1] < 2:
     raise ValueError('a text needs at least two tokens to be scored.')
   check_policy(run.config, policy, tokens.shape[1])
   return _losses(run, tokens, policy)
 
 
-def _pieces(run: Model, tokens: jax.Array, length: int, policy: CachePolicy,
-            sampling: Sampling, seed: int, endings: Endings, chunk: int) -> Iterator[np.ndarray]:
-  mesh = mesh_of(run.params)
-  state = _begin(run.config, mesh, policy, run.params, tokens)
-  key = jax.random.key(seed)
-  for start in range(0, length, chunk):
-    count = min(chunk, length - start)
-    # All pieces are made by the same program, which is compiled once for one length; tokens of
-    # the last piece that are too many are cut off.
-    state, piece = _continue(run.config, mesh, policy, sampling, min(chunk, length), run.params,
-                             state, key, start)
-    yield endings.filled(np.asarray(piece)[:, :count])
-    if endings.all:
-      return
+def _filled(rows: Sequence[np.ndarray], eos_token_id: EosTokenId) -> np.ndarray:
+  """Rows of equal length, of which a shorter one goes on with the (first) end-of-text token."""
+  width, fill = max(map(len, rows)), 0 if eos_token_id is None else np.atleast_1d(eos_token_id)[0]
+  return np.stack([np.pad(row, (0, width - len(row)), constant_values=fill) for row in rows])
 
 
-def _pieces_of_texts(run: Model, given_SxT: np.ndarray, counts_S: np.ndarray, at_once: int,
-                     policy: CachePolicy, sampling: Sampling, seed: int, endings: Endings,
-                     chunk: int) -> Iterator[list[np.ndarray]]:
-  mesh = mesh_of(run.params)
-  state = _begin(run.config, mesh, policy, run.params, jnp.asarray(given_SxT[:, :at_once]))
-  key = jax.random.key(seed)
-  for start in range(at_once, given_SxT.shape[1], chunk):
-    state, piece = _continue_texts(run.config, mesh, policy, sampling, run.params, state, key,
-                                   start, given_SxT[:, start:start + chunk], counts_S)
-    # The first tokens of a piece may still be those of the text itself.
-    yield [endings.cut(row, tokens[max(0, count - start):])
-           for row, (tokens, count) in enumerate(zip(np.asarray(piece), counts_S))]
-    if endings.all:
-      return
+def _pieces(run: TextModel, given_SxT: np.ndarray, counts_S: np.ndarray, length: int, at_once: int,
+            policy: CachePolicy, sampling: Sampling, seed: int, ends: np.ndarray,
+            chunk: int) -> Iterator[list[np.ndarray]]:
+  config, mesh, total = run.config, mesh_of(run.params), int(counts_S.max()) + length
+  # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
+  start = min(at_once, policy.size - config.sink_tokens)
+  read = functools.partial(_read, config, mesh, policy)
+  carry = _begin(config, mesh, policy, run.params, given_SxT[:, :start])
+  key, together = jax.random.key(seed), min(_TOGETHER, policy.recent)
+  while start + together <= counts_S.min():  # one program, whatever the lengths
+    carry, _ = read(None, together, run.params, carry, key, start,
+                    given_SxT[:, start:start + together], counts_S)
+    start += together
+  left_S, chunk = np.full(len(counts_S), length), min(chunk, total - start)
+  while left_S.any():
+    carry, tokens_SxT = read(sampling, 1, run.params, carry, key, start,
+                             given_SxT[:, start:start + chunk], counts_S)
+    rows = []
+    for s, tokens_T in enumerate(np.asarray(tokens_SxT)):
+      # The first tokens of a piece may still be those of the text itself.
+      new = tokens_T[max(0, counts_S[s] - start):][:left_S[s]]
+      found = np.flatnonzero(np.isin(new, ends))
+      rows.append(new[:found[0] + 1] if found.size else new)
+      left_S[s] = 0 if found.size else left_S[s] - len(new)
+    start += chunk
+    if any(map(len, rows)):
+      yield rows
 
 
-def _losses(run: Model, tokens: jax.Array, policy: CachePolicy) -> Iterator[np.ndarray]:
-  mesh = mesh_of(run.params)
-  state = _begin(run.config, mesh, policy, run.params, tokens[:, :1])
-  count = tokens.shape[1] - 1
-  # More than the recent tokens at once, and a token would miss some that the cache still has.
-  piece = min(_SCORED, policy.recent, count)
+def _losses(run: TextModel, tokens: np.ndarray, policy: CachePolicy) -> Iterator[np.ndarray]:
+  config, mesh, count = run.config, mesh_of(run.params), tokens.shape[1] - 1
+  carry = _begin(config, mesh, policy, run.params, tokens[:, :1])
+  # With more than the recent tokens at once a token would miss some that the cache still has.
+  together = min(_TOGETHER, policy.recent, count)
+  piece = together * max(1, min(_SCORED, count) // together)
   # All pieces are scored by the same program; the losses of the last piece's padding are cut off.
-  rest = jnp.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
+  rest = np.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
+  counts_S, key = np.full(len(tokens), 1 + rest.shape[1], np.int32), jax.random.key(0)
   for start in range(0, count, piece):
-    state, losses = _score(run.config, mesh, policy, run.params, state,
-                           rest[:, start:start + piece])
+    carry, losses = _read(config, mesh, policy, None, together, run.params, carry, key, 1 + start,
+                          rest[:, start:start + piece], counts_S)
     yield np.asarray(losses)[:, :count - start]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: ParamTree,
-           tokens: jax.Array) -> _Carry:
+           tokens_SxT: jax.Array | np.ndarray) -> _Carry:
+  """Reads the beginning of texts, which fits the cache, in one forward pass."""
   with mesh_context(mesh), precise(config.dtype):
-    return prefill(config, params, tokens, policy)
+    batch, length = tokens_SxT.shape
+    return apply(Transformer(config), params, jnp.asarray(tokens_SxT),
+                 state=empty_state(config, policy, batch),
+                 positions=policy.first_positions(length + config.sink_tokens))
 
 
 # The carry is donated: its caches are the largest arrays of generation, and the program writes
 # the new ones into their memory instead of holding both. The caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
-def _continue(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
-              sampling: Sampling, count: int, params: ParamTree, state: _Carry,
-              key: jax.Array, start: int | jax.Array) -> tuple[_Carry, jax.Array]:
-  def step(carry, number):
-    logits, decode_state = carry
-    # The key depends on the number of the token alone, so the size of the pieces changes nothing.
-    token = sampling.sample(logits, jax.random.fold_in(key, number))
-    return decode_step(config, params, token, policy, decode_state), token
+def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling: Sampling | None,
+          together: int, params: ParamTree, carry: _Carry, key: jax.Array, start: int | jax.Array,
+          given_SxT: jax.Array, counts_S: jax.Array) -> tuple[_Carry, jax.Array]:
+  """Reads T tokens of each text from position `start` on, some at a time.
 
-  with mesh_context(mesh), precise(config.dtype):
-    state, tokens_TxS = jax.lax.scan(step, state, start + jnp.arange(count))
-  return state, tokens_TxS.T
+  With `sampling`, one at a time, a text has counts_S tokens, after which the model chooses.
 
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
-def _continue_texts(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy,
-                    sampling: Sampling, params: ParamTree, state: _Carry,
-                    key: jax.Array, start: int | jax.Array, given_SxT: jax.Array,
-                    counts_S: jax.Array) -> tuple[_Carry, jax.Array]:
-  """Tokens (S, T) from position `start` on: those of the texts, and then the model's."""
+  Returns:
+    The carry, and the tokens (S, T), or, without sampling, their losses.
+  """
   def step(carry, at):
-    position, given_S = at
-    logits, decode_state = carry
-    made_S = sampling.sample(logits, jax.random.fold_in(key, position))
-    token_S = jnp.where(position < counts_S, given_S, made_S)
-    return decode_step(config, params, token_S, policy, decode_state), token_S
-
-  with mesh_context(mesh), precise(config.dtype):
-    positions = start + jnp.arange(given_SxT.shape[1])
-    state, tokens_TxS = jax.lax.scan(step, state, (positions, given_SxT.T))
-  return state, tokens_TxS.T
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
-def _score(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: ParamTree,
-           state: _Carry, tokens: jax.Array) -> tuple[_Carry, jax.Array]:
-  logits_SxV, decode_state = state
-  with mesh_context(mesh), precise(config.dtype):
-    logits_SxLxV, decode_state = read_tokens(config, params, tokens, policy, decode_state, True)
-    # The token after these is predicted by the last of them: its loss belongs to the next piece.
+    position, tokens_SxL = at
+    logits_SxV, state = carry
+    if sampling is not None:
+      made_S = sampling.sample(logits_SxV, key, position - counts_S)
+      tokens_SxL = jnp.where(position < counts_S, tokens_SxL[:, 0], made_S)[:, None]
+    logits_SxLxV, state = apply(
+        Transformer(config), params, tokens_SxL, state=state,
+        positions=policy.next_positions(state.tokens_read, together))
+    carry = logits_SxLxV[:, -1], state
+    if sampling is not None:
+      return carry, tokens_SxL
     before_SxLxV = jnp.concatenate([logits_SxV[:, None], logits_SxLxV[:, :-1]], 1)
-    picked_SxL = jnp.take_along_axis(before_SxLxV, tokens[..., None], -1)[..., 0]
-    losses_SxL = jax.nn.logsumexp(before_SxLxV, -1) - picked_SxL
-  return (logits_SxLxV[:, -1], decode_state), losses_SxL
+    picked_SxL = jnp.take_along_axis(before_SxLxV, tokens_SxL[..., None], -1)[..., 0]
+    return carry, jax.nn.logsumexp(before_SxLxV, -1) - picked_SxL
+
+  with mesh_context(mesh), precise(config.dtype):
+    batch, length = given_SxT.shape
+    pieces = jnp.swapaxes(given_SxT.reshape(batch, -1, together), 0, 1)
+    carry, result = jax.lax.scan(step, carry, (start + jnp.arange(0, length, together), pieces))
+  return carry, jnp.swapaxes(result, 0, 1).reshape(batch, length)
 
 
-def _begun(run: Model, tokens: jax.Array) -> jax.Array:
-  """The texts with the first token of the run before them, where it has one."""
-  before = first_token_lacking(run, np.asarray(tokens[:, 0]))
-  return jnp.pad(tokens, ((0, 0), (len(before), 0)), constant_values=before[0] if before else 0)
-
-
-def first_token_lacking(run: Model, first_S: np.ndarray) -> list[int]:
-  """The first token of the run, where it has one and no text begins with it; else nothing."""
-  begins = first_S == run.first_token
-  if run.first_token is None or begins.all():
-    return []
-  if begins.any():
+def _begun(run: TextModel, texts: Sequence) -> list[np.ndarray]:
+  """The texts with the first token of the run before them, where it has one and none has it."""
+  begins = [text[0] == run.first_token for text in texts]
+  if run.first_token is None or all(begins):
+    return [np.asarray(text) for text in texts]
+  if any(begins):
     raise ValueError(f'some texts begin with the first token {run.first_token} of {run.name} and '
                      'some do not: leave it out of all, or put it before all, as '
                      'sj.tokenize(run, texts, length=...) does.')
-  return [run.first_token]
+  return [np.concatenate([[run.first_token], text]) for text in texts]
 
 
-def _check_sizes(length: int, chunk: int, seed: int) -> None:
-  if length < 1 or chunk < 1:
-    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1.')
-  if not 0 <= seed < 2**32:
-    raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
-
-
-def checked_tokens(run: Model, tokens: Tokens) -> jax.Array:
-  """The texts as an int32 array, or an error that names what they should be."""
+def _checked_tokens(run: TextModel, tokens: Tokens) -> np.ndarray:
+  """The texts as an array of int32, or an error that names what they should be."""
   tokens, config = np.asarray(tokens), run.config
   if not config.vocab_size:
     raise ValueError('a model of continuous inputs has no tokens to generate or to score.')
@@ -283,4 +355,17 @@ def checked_tokens(run: Model, tokens: Tokens) -> jax.Array:
     raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
                      f'{tokens.shape}.')
   check_ids(tokens, config.vocab_size)
-  return jnp.asarray(tokens, jnp.int32)
+  return tokens.astype(np.int32)
+
+
+def _unpadded(tokens_SxT: np.ndarray, mask_SxT: np.ndarray) -> list[np.ndarray]:
+  """The tokens of each text without padding."""
+  if mask_SxT.shape != tokens_SxT.shape or not np.isin(mask_SxT, (0, 1)).all():
+    raise ValueError('mask must hold 1 for a token and 0 for padding, in the shape of the tokens, '
+                     f'{tokens_SxT.shape}; it is {mask_SxT.dtype} of shape {mask_SxT.shape}.')
+  texts = [tokens_T[kept_T] for tokens_T, kept_T in zip(tokens_SxT, mask_SxT.astype(bool))]
+  for row, (text, mask_T) in enumerate(zip(texts, mask_SxT)):
+    if not len(text) or np.ptp(np.flatnonzero(mask_T)) >= len(text):
+      raise ValueError(f'row {row} of mask has {"a gap" if len(text) else "no token"}: padding '
+                       'stands on the left or on the right of a text.')
+  return texts

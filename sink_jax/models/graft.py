@@ -18,12 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sink_jax.attention.extra_key_value import NoBias
+from sink_jax.arguments import check_known
+from sink_jax.attention.extra_key_value import KBias, KVBias, NoBias, VBias
+from sink_jax.attention.head import HeadGate, PlainOutput
+from sink_jax.attention.per_token import PlainValue, ValueResidual, ValueScale
 from sink_jax.attention.reference import scores
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component
 from sink_jax.kernels.shard import mesh_of
-from sink_jax.models.arrays import AnyArray, ParamTree
+from sink_jax.models.arrays import AnyArray, ParamTree, check_ids
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.record import RecordOptions
@@ -35,15 +38,13 @@ from sink_jax.models.transformer import init_params
 _Path: TypeAlias = tuple[str, ...]
 
 STARTS = ('identity', 'random')
-# What a graft changes, and what is no property of the parameters; all else has to be the same.
+# What a graft changes, and what is not a property of the parameters; the rest must be the same.
 GRAFTED = ('attention', 'norm', 'sink_tokens')
 _FREE = ('init', 'dtype', 'implementation', 'remat', 'unroll')
-# The components whose classes know where they start like another one, see `start_like`.
-_STARTING = ('kv_bias', 'value', 'head')
+_STARTING = ('kv_bias', 'value', 'head')  # the components that `start_like` knows
 _BIASES = {'KBias': 'the key bias k*', 'KVBias': 'the key and value biases k* and v*',
            'VBias': 'the value bias v*', 'SinkLogit': 'the sink logit'}
 _OFFSET = -8.0
-_LOGITS = 2**26  # most logits that the loss has at a time, 256 MiB
 
 
 def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] | None = None,
@@ -82,10 +83,14 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   Raises:
     ValueError: nothing would change, a component does not fit the model, or there is no batch.
   """
-  config = dataclasses.replace(
-      run.config, attention=_attention(run.config.attention, attention),
-      norm=run.config.norm if norm is None else norm,
-      sink_tokens=run.config.sink_tokens if sink_tokens is None else sink_tokens)
+  changed: dict[str, Any] = {name: value for name, value in (
+      ('norm', norm), ('sink_tokens', sink_tokens)) if value is not None}
+  if not isinstance(attention, AttentionSpec):
+    components: Any = attention or {}
+    for name in [components] if isinstance(components, str) else components:
+      check_known(name, COMPONENTS, 'attention has no component')
+    attention = dataclasses.replace(run.config.attention, **components)
+  config = dataclasses.replace(run.config, attention=attention, **changed)
   grafted = graft_to(run, config, start=start, tokens=tokens, offset=offset, seed=seed)
   print(grafted.graft)
   return grafted
@@ -99,33 +104,16 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
     ValueError: also where the configs differ in more than a graft changes.
   """
   changed = _changes(run.config, config)
-  if start not in STARTS:
-    raise ValueError(f'start = {start!r}; choices: {", ".join(STARTS)}.')
-  if not math.isfinite(offset):
-    raise ValueError(f'offset = {offset} must be finite; {_OFFSET:g} is usual.')
-  if not 0 <= seed < 2**32:
-    raise ValueError(f'seed = {seed} must lie between 0 and {2**32 - 1}.')
+  check_known(start, STARTS, 'Unknown start')
   batch = _batch(run, tokens)
   values, fresh, exact = _started(run, config, start, offset, seed, batch)
-  before, after = run.config, _with_values(run, config, values)
-  removed = _shapes(before).items() - _shapes(config).items()
+  after = _with_values(run, config, values)
+  names = lambda paths: tuple(sorted('/'.join(path) for path in paths))
+  removed = [path for path, shape in _shapes(run.config).items()
+             if _shapes(config).get(path) != shape]
   return dataclasses.replace(after, graft=GraftReport(
-      changed, tuple(sorted('/'.join(path) for path in values)),
-      tuple(sorted('/'.join(path) for path, _ in removed)), start, exact,
-      _loss(run, batch), _loss(after, batch), tuple('/'.join(path) for path in fresh)))
-
-
-def new_parameters(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
-  """Paths of the parameters that a graft from one model to the other adds.
-
-  One whose shape changes is among them.
-
-  Raises:
-    ValueError: as `graft_to` does of the two.
-  """
-  _changes(before, after)
-  new = _shapes(after).items() - _shapes(before).items()
-  return tuple(sorted('/'.join(path) for path, _ in new))
+      changed, names(values), names(removed), start, exact, _loss(run, batch), _loss(after, batch),
+      names(fresh)))
 
 
 def learned_bias(config: ModelConfig) -> str:
@@ -156,20 +144,31 @@ def _without_extra_key(config: ModelConfig) -> ModelConfig:
       config.attention, kv_bias=NoBias()))
 
 
-def _attention(before: AttentionSpec,
-               change: AttentionSpec | Mapping[str, str | Component] | None) -> AttentionSpec:
-  """The attention that `graft` was asked for."""
-  if isinstance(change, AttentionSpec):
-    return change
-  if isinstance(change, str):
-    raise ValueError(f'attention = {change!r} must name its component, as '
-                     f"{{'head': 'HeadGate()'}} does; choices: {', '.join(COMPONENTS)}.")
-  change = dict(change or {})
-  if unknown := sorted(set(change) - set(COMPONENTS)):
-    raise ValueError(f'attention has no component {unknown[0]!r}; choices: '
-                     f'{", ".join(COMPONENTS)}.')
-  components: dict[str, Any] = change
-  return dataclasses.replace(before, **components)
+def start_like(before: Component, after: Component) -> dict[str, float] | None:
+  """Values {name: value} of parameters with which a component computes what another did.
+
+  Every entry of the parameter starts at the value. None where there are no such values.
+  """
+  match before, after:
+    case _ if before == after:
+      return {}
+    case NoBias(), VBias():
+      return {'value': 0.0}
+    case KBias(), KVBias() if before == KBias(shared=after.shared):
+      return {'value': 0.0}  # the k* that is there stays
+    case PlainValue(), ValueScale():
+      return {'scale': 1.0}
+    case PlainValue(), ValueResidual(learned=True):
+      return {'own': 1.0, 'first': 0.0}
+    case PlainOutput(), HeadGate():
+      # scale sigmoid(z) = 1 in all gates, where z is what the bias makes it, and 0 without one.
+      share = 1 / after.scale
+      logit = lambda p: math.log(p / (1 - p))
+      if after.opening is None:
+        return {'kernel': 0.0} if math.isclose(share, 0.5) else None
+      if share < 1:
+        return {'kernel': 0.0, 'bias': logit(share) - logit(after.opening)}
+  return None
 
 
 def _changes(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
@@ -181,11 +180,10 @@ def _changes(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
   for field in dataclasses.fields(ModelConfig):
     a, b = getattr(before, field.name), getattr(after, field.name)
     if a != b and field.name not in GRAFTED + _FREE:
-      raise ValueError(f'A graft keeps the shapes of the parameters that are there: model.'
-                       f'{field.name} is {a!r} in the source and cannot become {b!r}. It changes '
-                       f'{", ".join(GRAFTED)} alone; take the value of the source, or train a '
-                       'model of this one from scratch.')
-  # A block of a pattern that has a mask of its own does not see that of the attention.
+      raise ValueError(f'A graft changes only {", ".join(GRAFTED)}: model.{field.name} is {a!r} in '
+                       f'the source and cannot become {b!r}. Take the value of the source, or train '
+                       'a model of this one from scratch.')
+  # A block of a pattern that has its mask does not see that of the attention.
   blocks = [layer for layer in before.pattern if not layer.mamba]
   same = all(before.attention_of(layer) == after.attention_of(layer) for layer in blocks)
   changed = [f'attention.{name}: {a!r} -> {b!r}' for name in COMPONENTS if not same
@@ -193,35 +191,25 @@ def _changes(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
   changed += [f'model.{name}: {a!r} -> {b!r}' for name in ('norm', 'sink_tokens')
               if (a := getattr(before, name)) != (b := getattr(after, name))]
   if not changed:
-    masks = before.attention != after.attention
-    raise ValueError('The graft changes nothing: ' + (
-        'every block of the pattern has a mask of its own.' if masks else
-        "the model has this attention, norm and sink_tokens; give it another value, such as "
-        "attention={'head': 'HeadGate(scale=2)'}."))
+    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value '
+                     "in some block, such as attention={'head': 'HeadGate(scale=2)'}.")
   return tuple(changed)
 
 
 def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
   """The inputs on which a graft is measured."""
-  given = run.probe_tokens if tokens is None else tokens
-  reason = ''
-  if given is None and run.make_tokens is not None:
-    try:
-      given = run.make_tokens(run)
-    except ValueError as error:  # no tokenizer, or one that this machine cannot read
-      reason = f' ({str(error).rstrip(".")})'
-  if given is None:
-    raise ValueError(f'{run.name or "The model"} has no probe inputs to measure the graft on'
-                     f'{reason}: pass tokens=, ids (S, T) of text like that of its training, as '
-                     'sj.tokenize(run, texts, length=64) makes them.')
-  batch = np.asarray(given)
-  if not run.config.vocab_size:
-    return batch
-  if batch.ndim != 2 or not np.issubdtype(batch.dtype, np.integer) or batch.shape[1] < 2:
-    raise ValueError('tokens must be ids of shape (S, T), T at least 2, not '
-                     f'{batch.dtype} of shape {batch.shape}.')
-  if not (batch.size and 0 <= batch.min() and batch.max() < run.config.vocab_size):
-    raise ValueError(f'tokens must be ids of the model, from 0 to {run.config.vocab_size - 1}.')
+  if tokens is None:
+    tokens = run.probe_tokens
+  if tokens is None and run.make_tokens is not None:
+    tokens = run.make_tokens(run)
+  if tokens is None:
+    raise ValueError(f'{run.name or "The model"} has no probe inputs to measure the graft on: pass '
+                     'tokens=, ids (S, T) of text like that of its training.')
+  batch = np.asarray(tokens)
+  if run.config.vocab_size:
+    if batch.ndim != 2 or batch.shape[1] < 2:
+      raise ValueError(f'tokens must be ids of shape (S, T), T at least 2, not {batch.shape}.')
+    check_ids(batch, run.config.vocab_size)
   return batch
 
 
@@ -232,34 +220,31 @@ def _shapes(config: ModelConfig) -> dict[_Path, tuple[int, ...]]:
 
 
 def _started(run: Run, config: ModelConfig, start: str, offset: float, seed: int,
-             batch: np.ndarray) -> tuple[dict[_Path, AnyArray], tuple[_Path, ...], bool]:
-  """Values of the parameters that the source lacks, and whether they keep its function.
-
-  Between the two are the paths of those that are as in a fresh model.
-  """
+             batch: np.ndarray) -> tuple[dict[_Path, AnyArray], list[_Path], bool]:
+  """Values of new parameters, paths of those as in a fresh model, and whether f stays the same."""
   before, after, known = run.config.attention, config.attention, _shapes(run.config)
   shapes = {path: shape for path, shape in _shapes(config).items() if known.get(path) != shape}
-  places = {name: getattr(after, name).start_like(getattr(before, name)) for name in _STARTING}
-  exact = start == 'identity' and None not in places.values() and all(
+  starts = {name: start_like(getattr(before, name), getattr(after, name)) for name in _STARTING}
+  exact = start == 'identity' and None not in starts.values() and all(
       getattr(run.config, name) == getattr(config, name) for name in ('norm', 'sink_tokens')
   ) and all(getattr(before, name) == getattr(after, name)
             for name in COMPONENTS if name not in _STARTING)
-  constants = {f'{component}_{name}': value for component, place in places.items()
-               for name, value in (place or {}).items()} if start == 'identity' else {}
+  constants = {f'{component}_{name}': value for component, values in starts.items()
+               for name, value in (values or {}).items()} if start == 'identity' else {}
   values: dict[_Path, AnyArray] = {
       path: np.full(shape, constants[path[-1]], np.float32)
       for path, shape in shapes.items() if path[-1] in constants}
-  logits = [path for path in shapes if path[-1] == 'kv_bias_logit']
-  below = start == 'identity' and logits and after.similarity.kind == 'exponential'
-  if rest := tuple(sorted(set(shapes) - set(values) - set(logits if below else ()))):
-    values |= zip(rest, _initial(config, rest, seed))
-  if below:
+  logits = [path for path in shapes if path[-1] == 'kv_bias_logit'
+            and start == 'identity' and after.similarity.kind == 'exponential']
+  if fresh := [path for path in shapes if path not in values and path not in logits]:
+    values |= zip(fresh, _initial(config, tuple(fresh), seed))
+  if logits:
     # The rows are those of the new model without the logit: what else is new acts on them too.
     plain = _without_extra_key(config)
     mean = _mean_log_sums(_with_values(run, plain, {
         path: x for path, x in values.items() if path in _shapes(plain)}), batch)
     values |= {path: mean(path) + np.float32(offset) for path in logits}
-  return values, rest, exact
+  return values, fresh, exact
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -270,24 +255,16 @@ def _initial(config: ModelConfig, paths: tuple[_Path, ...], seed: int) -> list[j
 
 
 def _mean_log_sums(run: Run, batch: np.ndarray) -> Callable[[_Path], np.ndarray]:
-  """Mean over queries and sequences of log sum_j exp(s_ij), of the heads (., H) of a parameter.
-
-  What is returned takes the path of a parameter of attention, which in a pattern of several blocks
-  names the block of the period.
-  """
+  """A function from a parameter's path to the means of log sum_j exp(s_ij) of its heads (., H)."""
   config, layers = run.config, run.record(batch, RecordOptions(queries_keys=True)).layers
-  blocks = [i for i, layer in enumerate(config.pattern) if not layer.mamba]
-  specs = [config.attention_of(config.pattern[i]) for i in blocks]
   assert layers.queries_BxTxHxDh is not None and layers.keys_BxTxHkvxDh is not None
-  means = [_mean_log_sum(specs[i % len(blocks)], q, k) for i, (q, k) in enumerate(zip(
-      np.asarray(layers.queries_BxTxHxDh), np.asarray(layers.keys_BxTxHkvxDh)))]
-
-  def of(path: _Path) -> np.ndarray:
-    # 'layer3' is the fourth block of a period; a single block has no such level.
-    named = [int(key.removeprefix('layer')) for key in path if key.startswith('layer')]
-    return np.stack(means[blocks.index(named[0] if named else 0)::len(blocks)])
-
-  return of
+  # For each layer with attention the number of its block in the period.
+  blocks = [i % len(config.pattern) for i in config.attention_layers]
+  means_NxH = np.stack([_mean_log_sum(config.attention_of(config.pattern[i]), q, k) for i, q, k in
+                        zip(blocks, layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh)])
+  # 'blocks/layer3/attention' is the fourth block of a period; a single block has no such level.
+  number = lambda path: int(path[1].removeprefix('layer')) if len(config.pattern) > 1 else 0
+  return lambda path: means_NxH[[i == number(path) for i in blocks]]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -310,32 +287,25 @@ def _loss(run: Run, batch: np.ndarray) -> float | None:
   """Mean cross-entropy in nats of the next tokens; None of continuous inputs without targets."""
   if not run.config.vocab_size:
     return None
-  inputs, targets, total = batch[:, :-1], batch[:, 1:], 0.0
-  size = max(1, _LOGITS // (inputs.shape[1] * run.config.vocab_size))
-  for i in range(0, len(inputs), size):
-    logits = run.logits(inputs[i:i + size])
-    chosen = jnp.take_along_axis(logits, targets[i:i + size, :, None], -1)[..., 0]
-    total += np.asarray(jax.nn.logsumexp(logits, -1) - chosen, np.float64).sum()
-  return float(total / targets.size)
+  losses = []
+  for text in batch:  # one at a time, for the memory of its logits
+    log_p = jax.nn.log_softmax(run.logits(text[None, :-1])[0])
+    losses.append(-np.take_along_axis(np.asarray(log_p, np.float64), text[1:, None], -1).mean())
+  return float(np.mean(losses))
 
 
 def _with_values(run: Run, config: ModelConfig, values: Mapping[_Path, AnyArray]) -> Run:
-  """The run with another config, whose parameters are these and otherwise its own.
-
-  The dicts are new, so that the given run keeps its parameters.
-  """
+  """The run with another config, with these parameters and otherwise those that it has."""
   mesh = mesh_of(run.params)
 
-  def fill(shapes: ParamTree, own: ParamTree, path: _Path) -> ParamTree:
-    return {name: fill(x, own.get(name, {}), (*path, name)) if isinstance(x, Mapping) else
-            _placed(values[*path, name], mesh) if (*path, name) in values else own[name]
+  def placed(x: AnyArray) -> AnyArray:  # on every device of the mesh of the others
+    return (jax.device_put(x, NamedSharding(mesh, PartitionSpec())) if isinstance(mesh, Mesh)
+            else jnp.asarray(x))
+
+  def fill(shapes: ParamTree, kept: ParamTree, path: _Path) -> ParamTree:
+    return {name: fill(x, kept.get(name, {}), (*path, name)) if isinstance(x, Mapping) else
+            placed(values[*path, name]) if (*path, name) in values else kept[name]
             for name, x in shapes.items()}
 
   params = fill(parameter_shapes(config), run.params, ())
   return dataclasses.replace(run, config=config, params=params, graft=None)
-
-
-def _placed(x: AnyArray, mesh: Any) -> AnyArray:
-  """A parameter where the others lie: whole on every device of their mesh, if they have one."""
-  return jax.device_put(x, NamedSharding(mesh, PartitionSpec())) if isinstance(mesh, Mesh) else (
-      jnp.asarray(x))

@@ -34,35 +34,18 @@ class GraftReport:
   loss_after: float | None
   fresh: tuple[str, ...] = ()
 
-  def row(self) -> dict[str, str | float | None]:
-    """Returns the fields as texts and numbers, as they stand in the metrics of a run."""
-    return dataclasses.asdict(self) | {
-        'changed': '; '.join(self.changed), 'new': ', '.join(self.new),
-        'removed': ', '.join(self.removed), 'fresh': ', '.join(self.fresh)}
-
   @classmethod
   def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
-    """Returns the report with this `row`. Raises a KeyError if a field is missing."""
-    parts = lambda key, mark: tuple(filter(None, row[key].split(mark)))
-    return cls(parts('changed', '; '), parts('new', ', '), parts('removed', ', '), row['start'],
-               row['exact'], row['loss_before'], row['loss_after'],
-               tuple(filter(None, row.get('fresh', '').split(', '))))
+    """Returns the report of a row of metrics: `dataclasses.asdict`, with lists for tuples."""
+    return cls(**{key: tuple(row[key]) if isinstance(row[key], list) else row[key]
+                  for key in cls.__dataclass_fields__})
 
   def __str__(self) -> str:
-    names = lambda label, paths: f'; {label}: {", ".join(paths)}' if paths else ''
-    loss = 'not measured of continuous inputs'
+    start = self.start if self.exact or self.start == 'random' else 'no identity start exists'
+    parts = [*self.changed, *(f'{label}: {", ".join(paths)}' for label, paths in (
+        ('new', self.new), ('removed', self.removed), ('as in a fresh model', self.fresh)) if paths)]
+    loss = ''
     if self.loss_before is not None and self.loss_after is not None:
-      loss = (f'{self.loss_before:.4f} -> {self.loss_after:.4f} nats '
+      loss = (f'; loss before any training: {self.loss_before:.4f} -> {self.loss_after:.4f} nats '
               f'({self.loss_after - self.loss_before:+.2e})')
-    return (f'graft: {"; ".join(self.changed)}{names("new", self.new)}'
-            f'{names("removed", self.removed)}; start: {self._outcome()}; '
-            f'loss before any training: {loss}')
-
-  def _outcome(self) -> str:
-    """Returns how the new parameters start: identity where the function is the same, or why not."""
-    if self.exact or self.start == 'random':
-      return self.start
-    near = [path for path in self.new if path not in self.fresh]
-    return 'no identity start exists' + ''.join(
-        f'; {words}: {", ".join(paths)}' for words, paths in (
-            ('fresh', self.fresh), ('identity or next to it', near)) if paths)
+    return f'graft: {"; ".join(parts)}; start: {start}{loss}'

@@ -15,7 +15,7 @@ from sink_jax.attention import rms_norm
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.sigma_reparam import VECTOR, first_vector, reparametrised
+from sink_jax.models.sigma_reparam import VECTOR, reparametrised, singular_vector
 
 _ACTIVATIONS = {
     'relu': jax.nn.relu, 'reglu': jax.nn.relu,
@@ -94,13 +94,31 @@ class Linear(nn.Module):
                    (x.shape[-1], self.features), jnp.float32)
     if self.config.linear == 'sigma_reparam' and self.group in ('qkv', 'out', 'ffn'):
       gamma = self.param('gamma', nn.initializers.ones, (), jnp.float32)
-      w = reparametrised(w, gamma, self.param(VECTOR, first_vector, w))
+      vector = self.param(VECTOR, lambda key: singular_vector(w))
+      w = reparametrised(w, gamma, vector)
     dtype = self.out_dtype or x.dtype
     out = jnp.einsum('...i,io->...o', x, w.astype(x.dtype), preferred_element_type=dtype)
     if self.group in (*self.config.biases, 'dt'):
       bias = self.param('bias', nn.initializers.zeros, (self.features,), jnp.float32)
       out = out + bias.astype(dtype)
     return out
+
+
+class Weights(nn.Module):
+  """Kernels (..., I, O), each initialised by itself, and biases (..., O), which may be all zeros."""
+
+  shape: tuple[int, ...]
+  config: ModelConfig
+  biased: bool = True
+
+  @nn.compact
+  def __call__(self) -> tuple[jax.Array, jax.Array]:
+    init, bias = initializer('linear', self.config), (*self.shape[:-2], self.shape[-1])
+    every = lambda key, shape, dtype: (init(key, shape, dtype) if len(shape) == 2 else jax.vmap(
+        lambda key: every(key, shape[1:], dtype))(jax.random.split(key, shape[0])))
+    kernel = self.param('kernel', every, self.shape, jnp.float32)
+    return kernel, (self.param('bias', nn.initializers.zeros, bias, jnp.float32) if self.biased
+                    else jnp.zeros(bias, kernel.dtype))
 
 
 class Norm(nn.Module):
@@ -139,6 +157,33 @@ class Norm(nn.Module):
     # LayerNorm is RMSNorm of the centred vector plus a bias. x is float32 here, so nothing is
     # rounded before the bias is added.
     return (rms_norm(x, gain, self.config.norm_eps) + bias).astype(x_BxTxD.dtype)
+
+
+def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
+             f: Callable[[jax.Array], tuple[jax.Array, Any]],
+             norm: Callable[[str, jax.Array], jax.Array], read_BxTxD: jax.Array | None = None,
+             ) -> tuple[jax.Array, jax.Array, Any]:
+  """h + beta f(h), with the norms where `config.norm_location` has them.
+
+  Args:
+    number: of the sub-layer in its block, 1 or 2.
+    f: the sub-layer; it returns its output and anything else.
+    norm: is called with the name of a norm and what it normalises.
+    read_BxTxD: what f reads in the place of h.
+
+  Returns:
+    The stream after the sub-layer, the same before the norm of a post-norm block, and what else f
+    returned.
+  """
+  location = config.norm_location
+  x = h_BxTxD if read_BxTxD is None else read_BxTxD
+  o_BxTxD, rest = f(norm(f'norm{number}', x) if location in ('pre', 'sandwich') else x)
+  if location in ('sandwich', 'after'):
+    o_BxTxD = norm(f'norm{number}_after', o_BxTxD)
+  if location == 'protected':
+    o_BxTxD = config.branch_scale * o_BxTxD
+  before = h_BxTxD + o_BxTxD
+  return (norm(f'norm{number}', before) if location == 'post' else before), before, rest
 
 
 class FeedForward(nn.Module):

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from sink_jax.models.config import Mamba, ModelConfig
-from sink_jax.models.kv_cache import MambaCache
-from sink_jax.models.layers import Linear, Norm, initializer
+from sink_jax.models.decode import MambaCache
+from sink_jax.models.layers import Linear, Norm, Weights
 
 
 class MambaMixer(nn.Module):
-  """A selective state space model in place of attention; it has no attention weights.
+  """A selective state space model in place of attention.
 
   state_t = exp(dt_t A) state_{t-1} + dt_t B_t x_t and y_t = C_t state_t + D x_t per channel,
   with dt, B and C made from x_t. The recurrence runs token after token, in float32.
@@ -30,14 +30,14 @@ class MambaMixer(nn.Module):
     """Returns the output (B, T, D), and the cache after these tokens; None without a cache.
 
     With a cache the tokens continue the texts that it was made from; an empty one is all zeros.
-    Tokens need no positions, because their order is that of the recurrence.
     """
     config, sizes = self.config, self.sizes
     batch, length, _ = x_BxTxD.shape
     linear = lambda features, name, group: Linear(features, config, group=group, name=name)
     x, gate = jnp.split(linear(2 * sizes.inner, 'in', 'mamba')(x_BxTxD), 2, -1)
 
-    taps_KxI, bias_I = Convolution(sizes, config, name='conv')()
+    # The last tap is for the token itself.
+    taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), config, name='conv')()
     before = (jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype) if cache is None
               else cache.inputs_BxKxI.astype(x.dtype))
     # The K - 1 inputs before these tokens, or zeros, make the convolution causal, and yield as
@@ -79,19 +79,6 @@ class MambaMixer(nn.Module):
       return out, None
     # Of the K - 1 + T inputs, the last K - 1 are those that the next token's convolution reads.
     return out, MambaCache(inputs[:, length:], state)
-
-
-class Convolution(nn.Module):
-  """Taps (K, I), the last for the token itself, and bias (I,) of a causal convolution."""
-
-  sizes: Mamba
-  config: ModelConfig
-
-  @nn.compact
-  def __call__(self) -> tuple[jax.Array, jax.Array]:
-    shape = self.sizes.conv, self.sizes.inner
-    return (self.param('kernel', initializer('linear', self.config), shape, jnp.float32),
-            self.param('bias', nn.initializers.zeros, shape[1:], jnp.float32))
 
 
 def _log_integers(key: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> jax.Array:

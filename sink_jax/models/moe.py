@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.models.config import Experts, ModelConfig
-from sink_jax.models.layers import Linear, activate, initializer
+from sink_jax.models.layers import Linear, Weights, activate
 
 
 class MixtureOfExperts(nn.Module):
@@ -40,7 +40,7 @@ class MixtureOfExperts(nn.Module):
     sizes = {'w1': (width, hidden), 'w_out': (hidden, width)}
     if gated:
       sizes['w2'] = sizes['w1']
-    weights = {name: _Stack((experts.count, *size), config, name=name)()
+    weights = {name: Weights((experts.count, *size), config, 'ffn' in config.biases, name=name)()
                for name, size in sizes.items()}
 
     def add(total, expert):
@@ -54,22 +54,3 @@ class MixtureOfExperts(nn.Module):
     total = jnp.zeros(x_BxTxD.shape, jnp.float32)
     total, _ = jax.lax.scan(add, total, (weights, jnp.moveaxis(weights_BxTxX, -1, 0)))
     return total.astype(x_BxTxD.dtype)
-
-
-class _Stack(nn.Module):
-  """The weights (X, in, out) of a linear layer of all experts, and biases (X, out)."""
-
-  shape: tuple[int, int, int]
-  config: ModelConfig
-
-  @nn.compact
-  def __call__(self) -> tuple[jax.Array, jax.Array]:
-    # Each expert is initialised by itself: the scale depends on a matrix's inputs, not on X.
-    init = initializer('linear', self.config)
-    kernel = self.param('kernel', lambda key, shape, dtype: jax.vmap(
-        lambda k: init(k, shape[1:], dtype))(jax.random.split(key, shape[0])),
-                        self.shape, jnp.float32)
-    shape = self.shape[0], self.shape[2]
-    if 'ffn' not in self.config.biases:
-      return kernel, jnp.zeros(shape, kernel.dtype)
-    return kernel, self.param('bias', nn.initializers.zeros, shape, jnp.float32)

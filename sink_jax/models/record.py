@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from sink_jax.kernels.importance import Importance
 from sink_jax.models.arrays import ArrayTree
+
+_LATER: Any = None  # attention and its block fill a record one after the other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,33 +44,6 @@ class RecordOptions:
   describe_hidden: Callable[[jax.Array], ArrayTree] | None = None
 
 
-class AttentionRecord(NamedTuple):
-  """What one attention layer records; the fields are those of `LayerRecord`."""
-
-  importance: Importance
-  query_norm_BxHxT: jax.Array
-  key_norm_BxHxT: jax.Array
-  value_norm_BxHxT: jax.Array
-  head_norm_BxHxT: jax.Array
-  maps_BxHxTxT: jax.Array | None
-  proxy_maps_BxHxTxT: jax.Array | None
-  last_query_BxHxT: jax.Array | None
-  angles: ArrayTree | None
-  queries_BxTxHxDh: jax.Array | None
-  keys_BxTxHkvxDh: jax.Array | None
-
-
-class ResidualRecord(NamedTuple):
-  """What one block records of the residual stream; the fields are those of `LayerRecord`."""
-
-  hidden_norm_BxT: jax.Array
-  hidden_before_norm_BxT: jax.Array
-  sink_token_norm_B: jax.Array | None
-  hidden_BxTxD: jax.Array | None
-  hidden_before_norm_BxTxD: jax.Array | None
-  hidden_description: ArrayTree | None
-
-
 class LayerRecord(NamedTuple):
   """The record of one layer, or, in a `Record`, of all layers stacked along a leading axis.
 
@@ -86,23 +61,23 @@ class LayerRecord(NamedTuple):
   Fields that the options leave out are None.
   """
 
-  importance: Importance
-  query_norm_BxHxT: jax.Array
-  key_norm_BxHxT: jax.Array  # H = key/value heads
-  value_norm_BxHxT: jax.Array  # H = key/value heads
-  head_norm_BxHxT: jax.Array
-  maps_BxHxTxT: jax.Array | None
-  proxy_maps_BxHxTxT: jax.Array | None
-  last_query_BxHxT: jax.Array | None
-  angles: ArrayTree | None
-  queries_BxTxHxDh: jax.Array | None
-  keys_BxTxHkvxDh: jax.Array | None
-  hidden_norm_BxT: jax.Array
-  hidden_before_norm_BxT: jax.Array
-  sink_token_norm_B: jax.Array | None
-  hidden_BxTxD: jax.Array | None
-  hidden_before_norm_BxTxD: jax.Array | None
-  hidden_description: ArrayTree | None
+  importance: Importance = _LATER
+  query_norm_BxHxT: jax.Array = _LATER
+  key_norm_BxHxT: jax.Array = _LATER  # H = key/value heads
+  value_norm_BxHxT: jax.Array = _LATER  # H = key/value heads
+  head_norm_BxHxT: jax.Array = _LATER
+  maps_BxHxTxT: jax.Array | None = None
+  proxy_maps_BxHxTxT: jax.Array | None = None
+  last_query_BxHxT: jax.Array | None = None
+  angles: ArrayTree | None = None
+  queries_BxTxHxDh: jax.Array | None = None
+  keys_BxTxHkvxDh: jax.Array | None = None
+  hidden_norm_BxT: jax.Array = _LATER
+  hidden_before_norm_BxT: jax.Array = _LATER
+  sink_token_norm_B: jax.Array | None = None
+  hidden_BxTxD: jax.Array | None = None
+  hidden_before_norm_BxTxD: jax.Array | None = None
+  hidden_description: ArrayTree | None = None
 
 
 class Record(NamedTuple):

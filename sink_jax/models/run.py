@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,15 +13,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Integer
 
 from sink_jax.kernels.shard import mesh_context, mesh_of
-from sink_jax.models.arrays import AnyArray, ParamTree
+from sink_jax.models.arrays import AnyArray, ParamTree, checked_inputs, precise
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.continuations import generate, generate_texts
+from sink_jax.models.generate import TextModel
 from sink_jax.models.graft_report import GraftReport
-from sink_jax.models.inputs import checked_inputs
 from sink_jax.models.layers import apply
-from sink_jax.models.precision import precise
 from sink_jax.models.record import Record, RecordOptions
-from sink_jax.models.run_tokenizer import RunTokenizer
 from sink_jax.models.transformer import Transformer
 
 # Token ids, or the features of a model of continuous inputs.
@@ -30,8 +26,8 @@ ModelInputs = Integer[AnyArray, 'S T'] | Float[AnyArray, 'S T F'] | Sequence
 _Tree = TypeVar('_Tree')
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run(TextModel):
   """A trained or imported model with its parameters.
 
   If its activations are float32, its matrix products are too, also on GPUs and TPUs.
@@ -61,14 +57,14 @@ class Run:
   probe_tokens: AnyArray | None = None
   folder: str | None = None
   first_token: int | None = None
-  read_tokenizer: Callable[[Run], RunTokenizer] | None = dataclasses.field(
+  read_tokenizer: Callable[[Run], Any] | None = dataclasses.field(
       default=None, repr=False)
   make_tokens: Callable[[Run], AnyArray] | None = dataclasses.field(default=None, repr=False)
   graft: GraftReport | None = None
 
   @functools.cached_property
-  def tokenizer(self) -> RunTokenizer:
-    """The tokenizer of the model, read when it is first used.
+  def tokenizer(self) -> Any:
+    """The `data.tokenizer.TextTokenizer` of the model, read when it is first used.
 
     Raises:
       ValueError: there is none, or this machine cannot read it; the message names the remedy.
@@ -88,44 +84,18 @@ class Run:
     tokens = checked_inputs(self.config, tokens)
     return _logits(self.config, mesh_of(self.params), self.params, tokens)
 
-  def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions(), *,
-             want: RecordOptions | None = None) -> Record:
+  def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions()) -> Record:
     """Runs the model on tokens (S, T) and returns what it recorded.
 
     Args:
       tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
       options: what is recorded besides importance and norms.
-      want: the deprecated name of `options`, to be removed with `sink_jax.Want`.
 
     Raises:
       ValueError: as `logits` does.
     """
-    if want is not None:
-      warnings.warn('Run.record(want=...) is now options=....', DeprecationWarning, 2)
-      options = want
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, options, mesh_of(self.params), self.params, tokens)
-
-  def generate(self, tokens: Integer[AnyArray, 'S T'] | Sequence, length: int, **options,
-               ) -> Integer[np.ndarray, 'S n']:
-    """Continues texts (S, T) and returns the new tokens (S, length), or fewer if all texts end.
-
-    Texts of which none begins with `first_token` get it in front. The options are those of
-    `sink_jax.models.continuations.generate`: mask, policy, temperature, top_k, top_p, seed and
-    eos_token_id.
-
-    Raises:
-      ValueError: only some of the texts begin with `first_token`, or what
-        `sink_jax.models.generate.stream` refuses.
-    """
-    return generate(self, tokens, length, **options)
-
-  def generate_texts(self, texts: Sequence[str], length: int, **options) -> list[str]:
-    """Continues strings and returns what follows each: `length` tokens decoded, or up to its end.
-
-    The options are those of `sink_jax.models.continuations.generate_texts`.
-    """
-    return generate_texts(self, self.tokenizer, texts, length, **options)
 
 
 # Static arguments are the key of the compiled program: configs and options are frozen and
@@ -146,8 +116,7 @@ def record(config: ModelConfig, options: RecordOptions, mesh: Mesh | None, param
 
 
 def _readable(mesh: Mesh | None, results: _Tree) -> _Tree:
-  """Results that this process can read: replicated, where it does not reach all devices."""
+  """Results replicated over the devices, where a process does not reach all of them."""
   if mesh is None or jax.process_count() == 1:
     return results
-  # A process can only copy arrays to the host that lie on its devices as a whole.
   return jax.lax.with_sharding_constraint(results, PartitionSpec())

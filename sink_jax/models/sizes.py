@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from sink_jax.arguments import check_known
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.transformer import Transformer
+from sink_jax.models.transformer import init_params
 
 # '60m' and '1b' are the paper's (Section 4, Section 7.4), '7b' and '13b' LLaMA-2's (Touvron et
 # al. 2023); 'tiny' is for two CPU cores.
@@ -27,11 +25,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def sized(size: str, **overrides: Any) -> ModelConfig:
-  """Returns the ModelConfig of a named size.
-
-  Args:
-    size: one of 'tiny', '60m', '1b', '7b' and '13b'.
-    overrides: fields of ModelConfig, such as vocab_size, which no size sets.
+  """Returns the ModelConfig of a named size, with fields such as vocab_size, which no size sets.
 
   Raises:
     ValueError: the size is unknown, and the message lists the choices; or ModelConfig refuses the
@@ -45,59 +39,23 @@ def sized(size: str, **overrides: Any) -> ModelConfig:
 @functools.lru_cache
 def parameter_shapes(config: ModelConfig) -> ParamTree:
   """The parameter tree with a `jax.ShapeDtypeStruct` for every array; allocates nothing."""
-  # One token suffices to trace the parameters, but the libraries' kernels refuse so few.
-  # A loop over blocks makes the same tree as unrolled ones, and is traced once.
-  config = dataclasses.replace(config, implementation='reference', unroll=1)
-  if config.vocab_size:
-    inputs = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-  else:
-    inputs = jax.ShapeDtypeStruct((1, 1, config.input_features), jnp.float32)
-  return jax.eval_shape(Transformer(config).init, jax.random.key(0), inputs)['params']
-
-
-def kept_bytes(config: ModelConfig, remat: str, tensor: int = 1) -> float:
-  """Bytes per token and block that are kept for the backward pass, as `ModelConfig.remat` lists.
-
-  Args:
-    remat: any but 'none', with which the compiler decides what is kept.
-    tensor: devices that split heads and hidden units; the residual stream is whole on each.
-  """
-  # In values per token: `whole` is held by every device, `split` is divided by `tensor`.
-  heads, keys = (n * config.dims.head_dim for n in (config.heads, config.dims.kv_heads))
-  hidden = {'none': 0}.get(config.ffn, config.ffn_hidden * (1 + config.ffn.endswith('glu')))
-  # A norm after the feed-forward network needs its output again.
-  products = 3 if config.norm_location in ('sandwich', 'after', 'post') else 2
-  gates = config.attention.head.products(config.dims)
-  whole, split = {'save_matmuls': (products * config.d_model, 2 * (heads + keys) + hidden + gates),
-                  'save_attention': (config.d_model, heads), 'blocks': (config.d_model, 0)}[remat]
-  if config.attention.value.reads_first:  # the carry of the loop has the first block's values, too
-    split += keys
-  return (whole + split / tensor) * jnp.dtype(config.dtype).itemsize
+  return jax.eval_shape(functools.partial(init_params, config), 0)
 
 
 def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
                     vocab_size: int = 50432, embeddings: bool = True) -> int:
   """Returns the number of parameters of a config, or of a named size with a vocabulary.
 
-  With spectral norms as parameters it counts the vectors of their power iteration as well, which no
-  gradient reaches.
+  Singular vectors of sigma-reparam count, too.
 
   Args:
-    config: the config of the model.
-    size: a named size, if no config is given; see `sized`.
-    vocab_size: the vocabulary of the named size.
     embeddings: whether token embeddings, unembedding and position embeddings count too.
 
   Raises:
     ValueError: neither a config nor a size is given, or the size is unknown.
   """
-  if isinstance(config, str):
-    raise ValueError(f'parameter_count takes a ModelConfig, or size={config!r}.')
-  if config is None:
-    if size is None:
-      raise ValueError("parameter_count needs a config or a size, such as size='60m'. Choices: "
-                       f'{", ".join(SIZES)}.')
-    config = sized(size, vocab_size=vocab_size)
+  if not isinstance(config, ModelConfig):
+    config = sized(size or config or '', vocab_size=vocab_size)
   shapes = dict(parameter_shapes(config))
   if not embeddings:
     # Where the unembedding is tied, there is no 'unembed' to remove.
@@ -107,11 +65,10 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
-  """FLOPs of matrix products per token of one training step.
+  """FLOPs of matrix products per token of one training step: forward once, backward twice.
 
-  The forward pass counts once and the backward pass twice. Every linear layer counts, gates of
-  heads among them, and the unembedding where it is tied, and attention as `attention_flops` counts
-  it; look-ups, feature maps, biases and the recurrence of Mamba mixers do not.
+  Every linear layer counts, gates of heads among them, the unembedding where it is tied, and
+  attention; look-ups, feature maps, biases and the recurrence of Mamba mixers do not.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
   # 'head_kernel' is that of a gate: its size is its products per token, whatever it reads.
@@ -122,11 +79,7 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
 
 
 def attention_flops(config: ModelConfig, length: int) -> float:
-  """FLOPs of attention per token in the forward pass.
-
-  A query counts the keys that its block's mask leaves it, on average over `length` queries.
-  Blocks with a Mamba mixer have none.
-  """
+  """FLOPs of attention per token in the forward pass, with the keys that masks leave a query."""
   masks = [config.attention_of(layer).mask for layer in config.pattern if not layer.mamba]
   keys = sum(hi - lo for mask in masks
              for lo, hi in (mask.key_range(i, i, length) for i in range(length)))

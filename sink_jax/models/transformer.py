@@ -16,27 +16,22 @@ from sink_jax.attention import soft_cap
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
-from sink_jax.models.attention import Attention, FirstValues, norm
+from sink_jax.models.attention import Attention, FirstValues
+from sink_jax.models.attention import norm as _norm
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.kv_cache import (
-  AttentionCache,
+from sink_jax.models.decode import (
   DecodePositions,
   DecodeState,
+  KVCache,
+  LayerCache,
   MambaCache,
   written,
 )
-from sink_jax.models.layers import FeedForward, Linear, Norm, initializer
+from sink_jax.models.layers import FeedForward, Linear, Norm, initializer, residual
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
-from sink_jax.models.record import (
-  AttentionRecord,
-  LayerRecord,
-  Record,
-  RecordOptions,
-  ResidualRecord,
-)
+from sink_jax.models.record import LayerRecord, Record, RecordOptions
 
-LayerCache = AttentionCache | MambaCache
 # What goes from block to block: hidden states (B, T, D), and the values of the first block where
 # later ones mix them in.
 Stream = tuple[jax.Array, FirstValues | None]
@@ -52,22 +47,23 @@ def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **para
       primitive, *arguments, **params)
 
 
-# What each value of `ModelConfig.remat` keeps of a block for the backward pass, beside the block's
-# input; the rest is computed again there. Matrix products without a batch dimension are those of
-# linear layers, while the scores of attention have one (the heads), and are never kept.
+# What each value of `ModelConfig.remat` keeps of a block for the backward pass, next to the block's
+# input of D = d_model values per token, and for ValueResidual K = kv_heads x head_dim more; the rest
+# is computed again there. Matrix products without a batch dimension are those of linear layers,
+# while the scores of attention have one (the heads), and are never kept.
+#
+# - 'save_matmuls': the outputs of linear layers and attention, D + 2 A + 2 K + 2 F values with
+#   A = heads x head_dim and F = ffn_hidden (one F if the network is not gated), D more if a norm
+#   follows the sub-layers, and the pre-activations of gates that read the block's input.
+# - 'save_attention': the output of attention, A values, where the implementation gives it the name
+#   ATTENTION, and two float32 statistics per head.
+# - 'blocks': nothing more. 'none', which is not here, keeps all that a gradient needs.
 SAVED = {
     'blocks': jax.checkpoint_policies.nothing_saveable,
     'save_attention': _attention_saveable,
     'save_matmuls': jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _attention_saveable),
 }
-
-
-class BlockRecord(NamedTuple):
-  """What one block records; `attention` is None of a block with a Mamba mixer."""
-
-  attention: AttentionRecord | None
-  residual: ResidualRecord
 
 
 class Block(nn.Module):
@@ -79,71 +75,50 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, stream: Stream, record_options: RecordOptions | None,
                cache: LayerCache | None = None, positions: DecodePositions | None = None,
-               ) -> tuple[Stream, tuple[BlockRecord | None, LayerCache | None]]:
+               ) -> tuple[Stream, tuple[LayerRecord | None, LayerCache | None]]:
     """Returns the stream with the block's output, and (record, cache).
 
     The pair is what `nn.scan` expects of its body: what goes on to the next block, and what is
     stacked over the blocks. record_options is positional, because `nn.remat` counts it as a
     static argument by its number.
     """
-    config, (h_BxTxD, first) = self.config, stream
+    config, layer, (h_BxTxD, first) = self.config, self.layer, stream
     # The names of modules are the keys of parameters in checkpoints: they must not change.
-    norm1, norm2 = Norm(config, name='norm1'), Norm(config, name='norm2')
-    if self.layer.experts:
-      ffn = MixtureOfExperts(config, self.layer.experts, name='ffn')
-    else:
-      ffn = FeedForward(config, name='ffn')
-    if config.norm_location == 'pre':
-      o, attention, cache, first = self._mix(
-          norm1(h_BxTxD), record_options, cache, positions, first)
-      x = h_BxTxD + o
-      before = x + ffn(norm2(h_BxTxD if config.parallel_residual else x))
-      out = before
-    elif config.norm_location in ('sandwich', 'after'):
-      after1, after2 = Norm(config, name='norm1_after'), Norm(config, name='norm2_after')
-      sandwich = config.norm_location == 'sandwich'
-      o, attention, cache, first = self._mix(
-          norm1(h_BxTxD) if sandwich else h_BxTxD, record_options, cache, positions, first)
-      x = h_BxTxD + after1(o)
-      # The residual stream itself is not normalised, as in a pre-norm block.
-      out = before = x + after2(ffn(norm2(x) if sandwich else x))
-    elif config.norm_location == 'protected':
-      o, attention, cache, first = self._mix(h_BxTxD, record_options, cache, positions, first)
-      x = h_BxTxD + config.branch_scale * o
-      out = before = x + config.branch_scale * ffn(x)
-    else:
-      o, attention, cache, first = self._mix(h_BxTxD, record_options, cache, positions, first)
-      x = norm1(h_BxTxD + o)
-      before = x + ffn(x)
-      out = norm2(before)
+    norm = lambda name, x: Norm(config, name=name)(x)
+
+    def mix(x):
+      if layer.mamba:
+        assert not isinstance(cache, KVCache)
+        out, new = MambaMixer(config, layer.mamba, name='mamba')(x, cache)
+        return out, (LayerRecord(), new, first)
+      assert not isinstance(cache, MambaCache)
+      out, *rest = Attention(config, config.attention_of(layer), name='attention')(
+          x, record_options, cache, positions, first)
+      return out, rest
+
+    def feed_forward(x):
+      if layer.experts:
+        return MixtureOfExperts(config, layer.experts, name='ffn')(x), None
+      return FeedForward(config, name='ffn')(x), None
+
+    x_BxTxD, _, (record, new_cache, first) = residual(config, 1, h_BxTxD, mix, norm)
+    out, before, _ = residual(config, 2, x_BxTxD, feed_forward, norm,
+                              h_BxTxD if config.parallel_residual else None)
     # Stated once per block: XLA may otherwise spread the layout of parameters to activations.
     out = sharding_constraint('btd', out)
     if record_options is None:
-      return (out, first), (None, cache)
-    tokens = slice(config.sink_tokens, None)
-    hidden = lambda x: x[:, tokens].astype(jnp.float32) if record_options.hidden else None
-    describe = record_options.describe_hidden
-    residual = ResidualRecord(
-        hidden_norm_BxT=norm(out)[:, tokens],
-        hidden_before_norm_BxT=norm(before)[:, tokens],
-        sink_token_norm_B=(norm(out)[:, :config.sink_tokens].max(1) if config.sink_tokens
-                           else None),
-        hidden_BxTxD=hidden(out), hidden_before_norm_BxTxD=hidden(before),
-        hidden_description=describe(out[:, tokens]) if describe else None)
-    return (out, first), (BlockRecord(attention, residual), cache)
-
-  def _mix(self, x_BxTxD: jax.Array, record_options: RecordOptions | None,
-           cache: LayerCache | None, positions: DecodePositions | None, first: FirstValues | None,
-           ) -> tuple[jax.Array, AttentionRecord | None, LayerCache | None, FirstValues | None]:
-    """Attention, or the Mamba mixer that takes its place."""
-    config, layer = self.config, self.layer
-    if layer.mamba:
-      assert cache is None or isinstance(cache, MambaCache)
-      out, cache = MambaMixer(config, layer.mamba, name='mamba')(x_BxTxD, cache)
-      return out, None, cache, first
-    assert not isinstance(cache, MambaCache)
-    return Attention(config, config.attention_of(layer), name='attention')(
-        x_BxTxD, record_options, cache, positions, first)
+      return (out, first), (None, new_cache)
+    sinks, tokens = config.sink_tokens, slice(config.sink_tokens, None)
+    record = record._replace(hidden_norm_BxT=_norm(out)[:, tokens],
+                             hidden_before_norm_BxT=_norm(before)[:, tokens])
+    if sinks:
+      record = record._replace(sink_token_norm_B=_norm(out)[:, :sinks].max(1))
+    if record_options.hidden:
+      record = record._replace(hidden_BxTxD=out[:, tokens].astype(jnp.float32),
+                               hidden_before_norm_BxTxD=before[:, tokens].astype(jnp.float32))
+    if record_options.describe_hidden:
+      record = record._replace(hidden_description=record_options.describe_hidden(out[:, tokens]))
+    return (out, first), (record, new_cache)
 
 
 class Period(nn.Module):
@@ -159,7 +134,7 @@ class Period(nn.Module):
   def __call__(self, stream: Stream, record_options: RecordOptions | None,
                caches: tuple[LayerCache, ...] | None = None,
                positions: DecodePositions | None = None,
-               ) -> tuple[Stream, tuple[BlockRecord | None, tuple[LayerCache | None, ...]]]:
+               ) -> tuple[Stream, tuple[LayerRecord | None, tuple[LayerCache | None, ...]]]:
     records, new_caches = [], []
     for i, layer in enumerate(self.config.pattern):
       block = Block(self.config, layer, name=f'layer{i}')
@@ -169,12 +144,10 @@ class Period(nn.Module):
       new_caches.append(cache)
     if record_options is None:
       return stream, (None, tuple(new_caches))
-    stack = lambda *parts: jnp.stack(parts)
-    # The mixers of Mamba record nothing, so their blocks are left out of the stack.
-    attention = [record.attention for record in records if record.attention is not None]
-    record = BlockRecord(jax.tree.map(stack, *attention),
-                         jax.tree.map(stack, *(record.residual for record in records)))
-    return stream, (record, tuple(new_caches))
+    # What no block has is None; what mixers of Mamba have not is stacked over the other blocks.
+    stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *(x for x in field if x is not None))
+               if any(x is not None for x in field) else None for field in zip(*records))
+    return stream, (LayerRecord(*stacked), tuple(new_caches))
 
 
 class Transformer(nn.Module):
@@ -185,13 +158,12 @@ class Transformer(nn.Module):
   same forward pass. With `unembed=False` it returns what the matrix of the unembedding multiplies,
   (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits is then still to come.
 
-  With `state` it decodes, and returns (logits of the last token (B, V), state): the tokens begin
-  the texts, or, with `positions`, are the next ones of each text, after those that the state holds.
-  With `every_logit` the logits are those of all these tokens, (B, T, V).
+  With `state` and `positions` it decodes, and returns (logits, state). Of tokens that begin the
+  texts the logits are those of the last one, (B, V); of the next tokens of each text, after those
+  that the state holds, they are those of all, (B, T, V).
 
-  Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary.
-  Layers are scanned, some periods of the pattern at a time (`ModelConfig.unroll`): parameters
-  and record leaves have a leading layer axis.
+  Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary. Layers are
+  scanned: parameters and record leaves have a leading layer axis.
 
   Raises:
     ValueError: tokens that are not integers (B, T), continuous inputs that are not (B, T, F), or
@@ -203,13 +175,14 @@ class Transformer(nn.Module):
   @nn.compact
   def __call__(self, inputs: jax.Array | np.ndarray, record_options: RecordOptions | None = None,
                unembed: bool = True, state: DecodeState | None = None,
-               positions: DecodePositions | None = None, every_logit: bool = False,
+               positions: DecodePositions | None = None,
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
     config = self.config
     dtype = jnp.dtype(config.dtype)
+    begins = positions is None or positions.keys_LxE is None
     # Learned sink tokens are put before the beginning of a text only. Decoding counts them as
     # positions of attention; embeddings of positions do not.
-    sink_tokens = config.sink_tokens if positions is None else 0
+    sink_tokens = config.sink_tokens if begins else 0
     if config.vocab_size:
       if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
         raise ValueError('tokens must be integers of shape (B, T), not '
@@ -217,7 +190,7 @@ class Transformer(nn.Module):
     elif inputs.ndim != 3 or inputs.shape[-1] != config.input_features:
       raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), not '
                        f'{inputs.shape}.')
-    if positions is None:
+    if begins:
       config.attention.position.check_length(inputs.shape[1])
       positions_T = np.arange(inputs.shape[1])
     else:
@@ -227,7 +200,7 @@ class Transformer(nn.Module):
     if config.sink_tokens:
       sinks_SxD = self.param('sink_tokens', initializer('embedding', config),
                              (config.sink_tokens, config.d_model), jnp.float32)
-      if sink_tokens:
+      if begins:
         h_BxTxD = jnp.concatenate([jnp.broadcast_to(
             sinks_SxD.astype(dtype), (h_BxTxD.shape[0], *sinks_SxD.shape)), h_BxTxD], 1)
     h0_BxTxD = h_BxTxD
@@ -235,19 +208,17 @@ class Transformer(nn.Module):
     if config.attention.value.reads_first:
       shape = *h_BxTxD.shape[:2], config.dims.kv_heads, config.dims.head_dim
       first = FirstValues(sharding_constraint('bthd', jnp.zeros(shape, dtype)), jnp.array(False))
+    one_block = len(config.pattern) == 1
+    caches = state and (state.layers[0] if one_block else state.layers)
     (h_BxTxD, _), (record, caches) = self._blocks()(
-        (h_BxTxD, first), record_options, None if state is None else state.layers, positions)
+        (h_BxTxD, first), record_options, caches, positions)
     if state is not None:
-      entries_L = jnp.arange(h_BxTxD.shape[1]) if positions is None else positions.entries_L
-      old, new = ((layers,) if len(config.pattern) == 1 else layers
-                  for layers in (state.layers, caches))
-      layers = tuple(_updated(*both, entries_L) for both in zip(old, new, strict=True))
-      state = DecodeState(layers[0] if len(layers) == 1 else layers,
+      assert positions is not None
+      layers = zip(state.layers, (caches,) if one_block else caches, strict=True)
+      state = DecodeState(tuple(written(*both, positions.entries_L) for both in layers),
                           state.tokens_read + h_BxTxD.shape[1])
-      if not every_logit:  # the next token depends on the last one's logits only
-        h_BxTxD = h_BxTxD[:, -1:]
-    else:
-      h_BxTxD = h_BxTxD[:, sink_tokens:]
+    # While a text begins, the next token depends on the last one's logits only.
+    h_BxTxD = h_BxTxD[:, -1:] if state is not None and begins else h_BxTxD[:, sink_tokens:]
     if config.norm_location != 'post':
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
     if config.embedding_dim:
@@ -256,44 +227,35 @@ class Transformer(nn.Module):
       return sharding_constraint('btd', h_BxTxD)
     logits = self._unembed(h_BxTxD, table_VxE)
     if state is not None:
-      return logits if every_logit else logits[:, 0], state
+      return logits[:, 0] if begins else logits, state
     if record_options is None:
       return logits
-    if len(config.pattern) > 1:  # (periods, blocks of a period, ...) to (layers, ...)
+    if not one_block:  # (periods, blocks of a period, ...) to (layers, ...)
       record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
-    embedding_norms = norm(h0_BxTxD)
+    embedding_norms = _norm(h0_BxTxD)
     describe = record_options.describe_hidden
     return logits, Record(
-        LayerRecord(**record.attention._asdict(), **record.residual._asdict()),
-        embedding_norms[:, sink_tokens:],
+        record, embedding_norms[:, sink_tokens:],
         h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
         embedding_norms[:, :sink_tokens].max(1) if sink_tokens else None,
         describe(h0_BxTxD[:, sink_tokens:]) if describe else None)
 
   def _blocks(self) -> nn.Module:
-    """All blocks as one module: a loop over periods of the pattern, compiled once.
-
-    Its arguments are those of a block: the stream, record options, caches, positions.
-    """
-    config = self.config
-    arguments: dict[str, Any]
-    if len(config.pattern) == 1:
-      body, arguments = Block, {'layer': config.pattern[0]}
-    else:
-      body, arguments = Period, {}
+    """All blocks as one module with the arguments of a block: a loop over periods, compiled once."""
+    config, one_block = self.config, len(self.config.pattern) == 1
+    body, arguments = (Block, config.pattern[:1]) if one_block else (Period, ())
     if config.remat != 'none':
       # The loop already keeps a block from being merged with its recomputation, so the barriers
       # that prevent_cse puts around it would only stop XLA from fusing.
       body = nn.remat(body, prevent_cse=False, static_argnums=(2,), policy=SAVED[config.remat])
-    # The stream is the carry. Parameters are stacked along a new first axis
-    # (variable_axes), and each turn initialises its slice from a key of its own (split_rngs);
-    # caches go in and come out slice by slice along axis 0, as records come out. Record options
-    # and positions are the same in every turn (nn.broadcast).
+    # The stream is the carry. Parameters are stacked along a new first axis, and each iteration
+    # initialises its slice from another key; caches go in and come out slice by slice along axis 0,
+    # as records come out. Record options and positions are the same in every iteration.
     in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
     scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern),
-                      unroll=config.periods_per_turn, in_axes=in_axes)
-    return scanned(config, **arguments, name='blocks')
+                      unroll=config.periods_per_iteration, in_axes=in_axes)
+    return scanned(config, *arguments, name='blocks')
 
   def _embed(self, inputs: jax.Array | np.ndarray, positions_T: jax.Array | np.ndarray,
              ) -> tuple[jax.Array, jax.Array | None]:
@@ -337,12 +299,3 @@ def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   else:
     inputs = jnp.zeros((1, 1, config.input_features))
   return Transformer(config).init(jax.random.key(seed), inputs)['params']
-
-
-def _updated(old: Any, new: Any, entries_L: jax.Array) -> LayerCache:
-  """The cache of some blocks after L tokens, of which it gets keys and values, or the new state.
-
-  The entries of all blocks are written at once, in place: a loop over blocks that took caches in
-  and out whole would copy all that they hold at every token.
-  """
-  return new if isinstance(new, MambaCache) else written(old, new, entries_L)

@@ -17,9 +17,8 @@ from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate import inputs
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.models.arrays import ParamTree
+from sink_jax.models.arrays import ParamTree, first_not_finite
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.finite import first_not_finite
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.families import family_for

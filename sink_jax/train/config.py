@@ -7,6 +7,7 @@ Nothing below the command line sees the dict.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import typing
 from collections.abc import Iterator, Mapping
@@ -22,9 +23,8 @@ from sink_jax.component import Component, from_string, option, short_text
 from sink_jax.data.dataset import DataConfig, Dataset
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.io.paths import import_file
-from sink_jax.models.config import ModelConfig
+from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.graft import STARTS
-from sink_jax.models.pattern import biases_from_text, pattern_from_text
 from sink_jax.models.sizes import sized
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import check_tensor, mesh_sizes
@@ -389,10 +389,11 @@ def _component(hint: Any) -> type[Component] | None:
                if isinstance(kind, type) and issubclass(kind, Component)), None)
 
 
-def _edits(text: str) -> tuple[TokenEdit, ...]:
-  return tuple(from_string(TokenEdit, part) for part in text.split(';') if part.strip())
+def _components(base: type[Component], text: str) -> tuple[Component, ...]:
+  return tuple(from_string(base, part) for part in text.split(';') if part.strip())
 
 
 # How the texts of a config become values that are not plain and not components.
-_READERS = {'model.pattern': pattern_from_text, 'model.biases': biases_from_text,
-            'data.interventions': _edits}
+_READERS = {'model.pattern': functools.partial(_components, Layer),
+            'model.biases': lambda text: tuple(filter(None, map(str.strip, text.split(',')))),
+            'data.interventions': functools.partial(_components, TokenEdit)}

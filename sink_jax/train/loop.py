@@ -201,7 +201,7 @@ def _trained(job: Job, folder: Workdir, stop: StopHandler, name: str,
   with contextlib.closing(metrics), contextlib.closing(progress), _recorded(
       job, folder, checkpoints, metrics, evaluation, start):
     if graft is not None:
-      metrics.write('graft', 0, graft.row())
+      metrics.write('graft', 0, dataclasses.asdict(graft))
     return _steps(job, state, folder, stop, checkpoints, metrics, evaluation, progress).params
 
 

@@ -22,7 +22,6 @@ from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.graft import GRAFTED, graft_to
 from sink_jax.models.graft_report import GraftReport
-from sink_jax.models.pattern import pattern_text
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.train.config import (
@@ -191,6 +190,6 @@ def _check_same(config: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]
 def _written(model: ModelConfig) -> dict[str, dict[str, Any]]:
   """The sections of a config that describe a model."""
   values = {key: getattr(model, key) for key in _MODEL_KEYS} | {
-      'pattern': pattern_text(model.pattern), 'biases': ', '.join(model.biases),
+      'pattern': '; '.join(map(repr, model.pattern)), 'biases': ', '.join(model.biases),
       'kv_heads': model.dims.kv_heads, 'head_dim': model.dims.head_dim}
   return {'model': values, 'attention': model.attention.strings()}

@@ -1,7 +1,6 @@
 """Generation and scoring with a cache, against whole forward passes."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +11,13 @@ import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.models import generate
 from sink_jax.models.config import Layer
-from sink_jax.models.decode import decode_step, prefill
-from sink_jax.models.generate import stream, text_losses
-from sink_jax.models.kv_cache import CachePolicy
-from sink_jax.models.sampling import Sampling
+from sink_jax.models.decode import CachePolicy
+from sink_jax.models.generate import Sampling, stream, stream_texts, text_losses
+from tests.models.test_decode import decoded
 from tests.random_params import random_params
 
 CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=32,
                         dtype='float32')
-
-
-full = pytest.mark.full
 
 
 @pytest.fixture(scope='module')
@@ -70,25 +65,28 @@ def test_the_size_of_the_pieces_changes_no_sample(run):
   assert (first != second).any() and (second != third).any()
 
 
+def sampled(logits_V, *options):
+  """All tokens that a few hundred draws give."""
+  rows = jnp.tile(jnp.asarray(logits_V), (400, 1))
+  return set(np.asarray(Sampling(*options).sample(
+      rows, jax.random.key(0), jnp.zeros(400, jnp.int32))).tolist())
+
+
 def test_extreme_temperatures_and_ties():
-  logits = jnp.asarray([[1.0, 1.0, 2.0, 1.0]] * 200)
-  sample = lambda *options: set(
-      np.asarray(Sampling(*options).sample(logits, jax.random.key(0))).tolist())
-  assert sample(1e-40) == sample(1e-7) == sample(1e-3) == sample(1.0, 1) == {2}
-  assert sample(100.0, 2) == {0, 2} and sample(1e30) == {0, 1, 2, 3}
+  for options in ((1e-40,), (1e-7,), (1e-3,), (1.0, 1)):
+    assert sampled([1.0, 1.0, 2.0, 1.0], *options) == {2}
+  assert sampled([1.0, 1.0, 2.0, 1.0], 100.0, 2) == {0, 2}
+  assert sampled([1.0, 1.0, 2.0, 1.0], 1e30) == {0, 1, 2, 3}
 
 
-def test_top_p_keeps_the_fewest_tokens_that_sum_to_it():
-  logits = jnp.log(jnp.asarray([[0.1, 0.4, 0.2, 0.3]] * 400))
-  sample = lambda *options: set(
-      np.asarray(Sampling(1.0, *options).sample(logits, jax.random.key(0))).tolist())
-  assert sample(None, 1e-6) == sample(None, 0.39) == {1}
-  assert sample(None, 0.41) == sample(None, 0.69) == {1, 3} and sample(None, 0.71) == {1, 2, 3}
-  assert sample(None, 1.0) == {0, 1, 2, 3}
-  # Shares are those among the top_k: 4/7 and 3/7 of two.
-  assert sample(2, 0.56) == {1} and sample(2, 0.58) == {1, 3}
-  cold = np.asarray(Sampling(0.5, None, 0.5).sample(logits, jax.random.key(1)))
-  assert set(cold.tolist()) == {1}  # 16/30 at half the temperature
+@pytest.mark.parametrize('options, kept', [
+    ((1.0, None, 1e-6), {1}), ((1.0, None, 0.39), {1}), ((1.0, None, 0.41), {1, 3}),
+    ((1.0, None, 0.69), {1, 3}), ((1.0, None, 0.71), {1, 2, 3}), ((1.0, None, 1.0), {0, 1, 2, 3}),
+    # Shares are those among the top_k: 4/7 and 3/7 of two.
+    ((1.0, 2, 0.56), {1}), ((1.0, 2, 0.58), {1, 3}),
+    ((0.5, None, 0.5), {1})])  # 16/30 at half the temperature
+def test_top_p_keeps_the_fewest_tokens_that_sum_to_it(options, kept):
+  assert sampled(np.log([0.1, 0.4, 0.2, 0.3]), *options) == kept
 
 
 def test_a_text_ends_with_its_end_of_text(run):
@@ -118,15 +116,25 @@ def test_padding_changes_nothing(run, options):
     tokens[row, where], mask[row, where] = text, 1
   found = run.generate(tokens, 6, mask=mask, **options)
   assert found.shape == (3, 6)
-  np.testing.assert_array_equal(found, run.generate(np.where(mask, tokens, 0), 6, mask=mask > 0,
-                                                    **options))
-  if not options.get('temperature'):  # a sample depends on the number of the token
-    for text, row in zip(texts, found):
-      np.testing.assert_array_equal(row, run.generate(text[None], 6, **options)[0])
-    ended = run.generate(tokens, 6, mask=mask, eos_token_id=int(found[1, 1]), **options)
-    assert (ended[1, 1:] == found[1, 1]).all()
+  for row, text in enumerate(texts):  # a sample depends on the row of its text
+    np.testing.assert_array_equal(found[row], run.generate([text] * 3, 6, **options)[row])
+  ended = run.generate(tokens, 6, mask=mask, eos_token_id=int(found[1, 1]), **options)
+  assert (ended[1, 1:] == found[1, 1]).all()
+  # A batch without padding is the same with and without a mask.
+  np.testing.assert_array_equal(run.generate(tokens, 6, **options),
+                                run.generate(tokens, 6, mask=np.ones((3, 9)), **options))
   first = dataclasses.replace(run, first_token=5).generate(tokens, 6, mask=mask)
   np.testing.assert_array_equal(first[1], run.generate([[5, *texts[1]]], 6)[0])
+
+
+@pytest.mark.parametrize('policy', [CachePolicy(8, 2), CachePolicy(20), CachePolicy(40, 4, 'text')])
+def test_a_prompt_longer_than_the_cache_is_read_in_pieces(run, policy):
+  text = prompt(length=37)
+  expected = np.argmax(decoded(run, jnp.asarray(text), policy, 1)[:, -1], -1)
+  np.testing.assert_array_equal(run.generate(text, 1, policy=policy)[:, 0], expected)
+  pieces = stream_texts(run, [text[0], text[1, :30]], 4, policy=policy)
+  np.testing.assert_array_equal(np.concatenate([piece[0] for piece in pieces]),
+                                run.generate(text, 4, policy=policy)[0])
 
 
 @pytest.mark.parametrize('mask, message', [
@@ -196,11 +204,10 @@ def test_texts_are_scored_as_they_are_but_continued_after_the_first_token(run):
 
 def test_a_text_of_any_length_is_scored_by_one_program(run):
   text, policy = prompt(length=40), CachePolicy(18, 2)
-  before = generate._score._cache_size()
+  before = generate._read._cache_size()
   pieces = list(text_losses(run, text, policy))
-  assert generate._score._cache_size() == before + 1
-  # As many tokens at once as the cache has recent ones, so memory does not grow with the text.
-  assert [piece.shape for piece in pieces] == [(2, 16), (2, 16), (2, 7)]
+  assert generate._read._cache_size() == before + 1
+  assert [piece.shape for piece in pieces] == [(2, 32), (2, 7)]
 
 
 SCORED = [
@@ -216,10 +223,10 @@ POLICIES = [CachePolicy(9), CachePolicy(9, 4), CachePolicy(9, 4, 'text'), CacheP
             CachePolicy(40, 4), CachePolicy(64)]
 
 
-# With --full every policy, otherwise the first and the second in turn.
+# With --full every policy, otherwise the first and the second by turns.
 @pytest.mark.every(12)
 @pytest.mark.parametrize('options, layers, policy', [
-    pytest.param(*scored, policy, marks=() if m == n % 2 else full)
+    pytest.param(*scored, policy, marks=() if m == n % 2 else pytest.mark.full)
     for n, scored in enumerate(SCORED) for m, policy in enumerate(POLICIES)], ids=str)
 def test_tokens_scored_together_have_the_losses_of_one_after_another(options, layers, policy):
   config = dataclasses.replace(
@@ -227,13 +234,10 @@ def test_tokens_scored_together_have_the_losses_of_one_after_another(options, la
       pattern=tuple(Layer(**layer) for layer in layers))
   model, text = sj.Run(config, random_params(config)), prompt(length=40)
   together = np.concatenate(list(text_losses(model, text, policy)), 1)
-  logits, state = prefill(config, model.params, jnp.asarray(text[:, :1]), policy)
-  step, losses = jax.jit(functools.partial(decode_step, config, policy=policy)), []
-  for tokens in text[:, 1:].T:
-    losses.append(-jax.nn.log_softmax(logits)[np.arange(2), tokens])
-    logits, state = step(model.params, jnp.asarray(tokens), state=state)
+  log_p = jax.nn.log_softmax(decoded(model, jnp.asarray(text), policy, 1)[:, :-1])
+  expected = -np.take_along_axis(np.asarray(log_p), text[:, 1:, None], -1)[..., 0]
   # Float32 against float32, in sums of another order; measured: at most 2e-6.
-  np.testing.assert_allclose(together, np.stack(losses, 1), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(together, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bad_input_is_refused_before_anything_runs(run):

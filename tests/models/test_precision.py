@@ -13,8 +13,8 @@ from sink_jax.evaluate.probe import PROBE_OPTIONS, probed
 from sink_jax.models import generate, run
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.decode import empty_state
+from sink_jax.models.generate import Sampling
 from sink_jax.models.record import RecordOptions
-from sink_jax.models.sampling import Sampling
 from sink_jax.models.sizes import parameter_shapes
 
 CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11)
@@ -30,22 +30,16 @@ def logits(config):
   return run._logits.lower(config, None, parameter_shapes(config), TOKENS)
 
 
-def state(config):
-  return jnp.zeros((2, 11)), jax.eval_shape(lambda: empty_state(config, POLICY, 2))
-
-
 def begin(config):
   return generate._begin.lower(config, None, POLICY, parameter_shapes(config), TOKENS)
 
 
-def generated(config):
-  return generate._continue.lower(config, None, POLICY, Sampling(), 4, parameter_shapes(config),
-                                  state(config), jax.random.key(0), 0)
-
-
-def score(config):
-  return generate._score.lower(config, None, POLICY, parameter_shapes(config), state(config),
-                               jax.ShapeDtypeStruct((2, POLICY.recent), jnp.int32))
+def read(config, together):
+  carry = jnp.zeros((2, 11)), jax.eval_shape(lambda: empty_state(config, POLICY, 2))
+  return generate._read.lower(
+      config, None, POLICY, Sampling() if together == 1 else None, together,
+      parameter_shapes(config), carry,
+      jax.random.key(0), 0, jax.ShapeDtypeStruct((2, 4), jnp.int32), jnp.zeros(2, jnp.int32))
 
 
 def precisions(lowered):
@@ -57,7 +51,8 @@ def precisions(lowered):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize('program', [probe, logits, begin, generated, score])
+@pytest.mark.parametrize('program', [
+    probe, logits, begin, lambda config: read(config, 1), lambda config: read(config, 4)])
 def test_products_of_float32_are_float32_on_every_device(program):
   config = lambda dtype: dataclasses.replace(CONFIG, dtype=dtype)
   assert precisions(program(config('float32'))) == {'HIGHEST'}

@@ -6,8 +6,9 @@ The layers' outputs are compared in test_transformer.py, and their training in t
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from sink_jax.models.sigma_reparam import first_vector, reparametrised
+from sink_jax.models.sigma_reparam import after_update, reparametrised, singular_vector
 
 
 def test_gradients_are_those_of_the_spectral_norm():
@@ -23,8 +24,21 @@ def test_gradients_are_those_of_the_spectral_norm():
   np.testing.assert_allclose(by_gamma, value(kernel, 1.0), rtol=1e-6)
 
 
-def test_the_first_vector_is_the_singular_one():
+@pytest.mark.parametrize('shape', [(96, 256), (256, 96)])
+def test_the_vector_is_the_singular_one(shape):
   # Gaps between singular values are small in matrices of random numbers, as the initial ones are.
-  kernel = np.random.default_rng(0).uniform(-1, 1, (96, 256)).astype(np.float32)
-  vector = np.asarray(first_vector(jax.random.key(0), kernel), np.float64)
-  assert abs(np.linalg.norm(vector @ kernel) / np.linalg.norm(kernel, 2) - 1) < 1e-3
+  kernel = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+  vector = np.asarray(singular_vector(kernel), np.float64)
+  assert abs(np.linalg.norm(vector @ kernel) / np.linalg.norm(kernel, 2) - 1) < 2e-4
+
+
+def test_the_vector_is_that_of_the_new_kernel_when_another_value_overtakes():
+  left, right = (np.linalg.qr(np.random.default_rng(i).standard_normal((2, 24, 24)))[0]
+                 for i in (0, 1))
+  for gap in (1e-3, 1e-2, 0.3):
+    values = np.r_[1, 1 + gap, np.linspace(0.9, 0.1, 22)]
+    kernels = np.float32(np.einsum('lij,j,ljk->lik', left, values, right))
+    params = {'layer': {'kernel': kernels, 'singular': np.float32(left[:, :, 0])}}
+    vectors = np.asarray(after_update(params)['layer']['singular'], np.float64)
+    found = np.linalg.norm(np.einsum('li,lio->lo', vectors, kernels), axis=-1)
+    np.testing.assert_allclose(found, 1 + gap, rtol=3e-4)

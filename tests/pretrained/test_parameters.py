@@ -13,7 +13,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
-from sink_jax.models.finite import first_not_finite
+from sink_jax.models.arrays import first_not_finite
 from sink_jax.pretrained import parameters
 from sink_jax.pretrained.families import FAMILIES
 from sink_jax.pretrained.files import Checkpoint

@@ -1,5 +1,6 @@
 """The page on grafts: planted runs and what is said of them."""
 
+import dataclasses
 import json
 import shutil
 import statistics
@@ -48,9 +49,9 @@ def plant(root, trial, sinks=(30, 30, 30, 30), *, loss=3.0, keys=None, status='d
     rows += [dict(kind='train', step=step, loss=loss, grad_norm=1.0) for step in at[1:]]
     rows.append(dict(kind='valid', step=steps, valid=loss + seed / 100))
     if config['init']['graft']:
-      rows.append(dict(kind='graft', step=0, **GraftReport(
+      rows.append(dict(kind='graft', step=0, **dataclasses.asdict(GraftReport(
           ('attention.head: a -> b',), (), (), config['init']['graft'], not change_of_loss,
-          3.0, 3.0 + change_of_loss).row()))
+          3.0, 3.0 + change_of_loss))))
     rows.sort(key=lambda row: row['step'])
     (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
 

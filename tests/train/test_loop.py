@@ -473,17 +473,13 @@ def test_files_of_a_run_that_have_no_end_are_refused(workdir):
 
 
 @pytest.mark.parametrize('key, value, words', [
-    ('model.layers', 10**9, 'model.layers = 1000000000 cannot be'),
-    ('model.d_model', 10**9, 'model.d_model = 1000000000 cannot be'),
-    ('model.ffn_hidden', 10**400, 'model.ffn_hidden = 10+ cannot be'),
-    ('model.vocab_size', 10**12, 'model.vocab_size = 1000000000000 cannot be'),
-    ('model.vocab_size', -10**12, 'model.vocab_size = -1000000000000 cannot be'),
+    ('model.vocab_size', -1, 'model.vocab_size must be at least 0'),
     ('model.norm_eps', 10**12, 'model.norm_eps must be'),
-    ('model.layers', 2.0, 'model.layers = 2.0 must be a whole number'),
-    ('model.sink_tokens', -0.0, 'model.sink_tokens = -0.0 must be a whole number'),
+    ('model.layers', 2.0, 'model.layers = 2.0 must be int'),
+    ('model.sink_tokens', -0.0, 'model.sink_tokens = -0.0 must be int'),
     ('attention.mask', f'Window(size={10**12})', 'size must be at least 1.*at most'),
     ('attention.mask', f'Prefix(length={10**12})', 'length must be at least 1.*at most')])
-def test_sizes_beyond_reason_are_refused_before_anything_is_made(whole, tmp_path, key, value, words):
+def test_values_out_of_range_are_refused_before_anything_is_made(whole, tmp_path, key, value, words):
   config = json.loads((whole[0] / 'config.json').read_text())
   section, _, name = key.partition('.')
   config[section][name] = value

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.models.first_token import first_token_chain
+from sink_jax.analyses.first_token import first_token_chain
 from sink_jax.models.layers import Norm
 from tests.random_params import random_params
 

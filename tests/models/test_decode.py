@@ -1,6 +1,7 @@
 """Decoding with a cache, against the forward pass and against StreamingLLM's own procedure."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,14 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.models import decode
+from sink_jax.models import generate
 from sink_jax.models.config import Experts, Layer, Mamba
-from sink_jax.models.kv_cache import EMPTY, CachePolicy
+from sink_jax.models.decode import EMPTY, CachePolicy, check_policy
+from sink_jax.models.layers import apply
+from sink_jax.models.transformer import Transformer
 from tests.random_params import random_params
 
 T = 11
-begin = jax.jit(decode.prefill, static_argnums=(0, 3))
-extend = jax.jit(decode.decode_step, static_argnums=(0, 3))
 TINY = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=32,
             dtype='float32')
 MAMBA = Mamba(inner=20, state=3, conv=4, rank=2)
@@ -30,14 +31,21 @@ def tokens(length=T, batch=2):
   return jnp.asarray(np.random.default_rng(1).integers(0, 32, (batch, length)))
 
 
-def decoded(run, inputs, policy, first):
-  """Logits (B, T - first + 1, V) of tokens first..T, the first ones read at once."""
-  logits, state = begin(run.config, run.params, inputs[:, :first], policy)
-  found = [logits]
-  for t in range(first, inputs.shape[1]):
-    logits, state = extend(run.config, run.params, inputs[:, t], policy, state)
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def extend(config, params, inputs, policy, state):
+  """Logits (B, L, V) of the next tokens (B, L), and the state."""
+  positions = policy.next_positions(state.tokens_read, inputs.shape[1])
+  return apply(Transformer(config), params, inputs, state=state, positions=positions)
+
+
+def decoded(run, inputs, policy, first, together=1):
+  """Logits (B, T - first + 1, V) of tokens first..T, of which the first ones are read at once."""
+  logits, state = generate._begin(run.config, None, policy, run.params, inputs[:, :first])
+  found = [logits[:, None]]
+  for t in range(first, inputs.shape[1], together):
+    logits, state = extend(run.config, run.params, inputs[:, t:t + together], policy, state)
     found.append(logits)
-  return np.stack(found, 1)
+  return np.concatenate(found, 1)
 
 
 @pytest.mark.every(4)
@@ -142,66 +150,35 @@ def test_sinks_and_window_are_those_of_streaming_llm(attention, positions, size,
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('options, piece', [
-    (dict(layers=4, attention=sj.AttentionSpec(
-        position='YarnRope(fraction=0.5)', qk_norm='QKNorm()', kv_bias='KVBias()'), pattern=(
-            Layer(mask=sj.Window(3)), Layer(mamba=MAMBA), Layer(), Layer(position=sj.Nope()))), 3),
-    pytest.param(dict(sink_tokens=1, attention=sj.AttentionSpec(
-        'Sigmoid()', 'Unnormalized()', position='Llama3Rope(original_length=16)',
-        mask='Window(size=4)', head='ElementGate()')), 2, marks=pytest.mark.full)], ids=str)
-def test_keys_that_stay_rotated_are_those_rotated_at_every_step(monkeypatch, options, piece):
-  """Against keys that are kept without rotation, as those with a feature map are."""
-  run, policy, inputs = model(**options), CachePolicy(6, 2), tokens(31)
-  monkeypatch.setattr(decode, '_PIECE', piece)
-  results = []
-  for kept in (True, False):
-    monkeypatch.setattr(sj.AttentionSpec, 'scores_by_difference', kept)
-    # A function of its own: `begin` would find the program of the other kind of cache.
-    logits, state = jax.jit(lambda *arguments: decode.prefill(run.config, *arguments, policy))(
-        run.params, inputs[:, :17])
-    found = [logits]
-    for t in range(17, 31):  # over three times the entries of the ring
-      logits, state = extend(run.config, run.params, inputs[:, t], policy, state)
-      found.append(logits)
-    results.append((np.stack(found), jax.tree.structure(state)))
-  (found, kind), (expected, other) = results
-  assert kind != other
-  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
-
-
 def test_positions_in_the_cache_do_not_know_how_long_the_text_is():
   run, policy = model(layers=1), CachePolicy(5, 2)
-  _, state = begin(run.config, run.params, tokens()[:, :5], policy)
+  _, state = generate._begin(run.config, None, policy, run.params, tokens()[:, :5])
   # As after so many laps of the ring, at the end of which its entries are where they were.
   late = state._replace(tokens_read=state.tokens_read + 300_000_000 * policy.recent)
   for t in range(5, T):
-    logits, state = extend(run.config, run.params, tokens()[:, t], policy, state)
-    found, late = extend(run.config, run.params, tokens()[:, t], policy, late)
+    logits, state = extend(run.config, run.params, tokens()[:, t:t + 1], policy, state)
+    found, late = extend(run.config, run.params, tokens()[:, t:t + 1], policy, late)
     np.testing.assert_array_equal(found, logits)
 
 
-@pytest.mark.parametrize('policy, same', [
-    (CachePolicy(5, 2, 'text'), True), (CachePolicy(T), True), (CachePolicy(5, 2), False)])
-def test_a_logarithm_of_the_length_is_that_of_the_text(policy, same):
-  config = model(attention=sj.AttentionSpec(temperature='LogLength()')).config
-  if same:
-    decode.check_policy(config, policy, T)
+LOG = sj.AttentionSpec(temperature='LogLength()')
+PSEUDO = sj.AttentionSpec(kv_bias='PseudoMask(context=9)')
+
+
+@pytest.mark.parametrize('attention, policy, words', [
+    (LOG, CachePolicy(5, 2, 'text'), ''), (LOG, CachePolicy(T), ''),
+    (LOG, CachePolicy(5, 2), "positions='text', or a size of at least 11"),
+    # A window that the cache holds has the same keys in both.
+    (dataclasses.replace(LOG, mask='Window(size=5)'), CachePolicy(5, 2), ''),
+    (PSEUDO, CachePolicy(8, 2), "positions='text', or a size of at least 9"),
+    (PSEUDO, CachePolicy(8, 2, 'text'), ''), (PSEUDO, CachePolicy(9, 2), '')], ids=str)
+def test_what_depends_on_the_length_of_the_text_needs_its_positions(attention, policy, words):
+  config = model(attention=attention).config
+  if not words:
+    check_policy(config, policy, T)
   else:
-    with pytest.raises(ValueError, match="keys of the text .* up to 11 here, but .* count 5 of "
-                                         "them .* positions='text', or a size of at least 11"):
-      decode.check_policy(config, policy, T)
-  # A window that the cache holds has the same keys in both.
-  attention = sj.AttentionSpec(temperature='LogLength()', mask='Window(size=5)')
-  decode.check_policy(dataclasses.replace(config, attention=attention), policy, T)
-
-
-def test_pseudo_attention_needs_the_positions_of_the_text_while_it_fills_a_future():
-  config = model(attention=sj.AttentionSpec(kv_bias='PseudoMask(context=9)')).config
-  with pytest.raises(ValueError, match="positions='text', or a size of at least 9"):
-    decode.check_policy(config, CachePolicy(8, 2), T)
-  for policy in (CachePolicy(8, 2, 'text'), CachePolicy(9, 2), CachePolicy(T)):
-    decode.check_policy(config, policy, T)
+    with pytest.raises(ValueError, match=words):
+      check_policy(config, policy, T)
 
 
 def test_a_window_in_the_text_has_the_logarithm_of_its_size():
@@ -222,37 +199,24 @@ def test_cache_and_text_positions_differ_once_a_token_is_dropped():
   assert np.abs(a[:, 5:] - b[:, 5:]).max() > 0.01
 
 
-def check_turn(policy, positions, query, column, entry, position):
-  """A query is as far from a key by the rotations of both as by their positions."""
-  if policy.positions == 'text':
-    assert positions.turns is None
-    return
-  turns = positions.turns
-  if entry in turns.sinks_S:
-    at = positions.queries_L[query]
-  else:
-    at = turns.ring_Lx2[query, int(turns.behind_LxC[query, column])]
-  assert at - entry == positions.queries_L[query] - position and at < 2 * policy.size
-
-
-@pytest.mark.parametrize('policy', [CachePolicy(5, 2), CachePolicy(5, 2, 'text'), CachePolicy(4)])
+@pytest.mark.every(3)
+@pytest.mark.parametrize('policy', [
+    CachePolicy(5, 2), CachePolicy(5, 2, 'text'), CachePolicy(7, 3, 'text'), CachePolicy(4)])
 def test_positions_are_those_of_the_tokens_in_the_cache(policy):
   held = {}  # entry: token
-  for tokens_read in range(23):
-    positions = policy.next_token_positions(tokens_read)
-    held[int(positions.entries_L[0])] = tokens_read
-    kept = sorted(held.values())
-    expected = ([t for t in range(tokens_read + 1) if t < policy.sinks]
-                + list(range(policy.sinks, tokens_read + 1))[-(policy.size - policy.sinks):])
-    assert kept == expected
-    for entry, position in enumerate(np.asarray(positions.keys)):
-      if entry not in held:
-        assert position == EMPTY
-      else:
-        token = held[entry]
-        assert position == (token if policy.positions == 'text' else kept.index(token))
-        check_turn(policy, positions, 0, entry, entry, position)
-    assert positions.queries_L[0] == (tokens_read if policy.positions == 'text' else len(kept) - 1)
+  for read in range(17):
+    for count in range(1, policy.recent + 1):
+      positions = policy.next_positions(read, count)
+      tokens_E = [*(held.get(entry) for entry in range(policy.size)), *range(read, read + count)]
+      for i, token in enumerate(range(read, read + count)):
+        kept = [t for t in range(token + 1) if t < policy.sinks or t > token - policy.recent
+                or token < policy.size]
+        expected = {t: t if policy.positions == 'text' else n for n, t in enumerate(kept)}
+        found = {t: int(at) for t, at in zip(tokens_E, positions.keys_LxE[i]) if at != EMPTY}
+        assert found == expected and positions.queries_L[i] == expected[token]
+      if policy.positions == 'text':
+        np.testing.assert_array_equal(positions.kept_L, positions.queries_L)
+    held[int(positions.entries_L[0])] = read
 
 
 def test_bad_policies_are_refused():
@@ -266,49 +230,16 @@ def test_bad_policies_are_refused():
 @pytest.mark.parametrize('options', [
     {}, dict(sink_tokens=1, attention=sj.AttentionSpec(position='Alibi()', head='ElementGate()')),
     dict(attention=sj.AttentionSpec(kv_bias='KVBias()', value='ValueResidual()'), pattern=(
-        Layer(), Layer(mamba=MAMBA)))], ids=str)
-@pytest.mark.parametrize('policy, piece', [
-    (CachePolicy(5, 2), 16), (CachePolicy(6, 1, 'text'), 3),
+        Layer(), Layer(mamba=MAMBA))),
+    dict(attention=sj.AttentionSpec(position='YarnRope(fraction=0.5)', feature_map='EluPlusOne()',
+                                    qk_norm='QKNorm()'))], ids=str)
+@pytest.mark.parametrize('policy, together', [
+    (CachePolicy(5, 2), 3), (CachePolicy(6, 1, 'text'), 4),
     pytest.param(CachePolicy(3), 2, marks=pytest.mark.full)])
-def test_a_beginning_longer_than_the_cache_is_read_in_pieces(monkeypatch, options, policy, piece):
-  """Each token sees what it would see if all were read one after another."""
+def test_tokens_read_together_see_what_they_see_one_by_one(options, policy, together):
   if policy.sinks < options.get('sink_tokens', 0):
-    policy = dataclasses.replace(policy, sinks=1)
+    policy = dataclasses.replace(policy, sinks=1, size=policy.size + 1)
   run = model(**options)
-  expected = decoded(run, tokens(T + 2), policy, 1)[:, -3:]
-  monkeypatch.setattr(decode, '_PIECE', piece)
-  prefill = jax.jit(lambda *arguments: decode.prefill(run.config, *arguments, policy))
-  found, state = prefill(run.params, tokens(T + 2)[:, :T])
-  assert int(state.tokens_read) == T + run.config.sink_tokens
-  tolerance = 2e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(found, expected[:, 0], atol=tolerance)
-  for t in range(2):  # what it leaves in the cache is the same, too
-    found, state = extend(run.config, run.params, tokens(T + 2)[:, T + t], policy, state)
-    np.testing.assert_allclose(found, expected[:, 1 + t], atol=tolerance)
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize('policy', [CachePolicy(5, 2), CachePolicy(7, 3, 'text'), CachePolicy(4)])
-def test_several_tokens_see_what_they_see_one_by_one(policy):
-  held = {}  # entry: token
-  for read in range(17):
-    for count in range(1, policy.recent + 1):
-      several = policy.next_positions(read, count)
-      entries = dict(held)
-      for i in range(count):
-        one = policy.next_token_positions(read + i)
-        entries[int(one.entries_L[0])] = read + i
-        assert several.entries_L[i] == one.entries_L[0]
-        assert several.queries_L[i] == one.queries_L[0]
-        own = {token: int(one.keys[entry]) for entry, token in entries.items()}
-        both = [*(held.get(entry) for entry in range(policy.size)), *range(read, read + count)]
-        found = {token: int(position) for token, position in zip(both, several.keys[i])
-                 if position != EMPTY}
-        assert found == own
-        entries_E = [*range(policy.size), *several.entries_L.tolist()]
-        for column, position in enumerate(several.keys[i].tolist()):
-          if position != EMPTY:
-            check_turn(policy, several, i, column, entries_E[column], position)
-    held[int(policy.next_token_positions(read).entries_L[0])] = read
-  with pytest.raises(ValueError, match='1 to .* tokens at once'):
-    policy.next_positions(9, policy.recent + 1)
+  expected = decoded(run, tokens(13), policy, 1)
+  found = decoded(run, tokens(13), policy, 1, together)
+  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
