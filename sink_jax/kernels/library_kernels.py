@@ -139,7 +139,8 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
 
     # From these attributes, which splash's masks have too, it computes the mask of a tile inside
     # the kernel; without them it would load those tiles from memory.
-    mask_function, q_sequence, shape = staticmethod(mask.keep), tokens, (length, length)
+    mask_function, q_sequence = staticmethod(mask.keep), tokens
+    shape = (length, length)  # pyright: ignore[reportAssignmentType] a property there
 
     def __getitem__(self, index):
       i, j = (tokens[part] for part in index)

@@ -23,7 +23,7 @@ from sink_jax.attention.spec import (
   apply_position_and_features,
   scaled_queries,
 )
-from sink_jax.component import check_types
+from sink_jax.component import Component, check_types
 from sink_jax.models.config import Layer, ModelConfig
 
 # Position of an entry without a token. It is later than any query, so every mask hides it.
@@ -219,7 +219,7 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once:
                      f'a size of at least {sinks + 1}.')
   used = total if policy.positions == 'text' else min(total, size)  # positions
   future = config.attention.kv_bias.future  # pseudo-attention counts tokens that are to come
-  needed = {config.attention.kv_bias: future or 0} if used < total else {}
+  needed: dict[Component, int] = {config.attention.kv_bias: future or 0} if used < total else {}
   for layer in config.pattern:
     spec = config.attention_of(layer)
     if spec.mask.prefix and not layer.mamba and together < min(spec.mask.prefix, total):

@@ -334,7 +334,7 @@ def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling:
   return carry, jnp.swapaxes(result, 0, 1).reshape(batch, length)
 
 
-def _begun(run: TextModel, texts: Sequence) -> list[np.ndarray]:
+def _begun(run: TextModel, texts: Sequence | np.ndarray) -> list[np.ndarray]:
   """The texts with the first token of the run before them, where it has one and none has it."""
   begins = [text[0] == run.first_token for text in texts]
   if run.first_token is None or all(begins):

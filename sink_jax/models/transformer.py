@@ -145,8 +145,9 @@ class Period(nn.Module):
     if record_options is None:
       return stream, (None, tuple(new_caches))
     # What no block has is None; what mixers of Mamba have not is stacked over the other blocks.
-    stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *(x for x in field if x is not None))
-               if any(x is not None for x in field) else None for field in zip(*records))
+    stacked: Any = [
+        jax.tree.map(lambda *parts: jnp.stack(parts), *(x for x in field if x is not None))
+        if any(x is not None for x in field) else None for field in zip(*records)]
     return stream, (LayerRecord(*stacked), tuple(new_caches))
 
 

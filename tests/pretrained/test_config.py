@@ -20,7 +20,7 @@ from tests.pretrained import tiny
 
 FIXTURES = Path(__file__).parent / 'fixtures'
 SLIDING, FULL = 'sliding_attention', 'full_attention'
-MISSING = object()
+MISSING = '(left out)'
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=8192)
 YARN = dict(factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
