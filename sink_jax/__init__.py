@@ -33,29 +33,28 @@ _MODULES = {
     'sink_jax.pretrained.load': 'load_run load_pretrained tokenize',
     'sink_jax.analyses.runner': 'analyse',
 }
-# Every component of attention, whichever file it is in.
-_COMPONENTS = '''
-  AbsFloor AbsSum Alibi CappedExp Causal Clipped Count ElementGate EluPlusOne Exclusive Exp Fixed HeadGate
-  HeadNorm Identity KBias KVBias Learned Linear Llama3Rope LogLength Mlp NoBias NoQKNorm Nope
-  PNorm PlainOutput PlainValue Prefix ProjectionQKNorm PseudoMask QKNorm Relative Relu Rope RowSum
-  Sigmoid SinkLogit Sinusoidal Softpick SquaredRelu Unnormalized VBias ValueResidual ValueScale Window
-  YarnRope ZeroSink
-'''.split()
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = sorted([*_MODULE_OF, *_COMPONENTS])  # pyright: ignore[reportUnsupportedDunderAll] computed
 __version__ = '0.1.0'
 
 
 def __getattr__(name: str) -> Any:
-  if name not in __all__:
-    raise AttributeError(f'sink_jax has no {name!r}; it exports {", ".join(__all__)}.')
   if name in _MODULE_OF:
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
-  spec, component = map(importlib.import_module, ('sink_jax.attention.spec', 'sink_jax.component'))
-  kinds = map(component.registry, spec.COMPONENTS.values())
-  return next(classes[name] for classes in kinds if name in classes)
+  if name == '__all__':
+    return __dir__()
+  if not name.startswith('_') and name in (components := _components()):
+    return components[name]
+  raise AttributeError(f'sink_jax has no {name!r}; it exports {", ".join(__dir__())}.')
 
 
 def __dir__() -> list[str]:
-  return __all__
+  return sorted([*_MODULE_OF, *_components()])
+
+
+def _components() -> dict[str, type]:
+  """Every component of attention that is defined, by name."""
+  from sink_jax.attention.spec import COMPONENTS
+  from sink_jax.component import registry
+
+  return {name: cls for base in COMPONENTS.values() for name, cls in registry(base).items()}
