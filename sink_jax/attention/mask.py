@@ -69,8 +69,8 @@ class Window(Causal):
   size: int = 32
 
   def __post_init__(self):
-    require(self, type(self.size) is int and self.size >= 1,
-            'size must be a whole number, at least 1, the token itself')
+    require(self, type(self.size) is int and 1 <= self.size < 2**31,
+            'size must be a whole number from 1, the token itself, to 2**31 - 1')
 
   @property
   def window(self) -> int:
@@ -83,8 +83,8 @@ class Prefix(Causal):
   length: int = 5
 
   def __post_init__(self):
-    require(self, type(self.length) is int and self.length >= 1,
-            'length must be a whole number, at least 1, which is plain causal')
+    require(self, type(self.length) is int and 1 <= self.length < 2**31,
+            'length must be a whole number from 1, which is plain causal, to 2**31 - 1')
 
   @property
   def prefix(self) -> int:

@@ -94,12 +94,12 @@ def table(hf: Json, config: ModelConfig) -> Table:
                        'out' in config.biases)
     for q, query, heads in (('q', 'query', dims.heads), ('k', 'key', dims.kv_heads)):
       norm, leaf = f'{attention}.{q}_norm.weight', f'{ours}/qk_norm_{query}_gain'
-      if isinstance(spec.qk_norm, QKNorm):
-        tensors[norm] = vector(leaf, (i,), dims.head_dim)
-      elif isinstance(spec.qk_norm, ProjectionQKNorm):
+      if isinstance(spec.qk_norm, ProjectionQKNorm):
         # One vector in the file: the channels of one head after those of another.
         tensors[norm] = StoredTensor((heads * dims.head_dim,), (
             LeafPart(leaf, (i,), lambda x: x.reshape(-1, dims.head_dim)),))
+      elif isinstance(spec.qk_norm, QKNorm):
+        tensors[norm] = vector(leaf, (i,), dims.head_dim)
     if spec.kv_bias == SinkLogit():
       tensors[f'{attention}.sinks'] = vector(f'{ours}/kv_bias_logit', (i,), dims.heads)
     if not config.pattern[layer % len(config.pattern)].experts:

@@ -53,7 +53,7 @@ def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, tmp_path, c
                    attention__kv_bias='KBias()', attention__mask='Window(size=4)')
   after = go(config, workdir)
   row, = read_metrics(workdir, 'graft')
-  assert (row['step'], row['exact'], row['new']) == (0, False, 'blocks/attention/kv_bias_key')
+  assert (row['step'], row['exact'], row['new']) == (0, False, ['blocks/attention/kv_bias_key'])
   assert 'by construction' in caplog.text  # a window of 4 tokens of 16
   assert row['changed'] in caplog.text and 'NoBias() -> KBias(' in row['changed']
   tokens = sj.load_run(workdir).probe_tokens
