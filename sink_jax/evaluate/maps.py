@@ -20,8 +20,7 @@ class HeadMaps:
   """Maps of N layers and H heads between T tokens, mean of `sequences` sequences.
 
   raw: the attention weights, queries then keys. normalized: the proxy scores; the same for softmax.
-  has_extra_key: whether there is an extra key or a learned sink token, which the maps leave out. blocks:
-  the numbers of the N blocks, from 1.
+  has_extra_key: whether the maps leave an extra key or a learned sink token out. blocks: from 1.
   """
 
   raw: Float[np.ndarray, 'N H T T']
@@ -55,14 +54,10 @@ def strongest_and_weakest(importance_NxH: np.ndarray) -> list[tuple[int, int]]:
 
 
 def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
-  """Records the model on tokens (S, T) in float32, the first 64 positions of each sequence.
-
-  NotFinite names the block and the head if maps are not finite.
-  """
+  """Records the model on tokens (S, T) in float32, the first 64 positions of each sequence."""
   tokens = np.asarray(tokens)[:, :_LENGTH]
   # As a probe does by default: bfloat16 would round every weight to two or three digits.
-  config = dataclasses.replace(run.config, dtype='float32')
-  run = dataclasses.replace(run, config=config)
+  run = dataclasses.replace(run, config=(config := dataclasses.replace(run.config, dtype='float32')))
   # Maps grow with the square of the length: as many sequences at a time as fit, and one at least.
   size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
   sums = np.zeros(())  # of raw and normalised maps: all maps of all sequences would not fit
@@ -75,5 +70,4 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
     block = config.attention_layers[layer] + 1
     raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
   extra_key = config.attention.kv_bias.has_extra_key or config.sink_tokens > 0
-  blocks = tuple(layer + 1 for layer in config.attention_layers)
-  return HeadMaps(sums[0] / len(tokens), sums[1] / len(tokens), len(tokens), extra_key, blocks)
+  return HeadMaps(*sums / len(tokens), len(tokens), extra_key, tuple(n + 1 for n in config.attention_layers))

@@ -64,6 +64,7 @@ def test_parts_of_a_probe_change_nothing_while_the_first_holds_what_is_described
   run = sj.Run(CONFIG, init_params(CONFIG, 0))
   tokens = np.random.default_rng(0).integers(0, 11, (25, 9))
   whole, parts = sj.probe(run, tokens), sj.probe(run, tokens, batch_size=SEQUENCES)
+  np.testing.assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
   for one, other in zip(whole.activations, parts.activations):
     np.testing.assert_allclose(one, other, rtol=1e-5)
   small = sj.probe(run, tokens, batch_size=4)

@@ -141,7 +141,6 @@ def test_sources_of_a_command_line(tmp_path):
 
 @pytest.mark.parametrize('call, words', [
     (lambda: natural(BYTES, corpus(), sequences=101, length=20), 'only 100 documents.*--sequences'),
-    (lambda: natural(BYTES, corpus(), length=1), '--length=1'),
     (lambda: natural(BYTES, corpus(), bos='twice'), 'twice'),
     (lambda: natural(dataclasses.replace(BYTES, prefix=(0, 0)), corpus(), length=20), '2 BOS'),
     (lambda: by_domain(BYTES, corpus(), length=9999), '9999'),
