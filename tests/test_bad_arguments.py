@@ -71,7 +71,7 @@ def test_heads_without_any_output_are_dormant(run):
   report = sj.probe(run, TOKENS)
   norms = report.norms | {'head': report.norms['head'] * (np.arange(2) > 0)[:, None, None]}
   heads = dataclasses.replace(report, norms=norms)
-  assert heads.summary()['dormant_heads'] == 50 * (1 + (report.head_norms()[1] < 0.25).mean())
+  assert heads.summary()['dormant_heads'] == 50 * (1 + (np.array(report.summary()['head_norm'][1]) < 0.25).mean())
 
 
 def test_a_list_and_a_component_stand_for_what_they_mean():

@@ -83,15 +83,13 @@ class Angles(NamedTuple):
 
 
 def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> Angles:
-  """The angles of transformed queries and keys, T > 1; a function for `RecordOptions.angles`.
-
-  The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
-  """
+  """The angles of transformed queries and keys, T > 1; a function for `RecordOptions.angles`."""
   length, heads, head_dim = q_BxTxHxDh.shape[1:]
   q = q_BxTxHxDh.astype(jnp.float32)
   k = repeat_heads(k_BxTxHkvxDh, heads).astype(jnp.float32)
   size = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
   unit = lambda x: x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)  # of zeros: 0 instead of NaN
+  # The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
   others_T = jnp.arange(1, length)[:, None, None]  # keys 2..t of the queries t = 2..T
   means = []
   for queries, keys in ((unit(q), unit(k)), (size(q), size(k)), (q / math.sqrt(head_dim), k)):

@@ -153,7 +153,7 @@ def _described(rows: Sequence[np.ndarray] | np.ndarray, tokenizer: TextTokenizer
   if tokenizer and (bos_id := tokenizer.bos_id) is not None:
     most = (tokens == bos_id).sum(1).max()
     if most > 1 and not tokenizer.bos_in_texts:
-      raise ValueError(f'{tokenizer.name} begins texts with {most} BOS tokens: use --bos=force or --bos=none.')
+      raise ValueError(f'{tokenizer.name} begins texts with {most} BOS tokens: use --bos=force or none.')
     if (tokens[:, 0] == bos_id).all():  # what the sequences are, whatever was asked for
       applied = f'bos id {bos_id} at position 1'
   first = tokens[0, :4].tolist()

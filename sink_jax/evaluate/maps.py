@@ -20,13 +20,14 @@ class HeadMaps:
   """Maps of N layers and H heads between T tokens, mean of `sequences` sequences.
 
   raw: the attention weights, queries then keys. normalized: the proxy scores; the same for softmax.
-  has_extra_key: whether the maps leave an extra key or a learned sink token out. blocks: from 1.
+  extra_key_weight: mean weight (N, H) of the extra key or the learned sink token, which the maps leave out;
+  None without one. blocks: from 1.
   """
 
   raw: Float[np.ndarray, 'N H T T']
   normalized: Float[np.ndarray, 'N H T T']
   sequences: int
-  has_extra_key: bool
+  extra_key_weight: Float[np.ndarray, 'N H'] | None
   blocks: tuple[int, ...]
 
   @property
@@ -38,12 +39,6 @@ class HeadMaps:
   def proxy(self) -> bool:
     """Whether the proxy scores differ from the attention weights."""
     return not np.allclose(self.raw, self.normalized, atol=1e-4)
-
-  @property
-  def extra_key_weight(self) -> Float[np.ndarray, 'N H'] | None:
-    """Mean weight of the extra key or the learned sink token; None without one."""
-    # Normalised rows sum to one over all keys, so it is what the tokens leave.
-    return 1 - self.normalized.sum(-1).mean(-1) if self.has_extra_key else None
 
 
 def strongest_and_weakest(importance_NxH: np.ndarray) -> list[tuple[int, int]]:
@@ -69,5 +64,8 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
     layer, head = np.argwhere(~finite)[0]
     block = config.attention_layers[layer] + 1
     raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
+  raw, normalized = sums / len(tokens)
+  # Normalised rows sum to one over all keys, so the extra key has what the tokens leave.
   extra_key = config.attention.kv_bias.has_extra_key or config.sink_tokens > 0
-  return HeadMaps(*sums / len(tokens), len(tokens), extra_key, tuple(n + 1 for n in config.attention_layers))
+  weight = 1 - normalized.sum(-1).mean(-1) if extra_key else None
+  return HeadMaps(raw, normalized, len(tokens), weight, tuple(n + 1 for n in config.attention_layers))

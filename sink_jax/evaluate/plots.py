@@ -21,7 +21,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
 from sink_jax.evaluate.maps import HeadMaps, head_maps, strongest_and_weakest
-from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.models.run import ModelInputs, Run
 
 # Okabe and Ito (2008): these differ for any colour vision, and in print by their lightness.
@@ -34,8 +33,8 @@ _TICKS = 16  # numbers on an axis of an importance map; more would touch one ano
 _FONT = 11
 
 
-def importance_map(report: SinkReport, path: File | None, epsilon: float, ax: Axes | None) -> Figure:
-  """Draws the importance of the first token, blocks across and heads down (Figures 19 to 24)."""
+def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | None) -> Figure:
+  """Draws the first token's importance of a SinkReport, blocks across and heads down (Figures 19 to 24)."""
   values_HxN, blocks = report.head_importance().T, report.protocol['blocks']
   heads, layers = values_HxN.shape
   numbers = values_HxN.size <= 128 and max(heads, layers) <= _TICKS  # more would be too small to read

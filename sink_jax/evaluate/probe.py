@@ -84,11 +84,10 @@ def probed(config: ModelConfig, dtype: str) -> ModelConfig:
 
 def first_token_limits(config: ModelConfig, length: int) -> list[float]:
   """The share of queries that see the first of `length` tokens by block, which bounds its importance."""
-  period = len(config.pattern)
-  masks = [config.attention_of(config.pattern[layer % period]).mask for layer in config.attention_layers]
+  layers = [config.pattern[n % len(config.pattern)] for n in config.attention_layers]
   share = {mask: float(np.mean(np.broadcast_to(mask.keep(np.arange(length), 0), length)))
-           for mask in set(masks)}
-  return [share[mask] for mask in masks]
+           for mask in {config.attention_of(layer).mask for layer in layers}}
+  return [share[config.attention_of(layer).mask] for layer in layers]
 
 
 def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
@@ -111,9 +110,9 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
 
 def _not_finite_in(joined: Mapping[str, Any], config: ModelConfig) -> str | None:
   """The first result that is not finite, by block and head from 1; None where all are finite."""
-  arrays = {name: x for name, x in joined.items() if name != 'norms' and x is not None}
-  for name, x in (arrays | {f'{name} norm': x for name, x in joined['norms'].items()}).items():
-    if (finite := np.isfinite(x)).all():
+  norms = {f'{name} norm': x for name, x in joined['norms'].items()}
+  for name, x in ({name: x for name, x in joined.items() if name != 'norms'} | norms).items():
+    if x is None or (finite := np.isfinite(x)).all():
       continue
     layer, head, *_ = *np.argwhere(~finite.all(0))[0], 0
     if name.startswith(('hidden', 'sink_token')):  # entry 0 is the embedding, which no norm goes before

@@ -93,22 +93,12 @@ class SinkReport:
     with np.errstate(divide='ignore', invalid='ignore'):
       return norms[..., at].mean(axes) / np.delete(norms, at, -1).mean((*axes, -1))
 
-  def head_norms(self) -> Float[np.ndarray, 'N H']:
-    """Returns the mean norm of every head's output over that of all heads of its block (N, H).
-
-    A head below a quarter counts as dormant (HONOR, Sandoval-Segura et al., arXiv 2504.03889).
-    """
-    norms_NxH = self.norms['head'].mean((0, 3), np.float64)
-    with np.errstate(divide='ignore', invalid='ignore'):
-      return norms_NxH / norms_NxH.mean(1, keepdims=True)
-
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """Returns the report as plain numbers, for logs and JSON; rates are in percent.
 
-    A report of only maps leaves out what needs norms. `null_p99` are the nulls of `sinks`. A number that is
-    not finite is None: a ratio to norms of zero, a kurtosis of hidden states that are all equal.
+    A report of only maps leaves out what needs norms. `head_norm` has the mean norm of every head's output
+    over that of all heads of its block. A number that is not finite is None, as JSON has no NaN.
     """
-    # JSON has no NaN and no infinity.
     finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
     # `sink_rate` has an axis of keys, and the extra key is the only one on it.
     slot = lambda weight: None if weight is None else 100 * float(
@@ -127,12 +117,15 @@ class SinkReport:
     }
     if self.activations is None:
       return summary
-    head_norms, sink_token = self.head_norms(), self.norms.get('sink_token')
+    sink_token, norms_NxH = self.norms.get('sink_token'), self.norms['head'].mean((0, 3), np.float64)
+    with np.errstate(divide='ignore', invalid='ignore'):
+      head_norms = norms_NxH / norms_NxH.mean(1, keepdims=True)
     nulls = dict(sink_1=100 * sinks.sink_rate_null(self.importance, epsilon),
                  hidden_ratio=sinks.hidden_ratio_null(self.norms['hidden'][:, 1:]))
     return summary | {
         'head_norm': [finite(block) for block in head_norms],
-        # The NaN of a block without any output, which fails every comparison, counts as dormant.
+        # Below a quarter of their block's mean (HONOR, Sandoval-Segura et al., arXiv 2504.03889), or NaN
+        # in a block without any output.
         'dormant_heads': 100 * float((~(head_norms >= 0.25)).mean()),
         **{f'{kind}_ratio': finite(self.norm_ratio(kind))
            for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},

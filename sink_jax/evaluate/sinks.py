@@ -18,7 +18,6 @@ DRAWS = 500  # of random targets for a null
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
 _ROUNDING = 1.001  # of sums over thousands of rows in float32
 
-# What comes in as a NumPy array goes out as one, and likewise for JAX.
 _Array = TypeVar('_Array', Array, np.ndarray)
 
 
@@ -102,15 +101,13 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
 def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
                    rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
                    level: float = 0.1) -> int | None:
-  """Returns the first step from which on `rate` stays at or above `level`; None without one.
+  """Returns the first of ascending steps from which on `rate` stays at or above `level`; None without one.
 
-  steps: of the P probes, in ascending order. rate: at each of them, such as Sink_1; level has its unit.
   A ValueError says if they are not one-dimensional and equally long, or a rate is not finite.
   """
   rates_P = np.asarray(rate, np.float64)
   if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():
-    raise ValueError('steps and rate must be one-dimensional and equally long, with finite rates; they are '
-                     f'{np.shape(steps)} and {rates_P.shape}.')
+    raise ValueError('steps and rate must be one-dimensional and equally long, with finite rates.')
   below = np.flatnonzero(rates_P < level)
   first = below[-1] + 1 if len(below) else 0
   return int(np.asarray(steps)[first]) if first < len(rates_P) else None
@@ -136,7 +133,7 @@ def sink_rate_null(importance_SxNxHxT: Float[np.ndarray, 'S N H T'], epsilon: fl
 def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
   """The 99th percentile, over random targets, of the largest `SinkReport.norm_ratio` of M blocks."""
   sequences, _, length = norms_SxMxT.shape
-  norms_SxMxT = np.asarray(norms_SxMxT, np.float64)
+  norms_SxMxT = norms_SxMxT.astype(np.float64)
   at_RxM = np.stack([norms_SxMxT[np.arange(sequences), :, target_S].mean(0)
                      for target_S in random_targets(sequences, length)])
   others_RxM = (norms_SxMxT.mean((0, 2)) * length - at_RxM) / (length - 1)

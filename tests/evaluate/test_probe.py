@@ -115,10 +115,8 @@ class Letters:
 
   prefix = ()
 
-  def tokens(self, texts, length=None, bos='tokenizer'):
-    texts = [texts] if isinstance(texts, str) else texts
-    rows = [np.array([ord(letter) - ord('a') for letter in text]) for text in texts]
-    return rows if length is None else np.stack([row[:length] for row in rows])
+  def tokens(self, texts, length):
+    return [np.array([ord(letter) - ord('a') for letter in text])[:length] for text in texts]
 
 
 @pytest.mark.untyped
@@ -210,7 +208,7 @@ def test_heads_whose_outputs_are_short_are_dormant():
   kernel[0, :, :kernel.shape[-1] // heads] *= 0.01  # of the first head of the first block
   model.params['blocks']['attention']['value']['kernel'] = kernel
   report = sj.probe(model, tokens())
-  norms = report.head_norms()
+  norms = np.array(report.summary()['head_norm'])
   assert norms.shape == (2, heads) and np.allclose(norms.mean(1), 1)
   assert norms[0, 0] < 0.25 < norms[0, 1:].min() and norms[1].min() > 0.25
   assert report.summary()['dormant_heads'] == 50 / heads
@@ -225,6 +223,9 @@ def test_norms_that_vanish_have_no_ratio():
   report = sj.probe(model, tokens())
   assert report.summary()['value_ratio'] == [None, None]
   assert None not in report.summary()['key_ratio']
+  spoilt = dataclasses.replace(report, activations=report.activations._replace(
+      kurtosis_moment=np.array([np.nan, 3.0, np.inf])))
+  assert spoilt.summary()['kurtosis_moment'] == [None, 3.0, None]
   huge = dataclasses.replace(report, norms=report.norms | {
       'value': np.full_like(report.norms['value'], 3e38)})
   assert huge.summary()['value_ratio'] == [1, 1]  # whose sum float32 does not hold
