@@ -46,8 +46,8 @@ def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int 
   if len(heads) < sequences:
     raise ValueError(f'{source!r} has only {len(heads)} documents of {length} tokens or more: use a '
                      'smaller --sequences or --length, or another --source.')
-  domains = [name for name, _ in heads]
-  return _described([row for _, row in heads], tokenizer, 'natural', bos, source=repr(source),
+  domains, rows = zip(*heads)
+  return _described(rows, tokenizer, 'natural', bos, source=repr(source),
                     domains=domains if len(set(domains)) > 1 else ())
 
 

@@ -101,11 +101,10 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
                hidden_before_norm=first(layers.hidden_before_norm_BxT))
   if layers.sink_token_norm_B is not None:
     norms['sink_token'] = after(record.sink_embedding_norm_B, layers.sink_token_norm_B)
-  activations = jax.tree.map(np.append, record.embedding_description, layers.hidden_description)
   masses = layers.importance
   return dict(importance=first(masses.normalized), raw_importance=first(masses.raw),
               bias_slot=first(masses.bias_slot), bias_slot_released=first(masses.bias_slot_released),
-              norms=norms), activations
+              norms=norms), jax.tree.map(np.append, record.embedding_description, layers.hidden_description)
 
 
 def _not_finite_in(joined: Mapping[str, Any], config: ModelConfig) -> str | None:

@@ -82,7 +82,7 @@ class SinkReport:
   def norm_ratio(self, kind: str, position: int = 1) -> Float[np.ndarray, ' layers']:
     """Returns, per layer, the mean norm at a position over that at all others (Figures 7 and 8).
 
-    kind: a key of `norms` but 'sink_token'. position: in 1..T. Not finite if all other norms are zero.
+    kind: a key of `norms` but 'sink_token'. Not finite if all other norms are zero.
     """
     if kind not in self.norms or kind == 'sink_token':
       raise ValueError(f'There are no norms of {kind!r} by position, and none in a report of only attention '

@@ -65,13 +65,6 @@ def is_local(path: object) -> TypeGuard[Path]:
   return isinstance(path, Path)
 
 
-def to_local_path(path: str | os.PathLike, option: str, remedy: str) -> Path:
-  """`to_path` for what can only be on a disk; a ValueError that names the option and the remedy."""
-  if '://' in os.fspath(path):
-    raise ValueError(f'{option}={path} must be a folder on a disk: {remedy}.')
-  return expanded(path).absolute()
-
-
 def files_below(path: AnyPath) -> list[AnyPath]:
   """All files of a folder and of its folders, sorted; a FileNotFoundError where there is no such folder."""
   if is_local(path):
