@@ -71,7 +71,7 @@ class Angles(NamedTuple):
   Attributes:
     cosine_*: cos(q_t, k_j).
     norm_product_*: |q_t| |k_j|, without the factor 1 / sqrt(Dh) of the scores, as in the paper.
-    score_*: q_t . k_j / sqrt(Dh), the logit of softmax if positions are rotary, learned or absent.
+    score_*: q_t . k_j / sqrt(Dh).
   """
 
   cosine_first: jax.Array

@@ -32,7 +32,7 @@ class HeadMaps:
 
   @property
   def importance(self) -> Float[np.ndarray, 'N H']:
-    """Importance of the first token (N, H), from the normalised maps."""
+    """Importance of the first token, from the normalised maps."""
     return self.normalized[..., 0].mean(-1)
 
   @property
@@ -51,7 +51,7 @@ def strongest_and_weakest(importance_NxH: np.ndarray) -> list[tuple[int, int]]:
 def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
   """Records the model on tokens (S, T) in float32, the first 64 positions of each sequence."""
   tokens = np.asarray(tokens)[:, :_LENGTH]
-  # As a probe does by default: bfloat16 would round every weight to two or three digits.
+  # bfloat16 would round every weight to two or three digits.
   run = dataclasses.replace(run, config=(config := dataclasses.replace(run.config, dtype='float32')))
   # Maps grow with the square of the length: as many sequences at a time as fit, and one at least.
   size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
