@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+
+import numpy as np
 
 
 def check_known(name: str, choices: Iterable[str], what: str) -> None:
@@ -22,13 +23,6 @@ def check_least(options: object, **least: int | float) -> None:
   """Raises a ValueError that names the first option with a number below its least value; None passes."""
   for name, bound in least.items():
     value = getattr(options, name)
-    if value is not None and min(_numbers(value), default=bound) < bound:
-      raise ValueError(f'--{name}={",".join(map(str, _numbers(value)))} must be at least {bound}.')
-
-
-def _numbers(value: Any) -> Iterator[Any]:
-  if isinstance(value, tuple):
-    for part in value:
-      yield from _numbers(part)
-  else:
-    yield value
+    numbers = [] if value is None else np.ravel(value).tolist()
+    if min(numbers, default=bound) < bound:
+      raise ValueError(f'--{name}={",".join(map(str, numbers))} must be at least {bound}.')

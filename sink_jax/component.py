@@ -17,10 +17,9 @@ from sink_jax.arguments import check_known
 class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
-  A subclass is a frozen dataclass without saying so. A direct subclass is the base of its choices, and a
-  class is a choice as soon as it is defined; one that only stands for its subclasses sets
-  `abstract = True`. A choice can be constructed without arguments, and its fields are plain numbers,
-  strings, booleans, tuples of them or components: `from_string(Base, repr(component)) == component`.
+  A subclass is a frozen dataclass without saying so. A direct subclass is the base of its choices; a class
+  that only stands for its subclasses sets `abstract = True`. Fields are plain numbers, strings, booleans,
+  tuples of them or components: `from_string(Base, repr(component)) == component`.
   """
 
   __dataclass_fields__: ClassVar[dict[str, Any]]  # by which type checkers know that it is a dataclass
@@ -37,9 +36,8 @@ def option(default: Any, about: str, *, where: bool = False, least: float | None
            most: float | None = None, choices: Collection[str] = ()) -> Any:
   """A field of a dataclass that is a section of a config: the one declaration of a config key.
 
-  about: what the key means, in a few words. where: whether it decides only where and how fast a run
-  computes, or what it records, so that a run may be resumed with another value. least, most: the range
-  of a number, which must be finite, too. choices: the texts that it takes.
+  about: its meaning. where: whether a run may be resumed with another value, as it decides only where and
+  how fast a run computes, or what it records. least, most: of a number, which must be finite, too.
   """
   return dataclasses.field(default=default, metadata=dict(
       about=about, where=where, least=least, most=most, choices=choices))

@@ -51,7 +51,6 @@ def test_values_that_cannot_be(call, named):
     (lambda run: run.logits(TOKENS + 5), '16'), (lambda run: run.record(TOKENS - 1), '-1'),
     (lambda run: run.logits([1, 2]), r'\(B, T\)'), (lambda run: sj.probe(run, TOKENS, batch_size=-1), 'batch_size'),
     (lambda run: sj.probe(run, TOKENS).norm_ratio('sink_token'), 'sink_token'),
-    (lambda run: sj.probe(run, TOKENS).nulls(5.0), 'epsilon'),
     (lambda run: sj.graft(run, attention='HeadGate(scale=2)', tokens=TOKENS), 'component'),
     (lambda run: sj.analyse('lengths', run, TOKENS, lengths=8), 'lengths')])
 def test_values_that_cannot_be_for_a_run(run, call, named):
@@ -72,7 +71,7 @@ def test_heads_without_any_output_are_dormant(run):
   report = sj.probe(run, TOKENS)
   norms = report.norms | {'head': report.norms['head'] * (np.arange(2) > 0)[:, None, None]}
   heads = dataclasses.replace(report, norms=norms)
-  assert heads.dormant_rate() == (1 + (report.head_norms()[1] < 0.25).mean()) / 2
+  assert heads.summary()['dormant_heads'] == 50 * (1 + (np.array(report.summary()['head_norm'][1]) < 0.25).mean())
 
 
 def test_a_list_and_a_component_stand_for_what_they_mean():

@@ -51,7 +51,7 @@ def token_norms(report: SinkReport) -> dict[str, dict[str, np.ndarray]]:
 
 def of_report(report: SinkReport) -> Result:
   """'hidden', 'key' and 'value' as in `token_norms`; layers (N,): the blocks of keys and values, from 0."""
-  return {'layers': [block - 1 for block in report.blocks], **{
+  return {'layers': [block - 1 for block in report.protocol['blocks']], **{
       kind: {name: x.tolist() for name, x in means.items()} for kind, means in token_norms(report).items()}}
 
 

@@ -1,8 +1,7 @@
 """Statistics that a model takes of its activations while it records them.
 
-A model with a sink often carries a few massive activations, in fixed channels of its first token's hidden
-states (Section 3.1, Figures 2 and 7; Sun et al., arXiv 2402.17762, who call an entry massive beyond 100 and
-about 1,000 medians). Its queries meet the first key at another angle (Figure 2 bottom).
+Massive activations lie in fixed channels of the first token's hidden states (Section 3.1, Figures 2 and 7;
+Sun et al., arXiv 2402.17762: beyond 100 and about 1,000 medians), whose key has another angle to the queries.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ class Activations(NamedTuple):
   Attributes:
     activation_max: the largest |h|.
     activation_median: the median of |h| over all tokens and channels.
-    activations_beyond_100: the number of |h| above 100 times the median of their sequence.
-    activations_beyond_1000: the number of |h| above 1,000 times that median.
+    activations_beyond_*: the number of |h| above 100 and 1,000 times the median of their sequence.
     kurtosis_moment: E[(h - E h)^4] / Var(h)^2 over tokens and channels, which is 3 for normally
       distributed numbers (Bondarenko et al. 2306.12929, Kaul et al. 2410.17174).
     kurtosis_channels: mean_d(s_d^4) / mean_d(s_d^2)^2 of the root mean squares s_d of the channels,
       from 1, if all are equal, to D, if all but one are zero (He et al. 2405.19279).
-    activation_position: the token, from 1, at which the mean of |h| over sequences is largest.
-    activation_channel: the channel, from 0, of that mean.
+    activation_position, activation_channel: the token, from 1, and the channel, from 0, at which the mean
+      of |h| over sequences is largest.
   """
 
   activation_max: jax.Array
@@ -47,10 +45,7 @@ class Activations(NamedTuple):
 
 
 def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
-  """Describes the hidden states of the first sequences of a batch; for `RecordOptions.describe_hidden`.
-
-  `kurtosis_moment` of states that are all equal is not finite.
-  """
+  """Describes the hidden states of the first sequences of a batch; for `RecordOptions.describe_hidden`."""
   # The median sorts T * D numbers of each sequence: of all sequences it would be most of a probe.
   hidden_SxTxD = hidden_BxTxD[:SEQUENCES].astype(jnp.float32)
   size_SxTxD = jnp.abs(hidden_SxTxD)
@@ -76,7 +71,7 @@ class Angles(NamedTuple):
   Attributes:
     cosine_*: cos(q_t, k_j).
     norm_product_*: |q_t| |k_j|, without the factor 1 / sqrt(Dh) of the scores, as in the paper.
-    score_*: q_t . k_j / sqrt(Dh), the logit of softmax if positions are rotary, learned or absent.
+    score_*: q_t . k_j / sqrt(Dh).
   """
 
   cosine_first: jax.Array
@@ -88,15 +83,13 @@ class Angles(NamedTuple):
 
 
 def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> Angles:
-  """The angles of transformed queries and keys, T > 1; a function for `RecordOptions.angles`.
-
-  The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
-  """
+  """The angles of transformed queries and keys, T > 1; a function for `RecordOptions.angles`."""
   length, heads, head_dim = q_BxTxHxDh.shape[1:]
   q = q_BxTxHxDh.astype(jnp.float32)
   k = repeat_heads(k_BxTxHkvxDh, heads).astype(jnp.float32)
   size = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
   unit = lambda x: x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)  # of zeros: 0 instead of NaN
+  # The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
   others_T = jnp.arange(1, length)[:, None, None]  # keys 2..t of the queries t = 2..T
   means = []
   for queries, keys in ((unit(q), unit(k)), (size(q), size(k)), (q / math.sqrt(head_dim), k)):

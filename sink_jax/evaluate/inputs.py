@@ -1,8 +1,7 @@
 """What a published model is probed with: text, random tokens, one repeated token (Section 3.3).
 
-A sink sits on the first token, so what that is decides the result. Every function here takes `bos`,
-the protocol for it as `TextTokenizer.before` has it: 'none', 'tokenizer' or 'force'. No sequence
-begins with two BOS tokens, and the description records what was done.
+A sink sits on the first token. `bos` is the protocol for it, as in `TextTokenizer.before`: 'none',
+'tokenizer' or 'force'. No sequence begins with two BOS tokens, and the description records what was done.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ _CHARACTERS = 64  # per token that is needed: only the head of a long document i
 class Inputs:
   """Sequences of tokens and how they were made.
 
-  tokens: (S, T) int32. tokenizer: of the model; None where there are only token ids. description: a
-  record, ready for JSON: kind ('natural', 'random', 'repeat'), sequences, length, bos {protocol, applied},
-  first_token_ids and first_tokens of the first sequence, vocab_size and tokenizer (None without one),
-  source, seed, and domains [{domain, sequences}] where there are several.
+  tokens: (S, T) int32. tokenizer: of the model; None where there are only token ids. description: ready
+  for JSON: kind, sequences, length, bos {protocol, applied}, first_token_ids and first_tokens of the first
+  sequence, vocab_size, tokenizer, source, seed, and domains [{domain, sequences}] in the order of tokens.
   """
 
   tokens: np.ndarray
@@ -43,16 +41,13 @@ class Inputs:
 
 def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 100,
             length: int = 64, bos: str = 'tokenizer') -> Inputs:
-  """The first `length` tokens of the first `sequences` documents that are long enough.
-
-  A ValueError says if there are too few, or if the tokenizer cannot keep the protocol.
-  """
+  """The first tokens of the first documents that are long enough; a ValueError if there are too few."""
   heads = list(itertools.islice(_heads(tokenizer, source, length, bos), sequences))
   if len(heads) < sequences:
     raise ValueError(f'{source!r} has only {len(heads)} documents of {length} tokens or more: use a '
                      'smaller --sequences or --length, or another --source.')
-  domains = [name for name, _ in heads]
-  return _described([row for _, row in heads], tokenizer, 'natural', bos, source=repr(source),
+  domains, rows = zip(*heads)
+  return _described(rows, tokenizer, 'natural', bos, source=repr(source),
                     domains=domains if len(set(domains)) > 1 else ())
 
 
@@ -60,8 +55,7 @@ def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
               length: int = 64, bos: str = 'tokenizer', domains: Sequence[str] = ()) -> Inputs:
   """Up to `sequences` sequences of every domain, one domain after the other (Figure 9).
 
-  description['domains'] lists them in the order of `tokens`. Reading stops once those of `domains` have
-  their sequences, or at the end of the source. Raises as `natural`.
+  Reading stops once those of `domains` have their sequences, or at the end of the source.
   """
   rows: dict[str, list[np.ndarray]] = {}
   lacks = lambda name: len(rows.get(name, ())) < sequences
@@ -79,10 +73,9 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
               length: int = 4096, bos: str = 'tokenizer') -> Inputs:
   """Texts longer than a document: documents one after the other, an empty line between them.
 
-  A sequence begins as those of `natural` do, and continues the text at the end of the one before.
-  A ValueError says if there is too little text.
+  A sequence continues the text at the end of the one before; a ValueError if there is too little.
   """
-  # A text that continues with an ordinary first token gives one token more; see `with_prefix`.
+  # `with_prefix` puts no token before a text that begins with it, so that such a text gives one more.
   first = () if tokenizer.bos_in_texts else tokenizer.before(bos)
   wanted, rest = sequences * (length - len(first)), []
   for document in source.documents():
@@ -105,15 +98,14 @@ def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, se
                   bos: str = 'none', tokenizer: TextTokenizer | None = None, repeat: bool = False) -> Inputs:
   """Tokens drawn uniformly from the vocabulary, but for the BOS that `tokenizer` names.
 
-  tokenizer: is needed for a `bos` other than 'none', and for texts in the description. repeat: whether
-  every sequence repeats one token. A ValueError says if there is no BOS where one is asked for.
+  repeat: whether every sequence repeats one token.
   """
   if tokenizer is None and bos != 'none':
     raise ValueError(f'--bos={bos} needs a tokenizer, and there is none: use --bos=none.')
   left_out = tokenizer.bos_id if tokenizer else None
   tokens = np.random.default_rng(seed).integers(0, vocab_size - (left_out is not None),
                                                 (sequences, 1 if repeat else length), np.int32)
-  tokens = np.repeat(tokens, length, 1) if repeat else tokens
+  tokens = np.repeat(tokens, length // tokens.shape[1], 1)
   if left_out is not None:
     tokens += tokens >= left_out
   first = tokenizer.before(bos) if tokenizer else ()
@@ -128,18 +120,14 @@ def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
 
 
 def open_source(text: str = '') -> DocumentSource:
-  """The source that a command line names: a config string, or the path of a folder or a file.
-
-  The default is the documentation in Python's standard library. A ValueError lists the choices.
-  """
+  """The source that a command line names: a config string, or a path; by default Python's documentation."""
   if not text:
     return Stdlib(domains='docs')
   path = expanded(text)
   if path.is_file() and path.suffix == '.txt':
     return TextFolder(str(path.parent), path.name)
   if path.exists():
-    texts = path.is_dir() and next(path.rglob('*.txt'), None)
-    return TextFolder(str(path)) if texts else Jsonl(str(path))
+    return TextFolder(str(path)) if any(path.rglob('*.txt')) else Jsonl(str(path))
   try:
     return from_string(DocumentSource, text)
   except ValueError as error:
@@ -149,8 +137,6 @@ def open_source(text: str = '') -> DocumentSource:
 def _heads(tokenizer: TextTokenizer, source: DocumentSource, length: int, bos: str,
            wanted: Callable[[str], bool] = lambda domain: True) -> Iterator[tuple[str, np.ndarray]]:
   """Yields (domain, sequence (T,)) of the documents of wanted domains that are long enough."""
-  if length < 2:
-    raise ValueError(f'--length={length} must be at least 2.')
   for document in source.documents():
     if wanted(document.domain):
       # A cut text may be tokenized otherwise at its end, far behind the tokens that are kept.
@@ -165,10 +151,9 @@ def _described(rows: Sequence[np.ndarray] | np.ndarray, tokenizer: TextTokenizer
                domains: Sequence[str] = (), **more: Any) -> Inputs:
   tokens, applied = np.array(rows, np.int32), 'none'
   if tokenizer and (bos_id := tokenizer.bos_id) is not None:
-    number = (tokens == bos_id).sum(1)
-    if number.max() > 1 and not tokenizer.bos_in_texts:
-      raise ValueError(f'{tokenizer.name} begins texts with {number.max()} BOS tokens: correct its '
-                       'post_processor, or use --bos=force for one or --bos=none for none.')
+    most = (tokens == bos_id).sum(1).max()
+    if most > 1 and not tokenizer.bos_in_texts:
+      raise ValueError(f'{tokenizer.name} begins texts with {most} BOS tokens: use --bos=force or none.')
     if (tokens[:, 0] == bos_id).all():  # what the sequences are, whatever was asked for
       applied = f'bos id {bos_id} at position 1'
   first = tokens[0, :4].tolist()

@@ -20,31 +20,25 @@ class HeadMaps:
   """Maps of N layers and H heads between T tokens, mean of `sequences` sequences.
 
   raw: the attention weights, queries then keys. normalized: the proxy scores; the same for softmax.
-  has_extra_key: whether there is an extra key or a learned sink token, which the maps leave out. blocks:
-  the numbers of the N blocks, from 1.
+  extra_key_weight: mean weight (N, H) of the extra key or the learned sink token, which the maps leave out;
+  None without one. blocks: from 1.
   """
 
   raw: Float[np.ndarray, 'N H T T']
   normalized: Float[np.ndarray, 'N H T T']
   sequences: int
-  has_extra_key: bool
+  extra_key_weight: Float[np.ndarray, 'N H'] | None
   blocks: tuple[int, ...]
 
   @property
   def importance(self) -> Float[np.ndarray, 'N H']:
-    """Importance of the first token (N, H), from the normalised maps."""
+    """Importance of the first token, from the normalised maps."""
     return self.normalized[..., 0].mean(-1)
 
   @property
   def proxy(self) -> bool:
     """Whether the proxy scores differ from the attention weights."""
     return not np.allclose(self.raw, self.normalized, atol=1e-4)
-
-  @property
-  def extra_key_weight(self) -> Float[np.ndarray, 'N H'] | None:
-    """Mean weight of the extra key or the learned sink token; None without one."""
-    # Normalised rows sum to one over all keys, so it is what the tokens leave.
-    return 1 - self.normalized.sum(-1).mean(-1) if self.has_extra_key else None
 
 
 def strongest_and_weakest(importance_NxH: np.ndarray) -> list[tuple[int, int]]:
@@ -55,14 +49,10 @@ def strongest_and_weakest(importance_NxH: np.ndarray) -> list[tuple[int, int]]:
 
 
 def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
-  """Records the model on tokens (S, T) in float32, the first 64 positions of each sequence.
-
-  NotFinite names the block and the head if maps are not finite.
-  """
+  """Records the model on tokens (S, T) in float32, the first 64 positions of each sequence."""
   tokens = np.asarray(tokens)[:, :_LENGTH]
-  # As a probe does by default: bfloat16 would round every weight to two or three digits.
-  config = dataclasses.replace(run.config, dtype='float32')
-  run = dataclasses.replace(run, config=config)
+  # bfloat16 would round every weight to two or three digits.
+  run = dataclasses.replace(run, config=(config := dataclasses.replace(run.config, dtype='float32')))
   # Maps grow with the square of the length: as many sequences at a time as fit, and one at least.
   size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
   sums = np.zeros(())  # of raw and normalised maps: all maps of all sequences would not fit
@@ -74,6 +64,8 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
     layer, head = np.argwhere(~finite)[0]
     block = config.attention_layers[layer] + 1
     raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
+  raw, normalized = sums / len(tokens)
+  # Normalised rows sum to one over all keys, so the extra key has what the tokens leave.
   extra_key = config.attention.kv_bias.has_extra_key or config.sink_tokens > 0
-  blocks = tuple(layer + 1 for layer in config.attention_layers)
-  return HeadMaps(sums[0] / len(tokens), sums[1] / len(tokens), len(tokens), extra_key, blocks)
+  weight = 1 - normalized.sum(-1).mean(-1) if extra_key else None
+  return HeadMaps(raw, normalized, len(tokens), weight, tuple(n + 1 for n in config.attention_layers))

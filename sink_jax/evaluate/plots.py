@@ -20,7 +20,6 @@ from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
-from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.maps import HeadMaps, head_maps, strongest_and_weakest
 from sink_jax.models.run import ModelInputs, Run
 
@@ -34,14 +33,9 @@ _TICKS = 16  # numbers on an axis of an importance map; more would touch one ano
 _FONT = 11
 
 
-def importance_map(values_NxH: ArrayLike, path: File | None, *, rate: float, blocks: list[int],
-                   name: str = '', epsilon: float = EPSILON, ax: Axes | None = None) -> Figure:
-  """Draws the importance of the first token, blocks across and heads down (Figures 19 to 24).
-
-  path: the file to write, or None. rate: Sink_1 at epsilon, a share. blocks: numbers of the N blocks.
-  name: of the model. ax: axes to draw on; by default those of a new figure.
-  """
-  values_HxN = np.asarray(values_NxH).T
+def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | None) -> Figure:
+  """Draws the first token's importance of a SinkReport, blocks across and heads down (Figures 19 to 24)."""
+  values_HxN, blocks = report.head_importance().T, report.protocol['blocks']
   heads, layers = values_HxN.shape
   numbers = values_HxN.size <= 128 and max(heads, layers) <= _TICKS  # more would be too small to read
   if ax is None:  # inches: cells with numbers have room for them, the others share one size
@@ -58,18 +52,15 @@ def importance_map(values_NxH: ArrayLike, path: File | None, *, rate: float, blo
   bar = _colour_bar(ax, image, 'importance of\nthe first token')
   bar.ax.axhline(epsilon, color='white', linewidth=2.5)
   bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
-  label(ax, f'{name or "model"}: {SINK_1} = {100 * rate:.1f} %', 'block', 'head')
+  label(ax, f'{report.protocol["run"] or "model"}: {SINK_1} = {100 * report.sink_rate(1, epsilon):.1f} %',
+        'block', 'head')
   if path is not None:
     save(figure_of(ax), path)
   return figure_of(ax)
 
 
 def attention_maps(run: Run, tokens: ModelInputs, path: File) -> None:
-  """Draws maps of the two strongest and the two weakest sink heads, averaged over sequences (S, T).
-
-  Where the rows of the attention weights do not sum to one, the row-normalised proxy and the weights
-  themselves get a panel each.
-  """
+  """Draws mean maps of the two strongest and the two weakest sink heads; a proxy and raw weights of each."""
   maps = head_maps(run, tokens)
   panels = [(head, proxy) for head in strongest_and_weakest(maps.importance)
             for proxy in ((True, False) if maps.proxy else (True,))]
@@ -106,17 +97,14 @@ def head_panel(ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool, nam
 
 
 def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str) -> None:
-  """Draws one map, queries down and keys across, with `kind` next to its colours.
-
-  Weights that are never negative get a square-root scale, which shows the small ones.
-  """
+  """Draws one map, queries down and keys across, with `kind` next to its colours."""
   weights_TxT = np.array(map_TxT, float)
   length = len(weights_TxT)
   if not np.triu(weights_TxT, 1).any():  # causal: above the diagonal nothing is drawn
     weights_TxT[np.triu_indices(length, 1)] = np.nan
   low, high = float(np.nanmin(weights_TxT)), float(np.nanmax(weights_TxT))
-  # Symmetrical where some are negative, so that zero has the colour in the middle; else from 0 to 1, by
-  # which maps can be compared, or to raw weights that exceed one.
+  # Symmetrical where some are negative, so that zero has the colour in the middle; else by square roots,
+  # which show the small ones, from 0 to 1, by which maps can be compared, or to raw weights above one.
   limit = max(-low, high)
   colours: dict[str, Any] = (dict(cmap='RdBu_r', vmin=-limit, vmax=limit) if low < 0 else
                              dict(cmap='viridis', norm=PowerNorm(0.5, 0, max(1, high))))
@@ -134,8 +122,7 @@ def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str) -> None
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
            panels: int | None = None) -> tuple[Figure, np.ndarray]:
   """A white figure of a size in inches, and its axes (rows, columns); only so many panels are switched on."""
-  figure = Figure(figsize=(width, height), facecolor='white',
-                  layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+  figure = Figure((width, height), facecolor='white', layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
   axes = figure.subplots(rows, columns, squeeze=False)
   for ax in axes.flat[panels:] if panels else ():
     ax.set_axis_off()

@@ -17,16 +17,12 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 
-# What a probe records: lowered elsewhere too, to know the memory that it takes.
 PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
 
 
 def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
           length: int | None = None, dtype: str = 'float32', batch_size: int | None = None) -> SinkReport:
   """Runs a model on tokens (S, T), or on texts, and returns its SinkReport.
-
-  A rate thresholds each sequence and then averages over sequences, layers and heads, in the order of the
-  official implementation (sail-sg/Attention-Sink).
 
   Args:
     run: the model.
@@ -38,9 +34,8 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     batch_size: the number of sequences at a time, which bounds memory; by default all.
 
   Raises:
-    ValueError: tokens are not (S, T) or exceed the vocabulary, a text is shorter than `length`,
-      there is no tokenizer, or batch_size is below 1. NotFinite, one of them: a result of the model
-      is not finite; names the block, and the parameter at fault or the remedy.
+    ValueError: tokens are not (S, T) or exceed the vocabulary, or there is no tokenizer. NotFinite, one of
+      them: a result of the model is not finite; names the block, and the parameter or the remedy.
   """
   if batch_size is not None and batch_size < 1:
     raise ValueError(f'batch_size = {batch_size} must be at least 1, or None for all sequences.')
@@ -54,16 +49,14 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
   tokens = np.asarray(tokens)
   config = probed(run.config, dtype)
-  # A sequence of one token has no other tokens, whose norms a ratio divides by.
-  if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:
+  if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:  # a ratio divides by the other tokens
     raise ValueError(f'probe tokens must have shape (S, T) with T > 1, not {tokens.shape}.')
   if config.vocab_size:
     check_ids(tokens, config.vocab_size, 'probe tokens')
   run = dataclasses.replace(run, config=config)
   # Each part is copied to the host before the next is recorded, so the device holds one part.
   size = batch_size or len(tokens)
-  parts = [_to_host(run.record(tokens[i:i + size], PROBE_OPTIONS))
-           for i in range(0, len(tokens), size)]
+  parts = [_to_host(run.record(tokens[i:i + size], PROBE_OPTIONS)) for i in range(0, len(tokens), size)]
   joined = jax.tree.map(lambda *xs: np.concatenate(xs), *(arrays for arrays, _ in parts))
   if what := _not_finite_in(joined, config):
     raise not_finite(run, what, dtype)
@@ -83,31 +76,24 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
 
 
 def probed(config: ModelConfig, dtype: str) -> ModelConfig:
-  """The config of a model as `probe` runs it."""
+  """The config of a model as `probe` runs it: not unrolled, which serves only the backward pass."""
   # The libraries' kernels (cuDNN, splash) run neither float32 nor sequences as short as a probe's.
   name = config.implementation if config.implementation in ('reference', 'chunked', 'pallas') else None
-  # Unrolling saves copies for the backward pass, and a probe has none.
   return dataclasses.replace(config, dtype=dtype, unroll=1, implementation=name)
 
 
 def first_token_limits(config: ModelConfig, length: int) -> list[float]:
-  """The share of queries that see the first of `length` tokens, in each block with attention.
-
-  It bounds the importance of the token, whose divisor counts all queries.
-  """
-  period = len(config.pattern)
-  masks = [config.attention_of(config.pattern[layer % period]).mask for layer in config.attention_layers]
+  """The share of queries that see the first of `length` tokens by block, which bounds its importance."""
+  layers = [config.pattern[n % len(config.pattern)] for n in config.attention_layers]
   share = {mask: float(np.mean(np.broadcast_to(mask.keep(np.arange(length), 0), length)))
-           for mask in set(masks)}
-  return [share[mask] for mask in masks]
+           for mask in {config.attention_of(layer).mask for layer in layers}}
+  return [share[config.attention_of(layer).mask] for layer in layers]
 
 
 def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
-  """A record as NumPy arrays: those with sequences, first, by the fields of SinkReport."""
+  """The fields of SinkReport as NumPy arrays with their sequences first, to join batches along them."""
   layers = record.layers
-  # A record has its layers first; a report has its sequences first, to join batches along them.
   first = lambda x: None if x is None else np.moveaxis(np.asarray(x), 1, 0)
-  # The embedding's norm as entry 0, before those of the blocks.
   after = lambda h0, h: np.concatenate([np.asarray(h0)[:, None], np.moveaxis(np.asarray(h), 1, 0)], 1)
   norms = dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
                value=first(layers.value_norm_BxHxT), head=first(layers.head_norm_BxHxT),
@@ -115,20 +101,18 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
                hidden_before_norm=first(layers.hidden_before_norm_BxT))
   if layers.sink_token_norm_B is not None:
     norms['sink_token'] = after(record.sink_embedding_norm_B, layers.sink_token_norm_B)
-  activations = jax.tree.map(np.append, record.embedding_description, layers.hidden_description)
   masses = layers.importance
   return dict(importance=first(masses.normalized), raw_importance=first(masses.raw),
               bias_slot=first(masses.bias_slot), bias_slot_released=first(masses.bias_slot_released),
-              norms=norms), activations
+              norms=norms), jax.tree.map(np.append, record.embedding_description, layers.hidden_description)
 
 
 def _not_finite_in(joined: Mapping[str, Any], config: ModelConfig) -> str | None:
   """The first result that is not finite, by block and head from 1; None where all are finite."""
-  arrays = {name: x for name, x in joined.items() if name != 'norms' and x is not None}
-  for name, x in (arrays | {f'{name} norm': x for name, x in joined['norms'].items()}).items():
-    if (finite := np.isfinite(x)).all():
+  norms = {f'{name} norm': x for name, x in joined['norms'].items()}
+  for name, x in ({name: x for name, x in joined.items() if name != 'norms'} | norms).items():
+    if x is None or (finite := np.isfinite(x)).all():
       continue
-    # Over all sequences: the message names a block and a head, and not a sequence.
     layer, head, *_ = *np.argwhere(~finite.all(0))[0], 0
     if name.startswith(('hidden', 'sink_token')):  # entry 0 is the embedding, which no norm goes before
       block = layer + (name == 'hidden_before_norm norm')

@@ -1,7 +1,4 @@
-"""Sink metrics on plain attention maps, NumPy or JAX (Section 3.2), and their nulls.
-
-This module needs only NumPy, JAX and jaxtyping, so that it serves maps of any origin.
-"""
+"""Sink metrics on plain attention maps, NumPy or JAX (Section 3.2), and their nulls."""
 
 from __future__ import annotations
 
@@ -21,13 +18,12 @@ DRAWS = 500  # of random targets for a null
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
 _ROUNDING = 1.001  # of sums over thousands of rows in float32
 
-# What comes in as a NumPy array goes out as one, and likewise for JAX.
 _Array = TypeVar('_Array', Array, np.ndarray)
 
 
 @runtime_checkable
 class Tensor(Protocol):
-  """What is used of a PyTorch tensor, which may need gradients and lie on any device."""
+  """A PyTorch tensor, which may need gradients and lie on any device."""
 
   def detach(self) -> Any: ...
 
@@ -38,13 +34,12 @@ def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] 
 
   Args:
     attention: (..., T, T), queries then keys; an array, a PyTorch tensor, or nested lists or tuples of
-      them, such as the `attentions` of a transformers model. Under a prefix mask the rows i < k are added
-      to the sum as well, as in the official implementation (sail-sg/Attention-Sink).
+      them. Under a prefix mask the rows i < k count too, as in the official implementation
+      (sail-sg/Attention-Sink).
     raw: whether the maps hold unnormalised masses, which may be negative, in rows of any sum.
 
   Returns:
     The importance (..., T), in float32 or wider; an array of JAX for one of JAX, of NumPy for all else.
-    That of the last keys is a mean over few queries: over one for k = T, and over two for k = T - 1.
 
   Raises:
     ValueError: the maps are not square, or empty, or not of real and finite numbers; without `raw` also
@@ -69,31 +64,29 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
               epsilon: float | Array = EPSILON, raw: bool = False) -> Float[_Array, ' T']:
   """Computes Sink_k^epsilon, the share of heads whose importance of token k exceeds epsilon.
 
-  The threshold is applied to each sequence, and then the mean is taken over sequences, layers and
-  heads. This is the order of the official implementation (sail-sg/Attention-Sink).
+  The threshold comes before the mean over sequences, layers and heads, as in the official implementation.
 
   Args:
-    importance: (S, N, H, T): sequences, layers, heads, keys, as `importance` returns it; the first three
-      axes may come in any order, and the last may hold only the first keys.
+    importance: (S, N, H, T); the first three axes may come in any order, and the last may hold only the
+      first keys.
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
     raw: whether the importance is that of unnormalised masses, which may be negative or large.
 
   Returns:
-    The rates (T,), of the library of the importance; entry 0 is Sink_1. The last are of few queries.
+    The rates (T,), of the library of the importance; entry 0 is Sink_1.
 
   Raises:
     ValueError: the importance has another shape or is not finite, or epsilon lies outside (0, 1); without
-      `raw` also if an importance is negative or above T / (T - k + 1), its value where all queries attend
-      only to key k under a prefix mask. Names the first such entry.
+      `raw` also if one is negative or above T / (T - k + 1), which a prefix mask reaches. Names the first.
   """
   xp, alpha = _array(importance, 'importance')
-  maps = False  # those of four axes are told from importances by causal rows that sum to one
-  if alpha.ndim == 4 and alpha.shape[-1] == alpha.shape[-2] and not isinstance(alpha, Tracer):
-    maps = not xp.triu(alpha, 1).any() and (abs(alpha.sum(-1) - 1) < 0.01).all()
-  if alpha.ndim != 4 or maps:
+  # Maps of four axes are told from importances by causal rows that sum to one.
+  square = alpha.ndim == 4 and alpha.shape[-1] == alpha.shape[-2] and not isinstance(alpha, Tracer)
+  if alpha.ndim != 4 or square and not xp.triu(alpha, 1).any() and (abs(alpha.sum(-1) - 1) < 0.01).all():
     raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, keys. This is '
                      f'{alpha.shape}; of attention maps take sink_rate(importance(maps)).')
-  check_epsilon(epsilon)
+  if not isinstance(epsilon, Tracer) and not 0 < epsilon < 1:
+    raise ValueError(f'epsilon={epsilon!r}: importance lies between 0 and 1; the paper uses {EPSILON}.')
   keys = alpha.shape[-1]
   # Of only the first keys, this is above the bound of the complete text.
   highest_T = _ROW_LIMIT * _ROUNDING * keys / (keys - np.arange(keys))
@@ -101,39 +94,30 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
          'it must be finite, and without raw=True between 0 and T / (T - k + 1)')
   # The dtype of the importance may not hold epsilon: bfloat16 rounds 0.3 to 0.3008.
   above = alpha.astype(xp.promote_types(alpha.dtype, xp.float32)) > epsilon
-  # A count of whole numbers is exact, where a mean of float32 stops counting at 2^24.
+  # A mean of float32 stops counting at 2^24.
   return xp.count_nonzero(above, axis=(0, 1, 2)) / math.prod(alpha.shape[:3])
 
 
 def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
                    rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
                    level: float = 0.1) -> int | None:
-  """Returns the first step from which on `rate` stays at or above `level`; None without one.
+  """Returns the first of ascending steps from which on `rate` stays at or above `level`; None without one.
 
-  steps: of the P probes, in ascending order. rate: at each of them, such as Sink_1; level has its unit.
   A ValueError says if they are not one-dimensional and equally long, or a rate is not finite.
   """
   rates_P = np.asarray(rate, np.float64)
   if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():
-    raise ValueError('steps and rate must be one-dimensional and equally long, with finite rates; they are '
-                     f'{np.shape(steps)} and {rates_P.shape}.')
+    raise ValueError('steps and rate must be one-dimensional and equally long, with finite rates.')
   below = np.flatnonzero(rates_P < level)
   first = below[-1] + 1 if len(below) else 0
   return int(np.asarray(steps)[first]) if first < len(rates_P) else None
 
 
-def check_epsilon(epsilon: float | Array) -> None:
-  """Raises a ValueError unless a threshold lies between 0 and 1; a tracer is not checked."""
-  if not isinstance(epsilon, Tracer) and not 0 < epsilon < 1:
-    raise ValueError(f'epsilon={epsilon!r}: importance lies between 0 and 1; the paper uses {EPSILON}.')
-
-
 def random_targets(sequences: int, length: int) -> np.ndarray:
   """Indices (DRAWS, S) of a target in each sequence, the same in every call, for nulls.
 
-  A null is what a measure of the first token would be at a random position of each sequence in its
-  place (Xu, arXiv 2606.02378): the 99th percentile over the draws, whose maximum grows with their
-  number. Targets lie in the first half: few rows see a later token, so that its importance is noise.
+  A null is the 99th percentile, over the draws, of a measure of the first token taken at random positions
+  instead (Xu, arXiv 2606.02378). Targets lie in the first half: few rows see a later token.
   """
   return np.random.default_rng(0).integers(1, max(2, length // 2), (DRAWS, sequences))
 
@@ -147,13 +131,9 @@ def sink_rate_null(importance_SxNxHxT: Float[np.ndarray, 'S N H T'], epsilon: fl
 
 
 def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
-  """The 99th percentile, over random targets, of the largest ratio of norms of any of M blocks.
-
-  A ratio is that of `SinkReport.norm_ratio`: the mean norm of the targets over that of all other
-  tokens of the sequences. It is not finite where all others are zero.
-  """
+  """The 99th percentile, over random targets, of the largest `SinkReport.norm_ratio` of M blocks."""
   sequences, _, length = norms_SxMxT.shape
-  norms_SxMxT = np.asarray(norms_SxMxT, np.float64)
+  norms_SxMxT = norms_SxMxT.astype(np.float64)
   at_RxM = np.stack([norms_SxMxT[np.arange(sequences), :, target_S].mean(0)
                      for target_S in random_targets(sequences, length)])
   others_RxM = (norms_SxMxT.mean((0, 2)) * length - at_RxM) / (length - 1)
@@ -164,21 +144,17 @@ def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
 def _array(x: Any, name: str) -> tuple[Any, Any]:
   """The library of an argument, and the argument as an array of it: of real numbers, not empty."""
   xp = jnp if isinstance(x, jax.Array) else np
-  x = xp.asarray(_without_tensors(x, name))
-  if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-    raise ValueError(f'{name} must hold real numbers, not {x.dtype}.')
-  if not x.size:
-    raise ValueError(f'{name} of shape {x.shape} is empty.')
+  x = xp.asarray(_without_tensors(x))
+  if not x.size or not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+    raise ValueError(f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: of a transformers '
+                     "model, load it with attn_implementation='eager' and give it output_attentions=True.")
   return xp, x
 
 
-def _without_tensors(x: Any, name: str) -> Any:
+def _without_tensors(x: Any) -> Any:
   """The argument with NumPy arrays in place of PyTorch's tensors, which is not imported."""
-  if x is None:
-    raise ValueError(f'{name} is None: transformers returns attention maps of models that are loaded '
-                     "with attn_implementation='eager' and called with output_attentions=True.")
   if isinstance(x, (list, tuple)):
-    return [_without_tensors(part, name) for part in x]
+    return [_without_tensors(part) for part in x]
   if not isinstance(x, Tensor):
     return x
   tensor = x.detach()  # NumPy has no bfloat16

@@ -15,8 +15,8 @@ VARIABLE = 'SINK_JAX_COMPILE_CACHE'
 def enable() -> None:
   """Makes JAX store every program it compiles, and load those that an earlier process stored.
 
-  The folder is $SINK_JAX_COMPILE_CACHE, which may be gs://bucket/folder, else `compiled` below that of all
-  caches; an empty value stores nothing, and a cache that the user configured in JAX stays as it is.
+  In $SINK_JAX_COMPILE_CACHE, which may be gs://bucket/folder or empty for none, else in `compiled` below that
+  of all caches; a cache that the user configured in JAX stays as it is.
   """
   folder = os.environ.get(VARIABLE)
   options: Any = jax.config  # gets its attributes while jax is imported, so that no type has them

@@ -38,8 +38,7 @@ def cache_root() -> Path:
 def to_path(path: str | os.PathLike) -> AnyPath:
   """A path object of what a user names, absolute where it is on a disk; its results are returned as they are.
 
-  A ValueError says if a gs:// path cannot be reached, needs a package, or was shortened to gs:/ by
-  `pathlib.Path`, and if it is another URL.
+  A ValueError says if a gs:// path cannot be reached, and if it is another URL.
   """
   if os.fspath(path).startswith('gs:/') and isinstance(path, Path):
     raise ValueError(f'{path} has lost a slash in pathlib.Path: give gs:// paths as text.')
@@ -64,13 +63,6 @@ def to_path(path: str | os.PathLike) -> AnyPath:
 def is_local(path: object) -> TypeGuard[Path]:
   """Whether a path is on a disk, with locks, appending and renaming."""
   return isinstance(path, Path)
-
-
-def to_local_path(path: str | os.PathLike, option: str, remedy: str) -> Path:
-  """`to_path` for what can only be on a disk; a ValueError that names the option and the remedy."""
-  if '://' in os.fspath(path):
-    raise ValueError(f'{option}={path} must be a folder on a disk: {remedy}.')
-  return expanded(path).absolute()
 
 
 def files_below(path: AnyPath) -> list[AnyPath]:

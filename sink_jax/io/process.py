@@ -15,11 +15,8 @@ EXIT_UNSAVED = 128 + signal.SIGINT  # stopped before it had saved; it can be sta
 
 
 def stop_signals() -> list[signal.Signals]:
-  """The signals that ask this process to stop: SIGTERM, Ctrl-C, and a terminal that goes away.
-
-  Those that were ignored when it started stay ignored: SIGHUP under `nohup`, SIGINT of a background job
-  and of the workers of a sweep, which the sweep stops itself.
-  """
+  """The signals that stop this process: SIGTERM, SIGINT, SIGHUP, but for those that it ignores."""
+  # SIGHUP is ignored under `nohup`, SIGINT by background jobs and by the workers of a sweep.
   asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
   return [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
 

@@ -54,8 +54,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
                width: int | None = None, wrapped: Collection[str] = ()) -> list[str]:
   """The lines of a table for a terminal; left: the columns of words.
 
-  width: letters of a line, for which headings, the first column and the cells `wrapped` are wrapped;
-  numbers stay together. None wraps nothing.
+  width: letters of a line, for which headings, the first column and the cells `wrapped` are wrapped.
   """
   widths = [max(1, *map(len, column)) for column in zip(head, *rows)]
   if width is not None:

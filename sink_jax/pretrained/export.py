@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.io.paths import to_local_path, to_path
+from sink_jax.io.paths import to_path
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
@@ -185,7 +185,9 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
     ValueError: there is no run, or it has no counterpart in transformers.
     CheckpointError: it has no usable checkpoint.
   """
-  folder = to_local_path(out, '--out', 'transformers reads no other; copy it from there')
+  if '://' in os.fspath(out):
+    raise ValueError(f'--out={out} must be a folder on a disk: transformers reads no other.')
+  folder = to_path(out)
   context = from_dict(read_config(to_path(workdir))).data.context
   run = load_run(workdir)
   hf = export_checkpoint(run, folder, dtype=dtype, context=context, target=target)

@@ -79,7 +79,7 @@ class ProbeRecord:
   measures where there is no sink to find, by key, of the untrained model and of the last row:
   'sink_1' in percent, 'hidden_ratio' and more; empty for runs whose probe did not measure them.
   activations: of the last row, block by block; empty where it was not measured. dormant_heads: of
-  the last row, in percent, see `SinkReport.head_norms`; None where it was not measured.
+  the last row, in percent, see `SinkReport.summary`; None where it was not measured.
   """
 
   step: int

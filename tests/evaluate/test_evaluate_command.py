@@ -95,9 +95,3 @@ def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):
   result = json.loads((tmp_path / 'sink_report.json').read_text())
   assert len(result['summary']['sink']) == 5 and result['epsilon'] == 0.1
   assert result['protocol']['sequences'] == 2 and result['protocol']['dtype'] == 'bfloat16'
-
-
-def test_a_bad_workdir_is_one_line(tmp_path):
-  code, out, err = run_here('evaluate', f'--workdir={tmp_path}')
-  assert code == 1 and not out
-  assert err.startswith('error: ') and '\n' not in err and 'not the workdir of a run' in err

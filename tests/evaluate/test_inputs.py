@@ -15,7 +15,6 @@ from sink_jax.evaluate.inputs import (
   natural,
   open_source,
   random_tokens,
-  stored,
 )
 
 BYTES = Bytes().open()  # whose BOS, 0, is not put before a text
@@ -112,17 +111,10 @@ def test_drawn_tokens():
   assert found.tokens.shape == (200, 40) and found.tokens.dtype == np.int32
   counts = np.bincount(found.tokens.ravel(), minlength=50)
   assert len(counts) == 50 and abs(counts - 160).max() < 6 * np.sqrt(160)
-  assert found.description['seed'] == 3 and found.description['vocab_size'] == 50
   draw = lambda seed: random_tokens(50, sequences=200, length=40, seed=seed).tokens
   assert (found.tokens == draw(3)).all() and (found.tokens != draw(4)).any()
   repeated = random_tokens(50, sequences=200, length=40, repeat=True).tokens
   assert (repeated == repeated[:, :1]).all() and len(set(repeated[:, 0])) > 40
-
-
-def test_stored_tokens():
-  found = stored(np.arange(6).reshape(2, 3), 9, 'probe tokens of a task')
-  assert found.tokens.dtype == np.int32 and found.description['bos']['protocol'] == 'as in training'
-  assert found.description['source'] == 'probe tokens of a task'
 
 
 def test_sources_of_a_command_line(tmp_path):
@@ -141,7 +133,6 @@ def test_sources_of_a_command_line(tmp_path):
 
 @pytest.mark.parametrize('call, words', [
     (lambda: natural(BYTES, corpus(), sequences=101, length=20), 'only 100 documents.*--sequences'),
-    (lambda: natural(BYTES, corpus(), length=1), '--length=1'),
     (lambda: natural(BYTES, corpus(), bos='twice'), 'twice'),
     (lambda: natural(dataclasses.replace(BYTES, prefix=(0, 0)), corpus(), length=20), '2 BOS'),
     (lambda: by_domain(BYTES, corpus(), length=9999), '9999'),

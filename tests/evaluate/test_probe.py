@@ -43,12 +43,12 @@ def test_a_report_is_what_the_maps_say(spec):
   assert report.sink_rate(position=1, epsilon=0.2) == pytest.approx((alpha[..., 0] > 0.2).mean())
   assert report.sink_rate(position=3, epsilon=0.2) == pytest.approx((alpha[..., 2] > 0.2).mean())
   raw = np.asarray(layers.maps_BxHxTxT)
-  assert report.raw_row_mass() == pytest.approx(raw.sum(-1).mean(), rel=1e-5)
   hidden = np.linalg.norm(layers.hidden_BxTxD, axis=-1)  # (N, S, T)
   np.testing.assert_allclose(report.norm_ratio('hidden')[1:],
                              hidden[..., 0].mean(1) / hidden[..., 1:].mean((1, 2)), rtol=1e-4)
   summary = report.summary(0.2)
   assert summary['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.2).mean())
+  assert summary['raw_row_mass'] == pytest.approx(raw.sum(-1).mean(), rel=1e-5)
   assert (summary['sink_bias_slot'] is None) == (not spec.kv_bias.has_extra_key)
 
 
@@ -57,8 +57,10 @@ def test_the_slot_rate_counts_with_and_without_the_dummy_row():
   slot = report.bias_slot
   np.testing.assert_allclose(report.bias_slot_released, (1 + 12 * slot) / 13, rtol=1e-5)
   epsilon = float(np.median(slot))
-  assert report.bias_slot_rate(epsilon, released=True) >= report.bias_slot_rate(epsilon) > 0
-  assert sj.probe(run(), tokens()).bias_slot_rate() is None
+  summary = report.summary(epsilon)
+  assert summary['sink_bias_slot'] == pytest.approx(100 * (slot > epsilon).mean())
+  assert summary['sink_bias_slot_released'] == pytest.approx(
+      100 * (report.bias_slot_released > epsilon).mean())
 
 
 def test_the_norm_of_the_sink_token_itself():
@@ -82,10 +84,6 @@ def test_the_norm_of_the_sink_token_itself():
   without = sj.probe(run(), tokens())
   assert 'sink_token' not in without.norms and without.summary()['sink_token_ratio'] is None
 
-
-def test_batches_change_nothing():
-  whole, parts = (sj.probe(run(), tokens(), batch_size=n) for n in (None, 2))
-  np.testing.assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
 
 
 def test_the_protocol_tells_what_was_measured():
@@ -117,10 +115,8 @@ class Letters:
 
   prefix = ()
 
-  def tokens(self, texts, length=None, bos='tokenizer'):
-    texts = [texts] if isinstance(texts, str) else texts
-    rows = [np.array([ord(letter) - ord('a') for letter in text]) for text in texts]
-    return rows if length is None else np.stack([row[:length] for row in rows])
+  def tokens(self, texts, length):
+    return [np.array([ord(letter) - ord('a') for letter in text])[:length] for text in texts]
 
 
 @pytest.mark.untyped
@@ -203,9 +199,6 @@ def test_a_report_is_not_made_of_raw_masses():
     wrong.summary()
   with pytest.raises(ValueError, match='epsilon=30'):
     report.sink_rate(epsilon=30)
-  slot = sj.probe(run(attention=sj.AttentionSpec(kv_bias=sj.KBias())), tokens())
-  with pytest.raises(ValueError, match='epsilon=30'):
-    slot.bias_slot_rate(30)
 
 
 def test_heads_whose_outputs_are_short_are_dormant():
@@ -215,18 +208,13 @@ def test_heads_whose_outputs_are_short_are_dormant():
   kernel[0, :, :kernel.shape[-1] // heads] *= 0.01  # of the first head of the first block
   model.params['blocks']['attention']['value']['kernel'] = kernel
   report = sj.probe(model, tokens())
-  norms = report.head_norms()
+  norms = np.array(report.summary()['head_norm'])
   assert norms.shape == (2, heads) and np.allclose(norms.mean(1), 1)
   assert norms[0, 0] < 0.25 < norms[0, 1:].min() and norms[1].min() > 0.25
-  assert report.dormant_rate() == 1 / (2 * heads)
   assert report.summary()['dormant_heads'] == 50 / heads
   # A causal query 1 sees itself alone: its head's output is its value.
   np.testing.assert_allclose(report.norms['head'][..., 0], report.norms['value'][..., 0], rtol=1e-5)
 
-
-def test_a_report_is_compared_and_hashed_as_an_object():
-  report, other = sj.probe(run(), tokens()), sj.probe(run(), tokens())
-  assert report == report != other and len({report, report, other}) == 2
 
 
 def test_norms_that_vanish_have_no_ratio():
@@ -235,6 +223,9 @@ def test_norms_that_vanish_have_no_ratio():
   report = sj.probe(model, tokens())
   assert report.summary()['value_ratio'] == [None, None]
   assert None not in report.summary()['key_ratio']
+  spoilt = dataclasses.replace(report, activations=report.activations._replace(
+      kurtosis_moment=np.array([np.nan, 3.0, np.inf])))
+  assert spoilt.summary()['kurtosis_moment'] == [None, 3.0, None]
   huge = dataclasses.replace(report, norms=report.norms | {
       'value': np.full_like(report.norms['value'], 3e38)})
   assert huge.summary()['value_ratio'] == [1, 1]  # whose sum float32 does not hold

@@ -40,35 +40,24 @@ def test_the_threshold_comes_before_the_mean(xp):
   np.testing.assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
 
 
-def test_rates_lie_on_the_grid_of_the_paper():
-  # 100 sequences of 80 heads: multiples of 0.0125 %, as all published values are.
-  rng = np.random.default_rng(0)
-  rate = sj.sink_rate(rng.random((100, 10, 8, 4)))
-  np.testing.assert_allclose(rate * 8000, np.round(rate * 8000), atol=1e-3)
-
-
 class Tensor:
-  """A stand-in for a tensor of PyTorch, which needs gradients and lies on another device."""
+  """A stand-in for a tensor of PyTorch in bfloat16, which needs gradients and lies on another device."""
 
   def __init__(self, values, dtype='torch.bfloat16', done=()):
-    self.values, self.dtype, self.done = np.asarray(values, np.float64), dtype, set(done)
+    self.values, self.dtype, self.done = np.asarray(values, np.float64), dtype, done
 
   def detach(self):
-    return Tensor(self.values, self.dtype, self.done | {'detach'})
+    return Tensor(self.values, self.dtype, (*self.done, 'detach'))
 
   def float(self):
     return Tensor(self.values.astype(np.float32), 'torch.float32', self.done)
 
   def cpu(self):
-    return Tensor(self.values, self.dtype, self.done | {'cpu'})
+    return Tensor(self.values, self.dtype, (*self.done, 'cpu'))
 
   def numpy(self):
-    if self.done != {'detach', 'cpu'} or self.dtype == 'torch.bfloat16':
-      raise TypeError(f'{self.dtype} on another device, or with gradients')
+    assert self.done == ('detach', 'cpu') and self.dtype != 'torch.bfloat16'
     return self.values.astype(self.dtype.removeprefix('torch.'))
-
-  def __array__(self, dtype=None, copy=None):
-    return self.numpy()
 
 
 def test_tensors_of_pytorch_are_maps():
@@ -88,7 +77,7 @@ def test_maps_have_a_report_of_their_own(tmp_path):
   maps = np.tril(rng.random((3, 2, 4, 6, 6)))  # N layers, S sequences, H heads
   maps /= maps.sum(-1, keepdims=True)
   report = sj.SinkReport.from_attentions(tuple(map(Tensor, maps)), name='mine')
-  assert report.importance.shape == (2, 3, 4, 6) and report.blocks == [1, 2, 3]
+  assert report.importance.shape == (2, 3, 4, 6) and report.protocol['blocks'] == [1, 2, 3]
   expected = np.swapaxes(sj.importance(maps), 0, 1)
   np.testing.assert_allclose(report.importance, expected, rtol=1e-6)
   assert report.sink_rate() == sj.sink_rate(expected)[0]
@@ -114,7 +103,8 @@ HALF = np.full((1, 1, 1, 2), 0.5)
     (lambda: sj.SinkReport.from_attentions((None, None)), 'eager'),
     (lambda: sj.importance((None, None)), 'eager'),
     (lambda: sj.importance(np.zeros((3, 4))), r'\(\.\.\., T, T\)'),
-    (lambda: sj.importance(np.zeros((0, 3, 3))), 'empty'), (lambda: sj.importance([[1j]]), 'real numbers'),
+    (lambda: sj.importance(np.zeros((0, 3, 3))), r'of shape \(0, 3, 3\)'),
+    (lambda: sj.importance([[1j]]), 'real numbers'),
     (lambda: jax.jit(sj.importance)(jnp.zeros((2, 3))), r'\(\.\.\., T, T\)'),
     (lambda: sj.sink_rate(np.zeros((3, 4))), r'\(S, N, H, T\)'),
     *((lambda epsilon=epsilon, raw=raw: sj.sink_rate(HALF, epsilon, raw), 'epsilon=.*between 0 and 1')

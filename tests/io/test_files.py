@@ -17,13 +17,12 @@ from sink_jax.io.files import (
   sha256_of_files,
   write_atomically,
 )
-from sink_jax.io.paths import cache_root, files_named, import_file, move_folder, to_local_path, to_path
+from sink_jax.io.paths import cache_root, files_named, import_file, move_folder, to_path
 
 
 @pytest.mark.parametrize('call, words', [
     (lambda: to_path(Path('gs://bucket/runs')), 'has lost a slash.* as text'),
     (lambda: to_path('file:///tmp/runs'), 'file:///tmp/runs: name a folder of a disk, or gs://'),
-    (lambda: to_local_path('gs://a/b', '--out', 'copy it'), '--out=gs://a/b must be .* on a disk: copy it'),
     (lambda: read_text_limited('/dev/zero', 2), 'not a file of at most 2 bytes'),
     (lambda: read_text_limited(__file__, 2), 'not a file of at most 2 bytes'),
     (lambda: import_file('no/such.py'), 'no file no/such.py'),
