@@ -2,7 +2,6 @@
 
 A new variant is one class in one of these files, with its formula, its source and its parameters.
 Nothing here is fast: kernels compute the same with less memory, and models own the parameters.
-This file declares what several of the others use.
 """
 
 import dataclasses
@@ -59,8 +58,7 @@ def require(component: object, holds: bool, rule: str) -> None:
     raise ValueError(f'{component}: {rule}.')
 
 
-def rms_norm(x: jax.Array, gain: AnyArray, eps: float,
-             axis: int | tuple[int, ...] = -1) -> jax.Array:
+def rms_norm(x: jax.Array, gain: AnyArray, eps: float, axis: int | tuple[int, ...] = -1) -> jax.Array:
   """x / sqrt(mean(x^2) + eps) * gain over the last axis, or these, in float32, rounded once."""
   x32 = x.astype(jnp.float32)
   scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, axis, keepdims=True) + eps))

@@ -1,8 +1,7 @@
 """The extra key k* and value v* that a layer may have next to its tokens (Section 7.3).
 
-The paper calls them K biases, KV biases and V biases. An extra key takes part in the softmax, or
-in the row sum, of every query. A query that matches no token can attend to it instead of to the
-first token, which is why variants with an extra key show no sink on that token.
+The paper calls them K biases, KV biases and V biases. A query that matches no token can attend to an
+extra key instead of to the first token, which then is not a sink.
 """
 
 from __future__ import annotations
@@ -28,21 +27,14 @@ class ExtraKeyValue(Learnable, Component):
   """
 
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
-  # May the extra logit be negative where all features, and so all products, are positive?
-  logit_may_be_negative: ClassVar[bool] = False
   # Is its score the logarithm of what is added to a sum of exponentials, so that f must be exp?
   needs_exponential: ClassVar[bool] = False
+  future: ClassVar[int | None] = None  # the text length, if it stands for all tokens after the query
 
   @property
   def acts_only_through_normalisation(self) -> bool:
     """Whether the extra key has no value, so that it changes nothing but the sum of a row."""
     return self.has_extra_key and type(self).value_HxDh is ExtraKeyValue.value_HxDh
-
-  @property
-  def future(self) -> int | None:
-    """The text length, if the extra key stands for all positions after the query; else None."""
-    return None
-
 
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
     """Returns each query head's k* before the feature map; None if the logit ignores the query."""
@@ -142,13 +134,9 @@ class VBias(ExtraKeyValue):
 
 
 class SinkLogit(ExtraKeyValue):
-  """One learned logit per query head, without a value (gpt-oss).
-
-  It is a K bias whose logit does not depend on the query. The logit is not divided by sqrt(Dh).
-  """
+  """One learned logit per query head, not divided by sqrt(Dh), without a value (gpt-oss)."""
 
   has_extra_key = True
-  logit_may_be_negative = True  # it is learned, and not a product of features
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'logit': Param((dims.heads,), 'zeros')}
@@ -157,7 +145,7 @@ class SinkLogit(ExtraKeyValue):
     return jnp.asarray(params['logit'])[:, None]
 
 
-class ZeroSink(SinkLogit):
+class ZeroSink(ExtraKeyValue):
   """Softmax off by one: Z_i = n + sum_j exp(s_ij), without parameters (Miller 2023).
 
   It is a sink logit that stays at log n. With n = 1 it is softmax with a logit of zero and a value
@@ -167,19 +155,16 @@ class ZeroSink(SinkLogit):
 
   n: float = 1.0
 
-  needs_exponential = True
+  has_extra_key = needs_exponential = True
 
   def __post_init__(self):
     require(self, self.n > 0, 'n must be > 0; NoBias() adds nothing to the sum')
-
-  def params(self, dims: Dims) -> dict[str, Param]:
-    return {}
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
     return jnp.full((1, 1), math.log(self.n), jnp.float32)
 
 
-class PseudoMask(SinkLogit):
+class PseudoMask(ExtraKeyValue):
   """Z_i gains sum_j exp(-m_h j) over j = i+1 .. context - 1, for 0-based i and j.
 
   These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779). They
@@ -197,7 +182,7 @@ class PseudoMask(SinkLogit):
   context: int = 2048
   gamma: float | None = None
 
-  needs_exponential = True
+  has_extra_key = needs_exponential = True
 
   def __post_init__(self):
     require(self, self.context >= 1 and (self.gamma is None or self.gamma > 0),
@@ -206,9 +191,6 @@ class PseudoMask(SinkLogit):
   @property
   def future(self) -> int:
     return self.context
-
-  def params(self, dims: Dims) -> dict[str, Param]:
-    return {}
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
     slope_Hx1 = (Alibi().slopes(heads)[:, None] if self.gamma is None

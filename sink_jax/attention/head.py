@@ -1,12 +1,9 @@
-"""Gates, norms and projections of each head's output, between attention and W_O.
-
-A query that matches no key must still average values, because the weights of softmax sum to one. A
-gate can set this average to zero, and a norm gives it the same size for all queries.
-"""
+"""Gates, norms and projections of each head's output, between attention and W_O."""
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +18,11 @@ class HeadOutput(Learnable, Component):
   It acts after the values are averaged, so attention maps and importances do not include it.
   """
 
-  @property
-  def reads_input(self) -> bool:
-    """Whether it reads the input x from which queries, keys and values are projected."""
-    return False
+  reads_input: ClassVar[bool] = False  # does it read what queries, keys and values are projected from?
 
-
-  def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
-    """Returns the width of attention's input x, if this determines it; else None."""
+  def input_width(self, params: Arrays) -> int | None:
+    """Returns the width of attention's input x, if its parameters show it; else None."""
     return None
-
-  def products(self, dims: Dims) -> int:
-    """Returns how many numbers per token it computes as one matrix product for all heads."""
-    return 0
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
     """Returns what W_O gets instead of the outputs o (B, L, H, Dh) of L tokens, float32 if changed.
@@ -71,6 +60,7 @@ class HeadGate(HeadOutput):
   source: str = 'input'
   scale: float = 1.0
   opening: float | None = None
+  elementwise: ClassVar[bool] = False
 
   def __post_init__(self):
     require(self, self.source in ('input', 'value', 'slice'),
@@ -93,16 +83,12 @@ class HeadGate(HeadOutput):
     inputs = {'input': dims.d_model, 'value': dims.kv_heads * dims.head_dim,
               'slice': dims.head_dim}[self.source]
     assert inputs is not None
-    bias = {} if self.opening is None else {'bias': Param((self._gates(dims),), 'zeros')}
-    return {'kernel': Param((inputs, self._gates(dims)), 'linear')} | bias
+    gates = dims.heads * (dims.head_dim if self.elementwise else 1)
+    bias = {} if self.opening is None else {'bias': Param((gates,), 'zeros')}
+    return {'kernel': Param((inputs, gates), 'linear')} | bias
 
-  def input_width(self, heads: int, head_dim: int, params: Arrays) -> int | None:
-    if self.source == 'input':
-      return params['kernel'].shape[0] if 'kernel' in params else None
-    return heads * head_dim if self.source == 'slice' else None
-
-  def products(self, dims: Dims) -> int:
-    return 0 if self.source == 'slice' else self._gates(dims)
+  def input_width(self, params: Arrays) -> int | None:
+    return len(params['kernel']) if self.source == 'input' and 'kernel' in params else None
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
     x = v.reshape(*o.shape[:-2], -1) if self.source == 'value' else x
@@ -117,17 +103,8 @@ class HeadGate(HeadOutput):
     # Of every head one gate, or Dh elementwise ones.
     z = z.reshape(*o.shape[:-1], -1).astype(jnp.float32)
     if self.opening is not None:
-      z = z + (_logit(self.opening) + params['bias'].reshape(o.shape[-2], -1))
+      z = z + (math.log(self.opening / (1 - self.opening)) + params['bias'].reshape(o.shape[-2], -1))
     return o.astype(jnp.float32) * (self.scale * jax.nn.sigmoid(z))
-
-  def _gates(self, dims: Dims) -> int:
-    """Gates of one token."""
-    return dims.heads
-
-
-def _logit(share: float) -> float:
-  """The inverse of the sigmoid."""
-  return math.log(share / (1 - share))
 
 
 class ElementGate(HeadGate):
@@ -137,8 +114,7 @@ class ElementGate(HeadGate):
   Qwen3-Next has. The fields are those of `HeadGate`.
   """
 
-  def _gates(self, dims: Dims) -> int:
-    return dims.heads * dims.head_dim
+  elementwise = True
 
 
 class HeadNorm(HeadOutput):

@@ -4,6 +4,8 @@ A mask has a predicate for the elements of a tile, `keep`, and a range of keys p
 `key_range`, by which kernels skip tiles. The two must agree; `kernels.block_mask` checks that.
 """
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 
 from sink_jax.attention import AnyArray, require
@@ -14,6 +16,9 @@ Positions = int | AnyArray  # 0-based integers
 
 class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
+
+  window: ClassVar[int | None] = None  # the largest number of keys that a query can see
+  prefix: ClassVar[int | None] = None  # how many leading tokens every query sees, later ones too
 
   def keep(self, i: Positions, j: Positions) -> Positions:
     """Whether query i sees key j, by elementwise operations only: it runs inside kernel tiles."""
@@ -29,16 +34,6 @@ class Mask(Component):
   def visible(self, i: Positions, keys: Positions) -> Positions:
     """Returns how many of `keys` keys query i sees, elementwise: the length of its `key_range`."""
     raise NotImplementedError(f'{self} needs a method visible(i, keys), as Causal() has.')
-
-  @property
-  def window(self) -> int | None:
-    """The largest number of keys that a query can see; None without such a limit."""
-    return None
-
-  @property
-  def prefix(self) -> int | None:
-    """The number of leading tokens that every query sees; None if no query sees later tokens."""
-    return None
 
   @property
   def first_target(self) -> int:

@@ -1,7 +1,7 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
 A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm if f = exp. A normalizer
-turns it into the factor 1 / Z_i of the row. Rows of softpick are already divided by AbsSum's Z_i.
+turns it into the factor 1 / Z_i of the row; `reference` applies AbsSum, of softpick only, itself.
 """
 
 from typing import ClassVar
@@ -19,11 +19,8 @@ class Normalizer(Component):
   needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
   # Does it change the weights of a row one by one once their sum is known? A kernel cannot.
   clips: ClassVar[bool] = False
-
-  @property
-  def power(self) -> float | None:
-    """The exponent in a row's statistic sum_j f_ij^power, 0 to count keys; None without any."""
-    return 1.0
+  # The exponent in a row's statistic sum_j f_ij^power, 0 to count keys; None without any.
+  power: ClassVar[float | None] = 1.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
     """Returns 1/Z_i, given sum_j f_ij^power, elementwise; for similarities other than exp."""
@@ -88,12 +85,7 @@ class PNorm(Normalizer):
 class Unnormalized(Normalizer):
   """Z_i = 1: the weights of a row do not depend on one another."""
 
-  @property
-  def power(self) -> float | None:
-    return None
-
-  def factor(self, row_sum: jax.Array) -> jax.Array:
-    return jnp.ones_like(row_sum)
+  power = None
 
 
 class Count(Normalizer):
@@ -102,9 +94,7 @@ class Count(Normalizer):
   With `Relu()` the weights are relu(s) / i, as in Guo et al. 2024 (arXiv:2410.13835).
   """
 
-  @property
-  def power(self) -> float | None:
-    return 0.0
+  power = 0.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
     # Rows that see no key, those of padding, are zero whatever divides them.
@@ -165,9 +155,5 @@ class Clipped(Normalizer):
     require(self, self.low <= 0 and self.high >= 1, 'low must be <= 0, so that hidden keys have no '
             'weight, and high >= 1; low = -alpha / T for sequences of T tokens')
 
-  def log_factor(self, lse: jax.Array, power_lse: jax.Array) -> jax.Array:
-    return jnp.zeros_like(lse)
-
   def clipped(self, weights: jax.Array) -> jax.Array:
-    """Returns the clipped weights, given the normalised ones."""
     return jnp.clip((self.high - self.low) * weights + self.low, 0, 1)

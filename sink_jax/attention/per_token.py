@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from sink_jax.attention import AnyArray, Arrays, Dims, Learnable, Param, require, rms_norm
 from sink_jax.attention.mask import Mask
-from sink_jax.attention.similarity import Similarity, elu_plus_one
+from sink_jax.attention.similarity import Similarity
 from sink_jax.component import Component
 
 
@@ -119,14 +119,11 @@ class FeatureMap(Learnable, Component):
 
   def features(self, x: jax.Array, params: Arrays) -> jax.Array:
     """Returns the features (..., Dh) of queries or keys (..., Dh), in their dtype."""
-    raise NotImplementedError
+    return x
 
 
 class Identity(FeatureMap):
   """phi(x) = x."""
-
-  def features(self, x: jax.Array, params: Arrays) -> jax.Array:
-    return x
 
 
 class EluPlusOne(FeatureMap, Similarity):
@@ -135,17 +132,16 @@ class EluPlusOne(FeatureMap, Similarity):
   positive = True
 
   def features(self, x: jax.Array, params: Arrays) -> jax.Array:
-    return elu_plus_one(x)
+    return self(x)
 
   def __call__(self, s: jax.Array) -> jax.Array:
-    return elu_plus_one(s)
+    # The minimum keeps exp finite where it is not used: a gradient through `where` takes both. No
+    # expm1, which does not lower on every back end.
+    return jnp.where(s > 0, s + 1, jnp.exp(jnp.minimum(s, 0)))
 
 
 class Mlp(FeatureMap):
-  """phi(x) = W2 relu(W1 x) with Dh x Dh matrices, which heads, queries and keys of a layer share.
-
-  So does the official code (sail-sg/Attention-Sink).
-  """
+  """phi(x) = W2 relu(W1 x); heads, queries and keys share the Dh x Dh matrices (sail-sg/Attention-Sink)."""
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'w1': Param((dims.head_dim, dims.head_dim), 'linear'),

@@ -19,9 +19,6 @@ class Position(Component):
   """A position encoding, which acts on embeddings, on queries and keys, or on scores."""
 
   has_bias: ClassVar[bool] = False  # is there a bias g on the scores?
-  # Does `rotate` turn by angles proportional to positions? Products of queries and keys then depend
-  # only on the differences of their positions.
-  turns: ClassVar[bool] = False
 
   def embedding_params(self, d_model: int) -> dict[str, Param]:
     """Returns the parameters of `embedding`, which the model has once, not per layer."""
@@ -66,12 +63,7 @@ class Rope(Position):
   fraction: float = 1.0
   factor: float = 1.0
 
-  turns = True
-
-  @property
-  def amplitude(self) -> float:
-    """The factor that multiplies the rotated channels of both queries and keys."""
-    return 1.0
+  amplitude: ClassVar[float] = 1.0  # multiplies the rotated channels of both queries and keys
 
   def __post_init__(self):
     require(self, self.base > 0 and 0 < self.fraction <= 1 and self.factor > 0,
@@ -159,10 +151,7 @@ class YarnRope(Rope):
 
 
 class Sinusoidal(Position):
-  """The absolute encoding of Eq. 5: interleaved sines and cosines, with entries that reach 1.
-
-  The official code puts all sines before all cosines.
-  """
+  """Eq. 5: interleaved sines and cosines; the official code puts all sines before all cosines."""
 
   base: float = 10000.0
 

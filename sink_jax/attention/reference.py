@@ -13,9 +13,7 @@ from jaxtyping import Array, Float
 
 from sink_jax.attention import MASKED, AnyArray, Dims, soft_cap
 from sink_jax.attention.normalizer import AbsSum, Clipped
-from sink_jax.attention.similarity import exp_less_one
-from sink_jax.attention.spec import (
-  AttentionSpec, Params, TransformedQK, extra_key_logit, transform_qk)
+from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, extra_key_logit, transform_qk
 
 # Added to the sums of |f| in proxy scores by the official code, sail-sg/Attention-Sink.
 PROXY_EPS = 1e-8
@@ -49,19 +47,13 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
     # The bias joins after the division by sqrt(Dh), so its size does not depend on the head width.
     slopes_H = jnp.asarray(spec.position.slopes(H))
     s = s + slopes_H[:, None, None] * spec.position.distance_bias(i_L[:, None] - j_T[None, :])
-  return soft_cap(s, spec.similarity.limit)
+  return soft_cap(s, spec.similarity.cap)
 
 
 def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: Params,
          i_L: jax.Array, j_T: jax.Array) -> Rows:
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, k_BxTxHkvxDh, i_L, j_T)
-  return rows_of_scores(spec, s, q_BxLxHxDh, params, i_L, j_T)
-
-
-def rows_of_scores(spec: AttentionSpec, s: jax.Array, q_BxLxHxDh: jax.Array, params: Params,
-                   i_L: jax.Array, j_T: jax.Array) -> Rows:
-  """`rows` of known scores s (B, H, L, T); an extra key's are those of the queries."""
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
   extra = extra_key_logit(spec, q_BxLxHxDh, params, i_L)
   if extra is not None:  # column 0, which every query sees
@@ -83,12 +75,11 @@ def _exponential(spec, s, keep):
   power_lse = lse if power == 1 else jax.nn.logsumexp(power * s, -1, keepdims=True)
   # Masked a second time: in a row without any key lse is near MASKED, and exp(s - lse) is not 0.
   softmax = jnp.where(keep, jnp.exp(s - lse), 0)
+  if isinstance(spec.normalizer, Clipped):
+    weights = spec.normalizer.clipped(softmax)
+    return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
   # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89.
-  weights = softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse))
-  if not isinstance(spec.normalizer, Clipped):
-    return weights, softmax
-  weights = spec.normalizer.clipped(weights)
-  return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
+  return softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse)), softmax
 
 
 def _additive(spec, s, keep):
@@ -100,8 +91,7 @@ def _additive(spec, s, keep):
   power = spec.normalizer.power
   if power is None:
     return f, proxy
-  # The statistic of the normalizer sums f^power. Masked entries are zeroed again, as `safe_power`
-  # lifts every f to a floor, and f^0 is 1.
+  # Masked again, as `safe_power` lifts every f to a floor, and f^0 is 1.
   density = f if power == 1 else jnp.where(keep, safe_power(f, power), 0)
   return f * spec.normalizer.factor(density.sum(-1, keepdims=True)), proxy
 
@@ -111,7 +101,10 @@ def _rectified(spec, s, keep):
   s = jnp.where(keep, s, 0)  # exp(0) - 1 is nothing, in the sum as in the weights
   # What scales eps is a constant for the gradient, as in the released kernels.
   largest = jax.lax.stop_gradient(jnp.maximum(s.max(-1, keepdims=True), 0))
-  f = exp_less_one(s, largest)
+  # exp(s - largest) - exp(-largest), by expm1 near s = 0. The minimum keeps expm1 finite where it is
+  # not used: a gradient through `where` takes both.
+  near = jnp.expm1(jnp.minimum(s, 1)) * jnp.exp(-largest)
+  f = jnp.where(s < 1, near, jnp.exp(s - largest) - jnp.exp(-largest))
   weights = jax.nn.relu(f) / (jnp.abs(f).sum(-1, keepdims=True) + spec.normalizer.eps)
   return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
 
@@ -161,14 +154,8 @@ def attention_map(
 
   Rows of softmax sum to one; with an extra key they sum to one minus the weight of that key.
   Embeddings of positions are not applied, see `attend`.
-
-  Args:
-    params: {component: {name: array}}, as for `attend`.
-    proxy: whether to return the row-normalised proxy scores instead (for softmax the same).
-
-  Raises:
-    ValueError: the shapes or dtypes do not fit together, or the parameters are not those of the
-      spec.
+  params: {component: {name: array}}, as for `attend`, which raises the same errors. proxy: whether to
+  return the row-normalised proxy scores instead (for softmax the same).
   """
   params = params or {}
   a = maps(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)

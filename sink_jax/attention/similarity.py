@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention import require, soft_cap
+from sink_jax.attention import require
 from sink_jax.component import Component
 
 
@@ -17,14 +17,10 @@ class Similarity(Component):
   """
 
   signed: ClassVar[bool] = False  # may f(s) be negative?
-  # 'additive' rows sum f as it is; 'exponential' ones, f = exp, are computed relative to their
-  # maximum; 'rectified' is Softpick, which weighs values by one function and sums another.
+  # 'additive' rows sum f as it is, and only they call it; 'exponential' ones, f = exp, are computed
+  # relative to their maximum; 'rectified' is Softpick, which weighs values by one function and sums another.
   kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
-
-  @property
-  def limit(self) -> float:
-    """The soft cap c: scores s of keys become c tanh(s / c) before exp; 0 means no cap."""
-    return 0.0
+  cap: ClassVar[float] = 0.0  # the c by which scores of keys become c tanh(s / c); 0 for none
 
   def __call__(self, s: jax.Array) -> jax.Array:
     raise NotImplementedError
@@ -34,9 +30,6 @@ class Exp(Similarity):
   """f(s) = exp(s). With RowSum this is softmax attention (Eq. 4)."""
 
   kind = 'exponential'
-
-  def __call__(self, s: jax.Array) -> jax.Array:
-    return jnp.exp(s)
 
 
 class CappedExp(Similarity):
@@ -52,13 +45,6 @@ class CappedExp(Similarity):
 
   def __post_init__(self):
     require(self, self.cap > 0, 'cap must be above 0; Exp() is without a cap')
-
-  @property
-  def limit(self) -> float:
-    return self.cap
-
-  def __call__(self, s: jax.Array) -> jax.Array:
-    return jnp.exp(soft_cap(s, self.cap))
 
 
 class Sigmoid(Similarity):
@@ -113,19 +99,3 @@ class Softpick(Similarity):
   """
 
   kind = 'rectified'
-
-  def __call__(self, s: jax.Array) -> jax.Array:
-    return jax.nn.relu(jnp.expm1(s))
-
-
-def exp_less_one(s: jax.Array, log: jax.Array) -> jax.Array:
-  """exp(-log) (exp(s) - 1) for scores s <= log and log >= 0; kernels have no expm1 for it."""
-  # The minimum keeps expm1 finite where it is not used: a gradient through `where` takes both.
-  near = jnp.expm1(jnp.minimum(s, 1)) * jnp.exp(-log)
-  return jnp.where(s < 1, near, jnp.exp(s - log) - jnp.exp(-log))
-
-
-def elu_plus_one(x: jax.Array) -> jax.Array:
-  """elu(x) + 1, without expm1, which does not lower on every back end."""
-  # The minimum keeps exp finite where it is not used: a gradient through `where` takes both.
-  return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))

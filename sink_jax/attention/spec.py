@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.attention import AnyArray, Dims, Learnable, Param, per_token, soft_cap
-from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias
+from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias, SinkLogit
 from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask
 from sink_jax.attention.normalizer import AbsSum, Normalizer, RowSum
@@ -78,15 +78,10 @@ class AttentionSpec:
   @property
   def signed(self) -> bool:
     """Whether a similarity f(s) can be negative."""
+    # A sink logit is learned, and not a product of features.
     positive = (self.feature_map.positive and not self.position.has_bias
-                and not self.kv_bias.logit_may_be_negative)
+                and not isinstance(self.kv_bias, SinkLogit))
     return self.similarity.signed and not positive
-
-  @property
-  def scores_by_difference(self) -> bool:
-    """Whether rotations make q_i . k_j depend on positions by the difference i - j alone."""
-    # Features of a rotated vector are not the rotated features.
-    return self.position.turns and isinstance(self.feature_map, per_token.Identity)
 
   @property
   def rows_sum_to_one(self) -> bool:
@@ -137,7 +132,7 @@ def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
                      f'a multiple of the key heads; here q and k are {q} and {k}.')
   check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh)
   # Queries and keys do not show the width of what they were projected from.
-  width = spec.head.input_width(q[2], q[3], params.get('head', {}))
+  width = spec.head.input_width(params.get('head', {}))
   shapes = lambda tree: {component: {name: tuple(x.shape) for name, x in by_name.items()}
                          for component, by_name in tree.items()}
   wanted, given = shapes(spec.params(Dims(q[2], *k[2:], width))), shapes(params)
@@ -199,7 +194,7 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
   # The precision of the tokens' scores, which compete with this one in the same row.
   product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
                        preferred_element_type=jnp.float32)
-  return soft_cap(product / math.sqrt(head_dim), spec.similarity.limit)
+  return soft_cap(product / math.sqrt(head_dim), spec.similarity.cap)
 
 
 def repeat_heads(x_BxTxHkvxDh: jax.Array, heads: int) -> jax.Array:

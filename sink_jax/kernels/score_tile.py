@@ -50,7 +50,7 @@ class ScoreTile:
     """q.k + g(i - j) sqrt(Dh), within the limit of the similarity, given the slope of the head."""
     if self.spec.position.has_bias:
       product = product + slope / self.scale * self.spec.position.distance_bias(i - j)
-    return soft_cap(product, self.spec.similarity.limit, self.scale)
+    return soft_cap(product, self.spec.similarity.cap, self.scale)
 
   def keep(self, i: jax.Array, j: jax.Array) -> jax.Array:
     """Which scores count; padding sees nothing and is not seen."""
@@ -130,7 +130,7 @@ class ScoreTile:
       ds = p * (dp + rows[1])
       if power != 1:
         ds = ds + relative(rows[2], power) * rows[3]
-      if limit := self.spec.similarity.limit:
+      if limit := self.spec.similarity.cap:
         # So far it is the cotangent of the limited score; that of the product goes by the slope.
         ds = ds * soft_cap_slope(s, limit, self.scale)
       return p, ds

@@ -188,7 +188,7 @@ def _qwen3_tensors(hf: Json, config: ModelConfig) -> Table:
   if head == PlainOutput():
     return tensors
   group = dims.heads // dims.kv_heads * dims.head_dim  # rows of the queries of one key head
-  shape = (dims.heads * dims.head_dim + head.products(dims), config.d_model)
+  shape = (dims.heads * dims.head_dim + head.params(dims)['kernel'].shape[1], config.d_model)
 
   def rows(part: slice) -> Take:
     return lambda x: x.reshape(dims.kv_heads, -1, config.d_model)[:, part].reshape(-1, config.d_model)

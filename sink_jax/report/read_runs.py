@@ -114,8 +114,8 @@ def describe_attention(experiment: Experiment) -> str:
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
   if spec.similarity.kind == 'exponential' and isinstance(normalizer, RowSum):
     words = 'softmax' if normalizer.scale == 1 else f'softmax times {normalizer.scale:g}'
-    if spec.similarity.limit:
-      words += f' of scores capped at {spec.similarity.limit:g}'
+    if spec.similarity.cap:
+      words += f' of scores capped at {spec.similarity.cap:g}'
   elif normalizer == AbsSum():  # of Softpick alone, whose name says it
     words = name
   elif isinstance(normalizer, Unnormalized):

@@ -91,32 +91,6 @@ def test_scalable_softmax_is_softmax_of_rows_times_a_logarithm(mask, keys, imple
 
 
 @BOTH
-def test_factors_of_one_are_plain_attention(implementation):
-  q, k, v, _ = random_inputs(sj.AttentionSpec(), length=10, heads=4, kv_heads=2)
-  plain = attend(sj.AttentionSpec(), q, k, v, implementation=implementation)
-  ones = {'value': {'scale': np.ones(2, np.float32)}}
-  scaled = sj.AttentionSpec(value=sj.ValueScale())
-  np.testing.assert_array_equal(
-      attend(scaled, q, k, v, ones, implementation=implementation), plain)
-  alone = sj.AttentionSpec(value=sj.ValueResidual(own=1.0, first=0.0, learned=False))
-  np.testing.assert_array_equal(
-      sj.attend(alone, q, k, v, first_values_BxTxHkvxDh=v[:, ::-1], implementation=implementation),
-      plain)
-
-
-@BOTH
-def test_a_bias_key_far_away_is_no_bias(implementation):
-  spec = sj.AttentionSpec(kv_bias=sj.SinkLogit())
-  q, k, v, _ = random_inputs(spec)
-  without = attend(sj.AttentionSpec(), q, k, v, implementation=implementation)
-  params = {'kv_bias': {'logit': np.full(3, -1e4, np.float32)}}
-  np.testing.assert_allclose(attend(spec, q, k, v, params, implementation=implementation), without,
-                             rtol=1e-6)
-  params = {'kv_bias': {'logit': np.full(3, 1e4, np.float32)}}
-  assert np.abs(attend(spec, q, k, v, params, implementation=implementation)).max() == 0
-
-
-@BOTH
 def test_a_kv_bias_is_one_more_token(implementation):
   # Without positions and mask-wise visible to all, it equals a first token k*, v*.
   spec = sj.AttentionSpec(position=sj.Nope(), kv_bias=sj.KVBias())
@@ -170,29 +144,6 @@ def test_bfloat16_follows_float32(spec, implementation):
 
 
 @BOTH
-def test_gates_that_are_one_do_nothing(implementation):
-  q, k, v, _, x = random_inputs(sj.AttentionSpec(head='HeadGate()'), heads=4, kv_heads=2)
-  plain = attend(sj.AttentionSpec(), q, k, v, implementation=implementation)
-  for make in (sj.HeadGate, sj.ElementGate):
-    for source in ('input', 'value', 'slice'):
-      spec = sj.AttentionSpec(head=make(source=source, scale=2.0))
-      params = jax.tree.map(lambda p: np.zeros(p.shape, np.float32),
-                            spec.params(sj.Dims(4, 2, 4, 16)), is_leaf=lambda p: hasattr(p, 'init'))
-      gate = x if spec.head.reads_input else None
-      out = sj.attend(spec, q, k, v, params, gate=gate, implementation=implementation)
-      np.testing.assert_array_equal(out, plain)
-
-
-def test_normed_heads_have_the_size_of_their_gain():
-  spec = sj.AttentionSpec(head=sj.HeadNorm())
-  q, k, v, params = random_inputs(spec, head_dim=8)
-  params['head']['gain'][:] = -2
-  for factor in (1, 1e3):
-    out = attend(spec, q, k, factor * v, params)
-    np.testing.assert_allclose(np.sqrt((out**2).mean(-1)), np.full((1, 7, 3), 2), rtol=1e-4)
-
-
-@BOTH
 def test_exclusive_attention_is_orthogonal_to_the_values_of_the_token(implementation):
   spec = sj.AttentionSpec(head=sj.Exclusive())
   q, k, v, _ = random_inputs(spec, heads=4, kv_heads=2, head_dim=8)
@@ -222,16 +173,6 @@ def test_off_by_one_is_a_sink_logit_at_zero_and_a_token_of_zeros(implementation)
   first = lambda x: np.concatenate([np.zeros_like(x[:, :1]), x], 1)
   longer = attend(sj.AttentionSpec(), *map(first, (q, k, v)), implementation=implementation)
   np.testing.assert_allclose(zero_sink(1.0), longer[:, 1:], rtol=1e-5, atol=1e-6)
-
-
-@BOTH
-def test_relu_over_the_number_of_keys(implementation):
-  spec = sj.AttentionSpec('Relu()', 'Count()', position='Nope()')
-  q, k, v, _ = random_inputs(spec, length=9)
-  f = np.maximum(np.einsum('bihd,bjhd->bhij', q, k) / 2, 0) * np.tri(9)  # Dh = 4
-  expected = np.einsum('bhij,bjhd->bihd', f, v) / np.arange(1, 10)[:, None, None]
-  np.testing.assert_allclose(attend(spec, q, k, v, implementation=implementation), expected,
-                             rtol=1e-5, atol=1e-6)
 
 
 def test_one_token():
