@@ -18,8 +18,7 @@ class GraftReport:
     start: how new parameters were to start, 'identity' or 'random'.
     exact: whether the grafted model computes the same function as its source by construction, up
       to rounding.
-    loss_before: the mean cross-entropy of the source on the batch, in nats per token; None for
-      models of continuous inputs, for which no targets are given.
+    loss_before: the mean cross-entropy of the source on the batch, in nats per token.
     loss_after: the same loss of the grafted model, before any training.
     fresh: those of `new` that start as in a fresh model: all with 'random', and with 'identity'
       those that have no values at which the function stays the same.
@@ -30,23 +29,20 @@ class GraftReport:
   removed: tuple[str, ...]
   start: str
   exact: bool
-  loss_before: float | None
-  loss_after: float | None
+  loss_before: float
+  loss_after: float
   fresh: tuple[str, ...] = ()
 
   @classmethod
   def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
     """Returns the report of a row of metrics: `dataclasses.asdict`, with lists for tuples."""
-    fields: dict[str, Any] = {key: tuple(row[key]) if isinstance(row[key], list) else row[key]
-                              for key in cls.__dataclass_fields__}
-    return cls(**fields)
+    return cls(**{key: tuple(row[key]) if isinstance(row[key], list) else row[key]
+                  for key in cls.__dataclass_fields__})
 
   def __str__(self) -> str:
     start = self.start if self.exact or self.start == 'random' else 'no identity start exists'
     parts = [*self.changed, *(f'{label}: {", ".join(paths)}' for label, paths in (
         ('new', self.new), ('removed', self.removed), ('as in a fresh model', self.fresh)) if paths)]
-    loss = ''
-    if self.loss_before is not None and self.loss_after is not None:
-      loss = (f'; loss before any training: {self.loss_before:.4f} -> {self.loss_after:.4f} nats '
-              f'({self.loss_after - self.loss_before:+.2e})')
-    return f'graft: {"; ".join(parts)}; start: {start}{loss}'
+    return (f'graft: {"; ".join(parts)}; start: {start}; loss before any training: '
+            f'{self.loss_before:.4f} -> {self.loss_after:.4f} nats '
+            f'({self.loss_after - self.loss_before:+.2e})')

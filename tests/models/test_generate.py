@@ -138,8 +138,8 @@ def test_a_prompt_longer_than_the_cache_is_read_in_pieces(run, policy):
 
 
 @pytest.mark.parametrize('mask, message', [
-    ([[1, 0, 1, 1], [1, 1, 1, 1]], 'row 0 of mask has a gap'),
-    ([[1, 1, 1, 1], [0, 0, 0, 0]], 'row 1 of mask has no token'),
+    ([[1, 0, 1, 1], [1, 1, 1, 1]], 'row 0 of mask must'),
+    ([[1, 1, 1, 1], [0, 0, 0, 0]], 'row 1 of mask must'),
     ([[1, 1, 1], [1, 1, 1]], 'in the shape of the tokens'),
     ([[1, 2, 1, 1], [1, 1, 1, 1]], '1 for a token and 0')])
 def test_a_mask_that_is_none_is_refused(run, mask, message):
