@@ -16,9 +16,7 @@ from sink_jax.kernels.dispatch import check_implementation
 
 FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'tanh_geglu', 'swiglu',
         'clamped_swiglu', 'none')
-_LEAST = dict.fromkeys(('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll', 'kv_heads',
-                        'head_dim', 'embedding_dim'), 1) | dict.fromkeys(
-    ('vocab_size', 'input_features', 'output_features', 'sink_tokens'), 0)
+_FROM_ZERO = ('vocab_size', 'input_features', 'output_features', 'sink_tokens')
 BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
@@ -79,14 +77,11 @@ class ModelConfig:
   """A LLaMA-style decoder, as the paper trains it, and its variations.
 
   Attributes:
-    layers: the number N of blocks.
-    d_model: the width D of the residual stream.
-    heads: the number H of query heads.
-    ffn_hidden: the number of hidden units of a feed-forward network.
+    layers, d_model, heads, ffn_hidden: blocks, the width D of the residual stream, query heads,
+      hidden units of a feed-forward network.
     vocab_size: the size V of the vocabulary; 0 for a model of continuous inputs, whose sizes are
       input_features and output_features.
-    kv_heads: the number of key/value heads; by default as many as query heads.
-    head_dim: the dimension of a head; by default d_model / heads.
+    kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
     pattern: the blocks of one period, which repeats; `layers` is a multiple of its length.
     attention: the attention of all blocks, except for what `pattern` replaces.
     ffn: 'relu', 'gelu', 'gelu_tanh' or 'swish' (two matrices), 'reglu', 'geglu', 'tanh_geglu',
@@ -116,15 +111,11 @@ class ModelConfig:
       or the inputs of a linear layer, and N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
     dtype: of activations. Norms, row statistics and logits are float32, and so are parameters,
       except those of models that are imported in bfloat16.
-    implementation: the implementation of attention, see `attend`.
-    remat: what the backward pass recomputes instead of keeping it, see `transformer.SAVED`.
+    implementation, remat: of attention, see `attend`; for the backward pass, `transformer.SAVED`.
     unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
       of the pattern, or one period with a `remat`; from `layers` on there is no loop. A loop copies
       what it keeps for the backward pass; without one compiling takes longer. The function and the
       parameters stay the same.
-
-  Raises:
-    ValueError: a field is out of range, or fields do not fit each other; the message names them.
   """
 
   layers: int
@@ -164,8 +155,9 @@ class ModelConfig:
       if getattr(self, name) not in allowed:
         raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
                          f'{", ".join(allowed)}.')
-    for name, least in _LEAST.items():
-      if (value := getattr(self, name)) is not None and value < least:
+    for name, value in vars(self).items():
+      least = 0 if name in _FROM_ZERO else 1
+      if isinstance(value, int) and not isinstance(value, bool) and value < least:
         raise ValueError(f'model.{name} must be at least {least}, not {value}.')
     for wrong, message in self._conflicts():
       if wrong:
@@ -218,8 +210,7 @@ class ModelConfig:
   def branch_scale(self) -> float:
     """beta of the Outlier Protected block h + beta f(h) of He et al. (arXiv:2405.19279).
 
-    beta = 1/sqrt(2 * layers), so that the outputs of all 2 * layers sub-layers together have the
-    size of one. The authors' code (bobby-he/simplified_transformers, op.yaml) has beta of the order
+    With it the outputs of all sub-layers together have the size of one. The authors' code (bobby-he/simplified_transformers, op.yaml) has beta of the order
     1/sqrt(depth), 0.2 for 12 blocks, and QK-norm as here. It also has a LayerNorm before the first
     attention, since its embeddings start at 0.02; here they start at 1.
     """
@@ -227,23 +218,17 @@ class ModelConfig:
 
   def attention_of(self, layer: Layer) -> AttentionSpec:
     """Returns the attention of a block of the pattern, with its mask and position encoding."""
-    changed = {name: value for name, value in (('mask', layer.mask), ('position', layer.position))
-               if value is not None}
-    return dataclasses.replace(self.attention, **changed) if changed else self.attention
+    return dataclasses.replace(self.attention, mask=layer.mask or self.attention.mask,
+                               position=layer.position or self.attention.position)
 
   @property
   def periods_per_iteration(self) -> int:
     """The number of periods of the pattern in one iteration over blocks, see `unroll`."""
-    if self.remat != 'none':
-      return 1
-    return max(1, min(self.unroll, self.layers) // len(self.pattern))
+    return max(1, min(self.unroll if self.remat == 'none' else 1, self.layers) // len(self.pattern))
 
   @property
   def attention_layers(self) -> tuple[int, ...]:
-    """The indices, from 0, of the blocks with attention; the others have a Mamba mixer.
-
-    The leading axis of records of attention counts these blocks.
-    """
+    """Indices, from 0, of the blocks with attention, which records of it count; others have Mamba."""
     return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
 
   @property

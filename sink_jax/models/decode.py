@@ -28,7 +28,6 @@ from sink_jax.models.config import Layer, ModelConfig
 
 # Position of an entry without a token. It is later than any query, so every mask hides it.
 EMPTY = 2**30
-POSITIONS = ('cache', 'text')
 
 
 class KVCache(NamedTuple):
@@ -50,18 +49,13 @@ LayerCache = KVCache | MambaCache
 
 
 class DecodePositions(NamedTuple):
-  """Where L new tokens are written in a cache of C entries, and at which positions all are used.
+  """Where L new tokens are written in a cache of C entries, and at which positions all are used."""
 
-  entries_L: the entries that the new tokens overwrite. queries_L: positions of the new tokens.
-  kept_L: the positions by which their keys are rotated before they are kept; None where keys are
-  rotated when they are used. keys_LxE: for each new token, the positions at which it uses the C
-  entries as they were and, behind them, the L new tokens; None where the new tokens begin the text
-  and attend to each other only.
-  """
-
-  entries_L: jax.Array
-  queries_L: jax.Array
-  kept_L: jax.Array | None
+  entries_L: jax.Array  # entries that the new tokens overwrite
+  queries_L: jax.Array  # positions of the new tokens
+  kept_L: jax.Array | None  # rotate their keys before they are kept; None where that is done on use
+  # For each new token the positions at which it uses the C entries as they were and, behind them, the
+  # L new tokens; None where these begin the text and attend to each other only.
   keys_LxE: jax.Array | None
 
 
@@ -87,9 +81,6 @@ class CachePolicy:
       once. The two differ once a token has been dropped. Angles of rotary encodings are float32:
       with 'text' they are off by up to 0.008 radians after 131,072 tokens, and 0.06 after a
       million.
-
-  Raises:
-    ValueError: `size`, `sinks` or `positions` is out of range.
   """
 
   size: int
@@ -100,24 +91,20 @@ class CachePolicy:
     check_types(self, 'CachePolicy')
     if self.size < 1 or not 0 <= self.sinks < self.size:
       raise ValueError(f'{self}: needs size >= 1 and 0 <= sinks < size.')
-    if self.positions not in POSITIONS:
+    if self.positions not in ('cache', 'text'):
       raise ValueError(f"{self}: positions must be 'cache' or 'text'.")
 
   @property
   def recent(self) -> int:
-    """The number of most recent tokens that the cache keeps, size - sinks."""
     return self.size - self.sinks
 
   def first_positions(self, count: int) -> DecodePositions:
-    """Returns the positions of the first `count` tokens of a text, at most `size`."""
+    """The positions of the first `count` tokens of a text, at most `size`."""
     tokens_L = jnp.arange(count)
     return DecodePositions(tokens_L, tokens_L, tokens_L if self.positions == 'text' else None, None)
 
   def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
-    """Returns the positions of `count` tokens, at most `recent`, that follow `tokens_read` others.
-
-    Each of them sees what it would see if they were read one after another.
-    """
+    """The positions of `count` tokens, at most `recent`, after others, as if read one by one."""
     new_L, entries_C = tokens_read + jnp.arange(count), jnp.arange(self.size)
     # The token in each entry: entries fill up in order. Then those after the sinks are a ring, in
     # which the newest token overwrites the oldest, so that nothing is ever moved.
@@ -138,13 +125,6 @@ class CachePolicy:
     dropped_L = jnp.maximum(new_L + 1 - self.size, 0)
     keys_LxE = jnp.where(sink_E, text_E, text_E - dropped_L[:, None])
     return DecodePositions(entries_L, new_L - dropped_L, None, jnp.where(seen_LxE, keys_LxE, EMPTY))
-
-
-def kept_keys(spec: AttentionSpec, k_BxLxHkvxDh: jax.Array, positions: DecodePositions) -> jax.Array:
-  """The normalised keys of new tokens as a cache keeps them."""
-  if positions.kept_L is None:
-    return k_BxLxHkvxDh
-  return spec.position.rotate(k_BxLxHkvxDh, positions.kept_L)
 
 
 def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, new: KVCache,
@@ -183,7 +163,6 @@ def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCa
 
 
 def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeState:
-  """The state of a model that has read nothing yet of `batch` texts."""
   dims, dtype = config.dims, jnp.dtype(config.dtype)
   # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
@@ -205,13 +184,7 @@ def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once: int = 1) -> None:
-  """Checks that a text of `length` tokens can be read with the policy, the first `at_once` together.
-
-  Raises:
-    ValueError: a prefix that is not read at once, a learned sink token that would be dropped, what
-      depends on the length of the text where positions are those of the cache, or more tokens than
-      the position encoding allows; with the remedy.
-  """
+  """Raises a ValueError, with the remedy, unless a policy reads `length` tokens, `at_once` together."""
   sinks, size = config.sink_tokens, policy.size
   total, together = length + sinks, min(at_once + sinks, size)
   if size <= sinks or (total > size and policy.sinks < sinks):

@@ -156,13 +156,12 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
     texts: token ids, one or more of each.
     policy: what the cache keeps; everything by default.
     temperature, top_k, top_p: see `Sampling`; the most likely token by default.
-    seed: the seed of the random numbers; the same seed gives the same tokens.
+    seed: of the random numbers; the same one gives the same tokens.
     eos_token_id: an id that ends a text, or several; nothing follows it.
     chunk: the largest number of tokens of a text in a piece.
 
   Returns:
-    An iterator of S arrays with the new tokens of each text, of which a shorter text gets its first
-    ones earlier.
+    An iterator of S arrays with the new tokens, of which a shorter text gets its first ones earlier.
 
   Raises:
     ValueError: no text, an empty one, ids out of the vocabulary, an option out of range, or more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +18,11 @@ from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sigma_reparam import VECTOR, reparametrised, singular_vector
 
+_erf_gelu = functools.partial(jax.nn.gelu, approximate=False)
+_tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 _ACTIVATIONS = {
-    'relu': jax.nn.relu, 'reglu': jax.nn.relu,
-    'gelu': lambda x: jax.nn.gelu(x, approximate=False),
-    'geglu': lambda x: jax.nn.gelu(x, approximate=False),
-    'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
-    'tanh_geglu': lambda x: jax.nn.gelu(x, approximate=True),
-    'swish': jax.nn.silu, 'swiglu': jax.nn.silu,
-}
+    'relu': jax.nn.relu, 'reglu': jax.nn.relu, 'gelu': _erf_gelu, 'geglu': _erf_gelu,
+    'gelu_tanh': _tanh_gelu, 'tanh_geglu': _tanh_gelu, 'swish': jax.nn.silu, 'swiglu': jax.nn.silu}
 _CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit, swiglu_limit and alpha of its code
 
 
@@ -32,10 +30,8 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
   """The function (key, shape, dtype) -> array that initialises a parameter, by its `Param.init`."""
   if not isinstance(kind, str):
     return nn.initializers.constant(kind)
-  if kind == 'zeros':
-    return nn.initializers.zeros
-  if kind == 'ones':
-    return nn.initializers.ones
+  if kind in ('zeros', 'ones'):
+    return getattr(nn.initializers, kind)
   if kind == 'bias':
     return nn.initializers.normal(0.02)
   if config.init == 'tinyllama':
@@ -55,10 +51,7 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
 
 
 def apply(module: nn.Module, params: ParamTree, *inputs, **options) -> Any:
-  """What a module returns for its parameters.
-
-  The types of Flax's `apply` allow for collections that change, which no module here has.
-  """
+  """`module.apply` without the types of collections that change, which no module here has."""
   return module.apply({'params': params}, *inputs, **options)
 
 
@@ -131,10 +124,8 @@ class Norm(nn.Module):
   (dmis-lab/Outlier-Safe-Pre-Training); it would be sqrt(D) on x / |x|_2, the same function.
 
   'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic
-  of x. The scalar a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA it has
-  other values there, from 0.8 in front of attention and 0.2 elsewhere at D = 4096 down to 0.2 and
-  0.05, no b, and a learned scale sqrt(D) on embeddings, which start at 0.02; here they start as
-  `config.init` says, and nothing scales them.
+  of x. The scalar a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA the release
+  has smaller ones, by the width, no b, and a learned scale sqrt(D) on embeddings.
   """
 
   config: ModelConfig
@@ -153,9 +144,7 @@ class Norm(nn.Module):
     if kind == 'dyt':
       alpha = self.param('alpha', nn.initializers.constant(0.5), (), jnp.float32)
       return (jnp.tanh(alpha * x) * gain + bias).astype(x_BxTxD.dtype)
-    x = x - x.mean(-1, keepdims=True)
-    # LayerNorm is RMSNorm of the centred vector plus a bias. x is float32 here, so nothing is
-    # rounded before the bias is added.
+    x = x - x.mean(-1, keepdims=True)  # float32, so that nothing is rounded before the bias is added
     return (rms_norm(x, gain, self.config.norm_eps) + bias).astype(x_BxTxD.dtype)
 
 
@@ -165,15 +154,9 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
              ) -> tuple[jax.Array, jax.Array, Any]:
   """h + beta f(h), with the norms where `config.norm_location` has them.
 
-  Args:
-    number: of the sub-layer in its block, 1 or 2.
-    f: the sub-layer; it returns its output and anything else.
-    norm: is called with the name of a norm and what it normalises.
-    read_BxTxD: what f reads in the place of h.
-
-  Returns:
-    The stream after the sub-layer, the same before the norm of a post-norm block, and what else f
-    returned.
+  f is the sub-layer `number` of its block, 1 or 2, reads h or read_BxTxD, and returns its output and
+  anything else; norm takes a name and what it normalises. Returns the stream after the sub-layer,
+  the same before the norm of a post-norm block, and what else f returned.
   """
   location = config.norm_location
   x = h_BxTxD if read_BxTxD is None else read_BxTxD

@@ -27,10 +27,7 @@ class MambaMixer(nn.Module):
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array, cache: MambaCache | None = None,
                ) -> tuple[jax.Array, MambaCache | None]:
-    """Returns the output (B, T, D), and the cache after these tokens; None without a cache.
-
-    With a cache the tokens continue the texts that it was made from; an empty one is all zeros.
-    """
+    """The output (B, T, D), and the cache after these tokens, which continue its texts, if any."""
     config, sizes = self.config, self.sizes
     batch, length, _ = x_BxTxD.shape
     linear = lambda features, name, group: Linear(features, config, group=group, name=name)

@@ -23,17 +23,15 @@ class RecordOptions:
   """What a model records besides importance and norms, which it always records.
 
   Attributes:
-    maps: whether to record attention weights and proxy scores, (B, H, T, T) per layer.
-    hidden: whether to record hidden states, (B, T, D) per layer.
-    queries_keys: whether to record queries and keys as the scores use them, after QK norm,
-      temperature, rotation and feature map, (B, T, H, Dh) and (B, T, Hkv, Dh) per layer.
-    last_query: whether to record the normalised (proxy) scores of the last query, (B, H, T) per
-      layer.
-    angles: a function that is applied to queries and keys as `queries_keys` would record them; its
-      results are recorded, a few numbers per head, as `evaluate.activations.query_key_angles` returns.
-    describe_hidden: a function that is applied to the hidden states (B, T, D) of the embedding and
-      of every block; its results are recorded, so that the states themselves need not be. It
-      returns arrays, or a tree of them, whose shapes do not depend on values.
+    maps: attention weights and proxy scores, (B, H, T, T) per layer.
+    hidden: hidden states, (B, T, D) per layer.
+    queries_keys: queries and keys as the scores use them, after QK norm, temperature, rotation and
+      feature map, (B, T, H, Dh) and (B, T, Hkv, Dh) per layer.
+    last_query: the normalised (proxy) scores of the last query, (B, H, T) per layer.
+    angles: the results of a function of queries and keys as `queries_keys` would record them, such
+      as `evaluate.activations.query_key_angles`.
+    describe_hidden: the results of a function of the hidden states (B, T, D) of the embedding and of
+      every block: arrays, or a tree of them, whose shapes do not depend on values.
   """
 
   maps: bool = False
@@ -81,19 +79,10 @@ class LayerRecord(NamedTuple):
 
 
 class Record(NamedTuple):
-  """The record of one forward pass: its layers, and the embeddings that enter the first of them.
+  """The record of one forward pass: its layers, and the embeddings H^0 that enter the first of them."""
 
-  Attributes:
-    layers: the records of all layers, stacked along a leading axis.
-    embedding_norm_BxT: the l2 norms of the embeddings H^0.
-    embedding_BxTxD: H^0 itself, if hidden states are recorded, else None.
-    sink_embedding_norm_B: the largest norm among the embeddings of the learned sink tokens; None
-      without such tokens.
-    embedding_description: what `describe_hidden` returns for H^0, or None.
-  """
-
-  layers: LayerRecord
-  embedding_norm_BxT: jax.Array
-  embedding_BxTxD: jax.Array | None
-  sink_embedding_norm_B: jax.Array | None
-  embedding_description: ArrayTree | None
+  layers: LayerRecord  # of all layers, stacked along a leading axis
+  embedding_norm_BxT: jax.Array  # l2 norms
+  embedding_BxTxD: jax.Array | None  # None unless hidden states are recorded
+  sink_embedding_norm_B: jax.Array | None  # the largest norm of the learned sink tokens, if any
+  embedding_description: ArrayTree | None  # what `describe_hidden` returns for H^0

@@ -33,19 +33,16 @@ class Run(TextModel):
   If its activations are float32, its matrix products are too, also on GPUs and TPUs.
 
   Attributes:
-    config: the config of the model.
-    params: the parameters, nested dicts of arrays as `Transformer` makes them.
-    name: the name of the workdir or checkpoint.
+    config, params: the model, and its parameters, nested dicts of arrays as `Transformer` makes them.
+    name, folder: of the workdir or checkpoint that the model was loaded from.
     step: the number of training steps done; None if unknown.
     bos: how the inputs of a published model begin: 'tokenizer' if its tokenizer prepends a BOS,
       otherwise 'none', as for a run, which is trained on pieces of packed text. It says nothing of
       the tokens that a caller gives.
     probe_tokens: the fixed probe inputs (S, T) of a training run; otherwise None.
-    folder: the folder that the model was loaded from.
     first_token: the id with which every training sequence began; None if they began differently.
-    read_tokenizer: the function that reads `tokenizer`, set by the function that loads the run.
-    make_tokens: the function that makes probe inputs (S, T) of plain text for a published model,
-      likewise.
+    read_tokenizer, make_tokens: functions that read `tokenizer`, and make probe inputs (S, T) of
+      plain text for a published model, set where the run is loaded.
     graft: what `sink_jax.graft` changed in the model; None if nothing was grafted.
   """
 
@@ -57,18 +54,13 @@ class Run(TextModel):
   probe_tokens: AnyArray | None = None
   folder: str | None = None
   first_token: int | None = None
-  read_tokenizer: Callable[[Run], Any] | None = dataclasses.field(
-      default=None, repr=False)
+  read_tokenizer: Callable[[Run], Any] | None = dataclasses.field(default=None, repr=False)
   make_tokens: Callable[[Run], AnyArray] | None = dataclasses.field(default=None, repr=False)
   graft: GraftReport | None = None
 
   @functools.cached_property
   def tokenizer(self) -> Any:
-    """The `data.tokenizer.TextTokenizer` of the model, read when it is first used.
-
-    Raises:
-      ValueError: there is none, or this machine cannot read it; the message names the remedy.
-    """
+    """The `data.tokenizer.TextTokenizer` of the model, read when it is first used."""
     if self.read_tokenizer is None:
       raise ValueError(f'{self.name or "the model"} was not loaded from a folder, so no tokenizer '
                        'is known: pass token ids.')
@@ -85,14 +77,9 @@ class Run(TextModel):
     return _logits(self.config, mesh_of(self.params), self.params, tokens)
 
   def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions()) -> Record:
-    """Runs the model on tokens (S, T) and returns what it recorded.
+    """Runs the model on ids (S, T), or continuous features (S, T, F), and returns what it recorded.
 
-    Args:
-      tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
-      options: what is recorded besides importance and norms.
-
-    Raises:
-      ValueError: as `logits` does.
+    options: what is recorded besides importance and norms. Errors are those of `logits`.
     """
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, options, mesh_of(self.params), self.params, tokens)

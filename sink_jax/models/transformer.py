@@ -38,10 +38,7 @@ Stream = tuple[jax.Array, FirstValues | None]
 
 
 def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **params) -> bool:
-  """A checkpoint policy: whether a value is a result of attention, which is then kept.
-
-  Kernels give their results the name ATTENTION; cuDNN's have a primitive of their own instead.
-  """
+  """A checkpoint policy that keeps results of attention, by their name or cuDNN's primitive."""
   named = jax.checkpoint_policies.save_only_these_names(ATTENTION)
   return primitive.name.startswith('dot_product_attention_fwd') or named(
       primitive, *arguments, **params)
@@ -76,11 +73,9 @@ class Block(nn.Module):
   def __call__(self, stream: Stream, record_options: RecordOptions | None,
                cache: LayerCache | None = None, positions: DecodePositions | None = None,
                ) -> tuple[Stream, tuple[LayerRecord | None, LayerCache | None]]:
-    """Returns the stream with the block's output, and (record, cache).
+    """Returns what goes on to the next block, and (record, cache), which `nn.scan` stacks.
 
-    The pair is what `nn.scan` expects of its body: what goes on to the next block, and what is
-    stacked over the blocks. record_options is positional, because `nn.remat` counts it as a
-    static argument by its number.
+    record_options is positional, because `nn.remat` counts static arguments by their number.
     """
     config, layer, (h_BxTxD, first) = self.config, self.layer, stream
     # The names of modules are the keys of parameters in checkpoints: they must not change.
@@ -122,11 +117,7 @@ class Block(nn.Module):
 
 
 class Period(nn.Module):
-  """The blocks of a pattern, one after the other: the body of the scan where they differ.
-
-  It takes and returns what a Block does, with a tuple of caches, and records with a leading axis
-  over the blocks of the period (for attention: over those that have it).
-  """
+  """The blocks of a pattern: a Block with a tuple of caches, and records with an axis over blocks."""
 
   config: ModelConfig
 
@@ -154,10 +145,10 @@ class Period(nn.Module):
 class Transformer(nn.Module):
   """A model that maps tokens to next-token logits.
 
-  `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits
-  (B, T, V). With `record_options` it returns (logits, Record), of the same parameters and the
-  same forward pass. With `unembed=False` it returns what the matrix of the unembedding multiplies,
-  (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits is then still to come.
+  `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits (B, T, V), and
+  with `record_options` (logits, Record). With `unembed=False` it returns what the matrix of the
+  unembedding multiplies, (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits
+  is then still to come.
 
   With `state` and `positions` it decodes, and returns (logits, state). Of tokens that begin the
   texts the logits are those of the last one, (B, V); of the next tokens of each text, after those
@@ -165,10 +156,6 @@ class Transformer(nn.Module):
 
   Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary. Layers are
   scanned: parameters and record leaves have a leading layer axis.
-
-  Raises:
-    ValueError: tokens that are not integers (B, T), continuous inputs that are not (B, T, F), or
-      more of them than the position encoding allows.
   """
 
   config: ModelConfig
@@ -260,7 +247,7 @@ class Transformer(nn.Module):
 
   def _embed(self, inputs: jax.Array | np.ndarray, positions_T: jax.Array | np.ndarray,
              ) -> tuple[jax.Array, jax.Array | None]:
-    """H^0 = X W_E + P, float32, and W_E; continuous inputs are projected instead, without W_E."""
+    """H^0 = X W_E + P, float32, and W_E, which continuous inputs do not have."""
     config, table_VxE = self.config, None
     if config.vocab_size:
       table_VxE = self.param('embed', initializer('embedding', config),
@@ -295,8 +282,6 @@ def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
   # One token suffices to make the parameters, but the libraries' kernels refuse so few.
   config = dataclasses.replace(config, implementation='reference', unroll=1)
-  if config.vocab_size:
-    inputs = jnp.zeros((1, 1), jnp.int32)
-  else:
-    inputs = jnp.zeros((1, 1, config.input_features))
+  inputs = (jnp.zeros((1, 1), jnp.int32) if config.vocab_size else
+            jnp.zeros((1, 1, config.input_features)))
   return Transformer(config).init(jax.random.key(seed), inputs)['params']
