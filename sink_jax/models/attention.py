@@ -10,12 +10,7 @@ import jax.numpy as jnp
 
 from sink_jax.attention.reference import last_row, maps, rows
 from sink_jax.attention.spec import (
-  AttentionSpec,
-  TransformedQK,
-  normalize_qk,
-  position_qk,
-  transform_values,
-)
+  AttentionSpec, TransformedQK, normalize_qk, position_qk, transform_values)
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
@@ -58,8 +53,6 @@ class Attention(nn.Module):
         n * dims.head_dim, config, group='qkv', name=name)(x_BxTxD).reshape(
             *x_BxTxD.shape[:2], n, dims.head_dim))
     q_BxTxHxDh = heads(dims.heads, 'query')
-    # Shared key heads stay as few as they are: repeated here, they would take H / Hkv times the
-    # memory, in the cache as well.
     k_BxTxHkvxDh = heads(dims.kv_heads, 'key')
     v_BxTxHkvxDh = heads(dims.kv_heads, 'value')
     # Flat names in the checkpoint, such as 'kv_bias_key'; nested for the functions of attention.

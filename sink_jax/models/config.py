@@ -31,16 +31,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 class Mamba(Component):
-  """The sizes of a Mamba mixer (Gu and Dao 2023).
+  """The sizes of a Mamba mixer (Gu and Dao 2023)."""
 
-  inner: channels. state: values in the recurrent state of a channel. conv: taps of the causal
-  convolution. rank: of the projection that makes the step size dt.
-  """
-
-  inner: int
-  state: int
-  conv: int
-  rank: int
+  inner: int  # channels
+  state: int  # values in the recurrent state of a channel
+  conv: int  # taps of the causal convolution
+  rank: int  # of the projection that makes the step size dt
 
 
 class Experts(Component):
@@ -101,21 +97,19 @@ class ModelConfig:
     linear: 'plain', or 'sigma_reparam', see `models.sigma_reparam`.
     combine_heads: 'concat', or 'add', where the heads' outputs are summed and share one Dh x D
       projection (Table 12 left).
-    sink_tokens: the number of learned vectors before the embeddings of every sequence, which have
-      no position embedding: one is the paper's sink token (Table 4), several are the registers of
-      arXiv:2309.16588. They take part in attention and count as positions of a rotary or ALiBi
-      encoding, of a prefix and of a window, but nothing is predicted from them.
+    sink_tokens: the number of learned vectors before the embeddings of every sequence: one is the
+      paper's sink token (Table 4), several are the registers of arXiv:2309.16588. They have no
+      position embedding, but count as positions of a rotary or ALiBi encoding, a prefix and a window.
     init: 'torch_default', N(0, 1) for embeddings and U(+-1/sqrt(fan_in)) for linear layers, which
-      the multi-device runs of the official implementation (sail-sg/Attention-Sink) very probably
-      used; or 'tinyllama', which its model files state: N(0, 2/(5 n)), n the width of an embedding
-      or the inputs of a linear layer, and N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
+      the official runs (sail-sg/Attention-Sink) very probably used; or 'tinyllama', which its model
+      files state: N(0, 2/(5 n)), n the width of an embedding or the inputs of a linear layer, and
+      N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
     dtype: of activations. Norms, row statistics and logits are float32, and so are parameters,
       except those of models that are imported in bfloat16.
     implementation, remat: of attention, see `attend`; for the backward pass, `transformer.SAVED`.
     unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
       of the pattern, or one period with a `remat`; from `layers` on there is no loop. A loop copies
-      what it keeps for the backward pass; without one compiling takes longer. The function and the
-      parameters stay the same.
+      what it keeps for the backward pass; without one compiling takes longer.
   """
 
   layers: int
@@ -151,11 +145,9 @@ class ModelConfig:
     for name in ('biases', 'pattern'):  # lists cannot be hashed, and a frozen dataclass is
       object.__setattr__(self, name, tuple(getattr(self, name)))
     check_types(self, 'model')
-    for name, allowed in CHOICES.items():
-      if getattr(self, name) not in allowed:
-        raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
-                         f'{", ".join(allowed)}.')
     for name, value in vars(self).items():
+      if value not in (allowed := CHOICES.get(name, (value,))):
+        raise ValueError(f'model.{name} = {value!r}; choices: {", ".join(allowed)}.')
       least = 0 if name in _FROM_ZERO else 1
       if isinstance(value, int) and not isinstance(value, bool) and value < least:
         raise ValueError(f'model.{name} must be at least {least}, not {value}.')
@@ -210,8 +202,8 @@ class ModelConfig:
   def branch_scale(self) -> float:
     """beta of the Outlier Protected block h + beta f(h) of He et al. (arXiv:2405.19279).
 
-    With it the outputs of all sub-layers together have the size of one. The authors' code (bobby-he/simplified_transformers, op.yaml) has beta of the order
-    1/sqrt(depth), 0.2 for 12 blocks, and QK-norm as here. It also has a LayerNorm before the first
+    With it the outputs of all sub-layers together have the size of one. The authors' code
+    (bobby-he/simplified_transformers, op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the first
     attention, since its embeddings start at 0.02; here they start at 1.
     """
     return 1 / math.sqrt(2 * self.layers)

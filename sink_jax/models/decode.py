@@ -18,12 +18,8 @@ import numpy as np
 
 from sink_jax.attention import reference
 from sink_jax.attention.spec import (
-  AttentionSpec,
-  Params,
-  apply_position_and_features,
-  scaled_queries,
-)
-from sink_jax.component import Component, check_types
+  AttentionSpec, Params, apply_position_and_features, scaled_queries)
+from sink_jax.component import check_types
 from sink_jax.models.config import Layer, ModelConfig
 
 # Position of an entry without a token. It is later than any query, so every mask hides it.
@@ -78,9 +74,7 @@ class CachePolicy:
     sinks: the number of first tokens that are never dropped.
     positions: 'cache' counts the tokens in the cache, as StreamingLLM does, so that no position
       exceeds size - 1. 'text' counts the tokens of the text, and is faster, since keys are rotated
-      once. The two differ once a token has been dropped. Angles of rotary encodings are float32:
-      with 'text' they are off by up to 0.008 radians after 131,072 tokens, and 0.06 after a
-      million.
+      once; rotary angles are then off by up to 0.06 radians after a million tokens.
   """
 
   size: int
@@ -131,8 +125,7 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, ne
                   params: Params, positions: DecodePositions) -> jax.Array:
   """Output (B, L, H, Dh) of attention, before the spec's head, for the next L tokens of a text.
 
-  Queries come normalised and not rotated; `new` has the keys and values of their own tokens.
-  L x (C + L) scores are held, and as many keys where those of the cache are rotated on use.
+  Queries come normalised and not rotated; `new` has the keys and values of their tokens.
   """
   # The transposes are folded into the products.
   k_BxExHkvxDh, v_BxExHkvxDh = (jnp.swapaxes(jnp.concatenate(parts, 2), 1, 2)
@@ -152,10 +145,10 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, ne
 
 
 def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCache:
-  """The cache of some blocks after L tokens: their keys and values, or the new state of a mixer.
+  """The cache of some blocks after L tokens.
 
-  The entries of all blocks are written at once, in place: a loop over blocks that took caches in
-  and out whole would copy all that they hold at every token.
+  The entries of all blocks are written at once, in place: a loop over blocks that took whole caches
+  in and out would copy all that they hold at every token.
   """
   if isinstance(cache, MambaCache):
     return new
@@ -191,20 +184,16 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once:
     raise ValueError(f'{policy} drops a learned sink token: give it sinks of at least {sinks} and '
                      f'a size of at least {sinks + 1}.')
   used = total if policy.positions == 'text' else min(total, size)  # positions
-  future = config.attention.kv_bias.future  # pseudo-attention counts tokens that are to come
-  needed: dict[Component, int] = {config.attention.kv_bias: future or 0} if used < total else {}
-  for layer in config.pattern:
-    spec = config.attention_of(layer)
-    if spec.mask.prefix and not layer.mamba and together < min(spec.mask.prefix, total):
-      raise ValueError(f'{spec.mask}: the tokens of a prefix see each other, so all of them must '
-                       f'be read at once; here these are {together}. Give a longer prompt or '
-                       'cache.')
-    if spec.temperature.counts_keys and not layer.mamba and used < total:
-      needed[spec.temperature] = max(needed.get(spec.temperature, 0),
-                                     min(spec.mask.window or total, total))
-  for component, least in needed.items():
-    if size < least:
+  spec = config.attention
+  masks = [config.attention_of(layer).mask for layer in config.pattern if not layer.mamba]
+  for mask in masks:
+    if mask.prefix and together < min(mask.prefix, total):
+      raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be read '
+                       f'at once; here these are {together}. Give a longer prompt or cache.')
+  keys = max(min(mask.window or total, total) for mask in masks)
+  for component, least in ((spec.kv_bias, spec.kv_bias.future or 0),  # it counts tokens to come
+                           (spec.temperature, keys if spec.temperature.counts_keys else 0)):
+    if size < least and used < total:
       raise ValueError(f'{component} follows the length of the text, which positions of the cache '
-                       "do not tell: give the cache positions='text', or a size of at least "
-                       f'{least}.')
-  config.attention.position.check_length(used - sinks)
+                       f"do not tell: give the cache positions='text', or a size of at least {least}.")
+  spec.position.check_length(used - sinks)

@@ -24,8 +24,8 @@ from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 _CHUNK = 32  # tokens that the device makes between two transfers to the host
-# Tokens of a text that are read at once: the weights are read once for all of them, and as many
-# rotated copies of the keys are held in each layer where positions are those of the cache.
+# Tokens of a text that are read at once; where positions are those of the cache, each layer holds as
+# many rotated copies of the keys.
 _TOGETHER = 16
 _SCORED = 128  # tokens that are scored between two transfers to the host, about
 # Caches of texts of different lengths are a multiple of so many tokens, to share a program.
@@ -88,17 +88,12 @@ class TextModel:
 
 
 class Sampling(NamedTuple):
-  """How the next token is chosen; calls with equal values share a compiled program.
+  """How the next token is chosen; calls with equal values share a compiled program."""
 
-  Attributes:
-    temperature: 0 takes the most likely token, 1 samples from the model's distribution.
-    top_k: the number of most likely tokens that are sampled from; None for all.
-    top_p: the least total probability of the most likely tokens that are sampled from, at this
-      temperature and among those of top_k (nucleus sampling, arXiv:1904.09751); None for all.
-  """
-
-  temperature: float = 0.0
-  top_k: int | None = None
+  temperature: float = 0.0  # 0 takes the most likely token, 1 samples from the model's distribution
+  top_k: int | None = None  # the number of most likely tokens that are sampled from; None for all
+  # The least total probability of the most likely tokens that are sampled from, at this temperature
+  # and among those of top_k (nucleus sampling, arXiv:1904.09751); None for all.
   top_p: float | None = None
 
   def check(self, vocab_size: int) -> None:
@@ -148,9 +143,8 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
   """Continues S texts of different lengths by `length` tokens, in pieces.
 
   What all texts have is read at once, and the rest of the longer ones token after token, next to
-  the tokens that the shorter ones already generate. So there is no padding before a text, and
-  every token has the position that it has without the other texts. The texts are read as they are:
-  unlike `stream`, this puts no first token of the run before them.
+  the tokens that the shorter ones already generate: nothing is padded. Unlike `stream`, this puts no
+  first token of the run before the texts.
 
   Args:
     texts: token ids, one or more of each.
@@ -224,11 +218,9 @@ def text_losses(run: TextModel, tokens: Tokens, policy: CachePolicy,
                 ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
 
-  There are T - 1 losses in all, in nats. The texts are scored as they are: unlike `stream`, this
-  puts no first token of the run before them, so the losses of a run that was trained with one
-  are those of its training only where the texts begin with it. As many tokens as the cache has
-  recent ones are read together, 16 at most, and each sees what it would see in generation: the
-  losses are those of reading one token at a time, to rounding. Memory does not grow with the text.
+  There are T - 1 losses in all, in nats. Unlike `stream`, this puts no first token of the run before
+  the texts. As many tokens as the cache has recent ones are read together, 16 at most, with the
+  losses of reading one at a time, to rounding. Memory does not grow with the text.
   """
   tokens = _checked_tokens(run, tokens)
   if tokens.shape[1] < 2:

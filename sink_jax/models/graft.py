@@ -62,22 +62,18 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   For a sink logit of softmax the only such value is minus infinity, which no gradient leaves. The
   logit of a head therefore starts at the mean of log sum_j exp(s_ij) over the rows i of the batch,
   plus `offset`: with -8, a share of about e^-8 = 0.03 % of such a row goes to it. Where no such
-  values exist (K biases, off by one, norms of queries, keys and heads, temperatures, another
-  similarity, a sink token, a norm), and always with start='random', new parameters start as in a
-  fresh model.
+  values exist (K biases, off by one, norms, temperatures, another similarity, a sink token), and
+  always with start='random', new parameters start as in a fresh model.
 
   The changes and the loss on the batch before and after are printed, and stored in `Run.graft`.
 
   Args:
-    run: the source.
     attention: an AttentionSpec, or only the components that change, {'head': 'HeadGate()'}.
-    norm: as in `ModelConfig`; None keeps the source's.
-    sink_tokens: as in `ModelConfig`; None keeps the source's.
+    norm, sink_tokens: as in `ModelConfig`; None keeps the source's.
     start: 'identity' or 'random', see above.
     tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs, and
       of a published model 32 texts of 64 tokens, the documentation in Python's standard library.
-    offset: where sink logits start, see above. A lower one changes the model less, and leaves the
-      logits smaller gradients.
+    offset: where sink logits start, see above.
     seed: the seed of random initial values.
 
   Raises:
@@ -120,7 +116,7 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
   values |= zip(fresh, _initial(config, fresh, seed)) if fresh else ()
   if logits:
     # The rows are those of the new model without the logit: what else is new acts on them too.
-    plain = _without_extra_key(config)
+    plain = dataclasses.replace(config, attention=dataclasses.replace(after, kv_bias=NoBias()))
     values |= _sink_logits(_with_values(run, plain, values), logits, batch, offset)
   grafted = _with_values(run, config, values)
   names = lambda paths: tuple(sorted('/'.join(path) for path in paths))
@@ -147,12 +143,8 @@ def without_bias(run: Run) -> Run:
   """
   if not learned_bias(run.config):
     raise ValueError('The model has no bias in attention and no learned sink token to remove.')
-  return _with_values(run, _without_extra_key(run.config), {})
-
-
-def _without_extra_key(config: ModelConfig) -> ModelConfig:
-  return dataclasses.replace(config, sink_tokens=0, attention=dataclasses.replace(
-      config.attention, kv_bias=NoBias()))
+  return _with_values(run, dataclasses.replace(run.config, sink_tokens=0, attention=(
+      dataclasses.replace(run.config.attention, kv_bias=NoBias()))), {})
 
 
 def start_like(before: Component, after: Component) -> dict[str, float] | None:
@@ -179,16 +171,13 @@ def _changes(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
       raise ValueError(f'A graft changes only {", ".join(GRAFTED)}: model.{field.name} is {a!r} in '
                        f'the source and cannot become {b!r}. Take the value of the source, or train '
                        'a model of this one from scratch.')
-  # A block of a pattern that has its mask does not see that of the attention.
-  blocks = [layer for layer in before.pattern if not layer.mamba]
-  same = all(before.attention_of(layer) == after.attention_of(layer) for layer in blocks)
-  changed = [f'attention.{name}: {a!r} -> {b!r}' for name in COMPONENTS if not same
-             and (a := getattr(before.attention, name)) != (b := getattr(after.attention, name))]
+  changed = [f'attention.{name}: {a!r} -> {b!r}' for name in COMPONENTS
+             if (a := getattr(before.attention, name)) != (b := getattr(after.attention, name))]
   changed += [f'model.{name}: {a!r} -> {b!r}' for name in ('norm', 'sink_tokens')
               if (a := getattr(before, name)) != (b := getattr(after, name))]
   if not changed:
-    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value '
-                     "in some block, such as attention={'head': 'HeadGate(scale=2)'}.")
+    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value, '
+                     "such as attention={'head': 'HeadGate(scale=2)'}.")
   return tuple(changed)
 
 

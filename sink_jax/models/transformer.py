@@ -20,13 +20,7 @@ from sink_jax.models.attention import Attention, FirstValues
 from sink_jax.models.attention import norm as _norm
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.decode import (
-  DecodePositions,
-  DecodeState,
-  KVCache,
-  LayerCache,
-  MambaCache,
-  written,
-)
+  DecodePositions, DecodeState, KVCache, LayerCache, MambaCache, written)
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer, residual
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
@@ -45,16 +39,13 @@ def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **para
 
 
 # What each value of `ModelConfig.remat` keeps of a block for the backward pass, next to the block's
-# input of D = d_model values per token, and for ValueResidual K = kv_heads x head_dim more; the rest
-# is computed again there. Matrix products without a batch dimension are those of linear layers,
-# while the scores of attention have one (the heads), and are never kept.
+# input of D = d_model values per token, and for ValueResidual K = kv_heads x head_dim more; 'none',
+# which is not here, keeps all. The scores of attention have a batch dimension and are never kept.
 #
 # - 'save_matmuls': the outputs of linear layers and attention, D + 2 A + 2 K + 2 F values with
 #   A = heads x head_dim and F = ffn_hidden (one F if the network is not gated), D more if a norm
 #   follows the sub-layers, and the pre-activations of gates that read the block's input.
-# - 'save_attention': the output of attention, A values, where the implementation gives it the name
-#   ATTENTION, and two float32 statistics per head.
-# - 'blocks': nothing more. 'none', which is not here, keeps all that a gradient needs.
+# - 'save_attention': the output of attention, A values, and two float32 statistics per head.
 SAVED = {
     'blocks': jax.checkpoint_policies.nothing_saveable,
     'save_attention': _attention_saveable,
@@ -92,28 +83,24 @@ class Block(nn.Module):
       return out, rest
 
     def feed_forward(x):
-      if layer.experts:
-        return MixtureOfExperts(config, layer.experts, name='ffn')(x), None
-      return FeedForward(config, name='ffn')(x), None
+      return (MixtureOfExperts(config, layer.experts, name='ffn') if layer.experts else
+              FeedForward(config, name='ffn'))(x), None
 
     x_BxTxD, _, (record, new_cache, first) = residual(config, 1, h_BxTxD, mix, norm)
     out, before, _ = residual(config, 2, x_BxTxD, feed_forward, norm,
                               h_BxTxD if config.parallel_residual else None)
     # Stated once per block: XLA may otherwise spread the layout of parameters to activations.
     out = sharding_constraint('btd', out)
-    if record_options is None:
+    if (options := record_options) is None:
       return (out, first), (None, new_cache)
     sinks, tokens = config.sink_tokens, slice(config.sink_tokens, None)
-    record = record._replace(hidden_norm_BxT=_norm(out)[:, tokens],
-                             hidden_before_norm_BxT=_norm(before)[:, tokens])
-    if sinks:
-      record = record._replace(sink_token_norm_B=_norm(out)[:, :sinks].max(1))
-    if record_options.hidden:
-      record = record._replace(hidden_BxTxD=out[:, tokens].astype(jnp.float32),
-                               hidden_before_norm_BxTxD=before[:, tokens].astype(jnp.float32))
-    if record_options.describe_hidden:
-      record = record._replace(hidden_description=record_options.describe_hidden(out[:, tokens]))
-    return (out, first), (record, new_cache)
+    shown = lambda x: x[:, tokens].astype(jnp.float32) if options.hidden else None
+    return (out, first), (record._replace(
+        hidden_norm_BxT=_norm(out)[:, tokens], hidden_before_norm_BxT=_norm(before)[:, tokens],
+        sink_token_norm_B=_norm(out)[:, :sinks].max(1) if sinks else None,
+        hidden_BxTxD=shown(out), hidden_before_norm_BxTxD=shown(before),
+        hidden_description=options.describe_hidden(out[:, tokens]) if options.describe_hidden else None,
+    ), new_cache)
 
 
 class Period(nn.Module):
@@ -165,11 +152,9 @@ class Transformer(nn.Module):
                unembed: bool = True, state: DecodeState | None = None,
                positions: DecodePositions | None = None,
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
-    config = self.config
-    dtype = jnp.dtype(config.dtype)
+    config, dtype = self.config, jnp.dtype(self.config.dtype)
     begins = positions is None or positions.keys_LxE is None
-    # Learned sink tokens are put before the beginning of a text only. Decoding counts them as
-    # positions of attention; embeddings of positions do not.
+    # Decoding counts learned sink tokens as positions of attention; embeddings of positions do not.
     sink_tokens = config.sink_tokens if begins else 0
     if config.vocab_size:
       if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
@@ -191,8 +176,7 @@ class Transformer(nn.Module):
       if begins:
         h_BxTxD = jnp.concatenate([jnp.broadcast_to(
             sinks_SxD.astype(dtype), (h_BxTxD.shape[0], *sinks_SxD.shape)), h_BxTxD], 1)
-    h0_BxTxD = h_BxTxD
-    first = None
+    h0_BxTxD, first = h_BxTxD, None
     if config.attention.value.reads_first:
       shape = *h_BxTxD.shape[:2], config.dims.kv_heads, config.dims.head_dim
       first = FirstValues(sharding_constraint('bthd', jnp.zeros(shape, dtype)), jnp.array(False))
@@ -236,9 +220,8 @@ class Transformer(nn.Module):
       # The loop already keeps a block from being merged with its recomputation, so the barriers
       # that prevent_cse puts around it would only stop XLA from fusing.
       body = nn.remat(body, prevent_cse=False, static_argnums=(2,), policy=SAVED[config.remat])
-    # The stream is the carry. Parameters are stacked along a new first axis, and each iteration
-    # initialises its slice from another key; caches go in and come out slice by slice along axis 0,
-    # as records come out. Record options and positions are the same in every iteration.
+    # The stream is the carry. Parameters, caches and records are slices along axis 0; record options
+    # and positions are the same in every iteration.
     in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
     scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern),

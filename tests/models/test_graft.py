@@ -204,8 +204,6 @@ def test_a_removal_is_a_graft():
 @pytest.mark.parametrize('options, changes, words', [
     ({}, {}, "changes nothing.*HeadGate"),
     ({}, dict(attention={'head': 'PlainOutput()'}, norm='rmsnorm'), 'changes nothing'),
-    (dict(pattern=(Layer(mask=sj.Window(size=4)),)), dict(attention={'mask': 'Window(size=8)'}),
-     'changes nothing'),
     ({}, dict(attention={'gate': 'HeadGate()'}), "no component 'gate'.*head"),
     ({}, dict(attention={'head': 'HeadGat()'}), 'Did you mean HeadGate'),
     (dict(pattern=HYBRID), dict(attention={'value': 'ValueResidual()'}), 'the first has attention'),
