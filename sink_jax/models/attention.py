@@ -106,18 +106,14 @@ class Attention(nn.Module):
     q, k = transformed
     norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens]
              for x in (*normalized, v_BxTxHkvxDh, o_BxTxHxDh)]
-    record = LayerRecord(importance, *norms)
+    weights = proxy = None
     if options.maps:
       weights, proxy = (x[..., tokens, tokens] for x in maps(spec, transformed, params)[:2])
-      record = record._replace(maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy)
-    if options.last_query:
-      record = record._replace(last_query_BxHxT=last_row(spec, transformed, params)[..., tokens])
-    if options.angles:
-      record = record._replace(angles=options.angles(q[:, tokens], k[:, tokens]))
-    if options.queries_keys:
-      record = record._replace(queries_BxTxHxDh=q[:, tokens].astype(jnp.float32),
-                               keys_BxTxHkvxDh=k[:, tokens].astype(jnp.float32))
-    return record
+    shown = lambda x: x[:, tokens].astype(jnp.float32) if options.queries_keys else None
+    return LayerRecord(
+        importance, *norms, weights, proxy,
+        last_row(spec, transformed, params)[..., tokens] if options.last_query else None,
+        options.angles(q[:, tokens], k[:, tokens]) if options.angles else None, shown(q), shown(k))
 
 
 def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,

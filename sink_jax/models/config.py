@@ -40,14 +40,11 @@ class Mamba(Component):
 
 
 class Experts(Component):
-  """A mixture of `count` feed-forward networks, of which each token uses `active`.
-
-  renormalize: whether the weights of the active networks are a softmax over these only (gpt-oss),
-  instead of their shares of the softmax over all (Jamba).
-  """
+  """A mixture of `count` feed-forward networks, of which each token uses `active`."""
 
   count: int
   active: int
+  # Weights are a softmax over the active networks (gpt-oss), instead of shares of that over all (Jamba).
   renormalize: bool = False
 
   def __post_init__(self):
@@ -56,16 +53,12 @@ class Experts(Component):
 
 
 class Layer(Component):
-  """What is particular to one block of a repeating pattern; None keeps what the model has.
-
-  mask and position replace those of the attention, mamba the attention by a Mamba mixer, experts
-  the feed-forward network by a mixture. Positions that differ must be rotary or Nope().
-  """
+  """What is particular to one block of a repeating pattern; None keeps what the model has."""
 
   mask: Mask | None = None
-  mamba: Mamba | None = None
-  experts: Experts | None = None
-  position: Position | None = None
+  mamba: Mamba | None = None  # in place of attention
+  experts: Experts | None = None  # in place of the feed-forward network
+  position: Position | None = None  # positions that differ must be rotary or Nope()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +73,8 @@ class ModelConfig:
     kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
     pattern: the blocks of one period, which repeats; `layers` is a multiple of its length.
     attention: the attention of all blocks, except for what `pattern` replaces.
-    ffn: 'relu', 'gelu', 'gelu_tanh' or 'swish' (two matrices), 'reglu', 'geglu', 'tanh_geglu',
-      'swiglu' or 'clamped_swiglu' (three; the last is gpt-oss's), or 'none'. Those with 'tanh'
-      approximate GELU by tanh, as Gemma 2 does.
+    ffn: one of FFNS; those that end with 'glu' have three matrices, others two. Those with 'tanh'
+      approximate GELU by tanh, as Gemma 2 does, and 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
       (Gemma 2, arXiv:2408.00118); 'after', h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1);
@@ -94,9 +86,8 @@ class ModelConfig:
     embedding_dim: the width of token embeddings that are projected to d_model, and back (OPT-350m).
     tied: whether the unembedding shares the matrix of the token embedding.
     logit_cap: c of a soft cap c tanh(logits / c) of the logits (Gemma 2: 30); 0 for none.
-    linear: 'plain', or 'sigma_reparam', see `models.sigma_reparam`.
-    combine_heads: 'concat', or 'add', where the heads' outputs are summed and share one Dh x D
-      projection (Table 12 left).
+    linear: 'plain', or 'sigma_reparam', see its module.
+    combine_heads: 'concat', or 'add': outputs are summed and share a projection (Table 12 left).
     sink_tokens: the number of learned vectors before the embeddings of every sequence: one is the
       paper's sink token (Table 4), several are the registers of arXiv:2309.16588. They have no
       position embedding, but count as positions of a rotary or ALiBi encoding, a prefix and a window.

@@ -66,8 +66,8 @@ class DecodeState(NamedTuple):
 class CachePolicy:
   """A cache that keeps the first `sinks` and the last `size - sinks` tokens of a text.
 
-  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. Of a text of at most `size` tokens all
-  are kept. The `size` tokens that a query attends to include its own. Learned sink tokens count.
+  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. The `size` tokens that a query attends to
+  include its own. Learned sink tokens count.
 
   Attributes:
     size: the number of tokens that the cache holds.

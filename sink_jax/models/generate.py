@@ -265,8 +265,7 @@ def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: 
                  positions=policy.first_positions(length + config.sink_tokens))
 
 
-# The carry is donated: its caches are the largest arrays of generation, and the program writes
-# the new ones into their memory instead of holding both. The caller must not use it again.
+# The carry is donated, since its caches are large: the caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
 def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling: Sampling | None,
           together: int, params: ParamTree, carry: _Carry, key: jax.Array, start: int | jax.Array,
@@ -300,14 +299,12 @@ def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling:
 
 
 def _begun(run: TextModel, texts: Sequence | np.ndarray) -> list[np.ndarray]:
-  """The texts with the first token of the run before them, where it has one and none has it."""
   begins = [text[0] == run.first_token for text in texts]
   if run.first_token is None or all(begins):
     return [np.asarray(text) for text in texts]
   if any(begins):
     raise ValueError(f'some texts begin with the first token {run.first_token} of {run.name} and '
-                     'some do not: leave it out of all, or put it before all, as '
-                     'sj.tokenize(run, texts, length=...) does.')
+                     'some do not: leave it out of all, or put it before all, as sj.tokenize does.')
   return [np.concatenate([[run.first_token], text]) for text in texts]
 
 

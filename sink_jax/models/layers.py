@@ -36,11 +36,9 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
     return nn.initializers.normal(0.02)
   if config.init == 'tinyllama':
     if kind == 'ffn_out' and config.ffn == 'swiglu':
-      # The official model files scale by the depth only this matrix; the output of attention and
-      # the other kinds of networks get the variance below.
+      # The official model files scale only this matrix by the depth.
       return nn.initializers.normal(1 / (math.sqrt(config.ffn_hidden) * config.layers))
-    # The variance has PyTorch's weight.size(1) in it: the inputs of a linear layer, whose weight
-    # PyTorch stores transposed, but the width of an embedding.
+    # PyTorch's weight.size(1): the inputs of a linear layer, but the width of an embedding.
     axis = -1 if kind == 'embedding' else 0
     return lambda key, shape, dtype=jnp.float32: (
         math.sqrt(2 / (5 * shape[axis])) * jax.random.normal(key, shape, dtype))
@@ -68,18 +66,15 @@ def activate(ffn: str, h: jax.Array, linear: jax.Array | None = None) -> jax.Arr
 class Linear(nn.Module):
   """x W, plus a bias where `config.biases` names the layer's group.
 
-  Parameters are float32 and are rounded to the dtype of x for the product. group: one of BIASED;
-  'dt' always has a bias. out_dtype: of the result, which the product is accumulated in; by
-  default that of x.
-
-  With `config.linear` 'sigma_reparam' the layers of a block multiply by gamma W / sigma(W).
+  Parameters are float32 and are rounded to the dtype of x for the product. With `config.linear`
+  'sigma_reparam' the layers of a block multiply by gamma W / sigma(W).
   """
 
   features: int
   config: ModelConfig
-  group: str = ''
+  group: str = ''  # one of BIASED; 'dt' always has a bias
   init_kind: str = 'linear'
-  out_dtype: DTypeLike | None = None
+  out_dtype: DTypeLike | None = None  # of the result and of its sums; by default that of x
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -172,8 +167,8 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
 class FeedForward(nn.Module):
   """act(x W1) W2, or (act(x W1) * x W2) W3 for the gated kinds (Table 11).
 
-  In a protected block act takes c x W1, c = sqrt(3): without a norm in front of it, a scale keeps
-  what enters the nonlinearity of order one, which He et al. (arXiv:2405.19279) leave optional.
+  In a protected block act takes sqrt(3) x W1, a scale that He et al. (arXiv:2405.19279) leave
+  optional: of inputs with a mean square of one, kernels from U(+-1/sqrt(D)) make a third of that.
   """
 
   config: ModelConfig
@@ -187,7 +182,6 @@ class FeedForward(nn.Module):
         'bth', Linear(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD))
     h = hidden('w1')
     if config.norm_location == 'protected':
-      # Of inputs with a mean square of one, kernels from U(+-1/sqrt(D)) make a third of that.
       h = math.sqrt(3) * h
     h = activate(config.ffn, h, hidden('w2') if config.ffn.endswith('glu') else None)
     w_out = Linear(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')

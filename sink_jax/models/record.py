@@ -48,15 +48,12 @@ class LayerRecord(NamedTuple):
   Blocks with a Mamba mixer record only hidden states and their norms: the leading axis of all
   other leaves counts only the blocks with attention (`ModelConfig.attention_layers`).
 
-  If the model has learned sink tokens, T does not count them, and the weight that they receive
-  together is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm
-  and before the temperature, of values as attention mixes them (c v with `ValueScale`), of the
-  heads' outputs before W_O (`head_norm`), of the block's output H^l (`hidden_norm`), and of what
-  enters the last norm of a post-norm block (`hidden_before_norm`; in other blocks it equals the
-  output).
-  `sink_token_norm` is the largest norm among the hidden states of the learned sink tokens; it is
-  None without such tokens. `hidden_description` is what `describe_hidden` returns for the output.
-  Fields that the options leave out are None.
+  The weight that learned sink tokens receive together is `importance.bias_slot`. Norms are l2 norms:
+  of queries and keys after their QK norm and before the temperature, of values as attention mixes
+  them, of the heads' outputs before W_O, of the block's output H^l (`hidden_norm`), of what enters
+  the last norm of a post-norm block (`hidden_before_norm`; elsewhere it equals the output), and the
+  largest of the learned sink tokens (`sink_token_norm`). `hidden_description` is what
+  `describe_hidden` returns for the output. Fields that the options leave out are None.
   """
 
   importance: Importance = _LATER

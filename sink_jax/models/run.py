@@ -37,8 +37,7 @@ class Run(TextModel):
     name, folder: of the workdir or checkpoint that the model was loaded from.
     step: the number of training steps done; None if unknown.
     bos: how the inputs of a published model begin: 'tokenizer' if its tokenizer prepends a BOS,
-      otherwise 'none', as for a run, which is trained on pieces of packed text. It says nothing of
-      the tokens that a caller gives.
+      otherwise 'none', as for a run, which is trained on pieces of packed text.
     probe_tokens: the fixed probe inputs (S, T) of a training run; otherwise None.
     first_token: the id with which every training sequence began; None if they began differently.
     read_tokenizer, make_tokens: functions that read `tokenizer`, and make probe inputs (S, T) of
@@ -69,9 +68,7 @@ class Run(TextModel):
   def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
     """Returns the next-token logits (S, T, V), float32, for tokens (S, T).
 
-    Raises:
-      ValueError: tokens are not ids (S, T) of the vocabulary, or more than the model has learned
-        positions for. The values of a tracer are not checked.
+    A ValueError says that they are not ids of the vocabulary, or more than learned positions.
     """
     tokens = checked_inputs(self.config, tokens)
     return _logits(self.config, mesh_of(self.params), self.params, tokens)

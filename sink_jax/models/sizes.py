@@ -55,8 +55,7 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
 def flops_per_token(config: ModelConfig, length: int) -> float:
   """FLOPs of matrix products per token of one training step: forward once, backward twice.
 
-  Every linear layer counts, gates of heads among them, the unembedding where it is tied, and
-  attention; look-ups, feature maps, biases and the recurrence of Mamba mixers do not.
+  Look-ups, feature maps, biases and the recurrence of Mamba mixers do not count.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
   # 'head_kernel' is that of a gate: its size is its products per token, whatever it reads.

@@ -156,13 +156,12 @@ class Transformer(nn.Module):
     begins = positions is None or positions.keys_LxE is None
     # Decoding counts learned sink tokens as positions of attention; embeddings of positions do not.
     sink_tokens = config.sink_tokens if begins else 0
+    given = f'not {inputs.dtype} of shape {inputs.shape}.'
     if config.vocab_size:
       if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
-        raise ValueError('tokens must be integers of shape (B, T), not '
-                         f'{inputs.dtype} of shape {inputs.shape}.')
+        raise ValueError(f'tokens must be integers of shape (B, T), {given}')
     elif inputs.ndim != 3 or inputs.shape[-1] != config.input_features:
-      raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), not '
-                       f'{inputs.shape}.')
+      raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), {given}')
     if begins:
       config.attention.position.check_length(inputs.shape[1])
       positions_T = np.arange(inputs.shape[1])
@@ -204,8 +203,7 @@ class Transformer(nn.Module):
       return logits
     if not one_block:  # (periods, blocks of a period, ...) to (layers, ...)
       record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
-    embedding_norms = _norm(h0_BxTxD)
-    describe = record_options.describe_hidden
+    embedding_norms, describe = _norm(h0_BxTxD), record_options.describe_hidden
     return logits, Record(
         record, embedding_norms[:, sink_tokens:],
         h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
@@ -217,8 +215,7 @@ class Transformer(nn.Module):
     config, one_block = self.config, len(self.config.pattern) == 1
     body, arguments = (Block, config.pattern[:1]) if one_block else (Period, ())
     if config.remat != 'none':
-      # The loop already keeps a block from being merged with its recomputation, so the barriers
-      # that prevent_cse puts around it would only stop XLA from fusing.
+      # The loop already keeps a block from being merged with its recomputation.
       body = nn.remat(body, prevent_cse=False, static_argnums=(2,), policy=SAVED[config.remat])
     # The stream is the carry. Parameters, caches and records are slices along axis 0; record options
     # and positions are the same in every iteration.
