@@ -49,8 +49,7 @@ def matmul_precision(dtype: str) -> str:
 def precise(dtype: str) -> contextlib.AbstractContextManager:
   """A context in which products of float32 are traced in float32, and others as by default.
 
-  It belongs inside of the function that jit traces: around its call it would be a part of the
-  key of the compiled program, and the program would be compiled again where the context is not.
+  It belongs inside of the function that jit traces: around its call it would be part of jit's key.
   """
   return (jax.default_matmul_precision('highest') if matmul_precision(dtype) == 'highest'
           else contextlib.nullcontext())

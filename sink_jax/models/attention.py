@@ -47,8 +47,7 @@ class Attention(nn.Module):
     keeps them; None without a cache.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
-    # The layout 'bthd' splits batch and heads over the mesh; length and head dimension are not
-    # split, so attention itself needs no communication.
+    # 'bthd' splits batch and heads over the mesh, so attention itself needs no communication.
     heads = lambda n, name: sharding_constraint('bthd', Linear(
         n * dims.head_dim, config, group='qkv', name=name)(x_BxTxD).reshape(
             *x_BxTxD.shape[:2], n, dims.head_dim))
@@ -62,7 +61,8 @@ class Attention(nn.Module):
               for component, parameters in spec.params(dims).items()}
     normalized = q, k = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     projected_BxTxHkvxDh = v_BxTxHkvxDh
-    v_BxTxHkvxDh = transform_values(spec, v_BxTxHkvxDh, params, first and first.v_BxTxHkvxDh)
+    v_BxTxHkvxDh = transform_values(spec, v_BxTxHkvxDh, params,
+                                    None if first is None else first.v_BxTxHkvxDh)
     if first is not None:
       # One program serves all blocks of a loop: in the first, the values stay as they are.
       v_BxTxHkvxDh = jnp.where(first.read, v_BxTxHkvxDh, projected_BxTxHkvxDh)

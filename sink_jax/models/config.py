@@ -71,18 +71,15 @@ class ModelConfig:
     vocab_size: the size V of the vocabulary; 0 for a model of continuous inputs, whose sizes are
       input_features and output_features.
     kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
-    pattern: the blocks of one period, which repeats; `layers` is a multiple of its length.
-    attention: the attention of all blocks, except for what `pattern` replaces.
+    pattern: the blocks of one period, which repeats; it may replace parts of `attention`.
     ffn: one of FFNS; those that end with 'glu' have three matrices, others two. Those with 'tanh'
       approximate GELU by tanh, as Gemma 2 does, and 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
       (Gemma 2, arXiv:2408.00118); 'after', h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1);
       or 'protected', no norm but the final one, h + beta f(h), see `branch_scale`.
-    parallel_residual: whether attention and feed-forward network both read the block's input, and
-      both outputs are added to it (GPT-NeoX); for pre-norm blocks only.
-    biases: the linear layers that have a bias, out of 'qkv', 'out', 'ffn', 'mamba' (its projections
-      in and out) and 'unembed'.
+    parallel_residual: attention and feed-forward network both read the block's input (GPT-NeoX).
+    biases: the linear layers that have a bias, out of BIASED ('mamba': its projections in and out).
     embedding_dim: the width of token embeddings that are projected to d_model, and back (OPT-350m).
     tied: whether the unembedding shares the matrix of the token embedding.
     logit_cap: c of a soft cap c tanh(logits / c) of the logits (Gemma 2: 30); 0 for none.
@@ -95,8 +92,7 @@ class ModelConfig:
       the official runs (sail-sg/Attention-Sink) very probably used; or 'tinyllama', which its model
       files state: N(0, 2/(5 n)), n the width of an embedding or the inputs of a linear layer, and
       N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
-    dtype: of activations. Norms, row statistics and logits are float32, and so are parameters,
-      except those of models that are imported in bfloat16.
+    dtype: of activations. Norms, row statistics, logits and trained parameters are float32.
     implementation, remat: of attention, see `attend`; for the backward pass, `transformer.SAVED`.
     unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
       of the pattern, or one period with a `remat`; from `layers` on there is no loop. A loop copies

@@ -1,15 +1,13 @@
 """A key/value cache of bounded size: which tokens it keeps, and how new tokens attend to them.
 
-With positions counted in the text, keys are kept rotated. With positions counted in the cache, as
-StreamingLLM has it (Xiao et al. 2023), those of kept keys change as tokens are dropped, so keys are
-kept without rotation, and rotated whenever they are used.
+With positions counted in the text, keys are kept rotated. Counted in the cache, as StreamingLLM has
+it (Xiao et al. 2023), positions change as tokens are dropped, so keys are rotated on use.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -173,7 +171,7 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
 def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
   """Bytes that the decoding state of `batch` texts takes."""
   shapes = jax.eval_shape(functools.partial(empty_state, config, policy, batch))
-  return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once: int = 1) -> None:

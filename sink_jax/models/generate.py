@@ -71,8 +71,8 @@ class TextModel:
                      ) -> list[str]:
     """Continues texts by `length` tokens or up to their end, and returns what follows each.
 
-    Options are those of `generate`; `eos_token_id` is that of the tokenizer by default, and with
-    None no token ends a text. bos: how a text begins, see `sink_jax.tokenize`.
+    Options are those of `generate`; `eos_token_id` is the tokenizer's by default, None for no end.
+    bos: how a text begins, see `sink_jax.tokenize`.
     """
     if isinstance(texts, str):
       raise ValueError('texts must be several, such as [text].')
@@ -149,8 +149,7 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
   Args:
     texts: token ids, one or more of each.
     policy: what the cache keeps; everything by default.
-    temperature, top_k, top_p: see `Sampling`; the most likely token by default.
-    seed: of the random numbers; the same one gives the same tokens.
+    temperature, top_k, top_p, seed: see `Sampling`; the most likely token by default.
     eos_token_id: an id that ends a text, or several; nothing follows it.
     chunk: the largest number of tokens of a text in a piece.
 
@@ -158,8 +157,7 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
     An iterator of S arrays with the new tokens, of which a shorter text gets its first ones earlier.
 
   Raises:
-    ValueError: no text, an empty one, ids out of the vocabulary, an option out of range, or more
-      tokens than the model has learned positions for.
+    ValueError: there is no text, an empty one, an id or option out of range, or no position for all.
   """
   counts_S, config = np.asarray([len(text) for text in texts], np.int32), run.config
   if not counts_S.size or not counts_S.all():
@@ -170,9 +168,7 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
                      f'between 0 and {2**32 - 1}.')
   sampling, ends = Sampling(temperature, top_k, top_p), _ends(eos_token_id)
   sampling.check(config.vocab_size)
-  if not ((0 <= ends) & (ends < config.vocab_size)).all():
-    raise ValueError(f'eos_token_id = {eos_token_id} must be ids of the vocabulary, 0 to '
-                     f'{config.vocab_size - 1}.')
+  check_ids(ends, config.vocab_size, 'eos_token_id')
   at_once, total = int(counts_S.min()), int(counts_S.max()) + length
   size = total + config.sink_tokens
   if at_once + length < total:

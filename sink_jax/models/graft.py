@@ -1,8 +1,7 @@
 """A model with another attention, norm or sink token, and the parameters that it was trained with.
 
 Gates that start at zero barely move, and random ones raise the loss at once
-(qiuzh20/gated_attention, issue 10): both starts are here, and what a graft does to the loss is
-measured before anything is trained. A removal is a graft too: one without new parameters.
+(qiuzh20/gated_attention, issue 10): both starts are here, and the loss is measured before training.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from sink_jax.component import Component
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import AnyArray, check_ids
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.graft_report import GraftReport
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import GraftReport, RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import init_params
@@ -73,8 +71,7 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
     start: 'identity' or 'random', see above.
     tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs, and
       of a published model 32 texts of 64 tokens, the documentation in Python's standard library.
-    offset: where sink logits start, see above.
-    seed: the seed of random initial values.
+    offset, seed: of sink logits, see above, and of random initial values.
 
   Raises:
     ValueError: nothing would change, a component does not fit the model, or there is no batch.
@@ -113,7 +110,8 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
   logits = [path for path in new if path[-1] == 'kv_bias_logit'
             and same and after.similarity.kind == 'exponential']
   fresh = tuple(path for path in new if path not in values and path not in logits)
-  values |= zip(fresh, _initial(config, fresh, seed)) if fresh else ()
+  if fresh:
+    values |= zip(fresh, _initial(config, fresh, seed))
   if logits:
     # The rows are those of the new model without the logit: what else is new acts on them too.
     plain = dataclasses.replace(config, attention=dataclasses.replace(after, kv_bias=NoBias()))
@@ -127,19 +125,16 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
 
 def learned_bias(config: ModelConfig) -> str:
   """The parameters that `without_bias` removes, in words; empty where there are none."""
-  parts = [] if not config.sink_tokens else ['the learned sink token x*'] if (
-      config.sink_tokens == 1) else [f'the {config.sink_tokens} learned sink tokens x*']
-  bias = config.attention.kv_bias
-  if bias.params(config.dims):
-    parts.append(_BIASES.get(name := type(bias).__name__, name))
-  return ' and '.join(parts)
+  count, bias = config.sink_tokens, config.attention.kv_bias
+  sinks = f'the {count} learned sink tokens x*' if count > 1 else 'the learned sink token x*' if count else ''
+  name = type(bias).__name__ if bias.params(config.dims) else ''
+  return ' and '.join(filter(None, (sinks, _BIASES.get(name, name))))
 
 
 def without_bias(run: Run) -> Run:
-  """The same model with neither biases in attention nor a learned sink token (Section 7.3).
+  """The same model with neither biases in attention nor learned sink tokens (Section 7.3).
 
-  Nothing else changes: a prefix or a window keeps its length. No loss is measured. A model that has
-  none of them is a ValueError.
+  No loss is measured. A model without any of them is a ValueError.
   """
   if not learned_bias(run.config):
     raise ValueError('The model has no bias in attention and no learned sink token to remove.')
@@ -188,8 +183,7 @@ def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
   if tokens is None and run.make_tokens is not None:
     tokens = run.make_tokens(run)
   if tokens is None:
-    raise ValueError(f'{run.name or "The model"} has no probe inputs to measure the graft on: pass '
-                     'tokens=, ids (S, T) of text like that of its training.')
+    raise ValueError('There are no probe inputs to measure the graft on: pass tokens=, ids (S, T).')
   batch = np.asarray(tokens)
   if batch.ndim != 2 or batch.shape[1] < 2:
     raise ValueError(f'tokens must be ids of shape (S, T), T at least 2, not {batch.shape}.')
@@ -212,6 +206,7 @@ def _sink_logits(run: Run, paths: list[_Path], batch: np.ndarray, offset: float,
                  ) -> dict[_Path, np.ndarray]:
   """Sink logits (., H) of a model without them: the means of log sum_j exp(s_ij) plus the offset."""
   config, layers = run.config, run.record(batch, RecordOptions(queries_keys=True)).layers
+  assert layers.queries_BxTxHxDh is not None and layers.keys_BxTxHkvxDh is not None
   # For each layer with attention the number of its block in the period.
   blocks = [i % len(config.pattern) for i in config.attention_layers]
   means_NxH = np.stack([_mean_log_sum(config.attention_of(config.pattern[i]), q, k) for i, q, k in

@@ -93,7 +93,7 @@ class Linear(nn.Module):
 
 
 class Weights(nn.Module):
-  """Kernels (..., I, O), each initialised by itself, and biases (..., O), which may be all zeros."""
+  """Kernels (..., I, O), each initialised by itself, and biases (..., O)."""
 
   shape: tuple[int, ...]
   config: ModelConfig

@@ -1,4 +1,4 @@
-"""What a model records of a forward pass.
+"""What a model records of a forward pass, and what a graft reports.
 
 N counts layers, B or S sequences, T tokens without a learned sink token, H heads. Arrays are
 float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every leaf.
@@ -7,7 +7,7 @@ float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -83,3 +83,43 @@ class Record(NamedTuple):
   embedding_BxTxD: jax.Array | None  # None unless hidden states are recorded
   sink_embedding_norm_B: jax.Array | None  # the largest norm of the learned sink tokens, if any
   embedding_description: ArrayTree | None  # what `describe_hidden` returns for H^0
+
+
+@dataclasses.dataclass(frozen=True)
+class GraftReport:
+  """What `sink_jax.graft` changed in a model, and the loss before and after.
+
+  Attributes:
+    changed: the changes, one line each: 'attention.head: PlainOutput() -> HeadGate()'.
+    new: the names of new parameters, such as 'blocks/attention/head_kernel'.
+    removed: the names of removed parameters. One whose shape changed is both removed and new.
+    start: how new parameters were to start, 'identity' or 'random'.
+    exact: whether the function is that of the source by construction, up to rounding.
+    loss_before, loss_after: the mean cross-entropy of the source, and of the grafted model before any
+      training, on the batch, in nats per token.
+    fresh: those of `new` that start as in a fresh model.
+  """
+
+  changed: tuple[str, ...]
+  new: tuple[str, ...]
+  removed: tuple[str, ...]
+  start: str
+  exact: bool
+  loss_before: float
+  loss_after: float
+  fresh: tuple[str, ...] = ()
+
+  @classmethod
+  def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
+    """Returns the report of a row of metrics: `dataclasses.asdict`, with lists for tuples."""
+    fields: dict[str, Any] = {key: tuple(row[key]) if isinstance(row[key], list) else row[key]
+                              for key in cls.__dataclass_fields__}
+    return cls(**fields)
+
+  def __str__(self) -> str:
+    start = self.start if self.exact or self.start == 'random' else 'no identity start exists'
+    parts = [*self.changed, *(f'{label}: {", ".join(paths)}' for label, paths in (
+        ('new', self.new), ('removed', self.removed), ('as in a fresh model', self.fresh)) if paths)]
+    return (f'graft: {"; ".join(parts)}; start: {start}; loss before any training: '
+            f'{self.loss_before:.4f} -> {self.loss_after:.4f} nats '
+            f'({self.loss_after - self.loss_before:+.2e})')

@@ -16,9 +16,8 @@ from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree, checked_inputs, precise
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.generate import TextModel
-from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.layers import apply
-from sink_jax.models.record import Record, RecordOptions
+from sink_jax.models.record import GraftReport, Record, RecordOptions
 from sink_jax.models.transformer import Transformer
 
 # Token ids, or the features of a model of continuous inputs.
@@ -82,8 +81,7 @@ class Run(TextModel):
     return record(self.config, options, mesh_of(self.params), self.params, tokens)
 
 
-# Static arguments are the key of the compiled program: configs and options are frozen and
-# hashable, so that equal ones share it.
+# Equal configs and options share a compiled program.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens: jax.Array,
             ) -> jax.Array:

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 
 # (W W^T)^(2^n) has the powers 2^(n+1) of the singular values: two have to be as near as 1e-4 for the
 # smaller to have a part in the vector. In 300 steps of configs/remedies.py:bigram-sigma-reparam
-# sigma was at most 0.005 % too small, and gradients were within 0.3 % of those of an exact vector,
-# in the time of eight steps of the power iteration, which left sigma 7 % too small.
+# sigma was at most 0.005 % too small.
 _SQUARINGS = 13
 VECTOR = 'singular'  # the name of the leaf
 

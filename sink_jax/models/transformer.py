@@ -122,7 +122,7 @@ class Period(nn.Module):
       new_caches.append(cache)
     if record_options is None:
       return stream, (None, tuple(new_caches))
-    # What no block has is None; what mixers of Mamba have not is stacked over the other blocks.
+    # What mixers of Mamba have not is stacked over the other blocks.
     stacked: Any = [
         jax.tree.map(lambda *parts: jnp.stack(parts), *(x for x in field if x is not None))
         if any(x is not None for x in field) else None for field in zip(*records)]
@@ -137,9 +137,8 @@ class Transformer(nn.Module):
   unembedding multiplies, (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits
   is then still to come.
 
-  With `state` and `positions` it decodes, and returns (logits, state). Of tokens that begin the
-  texts the logits are those of the last one, (B, V); of the next tokens of each text, after those
-  that the state holds, they are those of all, (B, T, V).
+  With `state` and `positions` it decodes, and returns (logits, state): logits (B, V) of the last of
+  the tokens that begin the texts, and (B, T, V) of tokens after those that the state holds.
 
   Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary. Layers are
   scanned: parameters and record leaves have a leading layer axis.
