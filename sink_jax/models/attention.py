@@ -110,10 +110,12 @@ class Attention(nn.Module):
     if options.maps:
       weights, proxy = (x[..., tokens, tokens] for x in maps(spec, transformed, params)[:2])
     shown = lambda x: x[:, tokens].astype(jnp.float32) if options.queries_keys else None
-    return LayerRecord(
-        importance, *norms, weights, proxy,
-        last_row(spec, transformed, params)[..., tokens] if options.last_query else None,
-        options.angles(q[:, tokens], k[:, tokens]) if options.angles else None, shown(q), shown(k))
+    return LayerRecord(importance, *norms)._replace(
+        maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy,
+        last_query_BxHxT=(last_row(spec, transformed, params)[..., tokens] if options.last_query
+                          else None),
+        angles=options.angles(q[:, tokens], k[:, tokens]) if options.angles else None,
+        queries_BxTxHxDh=shown(q), keys_BxTxHkvxDh=shown(k))
 
 
 def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -192,13 +192,14 @@ def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
 
 
 def _shapes(config: ModelConfig) -> dict[_Path, tuple[int, ...]]:
-  return {path: x.shape for path, x in flatten_dict(parameter_shapes(config)).items()}
+  leaves = cast(dict[_Path, jax.Array], flatten_dict(parameter_shapes(config)))
+  return {path: x.shape for path, x in leaves.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _initial(config: ModelConfig, paths: tuple[_Path, ...], seed: int) -> list[jax.Array]:
   """The named parameters of a fresh model; the compiler drops the computation of all others."""
-  params = flatten_dict(init_params(config, seed))
+  params = cast(dict[_Path, jax.Array], flatten_dict(init_params(config, seed)))
   return [params[path] for path in paths]
 
 
