@@ -77,13 +77,13 @@ class TextModel:
     if isinstance(texts, str):
       raise ValueError('texts must be several, such as [text].')
     tokenizer: Any = self.tokenizer  # pyright: ignore[reportAttributeAccessIssue]  Run has one
-    options = {'eos_token_id': tokenizer.eos_ids or None} | options
+    settings: dict[str, Any] = {'eos_token_id': tokenizer.eos_ids or None} | options
     ids = [tokenizer.with_prefix(tokenizer.encode(text), bos) for text in texts]
     if not ids or not all(map(len, ids)):
       raise ValueError('there is no text, or one is empty and no BOS stands before it: write '
                        "something, or take bos='force'.")
-    pieces = stream_texts(self, ids if bos == 'none' else _begun(self, ids), length, **options)
-    rows, ends = map(np.concatenate, zip(*pieces)), _ends(options['eos_token_id'])
+    pieces = stream_texts(self, ids if bos == 'none' else _begun(self, ids), length, **settings)
+    rows, ends = map(np.concatenate, zip(*pieces)), _ends(settings['eos_token_id'])
     return [tokenizer.decode(row[~np.isin(row, ends)].tolist()) for row in rows]
 
 

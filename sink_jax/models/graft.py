@@ -79,7 +79,7 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   changed: dict[str, Any] = {name: value for name, value in (
       ('norm', norm), ('sink_tokens', sink_tokens)) if value is not None}
   if not isinstance(attention, AttentionSpec):
-    components: Any = attention or {}
+    components = cast(dict[str, Any], attention or {})
     for name in [components] if isinstance(components, str) else components:
       check_known(name, COMPONENTS, 'attention has no component')
     attention = dataclasses.replace(run.config.attention, **components)

@@ -152,7 +152,8 @@ class Transformer(nn.Module):
                positions: DecodePositions | None = None,
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
     config, dtype = self.config, jnp.dtype(self.config.dtype)
-    begins = positions is None or positions.keys_LxE is None
+    next_positions = None if positions is None or positions.keys_LxE is None else positions
+    begins = next_positions is None
     # Decoding counts learned sink tokens as positions of attention; embeddings of positions do not.
     sink_tokens = config.sink_tokens if begins else 0
     given = f'not {inputs.dtype} of shape {inputs.shape}.'
@@ -161,11 +162,11 @@ class Transformer(nn.Module):
         raise ValueError(f'tokens must be integers of shape (B, T), {given}')
     elif inputs.ndim != 3 or inputs.shape[-1] != config.input_features:
       raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), {given}')
-    if begins:
+    if next_positions is None:
       config.attention.position.check_length(inputs.shape[1])
       positions_T = np.arange(inputs.shape[1])
     else:
-      positions_T = positions.queries_L - config.sink_tokens
+      positions_T = next_positions.queries_L - config.sink_tokens
     h_BxTxD, table_VxE = self._embed(inputs, positions_T)
     h_BxTxD = sharding_constraint('btd', h_BxTxD.astype(dtype))
     if config.sink_tokens:
