@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,10 +30,7 @@ def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
 
 
 def checked_inputs(config: ModelConfig, inputs: Any) -> jax.Array:
-  """Inputs as an array of JAX, with ids in the vocabulary; the model checks shape and dtype.
-
-  Values that are not known, or lie on the devices of other processes, are not looked at.
-  """
+  """Inputs as an array of JAX; ids are checked where they are known and lie in this process."""
   inputs = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
   known = not isinstance(inputs, Tracer) and getattr(inputs, 'is_fully_addressable', True)
   if known and config.vocab_size and np.issubdtype(inputs.dtype, np.integer):
@@ -51,28 +49,24 @@ def matmul_precision(dtype: str) -> str:
 def precise(dtype: str) -> contextlib.AbstractContextManager:
   """A context in which products of float32 are traced in float32, and others as by default.
 
-  It belongs inside of the function that jit traces: around its call it would be a part of the
-  key of the compiled program, and the program would be compiled again where the context is not.
+  It belongs inside of the function that jit traces: around its call it would be part of jit's key.
   """
-  if matmul_precision(dtype) == 'highest':
-    return jax.default_matmul_precision('highest')
-  return contextlib.nullcontext()
+  return (jax.default_matmul_precision('highest') if matmul_precision(dtype) == 'highest'
+          else contextlib.nullcontext())
+
+
+# Whether each entry along the first axis of each leaf is finite; the values stay on their devices.
+_finite = jax.jit(functools.partial(
+    jax.tree.map, lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim)))))
 
 
 def first_not_finite(params: ParamTree) -> str | None:
   """The first parameter with a value that is not finite, such as 'embed[5]'; None without one.
 
-  The index is along the first axis, which in the blocks counts layers, from 0. The values stay on
-  their devices.
+  The index is along the first axis, which in the blocks counts layers, from 0.
   """
   for path, finite in jax.tree_util.tree_leaves_with_path(jax.device_get(_finite(params))):
     if not finite.all():
       name = '/'.join(str(getattr(key, 'key', key)) for key in path)
       return name + (f'[{finite.argmin()}]' if finite.ndim else '')
   return None
-
-
-@jax.jit
-def _finite(params):
-  """Whether each entry along the first axis of each leaf is finite."""
-  return jax.tree.map(lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim))), params)

@@ -10,17 +10,12 @@ import jax.numpy as jnp
 
 from sink_jax.attention.reference import last_row, maps, rows
 from sink_jax.attention.spec import (
-  AttentionSpec,
-  TransformedQK,
-  normalize_qk,
-  position_qk,
-  transform_values,
-)
+  AttentionSpec, TransformedQK, normalize_qk, position_qk, transform_values)
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.decode import DecodePositions, KVCache, attend_cached, kept_keys
+from sink_jax.models.decode import DecodePositions, KVCache, attend_cached
 from sink_jax.models.layers import Linear, initializer
 from sink_jax.models.record import LayerRecord, RecordOptions
 
@@ -29,13 +24,10 @@ ComponentParams = dict[str, dict[str, jax.Array]]
 
 
 class FirstValues(NamedTuple):
-  """The projected values of the first block, on their way through the blocks.
-
-  read: whether the first block has been read, (); before, the values are zeros.
-  """
+  """The projected values of the first block, on their way through the blocks."""
 
   v_BxTxHkvxDh: jax.Array
-  read: jax.Array
+  read: jax.Array  # whether the first block has been read, (); before, the values are zeros
 
 
 class Attention(nn.Module):
@@ -51,18 +43,15 @@ class Attention(nn.Module):
                ) -> tuple[jax.Array, LayerRecord | None, KVCache | None, FirstValues | None]:
     """Returns the output (B, T, D), the record, keys and values, and the first block's values.
 
-    With a cache the tokens attend to what it holds, as `positions` says, and the keys and values
-    returned are those of the tokens, as the cache keeps them; None without a cache.
+    With a cache the tokens attend to it as `positions` says, and keys and values are returned as it
+    keeps them; None without a cache.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
-    # The layout 'bthd' splits batch and heads over the mesh; length and head dimension are not
-    # split, so attention itself needs no communication.
+    # 'bthd' splits batch and heads over the mesh, so attention itself needs no communication.
     heads = lambda n, name: sharding_constraint('bthd', Linear(
         n * dims.head_dim, config, group='qkv', name=name)(x_BxTxD).reshape(
             *x_BxTxD.shape[:2], n, dims.head_dim))
     q_BxTxHxDh = heads(dims.heads, 'query')
-    # Shared key heads stay as few as they are: repeated here, they would take H / Hkv times the
-    # memory, in the cache as well.
     k_BxTxHkvxDh = heads(dims.kv_heads, 'key')
     v_BxTxHkvxDh = heads(dims.kv_heads, 'value')
     # Flat names in the checkpoint, such as 'kv_bias_key'; nested for the functions of attention.
@@ -71,12 +60,19 @@ class Attention(nn.Module):
                           for name, p in parameters.items()}
               for component, parameters in spec.params(dims).items()}
     normalized = q, k = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-    v_BxTxHkvxDh, first = _mixed_values(spec, v_BxTxHkvxDh, params, first)
+    projected_BxTxHkvxDh = v_BxTxHkvxDh
+    v_BxTxHkvxDh = transform_values(spec, v_BxTxHkvxDh, params,
+                                    None if first is None else first.v_BxTxHkvxDh)
+    if first is not None:
+      # One program serves all blocks of a loop: in the first, the values stay as they are.
+      v_BxTxHkvxDh = jnp.where(first.read, v_BxTxHkvxDh, projected_BxTxHkvxDh)
+      first = FirstValues(jnp.where(first.read, first.v_BxTxHkvxDh, projected_BxTxHkvxDh),
+                          jnp.ones_like(first.read))
     gate_BxTxD = x_BxTxD if spec.head.reads_input else None
     transformed = new = None
     if positions is not None:
-      new = KVCache(*(jnp.swapaxes(x, 1, 2)
-                      for x in (kept_keys(spec, k, positions), v_BxTxHkvxDh)))
+      kept = k if positions.kept_L is None else spec.position.rotate(k, positions.kept_L)
+      new = KVCache(*(jnp.swapaxes(x, 1, 2) for x in (kept, v_BxTxHkvxDh)))
     if positions is None or positions.keys_LxE is None:
       # Tokens that begin a text attend to each other only, so the ordinary implementations serve.
       transformed = position_qk(spec, q, k, params)
@@ -110,38 +106,23 @@ class Attention(nn.Module):
     q, k = transformed
     norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens]
              for x in (*normalized, v_BxTxHkvxDh, o_BxTxHxDh)]
-    record = LayerRecord(importance, *norms)
+    weights = proxy = None
     if options.maps:
       weights, proxy = (x[..., tokens, tokens] for x in maps(spec, transformed, params)[:2])
-      record = record._replace(maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy)
-    if options.last_query:
-      record = record._replace(last_query_BxHxT=last_row(spec, transformed, params)[..., tokens])
-    if options.angles:
-      record = record._replace(angles=options.angles(q[:, tokens], k[:, tokens]))
-    if options.queries_keys:
-      record = record._replace(queries_BxTxHxDh=q[:, tokens].astype(jnp.float32),
-                               keys_BxTxHkvxDh=k[:, tokens].astype(jnp.float32))
-    return record
-
-
-def _mixed_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: ComponentParams,
-                  first: FirstValues | None) -> tuple[jax.Array, FirstValues | None]:
-  """The values that attention mixes, and those of the first block for the next one."""
-  if first is None:
-    return transform_values(spec, v_BxTxHkvxDh, params), None
-  # One program serves all blocks of a loop: in the first, the values stay as they are.
-  later = transform_values(spec, v_BxTxHkvxDh, params, first.v_BxTxHkvxDh)
-  known = FirstValues(jnp.where(first.read, first.v_BxTxHkvxDh, v_BxTxHkvxDh),
-                      jnp.ones_like(first.read))
-  return jnp.where(first.read, later, v_BxTxHkvxDh), known
+    shown = lambda x: x[:, tokens].astype(jnp.float32) if options.queries_keys else None
+    return LayerRecord(importance, *norms)._replace(
+        maps_BxHxTxT=weights, proxy_maps_BxHxTxT=proxy,
+        last_query_BxHxT=(last_row(spec, transformed, params)[..., tokens] if options.last_query
+                          else None),
+        angles=options.angles(q[:, tokens], k[:, tokens]) if options.angles else None,
+        queries_BxTxHxDh=shown(q), keys_BxTxHkvxDh=shown(k))
 
 
 def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,
                        importance: Importance, sink_tokens: int) -> Importance:
-  """The importance of tokens only, where the first positions are learned sink tokens.
+  """The importance of tokens only; learned sink tokens together are where an extra key would be.
 
-  What these receive together is reported where an extra key would be. Their rows are counted by the
-  official implementation (sail-sg/Attention-Sink), and left out of the means here.
+  Their rows are left out of the means, unlike in the official code (sail-sg/Attention-Sink).
   """
   q, k = transformed
   length = k.shape[1]
@@ -158,12 +139,9 @@ def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: 
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:
-  """Names of the implementations of attention for sequences of `length` tokens, with commas.
+  """Names, with commas, of what runs attention in the blocks for sequences of `length` tokens.
 
-  There is one name, unless blocks of `config.pattern` differ in what runs them.
-
-  Raises:
-    ValueError: `config.implementation` does not run a block on this platform, with the reason.
+  A ValueError says why `config.implementation` does not run a block on this platform.
   """
   q, k = (jax.ShapeDtypeStruct((1, length + config.sink_tokens, heads, config.dims.head_dim),
                                config.dtype) for heads in (config.dims.heads, config.dims.kv_heads))

@@ -16,9 +16,7 @@ from sink_jax.kernels.dispatch import check_implementation
 
 FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'tanh_geglu', 'swiglu',
         'clamped_swiglu', 'none')
-_LEAST = dict.fromkeys(('layers', 'd_model', 'heads', 'ffn_hidden', 'unroll', 'kv_heads',
-                        'head_dim', 'embedding_dim'), 1) | dict.fromkeys(
-    ('vocab_size', 'input_features', 'output_features', 'sink_tokens'), 0)
+_FROM_ZERO = ('vocab_size', 'input_features', 'output_features', 'sink_tokens')
 BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
     'ffn': FFNS,
@@ -33,27 +31,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 class Mamba(Component):
-  """The sizes of a Mamba mixer (Gu and Dao 2023).
+  """The sizes of a Mamba mixer (Gu and Dao 2023)."""
 
-  inner: channels. state: values in the recurrent state of a channel. conv: taps of the causal
-  convolution. rank: of the projection that makes the step size dt.
-  """
-
-  inner: int
-  state: int
-  conv: int
-  rank: int
+  inner: int  # channels
+  state: int  # values in the recurrent state of a channel
+  conv: int  # taps of the causal convolution
+  rank: int  # of the projection that makes the step size dt
 
 
 class Experts(Component):
-  """A mixture of `count` feed-forward networks, of which each token uses `active`.
-
-  renormalize: whether the weights of the active networks are a softmax over these only (gpt-oss),
-  instead of their shares of the softmax over all (Jamba).
-  """
+  """A mixture of `count` feed-forward networks, of which each token uses `active`."""
 
   count: int
   active: int
+  # Weights are a softmax over the active networks (gpt-oss), instead of shares of that over all (Jamba).
   renormalize: bool = False
 
   def __post_init__(self):
@@ -62,16 +53,12 @@ class Experts(Component):
 
 
 class Layer(Component):
-  """What is particular to one block of a repeating pattern; None keeps what the model has.
-
-  mask and position replace those of the attention, mamba the attention by a Mamba mixer, experts
-  the feed-forward network by a mixture. Positions that differ must be rotary or Nope().
-  """
+  """What is particular to one block of a repeating pattern; None keeps what the model has."""
 
   mask: Mask | None = None
-  mamba: Mamba | None = None
-  experts: Experts | None = None
-  position: Position | None = None
+  mamba: Mamba | None = None  # in place of attention
+  experts: Experts | None = None  # in place of the feed-forward network
+  position: Position | None = None  # positions that differ must be rotary or Nope()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,52 +66,37 @@ class ModelConfig:
   """A LLaMA-style decoder, as the paper trains it, and its variations.
 
   Attributes:
-    layers: the number N of blocks.
-    d_model: the width D of the residual stream.
-    heads: the number H of query heads.
-    ffn_hidden: the number of hidden units of a feed-forward network.
+    layers, d_model, heads, ffn_hidden: blocks, the width D of the residual stream, query heads,
+      hidden units of a feed-forward network.
     vocab_size: the size V of the vocabulary; 0 for a model of continuous inputs, whose sizes are
       input_features and output_features.
-    kv_heads: the number of key/value heads; by default as many as query heads.
-    head_dim: the dimension of a head; by default d_model / heads.
-    pattern: the blocks of one period, which repeats; `layers` is a multiple of its length.
-    attention: the attention of all blocks, except for what `pattern` replaces.
-    ffn: 'relu', 'gelu', 'gelu_tanh' or 'swish' (two matrices), 'reglu', 'geglu', 'tanh_geglu',
-      'swiglu' or 'clamped_swiglu' (three; the last is gpt-oss's), or 'none'. Those with 'tanh'
-      approximate GELU by tanh, as Gemma 2 does.
+    kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
+    pattern: the blocks of one period, which repeats; it may replace parts of `attention`.
+    ffn: one of FFNS; those that end with 'glu' have three matrices, others two. Those with 'tanh'
+      approximate GELU by tanh, as Gemma 2 does, and 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
       (Gemma 2, arXiv:2408.00118); 'after', h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1);
       or 'protected', no norm but the final one, h + beta f(h), see `branch_scale`.
-    parallel_residual: whether attention and feed-forward network both read the block's input, and
-      both outputs are added to it (GPT-NeoX); for pre-norm blocks only.
-    biases: the linear layers that have a bias, out of 'qkv', 'out', 'ffn', 'mamba' (its projections
-      in and out) and 'unembed'.
+    parallel_residual: attention and feed-forward network both read the block's input (GPT-NeoX).
+    biases: the linear layers that have a bias, out of BIASED ('mamba': its projections in and out).
     embedding_dim: the width of token embeddings that are projected to d_model, and back (OPT-350m).
     tied: whether the unembedding shares the matrix of the token embedding.
     logit_cap: c of a soft cap c tanh(logits / c) of the logits (Gemma 2: 30); 0 for none.
-    linear: 'plain', or 'sigma_reparam', see `models.sigma_reparam`.
-    combine_heads: 'concat', or 'add', where the heads' outputs are summed and share one Dh x D
-      projection (Table 12 left).
-    sink_tokens: the number of learned vectors before the embeddings of every sequence, which have
-      no position embedding: one is the paper's sink token (Table 4), several are the registers of
-      arXiv:2309.16588. They take part in attention and count as positions of a rotary or ALiBi
-      encoding, of a prefix and of a window, but nothing is predicted from them.
+    linear: 'plain', or 'sigma_reparam', see its module.
+    combine_heads: 'concat', or 'add': outputs are summed and share a projection (Table 12 left).
+    sink_tokens: the number of learned vectors before the embeddings of every sequence: one is the
+      paper's sink token (Table 4), several are the registers of arXiv:2309.16588. They have no
+      position embedding, but count as positions of a rotary or ALiBi encoding, a prefix and a window.
     init: 'torch_default', N(0, 1) for embeddings and U(+-1/sqrt(fan_in)) for linear layers, which
-      the multi-device runs of the official implementation (sail-sg/Attention-Sink) very probably
-      used; or 'tinyllama', which its model files state: N(0, 2/(5 n)), n the width of an embedding
-      or the inputs of a linear layer, and N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
-    dtype: of activations. Norms, row statistics and logits are float32, and so are parameters,
-      except those of models that are imported in bfloat16.
-    implementation: the implementation of attention, see `attend`.
-    remat: what the backward pass recomputes instead of keeping it, see `transformer.SAVED`.
+      the official runs (sail-sg/Attention-Sink) very probably used; or 'tinyllama', which its model
+      files state: N(0, 2/(5 n)), n the width of an embedding or the inputs of a linear layer, and
+      N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
+    dtype: of activations. Norms, row statistics, logits and trained parameters are float32.
+    implementation, remat: of attention, see `attend`; for the backward pass, `transformer.SAVED`.
     unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
       of the pattern, or one period with a `remat`; from `layers` on there is no loop. A loop copies
-      what it keeps for the backward pass; without one compiling takes longer. The function and the
-      parameters stay the same.
-
-  Raises:
-    ValueError: a field is out of range, or fields do not fit each other; the message names them.
+      what it keeps for the backward pass; without one compiling takes longer.
   """
 
   layers: int
@@ -160,12 +132,11 @@ class ModelConfig:
     for name in ('biases', 'pattern'):  # lists cannot be hashed, and a frozen dataclass is
       object.__setattr__(self, name, tuple(getattr(self, name)))
     check_types(self, 'model')
-    for name, allowed in CHOICES.items():
-      if getattr(self, name) not in allowed:
-        raise ValueError(f'model.{name} = {getattr(self, name)!r}; choices: '
-                         f'{", ".join(allowed)}.')
-    for name, least in _LEAST.items():
-      if (value := getattr(self, name)) is not None and value < least:
+    for name, value in vars(self).items():
+      if value not in (allowed := CHOICES.get(name, (value,))):
+        raise ValueError(f'model.{name} = {value!r}; choices: {", ".join(allowed)}.')
+      least = 0 if name in _FROM_ZERO else 1
+      if isinstance(value, int) and not isinstance(value, bool) and value < least:
         raise ValueError(f'model.{name} must be at least {least}, not {value}.')
     for wrong, message in self._conflicts():
       if wrong:
@@ -218,32 +189,25 @@ class ModelConfig:
   def branch_scale(self) -> float:
     """beta of the Outlier Protected block h + beta f(h) of He et al. (arXiv:2405.19279).
 
-    beta = 1/sqrt(2 * layers), so that the outputs of all 2 * layers sub-layers together have the
-    size of one. The authors' code (bobby-he/simplified_transformers, op.yaml) has beta of the order
-    1/sqrt(depth), 0.2 for 12 blocks, and QK-norm as here. It also has a LayerNorm before the first
+    With it the outputs of all sub-layers together have the size of one. The authors' code
+    (bobby-he/simplified_transformers, op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the first
     attention, since its embeddings start at 0.02; here they start at 1.
     """
     return 1 / math.sqrt(2 * self.layers)
 
   def attention_of(self, layer: Layer) -> AttentionSpec:
     """Returns the attention of a block of the pattern, with its mask and position encoding."""
-    changed = {name: value for name, value in (('mask', layer.mask), ('position', layer.position))
-               if value is not None}
-    return dataclasses.replace(self.attention, **changed) if changed else self.attention
+    return dataclasses.replace(self.attention, mask=layer.mask or self.attention.mask,
+                               position=layer.position or self.attention.position)
 
   @property
   def periods_per_iteration(self) -> int:
     """The number of periods of the pattern in one iteration over blocks, see `unroll`."""
-    if self.remat != 'none':
-      return 1
-    return max(1, min(self.unroll, self.layers) // len(self.pattern))
+    return max(1, min(self.unroll if self.remat == 'none' else 1, self.layers) // len(self.pattern))
 
   @property
   def attention_layers(self) -> tuple[int, ...]:
-    """The indices, from 0, of the blocks with attention; the others have a Mamba mixer.
-
-    The leading axis of records of attention counts these blocks.
-    """
+    """Indices, from 0, of the blocks with attention, which records of it count; others have Mamba."""
     return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
 
   @property

@@ -1,15 +1,13 @@
 """A key/value cache of bounded size: which tokens it keeps, and how new tokens attend to them.
 
-With positions counted in the text, keys are kept rotated. With positions counted in the cache, as
-StreamingLLM has it (Xiao et al. 2023), those of kept keys change as tokens are dropped, so keys are
-kept without rotation, and rotated whenever they are used.
+With positions counted in the text, keys are kept rotated. Counted in the cache, as StreamingLLM has
+it (Xiao et al. 2023), positions change as tokens are dropped, so keys are rotated on use.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -18,17 +16,12 @@ import numpy as np
 
 from sink_jax.attention import reference
 from sink_jax.attention.spec import (
-  AttentionSpec,
-  Params,
-  apply_position_and_features,
-  scaled_queries,
-)
-from sink_jax.component import Component, check_types
+  AttentionSpec, Params, apply_position_and_features, scaled_queries)
+from sink_jax.component import check_types
 from sink_jax.models.config import Layer, ModelConfig
 
 # Position of an entry without a token. It is later than any query, so every mask hides it.
 EMPTY = 2**30
-POSITIONS = ('cache', 'text')
 
 
 class KVCache(NamedTuple):
@@ -50,18 +43,13 @@ LayerCache = KVCache | MambaCache
 
 
 class DecodePositions(NamedTuple):
-  """Where L new tokens are written in a cache of C entries, and at which positions all are used.
+  """Where L new tokens are written in a cache of C entries, and at which positions all are used."""
 
-  entries_L: the entries that the new tokens overwrite. queries_L: positions of the new tokens.
-  kept_L: the positions by which their keys are rotated before they are kept; None where keys are
-  rotated when they are used. keys_LxE: for each new token, the positions at which it uses the C
-  entries as they were and, behind them, the L new tokens; None where the new tokens begin the text
-  and attend to each other only.
-  """
-
-  entries_L: jax.Array
-  queries_L: jax.Array
-  kept_L: jax.Array | None
+  entries_L: jax.Array  # entries that the new tokens overwrite
+  queries_L: jax.Array  # positions of the new tokens
+  kept_L: jax.Array | None  # rotate their keys before they are kept; None where that is done on use
+  # For each new token the positions at which it uses the C entries as they were and, behind them, the
+  # L new tokens; None where these begin the text and attend to each other only.
   keys_LxE: jax.Array | None
 
 
@@ -76,20 +64,15 @@ class DecodeState(NamedTuple):
 class CachePolicy:
   """A cache that keeps the first `sinks` and the last `size - sinks` tokens of a text.
 
-  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. Of a text of at most `size` tokens all
-  are kept. The `size` tokens that a query attends to include its own. Learned sink tokens count.
+  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. The `size` tokens that a query attends to
+  include its own. Learned sink tokens count.
 
   Attributes:
     size: the number of tokens that the cache holds.
     sinks: the number of first tokens that are never dropped.
     positions: 'cache' counts the tokens in the cache, as StreamingLLM does, so that no position
       exceeds size - 1. 'text' counts the tokens of the text, and is faster, since keys are rotated
-      once. The two differ once a token has been dropped. Angles of rotary encodings are float32:
-      with 'text' they are off by up to 0.008 radians after 131,072 tokens, and 0.06 after a
-      million.
-
-  Raises:
-    ValueError: `size`, `sinks` or `positions` is out of range.
+      once; rotary angles are then off by up to 0.06 radians after a million tokens.
   """
 
   size: int
@@ -100,24 +83,20 @@ class CachePolicy:
     check_types(self, 'CachePolicy')
     if self.size < 1 or not 0 <= self.sinks < self.size:
       raise ValueError(f'{self}: needs size >= 1 and 0 <= sinks < size.')
-    if self.positions not in POSITIONS:
+    if self.positions not in ('cache', 'text'):
       raise ValueError(f"{self}: positions must be 'cache' or 'text'.")
 
   @property
   def recent(self) -> int:
-    """The number of most recent tokens that the cache keeps, size - sinks."""
     return self.size - self.sinks
 
   def first_positions(self, count: int) -> DecodePositions:
-    """Returns the positions of the first `count` tokens of a text, at most `size`."""
+    """The positions of the first `count` tokens of a text, at most `size`."""
     tokens_L = jnp.arange(count)
     return DecodePositions(tokens_L, tokens_L, tokens_L if self.positions == 'text' else None, None)
 
   def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
-    """Returns the positions of `count` tokens, at most `recent`, that follow `tokens_read` others.
-
-    Each of them sees what it would see if they were read one after another.
-    """
+    """The positions of `count` tokens, at most `recent`, after others, as if read one by one."""
     new_L, entries_C = tokens_read + jnp.arange(count), jnp.arange(self.size)
     # The token in each entry: entries fill up in order. Then those after the sinks are a ring, in
     # which the newest token overwrites the oldest, so that nothing is ever moved.
@@ -140,19 +119,11 @@ class CachePolicy:
     return DecodePositions(entries_L, new_L - dropped_L, None, jnp.where(seen_LxE, keys_LxE, EMPTY))
 
 
-def kept_keys(spec: AttentionSpec, k_BxLxHkvxDh: jax.Array, positions: DecodePositions) -> jax.Array:
-  """The normalised keys of new tokens as a cache keeps them."""
-  if positions.kept_L is None:
-    return k_BxLxHkvxDh
-  return spec.position.rotate(k_BxLxHkvxDh, positions.kept_L)
-
-
 def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, new: KVCache,
                   params: Params, positions: DecodePositions) -> jax.Array:
   """Output (B, L, H, Dh) of attention, before the spec's head, for the next L tokens of a text.
 
-  Queries come normalised and not rotated; `new` has the keys and values of their own tokens.
-  L x (C + L) scores are held, and as many keys where those of the cache are rotated on use.
+  Queries come normalised and not rotated; `new` has the keys and values of their tokens.
   """
   # The transposes are folded into the products.
   k_BxExHkvxDh, v_BxExHkvxDh = (jnp.swapaxes(jnp.concatenate(parts, 2), 1, 2)
@@ -172,10 +143,10 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, ne
 
 
 def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCache:
-  """The cache of some blocks after L tokens: their keys and values, or the new state of a mixer.
+  """The cache of some blocks after L tokens.
 
-  The entries of all blocks are written at once, in place: a loop over blocks that took caches in
-  and out whole would copy all that they hold at every token.
+  The entries of all blocks are written at once, in place: a loop over blocks that took whole caches
+  in and out would copy all that they hold at every token.
   """
   if isinstance(cache, MambaCache):
     return new
@@ -183,7 +154,6 @@ def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCa
 
 
 def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeState:
-  """The state of a model that has read nothing yet of `batch` texts."""
   dims, dtype = config.dims, jnp.dtype(config.dtype)
   # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
@@ -201,37 +171,27 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
 def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
   """Bytes that the decoding state of `batch` texts takes."""
   shapes = jax.eval_shape(functools.partial(empty_state, config, policy, batch))
-  return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once: int = 1) -> None:
-  """Checks that a text of `length` tokens can be read with the policy, the first `at_once` together.
-
-  Raises:
-    ValueError: a prefix that is not read at once, a learned sink token that would be dropped, what
-      depends on the length of the text where positions are those of the cache, or more tokens than
-      the position encoding allows; with the remedy.
-  """
+  """Raises a ValueError, with the remedy, unless a policy reads `length` tokens, `at_once` together."""
   sinks, size = config.sink_tokens, policy.size
   total, together = length + sinks, min(at_once + sinks, size)
   if size <= sinks or (total > size and policy.sinks < sinks):
     raise ValueError(f'{policy} drops a learned sink token: give it sinks of at least {sinks} and '
                      f'a size of at least {sinks + 1}.')
   used = total if policy.positions == 'text' else min(total, size)  # positions
-  future = config.attention.kv_bias.future  # pseudo-attention counts tokens that are to come
-  needed: dict[Component, int] = {config.attention.kv_bias: future or 0} if used < total else {}
-  for layer in config.pattern:
-    spec = config.attention_of(layer)
-    if spec.mask.prefix and not layer.mamba and together < min(spec.mask.prefix, total):
-      raise ValueError(f'{spec.mask}: the tokens of a prefix see each other, so all of them must '
-                       f'be read at once; here these are {together}. Give a longer prompt or '
-                       'cache.')
-    if spec.temperature.counts_keys and not layer.mamba and used < total:
-      needed[spec.temperature] = max(needed.get(spec.temperature, 0),
-                                     min(spec.mask.window or total, total))
-  for component, least in needed.items():
-    if size < least:
+  spec = config.attention
+  masks = [config.attention_of(layer).mask for layer in config.pattern if not layer.mamba]
+  for mask in masks:
+    if mask.prefix and together < min(mask.prefix, total):
+      raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be read '
+                       f'at once; here these are {together}. Give a longer prompt or cache.')
+  keys = max(min(mask.window or total, total) for mask in masks)
+  for component, least in ((spec.kv_bias, spec.kv_bias.future or 0),  # it counts tokens to come
+                           (spec.temperature, keys if spec.temperature.counts_keys else 0)):
+    if size < least and used < total:
       raise ValueError(f'{component} follows the length of the text, which positions of the cache '
-                       "do not tell: give the cache positions='text', or a size of at least "
-                       f'{least}.')
-  config.attention.position.check_length(used - sinks)
+                       f"do not tell: give the cache positions='text', or a size of at least {least}.")
+  spec.position.check_length(used - sinks)

@@ -24,8 +24,8 @@ from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 _CHUNK = 32  # tokens that the device makes between two transfers to the host
-# Tokens of a text that are read at once: the weights are read once for all of them, and as many
-# rotated copies of the keys are held in each layer where positions are those of the cache.
+# Tokens of a text that are read at once; where positions are those of the cache, each layer holds as
+# many rotated copies of the keys.
 _TOGETHER = 16
 _SCORED = 128  # tokens that are scored between two transfers to the host, about
 # Caches of texts of different lengths are a multiple of so many tokens, to share a program.
@@ -52,18 +52,14 @@ class TextModel:
     """Continues texts (S, T) by `length` tokens (S, length), or by fewer if all texts end earlier.
 
     If the run has a first token, texts of which none begins with it get it in front;
-    `dataclasses.replace(run, first_token=None)` reads them as they are.
+    `dataclasses.replace(run, first_token=None)` reads them as they are. Errors are those of
+    `models.generate.stream_texts`, and options too: policy, temperature, top_k, top_p, seed and
+    eos_token_id.
 
     Args:
       mask: (S, T), 1 for the tokens of a text and 0 for padding on its left or its right, as
         transformers' attention_mask. Padding does not change what follows a text, nor what a seed
         draws.
-      options: those of `sink_jax.models.generate.stream`: policy, temperature, top_k, top_p, seed
-        and eos_token_id.
-
-    Raises:
-      ValueError: as `stream` raises it, or the mask has another shape, a gap, or no token of a
-        text.
     """
     tokens = _checked_tokens(self, tokens)
     texts = _begun(self, tokens if mask is None else _unpadded(tokens, np.asarray(mask)))
@@ -75,44 +71,32 @@ class TextModel:
                      ) -> list[str]:
     """Continues texts by `length` tokens or up to their end, and returns what follows each.
 
-    Args:
-      bos: how a text begins, see `sink_jax.tokenize`.
-      options: as in `generate`; `eos_token_id` is that of the tokenizer by default, and with None
-        no token ends a text.
-
-    Raises:
-      ValueError: as `stream` raises it, or there is no text, or an empty one without a BOS.
+    Options are those of `generate`; `eos_token_id` is the tokenizer's by default, None for no end.
+    bos: how a text begins, see `sink_jax.tokenize`.
     """
     if isinstance(texts, str):
       raise ValueError('texts must be several, such as [text].')
     tokenizer: Any = self.tokenizer  # pyright: ignore[reportAttributeAccessIssue]  Run has one
-    options = {'eos_token_id': tokenizer.eos_ids or None} | options
+    settings: dict[str, Any] = {'eos_token_id': tokenizer.eos_ids or None} | options
     ids = [tokenizer.with_prefix(tokenizer.encode(text), bos) for text in texts]
     if not ids or not all(map(len, ids)):
       raise ValueError('there is no text, or one is empty and no BOS stands before it: write '
                        "something, or take bos='force'.")
-    ends = () if options['eos_token_id'] is None else np.atleast_1d(options['eos_token_id'])
-    pieces = stream_texts(self, ids if bos == 'none' else _begun(self, ids), length, **options)
-    rows = [np.concatenate(row) for row in zip(*pieces, strict=True)]
+    pieces = stream_texts(self, ids if bos == 'none' else _begun(self, ids), length, **settings)
+    rows, ends = map(np.concatenate, zip(*pieces)), _ends(settings['eos_token_id'])
     return [tokenizer.decode(row[~np.isin(row, ends)].tolist()) for row in rows]
 
 
 class Sampling(NamedTuple):
-  """How the next token is chosen; calls with equal values share a compiled program.
+  """How the next token is chosen; calls with equal values share a compiled program."""
 
-  Attributes:
-    temperature: 0 takes the most likely token, 1 samples from the model's distribution.
-    top_k: the number of most likely tokens that are sampled from; None for all.
-    top_p: the least total probability of the most likely tokens that are sampled from, at this
-      temperature and among those of top_k (nucleus sampling, arXiv:1904.09751); None for all.
-  """
-
-  temperature: float = 0.0
-  top_k: int | None = None
+  temperature: float = 0.0  # 0 takes the most likely token, 1 samples from the model's distribution
+  top_k: int | None = None  # the number of most likely tokens that are sampled from; None for all
+  # The least total probability of the most likely tokens that are sampled from, at this temperature
+  # and among those of top_k (nucleus sampling, arXiv:1904.09751); None for all.
   top_p: float | None = None
 
   def check(self, vocab_size: int) -> None:
-    """Raises a ValueError that names an option out of range."""
     if not 0 <= self.temperature < math.inf:
       raise ValueError(f'temperature = {self.temperature} must be a number from 0 on.')
     if self.top_k is not None and not 1 <= self.top_k <= vocab_size:
@@ -121,10 +105,7 @@ class Sampling(NamedTuple):
       raise ValueError(f'top_p = {self.top_p} must be above 0, and at most 1.')
 
   def sample(self, logits_SxV: jax.Array, key: jax.Array, number_S: jax.Array) -> jax.Array:
-    """The next token (S,) of each text, of which it is the n-th new one.
-
-    The random numbers of a token depend on the row of its text and on its number only.
-    """
+    """The next token (S,) of each text, whose random numbers depend on its row and number only."""
     if self.temperature < _COLDEST:
       return jnp.argmax(logits_SxV, -1)
     logits_SxV = logits_SxV / self.temperature
@@ -145,16 +126,9 @@ def stream(run: TextModel, tokens: Tokens, length: int, *, eos_token_id: EosToke
            **options) -> Iterator[Integer[np.ndarray, 'S n']]:
   """Continues texts (S, T) of token ids by `length` tokens, in pieces (S, <= chunk).
 
-  The first token of a run is treated as in `Run.generate`.
-
-  Args:
-    eos_token_id: an id that ends a text, or several. The rest of the text's row is filled with the
-      (first) id, and the iterator ends once all texts have ended.
-    options: those of `stream_texts`.
-
-  Raises:
-    ValueError: as `stream_texts`, tokens are not ids (S, T) of the vocabulary, or some texts begin
-      with the first token of the run and some do not.
+  The first token of a run is treated as in `Run.generate`; options and errors are those of
+  `stream_texts`. The row of a text that has ended is filled with the (first) `eos_token_id`, and the
+  iterator ends once all texts have ended.
   """
   texts = _begun(run, _checked_tokens(run, tokens))
   pieces = stream_texts(run, texts, length, eos_token_id=eos_token_id, **options)
@@ -169,25 +143,21 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
   """Continues S texts of different lengths by `length` tokens, in pieces.
 
   What all texts have is read at once, and the rest of the longer ones token after token, next to
-  the tokens that the shorter ones already generate. So there is no padding before a text, and
-  every token has the position that it has without the other texts. The texts are read as they are:
-  unlike `stream`, this puts no first token of the run before them.
+  the tokens that the shorter ones already generate: nothing is padded. Unlike `stream`, this puts no
+  first token of the run before the texts.
 
   Args:
     texts: token ids, one or more of each.
     policy: what the cache keeps; everything by default.
-    temperature, top_k, top_p: see `Sampling`; the most likely token by default.
-    seed: the seed of the random numbers; the same seed gives the same tokens.
+    temperature, top_k, top_p, seed: see `Sampling`; the most likely token by default.
     eos_token_id: an id that ends a text, or several; nothing follows it.
     chunk: the largest number of tokens of a text in a piece.
 
   Returns:
-    An iterator of S arrays with the new tokens of each text, of which a shorter text gets its first
-    ones earlier.
+    An iterator of S arrays with the new tokens, of which a shorter text gets its first ones earlier.
 
   Raises:
-    ValueError: no text, an empty one, ids out of the vocabulary, an option out of range, or more
-      tokens than the model has learned positions for.
+    ValueError: there is no text, an empty one, an id or option out of range, or no position for all.
   """
   counts_S, config = np.asarray([len(text) for text in texts], np.int32), run.config
   if not counts_S.size or not counts_S.all():
@@ -196,12 +166,9 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
   if length < 1 or chunk < 1 or not 0 <= seed < 2**32:
     raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, and seed = {seed} '
                      f'between 0 and {2**32 - 1}.')
-  sampling = Sampling(temperature, top_k, top_p)
+  sampling, ends = Sampling(temperature, top_k, top_p), _ends(eos_token_id)
   sampling.check(config.vocab_size)
-  ends = np.asarray([] if eos_token_id is None else np.atleast_1d(eos_token_id), np.int64)
-  if not ((0 <= ends) & (ends < config.vocab_size)).all():
-    raise ValueError(f'eos_token_id = {eos_token_id} must be ids of the vocabulary, 0 to '
-                     f'{config.vocab_size - 1}.')
+  check_ids(ends, config.vocab_size, 'eos_token_id')
   at_once, total = int(counts_S.min()), int(counts_S.max()) + length
   size = total + config.sink_tokens
   if at_once + length < total:
@@ -214,77 +181,73 @@ def stream_texts(run: TextModel, texts: Sequence[Sequence[int] | np.ndarray], le
   given_SxT = np.zeros((len(texts), total + chunk), np.int32)
   for row, text in zip(given_SxT, texts, strict=True):
     row[:len(text)] = text
-  return _pieces(run, given_SxT, counts_S, length, at_once, policy, sampling, seed, ends, chunk)
+
+  def pieces(chunk: int) -> Iterator[list[np.ndarray]]:
+    # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
+    start, mesh = min(at_once, policy.size - config.sink_tokens), mesh_of(run.params)
+    read = functools.partial(_read, config, mesh, policy)
+    carry = _begin(config, mesh, policy, run.params, given_SxT[:, :start])
+    key, together = jax.random.key(seed), min(_TOGETHER, policy.recent)
+    while start + together <= counts_S.min():  # one program, whatever the lengths
+      carry, _ = read(None, together, run.params, carry, key, start,
+                      given_SxT[:, start:start + together], counts_S)
+      start += together
+    left_S, chunk = np.full(len(counts_S), length), min(chunk, total - start)
+    while left_S.any():
+      carry, tokens_SxT = read(sampling, 1, run.params, carry, key, start,
+                               given_SxT[:, start:start + chunk], counts_S)
+      rows = []
+      for s, tokens_T in enumerate(np.asarray(tokens_SxT)):
+        # The first tokens of a piece may still be those of the text itself.
+        new = tokens_T[max(0, counts_S[s] - start):][:left_S[s]]
+        at = np.flatnonzero(np.isin(new, ends))
+        rows.append(new[:at[0] + 1] if at.size else new)
+        left_S[s] = 0 if at.size else left_S[s] - len(new)
+      start += chunk
+      if any(map(len, rows)):
+        yield rows
+
+  return pieces(chunk)
 
 
 def text_losses(run: TextModel, tokens: Tokens, policy: CachePolicy,
                 ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
 
-  There are T - 1 losses in all, in nats. The texts are scored as they are: unlike `stream`, this
-  puts no first token of the run before them, so the losses of a run that was trained with one
-  are those of its training only where the texts begin with it. As many tokens as the cache has
-  recent ones are read together, 16 at most, and each sees what it would see in generation: the
-  losses are those of reading one token at a time, to rounding. Memory does not grow with the text.
-
-  Raises:
-    ValueError: as `stream`.
+  There are T - 1 losses in all, in nats. Unlike `stream`, this puts no first token of the run before
+  the texts. As many tokens as the cache has recent ones are read together, 16 at most, with the
+  losses of reading one at a time, to rounding. Memory does not grow with the text.
   """
   tokens = _checked_tokens(run, tokens)
   if tokens.shape[1] < 2:
     raise ValueError('a text needs at least two tokens to be scored.')
   check_policy(run.config, policy, tokens.shape[1])
-  return _losses(run, tokens, policy)
+
+  def pieces() -> Iterator[np.ndarray]:
+    config, mesh, count = run.config, mesh_of(run.params), tokens.shape[1] - 1
+    carry = _begin(config, mesh, policy, run.params, tokens[:, :1])
+    # With more than the recent tokens at once a token would miss some that the cache still has.
+    together = min(_TOGETHER, policy.recent, count)
+    piece = together * max(1, min(_SCORED, count) // together)
+    # All pieces are scored by the same program; the losses of the last piece's padding are cut off.
+    rest = np.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
+    counts_S, key = np.full(len(tokens), 1 + rest.shape[1], np.int32), jax.random.key(0)
+    for start in range(0, count, piece):
+      carry, losses = _read(config, mesh, policy, None, together, run.params, carry, key, 1 + start,
+                            rest[:, start:start + piece], counts_S)
+      yield np.asarray(losses)[:, :count - start]
+
+  return pieces()
+
+
+def _ends(eos_token_id: EosTokenId) -> np.ndarray:
+  return np.asarray([] if eos_token_id is None else np.atleast_1d(eos_token_id), np.int64)
 
 
 def _filled(rows: Sequence[np.ndarray], eos_token_id: EosTokenId) -> np.ndarray:
   """Rows of equal length, of which a shorter one goes on with the (first) end-of-text token."""
-  width, fill = max(map(len, rows)), 0 if eos_token_id is None else np.atleast_1d(eos_token_id)[0]
+  width, fill = max(map(len, rows)), [*_ends(eos_token_id), 0][0]
   return np.stack([np.pad(row, (0, width - len(row)), constant_values=fill) for row in rows])
-
-
-def _pieces(run: TextModel, given_SxT: np.ndarray, counts_S: np.ndarray, length: int, at_once: int,
-            policy: CachePolicy, sampling: Sampling, seed: int, ends: np.ndarray,
-            chunk: int) -> Iterator[list[np.ndarray]]:
-  config, mesh, total = run.config, mesh_of(run.params), int(counts_S.max()) + length
-  # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
-  start = min(at_once, policy.size - config.sink_tokens)
-  read = functools.partial(_read, config, mesh, policy)
-  carry = _begin(config, mesh, policy, run.params, given_SxT[:, :start])
-  key, together = jax.random.key(seed), min(_TOGETHER, policy.recent)
-  while start + together <= counts_S.min():  # one program, whatever the lengths
-    carry, _ = read(None, together, run.params, carry, key, start,
-                    given_SxT[:, start:start + together], counts_S)
-    start += together
-  left_S, chunk = np.full(len(counts_S), length), min(chunk, total - start)
-  while left_S.any():
-    carry, tokens_SxT = read(sampling, 1, run.params, carry, key, start,
-                             given_SxT[:, start:start + chunk], counts_S)
-    rows = []
-    for s, tokens_T in enumerate(np.asarray(tokens_SxT)):
-      # The first tokens of a piece may still be those of the text itself.
-      new = tokens_T[max(0, counts_S[s] - start):][:left_S[s]]
-      found = np.flatnonzero(np.isin(new, ends))
-      rows.append(new[:found[0] + 1] if found.size else new)
-      left_S[s] = 0 if found.size else left_S[s] - len(new)
-    start += chunk
-    if any(map(len, rows)):
-      yield rows
-
-
-def _losses(run: TextModel, tokens: np.ndarray, policy: CachePolicy) -> Iterator[np.ndarray]:
-  config, mesh, count = run.config, mesh_of(run.params), tokens.shape[1] - 1
-  carry = _begin(config, mesh, policy, run.params, tokens[:, :1])
-  # With more than the recent tokens at once a token would miss some that the cache still has.
-  together = min(_TOGETHER, policy.recent, count)
-  piece = together * max(1, min(_SCORED, count) // together)
-  # All pieces are scored by the same program; the losses of the last piece's padding are cut off.
-  rest = np.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
-  counts_S, key = np.full(len(tokens), 1 + rest.shape[1], np.int32), jax.random.key(0)
-  for start in range(0, count, piece):
-    carry, losses = _read(config, mesh, policy, None, together, run.params, carry, key, 1 + start,
-                          rest[:, start:start + piece], counts_S)
-    yield np.asarray(losses)[:, :count - start]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -298,18 +261,15 @@ def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: 
                  positions=policy.first_positions(length + config.sink_tokens))
 
 
-# The carry is donated: its caches are the largest arrays of generation, and the program writes
-# the new ones into their memory instead of holding both. The caller must not use it again.
+# The carry is donated, since its caches are large: the caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(6,))
 def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling: Sampling | None,
           together: int, params: ParamTree, carry: _Carry, key: jax.Array, start: int | jax.Array,
           given_SxT: jax.Array, counts_S: jax.Array) -> tuple[_Carry, jax.Array]:
-  """Reads T tokens of each text from position `start` on, some at a time.
+  """Reads T tokens of each text from `start` on; the carry, and their losses (S, T).
 
-  With `sampling`, one at a time, a text has counts_S tokens, after which the model chooses.
-
-  Returns:
-    The carry, and the tokens (S, T), or, without sampling, their losses.
+  With `sampling`, one at a time, the model chooses those after the first counts_S of a text, and the
+  tokens (S, T) come instead of losses.
   """
   def step(carry, at):
     position, tokens_SxL = at
@@ -335,19 +295,16 @@ def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling:
 
 
 def _begun(run: TextModel, texts: Sequence | np.ndarray) -> list[np.ndarray]:
-  """The texts with the first token of the run before them, where it has one and none has it."""
   begins = [text[0] == run.first_token for text in texts]
   if run.first_token is None or all(begins):
     return [np.asarray(text) for text in texts]
   if any(begins):
     raise ValueError(f'some texts begin with the first token {run.first_token} of {run.name} and '
-                     'some do not: leave it out of all, or put it before all, as '
-                     'sj.tokenize(run, texts, length=...) does.')
+                     'some do not: leave it out of all, or put it before all, as sj.tokenize does.')
   return [np.concatenate([[run.first_token], text]) for text in texts]
 
 
 def _checked_tokens(run: TextModel, tokens: Tokens) -> np.ndarray:
-  """The texts as an array of int32, or an error that names what they should be."""
   tokens, config = np.asarray(tokens), run.config
   if not config.vocab_size:
     raise ValueError('a model of continuous inputs has no tokens to generate or to score.')
@@ -359,13 +316,11 @@ def _checked_tokens(run: TextModel, tokens: Tokens) -> np.ndarray:
 
 
 def _unpadded(tokens_SxT: np.ndarray, mask_SxT: np.ndarray) -> list[np.ndarray]:
-  """The tokens of each text without padding."""
   if mask_SxT.shape != tokens_SxT.shape or not np.isin(mask_SxT, (0, 1)).all():
     raise ValueError('mask must hold 1 for a token and 0 for padding, in the shape of the tokens, '
                      f'{tokens_SxT.shape}; it is {mask_SxT.dtype} of shape {mask_SxT.shape}.')
-  texts = [tokens_T[kept_T] for tokens_T, kept_T in zip(tokens_SxT, mask_SxT.astype(bool))]
-  for row, (text, mask_T) in enumerate(zip(texts, mask_SxT)):
-    if not len(text) or np.ptp(np.flatnonzero(mask_T)) >= len(text):
-      raise ValueError(f'row {row} of mask has {"a gap" if len(text) else "no token"}: padding '
+  for row, mask_T in enumerate(mask_SxT):
+    if np.count_nonzero(np.diff(mask_T, prepend=0, append=0)) != 2:
+      raise ValueError(f'row {row} of mask must have one run of tokens without a gap: padding '
                        'stands on the left or on the right of a text.')
-  return texts
+  return [tokens_T[mask_T.astype(bool)] for tokens_T, mask_T in zip(tokens_SxT, mask_SxT)]

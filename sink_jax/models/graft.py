@@ -1,35 +1,33 @@
 """A model with another attention, norm or sink token, and the parameters that it was trained with.
 
 Gates that start at zero barely move, and random ones raise the loss at once
-(qiuzh20/gated_attention, issue 10): both starts are here, and what a graft does to the loss is
-measured before anything is trained. A removal is a graft too: one without new parameters.
+(qiuzh20/gated_attention, issue 10): both starts are here, and the loss is measured before training.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.arguments import check_known
-from sink_jax.attention.extra_key_value import KBias, KVBias, NoBias, VBias
+from sink_jax.attention.extra_key_value import NoBias, VBias
 from sink_jax.attention.head import HeadGate, PlainOutput
 from sink_jax.attention.per_token import PlainValue, ValueResidual, ValueScale
 from sink_jax.attention.reference import scores
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component
 from sink_jax.kernels.shard import mesh_of
-from sink_jax.models.arrays import AnyArray, ParamTree, check_ids
+from sink_jax.models.arrays import AnyArray, check_ids
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.graft_report import GraftReport
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import GraftReport, RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import init_params
@@ -62,23 +60,18 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   For a sink logit of softmax the only such value is minus infinity, which no gradient leaves. The
   logit of a head therefore starts at the mean of log sum_j exp(s_ij) over the rows i of the batch,
   plus `offset`: with -8, a share of about e^-8 = 0.03 % of such a row goes to it. Where no such
-  values exist (K biases, off by one, norms of queries, keys and heads, temperatures, another
-  similarity, a sink token, a norm), and always with start='random', new parameters start as in a
-  fresh model.
+  values exist (K biases, off by one, norms, temperatures, another similarity, a sink token), and
+  always with start='random', new parameters start as in a fresh model.
 
   The changes and the loss on the batch before and after are printed, and stored in `Run.graft`.
 
   Args:
-    run: the source.
     attention: an AttentionSpec, or only the components that change, {'head': 'HeadGate()'}.
-    norm: as in `ModelConfig`; None keeps the source's.
-    sink_tokens: as in `ModelConfig`; None keeps the source's.
+    norm, sink_tokens: as in `ModelConfig`; None keeps the source's.
     start: 'identity' or 'random', see above.
     tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs, and
       of a published model 32 texts of 64 tokens, the documentation in Python's standard library.
-    offset: where sink logits start, see above. A lower one changes the model less, and leaves the
-      logits smaller gradients.
-    seed: the seed of random initial values.
+    offset, seed: of sink logits, see above, and of random initial values.
 
   Raises:
     ValueError: nothing would change, a component does not fit the model, or there is no batch.
@@ -86,7 +79,7 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   changed: dict[str, Any] = {name: value for name, value in (
       ('norm', norm), ('sink_tokens', sink_tokens)) if value is not None}
   if not isinstance(attention, AttentionSpec):
-    components: Any = attention or {}
+    components = cast(dict[str, Any], attention or {})
     for name in [components] if isinstance(components, str) else components:
       check_known(name, COMPONENTS, 'attention has no component')
     attention = dataclasses.replace(run.config.attention, **components)
@@ -98,164 +91,121 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
 
 def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
              tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:
-  """`graft` to the model of a config, which prints nothing.
-
-  Raises:
-    ValueError: also where the configs differ in more than a graft changes.
-  """
+  """`graft` to the model of a config, which must differ in nothing else, without printing."""
   changed = _changes(run.config, config)
   check_known(start, STARTS, 'Unknown start')
   batch = _batch(run, tokens)
-  values, fresh, exact = _started(run, config, start, offset, seed, batch)
-  after = _with_values(run, config, values)
+  before, after, same = run.config.attention, config.attention, start == 'identity'
+  known, shapes = _shapes(run.config), _shapes(config)
+  new = {path: shape for path, shape in shapes.items() if known.get(path) != shape}
+  starts = {name: start_like(getattr(before, name), getattr(after, name)) for name in _STARTING}
+  exact = same and None not in starts.values() and all(
+      getattr(run.config, name) == getattr(config, name) for name in ('norm', 'sink_tokens')
+  ) and all(getattr(before, name) == getattr(after, name)
+            for name in COMPONENTS if name not in _STARTING)
+  constants = {f'{component}_{name}': value for component, values in starts.items()
+               for name, value in (values or {}).items()} if same else {}
+  values: dict[_Path, AnyArray] = {path: np.full(shape, constants[path[-1]], np.float32)
+                                   for path, shape in new.items() if path[-1] in constants}
+  logits = [path for path in new if path[-1] == 'kv_bias_logit'
+            and same and after.similarity.kind == 'exponential']
+  fresh = tuple(path for path in new if path not in values and path not in logits)
+  if fresh:
+    values |= zip(fresh, _initial(config, fresh, seed))
+  if logits:
+    # The rows are those of the new model without the logit: what else is new acts on them too.
+    plain = dataclasses.replace(config, attention=dataclasses.replace(after, kv_bias=NoBias()))
+    values |= _sink_logits(_with_values(run, plain, values), logits, batch, offset)
+  grafted = _with_values(run, config, values)
   names = lambda paths: tuple(sorted('/'.join(path) for path in paths))
-  removed = [path for path, shape in _shapes(run.config).items()
-             if _shapes(config).get(path) != shape]
-  return dataclasses.replace(after, graft=GraftReport(
-      changed, names(values), names(removed), start, exact, _loss(run, batch), _loss(after, batch),
-      names(fresh)))
+  return dataclasses.replace(grafted, graft=GraftReport(
+      changed, names(new), names(path for path in known if known[path] != shapes.get(path)), start,
+      exact, _loss(run, batch), _loss(grafted, batch), names(fresh)))
 
 
 def learned_bias(config: ModelConfig) -> str:
   """The parameters that `without_bias` removes, in words; empty where there are none."""
-  parts = [] if not config.sink_tokens else ['the learned sink token x*'] if (
-      config.sink_tokens == 1) else [f'the {config.sink_tokens} learned sink tokens x*']
-  bias = config.attention.kv_bias
-  if bias.params(config.dims):
-    parts.append(_BIASES.get(name := type(bias).__name__, name))
-  return ' and '.join(parts)
+  count, bias = config.sink_tokens, config.attention.kv_bias
+  sinks = f'the {count} learned sink tokens x*' if count > 1 else 'the learned sink token x*' if count else ''
+  name = type(bias).__name__ if bias.params(config.dims) else ''
+  return ' and '.join(filter(None, (sinks, _BIASES.get(name, name))))
 
 
 def without_bias(run: Run) -> Run:
-  """The same model with neither biases in attention nor a learned sink token (Section 7.3).
+  """The same model with neither biases in attention nor learned sink tokens (Section 7.3).
 
-  Nothing else changes: a prefix or a window keeps its length. No loss is measured.
-
-  Raises:
-    ValueError: the model has none of them.
+  No loss is measured. A model without any of them is a ValueError.
   """
   if not learned_bias(run.config):
     raise ValueError('The model has no bias in attention and no learned sink token to remove.')
-  return _with_values(run, _without_extra_key(run.config), {})
-
-
-def _without_extra_key(config: ModelConfig) -> ModelConfig:
-  return dataclasses.replace(config, sink_tokens=0, attention=dataclasses.replace(
-      config.attention, kv_bias=NoBias()))
+  return _with_values(run, dataclasses.replace(run.config, sink_tokens=0, attention=(
+      dataclasses.replace(run.config.attention, kv_bias=NoBias()))), {})
 
 
 def start_like(before: Component, after: Component) -> dict[str, float] | None:
-  """Values {name: value} of parameters with which a component computes what another did.
-
-  Every entry of the parameter starts at the value. None where there are no such values.
-  """
+  """Values {name: of all entries} with which a component computes what another did, if there are any."""
   match before, after:
     case _ if before == after:
       return {}
     case NoBias(), VBias():
       return {'value': 0.0}
-    case KBias(), KVBias() if before == KBias(shared=after.shared):
-      return {'value': 0.0}  # the k* that is there stays
     case PlainValue(), ValueScale():
       return {'scale': 1.0}
     case PlainValue(), ValueResidual(learned=True):
       return {'own': 1.0, 'first': 0.0}
-    case PlainOutput(), HeadGate():
-      # scale sigmoid(z) = 1 in all gates, where z is what the bias makes it, and 0 without one.
-      share = 1 / after.scale
-      logit = lambda p: math.log(p / (1 - p))
-      if after.opening is None:
-        return {'kernel': 0.0} if math.isclose(share, 0.5) else None
-      if share < 1:
-        return {'kernel': 0.0, 'bias': logit(share) - logit(after.opening)}
+    case PlainOutput(), HeadGate(scale=2, opening=None):
+      return {'kernel': 0.0}  # 2 sigmoid(0) = 1 in all gates
   return None
 
 
 def _changes(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
-  """Lines 'attention.head: PlainOutput() -> HeadGate()' of what a graft changes.
-
-  Raises:
-    ValueError: nothing, or more than a graft can.
-  """
+  """Lines 'attention.head: PlainOutput() -> HeadGate()' of what a graft changes."""
   for field in dataclasses.fields(ModelConfig):
     a, b = getattr(before, field.name), getattr(after, field.name)
     if a != b and field.name not in GRAFTED + _FREE:
       raise ValueError(f'A graft changes only {", ".join(GRAFTED)}: model.{field.name} is {a!r} in '
                        f'the source and cannot become {b!r}. Take the value of the source, or train '
                        'a model of this one from scratch.')
-  # A block of a pattern that has its mask does not see that of the attention.
-  blocks = [layer for layer in before.pattern if not layer.mamba]
-  same = all(before.attention_of(layer) == after.attention_of(layer) for layer in blocks)
-  changed = [f'attention.{name}: {a!r} -> {b!r}' for name in COMPONENTS if not same
-             and (a := getattr(before.attention, name)) != (b := getattr(after.attention, name))]
+  changed = [f'attention.{name}: {a!r} -> {b!r}' for name in COMPONENTS
+             if (a := getattr(before.attention, name)) != (b := getattr(after.attention, name))]
   changed += [f'model.{name}: {a!r} -> {b!r}' for name in ('norm', 'sink_tokens')
               if (a := getattr(before, name)) != (b := getattr(after, name))]
   if not changed:
-    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value '
-                     "in some block, such as attention={'head': 'HeadGate(scale=2)'}.")
+    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value, '
+                     "such as attention={'head': 'HeadGate(scale=2)'}.")
   return tuple(changed)
 
 
 def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
-  """The inputs on which a graft is measured."""
+  """The token ids on which a graft is measured."""
   if tokens is None:
     tokens = run.probe_tokens
   if tokens is None and run.make_tokens is not None:
     tokens = run.make_tokens(run)
   if tokens is None:
-    raise ValueError(f'{run.name or "The model"} has no probe inputs to measure the graft on: pass '
-                     'tokens=, ids (S, T) of text like that of its training.')
+    raise ValueError('There are no probe inputs to measure the graft on: pass tokens=, ids (S, T).')
   batch = np.asarray(tokens)
-  if run.config.vocab_size:
-    if batch.ndim != 2 or batch.shape[1] < 2:
-      raise ValueError(f'tokens must be ids of shape (S, T), T at least 2, not {batch.shape}.')
-    check_ids(batch, run.config.vocab_size)
+  if batch.ndim != 2 or batch.shape[1] < 2:
+    raise ValueError(f'tokens must be ids of shape (S, T), T at least 2, not {batch.shape}.')
+  check_ids(batch, run.config.vocab_size)
   return batch
 
 
 def _shapes(config: ModelConfig) -> dict[_Path, tuple[int, ...]]:
-  """{path: shape} of all parameters."""
-  leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
-  return {tuple(key.key for key in path): x.shape for path, x in leaves}
-
-
-def _started(run: Run, config: ModelConfig, start: str, offset: float, seed: int,
-             batch: np.ndarray) -> tuple[dict[_Path, AnyArray], list[_Path], bool]:
-  """Values of new parameters, paths of those as in a fresh model, and whether f stays the same."""
-  before, after, known = run.config.attention, config.attention, _shapes(run.config)
-  shapes = {path: shape for path, shape in _shapes(config).items() if known.get(path) != shape}
-  starts = {name: start_like(getattr(before, name), getattr(after, name)) for name in _STARTING}
-  exact = start == 'identity' and None not in starts.values() and all(
-      getattr(run.config, name) == getattr(config, name) for name in ('norm', 'sink_tokens')
-  ) and all(getattr(before, name) == getattr(after, name)
-            for name in COMPONENTS if name not in _STARTING)
-  constants = {f'{component}_{name}': value for component, values in starts.items()
-               for name, value in (values or {}).items()} if start == 'identity' else {}
-  values: dict[_Path, AnyArray] = {
-      path: np.full(shape, constants[path[-1]], np.float32)
-      for path, shape in shapes.items() if path[-1] in constants}
-  logits = [path for path in shapes if path[-1] == 'kv_bias_logit'
-            and start == 'identity' and after.similarity.kind == 'exponential']
-  if fresh := [path for path in shapes if path not in values and path not in logits]:
-    values |= zip(fresh, _initial(config, tuple(fresh), seed))
-  if logits:
-    # The rows are those of the new model without the logit: what else is new acts on them too.
-    plain = _without_extra_key(config)
-    mean = _mean_log_sums(_with_values(run, plain, {
-        path: x for path, x in values.items() if path in _shapes(plain)}), batch)
-    values |= {path: mean(path) + np.float32(offset) for path in logits}
-  return values, fresh, exact
+  leaves = cast(dict[_Path, jax.Array], flatten_dict(parameter_shapes(config)))
+  return {path: x.shape for path, x in leaves.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _initial(config: ModelConfig, paths: tuple[_Path, ...], seed: int) -> list[jax.Array]:
   """The named parameters of a fresh model; the compiler drops the computation of all others."""
-  params = init_params(config, seed)
-  return [functools.reduce(lambda tree, key: tree[key], path, params) for path in paths]
+  params = cast(dict[_Path, jax.Array], flatten_dict(init_params(config, seed)))
+  return [params[path] for path in paths]
 
 
-def _mean_log_sums(run: Run, batch: np.ndarray) -> Callable[[_Path], np.ndarray]:
-  """A function from a parameter's path to the means of log sum_j exp(s_ij) of its heads (., H)."""
+def _sink_logits(run: Run, paths: list[_Path], batch: np.ndarray, offset: float,
+                 ) -> dict[_Path, np.ndarray]:
+  """Sink logits (., H) of a model without them: the means of log sum_j exp(s_ij) plus the offset."""
   config, layers = run.config, run.record(batch, RecordOptions(queries_keys=True)).layers
   assert layers.queries_BxTxHxDh is not None and layers.keys_BxTxHkvxDh is not None
   # For each layer with attention the number of its block in the period.
@@ -264,7 +214,8 @@ def _mean_log_sums(run: Run, batch: np.ndarray) -> Callable[[_Path], np.ndarray]
                         zip(blocks, layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh)])
   # 'blocks/layer3/attention' is the fourth block of a period; a single block has no such level.
   number = lambda path: int(path[1].removeprefix('layer')) if len(config.pattern) > 1 else 0
-  return lambda path: means_NxH[[i == number(path) for i in blocks]]
+  return {path: means_NxH[[i == number(path) for i in blocks]] + np.float32(offset)
+          for path in paths}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -272,21 +223,15 @@ def _mean_log_sum(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
                   k_BxTxHkvxDh: jax.Array) -> jax.Array:
   tokens = jnp.arange(q_BxTxHxDh.shape[1])
   keep_TxT = spec.mask.keep(tokens[:, None], tokens[None, :])
-
-  def sequence(qk: tuple[jax.Array, jax.Array]) -> jax.Array:  # one at a time, for memory
-    q, k = qk
-    s = scores(spec, q[None], k[None], tokens, tokens)[0]
-    return jax.nn.logsumexp(s, -1, where=keep_TxT)
-
-  sums_BxHxT = jax.lax.map(sequence, (q_BxTxHxDh, k_BxTxHkvxDh))
+  sums_BxHxT = jax.lax.map(  # one sequence at a time, for memory
+      lambda qk: jax.nn.logsumexp(scores(spec, qk[0][None], qk[1][None], tokens, tokens)[0], -1,
+                                  where=keep_TxT), (q_BxTxHxDh, k_BxTxHkvxDh))
   # A mask may leave a query without keys, whose sum is empty.
   return jnp.mean(sums_BxHxT, (0, 2), where=jnp.any(keep_TxT, -1))
 
 
-def _loss(run: Run, batch: np.ndarray) -> float | None:
-  """Mean cross-entropy in nats of the next tokens; None of continuous inputs without targets."""
-  if not run.config.vocab_size:
-    return None
+def _loss(run: Run, batch: np.ndarray) -> float:
+  """Mean cross-entropy in nats of the next tokens."""
   losses = []
   for text in batch:  # one at a time, for the memory of its logits
     log_p = jax.nn.log_softmax(run.logits(text[None, :-1])[0])
@@ -296,16 +241,9 @@ def _loss(run: Run, batch: np.ndarray) -> float | None:
 
 def _with_values(run: Run, config: ModelConfig, values: Mapping[_Path, AnyArray]) -> Run:
   """The run with another config, with these parameters and otherwise those that it has."""
-  mesh = mesh_of(run.params)
-
-  def placed(x: AnyArray) -> AnyArray:  # on every device of the mesh of the others
-    return (jax.device_put(x, NamedSharding(mesh, PartitionSpec())) if isinstance(mesh, Mesh)
-            else jnp.asarray(x))
-
-  def fill(shapes: ParamTree, kept: ParamTree, path: _Path) -> ParamTree:
-    return {name: fill(x, kept.get(name, {}), (*path, name)) if isinstance(x, Mapping) else
-            placed(values[*path, name]) if (*path, name) in values else kept[name]
-            for name, x in shapes.items()}
-
-  params = fill(parameter_shapes(config), run.params, ())
-  return dataclasses.replace(run, config=config, params=params, graft=None)
+  mesh, kept = mesh_of(run.params), flatten_dict(run.params)
+  # On every device of the mesh of the others.
+  placed = (functools.partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec()))
+            if isinstance(mesh, Mesh) else jnp.asarray)
+  params = {path: placed(values[path]) if path in values else kept[path] for path in _shapes(config)}
+  return dataclasses.replace(run, config=config, params=unflatten_dict(params), graft=None)

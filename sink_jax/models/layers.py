@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +18,11 @@ from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.sigma_reparam import VECTOR, reparametrised, singular_vector
 
+_erf_gelu = functools.partial(jax.nn.gelu, approximate=False)
+_tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 _ACTIVATIONS = {
-    'relu': jax.nn.relu, 'reglu': jax.nn.relu,
-    'gelu': lambda x: jax.nn.gelu(x, approximate=False),
-    'geglu': lambda x: jax.nn.gelu(x, approximate=False),
-    'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
-    'tanh_geglu': lambda x: jax.nn.gelu(x, approximate=True),
-    'swish': jax.nn.silu, 'swiglu': jax.nn.silu,
-}
+    'relu': jax.nn.relu, 'reglu': jax.nn.relu, 'gelu': _erf_gelu, 'geglu': _erf_gelu,
+    'gelu_tanh': _tanh_gelu, 'tanh_geglu': _tanh_gelu, 'swish': jax.nn.silu, 'swiglu': jax.nn.silu}
 _CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit, swiglu_limit and alpha of its code
 
 
@@ -32,19 +30,15 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
   """The function (key, shape, dtype) -> array that initialises a parameter, by its `Param.init`."""
   if not isinstance(kind, str):
     return nn.initializers.constant(kind)
-  if kind == 'zeros':
-    return nn.initializers.zeros
-  if kind == 'ones':
-    return nn.initializers.ones
+  if kind in ('zeros', 'ones'):
+    return getattr(nn.initializers, kind)
   if kind == 'bias':
     return nn.initializers.normal(0.02)
   if config.init == 'tinyllama':
     if kind == 'ffn_out' and config.ffn == 'swiglu':
-      # The official model files scale by the depth only this matrix; the output of attention and
-      # the other kinds of networks get the variance below.
+      # The official model files scale only this matrix by the depth.
       return nn.initializers.normal(1 / (math.sqrt(config.ffn_hidden) * config.layers))
-    # The variance has PyTorch's weight.size(1) in it: the inputs of a linear layer, whose weight
-    # PyTorch stores transposed, but the width of an embedding.
+    # PyTorch's weight.size(1): the inputs of a linear layer, but the width of an embedding.
     axis = -1 if kind == 'embedding' else 0
     return lambda key, shape, dtype=jnp.float32: (
         math.sqrt(2 / (5 * shape[axis])) * jax.random.normal(key, shape, dtype))
@@ -55,10 +49,7 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
 
 
 def apply(module: nn.Module, params: ParamTree, *inputs, **options) -> Any:
-  """What a module returns for its parameters.
-
-  The types of Flax's `apply` allow for collections that change, which no module here has.
-  """
+  """`module.apply` without the types of collections that change, which no module here has."""
   return module.apply({'params': params}, *inputs, **options)
 
 
@@ -75,18 +66,15 @@ def activate(ffn: str, h: jax.Array, linear: jax.Array | None = None) -> jax.Arr
 class Linear(nn.Module):
   """x W, plus a bias where `config.biases` names the layer's group.
 
-  Parameters are float32 and are rounded to the dtype of x for the product. group: one of BIASED;
-  'dt' always has a bias. out_dtype: of the result, which the product is accumulated in; by
-  default that of x.
-
-  With `config.linear` 'sigma_reparam' the layers of a block multiply by gamma W / sigma(W).
+  Parameters are float32 and are rounded to the dtype of x for the product. With `config.linear`
+  'sigma_reparam' the layers of a block multiply by gamma W / sigma(W).
   """
 
   features: int
   config: ModelConfig
-  group: str = ''
+  group: str = ''  # one of BIASED; 'dt' always has a bias
   init_kind: str = 'linear'
-  out_dtype: DTypeLike | None = None
+  out_dtype: DTypeLike | None = None  # of the result and of its sums; by default that of x
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -105,7 +93,7 @@ class Linear(nn.Module):
 
 
 class Weights(nn.Module):
-  """Kernels (..., I, O), each initialised by itself, and biases (..., O), which may be all zeros."""
+  """Kernels (..., I, O), each initialised by itself, and biases (..., O)."""
 
   shape: tuple[int, ...]
   config: ModelConfig
@@ -131,10 +119,8 @@ class Norm(nn.Module):
   (dmis-lab/Outlier-Safe-Pre-Training); it would be sqrt(D) on x / |x|_2, the same function.
 
   'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic
-  of x. The scalar a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA it has
-  other values there, from 0.8 in front of attention and 0.2 elsewhere at D = 4096 down to 0.2 and
-  0.05, no b, and a learned scale sqrt(D) on embeddings, which start at 0.02; here they start as
-  `config.init` says, and nothing scales them.
+  of x. The scalar a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA the release
+  has smaller ones, by the width, no b, and a learned scale sqrt(D) on embeddings.
   """
 
   config: ModelConfig
@@ -153,9 +139,7 @@ class Norm(nn.Module):
     if kind == 'dyt':
       alpha = self.param('alpha', nn.initializers.constant(0.5), (), jnp.float32)
       return (jnp.tanh(alpha * x) * gain + bias).astype(x_BxTxD.dtype)
-    x = x - x.mean(-1, keepdims=True)
-    # LayerNorm is RMSNorm of the centred vector plus a bias. x is float32 here, so nothing is
-    # rounded before the bias is added.
+    x = x - x.mean(-1, keepdims=True)  # float32, so that nothing is rounded before the bias is added
     return (rms_norm(x, gain, self.config.norm_eps) + bias).astype(x_BxTxD.dtype)
 
 
@@ -165,15 +149,9 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
              ) -> tuple[jax.Array, jax.Array, Any]:
   """h + beta f(h), with the norms where `config.norm_location` has them.
 
-  Args:
-    number: of the sub-layer in its block, 1 or 2.
-    f: the sub-layer; it returns its output and anything else.
-    norm: is called with the name of a norm and what it normalises.
-    read_BxTxD: what f reads in the place of h.
-
-  Returns:
-    The stream after the sub-layer, the same before the norm of a post-norm block, and what else f
-    returned.
+  f is the sub-layer `number` of its block, 1 or 2, reads h or read_BxTxD, and returns its output and
+  anything else; norm takes a name and what it normalises. Returns the stream after the sub-layer,
+  the same before the norm of a post-norm block, and what else f returned.
   """
   location = config.norm_location
   x = h_BxTxD if read_BxTxD is None else read_BxTxD
@@ -189,8 +167,8 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
 class FeedForward(nn.Module):
   """act(x W1) W2, or (act(x W1) * x W2) W3 for the gated kinds (Table 11).
 
-  In a protected block act takes c x W1, c = sqrt(3): without a norm in front of it, a scale keeps
-  what enters the nonlinearity of order one, which He et al. (arXiv:2405.19279) leave optional.
+  In a protected block act takes sqrt(3) x W1, a scale that He et al. (arXiv:2405.19279) leave
+  optional: of inputs with a mean square of one, kernels from U(+-1/sqrt(D)) make a third of that.
   """
 
   config: ModelConfig
@@ -204,7 +182,6 @@ class FeedForward(nn.Module):
         'bth', Linear(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD))
     h = hidden('w1')
     if config.norm_location == 'protected':
-      # Of inputs with a mean square of one, kernels from U(+-1/sqrt(D)) make a third of that.
       h = math.sqrt(3) * h
     h = activate(config.ffn, h, hidden('w2') if config.ffn.endswith('glu') else None)
     w_out = Linear(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')

@@ -27,10 +27,7 @@ class MambaMixer(nn.Module):
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array, cache: MambaCache | None = None,
                ) -> tuple[jax.Array, MambaCache | None]:
-    """Returns the output (B, T, D), and the cache after these tokens; None without a cache.
-
-    With a cache the tokens continue the texts that it was made from; an empty one is all zeros.
-    """
+    """The output (B, T, D), and the cache after these tokens, which continue its texts, if any."""
     config, sizes = self.config, self.sizes
     batch, length, _ = x_BxTxD.shape
     linear = lambda features, name, group: Linear(features, config, group=group, name=name)
@@ -40,8 +37,7 @@ class MambaMixer(nn.Module):
     taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), config, name='conv')()
     before = (jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype) if cache is None
               else cache.inputs_BxKxI.astype(x.dtype))
-    # The K - 1 inputs before these tokens, or zeros, make the convolution causal, and yield as
-    # many outputs as there are tokens.
+    # The K - 1 inputs before these tokens, or zeros, make the convolution causal.
     inputs = jnp.concatenate([before, x], 1)
     x = sum((inputs[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv)),
             start=jnp.zeros((), x.dtype))

@@ -13,9 +13,8 @@ from sink_jax.models.layers import Linear, Weights, activate
 class MixtureOfExperts(nn.Module):
   """The sum over the active experts e of weight_e FFN_e(x), with weights from a softmax router.
 
-  All experts run on all tokens, one after the other, and those that are not active get a weight
-  of zero. That is exact, and needs the memory of one expert, but the time of all: it is meant
-  for evaluation. X counts experts.
+  All X experts run on all tokens, one after the other, and those that are not active get a weight of
+  zero: exact, in the memory of one expert and the time of all, for evaluation.
   """
 
   config: ModelConfig

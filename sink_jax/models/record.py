@@ -1,4 +1,4 @@
-"""What a model records of a forward pass.
+"""What a model records of a forward pass, and what a graft reports.
 
 N counts layers, B or S sequences, T tokens without a learned sink token, H heads. Arrays are
 float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every leaf.
@@ -7,7 +7,7 @@ float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,17 +23,15 @@ class RecordOptions:
   """What a model records besides importance and norms, which it always records.
 
   Attributes:
-    maps: whether to record attention weights and proxy scores, (B, H, T, T) per layer.
-    hidden: whether to record hidden states, (B, T, D) per layer.
-    queries_keys: whether to record queries and keys as the scores use them, after QK norm,
-      temperature, rotation and feature map, (B, T, H, Dh) and (B, T, Hkv, Dh) per layer.
-    last_query: whether to record the normalised (proxy) scores of the last query, (B, H, T) per
-      layer.
-    angles: a function that is applied to queries and keys as `queries_keys` would record them; its
-      results are recorded, a few numbers per head, as `evaluate.activations.query_key_angles` returns.
-    describe_hidden: a function that is applied to the hidden states (B, T, D) of the embedding and
-      of every block; its results are recorded, so that the states themselves need not be. It
-      returns arrays, or a tree of them, whose shapes do not depend on values.
+    maps: attention weights and proxy scores, (B, H, T, T) per layer.
+    hidden: hidden states, (B, T, D) per layer.
+    queries_keys: queries and keys as the scores use them, after QK norm, temperature, rotation and
+      feature map, (B, T, H, Dh) and (B, T, Hkv, Dh) per layer.
+    last_query: the normalised (proxy) scores of the last query, (B, H, T) per layer.
+    angles: the results of a function of queries and keys as `queries_keys` would record them, such
+      as `evaluate.activations.query_key_angles`.
+    describe_hidden: the results of a function of the hidden states (B, T, D) of the embedding and of
+      every block: arrays, or a tree of them, whose shapes do not depend on values.
   """
 
   maps: bool = False
@@ -50,15 +48,12 @@ class LayerRecord(NamedTuple):
   Blocks with a Mamba mixer record only hidden states and their norms: the leading axis of all
   other leaves counts only the blocks with attention (`ModelConfig.attention_layers`).
 
-  If the model has learned sink tokens, T does not count them, and the weight that they receive
-  together is `importance.bias_slot`. Norms are l2 norms: of queries and keys after their QK norm
-  and before the temperature, of values as attention mixes them (c v with `ValueScale`), of the
-  heads' outputs before W_O (`head_norm`), of the block's output H^l (`hidden_norm`), and of what
-  enters the last norm of a post-norm block (`hidden_before_norm`; in other blocks it equals the
-  output).
-  `sink_token_norm` is the largest norm among the hidden states of the learned sink tokens; it is
-  None without such tokens. `hidden_description` is what `describe_hidden` returns for the output.
-  Fields that the options leave out are None.
+  The weight that learned sink tokens receive together is `importance.bias_slot`. Norms are l2 norms:
+  of queries and keys after their QK norm and before the temperature, of values as attention mixes
+  them, of the heads' outputs before W_O, of the block's output H^l (`hidden_norm`), of what enters
+  the last norm of a post-norm block (`hidden_before_norm`; elsewhere it equals the output), and the
+  largest of the learned sink tokens (`sink_token_norm`). `hidden_description` is what
+  `describe_hidden` returns for the output. Fields that the options leave out are None.
   """
 
   importance: Importance = _LATER
@@ -81,19 +76,50 @@ class LayerRecord(NamedTuple):
 
 
 class Record(NamedTuple):
-  """The record of one forward pass: its layers, and the embeddings that enter the first of them.
+  """The record of one forward pass: its layers, and the embeddings H^0 that enter the first of them."""
+
+  layers: LayerRecord  # of all layers, stacked along a leading axis
+  embedding_norm_BxT: jax.Array  # l2 norms
+  embedding_BxTxD: jax.Array | None  # None unless hidden states are recorded
+  sink_embedding_norm_B: jax.Array | None  # the largest norm of the learned sink tokens, if any
+  embedding_description: ArrayTree | None  # what `describe_hidden` returns for H^0
+
+
+@dataclasses.dataclass(frozen=True)
+class GraftReport:
+  """What `sink_jax.graft` changed in a model, and the loss before and after.
 
   Attributes:
-    layers: the records of all layers, stacked along a leading axis.
-    embedding_norm_BxT: the l2 norms of the embeddings H^0.
-    embedding_BxTxD: H^0 itself, if hidden states are recorded, else None.
-    sink_embedding_norm_B: the largest norm among the embeddings of the learned sink tokens; None
-      without such tokens.
-    embedding_description: what `describe_hidden` returns for H^0, or None.
+    changed: the changes, one line each: 'attention.head: PlainOutput() -> HeadGate()'.
+    new: the names of new parameters, such as 'blocks/attention/head_kernel'.
+    removed: the names of removed parameters. One whose shape changed is both removed and new.
+    start: how new parameters were to start, 'identity' or 'random'.
+    exact: whether the function is that of the source by construction, up to rounding.
+    loss_before, loss_after: the mean cross-entropy of the source, and of the grafted model before any
+      training, on the batch, in nats per token.
+    fresh: those of `new` that start as in a fresh model.
   """
 
-  layers: LayerRecord
-  embedding_norm_BxT: jax.Array
-  embedding_BxTxD: jax.Array | None
-  sink_embedding_norm_B: jax.Array | None
-  embedding_description: ArrayTree | None
+  changed: tuple[str, ...]
+  new: tuple[str, ...]
+  removed: tuple[str, ...]
+  start: str
+  exact: bool
+  loss_before: float
+  loss_after: float
+  fresh: tuple[str, ...] = ()
+
+  @classmethod
+  def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
+    """Returns the report of a row of metrics: `dataclasses.asdict`, with lists for tuples."""
+    fields: dict[str, Any] = {key: tuple(row[key]) if isinstance(row[key], list) else row[key]
+                              for key in cls.__dataclass_fields__}
+    return cls(**fields)
+
+  def __str__(self) -> str:
+    start = self.start if self.exact or self.start == 'random' else 'no identity start exists'
+    parts = [*self.changed, *(f'{label}: {", ".join(paths)}' for label, paths in (
+        ('new', self.new), ('removed', self.removed), ('as in a fresh model', self.fresh)) if paths)]
+    return (f'graft: {"; ".join(parts)}; start: {start}; loss before any training: '
+            f'{self.loss_before:.4f} -> {self.loss_after:.4f} nats '
+            f'({self.loss_after - self.loss_before:+.2e})')

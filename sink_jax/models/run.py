@@ -16,9 +16,8 @@ from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import AnyArray, ParamTree, checked_inputs, precise
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.generate import TextModel
-from sink_jax.models.graft_report import GraftReport
 from sink_jax.models.layers import apply
-from sink_jax.models.record import Record, RecordOptions
+from sink_jax.models.record import GraftReport, Record, RecordOptions
 from sink_jax.models.transformer import Transformer
 
 # Token ids, or the features of a model of continuous inputs.
@@ -33,19 +32,15 @@ class Run(TextModel):
   If its activations are float32, its matrix products are too, also on GPUs and TPUs.
 
   Attributes:
-    config: the config of the model.
-    params: the parameters, nested dicts of arrays as `Transformer` makes them.
-    name: the name of the workdir or checkpoint.
+    config, params: the model, and its parameters, nested dicts of arrays as `Transformer` makes them.
+    name, folder: of the workdir or checkpoint that the model was loaded from.
     step: the number of training steps done; None if unknown.
     bos: how the inputs of a published model begin: 'tokenizer' if its tokenizer prepends a BOS,
-      otherwise 'none', as for a run, which is trained on pieces of packed text. It says nothing of
-      the tokens that a caller gives.
+      otherwise 'none', as for a run, which is trained on pieces of packed text.
     probe_tokens: the fixed probe inputs (S, T) of a training run; otherwise None.
-    folder: the folder that the model was loaded from.
     first_token: the id with which every training sequence began; None if they began differently.
-    read_tokenizer: the function that reads `tokenizer`, set by the function that loads the run.
-    make_tokens: the function that makes probe inputs (S, T) of plain text for a published model,
-      likewise.
+    read_tokenizer, make_tokens: functions that read `tokenizer`, and make probe inputs (S, T) of
+      plain text for a published model, set where the run is loaded.
     graft: what `sink_jax.graft` changed in the model; None if nothing was grafted.
   """
 
@@ -57,18 +52,13 @@ class Run(TextModel):
   probe_tokens: AnyArray | None = None
   folder: str | None = None
   first_token: int | None = None
-  read_tokenizer: Callable[[Run], Any] | None = dataclasses.field(
-      default=None, repr=False)
+  read_tokenizer: Callable[[Run], Any] | None = dataclasses.field(default=None, repr=False)
   make_tokens: Callable[[Run], AnyArray] | None = dataclasses.field(default=None, repr=False)
   graft: GraftReport | None = None
 
   @functools.cached_property
   def tokenizer(self) -> Any:
-    """The `data.tokenizer.TextTokenizer` of the model, read when it is first used.
-
-    Raises:
-      ValueError: there is none, or this machine cannot read it; the message names the remedy.
-    """
+    """The `data.tokenizer.TextTokenizer` of the model, read when it is first used."""
     if self.read_tokenizer is None:
       raise ValueError(f'{self.name or "the model"} was not loaded from a folder, so no tokenizer '
                        'is known: pass token ids.')
@@ -77,29 +67,21 @@ class Run(TextModel):
   def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
     """Returns the next-token logits (S, T, V), float32, for tokens (S, T).
 
-    Raises:
-      ValueError: tokens are not ids (S, T) of the vocabulary, or more than the model has learned
-        positions for. The values of a tracer are not checked.
+    A ValueError says that they are not ids of the vocabulary, or more than learned positions.
     """
     tokens = checked_inputs(self.config, tokens)
     return _logits(self.config, mesh_of(self.params), self.params, tokens)
 
   def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions()) -> Record:
-    """Runs the model on tokens (S, T) and returns what it recorded.
+    """Runs the model on ids (S, T), or continuous features (S, T, F), and returns what it recorded.
 
-    Args:
-      tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
-      options: what is recorded besides importance and norms.
-
-    Raises:
-      ValueError: as `logits` does.
+    options: what is recorded besides importance and norms. Errors are those of `logits`.
     """
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, options, mesh_of(self.params), self.params, tokens)
 
 
-# Static arguments are the key of the compiled program: configs and options are frozen and
-# hashable, so that equal ones share it.
+# Equal configs and options share a compiled program.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens: jax.Array,
             ) -> jax.Array:

@@ -1,22 +1,17 @@
 """Linear layers whose spectral norm is a parameter (sigmaReparam).
 
 Zhai et al. 2023 (arXiv:2303.06296) write the kernel of a layer as gamma W / sigma(W), where
-sigma(W) is the largest singular value and gamma a learned scalar that starts at 1: however large
-W becomes, scores grow no faster than the gammas do, and attention keeps its entropy. Their
-releases (apple/ml-sigma-reparam) do so in every linear layer of a block, for query, key and value
-one by one or together, and in the last layer of the model, with one step of the power iteration in
-each forward pass of training, from a vector that a buffer keeps; gamma starts at 1 in JAX, and at
-sigma(W) in PyTorch. Here it is the layers of the blocks, one by one; the kernels of heads' gates
-stay as they are, and so does the unembedding, since the loss multiplies by its kernel piece by
-piece.
+sigma(W) is the largest singular value and gamma a learned scalar that starts at 1: scores grow no
+faster than the gammas do, and attention keeps its entropy. Their releases (apple/ml-sigma-reparam)
+do so in every linear layer of a block and in the last layer of the model, with one step of the power
+iteration in each forward pass of training; gamma starts at 1 in JAX, and at sigma(W) in PyTorch.
+Here it is the linear layers of the blocks, one by one, without the kernels of heads' gates.
 
 The singular vector is a leaf of the parameters, next to its kernel: whatever saves, splits or
 copies a model has it. It gets no gradient. Each update of training ends with `after_update`, which
-computes the vectors of the new kernels, so that decay and the update rule have no effect on them.
-A forward pass only reads them, and is the same function in training, evaluation and decoding.
-
-The vector is computed afresh and does not follow the one before: a vector that follows by some
-steps of the power iteration lags while another singular value overtakes the largest.
+computes the vectors of the new kernels, so that decay and the update rule have no effect on them,
+and does so afresh: a vector that follows by steps of the power iteration lags while another
+singular value overtakes the largest. A forward pass only reads them.
 """
 
 from __future__ import annotations
@@ -29,8 +24,7 @@ import jax.numpy as jnp
 
 # (W W^T)^(2^n) has the powers 2^(n+1) of the singular values: two have to be as near as 1e-4 for the
 # smaller to have a part in the vector. In 300 steps of configs/remedies.py:bigram-sigma-reparam
-# sigma was at most 0.005 % too small, and gradients were within 0.3 % of those of an exact vector,
-# in the time of eight steps of the power iteration, which left sigma 7 % too small.
+# sigma was at most 0.005 % too small.
 _SQUARINGS = 13
 VECTOR = 'singular'  # the name of the leaf
 

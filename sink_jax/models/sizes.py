@@ -25,12 +25,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def sized(size: str, **overrides: Any) -> ModelConfig:
-  """Returns the ModelConfig of a named size, with fields such as vocab_size, which no size sets.
-
-  Raises:
-    ValueError: the size is unknown, and the message lists the choices; or ModelConfig refuses the
-      fields, as without a vocab_size.
-  """
+  """Returns the ModelConfig of a named size, with fields such as vocab_size, which no size sets."""
   check_known(size, SIZES, 'Unknown model size')
   fields: dict[str, Any] = SIZES[size] | overrides
   return ModelConfig(**fields)
@@ -46,29 +41,21 @@ def parameter_count(config: ModelConfig | None = None, *, size: str | None = Non
                     vocab_size: int = 50432, embeddings: bool = True) -> int:
   """Returns the number of parameters of a config, or of a named size with a vocabulary.
 
-  Singular vectors of sigma-reparam count, too.
-
-  Args:
-    embeddings: whether token embeddings, unembedding and position embeddings count too.
-
-  Raises:
-    ValueError: neither a config nor a size is given, or the size is unknown.
+  Singular vectors of sigma-reparam count; without `embeddings` token embeddings, unembedding and
+  position embeddings do not.
   """
   if not isinstance(config, ModelConfig):
     config = sized(size or config or '', vocab_size=vocab_size)
-  shapes = dict(parameter_shapes(config))
-  if not embeddings:
-    # Where the unembedding is tied, there is no 'unembed' to remove.
-    for name in ('embed', 'unembed', 'positions'):
-      shapes.pop(name, None)
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+  shapes = parameter_shapes(config)
+  left_out = () if embeddings else ('embed', 'unembed', 'positions')
+  return sum(math.prod(x.shape) for name, tree in shapes.items() if name not in left_out
+             for x in jax.tree.leaves(tree))
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
   """FLOPs of matrix products per token of one training step: forward once, backward twice.
 
-  Every linear layer counts, gates of heads among them, the unembedding where it is tied, and
-  attention; look-ups, feature maps, biases and the recurrence of Mamba mixers do not.
+  Look-ups, feature maps, biases and the recurrence of Mamba mixers do not count.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
   # 'head_kernel' is that of a gate: its size is its products per token, whatever it reads.

@@ -20,13 +20,7 @@ from sink_jax.models.attention import Attention, FirstValues
 from sink_jax.models.attention import norm as _norm
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.decode import (
-  DecodePositions,
-  DecodeState,
-  KVCache,
-  LayerCache,
-  MambaCache,
-  written,
-)
+  DecodePositions, DecodeState, KVCache, LayerCache, MambaCache, written)
 from sink_jax.models.layers import FeedForward, Linear, Norm, initializer, residual
 from sink_jax.models.mamba import MambaMixer
 from sink_jax.models.moe import MixtureOfExperts
@@ -38,26 +32,20 @@ Stream = tuple[jax.Array, FirstValues | None]
 
 
 def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **params) -> bool:
-  """A checkpoint policy: whether a value is a result of attention, which is then kept.
-
-  Kernels give their results the name ATTENTION; cuDNN's have a primitive of their own instead.
-  """
+  """A checkpoint policy that keeps results of attention, by their name or cuDNN's primitive."""
   named = jax.checkpoint_policies.save_only_these_names(ATTENTION)
   return primitive.name.startswith('dot_product_attention_fwd') or named(
       primitive, *arguments, **params)
 
 
 # What each value of `ModelConfig.remat` keeps of a block for the backward pass, next to the block's
-# input of D = d_model values per token, and for ValueResidual K = kv_heads x head_dim more; the rest
-# is computed again there. Matrix products without a batch dimension are those of linear layers,
-# while the scores of attention have one (the heads), and are never kept.
+# input of D = d_model values per token, and for ValueResidual K = kv_heads x head_dim more; 'none',
+# which is not here, keeps all. The scores of attention have a batch dimension and are never kept.
 #
 # - 'save_matmuls': the outputs of linear layers and attention, D + 2 A + 2 K + 2 F values with
 #   A = heads x head_dim and F = ffn_hidden (one F if the network is not gated), D more if a norm
 #   follows the sub-layers, and the pre-activations of gates that read the block's input.
-# - 'save_attention': the output of attention, A values, where the implementation gives it the name
-#   ATTENTION, and two float32 statistics per head.
-# - 'blocks': nothing more. 'none', which is not here, keeps all that a gradient needs.
+# - 'save_attention': the output of attention, A values, and two float32 statistics per head.
 SAVED = {
     'blocks': jax.checkpoint_policies.nothing_saveable,
     'save_attention': _attention_saveable,
@@ -76,11 +64,9 @@ class Block(nn.Module):
   def __call__(self, stream: Stream, record_options: RecordOptions | None,
                cache: LayerCache | None = None, positions: DecodePositions | None = None,
                ) -> tuple[Stream, tuple[LayerRecord | None, LayerCache | None]]:
-    """Returns the stream with the block's output, and (record, cache).
+    """Returns what goes on to the next block, and (record, cache), which `nn.scan` stacks.
 
-    The pair is what `nn.scan` expects of its body: what goes on to the next block, and what is
-    stacked over the blocks. record_options is positional, because `nn.remat` counts it as a
-    static argument by its number.
+    record_options is positional, because `nn.remat` counts static arguments by their number.
     """
     config, layer, (h_BxTxD, first) = self.config, self.layer, stream
     # The names of modules are the keys of parameters in checkpoints: they must not change.
@@ -97,36 +83,28 @@ class Block(nn.Module):
       return out, rest
 
     def feed_forward(x):
-      if layer.experts:
-        return MixtureOfExperts(config, layer.experts, name='ffn')(x), None
-      return FeedForward(config, name='ffn')(x), None
+      return (MixtureOfExperts(config, layer.experts, name='ffn') if layer.experts else
+              FeedForward(config, name='ffn'))(x), None
 
     x_BxTxD, _, (record, new_cache, first) = residual(config, 1, h_BxTxD, mix, norm)
     out, before, _ = residual(config, 2, x_BxTxD, feed_forward, norm,
                               h_BxTxD if config.parallel_residual else None)
     # Stated once per block: XLA may otherwise spread the layout of parameters to activations.
     out = sharding_constraint('btd', out)
-    if record_options is None:
+    if (options := record_options) is None:
       return (out, first), (None, new_cache)
     sinks, tokens = config.sink_tokens, slice(config.sink_tokens, None)
-    record = record._replace(hidden_norm_BxT=_norm(out)[:, tokens],
-                             hidden_before_norm_BxT=_norm(before)[:, tokens])
-    if sinks:
-      record = record._replace(sink_token_norm_B=_norm(out)[:, :sinks].max(1))
-    if record_options.hidden:
-      record = record._replace(hidden_BxTxD=out[:, tokens].astype(jnp.float32),
-                               hidden_before_norm_BxTxD=before[:, tokens].astype(jnp.float32))
-    if record_options.describe_hidden:
-      record = record._replace(hidden_description=record_options.describe_hidden(out[:, tokens]))
-    return (out, first), (record, new_cache)
+    shown = lambda x: x[:, tokens].astype(jnp.float32) if options.hidden else None
+    return (out, first), (record._replace(
+        hidden_norm_BxT=_norm(out)[:, tokens], hidden_before_norm_BxT=_norm(before)[:, tokens],
+        sink_token_norm_B=_norm(out)[:, :sinks].max(1) if sinks else None,
+        hidden_BxTxD=shown(out), hidden_before_norm_BxTxD=shown(before),
+        hidden_description=options.describe_hidden(out[:, tokens]) if options.describe_hidden else None,
+    ), new_cache)
 
 
 class Period(nn.Module):
-  """The blocks of a pattern, one after the other: the body of the scan where they differ.
-
-  It takes and returns what a Block does, with a tuple of caches, and records with a leading axis
-  over the blocks of the period (for attention: over those that have it).
-  """
+  """The blocks of a pattern: a Block with a tuple of caches, and records with an axis over blocks."""
 
   config: ModelConfig
 
@@ -144,7 +122,7 @@ class Period(nn.Module):
       new_caches.append(cache)
     if record_options is None:
       return stream, (None, tuple(new_caches))
-    # What no block has is None; what mixers of Mamba have not is stacked over the other blocks.
+    # What mixers of Mamba have not is stacked over the other blocks.
     stacked: Any = [
         jax.tree.map(lambda *parts: jnp.stack(parts), *(x for x in field if x is not None))
         if any(x is not None for x in field) else None for field in zip(*records)]
@@ -154,21 +132,16 @@ class Period(nn.Module):
 class Transformer(nn.Module):
   """A model that maps tokens to next-token logits.
 
-  `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits
-  (B, T, V). With `record_options` it returns (logits, Record), of the same parameters and the
-  same forward pass. With `unembed=False` it returns what the matrix of the unembedding multiplies,
-  (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits is then still to come.
+  `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits (B, T, V), and
+  with `record_options` (logits, Record). With `unembed=False` it returns what the matrix of the
+  unembedding multiplies, (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits
+  is then still to come.
 
-  With `state` and `positions` it decodes, and returns (logits, state). Of tokens that begin the
-  texts the logits are those of the last one, (B, V); of the next tokens of each text, after those
-  that the state holds, they are those of all, (B, T, V).
+  With `state` and `positions` it decodes, and returns (logits, state): logits (B, V) of the last of
+  the tokens that begin the texts, and (B, T, V) of tokens after those that the state holds.
 
   Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary. Layers are
   scanned: parameters and record leaves have a leading layer axis.
-
-  Raises:
-    ValueError: tokens that are not integers (B, T), continuous inputs that are not (B, T, F), or
-      more of them than the position encoding allows.
   """
 
   config: ModelConfig
@@ -178,24 +151,22 @@ class Transformer(nn.Module):
                unembed: bool = True, state: DecodeState | None = None,
                positions: DecodePositions | None = None,
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
-    config = self.config
-    dtype = jnp.dtype(config.dtype)
-    begins = positions is None or positions.keys_LxE is None
-    # Learned sink tokens are put before the beginning of a text only. Decoding counts them as
-    # positions of attention; embeddings of positions do not.
+    config, dtype = self.config, jnp.dtype(self.config.dtype)
+    next_positions = None if positions is None or positions.keys_LxE is None else positions
+    begins = next_positions is None
+    # Decoding counts learned sink tokens as positions of attention; embeddings of positions do not.
     sink_tokens = config.sink_tokens if begins else 0
+    given = f'not {inputs.dtype} of shape {inputs.shape}.'
     if config.vocab_size:
       if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
-        raise ValueError('tokens must be integers of shape (B, T), not '
-                         f'{inputs.dtype} of shape {inputs.shape}.')
+        raise ValueError(f'tokens must be integers of shape (B, T), {given}')
     elif inputs.ndim != 3 or inputs.shape[-1] != config.input_features:
-      raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), not '
-                       f'{inputs.shape}.')
-    if begins:
+      raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), {given}')
+    if next_positions is None:
       config.attention.position.check_length(inputs.shape[1])
       positions_T = np.arange(inputs.shape[1])
     else:
-      positions_T = positions.queries_L - config.sink_tokens
+      positions_T = next_positions.queries_L - config.sink_tokens
     h_BxTxD, table_VxE = self._embed(inputs, positions_T)
     h_BxTxD = sharding_constraint('btd', h_BxTxD.astype(dtype))
     if config.sink_tokens:
@@ -204,8 +175,7 @@ class Transformer(nn.Module):
       if begins:
         h_BxTxD = jnp.concatenate([jnp.broadcast_to(
             sinks_SxD.astype(dtype), (h_BxTxD.shape[0], *sinks_SxD.shape)), h_BxTxD], 1)
-    h0_BxTxD = h_BxTxD
-    first = None
+    h0_BxTxD, first = h_BxTxD, None
     if config.attention.value.reads_first:
       shape = *h_BxTxD.shape[:2], config.dims.kv_heads, config.dims.head_dim
       first = FirstValues(sharding_constraint('bthd', jnp.zeros(shape, dtype)), jnp.array(False))
@@ -233,8 +203,7 @@ class Transformer(nn.Module):
       return logits
     if not one_block:  # (periods, blocks of a period, ...) to (layers, ...)
       record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
-    embedding_norms = _norm(h0_BxTxD)
-    describe = record_options.describe_hidden
+    embedding_norms, describe = _norm(h0_BxTxD), record_options.describe_hidden
     return logits, Record(
         record, embedding_norms[:, sink_tokens:],
         h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
@@ -246,12 +215,10 @@ class Transformer(nn.Module):
     config, one_block = self.config, len(self.config.pattern) == 1
     body, arguments = (Block, config.pattern[:1]) if one_block else (Period, ())
     if config.remat != 'none':
-      # The loop already keeps a block from being merged with its recomputation, so the barriers
-      # that prevent_cse puts around it would only stop XLA from fusing.
+      # The loop already keeps a block from being merged with its recomputation.
       body = nn.remat(body, prevent_cse=False, static_argnums=(2,), policy=SAVED[config.remat])
-    # The stream is the carry. Parameters are stacked along a new first axis, and each iteration
-    # initialises its slice from another key; caches go in and come out slice by slice along axis 0,
-    # as records come out. Record options and positions are the same in every iteration.
+    # The stream is the carry. Parameters, caches and records are slices along axis 0; record options
+    # and positions are the same in every iteration.
     in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
     scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern),
@@ -260,7 +227,7 @@ class Transformer(nn.Module):
 
   def _embed(self, inputs: jax.Array | np.ndarray, positions_T: jax.Array | np.ndarray,
              ) -> tuple[jax.Array, jax.Array | None]:
-    """H^0 = X W_E + P, float32, and W_E; continuous inputs are projected instead, without W_E."""
+    """H^0 = X W_E + P, float32, and W_E, which continuous inputs do not have."""
     config, table_VxE = self.config, None
     if config.vocab_size:
       table_VxE = self.param('embed', initializer('embedding', config),
@@ -295,8 +262,6 @@ def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
   # One token suffices to make the parameters, but the libraries' kernels refuse so few.
   config = dataclasses.replace(config, implementation='reference', unroll=1)
-  if config.vocab_size:
-    inputs = jnp.zeros((1, 1), jnp.int32)
-  else:
-    inputs = jnp.zeros((1, 1, config.input_features))
+  inputs = (jnp.zeros((1, 1), jnp.int32) if config.vocab_size else
+            jnp.zeros((1, 1, config.input_features)))
   return Transformer(config).init(jax.random.key(seed), inputs)['params']

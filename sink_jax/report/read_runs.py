@@ -11,7 +11,7 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.component import Component
 from sink_jax.data.synthetic import SyntheticTask
 from sink_jax.io.paths import AnyPath, files_named, is_local, to_path
-from sink_jax.models.graft_report import GraftReport
+from sink_jax.models.record import GraftReport
 from sink_jax.report.jsontext import finite
 from sink_jax.report.probe_record import is_number, probe_record
 from sink_jax.report.records import Course, Origin, RunRecord, Setup, TextAmount

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from sink_jax.evaluate import plots
 from sink_jax.io.paths import AnyPath
-from sink_jax.models.graft_report import GraftReport
+from sink_jax.models.record import GraftReport
 from sink_jax.report.jsontext import UNWRITTEN
 from sink_jax.report.probe_record import Curves, ProbeRecord
 from sink_jax.train.config import Experiment, Label

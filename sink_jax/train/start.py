@@ -21,7 +21,7 @@ from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.graft import GRAFTED, graft_to
-from sink_jax.models.graft_report import GraftReport
+from sink_jax.models.record import GraftReport
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.train.config import (

@@ -9,7 +9,7 @@ import pytest
 
 from configs import graft, remedies
 from sink_jax.cli.report import make_report
-from sink_jax.models.graft_report import GraftReport
+from sink_jax.models.record import GraftReport
 from sink_jax.paper import drawing
 from sink_jax.remedies import grafts
 from sink_jax.report.read_runs import find_runs
