@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.io.paths import to_path
+from sink_jax.io.paths import expanded, to_path
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
@@ -187,7 +187,7 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
   """
   if '://' in os.fspath(out):
     raise ValueError(f'--out={out} must be a folder on a disk: transformers reads no other.')
-  folder = to_path(out)
+  folder = expanded(out).absolute()
   context = from_dict(read_config(to_path(workdir))).data.context
   run = load_run(workdir)
   hf = export_checkpoint(run, folder, dtype=dtype, context=context, target=target)
