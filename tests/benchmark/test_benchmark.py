@@ -133,7 +133,7 @@ def test_an_operation_of_a_program_that_makes_several_is_made_every_time():
   assert len(made) == 5
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize('name', [name for name, one in IMPLEMENTATIONS.items()
                                   if not one.missing() and one.package == 'jax' and name != 'reference'])
 def test_every_implementation_computes_the_variants_that_it_names(name):

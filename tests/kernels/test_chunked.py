@@ -87,7 +87,7 @@ def test_padding_stays_finite_under_a_growing_bias(monkeypatch):
   assert relative_error(*results) < 1e-4
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize('implementation', ['chunked', 'reference'])
 @pytest.mark.parametrize('normalizer', [sj.RowSum(), sj.RowSum(eps=1e-8), sj.PNorm(p=0.25),
                                         sj.PNorm(p=2.0), sj.PNorm(p=4.0), sj.AbsFloor()])

@@ -112,6 +112,7 @@ def test_splash_scales_queries_without_a_common_error(monkeypatch):
   assert abs(float(jnp.bfloat16(1 / math.sqrt(48))) * math.sqrt(48) - 1) > 1e-3
 
 
+@pytest.mark.full
 def test_splash_kernels_are_kept_and_hold_nothing_of_a_trace():
   spec, inputs = softmax(mask=sj.Prefix(length=7)), random_heads(128, 2, 2)
   library_kernels._splash_kernel.cache_clear()

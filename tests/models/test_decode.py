@@ -49,7 +49,7 @@ def decoded(run, inputs, policy, first, together=1):
   return np.concatenate(found, 1)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize('options', [
     {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
     dict(attention=sj.AttentionSpec(

@@ -127,6 +127,7 @@ def test_padding_changes_nothing(run, options):
   np.testing.assert_array_equal(first[1], run.generate([[5, *texts[1]]], 6)[0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('policy', [CachePolicy(8, 2), CachePolicy(20), CachePolicy(40, 4, 'text')])
 def test_a_prompt_longer_than_the_cache_is_read_in_pieces(run, policy):
   text = prompt(length=37)

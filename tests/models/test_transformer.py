@@ -204,7 +204,7 @@ def numpy_model(config, params, inputs):
   return config.logit_cap * np.tanh(logits / config.logit_cap) if config.logit_cap else logits
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(8)
 @pytest.mark.parametrize('options', [
     *(dict(ffn=kind) for kind in FFNS), dict(biases=('qkv', 'out', 'ffn', 'unembed')),
     dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),

@@ -85,7 +85,7 @@ def equivalent(kind, alpha):
   return alpha * RATE[kind], EPS / alpha, DECAY / alpha
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(8)
 @pytest.mark.parametrize('alpha', [0.2, 2.0])
 @pytest.mark.parametrize('kind', ['sgd', 'adamw'])
 @pytest.mark.parametrize('name', ['out', 'value'])
