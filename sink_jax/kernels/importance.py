@@ -42,7 +42,7 @@ class Importance(NamedTuple):
 def streaming_importance(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
-    keys: int | None = None, implementation: str | None = None) -> Importance:
+    keys: int | None = None) -> Importance:
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
   All rows count, and the divisor of key k is T - k + 1 under every mask, as in the official code
@@ -53,13 +53,10 @@ def streaming_importance(
     params: {component: {name: array}}, as for `attend`.
     keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default
       all.
-    implementation: 'chunked', which is the only one.
 
   Raises:
     ValueError: shapes, dtypes or params do not fit, or `keys` lies outside 1..T.
   """
-  if implementation not in (None, 'chunked'):
-    raise ValueError(f"implementation = {implementation!r}: importance has 'chunked' only.")
   params = params or {}
   return transformed_importance(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params,
                                 keys=keys)
