@@ -30,7 +30,7 @@ def check_values(spec, implementations, **sizes):
   q, k, _, params, *_ = inputs
   assert_close(sj.attention_map(spec, q, k, params), weights, f'map {spec}')
   assert_close(sj.attention_map(spec, q, k, params, proxy=True), proxy, f'proxy {spec}')
-  assert_importance(sj.streaming_importance(spec, q, k, params), weights, proxy, slot, spec)
+  assert_importance(sj.streaming_importance(spec, q, k, params, entropy=True), weights, proxy, slot, spec)
 
 
 def assert_importance(alpha, weights, proxy, slot, spec):
@@ -39,6 +39,11 @@ def assert_importance(alpha, weights, proxy, slot, spec):
   if spec.kv_bias.has_extra_key:
     assert_close(alpha.bias_slot, slot.mean(-1), f'slot {spec}')
     assert_close(alpha.bias_slot_released, (1 + slot.sum(-1)) / (slot.shape[-1] + 1), f'{spec}')
+    proxy = np.concatenate([slot[..., None], proxy], -1)
+  tokens = np.arange(weights.shape[-1])
+  seen = np.asarray(spec.mask.keep(tokens[:, None], tokens)).sum(-1) + spec.kv_bias.has_extra_key
+  entropy = -(proxy * np.log(np.maximum(proxy, 1e-300))).sum(-1).mean(-1)
+  assert_close(alpha.entropy, entropy / np.log(seen).mean(), f'entropy {spec}')
 
 
 def random_derivative(spec, inputs):

@@ -40,8 +40,7 @@ def attend(
   It applies everything in the spec: QK norm, temperature, rotation, feature map, changes of values,
   mask, similarity, extra keys and values, normalizer, gates or norms of heads. Only embeddings of
   positions (Sinusoidal, Learned) are not applied: a model adds them to its inputs. H may be a
-  multiple of Hkv (grouped-query attention). Arrays of float64 become float32, as everywhere in JAX
-  with its default settings.
+  multiple of Hkv (grouped-query attention).
 
   Args:
     params: {component: {name: array}} for the components that have parameters; their shapes
@@ -84,8 +83,7 @@ def attend(
   v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params,
                        None if first is None else jnp.asarray(first))
   x = None if gate is None else jnp.asarray(gate)
-  out = attend_transformed(spec, qk, v, params, x, implementation=implementation)
-  return out.astype(q_BxTxHxDh.dtype)
+  return attend_transformed(spec, qk, v, params, x, implementation=implementation)
 
 
 def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax.Array,

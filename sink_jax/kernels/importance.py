@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import entr
 from jaxtyping import Array, Float
 
 from sink_jax.attention import AnyArray, reference
@@ -31,18 +32,21 @@ class Importance(NamedTuple):
     bias_slot: the mean over queries of the extra key's normalised weight w_i; None without one.
     bias_slot_released: this mean as the official code (sail-sg/Attention-Sink) computes it, with
       the additional row of weight one that its kernel needs: (1 + sum_i w_i) / (T + 1).
+    entropy: the mean entropy of the rows of normalised scores, with the extra key's, over that of
+      uniform attention to the keys that a row sees; None unless asked for.
   """
 
   raw: Float[Array, '*B H T']
   normalized: Float[Array, '*B H T']
   bias_slot: Float[Array, '*B H'] | None
   bias_slot_released: Float[Array, '*B H'] | None
+  entropy: Float[Array, '*B H'] | None = None
 
 
 def streaming_importance(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
-    keys: int | None = None) -> Importance:
+    keys: int | None = None, entropy: bool = False) -> Importance:
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
   All rows count, and the divisor of key k is T - k + 1 under every mask, as in the official code
@@ -53,17 +57,18 @@ def streaming_importance(
     params: {component: {name: array}}, as for `attend`.
     keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default
       all.
+    entropy: whether to compute the entropy of rows as well.
 
   Raises:
     ValueError: shapes, dtypes or params do not fit, or `keys` lies outside 1..T.
   """
   params = params or {}
   return transformed_importance(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params,
-                                keys=keys)
+                                keys=keys, entropy=entropy)
 
 
 def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Params, *,
-                           keys: int | None = None) -> Importance:
+                           keys: int | None = None, entropy: bool = False) -> Importance:
   """`streaming_importance` of queries and keys that are transformed already."""
   q, k = qk
   batch, length, heads, _ = q.shape
@@ -71,8 +76,8 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
   if not 1 <= keys <= length:
     raise ValueError(f'keys = {keys} is outside 1..{length}.')
   raw = normalized = jnp.zeros((batch, heads, keys))
-  extra = jnp.zeros((batch, heads))
   has_extra = spec.kv_bias.has_extra_key
+  extra, entropies = (jnp.zeros((batch, heads)) if asked else None for asked in (has_extra, entropy))
   for first, last, lo, hi in chunked.spans(spec, length):
     count = max(0, min(hi, keys) - lo)  # of this span's keys, those that are asked for
 
@@ -81,21 +86,23 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
       rows = reference.rows(spec, q_BxLxHxDh, k[:, lo:hi], params, i_L, jnp.arange(lo, hi))
       real_L = i_L < length  # rows of padding count nothing
       columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :count], 0), axis=-2)
-      added = [columns(rows.weights_BxHxLxT), columns(rows.proxy_BxHxLxT)]
-      if rows.extra_proxy_BxHxL is not None:
-        added.append(jnp.sum(jnp.where(real_L, rows.extra_proxy_BxHxL, 0), axis=-1))
-      return tuple(map(jnp.add, sums, added)), None
+      mass = lambda a_BxHxL: jnp.sum(jnp.where(real_L, a_BxHxL, 0), axis=-1)
+      proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL
+      added = (columns(rows.weights_BxHxLxT), columns(proxy), mass(extra_proxy) if has_extra else None,
+               mass(entr(proxy).sum(-1) + (entr(extra_proxy) if has_extra else 0)) if entropy else None)
+      return jax.tree.map(jnp.add, sums, added), None
 
     size = chunked.BLOCK
     while size % 2 == 0 and size * (hi - lo) > _SCORES:
       size //= 2
     zeros = jnp.zeros((batch, heads, count))
-    sums, _ = jax.lax.scan(add_block, (zeros, zeros) + (extra,) * has_extra,
-                           chunked.query_blocks(q[:, first:last], first, size))
+    (*sums, extra, entropies), _ = jax.lax.scan(add_block, (zeros, zeros, extra, entropies),
+                                                chunked.query_blocks(q[:, first:last], first, size))
     raw, normalized = (total.at[..., lo:lo + count].add(x)
                        for total, x in zip((raw, normalized), sums))
-    extra = sums[-1] if has_extra else extra
   rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
+  if entropies is not None:
+    entropies /= jnp.log(spec.mask.visible(jnp.arange(length), length) + has_extra).sum()
   return Importance(raw / rows_seeing_k, normalized / rows_seeing_k,
                     extra / length if has_extra else None,
-                    (1 + extra) / (length + 1) if has_extra else None)
+                    (1 + extra) / (length + 1) if has_extra else None, entropies)
