@@ -71,7 +71,6 @@ class LayerRecord(NamedTuple):
   hidden_before_norm_BxT: jax.Array = _LATER
   sink_token_norm_B: jax.Array | None = None
   hidden_BxTxD: jax.Array | None = None
-  hidden_before_norm_BxTxD: jax.Array | None = None
   hidden_description: ArrayTree | None = None
 
 
@@ -112,9 +111,8 @@ class GraftReport:
   @classmethod
   def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
     """Returns the report of a row of metrics: `dataclasses.asdict`, with lists for tuples."""
-    fields: dict[str, Any] = {key: tuple(row[key]) if isinstance(row[key], list) else row[key]
-                              for key in cls.__dataclass_fields__}
-    return cls(**fields)
+    return cls(**{key: tuple(row[key]) if isinstance(row[key], list) else row[key]
+                  for key in cls.__dataclass_fields__})
 
   def __str__(self) -> str:
     start = self.start if self.exact or self.start == 'random' else 'no identity start exists'

@@ -27,8 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
 def sized(size: str, **overrides: Any) -> ModelConfig:
   """Returns the ModelConfig of a named size, with fields such as vocab_size, which no size sets."""
   check_known(size, SIZES, 'Unknown model size')
-  fields: dict[str, Any] = SIZES[size] | overrides
-  return ModelConfig(**fields)
+  return ModelConfig(**SIZES[size] | overrides)
 
 
 @functools.lru_cache
