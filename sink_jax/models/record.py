@@ -111,8 +111,9 @@ class GraftReport:
   @classmethod
   def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
     """Returns the report of a row of metrics: `dataclasses.asdict`, with lists for tuples."""
-    return cls(**{key: tuple(row[key]) if isinstance(row[key], list) else row[key]
-                  for key in cls.__dataclass_fields__})
+    fields: dict[str, Any] = {key: tuple(row[key]) if isinstance(row[key], list) else row[key]
+                              for key in cls.__dataclass_fields__}
+    return cls(**fields)
 
   def __str__(self) -> str:
     start = self.start if self.exact or self.start == 'random' else 'no identity start exists'

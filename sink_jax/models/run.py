@@ -109,8 +109,7 @@ class Run:
 
     Args:
       mask: (S, T), 1 for the tokens of a text and 0 for padding on its left or its right, as
-        transformers' attention_mask. Padding does not change what follows a text, nor what a seed
-        draws.
+        transformers' attention_mask. It changes neither what follows a text nor what a seed draws.
     """
     tokens = np.asarray(checked_inputs(self.config, tokens))
     texts = self.begun(tokens if mask is None else _unpadded(tokens, mask))
@@ -128,10 +127,10 @@ class Run:
     if isinstance(texts, str):
       raise ValueError('texts must be several, such as [text].')
     tokenizer = self.tokenizer
-    options = {'eos_token_id': tokenizer.eos_ids or None} | options
+    settings: dict[str, Any] = {'eos_token_id': tokenizer.eos_ids or None} | options
     ids = [tokenizer.with_prefix(tokenizer.encode(text), bos) for text in texts]
-    pieces = stream_texts(self, ids if bos == 'none' else self.begun(ids), length, **options)
-    rows, ends = map(np.concatenate, zip(*pieces)), _end_ids(options['eos_token_id'])
+    pieces = stream_texts(self, ids if bos == 'none' else self.begun(ids), length, **settings)
+    rows, ends = map(np.concatenate, zip(*pieces)), _end_ids(settings['eos_token_id'])
     return [tokenizer.decode(row[~np.isin(row, ends)].tolist()) for row in rows]
 
   def begun(self, texts: Sequence | np.ndarray) -> list[np.ndarray]:

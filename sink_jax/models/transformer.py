@@ -146,12 +146,12 @@ class Transformer(nn.Module):
                positions: DecodePositions | None = None,
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
     config, dtype = self.config, jnp.dtype(self.config.dtype)
-    if begins := positions is None or positions.keys_LxE is None:
+    if positions is None or positions.keys_LxE is None:
       config.attention.position.check_length(inputs.shape[1])
-      sink_tokens, positions_T = config.sink_tokens, np.arange(inputs.shape[1])
+      begins, sink_tokens, positions_T = True, config.sink_tokens, np.arange(inputs.shape[1])
     else:
       # Decoding counts learned sink tokens as positions of attention; embeddings of positions do not.
-      sink_tokens, positions_T = 0, positions.queries_L - config.sink_tokens
+      begins, sink_tokens, positions_T = False, 0, positions.queries_L - config.sink_tokens
     h_BxTxD, table_VxE = self._embed(inputs, positions_T)
     h_BxTxD = sharding_constraint('btd', h_BxTxD.astype(dtype))
     if config.sink_tokens:
