@@ -185,6 +185,7 @@ def test_texts_are_scored_as_they_are_but_continued_after_the_first_token(run):
   for tokens in (text, with_token):
     np.testing.assert_array_equal(losses(begun, tokens, policy), losses(run, tokens, policy))
     np.testing.assert_array_equal(begun.generate(tokens, 3), run.generate(with_token, 3))
+  np.testing.assert_array_equal(begun.begun([text[0], with_token[1]]), with_token)
 
 
 def test_a_text_of_any_length_is_scored_by_one_program(run):
