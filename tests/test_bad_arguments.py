@@ -49,7 +49,8 @@ def test_values_that_cannot_be(call, named):
 
 @pytest.mark.parametrize('call, named', [
     (lambda run: run.logits(TOKENS + 5), '16'), (lambda run: run.record(TOKENS - 1), '-1'),
-    (lambda run: run.logits([1, 2]), r'\(B, T\)'), (lambda run: sj.probe(run, TOKENS, batch_size=-1), 'batch_size'),
+    (lambda run: run.logits([1, 2]), r'\(S, T\)'), (lambda run: run.logits(TOKENS * 1.0), 'integers'),
+    (lambda run: sj.probe(run, TOKENS, batch_size=-1), 'batch_size'),
     (lambda run: sj.probe(run, TOKENS).norm_ratio('sink_token'), 'sink_token'),
     (lambda run: sj.graft(run, attention='HeadGate(scale=2)', tokens=TOKENS), 'component'),
     (lambda run: sj.analyse('lengths', run, TOKENS, lengths=8), 'lengths')])
@@ -63,7 +64,7 @@ def test_shapes_are_checked_without_values(run):
   config = sj.sized('tiny', vocab_size=0, input_features=3, output_features=2, dtype='float32')
   continuous = sj.Run(config, init_params(config, 0))
   assert continuous.logits(np.zeros((1, 4, 3))).shape == (1, 4, 2)
-  with pytest.raises(ValueError, match=r'\(B, T, 3\)'):
+  with pytest.raises(ValueError, match=r'\(S, T, 3\)'):
     continuous.logits(np.zeros((1, 4, 5)))
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.models.generate import stream_texts
-from sink_jax.models.run import Run
+from sink_jax.models.run import Run, stream_texts
 
 _TOKENS_AT_A_TIME = 16384  # whose keys and values are in the cache
 _TOKENS = 256  # of a continuation where the task names no number, as in the harness

@@ -22,8 +22,7 @@ from sink_jax.evaluate.finite import not_finite
 from sink_jax.evaluate.inputs import Inputs
 from sink_jax.io.terminal import number
 from sink_jax.models.decode import CachePolicy, check_policy, state_bytes
-from sink_jax.models.generate import text_losses
-from sink_jax.models.run import Run
+from sink_jax.models.run import Run, text_losses
 
 _POINTS = 32  # of a curve
 

@@ -12,13 +12,13 @@ from typing import Any
 from sink_jax.analyses.loaded_models import make_inputs
 from sink_jax.analyses import norms, options as analyses
 from sink_jax.analyses.options import InputOptions
+from sink_jax.attention import AnyArray
 from sink_jax.cli.results import Model, load, writable_folder
 from sink_jax.evaluate import EPSILON, plots, sink_report
 from sink_jax.evaluate.probe import probe
 from sink_jax.io import compile_cache
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.models.arrays import AnyArray
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.load import load_run

@@ -16,7 +16,7 @@ from sink_jax.cli.results import Model, load
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
 from sink_jax.models.decode import CachePolicy, state_bytes
-from sink_jax.models.generate import stream
+from sink_jax.models.run import stream_texts
 
 _CHUNK = 8  # tokens between two writes
 
@@ -56,22 +56,21 @@ def main(options: Options) -> None:
   logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
   run = load(options).run
-  if options.bos == 'none':  # else `stream` puts the first token of the training before the text
-    run = dataclasses.replace(run, first_token=None)
   tokenizer = run.tokenizer
   tokens = tokenizer.with_prefix(tokenizer.encode(prompt), options.bos)
   if not len(tokens):
     raise ValueError('the prompt is empty: write something, or take --bos=force.')
+  if options.bos != 'none':
+    tokens, = run.begun([tokens])
   say(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}')
   policy = None if options.cache_size is None else CachePolicy(
       options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
-  pieces = stream(run, tokens[None], options.length, policy=policy,
-                  temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
-                  seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
-  # By default `stream` has a cache of all tokens, with the first token of the run.
-  begun = len(tokens) + (run.first_token not in (None, tokens[0]))
-  policy = policy or CachePolicy(begun + options.length + run.config.sink_tokens, positions='text')
+  pieces = stream_texts(run, [tokens], options.length, policy=policy,
+                        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
+                        seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
+  # By default the cache has all tokens.
+  policy = policy or CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
   before = len(tokens) - len(tokenizer.encode(prompt))  # tokens that stand before the prompt
   made, rate = _write(pieces, tokens, tokenizer, ends, before)
   size = f'{state_bytes(run.config, policy, 1) / 2**20:.3g} MiB'
@@ -80,7 +79,7 @@ def main(options: Options) -> None:
   say(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {size}')
 
 
-def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: TextTokenizer,
+def _write(pieces: Iterable[list[np.ndarray]], tokens: np.ndarray, tokenizer: TextTokenizer,
            ends: tuple[int, ...], before_prompt: int) -> tuple[int, float | None]:
   """Writes the text as it comes, without the tokens before the prompt and the one that ends it.
 
@@ -93,10 +92,10 @@ def _write(pieces: Iterable[np.ndarray], tokens: np.ndarray, tokenizer: TextToke
   ids, settled, written = tokens.tolist(), 0, len(tokens)
   print(tokenizer.decode(ids[before_prompt:]), end='', flush=True)
   made, times = [], []
-  for piece in pieces:
-    made.append(piece.shape[1])
+  for piece, in pieces:  # of one text
+    made.append(len(piece))
     times.append(time.perf_counter())
-    ids += [token for token in piece[0].tolist() if token not in ends]
+    ids += [token for token in piece.tolist() if token not in ends]
     before, after = tokenizer.decode(ids[settled:written]), tokenizer.decode(ids[settled:])
     if after.startswith(before) and not after.endswith('\ufffd'):
       print(after[len(before):], end='', flush=True)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array
 
+from sink_jax.attention import AnyArray
 from sink_jax.models.config import ModelConfig
 
-AnyArray = Array | np.ndarray
 # A tree of parameters as Flax makes it: nested mappings from names to arrays, or to their shapes.
 ParamTree = Mapping[str, Any]
 ArrayTree = Any  # any tree of arrays that JAX knows: a named tuple, a mapping, one array
@@ -29,11 +27,20 @@ def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
                      f'{vocab_size} entries: use the tokenizer of the model.')
 
 
-def checked_inputs(config: ModelConfig, inputs: Any) -> jax.Array:
-  """Inputs as an array of JAX; ids are checked where they are known and lie in this process."""
+def checked_inputs(config: ModelConfig, inputs: Any, least: int = 1) -> jax.Array:
+  """Ids (S, T), T at least `least`, or features (S, T, F) of a model without a vocabulary, as an array.
+
+  Ids are compared with the vocabulary where they are known and lie in this process.
+  """
   inputs = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
+  fits = (inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer) if config.vocab_size else
+          inputs.ndim == 3 and inputs.shape[-1] == config.input_features)
+  if not fits or not inputs.shape[0] or inputs.shape[1] < least:
+    expected = ('tokens must be integers of shape (S, T)' if config.vocab_size else
+                f'inputs must have the shape (S, T, {config.input_features})')
+    raise ValueError(f'{expected}, T at least {least}, not {inputs.dtype} of shape {inputs.shape}.')
   known = not isinstance(inputs, Tracer) and getattr(inputs, 'is_fully_addressable', True)
-  if known and config.vocab_size and np.issubdtype(inputs.dtype, np.integer):
+  if known and config.vocab_size:
     check_ids(np.asarray(inputs), config.vocab_size)
   return jnp.asarray(inputs)
 
@@ -46,18 +53,17 @@ def matmul_precision(dtype: str) -> str:
   return 'highest' if dtype == 'float32' else 'default'
 
 
-def precise(dtype: str) -> contextlib.AbstractContextManager:
+def precise(dtype: str) -> AbstractContextManager:
   """A context in which products of float32 are traced in float32, and others as by default.
 
   It belongs inside of the function that jit traces: around its call it would be part of jit's key.
   """
-  return (jax.default_matmul_precision('highest') if matmul_precision(dtype) == 'highest'
-          else contextlib.nullcontext())
+  return jax.default_matmul_precision('highest' if dtype == 'float32' else None)
 
 
 # Whether each entry along the first axis of each leaf is finite; the values stay on their devices.
-_finite = jax.jit(functools.partial(
-    jax.tree.map, lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim)))))
+_finite = jax.jit(lambda params: jax.tree.map(
+    lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim))), params))
 
 
 def first_not_finite(params: ParamTree) -> str | None:

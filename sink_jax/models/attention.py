@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from sink_jax.attention.reference import last_row, maps, rows
 from sink_jax.attention.spec import (
-  AttentionSpec, TransformedQK, normalize_qk, position_qk, transform_values)
+  AttentionSpec, Params, TransformedQK, normalize_qk, position_qk, transform_values)
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
@@ -18,9 +18,6 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import DecodePositions, KVCache, attend_cached
 from sink_jax.models.layers import Linear, initializer
 from sink_jax.models.record import LayerRecord, RecordOptions
-
-# {component of the spec: {name: its parameter}}
-ComponentParams = dict[str, dict[str, jax.Array]]
 
 
 class FirstValues(NamedTuple):
@@ -95,7 +92,7 @@ class Attention(nn.Module):
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
               transformed: TransformedQK, v_BxTxHkvxDh: jax.Array, o_BxTxHxDh: jax.Array,
-              params: ComponentParams) -> LayerRecord:
+              params: Params) -> LayerRecord:
     """normalized: queries and keys whose norms are recorded; transformed: those of the scores."""
     spec, sinks = self.spec, self.config.sink_tokens
     # Records are about tokens: the rows and columns of learned sink tokens are cut off.
@@ -104,7 +101,7 @@ class Attention(nn.Module):
     if sinks:
       importance = _without_sink_rows(spec, transformed, params, importance, sinks)
     q, k = transformed
-    norms = [jnp.swapaxes(norm(x), 1, 2)[..., tokens]
+    norms = [jnp.swapaxes(l2_norm(x), 1, 2)[..., tokens]
              for x in (*normalized, v_BxTxHkvxDh, o_BxTxHxDh)]
     weights = proxy = None
     if options.maps:
@@ -118,7 +115,12 @@ class Attention(nn.Module):
         queries_BxTxHxDh=shown(q), keys_BxTxHkvxDh=shown(k))
 
 
-def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: ComponentParams,
+def l2_norm(x: jax.Array) -> jax.Array:
+  """The l2 norm over the last axis, in float32."""
+  return jnp.linalg.norm(x.astype(jnp.float32), axis=-1)
+
+
+def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: Params,
                        importance: Importance, sink_tokens: int) -> Importance:
   """The importance of tokens only; learned sink tokens together are where an extra key would be.
 
@@ -152,8 +154,3 @@ def training_implementation(config: ModelConfig, length: int) -> str:
       raise ValueError(f"model.implementation = '{names[-1]}' does not run this model: {reason}. "
                        "Leave it empty for the choice of the platform; 'chunked' runs everywhere.")
   return ', '.join(dict.fromkeys(names))
-
-
-def norm(x: jax.Array) -> jax.Array:
-  """The l2 norm over the last axis, in float32."""
-  return jnp.linalg.norm(x.astype(jnp.float32), axis=-1)

@@ -14,12 +14,11 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.component import Component, check_types, option
 from sink_jax.kernels.dispatch import check_implementation
 
-FFNS = ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'tanh_geglu', 'swiglu',
-        'clamped_swiglu', 'none')
 _FROM_ZERO = ('vocab_size', 'input_features', 'output_features', 'sink_tokens')
-BIASED = ('qkv', 'out', 'ffn', 'mamba', 'unembed')
 CHOICES: dict[str, tuple[str, ...]] = {
-    'ffn': FFNS,
+    'ffn': ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'tanh_geglu', 'swiglu',
+            'clamped_swiglu', 'none'),
+    'biases': ('qkv', 'out', 'ffn', 'mamba', 'unembed'),
     'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
     'norm_location': ('pre', 'post', 'sandwich', 'after', 'protected'),
     'linear': ('plain', 'sigma_reparam'),
@@ -47,10 +46,6 @@ class Experts(Component):
   # Weights are a softmax over the active networks (gpt-oss), instead of shares of that over all (Jamba).
   renormalize: bool = False
 
-  def __post_init__(self):
-    if not 1 <= self.active <= self.count:
-      raise ValueError(f'{self}: active must be between 1 and count.')
-
 
 class Layer(Component):
   """What is particular to one block of a repeating pattern; None keeps what the model has."""
@@ -72,18 +67,18 @@ class ModelConfig:
       input_features and output_features.
     kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
     pattern: the blocks of one period, which repeats; it may replace parts of `attention`.
-    ffn: one of FFNS; those that end with 'glu' have three matrices, others two. Those with 'tanh'
+    ffn: one of CHOICES; those that end with 'glu' have three matrices, others two. Those with 'tanh'
       approximate GELU by tanh, as Gemma 2 does, and 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
       (Gemma 2, arXiv:2408.00118); 'after', h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1);
-      or 'protected', no norm but the final one, h + beta f(h), see `branch_scale`.
+      or 'protected', no norm but the final one, h + beta f(h), see `layers.residual`.
     parallel_residual: attention and feed-forward network both read the block's input (GPT-NeoX).
-    biases: the linear layers that have a bias, out of BIASED ('mamba': its projections in and out).
+    biases: the linear layers that have a bias ('mamba': its projections in and out).
     embedding_dim: the width of token embeddings that are projected to d_model, and back (OPT-350m).
     tied: whether the unembedding shares the matrix of the token embedding.
     logit_cap: c of a soft cap c tanh(logits / c) of the logits (Gemma 2: 30); 0 for none.
-    linear: 'plain', or 'sigma_reparam', see its module.
+    linear: 'plain', or 'sigma_reparam', see `layers.reparametrised`.
     combine_heads: 'concat', or 'add': outputs are summed and share a projection (Table 12 left).
     sink_tokens: the number of learned vectors before the embeddings of every sequence: one is the
       paper's sink token (Table 4), several are the registers of arXiv:2309.16588. They have no
@@ -93,7 +88,7 @@ class ModelConfig:
       files state: N(0, 2/(5 n)), n the width of an embedding or the inputs of a linear layer, and
       N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
     dtype: of activations. Norms, row statistics, logits and trained parameters are float32.
-    implementation, remat: of attention, see `attend`; for the backward pass, `transformer.SAVED`.
+    implementation, remat: see `attend`, and `transformer.SAVED`.
     unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
       of the pattern, or one period with a `remat`; from `layers` on there is no loop. A loop copies
       what it keeps for the backward pass; without one compiling takes longer.
@@ -133,8 +128,8 @@ class ModelConfig:
       object.__setattr__(self, name, tuple(getattr(self, name)))
     check_types(self, 'model')
     for name, value in vars(self).items():
-      if value not in (allowed := CHOICES.get(name, (value,))):
-        raise ValueError(f'model.{name} = {value!r}; choices: {", ".join(allowed)}.')
+      if name in CHOICES and not set(value if name == 'biases' else [value]) <= {*CHOICES[name]}:
+        raise ValueError(f'model.{name} = {value!r}; choices: {", ".join(CHOICES[name])}.')
       least = 0 if name in _FROM_ZERO else 1
       if isinstance(value, int) and not isinstance(value, bool) and value < least:
         raise ValueError(f'model.{name} must be at least {least}, not {value}.')
@@ -153,8 +148,6 @@ class ModelConfig:
            f'model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}.')
     yield (not layers or self.layers % len(layers), f'model.layers = {self.layers} must be a '
            f'multiple of the {len(layers)} blocks of model.pattern.')
-    yield (set(self.biases) - set(BIASED),
-           f'model.biases = {self.biases}; choices: {", ".join(BIASED)}.')
     yield (all(layer.mamba for layer in layers), 'model.pattern has no block with attention.')
     yield (any(layer.position and not all(isinstance(position, (Rope, Nope)) for position in
                                           (layer.position, spec.position)) for layer in layers),
@@ -185,25 +178,10 @@ class ModelConfig:
            f'{spec.value} mixes the values of the first block into those of later ones: use two '
            'layers or more, of which the first has attention, or PlainValue().')
 
-  @property
-  def branch_scale(self) -> float:
-    """beta of the Outlier Protected block h + beta f(h) of He et al. (arXiv:2405.19279).
-
-    With it the outputs of all sub-layers together have the size of one. The authors' code
-    (bobby-he/simplified_transformers, op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the first
-    attention, since its embeddings start at 0.02; here they start at 1.
-    """
-    return 1 / math.sqrt(2 * self.layers)
-
   def attention_of(self, layer: Layer) -> AttentionSpec:
     """Returns the attention of a block of the pattern, with its mask and position encoding."""
     return dataclasses.replace(self.attention, mask=layer.mask or self.attention.mask,
                                position=layer.position or self.attention.position)
-
-  @property
-  def periods_per_iteration(self) -> int:
-    """The number of periods of the pattern in one iteration over blocks, see `unroll`."""
-    return max(1, min(self.unroll if self.remat == 'none' else 1, self.layers) // len(self.pattern))
 
   @property
   def attention_layers(self) -> tuple[int, ...]:

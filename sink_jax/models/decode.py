@@ -7,7 +7,6 @@ it (Xiao et al. 2023), positions change as tokens are dropped, so keys are rotat
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
@@ -15,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.attention import reference
-from sink_jax.attention.spec import (
-  AttentionSpec, Params, apply_position_and_features, scaled_queries)
+from sink_jax.attention.spec import AttentionSpec, Params, apply_position_and_features, scaled_queries
 from sink_jax.component import check_types
-from sink_jax.models.config import Layer, ModelConfig
+from sink_jax.models.config import ModelConfig
 
 # Position of an entry without a token. It is later than any query, so every mask hides it.
 EMPTY = 2**30
@@ -81,10 +79,8 @@ class CachePolicy:
 
   def __post_init__(self):
     check_types(self, 'CachePolicy')
-    if self.size < 1 or not 0 <= self.sinks < self.size:
-      raise ValueError(f'{self}: needs size >= 1 and 0 <= sinks < size.')
-    if self.positions not in ('cache', 'text'):
-      raise ValueError(f"{self}: positions must be 'cache' or 'text'.")
+    if not 0 <= self.sinks < self.size or self.positions not in ('cache', 'text'):
+      raise ValueError(f"{self}: needs 0 <= sinks < size, and positions 'cache' or 'text'.")
 
   @property
   def recent(self) -> int:
@@ -157,25 +153,24 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
   dims, dtype = config.dims, jnp.dtype(config.dtype)
   # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
-
-  def cache(layer: Layer) -> LayerCache:
-    if sizes := layer.mamba:
-      return MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
-                        jnp.zeros((repeats, batch, sizes.inner, sizes.state)))
-    shape = repeats, batch, dims.kv_heads, policy.size, dims.head_dim
-    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-
-  return DecodeState(tuple(map(cache, config.pattern)), jnp.zeros((), jnp.int32))
+  shape = repeats, batch, dims.kv_heads, policy.size, dims.head_dim
+  return DecodeState(tuple(
+      MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
+                 jnp.zeros((repeats, batch, sizes.inner, sizes.state)))
+      if (sizes := layer.mamba) else KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+      for layer in config.pattern), jnp.zeros((), jnp.int32))
 
 
 def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
   """Bytes that the decoding state of `batch` texts takes."""
-  shapes = jax.eval_shape(functools.partial(empty_state, config, policy, batch))
+  shapes = jax.eval_shape(lambda: empty_state(config, policy, batch))
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once: int = 1) -> None:
   """Raises a ValueError, with the remedy, unless a policy reads `length` tokens, `at_once` together."""
+  if not config.vocab_size:
+    raise ValueError('a model of continuous inputs has no tokens to generate or to score.')
   sinks, size = config.sink_tokens, policy.size
   total, together = length + sinks, min(at_once + sinks, size)
   if size <= sinks or (total > size and policy.sinks < sinks):

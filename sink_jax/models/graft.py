@@ -18,6 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.arguments import check_known
+from sink_jax.attention import AnyArray
 from sink_jax.attention.extra_key_value import NoBias, VBias
 from sink_jax.attention.head import HeadGate, PlainOutput
 from sink_jax.attention.per_token import PlainValue, ValueResidual, ValueScale
@@ -25,7 +26,7 @@ from sink_jax.attention.reference import scores
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component
 from sink_jax.kernels.shard import mesh_of
-from sink_jax.models.arrays import AnyArray, check_ids
+from sink_jax.models.arrays import checked_inputs
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import GraftReport, RecordOptions
 from sink_jax.models.run import Run
@@ -36,10 +37,7 @@ from sink_jax.models.transformer import init_params
 _Path: TypeAlias = tuple[str, ...]
 
 STARTS = ('identity', 'random')
-# What a graft changes, and what is not a property of the parameters; the rest must be the same.
-GRAFTED = ('attention', 'norm', 'sink_tokens')
-_FREE = ('init', 'dtype', 'implementation', 'remat', 'unroll')
-_STARTING = ('kv_bias', 'value', 'head')  # the components that `start_like` knows
+GRAFTED = ('attention', 'norm', 'sink_tokens')  # what a graft changes
 _BIASES = {'KBias': 'the key bias k*', 'KVBias': 'the key and value biases k* and v*',
            'VBias': 'the value bias v*', 'SinkLogit': 'the sink logit'}
 _OFFSET = -8.0
@@ -76,14 +74,14 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   Raises:
     ValueError: nothing would change, a component does not fit the model, or there is no batch.
   """
-  changed: dict[str, Any] = {name: value for name, value in (
-      ('norm', norm), ('sink_tokens', sink_tokens)) if value is not None}
   if not isinstance(attention, AttentionSpec):
     components = cast(dict[str, Any], attention or {})
-    for name in [components] if isinstance(components, str) else components:
+    for name in components:
       check_known(name, COMPONENTS, 'attention has no component')
     attention = dataclasses.replace(run.config.attention, **components)
-  config = dataclasses.replace(run.config, attention=attention, **changed)
+  config = dataclasses.replace(
+      run.config, attention=attention, norm=run.config.norm if norm is None else norm,
+      sink_tokens=run.config.sink_tokens if sink_tokens is None else sink_tokens)
   grafted = graft_to(run, config, start=start, tokens=tokens, offset=offset, seed=seed)
   print(grafted.graft)
   return grafted
@@ -92,52 +90,50 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
 def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
              tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:
   """`graft` to the model of a config, which must differ in nothing else, without printing."""
-  changed = _changes(run.config, config)
+  parts = [('attention', name, run.config.attention, config.attention) for name in COMPONENTS]
+  parts += [('model', name, run.config, config) for name in ('norm', 'sink_tokens')]
+  changes = {f'{where}.{name}': (a, b) for where, name, source, target in parts
+             if (a := getattr(source, name)) != (b := getattr(target, name))}
+  if not changes:
+    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value, '
+                     "such as attention={'head': 'HeadGate(scale=2)'}.")
   check_known(start, STARTS, 'Unknown start')
-  batch = _batch(run, tokens)
-  before, after, same = run.config.attention, config.attention, start == 'identity'
+  batch, same = _batch(run, tokens), start == 'identity'
   known, shapes = _shapes(run.config), _shapes(config)
   new = {path: shape for path, shape in shapes.items() if known.get(path) != shape}
-  starts = {name: start_like(getattr(before, name), getattr(after, name)) for name in _STARTING}
-  exact = same and None not in starts.values() and all(
-      getattr(run.config, name) == getattr(config, name) for name in ('norm', 'sink_tokens')
-  ) and all(getattr(before, name) == getattr(after, name)
-            for name in COMPONENTS if name not in _STARTING)
-  constants = {f'{component}_{name}': value for component, values in starts.items()
-               for name, value in (values or {}).items()} if same else {}
+  starts = {name: start_like(*change) if same else None for name, change in changes.items()}
+  constants = {f'{name.removeprefix("attention.")}_{key}': value
+               for name, known_start in starts.items() for key, value in (known_start or {}).items()}
   values: dict[_Path, AnyArray] = {path: np.full(shape, constants[path[-1]], np.float32)
                                    for path, shape in new.items() if path[-1] in constants}
   logits = [path for path in new if path[-1] == 'kv_bias_logit'
-            and same and after.similarity.kind == 'exponential']
+            and same and config.attention.similarity.kind == 'exponential']
   fresh = tuple(path for path in new if path not in values and path not in logits)
   if fresh:
-    values |= zip(fresh, _initial(config, fresh, seed))
+    values |= _initial(config, fresh, seed)
   if logits:
     # The rows are those of the new model without the logit: what else is new acts on them too.
-    plain = dataclasses.replace(config, attention=dataclasses.replace(after, kv_bias=NoBias()))
+    plain = dataclasses.replace(config, attention=dataclasses.replace(
+        config.attention, kv_bias=NoBias()))
     values |= _sink_logits(_with_values(run, plain, values), logits, batch, offset)
   grafted = _with_values(run, config, values)
   names = lambda paths: tuple(sorted('/'.join(path) for path in paths))
   return dataclasses.replace(grafted, graft=GraftReport(
-      changed, names(new), names(path for path in known if known[path] != shapes.get(path)), start,
-      exact, _loss(run, batch), _loss(grafted, batch), names(fresh)))
+      tuple(f'{name}: {a!r} -> {b!r}' for name, (a, b) in changes.items()),
+      names(new), names(path for path in known if known[path] != shapes.get(path)), start,
+      None not in starts.values(), _loss(run, batch), _loss(grafted, batch), names(fresh)))
 
 
 def learned_bias(config: ModelConfig) -> str:
   """The parameters that `without_bias` removes, in words; empty where there are none."""
   count, bias = config.sink_tokens, config.attention.kv_bias
-  sinks = f'the {count} learned sink tokens x*' if count > 1 else 'the learned sink token x*' if count else ''
+  sinks = {0: '', 1: 'the learned sink token x*'}.get(count, f'the {count} learned sink tokens x*')
   name = type(bias).__name__ if bias.params(config.dims) else ''
   return ' and '.join(filter(None, (sinks, _BIASES.get(name, name))))
 
 
 def without_bias(run: Run) -> Run:
-  """The same model with neither biases in attention nor learned sink tokens (Section 7.3).
-
-  No loss is measured. A model without any of them is a ValueError.
-  """
-  if not learned_bias(run.config):
-    raise ValueError('The model has no bias in attention and no learned sink token to remove.')
+  """The same model with neither biases in attention nor learned sink tokens (Section 7.3)."""
   return _with_values(run, dataclasses.replace(run.config, sink_tokens=0, attention=(
       dataclasses.replace(run.config.attention, kv_bias=NoBias()))), {})
 
@@ -145,8 +141,6 @@ def without_bias(run: Run) -> Run:
 def start_like(before: Component, after: Component) -> dict[str, float] | None:
   """Values {name: of all entries} with which a component computes what another did, if there are any."""
   match before, after:
-    case _ if before == after:
-      return {}
     case NoBias(), VBias():
       return {'value': 0.0}
     case PlainValue(), ValueScale():
@@ -158,24 +152,6 @@ def start_like(before: Component, after: Component) -> dict[str, float] | None:
   return None
 
 
-def _changes(before: ModelConfig, after: ModelConfig) -> tuple[str, ...]:
-  """Lines 'attention.head: PlainOutput() -> HeadGate()' of what a graft changes."""
-  for field in dataclasses.fields(ModelConfig):
-    a, b = getattr(before, field.name), getattr(after, field.name)
-    if a != b and field.name not in GRAFTED + _FREE:
-      raise ValueError(f'A graft changes only {", ".join(GRAFTED)}: model.{field.name} is {a!r} in '
-                       f'the source and cannot become {b!r}. Take the value of the source, or train '
-                       'a model of this one from scratch.')
-  changed = [f'attention.{name}: {a!r} -> {b!r}' for name in COMPONENTS
-             if (a := getattr(before.attention, name)) != (b := getattr(after.attention, name))]
-  changed += [f'model.{name}: {a!r} -> {b!r}' for name in ('norm', 'sink_tokens')
-              if (a := getattr(before, name)) != (b := getattr(after, name))]
-  if not changed:
-    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value, '
-                     "such as attention={'head': 'HeadGate(scale=2)'}.")
-  return tuple(changed)
-
-
 def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
   """The token ids on which a graft is measured."""
   if tokens is None:
@@ -184,11 +160,7 @@ def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
     tokens = run.make_tokens(run)
   if tokens is None:
     raise ValueError('There are no probe inputs to measure the graft on: pass tokens=, ids (S, T).')
-  batch = np.asarray(tokens)
-  if batch.ndim != 2 or batch.shape[1] < 2:
-    raise ValueError(f'tokens must be ids of shape (S, T), T at least 2, not {batch.shape}.')
-  check_ids(batch, run.config.vocab_size)
-  return batch
+  return np.asarray(checked_inputs(run.config, tokens, least=2))
 
 
 def _shapes(config: ModelConfig) -> dict[_Path, tuple[int, ...]]:
@@ -197,10 +169,10 @@ def _shapes(config: ModelConfig) -> dict[_Path, tuple[int, ...]]:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _initial(config: ModelConfig, paths: tuple[_Path, ...], seed: int) -> list[jax.Array]:
+def _initial(config: ModelConfig, paths: tuple[_Path, ...], seed: int) -> dict[_Path, jax.Array]:
   """The named parameters of a fresh model; the compiler drops the computation of all others."""
   params = cast(dict[_Path, jax.Array], flatten_dict(init_params(config, seed)))
-  return [params[path] for path in paths]
+  return {path: params[path] for path in paths}
 
 
 def _sink_logits(run: Run, paths: list[_Path], batch: np.ndarray, offset: float,

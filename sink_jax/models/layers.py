@@ -1,10 +1,10 @@
-"""Linear layers, norms and feed-forward networks."""
+"""Linear layers, norms, feed-forward networks, mixtures of them, and Mamba."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,14 +15,20 @@ from jax.typing import DTypeLike
 from sink_jax.attention import rms_norm
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
-from sink_jax.models.config import ModelConfig
-from sink_jax.models.sigma_reparam import VECTOR, reparametrised, singular_vector
+from sink_jax.models.config import Experts, Mamba, ModelConfig
+from sink_jax.models.decode import MambaCache
 
 _erf_gelu = functools.partial(jax.nn.gelu, approximate=False)
 _tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 _ACTIVATIONS = {
     'relu': jax.nn.relu, 'reglu': jax.nn.relu, 'gelu': _erf_gelu, 'geglu': _erf_gelu,
     'gelu_tanh': _tanh_gelu, 'tanh_geglu': _tanh_gelu, 'swish': jax.nn.silu, 'swiglu': jax.nn.silu}
+_VECTOR = 'singular'  # the name of the leaf that has the singular vector of a kernel
+# (W W^T)^(2^n) has the powers 2^(n+1) of the singular values: two have to be as near as 1e-4 for the
+# smaller to have a part in the vector.
+_SQUARINGS = 13
+# Accelerators round the factors of float32 products by default, and sigma scales the layer.
+_product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 _CLAMP, _STEEPNESS = 7.0, 1.702  # of gpt-oss's gated unit, swiglu_limit and alpha of its code
 
 
@@ -63,6 +69,53 @@ def activate(ffn: str, h: jax.Array, linear: jax.Array | None = None) -> jax.Arr
   return h if linear is None else h * linear
 
 
+def reparametrised(kernel_IxO: jax.Array, gamma: jax.Array, vector_I: jax.Array) -> jax.Array:
+  """gamma W / sigma(W), float32, with gradients for W and gamma (sigmaReparam, arXiv:2303.06296).
+
+  sigma(W) is the largest singular value and gamma a learned scalar that starts at 1: scores grow no
+  faster than the gammas do, and attention keeps its entropy. The releases of Zhai et al. 2023
+  (apple/ml-sigma-reparam) do so in every linear layer of a block and in the last of the model, with
+  one step of the power iteration in each forward pass of training. Here it is the linear layers of
+  the blocks, without the kernels of heads' gates.
+
+  The singular vector is a leaf of the parameters next to its kernel, so that whatever saves, splits
+  or copies a model has it. It gets no gradient, and a forward pass only reads it.
+  """
+  # The derivative of |v W| at a fixed v is that of sigma where v is the left singular vector: how
+  # the vector follows W is of second order.
+  image_O = _product('i,io->o', jax.lax.stop_gradient(vector_I), kernel_IxO)
+  return kernel_IxO * (gamma / jnp.linalg.norm(image_O))
+
+
+def singular_vector(kernel_IxO: jax.Array) -> jax.Array:
+  """The left singular vector (I,) of the largest singular value, float32."""
+  if kernel_IxO.shape[0] > kernel_IxO.shape[1]:  # the product of fewer rows is the smaller
+    vector_I = _product('io,o->i', kernel_IxO, singular_vector(kernel_IxO.T))
+    return vector_I / jnp.linalg.norm(vector_I)
+
+  def square(_: int, power_IxI: jax.Array) -> jax.Array:
+    power_IxI = _product('ij,jk->ik', power_IxI, power_IxI)
+    return power_IxI / jnp.linalg.norm(power_IxI)
+
+  # (W W^T)^(2^n) tends to v v^T; its largest column has the most of v.
+  gram_IxI = _product('io,jo->ij', kernel_IxO, kernel_IxO)
+  power_IxI = jax.lax.fori_loop(0, _SQUARINGS, square, gram_IxI / jnp.linalg.norm(gram_IxI))
+  vector_I = power_IxI[:, jnp.argmax(jnp.diag(power_IxI))]
+  return vector_I / jnp.linalg.norm(vector_I)
+
+
+def after_update(params: Mapping[Any, Any]) -> Mapping[Any, Any]:
+  """The parameters with the singular vectors of their kernels, which may have leading axes.
+
+  Each update of training ends with it. Vectors are computed afresh: one that follows by steps of the
+  power iteration lags while another singular value overtakes the largest.
+  """
+  if _VECTOR in params:
+    vectors = jnp.vectorize(singular_vector, signature='(i,o)->(i)')
+    return {**params, _VECTOR: vectors(params['kernel'])}
+  return {name: after_update(x) if isinstance(x, Mapping) else x for name, x in params.items()}
+
+
 class Linear(nn.Module):
   """x W, plus a bias where `config.biases` names the layer's group.
 
@@ -82,7 +135,7 @@ class Linear(nn.Module):
                    (x.shape[-1], self.features), jnp.float32)
     if self.config.linear == 'sigma_reparam' and self.group in ('qkv', 'out', 'ffn'):
       gamma = self.param('gamma', nn.initializers.ones, (), jnp.float32)
-      vector = self.param(VECTOR, lambda key: singular_vector(w))
+      vector = self.param(_VECTOR, lambda key: singular_vector(w))
       w = reparametrised(w, gamma, vector)
     dtype = self.out_dtype or x.dtype
     out = jnp.einsum('...i,io->...o', x, w.astype(x.dtype), preferred_element_type=dtype)
@@ -118,9 +171,9 @@ class Norm(nn.Module):
   place of a vector, so that no channel has a scale of its own. g starts at 1, as in the release
   (dmis-lab/Outlier-Safe-Pre-Training); it would be sqrt(D) on x / |x|_2, the same function.
 
-  'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic
-  of x. The scalar a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA the release
-  has smaller ones, by the width, no b, and a learned scale sqrt(D) on embeddings.
+  'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic of x.
+  a starts at 0.5, the default of the release (jiachenzhu/DyT), which for LLaMA has smaller ones, by the
+  width, no b, and a learned scale sqrt(D) on embeddings.
   """
 
   config: ModelConfig
@@ -152,6 +205,11 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
   f is the sub-layer `number` of its block, 1 or 2, reads h or read_BxTxD, and returns its output and
   anything else; norm takes a name and what it normalises. Returns the stream after the sub-layer,
   the same before the norm of a post-norm block, and what else f returned.
+
+  beta is 1, but in the Outlier Protected block of He et al. (arXiv:2405.19279) 1 / sqrt(2 layers): the
+  outputs of all sub-layers together have the size of one. The authors' code
+  (bobby-he/simplified_transformers, op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the first
+  attention, since its embeddings start at 0.02; here they start at 1.
   """
   location = config.norm_location
   x = h_BxTxD if read_BxTxD is None else read_BxTxD
@@ -159,7 +217,7 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
   if location in ('sandwich', 'after'):
     o_BxTxD = norm(f'norm{number}_after', o_BxTxD)
   if location == 'protected':
-    o_BxTxD = config.branch_scale * o_BxTxD
+    o_BxTxD = 1 / math.sqrt(2 * config.layers) * o_BxTxD
   before = h_BxTxD + o_BxTxD
   return (norm(f'norm{number}', before) if location == 'post' else before), before, rest
 
@@ -186,3 +244,108 @@ class FeedForward(nn.Module):
     h = activate(config.ffn, h, hidden('w2') if config.ffn.endswith('glu') else None)
     w_out = Linear(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')
     return sharding_constraint('btd', w_out(h))
+
+
+class MixtureOfExperts(nn.Module):
+  """The sum over the active experts e of weight_e FFN_e(x), weighted by a softmax router (Jamba, gpt-oss).
+
+  All X experts run on all tokens, one after the other, and those that are not active get a weight of
+  zero: exact, in the memory of one expert and the time of all, for evaluation.
+  """
+
+  config: ModelConfig
+  experts: Experts
+
+  @nn.compact
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    config, experts = self.config, self.experts
+    logits_BxTxX = Linear(experts.count, config, group='ffn', out_dtype=jnp.float32,
+                          name='router')(x_BxTxD)
+    top, active = jax.lax.top_k(logits_BxTxX, experts.active)
+    if experts.renormalize:
+      top = jax.nn.softmax(top, -1)
+    else:
+      # These do not sum to one: the shares of the experts that are not active are lost.
+      top = jnp.take_along_axis(jax.nn.softmax(logits_BxTxX, -1), active, -1)
+    # (B, T, active, X) summed over the active ones: a weight for each of the X experts.
+    weights_BxTxX = jnp.sum(jax.nn.one_hot(active, experts.count) * top[..., None], -2)
+
+    gated = config.ffn.endswith('glu')
+    width, hidden = config.d_model, config.ffn_hidden
+    sizes = dict(w1=(width, hidden), w_out=(hidden, width)) | (dict(w2=(width, hidden)) if gated else {})
+    weights = {name: Weights((experts.count, *size), config, 'ffn' in config.biases, name=name)()
+               for name, size in sizes.items()}
+
+    def add(total, expert):
+      w, weight_BxT = expert
+      linear = lambda name, x: x @ w[name][0].astype(x.dtype) + w[name][1].astype(x.dtype)
+      h = activate(config.ffn, linear('w1', x_BxTxD), linear('w2', x_BxTxD) if gated else None)
+      out = linear('w_out', h).astype(jnp.float32)
+      return total + weight_BxT[..., None] * out, None
+
+    # The scan takes one expert's matrices and weights at a time, and adds up in float32.
+    total = jnp.zeros(x_BxTxD.shape, jnp.float32)
+    total, _ = jax.lax.scan(add, total, (weights, jnp.moveaxis(weights_BxTxX, -1, 0)))
+    return total.astype(x_BxTxD.dtype)
+
+
+class MambaMixer(nn.Module):
+  """A selective state space model (Gu and Dao 2023) in place of attention, as in Jamba.
+
+  state_t = exp(dt_t A) state_{t-1} + dt_t B_t x_t and y_t = C_t state_t + D x_t per channel,
+  with dt, B and C made from x_t. The recurrence runs token after token, in float32.
+
+  I counts inner channels, S the states of a channel, K the taps of the convolution.
+  """
+
+  config: ModelConfig
+  sizes: Mamba
+
+  @nn.compact
+  def __call__(self, x_BxTxD: jax.Array, cache: MambaCache | None = None,
+               ) -> tuple[jax.Array, MambaCache | None]:
+    """The output (B, T, D), and the cache after these tokens, which continue its texts, if any."""
+    config, sizes = self.config, self.sizes
+    batch, length, _ = x_BxTxD.shape
+    linear = lambda features, name, group: Linear(features, config, group=group, name=name)
+    x, gate = jnp.split(linear(2 * sizes.inner, 'in', 'mamba')(x_BxTxD), 2, -1)
+
+    # The last tap is for the token itself.
+    taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), config, name='conv')()
+    before = (jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype) if cache is None
+              else cache.inputs_BxKxI.astype(x.dtype))
+    # The K - 1 inputs before these tokens, or zeros, make the convolution causal.
+    inputs = jnp.concatenate([before, x], 1)
+    x = sum((inputs[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv)),
+            start=jnp.zeros((), x.dtype))
+    x_BxTxI = jax.nn.silu(x + bias_I.astype(x.dtype))
+
+    parts = jnp.split(linear(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
+                      (sizes.rank, sizes.rank + sizes.state), -1)
+    # These norms are Jamba's addition: Mamba itself has none.
+    dt, b_BxTxS, c_BxTxS = (Norm(config, name=f'{name}_norm')(part)
+                            for name, part in zip(('dt', 'b', 'c'), parts))
+    dt_BxTxI = jax.nn.softplus(Linear(sizes.inner, config, group='dt', name='dt')(dt).astype(
+        jnp.float32))
+    a_log = self.param('a_log', lambda key: jnp.broadcast_to(
+        jnp.log(jnp.arange(1, sizes.state + 1, dtype=jnp.float32)), (sizes.inner, sizes.state)))
+    d_I = self.param('d', nn.initializers.ones, (sizes.inner,), jnp.float32)
+    # The parameter is log(-A), so that A stays negative in training and every state decays.
+    a_IxS = -jnp.exp(a_log.astype(jnp.float32))
+
+    def step(state_BxIxS, token):
+      x_BxI, dt_BxI, b_BxS, c_BxS = token
+      drive = (dt_BxI * x_BxI)[..., None] * b_BxS[:, None, :]
+      state = jnp.exp(dt_BxI[..., None] * a_IxS) * state_BxIxS + drive
+      return state, jnp.einsum('bis,bs->bi', state, c_BxS)
+
+    # The state is summed in float32: its decays are close to one, and bfloat16 would round them.
+    tokens = [jnp.swapaxes(z.astype(jnp.float32), 0, 1)
+              for z in (x_BxTxI, dt_BxTxI, b_BxTxS, c_BxTxS)]
+    state = jnp.zeros((batch, sizes.inner, sizes.state)) if cache is None else cache.state_BxIxS
+    state, y_TxBxI = jax.lax.scan(step, state, tuple(tokens))
+    y = jnp.swapaxes(y_TxBxI, 0, 1) + d_I.astype(jnp.float32) * x_BxTxI.astype(jnp.float32)
+    y = y * jax.nn.silu(gate.astype(jnp.float32))
+    out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
+    # Of the K - 1 + T inputs, the last K - 1 are those that the next token's convolution reads.
+    return out, None if cache is None else MambaCache(inputs[:, length:], state)

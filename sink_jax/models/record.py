@@ -71,7 +71,6 @@ class LayerRecord(NamedTuple):
   hidden_before_norm_BxT: jax.Array = _LATER
   sink_token_norm_B: jax.Array | None = None
   hidden_BxTxD: jax.Array | None = None
-  hidden_before_norm_BxTxD: jax.Array | None = None
   hidden_description: ArrayTree | None = None
 
 

@@ -15,7 +15,7 @@ from sink_jax.models.transformer import init_params
 
 # '60m' and '1b' are the paper's (Section 4, Section 7.4), '7b' and '13b' LLaMA-2's (Touvron et
 # al. 2023); 'tiny' is for two CPU cores.
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     'tiny': dict(layers=2, d_model=64, heads=4, ffn_hidden=128),
     '60m': dict(layers=10, d_model=768, heads=8, ffn_hidden=1536),
     '1b': dict(layers=22, d_model=2048, heads=16, ffn_hidden=5632),
@@ -27,8 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
 def sized(size: str, **overrides: Any) -> ModelConfig:
   """Returns the ModelConfig of a named size, with fields such as vocab_size, which no size sets."""
   check_known(size, SIZES, 'Unknown model size')
-  fields: dict[str, Any] = SIZES[size] | overrides
-  return ModelConfig(**fields)
+  return ModelConfig(**SIZES[size] | overrides)
 
 
 @functools.lru_cache

@@ -16,18 +16,14 @@ from sink_jax.attention import soft_cap
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
-from sink_jax.models.attention import Attention, FirstValues
-from sink_jax.models.attention import norm as _norm
+from sink_jax.models.attention import Attention, FirstValues, l2_norm
 from sink_jax.models.config import Layer, ModelConfig
-from sink_jax.models.decode import (
-  DecodePositions, DecodeState, KVCache, LayerCache, MambaCache, written)
-from sink_jax.models.layers import FeedForward, Linear, Norm, initializer, residual
-from sink_jax.models.mamba import MambaMixer
-from sink_jax.models.moe import MixtureOfExperts
+from sink_jax.models.decode import DecodePositions, DecodeState, LayerCache, written
+from sink_jax.models.layers import (
+  FeedForward, Linear, MambaMixer, MixtureOfExperts, Norm, initializer, residual)
 from sink_jax.models.record import LayerRecord, Record, RecordOptions
 
-# What goes from block to block: hidden states (B, T, D), and the values of the first block where
-# later ones mix them in.
+# Hidden states (B, T, D), and the values of the first block where later ones mix them in.
 Stream = tuple[jax.Array, FirstValues | None]
 
 
@@ -58,26 +54,21 @@ class Block(nn.Module):
   """One transformer block, its norms where `ModelConfig.norm_location` has them."""
 
   config: ModelConfig
-  layer: Layer = Layer()
+  layer: Layer
 
   @nn.compact
   def __call__(self, stream: Stream, record_options: RecordOptions | None,
-               cache: LayerCache | None = None, positions: DecodePositions | None = None,
+               cache: Any = None, positions: DecodePositions | None = None,
                ) -> tuple[Stream, tuple[LayerRecord | None, LayerCache | None]]:
-    """Returns what goes on to the next block, and (record, cache), which `nn.scan` stacks.
-
-    record_options is positional, because `nn.remat` counts static arguments by their number.
-    """
+    """Returns what goes on to the next block, and (record, cache); `cache` is attention's or Mamba's."""
     config, layer, (h_BxTxD, first) = self.config, self.layer, stream
     # The names of modules are the keys of parameters in checkpoints: they must not change.
     norm = lambda name, x: Norm(config, name=name)(x)
 
     def mix(x):
       if layer.mamba:
-        assert not isinstance(cache, KVCache)
         out, new = MambaMixer(config, layer.mamba, name='mamba')(x, cache)
         return out, (LayerRecord(), new, first)
-      assert not isinstance(cache, MambaCache)
       out, *rest = Attention(config, config.attention_of(layer), name='attention')(
           x, record_options, cache, positions, first)
       return out, rest
@@ -94,28 +85,31 @@ class Block(nn.Module):
     if (options := record_options) is None:
       return (out, first), (None, new_cache)
     sinks, tokens = config.sink_tokens, slice(config.sink_tokens, None)
-    shown = lambda x: x[:, tokens].astype(jnp.float32) if options.hidden else None
     return (out, first), (record._replace(
-        hidden_norm_BxT=_norm(out)[:, tokens], hidden_before_norm_BxT=_norm(before)[:, tokens],
-        sink_token_norm_B=_norm(out)[:, :sinks].max(1) if sinks else None,
-        hidden_BxTxD=shown(out), hidden_before_norm_BxTxD=shown(before),
+        hidden_norm_BxT=l2_norm(out)[:, tokens], hidden_before_norm_BxT=l2_norm(before)[:, tokens],
+        sink_token_norm_B=l2_norm(out)[:, :sinks].max(1) if sinks else None,
+        hidden_BxTxD=out[:, tokens].astype(jnp.float32) if options.hidden else None,
         hidden_description=options.describe_hidden(out[:, tokens]) if options.describe_hidden else None,
     ), new_cache)
 
 
 class Period(nn.Module):
-  """The blocks of a pattern: a Block with a tuple of caches, and records with an axis over blocks."""
+  """The blocks of a pattern, with a tuple of their caches, and records with an axis over blocks.
+
+  record_options is positional, because `nn.remat` counts static arguments by their number.
+  """
 
   config: ModelConfig
 
   @nn.compact
   def __call__(self, stream: Stream, record_options: RecordOptions | None,
-               caches: tuple[LayerCache, ...] | None = None,
-               positions: DecodePositions | None = None,
+               caches: tuple[LayerCache, ...] | None = None, positions: DecodePositions | None = None,
                ) -> tuple[Stream, tuple[LayerRecord | None, tuple[LayerCache | None, ...]]]:
     records, new_caches = [], []
     for i, layer in enumerate(self.config.pattern):
       block = Block(self.config, layer, name=f'layer{i}')
+      if len(self.config.pattern) == 1:  # its parameters have no level 'layer0'
+        nn.share_scope(self, block)
       stream, (record, cache) = block(
           stream, record_options, None if caches is None else caches[i], positions)
       records.append(record)
@@ -152,21 +146,12 @@ class Transformer(nn.Module):
                positions: DecodePositions | None = None,
                ) -> jax.Array | tuple[jax.Array, Record] | tuple[jax.Array, DecodeState]:
     config, dtype = self.config, jnp.dtype(self.config.dtype)
-    next_positions = None if positions is None or positions.keys_LxE is None else positions
-    begins = next_positions is None
-    # Decoding counts learned sink tokens as positions of attention; embeddings of positions do not.
-    sink_tokens = config.sink_tokens if begins else 0
-    given = f'not {inputs.dtype} of shape {inputs.shape}.'
-    if config.vocab_size:
-      if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2:
-        raise ValueError(f'tokens must be integers of shape (B, T), {given}')
-    elif inputs.ndim != 3 or inputs.shape[-1] != config.input_features:
-      raise ValueError(f'inputs must have the shape (B, T, {config.input_features}), {given}')
-    if next_positions is None:
+    if positions is None or positions.keys_LxE is None:
       config.attention.position.check_length(inputs.shape[1])
-      positions_T = np.arange(inputs.shape[1])
+      begins, sink_tokens, positions_T = True, config.sink_tokens, np.arange(inputs.shape[1])
     else:
-      positions_T = next_positions.queries_L - config.sink_tokens
+      # Decoding counts learned sink tokens as positions of attention; embeddings of positions do not.
+      begins, sink_tokens, positions_T = False, 0, positions.queries_L - config.sink_tokens
     h_BxTxD, table_VxE = self._embed(inputs, positions_T)
     h_BxTxD = sharding_constraint('btd', h_BxTxD.astype(dtype))
     if config.sink_tokens:
@@ -179,13 +164,11 @@ class Transformer(nn.Module):
     if config.attention.value.reads_first:
       shape = *h_BxTxD.shape[:2], config.dims.kv_heads, config.dims.head_dim
       first = FirstValues(sharding_constraint('bthd', jnp.zeros(shape, dtype)), jnp.array(False))
-    one_block = len(config.pattern) == 1
-    caches = state and (state.layers[0] if one_block else state.layers)
-    (h_BxTxD, _), (record, caches) = self._blocks()(
-        (h_BxTxD, first), record_options, caches, positions)
+    (h_BxTxD, _), (record, caches) = self._periods()(
+        (h_BxTxD, first), record_options, state and state.layers, positions)
     if state is not None:
       assert positions is not None
-      layers = zip(state.layers, (caches,) if one_block else caches, strict=True)
+      layers = zip(state.layers, caches, strict=True)
       state = DecodeState(tuple(written(*both, positions.entries_L) for both in layers),
                           state.tokens_read + h_BxTxD.shape[1])
     # While a text begins, the next token depends on the last one's logits only.
@@ -196,34 +179,42 @@ class Transformer(nn.Module):
       h_BxTxD = Linear(config.embedding_dim, config, name='embed_out')(h_BxTxD)
     if not unembed:
       return sharding_constraint('btd', h_BxTxD)
-    logits = self._unembed(h_BxTxD, table_VxE)
+    if config.tied:
+      assert table_VxE is not None  # the config has a vocabulary
+      logits = jnp.einsum('btd,vd->btv', h_BxTxD, table_VxE.astype(dtype),
+                          preferred_element_type=jnp.float32)
+    else:
+      logits = Linear(config.vocab_size or config.output_features, config, group='unembed',
+                      out_dtype=jnp.float32, name='unembed')(h_BxTxD)
+    logits = soft_cap(logits, config.logit_cap)
     if state is not None:
       return logits[:, 0] if begins else logits, state
     if record_options is None:
       return logits
-    if not one_block:  # (periods, blocks of a period, ...) to (layers, ...)
-      record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
-    embedding_norms, describe = _norm(h0_BxTxD), record_options.describe_hidden
+    # (periods, blocks of a period, ...) to (layers, ...)
+    record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
+    embedding_norms, describe = l2_norm(h0_BxTxD), record_options.describe_hidden
     return logits, Record(
         record, embedding_norms[:, sink_tokens:],
         h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
         embedding_norms[:, :sink_tokens].max(1) if sink_tokens else None,
         describe(h0_BxTxD[:, sink_tokens:]) if describe else None)
 
-  def _blocks(self) -> nn.Module:
-    """All blocks as one module with the arguments of a block: a loop over periods, compiled once."""
-    config, one_block = self.config, len(self.config.pattern) == 1
-    body, arguments = (Block, config.pattern[:1]) if one_block else (Period, ())
+  def _periods(self) -> nn.Module:
+    """All blocks as one module with the arguments of a period: a loop over periods, compiled once."""
+    config, body = self.config, Period
     if config.remat != 'none':
       # The loop already keeps a block from being merged with its recomputation.
       body = nn.remat(body, prevent_cse=False, static_argnums=(2,), policy=SAVED[config.remat])
+    # With a remat there is one period in an iteration, see `ModelConfig.unroll`.
+    blocks = min(config.unroll if config.remat == 'none' else 1, config.layers)
     # The stream is the carry. Parameters, caches and records are slices along axis 0; record options
     # and positions are the same in every iteration.
     in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
     scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
-                      length=config.layers // len(config.pattern),
-                      unroll=config.periods_per_iteration, in_axes=in_axes)
-    return scanned(config, *arguments, name='blocks')
+                      length=config.layers // len(config.pattern), in_axes=in_axes,
+                      unroll=max(1, blocks // len(config.pattern)))
+    return scanned(config, name='blocks')
 
   def _embed(self, inputs: jax.Array | np.ndarray, positions_T: jax.Array | np.ndarray,
              ) -> tuple[jax.Array, jax.Array | None]:
@@ -243,18 +234,6 @@ class Transformer(nn.Module):
               for name, p in position.embedding_params(config.d_model).items()}
     added = position.embedding(positions_T, config.d_model, params)
     return (h if added is None else h + added), table_VxE
-
-  def _unembed(self, h_BxTxD: jax.Array, table_VxE: jax.Array | None) -> jax.Array:
-    """Float32 logits, or continuous outputs, of hidden states."""
-    config = self.config
-    if config.tied:
-      assert table_VxE is not None  # the config has a vocabulary
-      logits = jnp.einsum('btd,vd->btv', h_BxTxD, table_VxE.astype(h_BxTxD.dtype),
-                          preferred_element_type=jnp.float32)
-    else:
-      logits = Linear(config.vocab_size or config.output_features, config, group='unembed',
-                      out_dtype=jnp.float32, name='unembed')(h_BxTxD)
-    return soft_cap(logits, config.logit_cap)
 
 
 @functools.partial(jax.jit, static_argnums=0)

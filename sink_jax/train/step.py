@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.sigma_reparam import after_update
+from sink_jax.models.layers import after_update
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import (

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.models import generate
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.decode import EMPTY, CachePolicy, check_policy
 from sink_jax.models.layers import apply
+from sink_jax.models.run import _begin
 from sink_jax.models.transformer import Transformer
 from tests.random_params import random_params
 
@@ -39,12 +39,12 @@ def extend(config, params, inputs, policy, state):
   return apply(Transformer(config), params, inputs, state=state, positions=positions)
 
 
-def decoded(run, inputs, policy, first, together=1):
+def decoded(run, inputs, policy, first):
   """Logits (B, T - first + 1, V) of tokens first..T, of which the first ones are read at once."""
-  logits, state = generate._begin(run.config, None, policy, run.params, inputs[:, :first])
+  logits, state = _begin(run.config, None, policy, run.params, inputs[:, :first])
   found = [logits[:, None]]
-  for t in range(first, inputs.shape[1], together):
-    logits, state = extend(run.config, run.params, inputs[:, t:t + together], policy, state)
+  for t in range(first, inputs.shape[1]):
+    logits, state = extend(run.config, run.params, inputs[:, t:t + 1], policy, state)
     found.append(logits)
   return np.concatenate(found, 1)
 
@@ -155,7 +155,7 @@ def test_sinks_and_window_are_those_of_streaming_llm(attention, positions, size,
 
 def test_positions_in_the_cache_do_not_know_how_long_the_text_is():
   run, policy = model(layers=1), CachePolicy(5, 2)
-  _, state = generate._begin(run.config, None, policy, run.params, tokens()[:, :5])
+  _, state = _begin(run.config, None, policy, run.params, tokens()[:, :5])
   # As after so many laps of the ring, at the end of which its entries are where they were.
   late = state._replace(tokens_read=state.tokens_read + 300_000_000 * policy.recent)
   for t in range(5, T):
@@ -205,22 +205,3 @@ def test_bad_policies_are_refused():
                   dict(size=4, positions='absolute')):
     with pytest.raises(ValueError, match='CachePolicy'):
       CachePolicy(**options)
-
-
-@pytest.mark.every(4)
-@pytest.mark.parametrize('options', [
-    {}, dict(sink_tokens=1, attention=sj.AttentionSpec(position='Alibi()', head='ElementGate()')),
-    dict(attention=sj.AttentionSpec(kv_bias='KVBias()', value='ValueResidual()'), pattern=(
-        Layer(), Layer(mamba=MAMBA))),
-    dict(attention=sj.AttentionSpec(position='YarnRope(fraction=0.5)', feature_map='EluPlusOne()',
-                                    qk_norm='QKNorm()'))], ids=str)
-@pytest.mark.parametrize('policy, together', [
-    (CachePolicy(5, 2), 3), (CachePolicy(6, 1, 'text'), 4),
-    pytest.param(CachePolicy(3), 2, marks=pytest.mark.full)])
-def test_tokens_read_together_see_what_they_see_one_by_one(options, policy, together):
-  if policy.sinks < options.get('sink_tokens', 0):
-    policy = dataclasses.replace(policy, sinks=1, size=policy.size + 1)
-  run = model(**options)
-  expected = decoded(run, tokens(13), policy, 1)
-  found = decoded(run, tokens(13), policy, 1, together)
-  np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())

@@ -9,10 +9,9 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
-from sink_jax.models import generate
-from sink_jax.models.config import Layer
+from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.decode import CachePolicy
-from sink_jax.models.generate import Sampling, stream, stream_texts, text_losses
+from sink_jax.models.run import Sampling, _read, stream_texts, text_losses
 from tests.models.test_decode import decoded
 from tests.random_params import random_params
 
@@ -29,14 +28,27 @@ def prompt(length=4, batch=2):
   return np.random.default_rng(3).integers(0, 32, (batch, length))
 
 
+def model(**options):
+  config = dataclasses.replace(CONFIG, **options)
+  return sj.Run(config, random_params(config))
+
+
+def losses(run, text, policy):
+  return np.concatenate(list(text_losses(run, text, policy)), 1)
+
+
+def greedy(run, text, count):
+  """The text with the most likely tokens of whole forward passes."""
+  for _ in range(count):
+    text = np.concatenate([text, np.argmax(run.logits(text)[:, -1], -1)[:, None]], 1)
+  return text
+
+
 def test_greedy_generation_is_the_argmax_of_forward_passes(run):
-  text = prompt()
-  for _ in range(9):
-    following = np.argmax(run.logits(text)[:, -1], -1)
-    text = np.concatenate([text, following[:, None]], 1)
+  text = greedy(run, prompt(), 9)
   np.testing.assert_array_equal(run.generate(prompt(), 9), text[:, 4:])
-  pieces = list(stream(run, prompt(), 9, chunk=4))
-  assert [p.shape for p in pieces] == [(2, 4), (2, 4), (2, 1)]
+  pieces = list(stream_texts(run, prompt(), 9, chunk=4))
+  assert [list(map(len, piece)) for piece in pieces] == [[4, 4], [4, 4], [1, 1]]
   np.testing.assert_array_equal(np.concatenate(pieces, 1), text[:, 4:])
 
 
@@ -51,42 +63,33 @@ def test_samples_follow_the_models_distribution(run):
   assert set(run.generate(text, 1, temperature=5.0, top_k=3)[:, 0].tolist()) == best
 
 
-def test_seeds_choose_the_sample(run):
-  text = run.generate(prompt(), 20, temperature=1.0, seed=5)
-  np.testing.assert_array_equal(text, run.generate(prompt(), 20, temperature=1.0, seed=5))
-  assert (text != run.generate(prompt(), 20, temperature=1.0, seed=6)).any()
-
-
-def test_the_size_of_the_pieces_changes_no_sample(run):
-  text = [np.concatenate(list(stream(run, prompt(), 24, temperature=1.0, seed=5, chunk=chunk)), 1)
-          for chunk in (5, 24)]
-  np.testing.assert_array_equal(*text)
-  first, second, third = (text[0][:, i:i + 5] for i in (0, 5, 10))
+def test_a_seed_chooses_the_sample_and_the_size_of_pieces_does_not(run):
+  texts = [np.concatenate(list(stream_texts(run, prompt(), 24, temperature=1.0, seed=seed, chunk=chunk)), 1)
+           for seed, chunk in ((5, 5), (5, 24), (6, 24))]
+  np.testing.assert_array_equal(texts[0], texts[1])
+  assert (texts[1] != texts[2]).any()
+  first, second, third = (texts[0][:, i:i + 5] for i in (0, 5, 10))
   assert (first != second).any() and (second != third).any()
 
 
-def sampled(logits_V, *options):
-  """All tokens that a few hundred draws give."""
-  rows = jnp.tile(jnp.asarray(logits_V), (400, 1))
-  return set(np.asarray(Sampling(*options).sample(
-      rows, jax.random.key(0), jnp.zeros(400, jnp.int32))).tolist())
+TIES, SHARES = [1.0, 1.0, 2.0, 1.0], np.log([0.1, 0.4, 0.2, 0.3])
 
 
-def test_extreme_temperatures_and_ties():
-  for options in ((1e-40,), (1e-7,), (1e-3,), (1.0, 1)):
-    assert sampled([1.0, 1.0, 2.0, 1.0], *options) == {2}
-  assert sampled([1.0, 1.0, 2.0, 1.0], 100.0, 2) == {0, 2}
-  assert sampled([1.0, 1.0, 2.0, 1.0], 1e30) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize('options, kept', [
-    ((1.0, None, 1e-6), {1}), ((1.0, None, 0.39), {1}), ((1.0, None, 0.41), {1, 3}),
-    ((1.0, None, 0.69), {1, 3}), ((1.0, None, 0.71), {1, 2, 3}), ((1.0, None, 1.0), {0, 1, 2, 3}),
+@pytest.mark.parametrize('logits, options, kept', [
+    *((TIES, options, {2}) for options in ((1e-40,), (1e-7,), (1e-3,), (1.0, 1))),
+    (TIES, (100.0, 2), {0, 2}), (TIES, (1e30,), {0, 1, 2, 3}),
+    # The fewest tokens that sum to top_p.
+    (SHARES, (1.0, None, 1e-6), {1}), (SHARES, (1.0, None, 0.39), {1}), (SHARES, (1.0, None, 0.41), {1, 3}),
+    (SHARES, (1.0, None, 0.69), {1, 3}), (SHARES, (1.0, None, 0.71), {1, 2, 3}),
+    (SHARES, (1.0, None, 1.0), {0, 1, 2, 3}),
     # Shares are those among the top_k: 4/7 and 3/7 of two.
-    ((1.0, 2, 0.56), {1}), ((1.0, 2, 0.58), {1, 3}),
-    ((0.5, None, 0.5), {1})])  # 16/30 at half the temperature
-def test_top_p_keeps_the_fewest_tokens_that_sum_to_it(options, kept):
-  assert sampled(np.log([0.1, 0.4, 0.2, 0.3]), *options) == kept
+    (SHARES, (1.0, 2, 0.56), {1}), (SHARES, (1.0, 2, 0.58), {1, 3}),
+    (SHARES, (0.5, None, 0.5), {1})], ids=str)  # 16/30 at half the temperature
+def test_tokens_that_are_sampled(logits, options, kept):
+  """All tokens that a few hundred draws give."""
+  rows = jnp.tile(jnp.asarray(logits), (400, 1))
+  assert {*np.asarray(Sampling(*options).sample(rows, jax.random.key(0), jnp.zeros(400, jnp.int32))).tolist()
+          } == kept
 
 
 def test_a_text_ends_with_its_end_of_text(run):
@@ -100,8 +103,8 @@ def test_a_text_ends_with_its_end_of_text(run):
     assert (row[length:] == end).all()
   # Nothing more is made once all have ended, whatever the pieces.
   ends = sorted({int(row[2]) for row in whole})
-  stopped = list(stream(run, prompt(batch=3), 12, eos_token_id=ends, chunk=2))
-  assert [piece.shape[1] for piece in stopped] in ([2, 1], [2], [1])
+  stopped = list(stream_texts(run, prompt(batch=3), 12, eos_token_id=ends, chunk=2))
+  assert sum(max(map(len, piece)) for piece in stopped) <= 3
 
 
 @pytest.mark.every(2)
@@ -139,36 +142,28 @@ def test_a_prompt_longer_than_the_cache_is_read_in_pieces(run, policy):
 
 
 def test_words_in_and_words_out():
-  config = dataclasses.replace(CONFIG, vocab_size=258)
   bytes_ = Bytes().open()
-  run = sj.Run(config, random_params(config), read_tokenizer=lambda run: bytes_)
+  run = dataclasses.replace(model(vocab_size=258), read_tokenizer=lambda run: bytes_)
   texts = ['ab', 'a longer text']
-  found = run.generate_texts(texts, 8, eos_token_id=None)
-  for text, words in zip(texts, found):
-    following = run.generate([bytes_.encode(text)], 8)[0]
-    assert words == bytes_.decode(following)
+  for text, words in zip(texts, run.generate_texts(texts, 8, eos_token_id=None)):
+    assert words == bytes_.decode(run.generate([bytes_.encode(text)], 8)[0])
   whole = run.generate([bytes_.encode('ab')], 8)[0].tolist()
   stopped = run.generate_texts(texts, 8, eos_token_id=whole[3])
   assert stopped[0] == bytes_.decode(whole[:whole.index(whole[3])])
-  with pytest.raises(ValueError, match="bos='force'"):
-    run.generate_texts(['a', ''], 8)
-  with pytest.raises(ValueError, match='several'):
-    run.generate_texts('ab', 8)
-  with pytest.raises(ValueError, match='eos_token_id'):
-    run.generate_texts(texts, 8, eos_token_id=258)
+  for bad, options, message in ((['a', ''], {}, "bos='force'"), ('ab', {}, 'several'),
+                                (texts, dict(eos_token_id=258), 'eos_token_id')):
+    with pytest.raises(ValueError, match=message):
+      run.generate_texts(bad, 8, **options)
 
 
 def test_a_prefix_is_read_at_once():
-  config = dataclasses.replace(CONFIG, attention=sj.AttentionSpec(mask='Prefix(length=4)'))
-  run = sj.Run(config, random_params(config))
-  text = prompt(length=4)
-  for _ in range(5):
-    text = np.concatenate([text, np.argmax(run.logits(text)[:, -1], -1)[:, None]], 1)
+  run = model(attention=sj.AttentionSpec(mask='Prefix(length=4)'))
+  text = greedy(run, prompt(length=4), 5)
   np.testing.assert_array_equal(run.generate(prompt(length=4), 5), text[:, 4:])
   with pytest.raises(ValueError, match='read at once; here these are 3'):
     run.generate(prompt(length=3), 5)
   with pytest.raises(ValueError, match='read at once; here these are 1'):
-    text_losses(run, text, CachePolicy(9))
+    losses(run, text, CachePolicy(9))
 
 
 def test_a_cache_that_keeps_everything_scores_as_the_forward_pass(run):
@@ -176,9 +171,9 @@ def test_a_cache_that_keeps_everything_scores_as_the_forward_pass(run):
   logits = np.asarray(run.logits(text), np.float64)
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   expected = -np.take_along_axis(log_p[:, :-1], text[:, 1:, None], -1)[..., 0]
-  found = np.concatenate(list(text_losses(run, text, CachePolicy(40))), 1)
+  found = losses(run, text, CachePolicy(40))
   np.testing.assert_allclose(found, expected, atol=1e-5)
-  windowed = np.concatenate(list(text_losses(run, text, CachePolicy(8))), 1)
+  windowed = losses(run, text, CachePolicy(8))
   np.testing.assert_allclose(windowed[:, :7], expected[:, :7], atol=1e-5)
   assert np.abs(windowed[:, 12:] - expected[:, 12:]).max() > 1e-3
 
@@ -187,90 +182,85 @@ def test_texts_are_scored_as_they_are_but_continued_after_the_first_token(run):
   text, policy = prompt(length=8), CachePolicy(12)
   begun = dataclasses.replace(run, first_token=5)
   with_token = np.pad(text, ((0, 0), (1, 0)), constant_values=5)
-  losses = lambda run, text: np.concatenate(list(text_losses(run, text, policy)), 1)
-  np.testing.assert_array_equal(losses(begun, text), losses(run, text))
-  np.testing.assert_array_equal(losses(begun, with_token), losses(run, with_token))
-  np.testing.assert_array_equal(begun.generate(text, 3), run.generate(with_token, 3))
+  for tokens in (text, with_token):
+    np.testing.assert_array_equal(losses(begun, tokens, policy), losses(run, tokens, policy))
+    np.testing.assert_array_equal(begun.generate(tokens, 3), run.generate(with_token, 3))
+  np.testing.assert_array_equal(begun.begun([text[0], with_token[1]]), with_token)
 
 
 def test_a_text_of_any_length_is_scored_by_one_program(run):
   text, policy = prompt(length=40), CachePolicy(18, 2)
-  before = generate._read._cache_size()
+  before = _read._cache_size()
   pieces = list(text_losses(run, text, policy))
-  assert generate._read._cache_size() == before + 1
+  assert _read._cache_size() == before + 1
   assert [piece.shape for piece in pieces] == [(2, 32), (2, 7)]
 
 
+MAMBA = Mamba(inner=20, state=3, conv=4, rank=2)
 SCORED = [
-    (dict(position=sj.Rope()), [{}]), (dict(position=sj.Rope(fraction=0.5)), [{}]),
-    (dict(position=sj.Llama3Rope(factor=8.0, low_frequency_factor=1.0,
-                                 high_frequency_factor=4.0, original_length=16)), [{}]),
-    (dict(position=sj.Nope()), [{}]), (dict(position=sj.Alibi()), [{}]),
-    (dict(qk_norm=sj.QKNorm(), kv_bias=sj.SinkLogit()), [{}]), (dict(kv_bias=sj.KBias()), [{}]),
-    (dict(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), [{}]),
-    (dict(), [dict(mask=sj.Window(size=5)), dict(position=sj.Nope())]),
-    (dict(), [dict(mask=sj.Window(size=20), position=sj.Rope(base=100.0)), {}])]
-POLICIES = [CachePolicy(9), CachePolicy(9, 4), CachePolicy(9, 4, 'text'), CachePolicy(9, 1),
+    {}, dict(attention=sj.AttentionSpec(position=sj.Rope(fraction=0.5))),
+    dict(attention=sj.AttentionSpec(position=sj.Llama3Rope(
+        factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=16))),
+    dict(attention=sj.AttentionSpec(position='Nope()')), dict(attention=sj.AttentionSpec(position='Alibi()')),
+    dict(attention=sj.AttentionSpec(qk_norm=sj.QKNorm(), kv_bias=sj.SinkLogit())),
+    dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
+    dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
+    dict(pattern=(Layer(mask=sj.Window(size=5)), Layer(position=sj.Nope()))),
+    dict(pattern=(Layer(mask=sj.Window(size=20), position=sj.Rope(base=100.0)), Layer())),
+    dict(sink_tokens=1, attention=sj.AttentionSpec(position='Alibi()', head='ElementGate()')),
+    dict(attention=sj.AttentionSpec(kv_bias='KVBias()', value='ValueResidual()'),
+         pattern=(Layer(), Layer(mamba=MAMBA))),
+    dict(attention=sj.AttentionSpec(position='YarnRope(fraction=0.5)', feature_map='EluPlusOne()'))]
+POLICIES = [CachePolicy(9, 1), CachePolicy(9, 4), CachePolicy(9, 4, 'text'), CachePolicy(9),
             CachePolicy(40, 4), CachePolicy(64)]
 
 
 # With --full every policy, otherwise the first and the second by turns.
 @pytest.mark.every(12)
-@pytest.mark.parametrize('options, layers, policy', [
-    pytest.param(*scored, policy, marks=() if m == n % 2 else pytest.mark.full)
-    for n, scored in enumerate(SCORED) for m, policy in enumerate(POLICIES)], ids=str)
-def test_tokens_scored_together_have_the_losses_of_one_after_another(options, layers, policy):
-  config = dataclasses.replace(
-      CONFIG, heads=4, kv_heads=2, attention=sj.AttentionSpec(**options),
-      pattern=tuple(Layer(**layer) for layer in layers))
-  model, text = sj.Run(config, random_params(config)), prompt(length=40)
-  together = np.concatenate(list(text_losses(model, text, policy)), 1)
-  log_p = jax.nn.log_softmax(decoded(model, jnp.asarray(text), policy, 1)[:, :-1])
+@pytest.mark.parametrize('options, policy', [
+    pytest.param(options, policy, marks=() if m == n % 2 else pytest.mark.full)
+    for n, options in enumerate(SCORED) for m, policy in enumerate(POLICIES)
+    if policy.sinks or not options.get('sink_tokens')], ids=str)
+def test_tokens_scored_together_have_the_losses_of_one_after_another(options, policy):
+  run, text = model(heads=4, kv_heads=2, **options), prompt(length=40)
+  log_p = jax.nn.log_softmax(decoded(run, jnp.asarray(text), policy, 1)[:, :-1])
   expected = -np.take_along_axis(np.asarray(log_p), text[:, 1:, None], -1)[..., 0]
   # Float32 against float32, in sums of another order; measured: at most 2e-6.
-  np.testing.assert_allclose(together, expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(losses(run, text, policy), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_bad_input_is_refused_before_anything_runs(run):
-  shape = 'in the shape of the tokens'
-  for options, message in (
-      (dict(length=0), 'length'), (dict(temperature=-1.0), 'temperature'), (dict(top_k=33), 'top_k'),
-      (dict(temperature=float('nan')), 'temperature'), (dict(temperature=float('inf')), 'temperature'),
-      (dict(seed=-1), 'seed'), (dict(seed=2**40), 'seed'), (dict(top_k=0), 'top_k'),
-      (dict(top_p=0.0), 'top_p'), (dict(top_p=1.1), 'top_p'), (dict(eos_token_id=32), 'eos_token_id'),
-      (dict(mask=[[1, 0, 1, 1], [1, 1, 1, 1]]), 'row 0 of mask must'),
-      (dict(mask=[[1, 1, 1, 1], [0, 0, 0, 0]]), 'row 1 of mask must'),
-      (dict(mask=np.ones((2, 3))), shape), (dict(mask=2 * np.ones((2, 4))), '1 for a token and 0')):
-    with pytest.raises(ValueError, match=message):
-      run.generate(prompt(), **dict(length=2) | options)
-  with pytest.raises(ValueError, match='vocabulary has 32'):
-    run.generate(prompt() + 31, 2)
-  with pytest.raises(ValueError, match=r'shape \(S, T\)'):
-    run.generate(prompt()[0], 2)
-  learned = sj.ModelConfig(**{**vars(CONFIG), 'attention': sj.AttentionSpec(
-      position='Learned(max_length=8)')})
-  with pytest.raises(ValueError, match='8 learned positions'):
-    sj.Run(learned, random_params(learned)).generate(prompt(), 5)
-  # A cache that counts its own positions never runs out of them.
-  text = sj.Run(learned, random_params(learned)).generate(prompt(), 20, policy=CachePolicy(8, 2))
-  assert text.shape == (2, 20)
+LEARNED = sj.AttentionSpec(position='Learned(max_length=8)')
+MASK = 'shape of the tokens, .2, 4., and in every row 1'
 
 
-def test_all_learned_positions_can_be_used_with_a_sink_token():
-  config = sj.ModelConfig(**{**vars(CONFIG), 'sink_tokens': 1, 'attention': sj.AttentionSpec(
-      position='Learned(max_length=8)')})
-  run = sj.Run(config, random_params(config))
-  for policy in (None, CachePolicy(9, 2), CachePolicy(9, 2, 'text')):
-    assert run.generate(prompt(), 4, policy=policy).shape == (2, 4)
-  with pytest.raises(ValueError, match='8 learned positions'):
-    run.generate(prompt(), 5)
-  assert run.generate(prompt(), 12, policy=CachePolicy(9, 2)).shape == (2, 12)
+@pytest.mark.parametrize('options, message', [
+    (dict(length=0), 'length'), (dict(temperature=-1.0), 'temperature'), (dict(top_k=33), 'top_k'),
+    (dict(temperature=float('nan')), 'temperature'), (dict(temperature=float('inf')), 'temperature'),
+    (dict(seed=-1), 'seed'), (dict(seed=2**40), 'seed'), (dict(top_k=0), 'top_k'),
+    (dict(top_p=0.0), 'top_p'), (dict(top_p=1.1), 'top_p'), (dict(eos_token_id=32), 'eos_token_id'),
+    (dict(mask=[[1, 0, 1, 1], [1, 1, 1, 1]]), MASK), (dict(mask=[[1, 1, 1, 1], [0, 0, 0, 0]]), MASK),
+    (dict(mask=np.ones((2, 3))), MASK), (dict(mask=2 * np.ones((2, 4))), MASK),
+    (dict(tokens=prompt() + 31), 'vocabulary has 32'), (dict(tokens=prompt()[0]), r'shape \(S, T\)'),
+    (dict(tokens=np.zeros((2, 0), int)), 'T at least 1'),
+    (dict(attention=LEARNED, length=5), '8 learned positions'),
+    (dict(attention=LEARNED, length=5, sink_tokens=1), '8 learned positions'),
+    *((dict(sink_tokens=2, length=9, policy=CachePolicy(6, sinks)), 'token: give it sinks of at least 2')
+      for sinks in (0, 1)),
+    (dict(vocab_size=0, input_features=2, output_features=2, tokens=np.zeros((2, 4, 2))), 'no tokens'),
+], ids=str)
+def test_what_cannot_be_generated(options, message):
+  changed = {name: options[name] for name in vars(CONFIG).keys() & options.keys()}
+  given = {name: value for name, value in options.items() if name not in changed}
+  with pytest.raises(ValueError, match=message):  # before anything runs
+    sj.Run(dataclasses.replace(CONFIG, **changed), {}).generate(**dict(tokens=prompt(), length=2) | given)
 
 
-def test_a_learned_sink_token_is_never_dropped():
-  config = sj.ModelConfig(**{**vars(CONFIG), 'sink_tokens': 2})
-  run = sj.Run(config, random_params(config))
-  for sinks in (0, 1):
-    with pytest.raises(ValueError, match='a learned sink token: give it sinks of at least 2'):
-      run.generate(prompt(), 9, policy=CachePolicy(6, sinks))
-  assert run.generate(prompt(), 9, policy=CachePolicy(6, 2)).shape == (2, 9)
+@pytest.mark.parametrize('options, length, policy', [
+    # A cache that counts its positions never runs out of them.
+    (dict(attention=LEARNED), 20, CachePolicy(8, 2)),
+    *((dict(attention=LEARNED, sink_tokens=1), 4, policy)
+      for policy in (None, CachePolicy(9, 2), CachePolicy(9, 2, 'text'))),
+    (dict(attention=LEARNED, sink_tokens=1), 12, CachePolicy(9, 2)),
+    (dict(sink_tokens=2), 9, CachePolicy(6, 2))], ids=str)
+def test_all_positions_of_a_cache_can_be_used(options, length, policy):
+  assert model(**options).generate(prompt(), length, policy=policy).shape == (2, length)

@@ -11,7 +11,7 @@ import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.evaluate import inputs
 from sink_jax.models.config import Layer, Mamba
-from sink_jax.models.graft import graft_to, learned_bias, start_like, without_bias
+from sink_jax.models.graft import learned_bias, start_like, without_bias
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
 from sink_jax.pretrained.export import export_checkpoint
@@ -56,8 +56,6 @@ def test_what_is_removed_is_said_in_words():
   assert said() == '' and said(sink_tokens=3) == 'the 3 learned sink tokens x*'
   assert said(sink_tokens=1, **biased('VBias()')) == (
       'the learned sink token x* and the value bias v*')
-  with pytest.raises(ValueError, match='no bias'):
-    without_bias(run())
 
 
 def leaves(params):
@@ -197,8 +195,7 @@ def test_a_removal_is_a_graft():
   assert bare.graft.removed == ('blocks/attention/kv_bias_key', 'blocks/attention/kv_bias_value')
   assert jax.tree.all(jax.tree.map(lambda x, y: x is y, bare.params, without_bias(full).params))
   assert bare.graft.loss_after == pytest.approx(next_token_loss(without_bias(full)), rel=1e-6)
-  assert without_bias(bare_with_graft := sj.graft(bare, sink_tokens=1)).graft is None
-  assert bare_with_graft.graft.new == ('sink_tokens',)
+  assert without_bias(sj.graft(bare, sink_tokens=1)).graft is None
 
 
 @pytest.mark.parametrize('options, changes, words', [
@@ -215,9 +212,3 @@ def test_grafts_without_meaning_are_refused(options, changes, words):
   config = sj.ModelConfig(**TINY | options)
   with pytest.raises(ValueError, match=words):  # before the parameters are looked at
     sj.graft(sj.Run(config, {}), **{'tokens': TEXT} | changes)
-
-
-def test_a_graft_keeps_the_shapes_that_are_there():
-  full = run()
-  with pytest.raises(ValueError, match='model.heads is 4 .* cannot become 2.*scratch'):
-    graft_to(full, dataclasses.replace(full.config, heads=2, norm='none'), tokens=TEXT)

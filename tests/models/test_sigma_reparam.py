@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sink_jax.models.sigma_reparam import after_update, reparametrised, singular_vector
+from sink_jax.models.layers import after_update, reparametrised, singular_vector
 
 
 def test_gradients_are_those_of_the_spectral_norm():

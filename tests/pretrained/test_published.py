@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 import sink_jax as sj
 from sink_jax.models.decode import CachePolicy
-from sink_jax.models.generate import text_losses
+from sink_jax.models.run import text_losses
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.gguf import GgufCheckpoint, name_in_file
 from sink_jax.pretrained.hub import PACKAGED
