@@ -9,8 +9,7 @@ from sink_jax.evaluate import sinks
 from sink_jax.evaluate.activations import SEQUENCES, describe
 from sink_jax.models.transformer import init_params
 
-CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11,
-                        dtype='float32')
+CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32')
 
 
 def expected(hidden):
@@ -36,8 +35,7 @@ def test_large_states_do_not_leave_the_range_of_float32():
   hidden = np.random.default_rng(0).standard_normal((2, 64, 8))
   hidden[:, 0, 3] = 1e4
   large = describe(jnp.asarray(hidden * 1e15, jnp.float32))
-  np.testing.assert_allclose(large.kurtosis_moment, expected(hidden)[4], rtol=1e-4)
-  np.testing.assert_allclose(large.kurtosis_channels, expected(hidden)[5], rtol=1e-4)
+  np.testing.assert_allclose(large[4:6], expected(hidden)[4:6], rtol=1e-4)
 
 
 def test_a_planted_massive_activation_is_found_where_it_is():
