@@ -1,4 +1,4 @@
-"""Statistics that a model takes of its activations while it records them.
+"""Statistics that a model takes of its activations while it records them, and the error for what overflows.
 
 Massive activations lie in fixed channels of the first token's hidden states (Section 3.1, Figures 2 and 7;
 Sun et al., arXiv 2402.17762: beyond 100 and about 1,000 medians), whose key has another angle to the queries.
@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.attention.spec import repeat_heads
+from sink_jax.models.arrays import first_not_finite
+from sink_jax.models.run import Run
 
 SEQUENCES = 10  # of a probe that are described, as many as Sun et al. average over
 BEYOND = (100, 1000)  # medians, beyond which entries are counted
@@ -75,3 +77,19 @@ def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> dict[str
     for which, met in (('first', keys[:, :1]), ('others', jnp.cumsum(keys[:, 1:], 1) / others_T)):
       means[f'{name}_{which}'] = jnp.sum(queries[:, 1:] * met, -1).mean(1)
   return means
+
+
+class NotFinite(ValueError):
+  """A result of a model is not finite; see `not_finite`."""
+
+
+def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
+  """The error for a result, such as 'importance in block 3', of activations of a dtype."""
+  if parameter := first_not_finite(run.params):
+    reason = f'nor is its parameter {parameter}, so the model cannot be used'
+  elif dtype == 'bfloat16':
+    reason = ('its parameters are, so activations overflow in bfloat16: use dtype float32 '
+              '(--dtype=float32, in a config probe.dtype)')
+  else:
+    reason = f'its parameters are, so activations overflow in {dtype} on these inputs, or vanish'
+  return NotFinite(f'{run.name or "the model"}: {what} is not finite; {reason}.')

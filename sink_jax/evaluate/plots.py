@@ -22,7 +22,7 @@ from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
-from sink_jax.evaluate.probe import not_finite
+from sink_jax.evaluate.activations import not_finite
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 

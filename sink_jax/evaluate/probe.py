@@ -9,30 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from sink_jax.evaluate.activations import SEQUENCES, Activations, describe
+from sink_jax.evaluate.activations import SEQUENCES, Activations, describe, not_finite
 from sink_jax.evaluate.sink_report import SinkReport
-from sink_jax.models.arrays import check_ids, first_not_finite, matmul_precision
+from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 
 PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
-
-
-class NotFinite(ValueError):
-  """A result of a model is not finite; see `not_finite`."""
-
-
-def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
-  """The error for a result, such as 'importance in block 3', of activations of a dtype."""
-  if parameter := first_not_finite(run.params):
-    reason = f'nor is its parameter {parameter}, so the model cannot be used'
-  elif dtype == 'bfloat16':
-    reason = ('its parameters are, so activations overflow in bfloat16: use dtype float32 '
-              '(--dtype=float32, in a config probe.dtype)')
-  else:
-    reason = f'its parameters are, so activations overflow in {dtype} on these inputs, or vanish'
-  return NotFinite(f'{run.name or "the model"}: {what} is not finite; {reason}.')
 
 
 def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sink_jax.data.dataset import Dataset
-from sink_jax.evaluate.probe import NotFinite, probe
+from sink_jax.evaluate.activations import NotFinite
+from sink_jax.evaluate.probe import probe
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.train.config import Experiment

@@ -82,8 +82,7 @@ def test_the_null_of_a_sink_is_the_rate_of_random_targets():
 
 
 def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
-  norms = np.random.default_rng(0).uniform(1, 3, (6, 4, 10))
-  ratios = []
+  norms, ratios = np.random.default_rng(0).uniform(1, 3, (6, 4, 10)), []
   for draw in sinks.random_targets(6, 10):
     at = np.stack([norms[s, :, t] for s, t in enumerate(draw)])
     others = np.stack([np.delete(norms[s], t, -1) for s, t in enumerate(draw)])

@@ -1,12 +1,14 @@
 """The stored checkpoints of every family with other weights, and what transformers computes with them.
 
     python tests/pretrained/make_fixtures.py --out=DIR [--only=llama] [--seed=1]
+    python tests/pretrained/make_fixtures.py EXPORT...
 
 Runs where torch and transformers are. A folder of fixtures/ has the config.json and the safetensors files
 of a checkpoint, as published ones are laid out, and expected.safetensors: tokens, logits, hidden_states.0
 to .N as transformers returns them (the last one after the final norm), last_block (before that norm), and
 attentions.i of every attention layer. Without --seed the weights and tokens are the stored ones, so that
-the files come out as they are. A new folder needs only a config.json.
+the files come out as they are. A new folder needs only a config.json. An export with tokens.npy gets its
+expected.safetensors, and generated.npy: 32 tokens, greedily.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -139,15 +142,30 @@ def make(source, out, seed):
     save_file(expected(readable(out, Path(scratch)), tokens), out / 'expected.safetensors')
 
 
+def run_export(folder):
+  """What transformers computes with an export, and its continuation through transformers' own cache."""
+  tokens = torch.from_numpy(np.load(folder / 'tokens.npy')).long()
+  save_file(expected(folder, tokens), folder / 'expected.safetensors')
+  model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation='eager')
+  model.generation_config.eos_token_id = None  # no token ends a text
+  out = model.eval().generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False,
+                              max_new_tokens=32, min_new_tokens=32)
+  np.save(folder / 'generated.npy', out[:, tokens.shape[1]:].numpy())
+
+
 def main():
   """Makes the folders that the command line names."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--out', type=Path, required=True)
+  parser.add_argument('exports', type=Path, nargs='*')
+  parser.add_argument('--out', type=Path)
   parser.add_argument('--only')
   parser.add_argument('--seed', type=int)
   options = parser.parse_args()
-  for source in [FIXTURES / options.only] if options.only else sorted(FIXTURES.iterdir()):
-    make(source, options.out / source.name, options.seed)
+  for folder in options.exports:
+    run_export(folder)
+  if options.out:
+    for source in [FIXTURES / options.only] if options.only else sorted(FIXTURES.iterdir()):
+      make(source, options.out / source.name, options.seed)
 
 
 if __name__ == '__main__':
