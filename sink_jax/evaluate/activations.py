@@ -87,9 +87,7 @@ def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
   """The error for a result, such as 'importance in block 3', of activations of a dtype."""
   if parameter := first_not_finite(run.params):
     reason = f'nor is its parameter {parameter}, so the model cannot be used'
-  elif dtype == 'bfloat16':
-    reason = ('its parameters are, so activations overflow in bfloat16: use dtype float32 '
-              '(--dtype=float32, in a config probe.dtype)')
   else:
-    reason = f'its parameters are, so activations overflow in {dtype} on these inputs, or vanish'
+    remedy = ': use dtype float32 (--dtype=float32, in a config probe.dtype)' * (dtype == 'bfloat16')
+    reason = f'its parameters are, so activations overflow in {dtype} on these inputs{remedy}'
   return NotFinite(f'{run.name or "the model"}: {what} is not finite; {reason}.')

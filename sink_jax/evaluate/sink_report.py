@@ -62,10 +62,9 @@ class SinkReport:
     if alpha.ndim != 4:
       raise ValueError('attentions must be maps (S, H, T, T) of each layer: sequences, heads, queries, keys; '
                        f'their importances have shape {alpha.shape}.')
-    sequences, layers, _, length = alpha.shape
     return cls(alpha, alpha, None, None, {}, None, {
-        'scores': _EXACT, 'run': name, 'sequences': sequences, 'length': length,
-        'blocks': list(range(1, layers + 1))})
+        'scores': _EXACT, 'run': name, 'sequences': len(alpha), 'length': alpha.shape[-1],
+        'blocks': list(range(1, alpha.shape[1] + 1))})
 
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
     """Returns Sink_k^epsilon of every token (T,), as shares; entry 0 is Sink_1."""
@@ -155,11 +154,10 @@ class SinkReport:
 def as_text(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float) -> str:
   """The lines of a summary for a terminal; the arguments are as in sink_report.json."""
   step = '' if protocol.get('step') is None else f', step {protocol["step"]}'
-  dtype = f', {protocol["dtype"]}' if 'dtype' in protocol else ''
-  lines = [f'{protocol["run"] or "model"}{step}: {protocol["sequences"]} sequences of '
-           f'{protocol["length"]} tokens{dtype}',
+  of = f'{protocol["sequences"]} sequences of {protocol["length"]} tokens'
+  lines = [f'{protocol["run"] or "model"}{step}: {of}',
            *text_table(('metric', 'value', 'meaning'), table_rows(summary, protocol, epsilon), left=(0, 2)),
-           protocol['scores'] != _EXACT and '* of proxy scores: the rows of this attention do not sum to one',
+           '* of proxy scores: the rows of this attention do not sum to one' * (protocol['scores'] != _EXACT),
            limit_note(protocol.get('first_token_limits', ()), protocol['length'], epsilon)]
   return '\n'.join(filter(None, lines))
 

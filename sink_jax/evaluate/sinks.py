@@ -21,9 +21,7 @@ _Array = TypeVar('_Array', Array, np.ndarray)
 
 
 @runtime_checkable
-class Tensor(Protocol):
-  """A PyTorch tensor, which may need gradients and lie on any device."""
-
+class Tensor(Protocol):  # of PyTorch, which may need gradients and lie on any device
   def detach(self) -> Any: ...
 
 
@@ -106,8 +104,7 @@ def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
   rates_P = np.asarray(rate, np.float64)
   if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():
     raise ValueError('steps and rate must be one-dimensional and equally long, with finite rates.')
-  below = np.flatnonzero(rates_P < level)
-  first = below[-1] + 1 if len(below) else 0
+  first = max(np.flatnonzero(rates_P < level), default=-1) + 1
   return int(np.asarray(steps)[first]) if first < len(rates_P) else None
 
 
@@ -130,9 +127,8 @@ def sink_rate_null(importance_SxNxHxT: Float[np.ndarray, 'S N H T'], epsilon: fl
 def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
   """The null of the largest `SinkReport.norm_ratio` of M blocks."""
   sequences, _, length = norms_SxMxT.shape
-  norms_SxMxT = norms_SxMxT.astype(np.float64)
-  at_RxM = norms_SxMxT[np.arange(sequences), :, random_targets(sequences, length)].mean(1)
-  others_RxM = (norms_SxMxT.mean((0, 2)) * length - at_RxM) / (length - 1)
+  at_RxM = norms_SxMxT[np.arange(sequences), :, random_targets(sequences, length)].mean(1, np.float64)
+  others_RxM = (norms_SxMxT.mean((0, 2), np.float64) * length - at_RxM) / (length - 1)
   with np.errstate(divide='ignore', invalid='ignore'):
     return float(np.percentile((at_RxM / others_RxM).max(1), 99))
 

@@ -91,13 +91,3 @@ def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
   norms[..., 0] = 1000  # what the first token has is no part of the null of the others but as one
   assert sinks.hidden_ratio_null(norms) < 1
   assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1  # two tokens: the second one alone
-
-
-def test_uniform_attention_has_the_importance_of_its_null():
-  length = 64
-  null = (1 / np.arange(1, length + 1)).mean()  # H_T / T
-  run = sj.Run(CONFIG, init_params(CONFIG, 0))
-  kernel = run.params['blocks']['attention']['query']['kernel']
-  run.params['blocks']['attention']['query']['kernel'] = 0 * kernel
-  alpha = sj.probe(run, np.zeros((2, length), np.int32)).importance[..., 0]
-  np.testing.assert_allclose(alpha, null, rtol=1e-5)

@@ -180,7 +180,7 @@ def test_a_parameter_that_is_not_finite_is_named(value, block, words):
 def test_activations_that_overflow():
   model = run()
   model = dataclasses.replace(model, params=jax.tree.map(lambda x: x * 1e30, model.params))
-  with pytest.raises(ValueError, match='of the embedding is not .*overflow in bfloat16: use dtype flo'):
+  with pytest.raises(ValueError, match='of the embedding is not .*overflow in bfloat16 .*: use dtype flo'):
     sj.probe(model, TOKENS, dtype='bfloat16')
   with pytest.raises(ValueError, match='overflow in float32 on these inputs'):
     sj.probe(model, TOKENS)
