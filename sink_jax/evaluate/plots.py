@@ -72,16 +72,16 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
   run = dataclasses.replace(run, config=(config := dataclasses.replace(run.config, dtype='float32')))
   # Maps grow with the square of the length: as many sequences at a time as fit, and one at least.
   size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
-  sums = np.zeros(())  # of raw and normalised maps: all maps of all sequences would not fit
+  means = np.zeros(())  # of raw and normalised maps: all maps of all sequences would not fit
   for i in range(0, len(tokens), size):
     layers = run.record(tokens[i:i + size], RecordOptions(maps=True)).layers
-    sums = sums + np.stack([np.asarray(x, np.float64).sum(1)
-                            for x in (layers.maps_BxHxTxT, layers.proxy_maps_BxHxTxT)])
-  if not (finite := np.isfinite(sums).all((0, 3, 4))).all():
+    means = means + np.stack([np.asarray(x, np.float64).sum(1) / len(tokens)
+                              for x in (layers.maps_BxHxTxT, layers.proxy_maps_BxHxTxT)])
+  if not (finite := np.isfinite(means).all((0, 3, 4))).all():
     layer, head = np.argwhere(~finite)[0]
     block = config.attention_layers[layer] + 1
     raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
-  return HeadMaps(*sums / len(tokens), len(tokens), tuple(n + 1 for n in config.attention_layers))
+  return HeadMaps(means[0], means[1], len(tokens), tuple(n + 1 for n in config.attention_layers))
 
 
 def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | None) -> Figure:
