@@ -88,9 +88,9 @@ HALF = np.full((1, 1, 1, 2), 0.5)
 RAW = lambda masses: sj.importance(masses, raw=True)
 
 
-def maps(value, dtype=np.float32):
+def maps(value):
   """Sound maps of two sequences, three blocks and four heads, one weight of which is changed."""
-  maps = np.broadcast_to(A, (2, 3, 4, 3, 3)).astype(dtype)
+  maps = np.broadcast_to(A, (2, 3, 4, 3, 3)).astype(np.float32)
   maps[1, 0, 3, 2, 1] = value
   return maps
 
