@@ -25,24 +25,6 @@ def legal(**slots):
     return None
 
 
-def product_specs(similarity, normalizer):
-  """Every legal combination of slot classes with these two; of each class, any of its values."""
-  values = slot_values()
-  by_class = {slot: {} for slot in values}
-  for slot, xs in values.items():
-    for x in xs:
-      by_class[slot].setdefault(type(x).__name__, []).append(x)
-  by_class |= {'similarity': {similarity: by_class['similarity'][similarity]},
-               'normalizer': {normalizer: by_class['normalizer'][normalizer]}}
-  rng = np.random.default_rng(0)
-  for classes in itertools.product(*(c.values() for c in by_class.values())):
-    for _ in range(8):  # another value of a class may be legal where the first is not
-      spec = legal(**{slot: xs[rng.integers(len(xs))] for slot, xs in zip(by_class, classes)})
-      if spec is not None:
-        yield spec
-        break
-
-
 def pairwise_specs(values=None):
   """Few specs in which every legal pair of slot values occurs; the same at every call.
 

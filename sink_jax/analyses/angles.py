@@ -21,7 +21,7 @@ from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.inputs import Inputs
-from sink_jax.evaluate.maps import strongest_and_weakest
+from sink_jax.evaluate.plots import strongest_and_weakest
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
@@ -56,7 +56,7 @@ def statistics(run: Run, tokens: ArrayLike, *, dtype: str = 'float32',
   for i in range(0, len(tokens_SxT), size):
     layers = run.record(tokens_SxT[i:i + size], RecordOptions(angles=query_key_angles)).layers
     assert layers.angles is not None and layers.importance is not None
-    recorded = layers.angles._asdict() | {'importance': layers.importance.normalized[..., 0]}
+    recorded = layers.angles | {'importance': layers.importance.normalized[..., 0]}
     for name, x_NxBxH in recorded.items():
       # Each part is divided by the number of all sequences, so that a last part that is smaller
       # than the others gets no larger weight. Axis 1 are the sequences of the part.

@@ -18,7 +18,7 @@ import numpy as np
 from sink_jax.analyses.lm_eval_generation import generated, settings
 from sink_jax.analyses.lm_eval_package import imported
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.activations import not_finite
 from sink_jax.models.run import Run
 
 _TOKENS_AT_A_TIME = 2048  # whose logits are in memory: 400 MB with GPT-2's vocabulary

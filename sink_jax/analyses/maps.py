@@ -12,7 +12,7 @@ from sink_jax.analyses.interface import PictureFile, Result, model_name
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.inputs import Inputs
-from sink_jax.evaluate.maps import HeadMaps, head_maps
+from sink_jax.evaluate.plots import HeadMaps, head_maps
 from sink_jax.models.run import Run
 
 _DIGITS = 4  # decimals of a map in a result

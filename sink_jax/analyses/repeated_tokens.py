@@ -25,7 +25,7 @@ from sink_jax.analyses.propositions import (
 from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.evaluate import EPSILON, plots
-from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.activations import not_finite
 from sink_jax.evaluate.inputs import Inputs, random_tokens
 from sink_jax.evaluate.sinks import importance
 from sink_jax.models.config import ModelConfig

@@ -19,7 +19,7 @@ from sink_jax.analyses.interface import AnalysisResult, PictureFile, Result
 from sink_jax.analyses.loaded_models import LoadedModel
 from sink_jax.analyses.options import Options
 from sink_jax.analyses.registry import Analysis, find
-from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.activations import not_finite
 from sink_jax.evaluate.inputs import Inputs, stored
 from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.run import Run

@@ -18,7 +18,7 @@ from sink_jax.analyses.loaded_models import LoadedModel, make_inputs as usual_in
 from sink_jax.analyses.options import Options
 from sink_jax.evaluate import inputs as data_inputs
 from sink_jax.evaluate import plots
-from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.activations import not_finite
 from sink_jax.evaluate.inputs import Inputs
 from sink_jax.io.terminal import number
 from sink_jax.models.decode import CachePolicy, check_policy, state_bytes

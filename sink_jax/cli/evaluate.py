@@ -9,12 +9,15 @@ from collections.abc import Collection
 from textwrap import fill
 from typing import Any
 
+import numpy as np
+
 from sink_jax.analyses.loaded_models import make_inputs
-from sink_jax.analyses import norms, options as analyses
+from sink_jax.analyses import maps, norms, options as analyses
 from sink_jax.analyses.options import InputOptions
 from sink_jax.attention import AnyArray
 from sink_jax.cli.results import Model, load, writable_folder
 from sink_jax.evaluate import EPSILON, plots, sink_report
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.io import compile_cache
 from sink_jax.io.files import write_atomically
@@ -140,10 +143,10 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
   out.mkdir(parents=True, exist_ok=True)
   paths = [out / name for name in ('sink_report.json', 'importance.png', 'norms.png',
                                    'attention_maps.png')]
-  numbers, importance, lengths, maps = paths
+  numbers, importance, lengths, heads = paths
   report.plot(importance, epsilon)
   norms.draw([{'model': run.name, **norms.of_report(report)}], lengths)
-  plots.attention_maps(run, tokens, maps)
+  maps.draw([maps.measure(run, Inputs(np.asarray(tokens), {}), analyses.Options())], heads)
   write_atomically(numbers, to_json(result))
   return result, paths
 

@@ -1,4 +1,4 @@
-"""Statistics that a model takes of its activations while it records them.
+"""Statistics that a model takes of its activations while it records them, and the error for what overflows.
 
 Massive activations lie in fixed channels of the first token's hidden states (Section 3.1, Figures 2 and 7;
 Sun et al., arXiv 2402.17762: beyond 100 and about 1,000 medians), whose key has another angle to the queries.
@@ -14,34 +14,28 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.attention.spec import repeat_heads
+from sink_jax.models.arrays import first_not_finite
+from sink_jax.models.run import Run
 
 SEQUENCES = 10  # of a probe that are described, as many as Sun et al. average over
 BEYOND = (100, 1000)  # medians, beyond which entries are counted
 
 
 class Activations(NamedTuple):
-  """Statistics of the hidden states h (T, D) of sequences, averaged over the sequences.
+  """Statistics of the hidden states h (T, D) of sequences, averaged over the sequences."""
 
-  Attributes:
-    activation_max: the largest |h|.
-    activation_median: the median of |h| over all tokens and channels.
-    activations_beyond_*: the number of |h| above 100 and 1,000 times the median of their sequence.
-    kurtosis_moment: E[(h - E h)^4] / Var(h)^2 over tokens and channels, which is 3 for normally
-      distributed numbers (Bondarenko et al. 2306.12929, Kaul et al. 2410.17174).
-    kurtosis_channels: mean_d(s_d^4) / mean_d(s_d^2)^2 of the root mean squares s_d of the channels,
-      from 1, if all are equal, to D, if all but one are zero (He et al. 2405.19279).
-    activation_position, activation_channel: the token, from 1, and the channel, from 0, at which the mean
-      of |h| over sequences is largest.
-  """
-
-  activation_max: jax.Array
-  activation_median: jax.Array
-  activations_beyond_100: jax.Array
+  activation_max: jax.Array  # the largest |h|
+  activation_median: jax.Array  # of |h| over all tokens and channels
+  activations_beyond_100: jax.Array  # the number of |h| above 100 times the median of their sequence
   activations_beyond_1000: jax.Array
+  # E[(h - E h)^4] / Var(h)^2 over tokens and channels, which is 3 for normally distributed numbers
+  # (Bondarenko et al. 2306.12929, Kaul et al. 2410.17174).
   kurtosis_moment: jax.Array
+  # mean_d(s_d^4) / mean_d(s_d^2)^2 of the root mean squares s_d of the channels: from 1, if all are equal,
+  # to D, if all but one are zero (He et al. 2405.19279).
   kurtosis_channels: jax.Array
-  activation_position: jax.Array
-  activation_channel: jax.Array
+  activation_position: jax.Array  # the token, from 1, and the channel, from 0, at which the
+  activation_channel: jax.Array  # mean of |h| over sequences is largest
 
 
 def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
@@ -63,27 +57,13 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
                      position + 1, channel)
 
 
-class Angles(NamedTuple):
-  """Products of queries and keys by head (B, H), averaged over the queries t > 1.
+def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> dict[str, jax.Array]:
+  """Products of transformed queries and keys by head (B, H), means over the queries t > 1.
 
-  Fields that end in first are for key 1, those that end in others for the mean over 1 < j <= t.
-
-  Attributes:
-    cosine_*: cos(q_t, k_j).
-    norm_product_*: |q_t| |k_j|, without the factor 1 / sqrt(Dh) of the scores, as in the paper.
-    score_*: q_t . k_j / sqrt(Dh).
+  A function for `RecordOptions.angles`. 'cosine_*' is cos(q_t, k_j), 'norm_product_*' is |q_t| |k_j|, as in
+  the paper without the factor of 'score_*', q_t . k_j / sqrt(Dh); '*_first' is for key 1, and '*_others' the
+  mean over the keys 1 < j <= t.
   """
-
-  cosine_first: jax.Array
-  cosine_others: jax.Array
-  norm_product_first: jax.Array
-  norm_product_others: jax.Array
-  score_first: jax.Array
-  score_others: jax.Array
-
-
-def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> Angles:
-  """The angles of transformed queries and keys, T > 1; a function for `RecordOptions.angles`."""
   length, heads, head_dim = q_BxTxHxDh.shape[1:]
   q = q_BxTxHxDh.astype(jnp.float32)
   k = repeat_heads(k_BxTxHkvxDh, heads).astype(jnp.float32)
@@ -91,8 +71,23 @@ def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> Angles:
   unit = lambda x: x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)  # of zeros: 0 instead of NaN
   # The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
   others_T = jnp.arange(1, length)[:, None, None]  # keys 2..t of the queries t = 2..T
-  means = []
-  for queries, keys in ((unit(q), unit(k)), (size(q), size(k)), (q / math.sqrt(head_dim), k)):
-    for met in (keys[:, :1], jnp.cumsum(keys[:, 1:], 1) / others_T):
-      means.append(jnp.sum(queries[:, 1:] * met, -1).mean(1))
-  return Angles(*means)
+  means = {}
+  for name, queries, keys in (('cosine', unit(q), unit(k)), ('norm_product', size(q), size(k)),
+                              ('score', q / math.sqrt(head_dim), k)):
+    for which, met in (('first', keys[:, :1]), ('others', jnp.cumsum(keys[:, 1:], 1) / others_T)):
+      means[f'{name}_{which}'] = jnp.sum(queries[:, 1:] * met, -1).mean(1)
+  return means
+
+
+class NotFinite(ValueError):
+  """A result of a model is not finite; see `not_finite`."""
+
+
+def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
+  """The error for a result, such as 'importance in block 3', of activations of a dtype."""
+  if parameter := first_not_finite(run.params):
+    reason = f'nor is its parameter {parameter}, so the model cannot be used'
+  else:
+    remedy = ': use dtype float32 (--dtype=float32, in a config probe.dtype)' * (dtype == 'bfloat16')
+    reason = f'its parameters are, so activations overflow in {dtype} on these inputs{remedy}'
+  return NotFinite(f'{run.name or "the model"}: {what} is not finite; {reason}.')

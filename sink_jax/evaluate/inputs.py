@@ -30,8 +30,8 @@ class Inputs:
   """Sequences of tokens and how they were made.
 
   tokens: (S, T) int32. tokenizer: of the model; None where there are only token ids. description: ready
-  for JSON: kind, sequences, length, bos {protocol, applied}, first_token_ids and first_tokens of the first
-  sequence, vocab_size, tokenizer, source, seed, and domains [{domain, sequences}] in the order of tokens.
+  for JSON: kind, sequences, length, bos {protocol, applied}, first_token_ids of the first sequence,
+  vocab_size, tokenizer, source, seed, and domains [{domain, sequences}] in the order of tokens.
   """
 
   tokens: np.ndarray
@@ -47,8 +47,7 @@ def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int 
     raise ValueError(f'{source!r} has only {len(heads)} documents of {length} tokens or more: use a '
                      'smaller --sequences or --length, or another --source.')
   domains, rows = zip(*heads)
-  return _described(rows, tokenizer, 'natural', bos, source=repr(source),
-                    domains=domains if len(set(domains)) > 1 else ())
+  return _described(rows, tokenizer, 'natural', bos, domains, source=repr(source))
 
 
 def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 100,
@@ -65,8 +64,8 @@ def by_domain(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
       break
   if not rows:
     raise ValueError(f'{source!r} has no document of {length} tokens: use a smaller --length.')
-  return _described(np.concatenate(list(rows.values())), tokenizer, 'natural', bos, source=repr(source),
-                    domains=[name for name, of_domain in rows.items() for _ in of_domain])
+  return _described(sum(rows.values(), []), tokenizer, 'natural', bos,
+                    [name for name in rows for _ in rows[name]], source=repr(source))
 
 
 def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int = 1,
@@ -77,7 +76,7 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
   """
   # `with_prefix` puts no token before a text that begins with it, so that such a text gives one more.
   first = () if tokenizer.bos_in_texts else tokenizer.before(bos)
-  wanted, rest = sequences * (length - len(first)), []
+  wanted, rest, rows = sequences * (length - len(first)), [], []
   for document in source.documents():
     head = document.text[:_CHARACTERS * (wanted - len(rest))]  # of a book, the part that is needed
     rest += tokenizer.encode(head.rstrip() + '\n\n')
@@ -86,7 +85,6 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
   if len(rest) < wanted:
     raise ValueError(f'{source!r} has {len(rest)} tokens, and {wanted} are wanted: use a smaller '
                      '--sequences or --length.')
-  rows = []
   for _ in range(sequences):
     row = tokenizer.with_prefix(rest, bos)
     rows.append(row[:length])
@@ -102,13 +100,12 @@ def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, se
   """
   if tokenizer is None and bos != 'none':
     raise ValueError(f'--bos={bos} needs a tokenizer, and there is none: use --bos=none.')
-  left_out = tokenizer.bos_id if tokenizer else None
+  left_out, first = (tokenizer.bos_id, tokenizer.before(bos)) if tokenizer else (None, ())
   tokens = np.random.default_rng(seed).integers(0, vocab_size - (left_out is not None),
                                                 (sequences, 1 if repeat else length), np.int32)
   tokens = np.repeat(tokens, length // tokens.shape[1], 1)
   if left_out is not None:
     tokens += tokens >= left_out
-  first = tokenizer.before(bos) if tokenizer else ()
   tokens[:, :len(first)] = first  # in place of drawn tokens: the length is the one asked for
   return _described(tokens, tokenizer, 'repeat' if repeat else 'random', bos, vocab_size=vocab_size,
                     seed=seed)
@@ -156,13 +153,12 @@ def _described(rows: Sequence[np.ndarray] | np.ndarray, tokenizer: TextTokenizer
       raise ValueError(f'{tokenizer.name} begins texts with {most} BOS tokens: use --bos=force or none.')
     if (tokens[:, 0] == bos_id).all():  # what the sequences are, whatever was asked for
       applied = f'bos id {bos_id} at position 1'
-  first = tokens[0, :4].tolist()
-  counts = [{'domain': name, 'sequences': count} for name, count in collections.Counter(domains).items()]
-  description = dict.fromkeys(('source', 'vocab_size', 'seed', 'first_tokens', 'tokenizer')) | more | {
-      'kind': kind, 'sequences': tokens.shape[0], 'length': tokens.shape[1], 'domains': counts or None,
-      'bos': {'protocol': bos, 'applied': applied}, 'first_token_ids': first}
+  counts = collections.Counter(domains).items()
+  description = dict.fromkeys(('source', 'vocab_size', 'seed', 'tokenizer')) | more | {
+      'kind': kind, 'sequences': tokens.shape[0], 'length': tokens.shape[1],
+      'domains': [{'domain': name, 'sequences': count} for name, count in counts],
+      'bos': {'protocol': bos, 'applied': applied}, 'first_token_ids': tokens[0, :4].tolist()}
   if tokenizer:  # the file and its folder: a record names no home directory
-    description |= {'first_tokens': [tokenizer.decode([i]) for i in first],
-                    'vocab_size': tokenizer.vocab_size,
+    description |= {'vocab_size': tokenizer.vocab_size,
                     'tokenizer': '/'.join(Path(tokenizer.name).parts[-2:])}
   return Inputs(tokens, description, tokenizer)

@@ -1,4 +1,4 @@
-"""Pictures of a probe and of a model's attention, as PNG files.
+"""Attention maps of every head, and pictures of them and of a probe, as PNG files.
 
 Figures are made without pyplot, so that nothing global changes and no display is needed.
 """
@@ -6,6 +6,7 @@ Figures are made without pyplot, so that nothing global changes and no display i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 from etils import epath
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -20,7 +22,8 @@ from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
-from sink_jax.evaluate.maps import HeadMaps, head_maps, strongest_and_weakest
+from sink_jax.evaluate.activations import not_finite
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 
 # Okabe and Ito (2008): these differ for any colour vision, and in print by their lightness.
@@ -31,6 +34,54 @@ DPI = 150  # of every picture
 File = str | os.PathLike | IO[bytes]  # a path, on a disk or gs://, or a binary stream
 _TICKS = 16  # numbers on an axis of an importance map; more would touch one another
 _FONT = 11
+_LENGTH = 64  # positions of a map, as in the paper's probes; more is hard to read
+_BUDGET = 2**24  # elements of maps that are recorded at a time
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadMaps:
+  """Maps of N layers and H heads between T tokens, mean of `sequences` sequences."""
+
+  raw: Float[np.ndarray, 'N H T T']  # the attention weights, queries then keys
+  normalized: Float[np.ndarray, 'N H T T']  # the proxy scores; the same for softmax
+  sequences: int
+  blocks: tuple[int, ...]  # from 1
+
+  @property
+  def importance(self) -> Float[np.ndarray, 'N H']:
+    """Importance of the first token, from the normalised maps."""
+    return self.normalized[..., 0].mean(-1)
+
+  @property
+  def proxy(self) -> bool:
+    """Whether the proxy scores differ from the attention weights."""
+    return not np.allclose(self.raw, self.normalized, atol=1e-4)
+
+
+def strongest_and_weakest(importance_NxH: np.ndarray) -> list[tuple[int, int]]:
+  """(n, h), from 0, of the two heads with the largest importance and the two with the smallest."""
+  order = np.argsort(-importance_NxH, axis=None, kind='stable').tolist()
+  chosen = dict.fromkeys([*order[:2], *order[-2:]])  # a small model has some of them twice
+  return [divmod(i, importance_NxH.shape[1]) for i in chosen]
+
+
+def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
+  """Records the model on tokens (S, T) in float32, the first 64 positions of each sequence."""
+  tokens = np.asarray(tokens)[:, :_LENGTH]
+  # bfloat16 would round every weight to two or three digits.
+  run = dataclasses.replace(run, config=(config := dataclasses.replace(run.config, dtype='float32')))
+  # Maps grow with the square of the length: as many sequences at a time as fit, and one at least.
+  size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
+  means = np.zeros(())  # of raw and normalised maps: all maps of all sequences would not fit
+  for i in range(0, len(tokens), size):
+    layers = run.record(tokens[i:i + size], RecordOptions(maps=True)).layers
+    means = means + np.stack([np.asarray(x, np.float64).sum(1) / len(tokens)
+                              for x in (layers.maps_BxHxTxT, layers.proxy_maps_BxHxTxT)])
+  if not (finite := np.isfinite(means).all((0, 3, 4))).all():
+    layer, head = np.argwhere(~finite)[0]
+    block = config.attention_layers[layer] + 1
+    raise not_finite(run, f'the attention map of block {block}, head {head + 1}', 'float32')
+  return HeadMaps(means[0], means[1], len(tokens), tuple(n + 1 for n in config.attention_layers))
 
 
 def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | None) -> Figure:
@@ -59,41 +110,23 @@ def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | No
   return figure_of(ax)
 
 
-def attention_maps(run: Run, tokens: ModelInputs, path: File) -> None:
-  """Draws mean maps of the two strongest and the two weakest sink heads; a proxy and raw weights of each."""
-  maps = head_maps(run, tokens)
-  panels = [(head, proxy) for head in strongest_and_weakest(maps.importance)
-            for proxy in ((True, False) if maps.proxy else (True,))]
-  columns = min(2, len(panels))
-  rows = -(-len(panels) // columns)
-  figure, axes = canvas(1.0 + 3.8 * columns, 4.1 * rows, rows, columns, len(panels))
-  for ax, (head, proxy) in zip(axes.flat, panels):
-    head_panel(ax, maps, head, proxy, run.name or 'model')
-  figure.suptitle(f'mean of {maps.sequences} sequences', fontsize=_FONT + 1)
-  save(figure, path)
-
-
 def token_map(run: Run, tokens_T: ArrayLike, words: Sequence[str], path: File) -> None:
   """Draws the head that attends most to the first token, on the ids (T,) of one text, with words as ticks."""
-  maps = head_maps(run, np.asarray(tokens_T)[None])
-  figure, axes = canvas(7.2, 6.4)
-  ax = axes[0, 0]
+  maps, ax = head_maps(run, np.asarray(tokens_T)[None]), new_axes(7.2, 6.4)
   head_panel(ax, maps, strongest_and_weakest(maps.importance)[0], True, run.name or 'model')
   for axis in (ax.xaxis, ax.yaxis):
     axis.set_ticks(range(1, len(words) + 1), labels=words)
   ax.tick_params(labelsize=_FONT - 2)
   ax.tick_params('x', rotation=90)
-  save(figure, path)
+  save(figure_of(ax), path)
 
 
 def head_panel(ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool, name: str) -> None:
   """Draws one head's map: its row-normalised scores, or (not `proxy`) the weights themselves."""
   kind = 'raw weights' if not proxy else 'proxy: rows made to sum to 1' if maps.proxy else 'attention'
-  alpha = f'{maps.importance[head]:.2f}' + '*' * maps.proxy
-  extra = '' if maps.extra_key_weight is None else f', extra key {maps.extra_key_weight[head]:.2f}'
   attention_panel(ax, (maps.normalized if proxy else maps.raw)[head],
                   f'{name}: block {maps.blocks[head[0]]}, head {head[1] + 1}\n'
-                  f'importance: first token {alpha}{extra}', kind)
+                  f'importance of the first token {maps.importance[head]:.2f}{"*" * maps.proxy}', kind)
 
 
 def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str) -> None:
@@ -108,9 +141,9 @@ def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str) -> None
   limit = max(-low, high)
   colours: dict[str, Any] = (dict(cmap='RdBu_r', vmin=-limit, vmax=limit) if low < 0 else
                              dict(cmap='viridis', norm=PowerNorm(0.5, 0, max(1, high))))
-  # Positions count from 1, as in the paper; imshow would count from 0.
-  image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5),
-                    interpolation='nearest', **colours)
+  # Positions count from 1, as in the paper.
+  image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest',
+                    **colours)
   ax.set_facecolor('#e8e8e8')
   _colour_bar(ax, image, kind, None if low < 0 or high > 1 else [0, 0.1, 0.3, 0.6, 1])
   for axis in (ax.xaxis, ax.yaxis):

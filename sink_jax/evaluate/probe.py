@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from sink_jax.evaluate.activations import SEQUENCES, Activations, describe
-from sink_jax.evaluate.finite import not_finite
+from sink_jax.evaluate.activations import SEQUENCES, Activations, describe, not_finite
 from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.config import ModelConfig
@@ -43,8 +42,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     raise ValueError('give either tokens (S, T), or texts=[...], which may have a length.')
   if texts is not None:
     rows = run.tokenizer.tokens(texts, length)
-    shortest = min(map(len, rows))
-    tokens = [row[:shortest] for row in rows]
+    tokens = [row[:min(map(len, rows))] for row in rows]
     # These texts begin as the tokenizer has it, whatever the inputs of the run were.
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
   tokens = np.asarray(tokens)
@@ -64,7 +62,6 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
       'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
       'scores': ('attention weights' if config.attention.rows_sum_to_one
                  else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
-      'row_divisor': 'T - k + 1; all rows count, under a causal mask those from k on',
       'blocks': [layer + 1 for layer in config.attention_layers],
       'first_token_limits': first_token_limits(config, tokens.shape[1]),
       'sequences': len(tokens), 'length': tokens.shape[1],
@@ -84,10 +81,8 @@ def probed(config: ModelConfig, dtype: str) -> ModelConfig:
 
 def first_token_limits(config: ModelConfig, length: int) -> list[float]:
   """The share of queries that see the first of `length` tokens by block, which bounds its importance."""
-  layers = [config.pattern[n % len(config.pattern)] for n in config.attention_layers]
-  share = {mask: float(np.mean(np.broadcast_to(mask.keep(np.arange(length), 0), length)))
-           for mask in {config.attention_of(layer).mask for layer in layers}}
-  return [share[config.attention_of(layer).mask] for layer in layers]
+  masks = [config.attention_of(config.pattern[n % len(config.pattern)]).mask for n in config.attention_layers]
+  return [float(np.mean(np.broadcast_to(mask.keep(np.arange(length), 0), length))) for mask in masks]
 
 
 def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
@@ -95,10 +90,9 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
   layers = record.layers
   first = lambda x: None if x is None else np.moveaxis(np.asarray(x), 1, 0)
   after = lambda h0, h: np.concatenate([np.asarray(h0)[:, None], np.moveaxis(np.asarray(h), 1, 0)], 1)
-  norms = dict(query=first(layers.query_norm_BxHxT), key=first(layers.key_norm_BxHxT),
-               value=first(layers.value_norm_BxHxT), head=first(layers.head_norm_BxHxT),
-               hidden=after(record.embedding_norm_BxT, layers.hidden_norm_BxT),
-               hidden_before_norm=first(layers.hidden_before_norm_BxT))
+  norms = {name: first(getattr(layers, f'{name}_norm_BxHxT')) for name in ('query', 'key', 'value', 'head')}
+  norms |= dict(hidden=after(record.embedding_norm_BxT, layers.hidden_norm_BxT),
+                hidden_before_norm=first(layers.hidden_before_norm_BxT))
   if layers.sink_token_norm_B is not None:
     norms['sink_token'] = after(record.sink_embedding_norm_B, layers.sink_token_norm_B)
   masses = layers.importance
@@ -107,11 +101,11 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
               norms=norms), jax.tree.map(np.append, record.embedding_description, layers.hidden_description)
 
 
-def _not_finite_in(joined: Mapping[str, Any], config: ModelConfig) -> str | None:
+def _not_finite_in(joined: dict[str, Any], config: ModelConfig) -> str | None:
   """The first result that is not finite, by block and head from 1; None where all are finite."""
   norms = {f'{name} norm': x for name, x in joined['norms'].items()}
-  for name, x in ({name: x for name, x in joined.items() if name != 'norms'} | norms).items():
-    if x is None or (finite := np.isfinite(x)).all():
+  for name, x in (joined | norms).items():
+    if name == 'norms' or x is None or (finite := np.isfinite(x)).all():
       continue
     layer, head, *_ = *np.argwhere(~finite.all(0))[0], 0
     if name.startswith(('hidden', 'sink_token')):  # entry 0 is the embedding, which no norm goes before

@@ -31,10 +31,10 @@ class SinkReport:
     importance: alpha of every token (S, N, H, T), of the attention weights of softmax, else of the paper's
       row-normalised proxy scores.
     raw_importance: that of the weights that multiply the values, the raw mass that a token receives.
-    bias_slot: the mean normalised weight of the extra key, or of the learned sink tokens together,
-      (S, N, H); None without either.
-    bias_slot_released: this mean as the official implementation (sail-sg/Attention-Sink) computes
-      it, which also counts a dummy row of weight one; with learned sink tokens, their rows.
+    bias_slot: the mean normalised weight (S, N, H) of the extra key, or of the learned sink tokens together;
+      None without either.
+    bias_slot_released: this mean as the official implementation (sail-sg/Attention-Sink) computes it, which
+      also counts a dummy row of weight one; with learned sink tokens, their rows.
     norms: l2 norms by name. 'query', 'key', 'value' and 'head' (outputs before W_O) are (S, N, H, T), of
       key/value heads for keys and values. 'hidden' (S, M + 1, T) has the embedding as entry 0;
       'hidden_before_norm' (S, M, T) is before the last norm of a post-norm block. 'sink_token' (S, M + 1)
@@ -58,14 +58,13 @@ class SinkReport:
     attentions: the maps (S, H, T, T) of N layers: a list or tuple of arrays or PyTorch tensors, such as the
     `attentions` of a transformers model, or one array (N, S, H, T, T). name: of the model, for titles.
     """
-    alpha_NxSxHxT = np.array([np.asarray(sinks.importance(maps)) for maps in attentions])
-    if alpha_NxSxHxT.ndim != 4:
-      raise ValueError('attentions must be maps (S, H, T, T) of each layer: sequences, heads, '
-                       f'queries, keys; their importances have shape {alpha_NxSxHxT.shape}.')
-    alpha_SxNxHxT = np.swapaxes(alpha_NxSxHxT, 0, 1)
-    return cls(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {
-        'scores': _EXACT, 'run': name, 'sequences': len(alpha_SxNxHxT),
-        'length': alpha_SxNxHxT.shape[-1], 'blocks': list(range(1, alpha_SxNxHxT.shape[1] + 1))})
+    alpha = np.stack([np.asarray(sinks.importance(maps)) for maps in attentions], 1)
+    if alpha.ndim != 4:
+      raise ValueError('attentions must be maps (S, H, T, T) of each layer: sequences, heads, queries, keys; '
+                       f'their importances have shape {alpha.shape}.')
+    return cls(alpha, alpha, None, None, {}, None, {
+        'scores': _EXACT, 'run': name, 'sequences': len(alpha), 'length': alpha.shape[-1],
+        'blocks': list(range(1, alpha.shape[1] + 1))})
 
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
     """Returns Sink_k^epsilon of every token (T,), as shares; entry 0 is Sink_1."""
@@ -84,14 +83,14 @@ class SinkReport:
 
     kind: a key of `norms` but 'sink_token'. Not finite if all other norms are zero.
     """
-    if kind not in self.norms or kind == 'sink_token':
+    if kind not in (choices := [name for name in self.norms if name != 'sink_token']):
       raise ValueError(f'There are no norms of {kind!r} by position, and none in a report of only attention '
-                       f'maps; choices: {", ".join(name for name in self.norms if name != "sink_token")}.')
-    norms, at = np.asarray(self.norms[kind], np.float64), self._index(position)
-    # Axis 1 has the layers; the others are sequences, and heads where the norms are of heads.
-    axes = tuple(a for a in range(norms.ndim - 1) if a != 1)
+                       f'maps; choices: {", ".join(choices)}.')
+    # Over sequences, and heads where the norms are of heads.
+    norms_NxT = self.norms[kind].mean((0, *range(2, self.norms[kind].ndim - 1)), np.float64)
+    at = self._index(position)
     with np.errstate(divide='ignore', invalid='ignore'):
-      return norms[..., at].mean(axes) / np.delete(norms, at, -1).mean((*axes, -1))
+      return norms_NxT[:, at] / np.delete(norms_NxT, at, 1).mean(1)
 
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """Returns the report as plain numbers, for logs and JSON; rates are in percent.
@@ -100,13 +99,11 @@ class SinkReport:
     over that of all heads of its block. A number that is not finite is None, as JSON has no NaN.
     """
     finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
-    # `sink_rate` has an axis of keys, and the extra key is the only one on it.
-    slot = lambda weight: None if weight is None else 100 * float(
-        sinks.sink_rate(weight[..., None], epsilon)[0])
+    slot = lambda weight: None if weight is None else 100 * float((weight > epsilon).mean())
     alpha_NxH, raw_SxNxH = self.head_importance(), self.raw_importance[..., 0].astype(np.float64)
-    rates, length = [100 * float(rate) for rate in self.sink_rates(epsilon)], self.importance.shape[-1]
+    rates = [100 * float(rate) for rate in self.sink_rates(epsilon)]
     # Importance is a mean over the rows that may attend to key k; times their number it is a sum again.
-    row_masses = (self.raw_importance * (length - np.arange(length))).sum(-1) / length
+    row_masses = (self.raw_importance * np.arange(len(rates), 0, -1)).sum(-1) / len(rates)
     summary = {
         'sink_1': rates[0], 'sink': rates,
         'sink_bias_slot': slot(self.bias_slot), 'sink_bias_slot_released': slot(self.bias_slot_released),
@@ -120,12 +117,9 @@ class SinkReport:
     sink_token, norms_NxH = self.norms.get('sink_token'), self.norms['head'].mean((0, 3), np.float64)
     with np.errstate(divide='ignore', invalid='ignore'):
       head_norms = norms_NxH / norms_NxH.mean(1, keepdims=True)
-    nulls = dict(sink_1=100 * sinks.sink_rate_null(self.importance, epsilon),
-                 hidden_ratio=sinks.hidden_ratio_null(self.norms['hidden'][:, 1:]))
     return summary | {
         'head_norm': [finite(block) for block in head_norms],
-        # Below a quarter of their block's mean (HONOR, Sandoval-Segura et al., arXiv 2504.03889), or NaN
-        # in a block without any output.
+        # Below a quarter of their block's mean (HONOR, arXiv 2504.03889), or NaN in a block without output.
         'dormant_heads': 100 * float((~(head_norms >= 0.25)).mean()),
         **{f'{kind}_ratio': finite(self.norm_ratio(kind))
            for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},
@@ -133,7 +127,8 @@ class SinkReport:
         'sink_token_ratio': None if sink_token is None else finite(
             sink_token.mean(0, np.float64) / self.norms['hidden'].mean((0, 2), np.float64)),
         **{name: finite(values) for name, values in self.activations._asdict().items()},
-        'null_p99': {name: finite([value])[0] for name, value in nulls.items()},
+        'null_p99': {'sink_1': 100 * sinks.sink_rate_null(self.importance, epsilon),
+                     'hidden_ratio': finite([sinks.hidden_ratio_null(self.norms['hidden'][:, 1:])])[0]},
     }
 
   def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON, *,
@@ -151,8 +146,7 @@ class SinkReport:
     return as_text(self.summary(), self.protocol, EPSILON)
 
   def _index(self, position: int) -> int:
-    length = self.importance.shape[-1]
-    if not 1 <= position <= length:
+    if position not in range(1, (length := self.importance.shape[-1]) + 1):
       raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')
     return position - 1
 
@@ -160,14 +154,12 @@ class SinkReport:
 def as_text(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float) -> str:
   """The lines of a summary for a terminal; the arguments are as in sink_report.json."""
   step = '' if protocol.get('step') is None else f', step {protocol["step"]}'
-  dtype = f', {protocol["dtype"]}' if 'dtype' in protocol else ''
-  lines = [f'{protocol["run"] or "model"}{step}: {protocol["sequences"]} sequences of '
-           f'{protocol["length"]} tokens{dtype}',
-           *text_table(('metric', 'value', 'meaning'), table_rows(summary, protocol, epsilon), left=(0, 2))]
-  if protocol['scores'] != _EXACT:
-    lines.append('* of proxy scores: the rows of this attention do not sum to one')
-  note = limit_note(protocol.get('first_token_limits', ()), protocol['length'], epsilon)
-  return '\n'.join([*lines, note] if note else lines)
+  of = f'{protocol["sequences"]} sequences of {protocol["length"]} tokens'
+  lines = [f'{protocol["run"] or "model"}{step}: {of}',
+           *text_table(('metric', 'value', 'meaning'), table_rows(summary, protocol, epsilon), left=(0, 2)),
+           '* of proxy scores: the rows of this attention do not sum to one' * (protocol['scores'] != _EXACT),
+           limit_note(protocol.get('first_token_limits', ()), protocol['length'], epsilon)]
+  return '\n'.join(filter(None, lines))
 
 
 def table_rows(summary: Mapping[str, Any], protocol: Mapping[str, Any],
@@ -186,28 +178,25 @@ def table_rows(summary: Mapping[str, Any], protocol: Mapping[str, Any],
                f'on the first token, of {summary["raw_row_mass"]:.3f} in a row'))
   if 'value_ratio' not in summary:  # of only maps
     return rows
-  known = lambda name, blocks: [(x, n) for x, n in zip(summary[name], blocks) if n and x is not None]
   blocks = range(len(summary['hidden_ratio']))  # 0 is the embedding
-  for name, end, which, pairs in (('value', min, 'smallest', known('value_ratio', protocol['blocks'])),
-                                  ('hidden', max, 'largest', known('hidden_ratio', blocks))):
-    if pairs:
+  for name, of, end, which in (('value', protocol['blocks'], min, 'smallest'),
+                               ('hidden', blocks, max, 'largest')):
+    if pairs := [(x, n) for x, n in zip(summary[f'{name}_ratio'], of) if n and x is not None]:
       ratio, block = end(pairs)
       rows.append((f'{name} norm ratio', size(ratio), f'first token to the others, {which} in block {block}'))
   # The activation that exceeds the median of its block most.
   peaks = zip(*(summary[f'activation_{key}'] for key in ('max', 'median', 'position', 'channel')), blocks)
   if times := [(peak[0] / peak[1], *peak) for peak in peaks if peak[0] and peak[1]]:
     ratio, largest, _, token, channel, block = max(times)
-    rule = '' if ratio > BEYOND[0] else f' (massive: above {BEYOND[0]})'
-    rows.append(('largest activation', size(largest), f'{ratio:,.0f} times the median{rule}: channel '
-                 f'{channel:g} of token {token:g}, {f"block {block}" if block else "the embedding"}'))
+    where = f'channel {channel:g} of token {token:g}, {f"block {block}" if block else "the embedding"}'
+    rows.append(('largest activation', size(largest), f'{ratio:,.0f} times the median (massive: above '
+                 f'{BEYOND[0]}): {where}'))
   return rows
 
 
 def limit_note(limits: Sequence[float], length: int, epsilon: float) -> str:
   """A line about the blocks whose mask, by `first_token_limits`, allows no sink; '' without one."""
-  below = [limit for limit in limits if limit <= epsilon]
-  if not below:
+  if not (below := [limit for limit in limits if limit <= epsilon]):
     return ''
-  where = 'every block' if len(below) == len(limits) else f'{len(below)} of {len(limits)} blocks'
-  return (f'Sink_1 is 0 by construction in {where}: at most {100 * max(below):.0f} % of {length} queries see '
-          f'the first token there, and a sink needs more than {epsilon:g}; take shorter sequences')
+  return (f'Sink_1 is 0 by construction in {len(below)} of {len(limits)} blocks, where at most '
+          f'{100 * max(below):.0f} % of {length} queries see the first token; take shorter sequences')

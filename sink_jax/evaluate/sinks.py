@@ -16,15 +16,12 @@ from sink_jax.evaluate import EPSILON
 
 DRAWS = 500  # of random targets for a null
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
-_ROUNDING = 1.001  # of sums over thousands of rows in float32
 
 _Array = TypeVar('_Array', Array, np.ndarray)
 
 
 @runtime_checkable
-class Tensor(Protocol):
-  """A PyTorch tensor, which may need gradients and lie on any device."""
-
+class Tensor(Protocol):  # of PyTorch, which may need gradients and lie on any device
   def detach(self) -> Any: ...
 
 
@@ -61,7 +58,7 @@ def importance(attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] 
 
 
 def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
-              epsilon: float | Array = EPSILON, raw: bool = False) -> Float[_Array, ' T']:
+              epsilon: float | Array = EPSILON) -> Float[_Array, ' T']:
   """Computes Sink_k^epsilon, the share of heads whose importance of token k exceeds epsilon.
 
   The threshold comes before the mean over sequences, layers and heads, as in the official implementation.
@@ -70,14 +67,13 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
     importance: (S, N, H, T); the first three axes may come in any order, and the last may hold only the
       first keys.
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
-    raw: whether the importance is that of unnormalised masses, which may be negative or large.
 
   Returns:
     The rates (T,), of the library of the importance; entry 0 is Sink_1.
 
   Raises:
-    ValueError: the importance has another shape or is not finite, or epsilon lies outside (0, 1); without
-      `raw` also if one is negative or above T / (T - k + 1), which a prefix mask reaches. Names the first.
+    ValueError: the importance has another shape, epsilon lies outside (0, 1), or an importance lies
+      outside 0 and T / (T - k + 1), which a prefix mask reaches. Names the first such.
   """
   xp, alpha = _array(importance, 'importance')
   # Maps of four axes are told from importances by causal rows that sum to one.
@@ -88,10 +84,10 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
   if not isinstance(epsilon, Tracer) and not 0 < epsilon < 1:
     raise ValueError(f'epsilon={epsilon!r}: importance lies between 0 and 1; the paper uses {EPSILON}.')
   keys = alpha.shape[-1]
-  # Of only the first keys, this is above the bound of the complete text.
-  highest_T = _ROW_LIMIT * _ROUNDING * keys / (keys - np.arange(keys))
-  _check('importance', xp.isfinite(alpha) if raw else (alpha >= 0) & (alpha <= highest_T), alpha,
-         'it must be finite, and without raw=True between 0 and T / (T - k + 1)')
+  # A thousandth for the rounding of long sums. Of only the first keys, this is above the bound of the text.
+  highest_T = 1.001 * _ROW_LIMIT * keys / (keys - np.arange(keys))
+  _check('importance', (alpha >= 0) & (alpha <= highest_T), alpha,
+         'it must be between 0 and T / (T - k + 1), as that of attention weights is')
   # The dtype of the importance may not hold epsilon: bfloat16 rounds 0.3 to 0.3008.
   above = alpha.astype(xp.promote_types(alpha.dtype, xp.float32)) > epsilon
   # A mean of float32 stops counting at 2^24.
@@ -108,8 +104,7 @@ def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
   rates_P = np.asarray(rate, np.float64)
   if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():
     raise ValueError('steps and rate must be one-dimensional and equally long, with finite rates.')
-  below = np.flatnonzero(rates_P < level)
-  first = below[-1] + 1 if len(below) else 0
+  first = max(np.flatnonzero(rates_P < level), default=-1) + 1
   return int(np.asarray(steps)[first]) if first < len(rates_P) else None
 
 
@@ -123,20 +118,17 @@ def random_targets(sequences: int, length: int) -> np.ndarray:
 
 
 def sink_rate_null(importance_SxNxHxT: Float[np.ndarray, 'S N H T'], epsilon: float = EPSILON) -> float:
-  """The 99th percentile, over random targets, of the share of heads above epsilon."""
+  """The null of the share of heads above epsilon."""
   sequences, *_, length = importance_SxNxHxT.shape
   rates_SxT = (importance_SxNxHxT > epsilon).mean((1, 2))
-  rates_RxS = rates_SxT[np.arange(sequences), random_targets(sequences, length)]
-  return float(np.percentile(rates_RxS.mean(1), 99))
+  return float(np.percentile(rates_SxT[np.arange(sequences), random_targets(sequences, length)].mean(1), 99))
 
 
 def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
-  """The 99th percentile, over random targets, of the largest `SinkReport.norm_ratio` of M blocks."""
+  """The null of the largest `SinkReport.norm_ratio` of M blocks."""
   sequences, _, length = norms_SxMxT.shape
-  norms_SxMxT = norms_SxMxT.astype(np.float64)
-  at_RxM = np.stack([norms_SxMxT[np.arange(sequences), :, target_S].mean(0)
-                     for target_S in random_targets(sequences, length)])
-  others_RxM = (norms_SxMxT.mean((0, 2)) * length - at_RxM) / (length - 1)
+  at_RxM = norms_SxMxT[np.arange(sequences), :, random_targets(sequences, length)].mean(1, np.float64)
+  others_RxM = (norms_SxMxT.mean((0, 2), np.float64) * length - at_RxM) / (length - 1)
   with np.errstate(divide='ignore', invalid='ignore'):
     return float(np.percentile((at_RxM / others_RxM).max(1), 99))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from sink_jax.evaluate.maps import HeadMaps, head_maps
+from sink_jax.evaluate.plots import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.terminal import number, text_table
 from sink_jax.pretrained.load import load_run

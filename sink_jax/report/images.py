@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from sink_jax.evaluate import plots
-from sink_jax.evaluate.maps import HeadMaps, strongest_and_weakest
+from sink_jax.evaluate.plots import HeadMaps, strongest_and_weakest
 from sink_jax.report.records import RunRecord
 
 _COLOURS = 64  # with a palette a picture takes a quarter of the space

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sink_jax.data.dataset import Dataset
-from sink_jax.evaluate.finite import NotFinite
+from sink_jax.evaluate.activations import NotFinite
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run

@@ -9,8 +9,7 @@ from sink_jax.evaluate import sinks
 from sink_jax.evaluate.activations import SEQUENCES, describe
 from sink_jax.models.transformer import init_params
 
-CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11,
-                        dtype='float32')
+CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32')
 
 
 def expected(hidden):
@@ -36,8 +35,7 @@ def test_large_states_do_not_leave_the_range_of_float32():
   hidden = np.random.default_rng(0).standard_normal((2, 64, 8))
   hidden[:, 0, 3] = 1e4
   large = describe(jnp.asarray(hidden * 1e15, jnp.float32))
-  np.testing.assert_allclose(large.kurtosis_moment, expected(hidden)[4], rtol=1e-4)
-  np.testing.assert_allclose(large.kurtosis_channels, expected(hidden)[5], rtol=1e-4)
+  np.testing.assert_allclose(large[4:6], expected(hidden)[4:6], rtol=1e-4)
 
 
 def test_a_planted_massive_activation_is_found_where_it_is():
@@ -84,8 +82,7 @@ def test_the_null_of_a_sink_is_the_rate_of_random_targets():
 
 
 def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
-  norms = np.random.default_rng(0).uniform(1, 3, (6, 4, 10))
-  ratios = []
+  norms, ratios = np.random.default_rng(0).uniform(1, 3, (6, 4, 10)), []
   for draw in sinks.random_targets(6, 10):
     at = np.stack([norms[s, :, t] for s, t in enumerate(draw)])
     others = np.stack([np.delete(norms[s], t, -1) for s, t in enumerate(draw)])
@@ -94,13 +91,3 @@ def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
   norms[..., 0] = 1000  # what the first token has is no part of the null of the others but as one
   assert sinks.hidden_ratio_null(norms) < 1
   assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1  # two tokens: the second one alone
-
-
-def test_uniform_attention_has_the_importance_of_its_null():
-  length = 64
-  null = (1 / np.arange(1, length + 1)).mean()  # H_T / T
-  run = sj.Run(CONFIG, init_params(CONFIG, 0))
-  kernel = run.params['blocks']['attention']['query']['kernel']
-  run.params['blocks']['attention']['query']['kernel'] = 0 * kernel
-  alpha = sj.probe(run, np.zeros((2, length), np.int32)).importance[..., 0]
-  np.testing.assert_allclose(alpha, null, rtol=1e-5)

@@ -9,13 +9,7 @@ import pytest
 from sink_jax.data.sources import Document, Jsonl, TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
-from sink_jax.evaluate.inputs import (
-  by_domain,
-  long_text,
-  natural,
-  open_source,
-  random_tokens,
-)
+from sink_jax.evaluate.inputs import by_domain, long_text, natural, open_source, random_tokens
 
 BYTES = Bytes().open()  # whose BOS, 0, is not put before a text
 BEGUN = BYTES.beginning_with(0)
@@ -41,15 +35,14 @@ def corpus():
 
 
 def test_natural_inputs_are_the_heads_of_documents():
-  found = natural(BEGUN, corpus(), sequences=7, length=300, bos='none')
-  long = [text for text in corpus().texts if len(text) >= 300]
+  found = natural(BEGUN, source := corpus(), sequences=7, length=300, bos='none')
+  long = [text for text in source.texts if len(text) >= 300]
   np.testing.assert_array_equal(found.tokens, [BYTES.encode(text)[:300] for text in long[:7]])
   assert found.tokens.dtype == np.int32 and found.tokenizer is BEGUN
-  told = found.description
-  assert (told['kind'], told['sequences'], told['length']) == ('natural', 7, 300)
-  assert told['first_token_ids'] == found.tokens[0, :4].tolist()
-  assert ''.join(told['first_tokens']) == BYTES.decode(found.tokens[0, :4]) and told['domains'] is None
-  json.dumps(told, allow_nan=False)
+  assert json.loads(json.dumps(found.description)) == dict(
+      kind='natural', sequences=7, length=300, domains=[{'domain': 'prose', 'sequences': 7}], seed=None,
+      first_token_ids=found.tokens[0, :4].tolist(), bos={'protocol': 'none', 'applied': 'none'},
+      source=repr(source), vocab_size=BEGUN.vocab_size, tokenizer='Bytes()')
   # With a BOS, 299 tokens of a document do.
   begun = natural(BEGUN, corpus(), sequences=7, length=300)
   assert (begun.tokens[:, 0] == 0).all() and (begun.tokens[:, 1:] > 1).all()
@@ -88,14 +81,12 @@ def test_an_ordinary_first_token_comes_before_texts_once():
 
 
 def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
-  seen, encode, source = [], TextTokenizer.encode, Texts('x' * 10**6)
-  monkeypatch.setattr(TextTokenizer, 'encode', lambda self, text: seen.append(len(text)) or encode(self, text))
-  natural(BYTES, source, sequences=1, length=10)
-  assert seen == [640]
-  monkeypatch.setattr(TextTokenizer, 'encode',
-                      lambda self, text: seen.append(len(text)) or [3] * (len(text) // 100))
-  natural(BYTES, source, sequences=1, length=10)
-  assert seen[1:] == [640, 10**6]  # the head has too few tokens here, so all of it
+  for letters, expected in ((1, [640]), (100, [640, 10**6])):  # of a token; here the head has too few
+    seen = []
+    monkeypatch.setattr(TextTokenizer, 'encode',
+                        lambda self, text: seen.append(len(text)) or [3] * (len(text) // letters))
+    natural(BYTES, Texts('x' * 10**6), sequences=1, length=10)
+    assert seen == expected
 
 
 def test_every_domain_has_its_share():
@@ -118,17 +109,15 @@ def test_drawn_tokens():
 
 
 def test_sources_of_a_command_line(tmp_path):
-  lines = tmp_path / 'only' / 'lines.jsonl'
+  lines, text = tmp_path / 'only' / 'lines.jsonl', tmp_path / 'one.txt'
   lines.parent.mkdir()
   lines.write_text('{"text": "a"}\n')
-  text = tmp_path / 'one.txt'
   text.write_text('b')
-  assert open_source('') == Stdlib(domains='docs')
-  assert open_source(str(tmp_path)) == TextFolder(str(tmp_path))
-  assert open_source(str(lines)) == Jsonl(str(lines))
-  assert open_source(str(lines.parent)) == Jsonl(str(lines.parent))
+  for given, source in (('', Stdlib(domains='docs')), ("Stdlib(domains='code')", Stdlib(domains='code')),
+                        (tmp_path, TextFolder(str(tmp_path))), (lines, Jsonl(str(lines))),
+                        (lines.parent, Jsonl(str(lines.parent)))):
+    assert open_source(str(given)) == source
   assert [d.text for d in open_source(str(text)).documents()] == ['b']
-  assert open_source("Stdlib(domains='code')") == Stdlib(domains='code')
 
 
 @pytest.mark.parametrize('call, words', [

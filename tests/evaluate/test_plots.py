@@ -10,51 +10,37 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.evaluate import plots
-from sink_jax.evaluate.maps import head_maps, strongest_and_weakest
 from sink_jax.models.transformer import init_params
 
-SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()')
-K_BIAS = sj.AttentionSpec(kv_bias=sj.KBias())
 MODELS = {
-    'one head and layer': dict(layers=1, heads=1), 'sigmoid': dict(attention=SIGMOID),
-    'bias slot': dict(attention=K_BIAS, norm_location='post'), 'sink token': dict(sink_tokens=1),
-}
-
-
-def run(**options):
-  config = sj.ModelConfig(**dict(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11,
-                                 dtype='float32') | options)
-  return sj.Run(config, init_params(config, 0), name='test', step=7)
-
-
-def tokens(sequences=3, length=6):
-  return np.random.default_rng(0).integers(0, 11, (sequences, length))
-
-
-def size(path):
-  """(width, height) of a PNG, in pixels."""
-  data = path.read_bytes()
-  assert data[:8] == b'\x89PNG\r\n\x1a\n' and data[-8:-4] == b'IEND'
-  return struct.unpack('>II', data[16:24])
+    'one head and layer': dict(layers=1, heads=1),
+    'sigmoid': dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
+    'bias slot': dict(attention=sj.AttentionSpec(kv_bias=sj.KBias()), norm_location='post'),
+    'sink token': dict(sink_tokens=1)}
+TOKENS = np.random.default_rng(0).integers(0, 11, (3, 6))
 
 
 def check(path):
-  width, height = size(path)
+  """A PNG of a sensible size, in pixels and bytes."""
+  data = path.read_bytes()
+  assert data[:8] == b'\x89PNG\r\n\x1a\n' and data[-8:-4] == b'IEND' and 2_000 < len(data) < 400_000
+  width, height = struct.unpack('>II', data[16:24])
   assert 400 <= width <= 2000 and 300 <= height <= 2600
-  assert 2_000 < path.stat().st_size < 400_000
 
 
 @pytest.fixture(scope='module', params=MODELS)
 def probed(request):
-  model = run(**MODELS[request.param])
-  return request.param, model, sj.probe(model, tokens())
+  config = sj.ModelConfig(**dict(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11,
+                                 dtype='float32') | MODELS[request.param])
+  model = sj.Run(config, init_params(config, 0), name='test', step=7)
+  return request.param, model, sj.probe(model, TOKENS)
 
 
 @pytest.mark.every(2)
 def test_pictures_of_a_model(probed, tmp_path):
   _, model, report = probed
   report.plot(tmp_path / 'importance.png')
-  plots.attention_maps(model, tokens(), tmp_path / 'maps.png')
+  plots.token_map(model, TOKENS[0], list('abcdef'), tmp_path / 'tokens.png')
   for path in tmp_path.iterdir():
     check(path)
   assert 'matplotlib.pyplot' not in sys.modules
@@ -62,15 +48,14 @@ def test_pictures_of_a_model(probed, tmp_path):
 
 def test_maps_are_what_the_probe_measured(probed):
   name, model, report = probed
-  maps = head_maps(model, tokens())
+  maps = plots.head_maps(model, TOKENS)
   np.testing.assert_allclose(maps.importance, report.head_importance(), rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0),
                              rtol=1e-4, atol=1e-5)
   assert maps.proxy == (name == 'sigmoid')
-  assert (maps.extra_key_weight is None) == (name not in ('bias slot', 'sink token'))
-  if name == 'bias slot':
-    np.testing.assert_allclose(maps.extra_key_weight, report.bias_slot.mean(0), rtol=1e-4)
-  heads = strongest_and_weakest(maps.importance)
+  if name in ('bias slot', 'sink token'):  # normalised rows leave what the extra key has
+    np.testing.assert_allclose(1 - maps.normalized.sum(-1).mean(-1), report.bias_slot.mean(0), rtol=1e-4)
+  heads = plots.strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()
   assert maps.importance[heads[-1]] == maps.importance.min()
   assert len(set(heads)) == len(heads) == min(4, maps.importance.size)
@@ -89,15 +74,11 @@ def test_weights_of_any_range(scale, shift, tmp_path):
   assert axes[0, 0].images[0].get_clim() == pytest.approx(expected)
 
 
-def test_a_large_model_has_a_map_without_numbers(probed, tmp_path):
-  report = probed[2]
+def test_a_large_model_has_a_map_without_numbers(probed):
   alpha = np.random.default_rng(0).random((2, 22, 32, 6))
-  large = dataclasses.replace(report, importance=alpha, raw_importance=alpha, bias_slot=None,
-                              bias_slot_released=None, norms={})
-  large.plot(tmp_path / 'large.png', epsilon=0.2)
-  check(tmp_path / 'large.png')
-  width, height = large.plot().get_size_inches()
-  assert max(width, height) < 8 and width > height
+  figure = dataclasses.replace(probed[2], importance=alpha, norms={}).plot(epsilon=0.2)
+  width, height = figure.get_size_inches()
+  assert height < width < 8 and not figure.axes[0].texts
 
 
 def test_a_notebook_shows_figures(probed, tmp_path):
@@ -106,7 +87,7 @@ def test_a_notebook_shows_figures(probed, tmp_path):
   assert report.plot(ax=axes[0, 1]) is figure and report.plot().axes
   np.testing.assert_allclose(axes[0, 1].images[0].get_array(), report.head_importance().T)
   if name == 'sigmoid':
-    result = sj.analyse('norms', model, tokens())
+    result = sj.analyse('norms', model, TOKENS)
     assert result.plot(ax=axes[0, 0]) is figure and len(axes[0, 0].images) == 1
     result.plot(tmp_path / 'norms.png')
     check(tmp_path / 'norms.png')

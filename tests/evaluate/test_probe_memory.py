@@ -20,16 +20,12 @@ def temporary_bytes(config, recorded, length):
   return compiled.memory_analysis().temp_size_in_bytes
 
 
-full = pytest.mark.full
-
-
+@pytest.mark.every(3)
 @pytest.mark.parametrize('options', [
-    pytest.param(dict(kv_heads=1), id='grouped'),
-    pytest.param(dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()'), pattern=(
+    dict(kv_heads=1),
+    dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()'), pattern=(
         Layer(mask=sj.Window(128), experts=Experts(4, 2)), Layer(experts=Experts(4, 2)))),
-        id='gpt_oss', marks=full),
-    pytest.param(dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(
-        Layer(mamba=Mamba(64, 8, 4, 4)), Layer())), id='jamba', marks=full)])
+    dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(Layer(mamba=Mamba(64, 8, 4, 4)), Layer()))])
 def test_memory_is_linear_in_the_length(options):
   recorded = sj.RecordOptions(angles=query_key_angles, last_query=True)
   config = sj.ModelConfig(**SMALL | options)

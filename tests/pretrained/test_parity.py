@@ -21,6 +21,7 @@ from tests.pretrained import test_export
 FIXTURES = Path(__file__).parent / 'fixtures'
 CASES = sorted(path.name for path in FIXTURES.iterdir())
 PACKAGES = os.environ.get('PARITY_PACKAGES')
+with_transformers = pytest.mark.skipif(not PACKAGES, reason='needs transformers: run with --parity')
 EPSILON = 0.3
 
 # Relative to the largest entry. Measured, float32 against float32: at most 2e-6 without
@@ -29,55 +30,41 @@ EPSILON = 0.3
 TOLERANCE = 3e-5
 
 
-def error(actual, expected):
+def assert_close(actual, expected, what, tolerance):
   actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
-  assert actual.shape == expected.shape
-  return np.abs(actual - expected).max() / np.abs(expected).max()
+  assert actual.shape == expected.shape, what
+  error = np.abs(actual - expected).max() / np.abs(expected).max()
+  assert error < tolerance, f'{what}: {error:.1e}'
 
 
-def assert_close(actual, expected, what):
-  assert error(actual, expected) < TOLERANCE, f'{what}: {error(actual, expected):.1e}'
-
-
-def numbered(expected, name):
-  found = [key for key in expected if key.startswith(name + '.')]
-  return [expected[f'{name}.{i}'] for i in range(len(found))]
-
-
-def compare(folder):
-  """Every number of expected.safetensors, and the metrics of its attention maps."""
-  expected = load_file(folder / 'expected.safetensors')
-  run, tokens = sj.load_pretrained(folder), expected['tokens']
-  assert_close(run.logits(tokens), expected['logits'], 'logits')
+def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=None):
+  """Every number of expected.safetensors, and the metrics of its attention maps in float64."""
+  expected, run = load_file(folder / 'expected.safetensors'), run or sj.load_pretrained(folder)
+  tokens, numbered = expected['tokens'], lambda name: [
+      expected[f'{name}.{i}'] for i in range(sum(key.startswith(f'{name}.') for key in expected))]
+  assert_close(run.logits(tokens), expected['logits'], 'logits', tolerance)
 
   record = run.record(tokens, sj.RecordOptions(maps=True, hidden=True))
-  embedded, *hidden = numbered(expected, 'hidden_states')
+  embedded, *hidden = numbered('hidden_states')
   hidden[-1] = expected['last_block']  # transformers returns it after the final norm
-  assert_close(record.embedding_BxTxD, embedded, 'embeddings')
-  assert len(record.layers.hidden_BxTxD) == len(hidden)
-  for layer, (ours, theirs) in enumerate(zip(record.layers.hidden_BxTxD, hidden)):
-    assert_close(ours, theirs, f'hidden state of block {layer}')
+  assert_close(record.embedding_BxTxD, embedded, 'embeddings', tolerance)
+  for block, (ours, theirs) in enumerate(zip(record.layers.hidden_BxTxD, hidden, strict=True)):
+    assert_close(ours, theirs, f'hidden state of block {block}', tolerance)
+  maps_NxSxHxTxT = np.stack(numbered('attentions')).astype(np.float64)
+  for layer, (ours, theirs) in enumerate(zip(record.layers.maps_BxHxTxT, maps_NxSxHxTxT, strict=True)):
+    assert_close(ours, theirs, f'attention {layer}', of_maps or tolerance)
 
-  maps = np.stack(numbered(expected, 'attentions')).astype(np.float64)
-  assert len(record.layers.maps_BxHxTxT) == len(maps)
-  for layer, (ours, theirs) in enumerate(zip(record.layers.maps_BxHxTxT, maps)):
-    assert_close(ours, theirs, f'attention {layer}')
-  compare_metrics(sj.probe(run, tokens), maps)
-
-
-def compare_metrics(report, maps_NxSxHxTxT):
-  """Importance and sink rates by their definitions, in float64."""
-  length = maps_NxSxHxTxT.shape[-1]
+  report, length = sj.probe(run, tokens), tokens.shape[1]
   alpha = maps_NxSxHxTxT.sum(-2).swapaxes(0, 1) / (length - np.arange(length))
-  assert_close(report.importance, alpha, 'importance')
-  assert_close(report.raw_importance, alpha, 'raw importance')
-  np.testing.assert_allclose(report.sink_rates(EPSILON), (alpha > EPSILON).mean((0, 1, 2)),
-                             rtol=1e-6)
+  np.testing.assert_allclose(sj.importance(maps_NxSxHxTxT.swapaxes(0, 1)), alpha, atol=1e-6)
+  for name in ('importance', 'raw_importance'):
+    assert_close(getattr(report, name), alpha, name, of_importance or tolerance)
+  np.testing.assert_allclose(report.sink_rates(EPSILON), (alpha > EPSILON).mean((0, 1, 2)), rtol=1e-6)
   slot = 1 - maps_NxSxHxTxT.sum(-1).mean(-1).swapaxes(0, 1)
   if report.bias_slot is None:
-    assert np.abs(slot).max() < TOLERANCE  # no weight is missing from the maps
+    assert np.abs(slot).max() < tolerance  # no weight is missing from the maps
   else:
-    assert_close(report.bias_slot, slot, 'sink logit')
+    assert_close(report.bias_slot, slot, 'sink logit', tolerance)
 
 
 # These differ from others of their family in what one line of the importer reads.
@@ -118,16 +105,20 @@ def test_bfloat16_is_near(case):
   assert difference < 0.05 * np.abs(expected['logits']).mean(), difference
 
 
+def make(*arguments):
+  """Runs make_fixtures.py where transformers is."""
+  subprocess.run([sys.executable, Path(__file__).with_name('make_fixtures.py'), *arguments], check=True,
+                 env=os.environ | {'PYTHONPATH': PACKAGES})
+
+
 @pytest.fixture(scope='module')
 def fresh(tmp_path_factory):
   folder = tmp_path_factory.mktemp('fresh')
-  subprocess.run([sys.executable, Path(__file__).with_name('make_fixtures.py'),
-                  f'--out={folder}', '--seed=1'], env=os.environ | {'PYTHONPATH': PACKAGES},
-                 check=True)
+  make(f'--out={folder}', '--seed=1')
   return folder
 
 
-@pytest.mark.skipif(not PACKAGES, reason='needs transformers: run with --parity')
+@with_transformers
 @pytest.mark.parametrize('case', CASES)
 def test_fresh_fixtures(case, fresh):
   assert sorted(path.name for path in fresh.iterdir()) == CASES
@@ -140,22 +131,14 @@ def exported(tmp_path_factory):
   for case in test_export.CASES:
     test_export.export_checkpoint(test_export.run_of(case), folder / case, context=64)
     np.save(folder / case / 'tokens.npy', test_export.TOKENS)
-  subprocess.run([sys.executable, Path(__file__).with_name('run_exported.py'),
-                  *sorted(folder.iterdir())], check=True, env=os.environ | {'PYTHONPATH': PACKAGES})
+  make(*sorted(folder.iterdir()))
   return folder
 
 
-@pytest.mark.skipif(not PACKAGES, reason='needs transformers: run with --parity')
+@with_transformers
 @pytest.mark.parametrize('case', test_export.CASES)
 def test_transformers_computes_what_an_exported_run_does(case, exported):
-  folder, run, tokens = exported / case, test_export.run_of(case), test_export.TOKENS
-  expected = load_file(folder / 'expected.safetensors')
-  embedded, *hidden = numbered(expected, 'hidden_states')
-  hidden[-1] = expected['last_block']
-  record = run.record(tokens, sj.RecordOptions(hidden=True))
-  pairs = [(run.logits(tokens), expected['logits']), (record.embedding_BxTxD, embedded),
-           *zip(record.layers.hidden_BxTxD, hidden, strict=True)]
-  errors = [error(ours, theirs) for ours, theirs in pairs]
-  # Measured with sink logits: at most 5e-7, float32 against float32.
-  assert max(errors) < 1e-5, errors
-  np.testing.assert_array_equal(run.generate(tokens, 32), np.load(folder / 'generated.npy'))
+  run = test_export.run_of(case)
+  compare(exported / case, run, 1e-5)  # measured with sink logits: at most 5e-7, float32 against float32
+  np.testing.assert_array_equal(run.generate(test_export.TOKENS, 32),
+                                np.load(exported / case / 'generated.npy'))

@@ -9,14 +9,11 @@ of llama_cpp_ids.json), what the models compute with transformers on the same de
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 import sink_jax as sj
 from sink_jax.models.decode import CachePolicy
@@ -24,7 +21,7 @@ from sink_jax.models.run import text_losses
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.gguf import GgufCheckpoint, name_in_file
 from sink_jax.pretrained.hub import PACKAGED
-from tests.pretrained.test_parity import PACKAGES, error, numbered
+from tests.pretrained.test_parity import compare, make, with_transformers
 
 FOLDER = Path(__file__).parent
 TEXT = (FOLDER / 'published_text.txt').read_text()
@@ -78,48 +75,22 @@ def test_token_ids_are_those_of_llama_cpp(name):
       assert found == ids, text
 
 
-@pytest.fixture(scope='module')
-def by_transformers(tmp_path_factory):
-  """What transformers computes with the dequantised weights."""
-  @functools.cache
-  def make(name):
-    out, run = tmp_path_factory.mktemp('published'), loaded(name)
-    checkpoint = GgufCheckpoint(PACKAGED[name].find())
-    hf = checkpoint.config
-    table = family_for(hf).stored_tensors(hf, run.config)
-    architecture = 'llama' if hf['model_type'] == 'llama' else 'gemma3'
-    names = {theirs: name_in_file(architecture, theirs) for theirs in table}
-    save_file({theirs: np.ascontiguousarray(checkpoint.read(ours))
-               for theirs, ours in names.items() if ours in checkpoint.entries},
-              out / 'model.safetensors', {'format': 'pt'})
-    (out / 'config.json').write_text(json.dumps(
-        {key: value for key, value in hf.items() if value is not None}
-        | {'hidden_activation': 'gelu_pytorch_tanh', 'max_position_embeddings': 8192}))
-    np.save(out / 'tokens.npy', tokens_of(run))
-    subprocess.run([sys.executable, FOLDER / 'run_exported.py', out], check=True,
-                   env=os.environ | {'PYTHONPATH': PACKAGES})
-    return out
-
-  return make
-
-
-@pytest.mark.skipif(not PACKAGES, reason='needs transformers: run with --parity')
+@with_transformers
 @pytest.mark.parametrize('name', MODELS)
-def test_transformers_computes_the_same(name, by_transformers):
-  folder, run = by_transformers(name), loaded(name)
-  expected = load_file(folder / 'expected.safetensors')
-  tokens, (embedded, *hidden) = expected['tokens'], numbered(expected, 'hidden_states')
-  hidden[-1] = expected['last_block']
-  record = run.record(tokens, sj.RecordOptions(maps=True, hidden=True))
-  maps = np.stack(numbered(expected, 'attentions'))
-  # Measured: at most 6e-6, float32 against float32.
-  assert error(run.logits(tokens), expected['logits']) < 1e-5
-  assert error(record.embedding_BxTxD, embedded) < 1e-5
-  assert max(map(error, record.layers.hidden_BxTxD, hidden)) < 1e-5
-  # Gemma's: 1.25e-5. Ours are 8.7e-6 from those of transformers in float64, its own float32 3.4e-6.
-  assert max(map(error, record.layers.maps_BxHxTxT, maps)) < 2e-5
-  np.testing.assert_array_equal(run.generate(tokens, 32), np.load(folder / 'generated.npy'))
-  # Importance of their maps, by its definition; ours of our maps differs as the maps do.
-  alpha = maps.astype(np.float64).sum(-2).swapaxes(0, 1) / (64 - np.arange(64))
-  np.testing.assert_allclose(sj.importance(maps.swapaxes(0, 1)), alpha, atol=1e-6)
-  np.testing.assert_allclose(sj.probe(run, tokens).importance, alpha, atol=5e-6)
+def test_transformers_computes_the_same_with_the_dequantised_weights(name, tmp_path):
+  run, checkpoint = loaded(name), GgufCheckpoint(PACKAGED[name].find())
+  hf = checkpoint.config
+  architecture = 'llama' if hf['model_type'] == 'llama' else 'gemma3'
+  names = [(name, name_in_file(architecture, name)) for name in family_for(hf).stored_tensors(hf, run.config)]
+  save_file({theirs: np.ascontiguousarray(checkpoint.read(ours))
+             for theirs, ours in names if ours in checkpoint.entries},
+            tmp_path / 'model.safetensors', {'format': 'pt'})
+  (tmp_path / 'config.json').write_text(json.dumps(
+      {key: value for key, value in hf.items() if value is not None}
+      | {'hidden_activation': 'gelu_pytorch_tanh', 'max_position_embeddings': 8192}))
+  np.save(tmp_path / 'tokens.npy', tokens_of(run))
+  make(tmp_path)
+  # Measured: at most 6e-6, float32 against float32. Gemma's maps: 1.25e-5. Ours are 8.7e-6 from those of
+  # transformers in float64, its own float32 3.4e-6.
+  compare(tmp_path, run, 1e-5, of_maps=2e-5, of_importance=5e-6)
+  np.testing.assert_array_equal(run.generate(tokens_of(run), 32), np.load(tmp_path / 'generated.npy'))
