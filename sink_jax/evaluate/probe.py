@@ -16,7 +16,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 
-PROBE_OPTIONS = RecordOptions(describe_hidden=describe)
+PROBE_OPTIONS = RecordOptions(entropy=True, describe_hidden=describe)
 
 
 def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
@@ -98,7 +98,8 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
   masses = layers.importance
   return dict(importance=first(masses.normalized), raw_importance=first(masses.raw),
               bias_slot=first(masses.bias_slot), bias_slot_released=first(masses.bias_slot_released),
-              norms=norms), jax.tree.map(np.append, record.embedding_description, layers.hidden_description)
+              norms=norms, entropy=first(masses.entropy)), jax.tree.map(
+                  np.append, record.embedding_description, layers.hidden_description)
 
 
 def _not_finite_in(joined: dict[str, Any], config: ModelConfig) -> str | None:

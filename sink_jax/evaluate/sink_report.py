@@ -41,6 +41,7 @@ class SinkReport:
       is the largest norm among the hidden states of learned sink tokens.
     activations: statistics (M + 1,) of the same hidden states, over the first sequences only.
     protocol: how the report was made, as plain values for JSON; see `probe`.
+    entropy: that of attention over uniform attention's (S, N, H), see `Importance`; 1 is uniform.
   """
 
   importance: Float[np.ndarray, 'S N H T']
@@ -50,6 +51,7 @@ class SinkReport:
   norms: dict[str, Float[np.ndarray, 'S ...']]
   activations: Activations | None
   protocol: dict[str, Any]
+  entropy: Float[np.ndarray, 'S N H'] | None = None
 
   @classmethod
   def from_attentions(cls, attentions: Sequence | Array | np.ndarray, name: str = '') -> SinkReport:
@@ -118,6 +120,7 @@ class SinkReport:
     with np.errstate(divide='ignore', invalid='ignore'):
       head_norms = norms_NxH / norms_NxH.mean(1, keepdims=True)
     return summary | {
+        'entropy_ratio': None if self.entropy is None else [finite(block) for block in self.entropy.mean(0)],
         'head_norm': [finite(block) for block in head_norms],
         # Below a quarter of their block's mean (HONOR, arXiv 2504.03889), or NaN in a block without output.
         'dormant_heads': 100 * float((~(head_norms >= 0.25)).mean()),

