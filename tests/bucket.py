@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
 import requests
 
-from tests.train.runs import ROOT, free_port
+from tests.train.runs import ROOT, free_port, wait_for
 
 PINS = ROOT / 'launch' / 'bucket.txt'
 _NAME = 'bucket'
@@ -85,6 +84,10 @@ class Bucket:
     found = self._ask('get', f'/storage/v1/b/{_NAME}/o', params={'prefix': prefix}).json()
     return sorted(item['name'] for item in found.get('items', ()))
 
+  def answers(self):
+    with contextlib.suppress(requests.ConnectionError):
+      return self.names() is not None
+
   def read(self, name):
     return self._ask('get', f'/download/storage/v1/b/{_NAME}/o/{quote(name, "")}',
                      params={'alt': 'media'}).content
@@ -125,20 +128,8 @@ def emulated():
       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   try:
     bucket = Bucket(address, environment, log)
-    _wait_for(bucket, process)
+    wait_for(bucket.answers, process, seconds=60)
     yield bucket
   finally:
     process.kill()
     process.wait()
-
-
-def _wait_for(bucket, process, seconds=60):
-  deadline = time.monotonic() + seconds
-  while True:
-    try:
-      bucket.names()
-      return
-    except requests.ConnectionError:
-      assert process.poll() is None, 'the emulator does not start'
-      assert time.monotonic() < deadline, 'the emulator does not answer'
-      time.sleep(0.05)

@@ -113,6 +113,7 @@ def test_pins_are_exact_and_within_the_ranges(python):
     name = canonicalize_name(wanted.name)
     assert name in pins, f'{name} has no pin for Python {python}'
     assert pins[name] in wanted.specifier, f'{name} {pins[name]} is not in {line}'
+  assert not pinned(ROOT / 'launch' / 'bucket.txt', python).keys() & pins.keys()
   cuda = pinned(ROOT / 'launch' / 'compilers' / 'cuda.txt', python)
   assert {cuda[name] for name in cuda if name.startswith('jax-')} == {pins['jax']}
 

@@ -11,11 +11,7 @@ from sink_jax.cli.evaluate import Options, as_text, evaluate
 from sink_jax.report import comparison, model_page
 from tests.commands import run_here
 
-ROOT = Path(__file__).parents[2]
-FIXTURES = ROOT / 'tests' / 'pretrained' / 'fixtures'
-full = pytest.mark.full
-
-
+FIXTURES = Path(__file__).parents[1] / 'pretrained' / 'fixtures'
 def evaluated(model, out, **given):
   return evaluate(Options(checkpoint=str(FIXTURES / model), out=out, **given), given)
 

@@ -31,12 +31,9 @@ def test_a_plan_has_memory_an_estimate_and_totals(tpu):
     assert words in shown.stdout
 
 
-def test_one_chip_can_be_planned(tpu):
+def test_one_chip_and_two_slices_have_their_devices(tpu):
   one = parse(f'{tpu}:' + 'x'.join('1' * CHIPS[tpu].dimensions))
   assert len(compiler.topology_devices(one.compiler_name)) == one.devices
-
-
-def test_two_slices_have_the_devices_of_both(tpu):
   devices = compiler.topology_devices(parse(SLICES[tpu]).compiler_name, 2)
   assert len(devices) == parse(SLICES[tpu], 2).devices
   assert {device.slice_index for device in devices} == {0, 1}

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sink_jax.data.dataset import DataConfig, open_data
+from sink_jax.component import from_string
+from sink_jax.data.dataset import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy, TriggerAveraging
 from sink_jax.data.tokenizer import TrainedBpe
 
@@ -57,15 +58,13 @@ def test_sequences_follow_the_definition():
     np.testing.assert_allclose(frequency, task.transitions[last], atol=4 * 0.5 / len(following)**0.5)
   frequency = np.bincount(x[:, 1], minlength=12) / 3000
   np.testing.assert_allclose(frequency, task.transitions[0], atol=0.04)
-
-
-def test_the_largest_draw_stays_in_its_row(monkeypatch):
-  task = BigramBackcopy(length=8, backcopy=False)
-  _ = task.transitions  # made of other draws
-  largest = 1 - 2.0**-53  # of `counter_rng.uniform`
-  monkeypatch.setattr('sink_jax.data.counter_rng.uniform', lambda *keys: np.full((3, 8), largest))
-  tokens = _many(task, 3).tokens
-  assert (task.transitions[tokens[:, :-1], tokens[:, 1:]] > 0).all() and (tokens < 64).all()
+  # The control has no copies, and one set of targets.
+  control = BigramBackcopy(vocab_size=12, backcopy=False)
+  batch = _many(control)
+  assert control.target_sets(batch) == {}
+  following = batch.targets[batch.tokens == 1]
+  frequency = np.bincount(following, minlength=12) / len(following)
+  np.testing.assert_allclose(frequency, control.transitions[1], atol=0.03)
 
 
 @pytest.mark.parametrize('backcopy', [True, False])
@@ -81,15 +80,6 @@ def test_bigram_entropy_is_the_mean_surprise_of_the_bigram_targets(backcopy):
   # Much tighter: the entropy of the rows that were visited.
   rows = -np.sum(task.transitions * np.log(np.maximum(task.transitions, 1e-300)), -1)
   np.testing.assert_allclose(task.bigram_entropy, rows[batch.tokens][weights > 0].mean(), atol=0.005)
-
-
-def test_control_has_no_copies_and_one_target_set():
-  task = BigramBackcopy(vocab_size=12, backcopy=False)
-  assert task.target_sets(_many(task, 2)) == {}
-  batch = _many(task)
-  after_trigger = batch.targets[batch.tokens == 1]
-  frequency = np.bincount(after_trigger, minlength=12) / len(after_trigger)
-  np.testing.assert_allclose(frequency, task.transitions[1], atol=0.03)
 
 
 def test_trigger_averaging_follows_the_definition():
@@ -149,16 +139,14 @@ def test_data_interface(task):
   assert data.summary()['context'] == 16
 
 
-def test_errors():
-  with pytest.raises(ValueError, match='context=32 must equal the length 64'):
-    open_data(DataConfig(source=BigramBackcopy(), context=32))
-  with pytest.raises(ValueError, match='max_tokens is for document corpora'):
-    open_data(DataConfig(source=BigramBackcopy(), context=64, max_tokens=100))
-  for option in (dict(bos=True), dict(tokenizer=TrainedBpe()), dict(valid_fraction=0.3)):
-    with pytest.raises(ValueError, match=f'{next(iter(option))} is for document corpora'):
-      open_data(DataConfig(source=BigramBackcopy(), context=64, **option))
-  for task, options in ((BigramBackcopy, {'triggers': 0}), (BigramBackcopy, {'vocab_size': 5}),
-                        (BigramBackcopy, {'seed': -1}),
-                        (TriggerAveraging, {'length': 2}), (TriggerAveraging, {'content': 0})):
-    with pytest.raises(ValueError, match=next(iter(options))):
-      task(**options)
+@pytest.mark.parametrize('options, words', [
+    ({'context': 32}, 'context=32 must equal the length 64'),
+    *((options, f'{next(iter(options))} is for document corpora') for options in (
+        dict(max_tokens=100), dict(bos=True), dict(tokenizer=TrainedBpe()), dict(valid_fraction=0.3))),
+    *(({'source': source}, words) for source, words in (
+        ('BigramBackcopy(triggers=0)', 'triggers'), ('BigramBackcopy(vocab_size=5)', 'vocab_size'),
+        ('TriggerAveraging(length=2)', 'length')))])
+def test_options_that_do_not_fit_a_task(options, words):
+  with pytest.raises(ValueError, match=words):
+    source = from_string(Source, options.get('source', 'BigramBackcopy()'))
+    open_data(DataConfig(**{'context': 64} | options | {'source': source}))

@@ -140,10 +140,6 @@ def test_where_the_bos_is_named(tmp_path):
   assert read(tmp_path, byte_level(), {}).bos_id is None
   (tmp_path / 'config.json').write_text('{"bos_token_id": 1}')  # as GPT-2's own folder has it
   assert found() == 1
-  for wrong in (-1, 2**40, True, 700):
-    (tmp_path / 'config.json').write_text(json.dumps({'bos_token_id': wrong}))
-    assert found() is None
-  (tmp_path / 'config.json').write_text('{"bos_token_id": 1}')
   (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": null}')  # there is none, it says
   assert found() is None
 
@@ -182,38 +178,30 @@ def test_texts_as_tokens():
   assert found.tolist() == [[0, 99, 100], [0, 101, 102]] and found.dtype == np.int32
 
 
-def written(folder, **files):
+def written(folder, tokenizer=None, **files):
+  if tokenizer:
+    tokenizer.save(str(folder / 'tokenizer.json'))
   for name, content in files.items():
     (folder / name.replace('__', '.')).write_text(content)
   return folder
 
 
-def with_model(folder, **files):
-  byte_level().save(str(folder / 'tokenizer.json'))
-  return written(folder, **files)
-
-
 @pytest.mark.parametrize('call, words', [
-    (lambda _: TrainedBpe().open(), 'corpus'), (lambda _: TrainedBpe(vocab_size=257), 'vocab_size'),
+    (lambda _: TrainedBpe(vocab_size=257), 'vocab_size'),
     (lambda _: Bytes().open().tokens(['abc', 'c'], 3), 'length = 3'),
-    (lambda _: Bytes().open().tokens(['a'], 0), 'length = 0'),
-    (lambda _: Bytes().open().tokens([]), 'texts'), (lambda _: Bytes().open().tokens([b'a']), 'texts'),
+    (lambda _: Bytes().open().tokens([]), 'texts'),
     (lambda _: Bytes().open().tokens('a', None, 'always'), 'force'),
-    (lambda _: Bytes().open().beginning_with(9999).save(_), '9999'),
     (lambda folder: read(folder, byte_level()).tokens('a', None, 'force'), 'tokenizer_config.json'),
     (lambda folder: HuggingFace(path=str(folder / 'nope')).fingerprint(), 'nope'),
     (lambda folder: HuggingFace(path=word_level(folder, ['<start>'])).open(), '<start>'),
     (lambda folder: TextTokenizer.from_path(folder), 'sentencepiece'),
     (lambda folder: TextTokenizer.from_path(written(folder, tokenizer__json='{')), 'tokenizer.json'),
-    (lambda folder: TextTokenizer.from_path(written(folder, tokenizer__json=tokenizers.Tokenizer(
-        models.WordLevel({'b': 0}, unk_token='[UNK]')).to_str())), 'tokenizer.json'),
     (lambda folder: TextTokenizer.from_path(written(folder, vocab__json='{', merges__txt='')), 'vocab.json'),
-    (lambda folder: TextTokenizer.from_path(with_model(folder, config__json='[')), 'config.json'),
-    (lambda folder: TextTokenizer.from_path(with_model(folder, config__json='[1]')), 'config.json'),
+    (lambda folder: TextTokenizer.from_path(written(folder, byte_level(), config__json='[1]')), 'config.json'),
     (lambda folder: TextTokenizer.from_path(
-        with_model(folder, tokenizer_config__json='{"bos_token": "<b>"}')), '<b>'),
+        written(folder, byte_level(), tokenizer_config__json='{"bos_token": "<b>"}')), '<b>'),
     (lambda folder: TextTokenizer.from_path(
-        with_model(folder, tokenizer_config__json='{"add_bos_token": true}')), 'bos_token')])
+        written(folder, byte_level(), tokenizer_config__json='{"add_bos_token": true}')), 'bos_token')])
 def test_what_cannot_be_opened_or_asked_for(tmp_path, call, words):
   with pytest.raises(ValueError, match=words):
     call(tmp_path)

@@ -77,20 +77,10 @@ def test_bfloat16_is_near_float32(name):
     assert jnp.linalg.norm(x.astype(jnp.float32) - y) < 0.01 * jnp.linalg.norm(y)
 
 
-def test_padding_stays_finite_under_a_growing_bias(monkeypatch):
-  # The bias of a row of padding grows with its position past the last token.
-  small_blocks(monkeypatch, 64, 1)
-  spec = sj.AttentionSpec(normalizer=sj.PNorm(p=4.0), position=sj.Relative())
-  inputs = random_inputs(spec, length=200, heads=1)
-  results = [value_and_grad(spec, name, inputs) for name in ('chunked', 'reference')]
-  assert all(np.isfinite(g).all() for g in jax.tree.leaves(results[0]))
-  assert relative_error(*results) < 1e-4
-
-
-@pytest.mark.every(12)
+@pytest.mark.every(9)
 @pytest.mark.parametrize('implementation', ['chunked', 'reference'])
-@pytest.mark.parametrize('normalizer', [sj.RowSum(), sj.RowSum(eps=1e-8), sj.PNorm(p=0.25),
-                                        sj.PNorm(p=2.0), sj.PNorm(p=4.0), sj.AbsFloor()])
+@pytest.mark.parametrize('normalizer', [sj.RowSum(), sj.RowSum(eps=1e-8), sj.PNorm(p=0.25), sj.PNorm(p=4.0),
+                                        sj.AbsFloor()])
 @pytest.mark.parametrize('similarity', [sj.Sigmoid(), sj.EluPlusOne()])
 def test_vanishing_similarities_stay_finite(similarity, normalizer, implementation):
   for bias in (sj.NoBias(), sj.SinkLogit()):

@@ -5,12 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import sink_jax as sj
-from sink_jax.kernels import importance
 
 SPECS = [
     pytest.param(sj.AttentionSpec(), id='softmax'),
-    pytest.param(sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)'), id='sigmoid',
-                 marks=pytest.mark.full),
     pytest.param(sj.AttentionSpec(normalizer='PNorm(p=2.0)', position='Alibi()',
                                   kv_bias='KVBias()'), id='p-norm with bias')]
 
@@ -67,12 +64,3 @@ def test_long_sequences_agree_with_the_definition():
   map_LxT = jax.nn.softmax(jnp.where(jnp.tri(length, dtype=bool), s, -jnp.inf))
   expected = map_LxT.sum(0) / (length - jnp.arange(length))
   assert jnp.abs(alpha.raw[0, 0] - expected).max() < 1e-6
-
-
-@pytest.mark.full
-@pytest.mark.parametrize('scores', [2**11, 2**14])
-def test_smaller_blocks_count_every_row_once(monkeypatch, scores):
-  monkeypatch.setattr(importance, '_SCORES', scores)
-  q, k = jax.random.normal(jax.random.key(0), (2, 1, 2100, 1, 8))
-  alpha = sj.streaming_importance(sj.AttentionSpec(), q, k).raw[0, 0]
-  assert float((alpha * (2100 - jnp.arange(2100))).sum()) == pytest.approx(2100, rel=1e-5)

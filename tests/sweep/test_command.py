@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,20 +49,6 @@ def start(folder, trials, *options):
       stderr=subprocess.PIPE, env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)))
 
 
-def wait_for(condition, process, seconds=120):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert process.poll() is None, process.communicate()
-    assert time.monotonic() < deadline, 'it did not happen'
-    time.sleep(0.05)
-
-
-def steps_of(folder, name):
-  path = folder / 'runs' / name / 'metrics.jsonl'
-  lines = path.read_text().splitlines() if path.exists() else []
-  return max([json.loads(line)['step'] for line in lines if line.endswith('}')], default=0)
-
-
 def workers_of(process):
   found = []
   for stat in Path('/proc').glob('[0-9]*/stat'):
@@ -98,10 +83,10 @@ def test_two_at_a_time_equal_one_after_the_other(tmp_path):
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   sweep = start(tmp_path, REMEDIES, '--processes=2')
-  wait_for(lambda: len(workers_of(sweep)) == 2, sweep)
+  runs.wait_for(lambda: len(workers_of(sweep)) == 2, sweep)
   os.kill(workers_of(sweep)[0], signal.SIGKILL)  # before it began
   *first, last = load_trials(tmp_path / 'table.py')
-  wait_for(lambda: steps_of(tmp_path, last) > 20, sweep)
+  runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / last) > 20, sweep)
   os.kill(workers_of(sweep)[0], signal.SIGKILL)  # as the kernel does when memory is short
   sweep.kill()
   assert 'Traceback' not in sweep.communicate()[1]
@@ -123,7 +108,7 @@ def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
     pytest.param((), marks=pytest.mark.full), ('--processes=2',)], ids=['one', 'two'])
 def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
   sweep = start(tmp_path, SLOW, *options)
-  wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
+  runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / 'a') > 20, sweep)
   sweep.send_signal(signal.SIGTERM)
   _, err = sweep.communicate(timeout=300)
   assert sweep.returncode == 42 and 'resumes' in err and 'Traceback' not in err
