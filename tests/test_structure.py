@@ -25,13 +25,9 @@ def name_of(path):
 MODULES = {name_of(path): path for path in FILES}
 
 
-def is_alias(path):
-  return path.name == '__main__.py'
-
-
 def room_of(path):
-  """The room of a file; '' of the package's own __init__, which only names the public API."""
-  if is_alias(path):
+  """The room of a file; '' of the __init__ of the package, which only names the public API."""
+  if path.name == '__main__.py':
     return 'cli'
   first = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
   return '' if first == '__init__' else first
@@ -82,22 +78,15 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_no_room_reads_the_files_of_another():
-  data = [path for path in PACKAGE.rglob('*') if path.is_file() and '__pycache__' not in path.parts
-          and path.suffix != '.py']
-  assert data
   for path in FILES:
-    text, room = path.read_text(), room_of(path)
-    for of in re.findall(r"resources\.files\('([\w.]+)'\)", text):
-      assert of == f'sink_jax.{room}', f'{path} reads files of {of}'
-    for file in data:
-      assert file.name not in text or room == file.relative_to(PACKAGE).parts[0], (
-          f'{path} names {file}')
+    for of in re.findall(r"resources\.files\('([\w.]+)'\)", path.read_text()):
+      assert of == f'sink_jax.{room_of(path)}', f'{path} reads files of {of}'
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_files_are_short_and_say_what_they_are(path):
   text = path.read_text()
-  assert len(text.splitlines()) <= (8 if is_alias(path) else 500)
+  assert len(text.splitlines()) <= 500
   assert ast.get_docstring(ast.parse(text))
   assert path.stem not in ('utils', 'helpers', 'misc', 'common')
   assert not {n.func.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)

@@ -19,18 +19,6 @@ def test_first_draws_stay_what_they_are():
   assert int(counter_rng.bits(0)) == 0xE220A8397B1DCDAF  # the first output of SplitMix64(0)
 
 
-def test_distributions():
-  i = np.arange(200_000)
-  uniform = counter_rng.uniform(5, i)
-  assert 0 <= uniform.min() and uniform.max() < 1
-  np.testing.assert_allclose(np.histogram(uniform, 10, (0, 1))[0] / len(i), 0.1, atol=0.004)
-  integers = counter_rng.integers(7, 5, i)
-  np.testing.assert_allclose(np.bincount(integers, minlength=7) / len(i), 1 / 7, atol=0.004)
-  normal = counter_rng.normal(5, i)
-  np.testing.assert_allclose([normal.mean(), normal.std(), (normal**4).mean()], [0, 1, 3], atol=0.06)
-  assert abs(np.corrcoef(normal[1:], normal[:-1])[0, 1]) < 0.01
-
-
 def test_smaller_subsets_are_nested():
   order = counter_rng.permutation(50, 1)
   assert sorted(order) == list(range(50)) and list(order) != list(range(50))

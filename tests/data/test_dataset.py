@@ -232,16 +232,6 @@ def test_the_folders_of_a_pair(config, corpus, other, tmp_path):
   assert [packed.folder.name for packed in both] == ['train', 'valid']
 
 
-def test_training_and_validation_documents_are_disjoint(config, corpus):
-  data = open_data(config())
-  text = {s: data.tokenizer.decode(_stored(data, s).ravel()) for s in ('train', 'valid')}
-  for document in corpus.documents():
-    inside = document.text[:40]
-    held = corpus.held_out(document.name, 0.2)
-    assert (inside in text['valid']) <= held and (inside in text['train']) <= (not held)
-  assert sum(d.text[:40] in text['valid'] for d in corpus.documents()) >= 10
-
-
 def test_probe_tokens(config, corpus):
   data = open_data(config(bos=True, interventions=(RandomTokens(last=5), FixedToken(position=2, token=1))))
   probes = data.probe_tokens(sequences=6, length=12)

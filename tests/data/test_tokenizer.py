@@ -8,7 +8,6 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer, TrainedBpe
 
 TEXT = 'the quick brown fox jumps over the lazy dog, again and again'
@@ -53,8 +52,13 @@ def test_bytes():
   assert found.encode('é<|endoftext|>\ud800') == [2 + byte for byte in 'é<|endoftext|>?'.encode()]
   assert (found.vocab_size, found.eos_id, found.bos_id, found.pad_id) == (258, 0, 0, 1)
   text = TRICKY + ''.join(map(chr, range(0x500)))
-  assert found.encode(text) == [2 + byte for byte in text.encode()] and found.decode(found.encode(text)) == text
+  assert found.decode(found.encode(text)) == text
   assert found.decode([0, 67, 1, 2 + 0xff, 67, 300]) == '<|endoftext|>A<|padding|>\N{REPLACEMENT CHARACTER}A'
+  tokenizer = found.beginning_with(0)
+  assert [row.tolist() for row in tokenizer.tokens(['ab', 'c'])] == [[0, 99, 100], [0, 101]]
+  assert tokenizer.tokens('ab', bos='none')[0].tolist() == [99, 100]
+  rows = tokenizer.tokens(['ab', 'cde'], 3)
+  assert rows.tolist() == [[0, 99, 100], [0, 101, 102]] and rows.dtype == np.int32
 
 
 def test_hugging_face_finds_special_tokens_and_never_parses_them(tmp_path):
@@ -86,7 +90,7 @@ def test_no_special_token_is_read_from_text_whatever_its_role(tmp_path):
   assert unpickled.encode('a<mask>b') == found.encode('a<mask>b') and unpickled.digest == found.digest
 
 
-def test_trained_bpe(tmp_path, corpus):
+def test_trained_bpe(corpus):
   found, again = (TrainedBpe(vocab_size=300).open(corpus, 0.1) for _ in range(2))
   assert found.digest == again.digest and found.vocab_size == 300
   assert found.decode(found.encode(TRICKY)) == TRICKY
@@ -98,10 +102,6 @@ def test_trained_bpe(tmp_path, corpus):
   texts = list(TrainedBpe()._texts(corpus, 0.3))
   assert 0 < len(texts) < len(names) and not any(corpus.held_out(names[text], 0.3) for text in texts)
   assert sum(map(len, TrainedBpe(characters=500)._texts(corpus, 0.3))) == 500
-  # A corpus of one document that is held out is trained on all the same.
-  name = next(f'{i}.txt' for i in range(99) if corpus.held_out(f'{i}.txt', 0.1))
-  (tmp_path / name).write_text('low lower lowest ' * 20)
-  assert TrainedBpe(vocab_size=265).open(TextFolder(path=str(tmp_path)), 0.1).vocab_size == 265
 
 
 @pytest.mark.parametrize('template, config, prefix', [
@@ -168,14 +168,6 @@ def test_gpt2_s_older_layout(tmp_path):
   (tmp_path / 'tokenizer_config.json').write_text(
       '{"bos_token": "<|endoftext|>", "add_bos_token": true}')
   assert TextTokenizer.from_path(tmp_path).prefix == (0,)
-
-
-def test_texts_as_tokens():
-  tokenizer = Bytes().open().beginning_with(0)
-  assert [row.tolist() for row in tokenizer.tokens(['ab', 'c'])] == [[0, 99, 100], [0, 101]]
-  assert tokenizer.tokens('ab', bos='none')[0].tolist() == [99, 100]
-  found = tokenizer.tokens(['ab', 'cde'], 3)
-  assert found.tolist() == [[0, 99, 100], [0, 101, 102]] and found.dtype == np.int32
 
 
 def written(folder, tokenizer=None, **files):

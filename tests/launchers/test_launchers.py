@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from tests.launch_clone import ROOT
-from tests.train import runs
 
 pytestmark = pytest.mark.skipif(
     sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
@@ -98,9 +97,11 @@ class Launchers:
 
   def jobs(self, number=0):
     """[process, arguments] of every start of the job, of which there are to be so many."""
-    text = lambda: self.started.read_text() if self.started.exists() else ''
-    runs.wait_for(lambda: text().count('\n') >= number, seconds=20)
-    return [json.loads(line) for line in text().splitlines()]
+    deadline = time.monotonic() + 20
+    while (text := self.started.read_text() if self.started.exists() else '').count('\n') < number:
+      assert time.monotonic() < deadline, 'no job has started'
+      time.sleep(0.02)
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture

@@ -34,23 +34,19 @@ def test_failures_do_not_stop_the_rest(tmp_path, capsys):
     assert (tmp_path / name / 'status.json').stat().st_mtime_ns == before
 
 
-def test_a_damaged_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, capsys):
+def test_a_damaged_busy_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr('sink_jax.train.workdir._PATIENCE', 0.1)
   run(tmp_path, a=runs.config(**FAST), b=runs.config(**FAST))
   (tmp_path / 'a' / 'config.json').write_text('{')
   kept = (tmp_path / 'b' / 'status.json').read_text()
   (tmp_path / 'file').touch()  # where a folder is to be made
-  statuses = run(tmp_path, a=runs.config(**FAST), file=runs.config(**FAST),
-                 b=runs.config(**FAST, seed=1), c=runs.config(**FAST))
-  assert statuses == {'a': 'failed', 'file': 'failed', 'b': 'failed', 'c': 'done'}
+  with Workdir(tmp_path / 'busy', runs.config(**FAST), {'content': ''}):  # of another process
+    statuses = run(tmp_path, a=runs.config(**FAST), file=runs.config(**FAST), busy=runs.config(**FAST),
+                   b=runs.config(**FAST, seed=1), c=runs.config(**FAST))
+  assert statuses == {'a': 'failed', 'file': 'failed', 'busy': 'busy', 'b': 'failed', 'c': 'done'}
+  assert not (tmp_path / 'busy' / 'status.json').exists()
   assert (tmp_path / 'b' / 'status.json').read_text() == kept
   assert 'seed: 0 -> 1' in capsys.readouterr().err
-
-
-def test_a_trial_that_another_process_runs_is_left_to_it(tmp_path, monkeypatch):
-  monkeypatch.setattr('sink_jax.train.workdir._PATIENCE', 0.1)
-  with Workdir(tmp_path / 'a', runs.config(**FAST), {'content': ''}):
-    assert run(tmp_path, a=runs.config(**FAST)) == {'a': 'busy'}
-  assert not (tmp_path / 'a' / 'status.json').exists()
 
 
 def test_records_of_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
@@ -109,9 +105,7 @@ def test_a_running_trial_shows_how_far_it_is(tmp_path):
   (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
   text = as_markdown({'a': Trial('a', runs.config())}, tmp_path, 'now')
   assert '| a | running | 7 of 8 | 12.5 |' in text
-
-
-def test_the_time_left_is_in_proportion_to_the_work():
+  # The time that is left is in proportion to the work.
   costs = {name: cost_of(runs.config(steps=steps)).flops for name, steps in (('a', 8), ('b', 24))}
   assert costs['b'] == 3 * costs['a']
   assert remaining(costs, ['a', 'ended before'], 600) == 'about 30 min left'

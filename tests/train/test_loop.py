@@ -124,9 +124,10 @@ def test_a_finished_run_is_left_alone(whole, workdir):
   assert (workdir / 'status.json').read_bytes() == before
 
 
-def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir):
+def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir, monkeypatch):
   # Cadences and places may change.
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
+  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError) as error:
     go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)'), workdir)
   for line in ('optimizer.learning_rate: 0.01 -> 0.001',
@@ -136,6 +137,8 @@ def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir):
   (workdir / 'config.json').unlink()
   with pytest.raises(ValueError, match='its config.json is missing'):
     go(runs.config(optimizer__learning_rate=0.5), workdir)
+  with pytest.raises(ValueError, match='Cannot use .*owner/run as a workdir'):
+    go(runs.config(), workdir / 'owner' / 'run')
   assert saved_steps(workdir) == [8, 4] and not (workdir / 'config.json').exists()
 
 
@@ -289,16 +292,6 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatc
   with pytest.raises(ValueError, match=words):
     go(runs.config(**changes), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
-
-
-def test_a_workdir_that_cannot_be_used_is_refused_before_the_data_are_touched(
-    whole, tmp_path, monkeypatch):
-  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
-  with pytest.raises(ValueError, match='steps: 8 -> 9'):
-    go(runs.config(steps=9), whole[0])
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(ValueError, match='Cannot use .*file/run as a workdir'):
-    go(runs.config(), tmp_path / 'file' / 'run')
 
 
 def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
