@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from sink_jax.data.sources import TextFolder
-from tests.bucket import NotInstalled, emulated
+from tests.bucket import emulated
 from tests.sweep.test_command import TABLE
 from tests.train.runs import without_timings
-from tests.train.tensorboard_files import shown
+from tests.train.test_metrics import shown
 
 TWO = """{{'a': SMALL,
            'b': SMALL | {{'data.source': "TextFolder(path='{0}/text')", 'data.valid_fraction': 0.2,
@@ -22,11 +22,8 @@ PNG = b'\x89PNG'
 
 @pytest.fixture(scope='module')
 def bucket():
-  try:
-    with emulated() as there:
-      yield there
-  except NotInstalled as error:
-    pytest.skip(str(error))
+  with emulated() as there:
+    yield there
 
 
 def finish(process):
@@ -63,24 +60,20 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
   for lost in ('checkpoints/8/', 'status.json'):  # by a kill after step 4
     bucket.delete(f'runs/a/{lost}')
   shutil.rmtree(tmp_path / 'cache')  # the tokenizer of b lies in its workdir
-  resumed = start('train', f'{config}:a', f'--workdir={runs}/a')
-  evaluated = start('evaluate', f'--workdir={runs}/b')
-  assert 'resuming from step 4 of 8' in finish(resumed)[1]
+  assert 'resuming from step 4 of 8' in finish(start('train', f'{config}:a', f'--workdir={runs}/a'))[1]
   assert rows(bucket, 'a') == whole
   assert board(bucket, 'a')['train/loss'] == list(range(1, 9))
   assert board(bucket, 'a')['probe/sink_1'] == [0, 4, 8]
-  assert f'{runs}/b/evaluation/sink_report.json' in finish(evaluated)[0]
+  finish(start('evaluate', f'--workdir={runs}/b'))
   assert json.loads(bucket.read('runs/b/evaluation/sink_report.json'))['step'] == 8
   assert bucket.read('runs/b/evaluation/attention_maps.png').startswith(PNG)
 
-  reported = start('report', f'--runs={runs}', f'--out={bucket.url}/report')
-  out, _ = finish(reported)
-  assert f'{bucket.url}/report/index.html' in out
+  finish(start('report', f'--runs={runs}', f'--out={bucket.url}/report'))
+  assert 'report/index.html' in bucket.names('report')
   pictures = [name for name in bucket.names('report') if name.endswith('.png')]
   assert pictures and all(bucket.read(name).startswith(PNG) for name in pictures)
-  analysed = start('analyses', 'maps', f'--workdir={runs}/b', f'--out={bucket.url}/analyses',
-                   f'--source={text}', '--sequences=2', '--length=8')
-  assert f'{bucket.url}/analyses/maps.json' in finish(analysed)[0]
+  finish(start('analyses', 'maps', f'--workdir={runs}/b', f'--out={bucket.url}/analyses',
+               f'--source={text}', '--sequences=2', '--length=8'))
   assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
   assert not list(here.iterdir())  # such as gs:/bucket
 

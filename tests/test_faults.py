@@ -8,7 +8,6 @@ import functools
 import random
 import shutil
 import signal
-import subprocess
 import time
 
 import jax
@@ -115,28 +114,3 @@ def test_a_flipped_bit_never_gives_wrong_parameters(reference, tmp_path, rounds,
       if kind == f'checkpoints/{STEPS}':
         assert run.step == STEPS - EVERY and f'checkpoint {STEPS}' in caplog.text, path
     shutil.rmtree(copy)
-
-
-@pytest.mark.full
-def test_a_full_disk_ends_a_run_that_goes_on_with_room_again(reference, tmp_path):
-  workdir = tmp_path / 'run'  # the log of the run is outside
-  workdir.mkdir()
-  if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=16m', 'tmpfs', workdir], capture_output=True).returncode:
-    pytest.skip('mounting a small file system takes root')
-  try:
-    job = start(workdir)
-    until(lambda: saved(workdir), job)
-    with open(workdir / 'other', 'wb', buffering=0) as other:
-      while job.poll() is None:  # takes all room, also what becomes free
-        try:
-          other.write(bytes(1 << 20))
-        except OSError:
-          time.sleep(0.01)
-    said = job.communicate()[1]
-    assert job.returncode == 1 and said.count('\nerror: ') == 1, said
-    assert saved(workdir) and parameters(workdir)
-    (workdir / 'other').unlink()
-    finish(workdir)
-    assert_same(workdir, reference)
-  finally:
-    subprocess.run(['umount', '-l', workdir], check=True)

@@ -99,12 +99,9 @@ def test_commands_and_snippets(project, request):
   graft = names['gated'].graft
   assert graft.exact and abs(graft.loss_after - graft.loss_before) < 1e-4
   if published(request.config.getoption('--full')):
-    assert 'Sink_1 = 74.5 %' in README and 'the first token\nmore than 0.3' in README
-    shown = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())
-    assert f'{shown["summary"]["sink_1"]:.1f}' == '74.5'
-    assert f'{max(shown["summary"]["hidden_ratio"]):.0f} times' in README
-    assert f'{min(shown["summary"]["value_ratio"]):.2f} times' in README
-    assert names['report'].sink_rate() > 0.5  # the text is the README, which changes
+    summary = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())['summary']
+    assert f'Sink_1 = {summary["sink_1"]:.1f} %' in README
+    assert f'{max(summary["hidden_ratio"]):.0f} times' in README
   if request.config.getoption('--full'):
     assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
     assert 'Table 15' in (folder / 'paper/report.md').read_text() and (folder / 'lengths.png').exists()

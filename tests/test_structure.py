@@ -1,7 +1,7 @@
 """The shape of the code base: rooms whose imports run one way, flax in its own, short files."""
 
 import ast
-import re
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -62,25 +62,7 @@ def test_imports_run_one_way(path):
 
 def test_no_module_imports_itself_through_others():
   graph = {name: {m for m in imports(path) if m in MODULES} for name, path in MODULES.items()}
-  ended, begun = set(), []
-
-  def visit(name):
-    assert name not in begun, ' -> '.join([*begun[begun.index(name):], name])
-    if name not in ended:
-      begun.append(name)
-      for other in sorted(graph[name]):
-        visit(other)
-      begun.pop()
-      ended.add(name)
-
-  for name in graph:
-    visit(name)
-
-
-def test_no_room_reads_the_files_of_another():
-  for path in FILES:
-    for of in re.findall(r"resources\.files\('([\w.]+)'\)", path.read_text()):
-      assert of == f'sink_jax.{room_of(path)}', f'{path} reads files of {of}'
+  graphlib.TopologicalSorter(graph).prepare()  # names the modules of a circle
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda p: str(p.relative_to(PACKAGE)))

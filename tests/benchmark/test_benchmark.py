@@ -127,6 +127,7 @@ def test_flops_of_attention():
   assert flops / 2 == pytest.approx(2.2e12, rel=0.01)  # per pass
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize('arguments, name', [
     (['attention', '--shape', '8', '8', '0', '64'], '--shape'),
     (['attention', '--implementations', 'xla', '--variants', 'sigmoid'], '--implementations=xla'),

@@ -32,15 +32,6 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
   assert abs(stored['summary']['sink_1'] - 100 * report.sink_rate(epsilon=0.2)) < 1e-6
 
 
-def test_a_folder_is_made_where_none_is_named(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / 'a llama@v1').symlink_to(FIXTURES / 'llama')
-  code, text, error = run_here('evaluate', '--checkpoint=a llama@v1/', '--inputs=random',
-                               '--length=8', '--sequences=2')
-  assert code == 0 and 'evaluation-a-llama-v1/sink_report.json' in text, error
-  assert (tmp_path / 'evaluation-a-llama-v1' / 'sink_report.json').exists()
-
-
 def test_blocks_without_attention_are_not_counted(tmp_path):
   result, _ = evaluated('jamba', tmp_path, inputs='random', length=8, sequences=3)
   assert result['protocol']['blocks'] == [3, 7]  # of eight

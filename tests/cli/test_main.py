@@ -1,7 +1,6 @@
 """What all commands share: config files, help, exit codes, and errors in one line."""
 
 import os
-import re
 import subprocess
 import sys
 

@@ -97,17 +97,14 @@ def test_a_damaged_row_is_an_error_with_the_name_of_its_shard(corpus):
   packed = _open(corpus)
   path = packed.folder / '00002.array_record'
   good, rows = path.read_bytes(), {split: _all(packed, split) for split in SPLITS}
-  errors = 0
+  errors = []
   for at in range(0, len(good), 997):
-    content = bytearray(good)
-    content[at] ^= 1 << at % 8
-    path.write_bytes(content)
+    path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1:])
     try:
       assert all((_all(packed, split) == rows[split]).all() for split in SPLITS)
     except ValueError as error:
-      assert '00002.array_record is missing or damaged' in str(error)
-      errors += 1
-  assert errors > 6
+      errors.append(str(error))
+  assert len(errors) > 6 and all('00002.array_record is missing or damaged' in error for error in errors)
   path.unlink()
   with pytest.raises(ValueError, match=r'00002\.array_record is missing or damaged'):
     _all(packed, 'train')
@@ -170,11 +167,10 @@ def test_killed_at_any_moment_and_resumed(corpus, tmp_path, request):
 
 
 def test_workers_and_processes_at_once_make_the_same_folder(corpus, tmp_path):
-  alone = _open(corpus, tokenizer=TrainedBpe(vocab_size=300))
   processes = [_start(corpus, tmp_path / 'shared', workers) for workers in (0, 2, 0)]
   assert [process.wait(timeout=120) for process in processes] == [0] * 3
   folder, = (tmp_path / 'shared').glob('textfolder-*')
-  assert _content(Packed(folder)) == _content(alone)
+  assert _content(Packed(folder)) == _content(_open(corpus, tokenizer=TrainedBpe(vocab_size=300)))
 
 
 def test_the_folder_is_reused_and_its_name_sees_every_setting(corpus, monkeypatch):
@@ -191,20 +187,6 @@ def test_the_folder_is_reused_and_its_name_sees_every_setting(corpus, monkeypatc
   assert len(folders) == 7
   contents = {Packed(folder).manifest['content'] for folder in folders}
   assert len(contents) == 7
-
-
-def test_prompts_are_the_beginnings_of_validation_documents(corpus, monkeypatch):
-  monkeypatch.setattr(builder, 'SHARD_CHARACTERS', 1 << 26)
-  packed = _open(corpus, context=256, bos=True)
-  starts = {'prose': [], 'verse': []}
-  for document in corpus.documents():
-    if corpus.held_out(document.name, 0.2) and len(document.text) >= 100:
-      starts[document.domain].append([2 + b for b in document.text.encode()[:100]])
-  prompts = packed.prompts(100, 100)
-  for i in range(3):  # the domains take turns
-    np.testing.assert_array_equal(prompts[2 * i], starts['prose'][i])
-    np.testing.assert_array_equal(prompts[2 * i + 1], starts['verse'][i])
-  assert len(packed.prompts(3, 257)) == 3
 
 
 @pytest.mark.parametrize('count', [1, 3, 60])
@@ -240,19 +222,6 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
       as_packed(DataConfig(source=PackedDataset(path=out), **{option: value}))
   with pytest.raises(ValueError, match='choose another folder'):
     open_packed(_config(corpus, context=25), out)
-
-
-def test_data_build_prints_what_trains_on_it(corpus, tmp_path, capsys):
-  from sink_jax.cli import data_build
-  from tests.train import runs
-
-  config = runs.config(data__source=repr(corpus), data__valid_fraction=0.2, data__context=16)
-  data_build.main(data_build.Options(out=str(tmp_path / 'a')), config)
-  printed = capsys.readouterr().out
-  assert f"""--config.data.source="PackedDataset(path='{tmp_path / 'a'}')\"""" in printed
-  assert [line.split()[0] for line in printed.splitlines()[2:6]] == ['prose', 'prose', 'verse', 'verse']
-  with pytest.raises(ValueError, match='not text'):
-    data_build.main(data_build.Options(), runs.config(data__source='BigramBackcopy()'))
 
 
 def test_errors_name_what_to_change(tmp_path):

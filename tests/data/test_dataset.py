@@ -61,13 +61,6 @@ def test_each_epoch_is_every_chunk_once_in_a_new_order(config):
   assert (_stream(data, n, seed=1) != first).any()
 
 
-def test_fewer_chunks_than_a_batch_wrap_around(config):
-  data = open_data(config(max_tokens=3 * (_C + 1)))
-  chunks = _chunks(data.batch(0, 8, seed=0))
-  assert len(np.unique(chunks, axis=0)) == 3
-  np.testing.assert_array_equal(_sorted(chunks[:3]), _sorted(chunks[3:6]))
-
-
 @pytest.mark.parametrize('shares', [[range(8)], [range(4), range(4, 8)], [range(2, 4), (0, 1, 6, 7)]])
 def test_processes_make_their_rows_of_the_same_global_batch(config, shares):
   data = open_data(config())
@@ -115,10 +108,8 @@ def test_amount_of_data(config):
 def test_interventions_reach_training_and_validation_batches(config):
   plain = open_data(config())
   edited = open_data(config(interventions=(RandomTokens(first=3, last=4), FixedToken(position=2, token=1))))
-  pairs = [(plain.batch(5, 8, 0), edited.batch(5, 8, 0)),
-           (plain.validation(8)['valid'][0], edited.validation(8)['valid'][0])]
-  for before, after in pairs:
-    before, after = _chunks(before), _chunks(after)
+  for batch in (lambda data: data.batch(5, 8, 0), lambda data: data.validation(8)['valid'][0]):
+    before, after = _chunks(batch(plain)), _chunks(batch(edited))
     np.testing.assert_array_equal(np.delete(before, [1, 2, 3], 1), np.delete(after, [1, 2, 3], 1))
     assert (after[:, 1] == 1).all() and (after[:, 2:4] != before[:, 2:4]).any()
   # The edit comes before the split into inputs and targets.
@@ -143,7 +134,6 @@ def test_ids_above_the_tokenizer_s_must_be_ids_of_the_model(config):
   assert data.vocab_size == data.summary()['vocab_size'] == 300
   chunks = _chunks(data.batch(0, 999, 0))
   assert chunks[:, 0].max() == 299 and chunks[:, 1:].max() < 258
-  data.validation(8)['valid'][0]
   small = from_dict(base.trial({'small': {'model.size': 'tiny', 'model.vocab_size': 299}},
                                'small').to_dict())
   with pytest.raises(ValueError, match='RandomTokens.*300 ids.*model.vocab_size is 299'):
@@ -241,7 +231,7 @@ def test_probe_tokens(config, corpus):
   for row in np.delete(probes, 1, 1):  # only the fixed token differs from ordinary text
     assert data.tokenizer.decode(row) in {s[:1] + s[2:] for s in starts}
   np.testing.assert_array_equal(open_data(config(bos=True)).probe_tokens(6, 17)[:, 2:12], probes[:, 2:])
-  with pytest.raises(ValueError, match=r'probe.length=12 tokens, not probe.sequences=999: .*data.valid_fraction'):
+  with pytest.raises(ValueError, match='probe.length=12 tokens, not probe.sequences=999: .*valid_fraction'):
     data.probe_tokens(999, 12)
 
 

@@ -1,4 +1,4 @@
-"""The chunked implementation: blocks and spans, rounding, and rows that are special."""
+"""The chunked implementation: blocks and spans, rounding, rows that are special, and linear memory."""
 
 import jax
 import jax.numpy as jnp
@@ -122,22 +122,64 @@ def test_softpick_keeps_four_digits_of_scores_of_every_size(shift, scale):
   dk, dv = pull(do[None, :, None])
   # The paper's formula in float64, and its gradient as the released kernels write it.
   s, v, do = (np.float64(x) for x in (s, v, do))
-  expected = [np.zeros((T, DH)), np.zeros(T), np.zeros((T, DH))]
-  sizes = [np.zeros((T, DH)), np.zeros(T), np.zeros((T, DH))]  # of the terms of each sum
-  for i in range(T):
-    seen, values = s[:i + 1], v[:i + 1]
-    m = max(seen.max(), 0)
-    less_one = np.exp(seen - m) - np.exp(-m) if m > 100 else np.expm1(seen) * np.exp(-m)
-    z = np.abs(less_one).sum() + EPS
-    weights, power = np.maximum(less_one, 0) / z, np.exp(seen - m) / z
-    dp, by_sum = values @ do[i], do[i] @ (weights @ values)
-    for total, row, ds, dv_row in (
-        (expected, weights @ values, power * ((seen > 0) * dp - np.sign(seen) * by_sum),
-         weights[:, None] * do[i]),
-        (sizes, weights @ np.abs(values), power * (np.abs(dp) + np.abs(by_sum)),
-         weights[:, None] * np.abs(do[i]))):
-      total[0][i] = row
-      total[1][:i + 1] += ds
-      total[2][:i + 1] += dv_row
+  seen = np.tri(T, dtype=bool)
+  m = np.maximum(np.maximum.accumulate(s), 0)[:, None]
+  less_one = seen * np.where(m > 100, np.exp(s - m) - np.exp(-m), np.expm1(np.minimum(s, 100)) * np.exp(-m))
+  z = np.abs(less_one).sum(1, keepdims=True) + EPS
+  weights, power = np.maximum(less_one, 0) / z, seen * np.exp(np.minimum(s - m, 0)) / z
+  dp, by_sum = do @ v.T, (do * (weights @ v)).sum(1, keepdims=True)
+  expected = weights @ v, (power * ((s > 0) * dp - np.sign(s) * by_sum)).sum(0), weights.T @ do
+  # Of the terms of each sum.
+  sizes = weights @ np.abs(v), (power * (np.abs(dp) + np.abs(by_sum))).sum(0), weights.T @ np.abs(do)
   for actual, e, size in zip((out[0, :, 0], dk[0, :, 0, 0], dv[0, :, 0]), expected, sizes):
     np.testing.assert_array_less(np.abs(actual - e), (5e-5 + 2**-24 * 4 * abs(shift)) * size + 1e-30)
+
+
+GROWING = [
+    pytest.param(sj.AttentionSpec(), id='softmax'),
+    pytest.param(sj.AttentionSpec(normalizer='PNorm(p=2.0)', position='Alibi()',
+                                  kv_bias='KVBias()'), id='p-norm with bias')]
+
+
+def temporary_bytes(f, *inputs):
+  return jax.jit(f).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
+
+
+def inputs(spec, length, heads=1, head_dim=64):
+  q = jax.ShapeDtypeStruct((1, length, heads, head_dim), jnp.float32)
+  params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32),
+                        spec.params(sj.Dims(heads, heads, head_dim)),
+                        is_leaf=lambda x: isinstance(x, sj.Param))
+  return q, params
+
+
+@pytest.mark.parametrize('spec', GROWING)
+def test_training_needs_memory_linear_in_the_length(spec):
+  def grow(implementation):
+    loss = lambda q, k, v, p: sj.attend(spec, q, k, v, p, implementation=implementation).sum()
+    sizes = []
+    for length in (2048, 8192):
+      q, params = inputs(spec, length)
+      sizes.append(temporary_bytes(jax.grad(loss, (0, 1, 2, 3)), q, q, q, params))
+    return sizes[1] / sizes[0]
+
+  assert grow('chunked') < 4.5
+  assert grow('reference') > 10  # the comparison can tell
+
+
+def test_grouped_keys_are_not_repeated():
+  q, _ = inputs(sj.AttentionSpec(), 4096, heads=16)
+  size = lambda kv: temporary_bytes(lambda *x: sj.attend(sj.AttentionSpec(), *x, implementation='chunked'),
+                                    q, *inputs(sj.AttentionSpec(), 4096, heads=kv)[:1] * 2)
+  assert size(1) < size(16)  # repeated, these keys would take what those of 16 heads take
+
+
+@pytest.mark.parametrize('spec', GROWING)
+def test_importance_of_131072_tokens_needs_little_memory(spec):
+  length = 131072
+  q, params = inputs(spec, length)
+  size = temporary_bytes(lambda q, k, p: sj.streaming_importance(spec, q, k, p), q, q, params)
+  assert size < 512 * 2**20  # a float32 map would take 64 GiB
+  short = temporary_bytes(lambda q, k, p: sj.streaming_importance(spec, q, k, p),
+                          *inputs(spec, length // 4)[:1] * 2, params)
+  assert size / short < 4.5

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.attention import reference
 from sink_jax.attention.mask import Mask
 from sink_jax.kernels import library_kernels
 from sink_jax.models.attention import training_implementation
@@ -55,11 +54,7 @@ def worst_error(actual, expected):
 
 
 def by_definition(spec):
-  def attend(q, k, v):
-    tokens = jnp.arange(q.shape[1])
-    return reference.attend(spec, q, k, v, {}, tokens, tokens)
-
-  return attend
+  return functools.partial(sj.attend, spec, implementation='reference')
 
 
 def interpreted(spec):
@@ -104,23 +99,6 @@ def test_splash_scales_queries_without_a_common_error(monkeypatch):
   # rounded to bfloat16 would be off by more than 1e-3 in every score.
   assert abs(factor - 1) < 1e-4
   assert abs(float(jnp.bfloat16(1 / math.sqrt(48))) * math.sqrt(48) - 1) > 1e-3
-
-
-@pytest.mark.full
-def test_splash_kernels_are_kept_and_hold_nothing_of_a_trace():
-  spec, inputs = softmax(mask=sj.Prefix(length=7)), random_heads(128, 2, 2)
-  library_kernels._splash_kernel.cache_clear()
-  with jax.checking_leaks():
-    first = jax.jit(interpreted(spec))(*inputs)
-  # What was set up inside that trace serves another one, and no trace at all.
-  again = jax.jit(jax.checkpoint(interpreted(softmax(mask=sj.Prefix(length=7)))))(*inputs)
-  np.testing.assert_array_equal(first, again)
-  np.testing.assert_allclose(first, interpreted(spec)(*inputs), rtol=1e-6, atol=1e-7)
-  kernel = library_kernels._splash_kernel(sj.Prefix(length=7), 128, 2, 128, True)
-  assert library_kernels._splash_kernel.cache_info().misses == 1
-  # Tiles compute their mask; none is loaded.
-  assert kernel.fwd_mask_info.partial_mask_blocks is None
-  assert kernel.dkv_mask_info.partial_mask_blocks is None
 
 
 @pytest.mark.parametrize('mask, length, head_dim, dtype, block', [

@@ -1,6 +1,5 @@
 """The sweep as a command: several processes, kills, what a person sees."""
 
-import json
 import os
 import re
 import signal

@@ -1,18 +1,33 @@
 """Metrics of a run that was killed and started again, as TensorBoard and others read them."""
 
 import itertools
+import struct
 import sys
 import time
 
 import pytest
 from etils import epath
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
-from tests.train import tensorboard_files
 
 
-def shown(folder):
-  return tensorboard_files.shown(path.read_bytes() for path in sorted(folder.iterdir()))
+def shown(files):
+  """{tag: [step, ...]} of event files in order; as in TensorBoard a start drops its step and later ones."""
+  points = {}
+  for data in files:
+    while data:
+      size, = struct.unpack_from('<Q', data)
+      event, data = Event.FromString(data[12:12 + size]), data[16 + size:]
+      if event.HasField('session_log') and event.session_log.status == SessionLog.START:
+        points = {tag: [s for s in steps if s < event.step] for tag, steps in points.items()}
+      for value in event.summary.value:
+        points.setdefault(value.tag, []).append(event.step)
+  return points
+
+
+def board(workdir):
+  return shown(path.read_bytes() for path in sorted((workdir / 'tensorboard').iterdir()))
 
 
 def begin(workdir, start, steps):
@@ -33,7 +48,7 @@ def test_a_resumed_run_shows_every_step_once(tmp_path, starts, steps):
       file.write('{"kind": "train", "step": 4, "lo')  # killed in the middle of a line
     metrics = begin(tmp_path, start, written)
   metrics.close()
-  assert shown(tmp_path / 'tensorboard') == {'train/loss': steps}
+  assert board(tmp_path) == {'train/loss': steps}
   assert [row['step'] for row in read_metrics(tmp_path)] == steps
   assert len(list((tmp_path / 'tensorboard').iterdir())) == len(starts)
 
@@ -43,7 +58,7 @@ def test_only_finite_numbers_are_drawn(tmp_path):
   values = [float('nan'), float('inf'), None, 'text', [1.0], {'sink_1': 1.0}]
   metrics.write('probe', 1, {str(i): value for i, value in enumerate(values)})
   metrics.close()
-  assert shown(tmp_path / 'tensorboard') == {}
+  assert board(tmp_path) == {}
 
 
 def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
@@ -52,7 +67,7 @@ def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
   for step in (1, 2):
     metrics.write('train', step, {'loss': 1.0})
     metrics.flush()
-    assert shown(tmp_path / 'tensorboard') == {'train/loss': list(range(1, step + 1))}
+    assert board(tmp_path) == {'train/loss': list(range(1, step + 1))}
     assert len(read_metrics(tmp_path)) == step
   metrics.write('train', 3, {'loss': 1.0})
   assert len(read_metrics(tmp_path)) == 2

@@ -182,18 +182,3 @@ def test_what_does_not_fit_its_source_is_refused(fine, tmp_path, changes, words)
   with pytest.raises(ValueError, match=f'(?s){words}'):
     go(fine(**changes), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.full
-def test_devices_graft_as_one_device_does(first, text, fine, tmp_path):
-  changes = dict(attention__kv_bias='SinkLogit()', attention__head=GATE, init__train='attention',
-                 init__source=str(first), init__graft='identity', seed=1)
-  go(fine(**changes), tmp_path / 'alone')
-  process = runs.start(tmp_path / 'mesh', devices=8, **QUIET, **text, **changes, mesh__fsdp=2,
-                       mesh__tensor=2)
-  errors = process.communicate(timeout=300)[1]
-  assert process.returncode == 0 and 'not usable' not in errors, errors  # laid out for the state
-  numbers = lambda row: {key: x for key, x in row.items() if not isinstance(x, (str, list))}
-  for kind in ('graft', 'train'):
-    pairs = zip(*(runs.rows(tmp_path / name, kind) for name in ('mesh', 'alone')), strict=True)
-    assert all(numbers(here) == pytest.approx(numbers(there), rel=1e-5) for here, there in pairs)
