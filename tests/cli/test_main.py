@@ -26,14 +26,9 @@ def test_a_config_file_is_named_with_its_trial_and_changed_by_key():
   assert (config['label']['trial'], config['steps'], config['data']['bos']) == ('text-k-bias', 3, True)
   assert config['optimizer']['learning_rate'] == 1.0 and config['model']['layers'] == 2
   assert read_config_file(f'{QUICK}:text-k-bias', {'model.layers': 'null'})['model']['layers'] is None
-
-
-def test_settings_are_found_in_a_command_line():
   options, extras = main.parse('train', [
-      f'--config={QUICK}:text-softmax', '--workdir=a', '--config.steps=3',
-      "--config.data.source=TextFolder(path='a=b')"])
-  assert options.workdir == 'a' and extras['config']['steps'] == 3
-  assert extras['config']['data']['source'] == "TextFolder(path='a=b')"
+      f'--config={QUICK}:text-softmax', '--workdir=a', "--config.data.source=TextFolder(path='a=b')"])
+  assert options.workdir == 'a' and extras['config']['data']['source'] == "TextFolder(path='a=b')"
   options, extras = main.parse('sweep', [
       f'--config={QUICK}', '--list', '--seeds=1,2', '--config.batch_size=2'])
   assert (options.seeds, options.list) == ((1, 2), True)

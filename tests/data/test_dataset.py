@@ -87,19 +87,15 @@ def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch)
 
 
 def test_amount_of_data(config):
-  data = open_data(config())
   budget = 40 * (_C + 1) + 5
   some, more = (open_data(config(max_tokens=b)) for b in (budget, 2 * budget))
-  summary = some.summary()
-  assert summary['training_rows'] == 40
-  assert summary['unique_training_tokens'] == 40 * (_C + 1) <= budget
-  assert summary['tokens_per_epoch'] == 40 * _C
+  assert some.summary()['unique_training_tokens'] == 40 * (_C + 1) <= budget
   subset = {c.tobytes() for c in _stream(some, 200)}
   assert len(subset) == 40
   assert subset == {c.tobytes() for c in _stream(some, 200, seed=9)}  # not the run's seed
   assert subset < {c.tobytes() for c in _stream(more, 400)}
-  assert subset <= {c.tobytes() for c in _stored(data)}
-  assert subset != {c.tobytes() for c in _stored(data)[:40]}  # but from everywhere
+  stored = [c.tobytes() for c in _stored(open_data(config()))]
+  assert subset <= set(stored) and subset != set(stored[:40])  # but from everywhere
   for bad in (_C, 10**9):
     with pytest.raises(ValueError, match=f'data.max_tokens={bad} must be between'):
       open_data(config(max_tokens=bad))

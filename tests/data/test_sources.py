@@ -154,17 +154,3 @@ def test_tfds_array_record_without_tensorflow(tmp_path):
   with pytest.raises(ValueError, match='TFRECORD.*data_dir'):
     list(source.documents())
   assert 'tensorflow' not in sys.modules
-
-
-def test_hub_dataset(tmp_path, monkeypatch):
-  pytest.importorskip('datasets')
-  monkeypatch.setenv('HF_HOME', str(tmp_path / 'home'))
-  (tmp_path / 'set').mkdir()
-  (tmp_path / 'set' / 'train.jsonl').write_bytes(_LINES)
-  source = HubDataset(path=str(tmp_path / 'set'))
-  documents = list(source.documents())
-  assert len(documents) == 200 and documents[7][:3] == ('d7 \N{SNOWMAN}' * 50, 'text', 'train:7')
-  assert list(source.documents(150)) == documents[150:]
-  assert source.fingerprint() == source.fingerprint()
-  with pytest.raises(ValueError, match='body'):
-    list(HubDataset(path=source.path, field='body').documents())

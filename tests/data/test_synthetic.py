@@ -27,9 +27,7 @@ def test_transition_table():
   ordinary = np.log(plain)
   np.testing.assert_allclose((ordinary - ordinary.mean(-1, keepdims=True)).std(), 1.5, rtol=0.05)
   assert (BigramBackcopy(seed=1).transitions != BigramBackcopy().transitions).any()
-
-
-def test_start_is_the_stationary_distribution_without_triggers():
+  # A sequence begins by the stationary distribution, without triggers.
   task = BigramBackcopy(vocab_size=12)
   walk = np.linalg.matrix_power(task.transitions[1:, 1:], 500)[0]
   walk[:3] = 0

@@ -47,22 +47,13 @@ def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length
     alpha = sj.streaming_importance(spec, inputs[0], inputs[1], inputs[3])
     direct = sj.importance(sj.attention_map(spec, inputs[0], inputs[1], inputs[3]), raw=True)
     np.testing.assert_allclose(alpha.raw, direct, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize('slots', [dict(kv_bias=sj.KBias()), dict(mask=sj.Window(size=3)),
-                                   dict(similarity='Linear()', normalizer='AbsFloor()')], ids=str)
-def test_importance_of_the_first_keys_only(monkeypatch, slots):
-  small_blocks(monkeypatch, 8, 2)
-  spec = sj.AttentionSpec(**slots)
-  q, k, _, params = random_inputs(spec, length=40, heads=2)
-  every = sj.streaming_importance(spec, q, k, params)
-  first = sj.streaming_importance(spec, q, k, params, keys=3)
-  for name in ('raw', 'normalized'):
-    np.testing.assert_allclose(getattr(first, name), getattr(every, name)[..., :3], rtol=1e-6)
-  if every.bias_slot is not None:
-    np.testing.assert_allclose(first.bias_slot, every.bias_slot, rtol=1e-6)
-  with pytest.raises(ValueError, match='keys = 41 is outside 1..40'):
-    sj.streaming_importance(spec, q, k, params, keys=41)
+    first = sj.streaming_importance(spec, inputs[0], inputs[1], inputs[3], keys=3)
+    np.testing.assert_allclose(first.raw, alpha.raw[..., :3], rtol=1e-6)
+    np.testing.assert_allclose(first.normalized, alpha.normalized[..., :3], rtol=1e-6)
+    if spec.kv_bias.has_extra_key:
+      np.testing.assert_allclose(first.bias_slot, alpha.bias_slot, rtol=1e-6)
+    with pytest.raises(ValueError, match=f'keys = {length + 1} is outside 1..{length}'):
+      sj.streaming_importance(spec, inputs[0], inputs[1], inputs[3], keys=length + 1)
 
 
 @pytest.mark.parametrize('name', ['softmax', 'normalized sigmoid (Table 15)'])

@@ -112,18 +112,9 @@ def test_resolved_configs_hold_the_sizes_of_the_data():
   assert differences(config, runs.config()) == []  # empty: as the run began
 
 
-MINE = """
-import dataclasses
-from sink_jax.attention.head import HeadOutput, PlainOutput
-
-class MyOutput(PlainOutput):
-  pass
-"""
-
-
 def test_components_of_a_file_are_known_to_whoever_reads_the_run(tmp_path):
   file = tmp_path / 'mine.py'
-  file.write_text(MINE)
+  file.write_text('from sink_jax.attention import head\nclass MyOutput(head.PlainOutput):\n  pass\n')
   import_file(file)
   config = runs.config(attention__head='MyOutput()')
   config = resolved(config, from_dict(config), Data)

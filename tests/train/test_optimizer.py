@@ -90,9 +90,9 @@ def test_three_updates_are_those_of_the_formula(rule):
     tree = lambda leaves: {'blocks': {
         name: {'gain' if name == 'gain' else 'kernel': x} for name, x in leaves.items()}}
     steps = {name: draws(3, *shape) for name, shape in shapes.items()}
-    clipped = {name: [g * min(1, 2 / np.sqrt(sum((x[t]**2).sum() for x in steps.values())))
+    clipped = {name: [g * min(1, 6 / np.sqrt(sum((x[t]**2).sum() for x in steps.values())))
                       for t, g in enumerate(gradients)] for name, gradients in steps.items()}
-    config = OptimizerConfig(rule=rule, learning_rate=0.1, weight_decay=0.3, clip=2.0)
+    config = OptimizerConfig(rule=rule, learning_rate=0.1, weight_decay=0.3, clip=6.0)
     p = tree({name: draws(4, *shape)[3] for name, shape in shapes.items()})
     optimizer, state = make_optimizer(config, 0.1), init_optimizer(config, p)
     expected = dict(p['blocks'])
@@ -102,8 +102,8 @@ def test_three_updates_are_those_of_the_formula(rule):
                     for name, g in clipped.items()}
     else:
       formula = {AdamW: adam_directions, Sgd: sgd_directions, Muon: muon_directions}[type(rule)]
-      directions = {name: list((adam_directions if name == 'gain' and formula is muon_directions else formula)(
-          rule, g)) for name, g in clipped.items()}
+      of = lambda name: adam_directions if isinstance(rule, Muon) and name == 'gain' else formula
+      directions = {name: list(of(name)(rule, g)) for name, g in clipped.items()}
     for t in range(3):
       updates, state = optimizer.update(tree({n: g[t] for n, g in steps.items()}), state, p)
       p = optax.apply_updates(p, updates)

@@ -101,7 +101,6 @@ def test_what_one_process_cannot_begin_ends_all(tmp_path, seeds, words):
 
 @pytest.mark.parametrize('settings', [
     dict(JAX_NUM_PROCESSES='2'),
-    dict(JAX_COORDINATOR_ADDRESS='a:1', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='2'),
     dict(JAX_COORDINATOR_ADDRESS='a', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='0')])
 def test_settings_of_a_job_that_are_wrong_are_refused(settings, monkeypatch):
   for name, value in settings.items():
