@@ -76,7 +76,7 @@ def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   again = start(tmp_path, REMEDIES, '--processes=2')
   out, err = again.communicate(timeout=300)
   assert again.returncode == 0 and out.splitlines() == [f'{name}: done' for name in (*first, last)]
-  assert re.search(r'\[3/3\] \w+: \w+', err) and 'next: python -m sink_jax report' in err
+  assert re.search(r'\[3/3\] \S+: done', err) and 'next: python -m sink_jax report' in err
   summary = (tmp_path / 'runs/summary.md').read_text()
   assert '# Not running' in summary and '3 done' in summary and f'| {last} | done | 80 of 80 |' in summary
   for name, trial in load_trials(tmp_path / 'table.py').items():
