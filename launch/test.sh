@@ -17,6 +17,7 @@ Runs the tests on the CPU.
                      new random weights; installs it and PyTorch once (1.3 GB and more) into PARITY=DIR, unset:
                      parity in the environment
   WORKERS=2          processes that run the tests; 0: all in one, as a debugger needs
+  BUCKET=DIR         where the emulator of gs:// lies (69 MB), unset: gs in the environment
   JAX_PLATFORMS=cpu  set it to run the tests on another device
   PYTHON= VENV=      the Python and the environment (BUILD.md)
 HELP
@@ -28,12 +29,12 @@ install() {
   local pins=$ROOT/launch/$1.txt directory=$2
   if cmp -s "$pins" "$directory/installed.txt"; then return; fi
   if [[ -e $directory && ! -e $directory/installed.txt ]]; then
-    die "$directory is there, and this script did not finish it. Remove it, or name another by COMPILERS or PARITY."
+    die "$directory is there, and this script did not finish it. Remove it, or name another by COMPILERS, PARITY or BUCKET."
   fi
   say "Installing launch/$1.txt into $directory: once, up to a few minutes."
   rm -rf -- "$directory"
-  "$RUN_PYTHON" -m pip install --quiet --no-compile "${@:3}" --target "$directory" --requirement "$pins"
-  cp "$pins" "$directory/installed.txt"
+  "$RUN_PYTHON" -m pip install --quiet --no-compile "${@:3}" --target "$directory" --requirement "$pins" &&
+    cp "$pins" "$directory/installed.txt"
 }
 
 targets='' parity='' arguments=()
@@ -54,6 +55,10 @@ export COMPILE_TARGETS=$targets COMPILERS=${COMPILERS:-$prefix/compilers} PARITY
 if [[ $targets == *v* ]]; then install compilers/tpu "$COMPILERS/tpu" --no-deps; fi
 if [[ $targets == *h* ]]; then install compilers/cuda "$COMPILERS/cuda" --no-deps; fi
 if [[ -n $parity ]]; then PARITY_PACKAGES=${PARITY:-$prefix/parity} && install parity "$PARITY_PACKAGES"; fi
+if [[ -z $targets$parity && ($VENV != none || -n ${BUCKET:-}) ]]; then
+  export BUCKET=${BUCKET:-$prefix/gs}
+  (install bucket "$BUCKET" --no-deps --retries=1 --timeout=15) || say "The tests of gs:// are skipped."
+fi
 workers=(-n "${WORKERS:-2}" --dist=loadfile --no-loadscope-reorder) # tests of a file share what is traced
 if [[ ${WORKERS:-2} == 0 ]]; then workers=(); fi # then pytest-xdist is not needed either
 cd "$ROOT"

@@ -1,6 +1,4 @@
-"""Arguments of the public functions that cannot be: an error names them, and no number comes back."""
-
-import dataclasses
+"""Arguments of the public functions out of their range: an error names them, and no number comes back."""
 
 import jax
 import numpy as np
@@ -17,10 +15,6 @@ def small(**fields):
   return sj.sized('tiny', vocab_size=16, dtype='float32', **fields)
 
 
-def spec(slot, text):
-  return lambda: sj.AttentionSpec(**{slot: text})
-
-
 @pytest.fixture(scope='module')
 def run():
   config = small(sink_tokens=1)
@@ -28,33 +22,20 @@ def run():
 
 
 @pytest.mark.parametrize('call, named', [
-    (spec('normalizer', 'PNorm(p=1e999)'), 'finite'), (spec('normalizer', 'RowSum(scale=1e999)'), 'finite'),
-    (spec('normalizer', 'AbsFloor(floor=1e999)'), 'finite'), (spec('position', 'Rope(base=1e999)'), 'finite'),
-    (spec('kv_bias', 'KBias(value="first", value_norm=1e999)'), 'finite'),
-    (spec('normalizer', f'PNorm(p={10**400})'), 'finite'),
-    (lambda: sj.AttentionSpec(normalizer=sj.RowSum(eps=float('nan'))), 'eps'),
-    (lambda: sj.QKNorm(eps=-1.0), 'eps'), (lambda: sj.ProjectionQKNorm(eps=-1.0), 'eps'),
-    (lambda: small(head_dim=0), 'head_dim'), (lambda: small(kv_heads=0), 'kv_heads'),
-    (lambda: small(attention='Exp()'), 'AttentionSpec'),
-    (lambda: sj.CachePolicy(size=4.5), 'size'), (lambda: sj.CachePolicy(size=8, sinks=1.5), 'sinks'),
-    (lambda: sj.parameter_count(), 'Choices: tiny, 60m'),
-    (lambda: sj.attention_map(sj.AttentionSpec(), ONES['int32'], ONES['int32']), 'dtype'),
-    (lambda: sj.attention_map(sj.AttentionSpec(), ONES['float32'], ONES['float16']), 'dtype'),
-    (lambda: sj.streaming_importance(sj.AttentionSpec(), ONES['int32'], ONES['int32']), 'dtype'),
-    (lambda: sj.streaming_importance(sj.AttentionSpec(), ONES['float32'], ONES['float16']), 'dtype')])
-def test_values_that_cannot_be(call, named):
-  with pytest.raises(ValueError, match=named):
-    call()
-
-
-@pytest.mark.parametrize('call, named', [
+    (lambda _: sj.AttentionSpec(position='Rope(base=1e999)'), 'finite'),
+    (lambda _: sj.AttentionSpec(normalizer=f'PNorm(p={10**400})'), 'finite'),
+    (lambda _: sj.AttentionSpec(normalizer=sj.RowSum(eps=float('nan'))), 'eps'),
+    (lambda _: small(kv_heads=0), 'kv_heads'), (lambda _: sj.CachePolicy(size=8, sinks=1.5), 'sinks'),
+    (lambda _: sj.attend(sj.AttentionSpec(), *(ONES[x] for x in ('float32', 'float32', 'float16'))), 'dtype'),
+    (lambda _: sj.attention_map(sj.AttentionSpec(), ONES['int32'], ONES['int32']), 'dtype'),
+    (lambda _: sj.streaming_importance(sj.AttentionSpec(), ONES['float32'], ONES['float16']), 'dtype'),
     (lambda run: run.logits(TOKENS + 5), '16'), (lambda run: run.record(TOKENS - 1), '-1'),
     (lambda run: run.logits([1, 2]), r'\(S, T\)'), (lambda run: run.logits(TOKENS * 1.0), 'integers'),
     (lambda run: sj.probe(run, TOKENS, batch_size=-1), 'batch_size'),
     (lambda run: sj.probe(run, TOKENS).norm_ratio('sink_token'), 'sink_token'),
     (lambda run: sj.graft(run, attention='HeadGate(scale=2)', tokens=TOKENS), 'component'),
     (lambda run: sj.analyse('lengths', run, TOKENS, lengths=8), 'lengths')])
-def test_values_that_cannot_be_for_a_run(run, call, named):
+def test_values_out_of_range_are_named(run, call, named):
   with pytest.raises(ValueError, match=named):
     call(run)
 
@@ -66,15 +47,3 @@ def test_shapes_are_checked_without_values(run):
   assert continuous.logits(np.zeros((1, 4, 3))).shape == (1, 4, 2)
   with pytest.raises(ValueError, match=r'\(S, T, 3\)'):
     continuous.logits(np.zeros((1, 4, 5)))
-
-
-def test_heads_without_any_output_are_dormant(run):
-  report = sj.probe(run, TOKENS)
-  norms = report.norms | {'head': report.norms['head'] * (np.arange(2) > 0)[:, None, None]}
-  heads = dataclasses.replace(report, norms=norms)
-  assert heads.summary()['dormant_heads'] == 50 * (1 + (np.array(report.summary()['head_norm'][1]) < 0.25).mean())
-
-
-def test_a_list_and_a_component_stand_for_what_they_mean():
-  assert hash(small(biases=['qkv'])) == hash(small(biases=('qkv',)))
-  assert sj.from_string(sj.Window, 'Window(size=3)') == sj.Window(size=3)

@@ -4,12 +4,10 @@ A round is one kill -9 and one SIGTERM at random moments, and one flipped bit in
   python -m pytest tests/test_faults.py --full --rounds=50
 """
 
-import os
+import functools
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import jax
@@ -19,24 +17,9 @@ import sink_jax as sj
 from tests.train import runs
 
 STEPS, EVERY = 300, 20  # EVERY: steps between saves
-CONFIG = runs.SMALL | {'steps': STEPS, 'checkpoint_every': EVERY, 'probe.every': 0, 'validation.every': 0}
+start = functools.partial(
+    runs.start, steps=STEPS, checkpoint_every=EVERY, probe__every=0, validation__every=0)
 PATIENCE = 300  # seconds for anything that has to come: the machine may be busy
-
-
-def start(workdir, **changes):
-  """Starts the small run; its output goes to a file next to the workdir."""
-  values = CONFIG | changes
-  with open(f'{workdir}.log', 'ab') as log:
-    return subprocess.Popen(
-        [sys.executable, '-P', '-m', 'sink_jax', 'train', f'--config={runs.ROOT / "configs" / "base.py"}',
-         f'--workdir={workdir}', *(f'--config.{key}={value}' for key, value in values.items())],
-        stdout=log, stderr=subprocess.STDOUT, env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(runs.ROOT)})
-
-
-def said(workdir):
-  """What the starts of a run have printed."""
-  with open(f'{workdir}.log', errors='replace') as log:
-    return log.read()
 
 
 def saved(workdir):
@@ -45,13 +28,15 @@ def saved(workdir):
   return max((int(path.name) for path in folder.glob('*') if path.name.isdigit()), default=0)
 
 
-def last_row(workdir):
-  return max((row['step'] for row in runs.rows(workdir, 'train')), default=0)
-
-
 def changed_at(workdir):
   path = workdir / 'metrics.jsonl'
   return path.stat().st_mtime_ns if path.exists() else None
+
+
+def finish(workdir):
+  job = start(workdir)
+  said = job.communicate(timeout=PATIENCE)
+  assert job.returncode == 0, said
 
 
 def until(holds, job):
@@ -59,10 +44,6 @@ def until(holds, job):
   deadline = time.monotonic() + PATIENCE
   while job.poll() is None and time.monotonic() < deadline and not holds():
     time.sleep(0.02)
-
-
-def finish(workdir):
-  assert start(workdir).wait(PATIENCE) == 0, said(workdir)
 
 
 def parameters(workdir):
@@ -94,12 +75,12 @@ def test_a_run_is_killed_and_stopped_at_random_moments(reference, tmp_path, roun
     job.send_signal(signal.SIGTERM if number % 2 else signal.SIGKILL)
     code = job.wait(PATIENCE)
     if number % 2:  # -SIGTERM: before Python handles any signal
-      assert code in (42, 0) or code == -signal.SIGTERM and not trains, said(workdir)
-      assert not trains or last_row(workdir) == saved(workdir), 'SIGTERM loses a step'
+      assert code in (42, 0) or code == -signal.SIGTERM and not trains, job.communicate()
+      assert not trains or runs.last_step(workdir) == saved(workdir), 'SIGTERM loses a step'
     else:
-      assert code in (-signal.SIGKILL, 0), said(workdir)
+      assert code in (-signal.SIGKILL, 0), job.communicate()
       # One save may be under way; what an earlier start has lost stands in the rows until training begins.
-      assert not trains or last_row(workdir) - saved(workdir) <= 2 * EVERY
+      assert not trains or runs.last_step(workdir) - saved(workdir) <= 2 * EVERY
     assert saved(workdir) >= before, 'a checkpoint is lost'
     if code == 0 or number == 2 * rounds - 1:
       finish(workdir)
@@ -133,43 +114,3 @@ def test_a_flipped_bit_never_gives_wrong_parameters(reference, tmp_path, rounds,
       if kind == f'checkpoints/{STEPS}':
         assert run.step == STEPS - EVERY and f'checkpoint {STEPS}' in caplog.text, path
     shutil.rmtree(copy)
-
-
-@pytest.mark.full
-def test_a_full_disk_ends_a_run_that_goes_on_with_room_again(reference, tmp_path):
-  workdir = tmp_path / 'run'  # the log of the run is outside
-  workdir.mkdir()
-  if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=16m', 'tmpfs', workdir], capture_output=True).returncode:
-    pytest.skip('mounting a small file system takes root')
-  try:
-    job = start(workdir)
-    until(lambda: saved(workdir), job)
-    with open(workdir / 'other', 'wb', buffering=0) as other:
-      while job.poll() is None:  # takes all room, also what becomes free
-        try:
-          other.write(bytes(1 << 20))
-        except OSError:
-          time.sleep(0.01)
-    assert job.returncode == 1 and said(workdir).count('\nerror: ') == 1, said(workdir)
-    assert saved(workdir) and parameters(workdir)
-    (workdir / 'other').unlink()
-    finish(workdir)
-    assert_same(workdir, reference)
-  finally:
-    subprocess.run(['umount', '-l', workdir], check=True)
-
-
-@pytest.mark.full
-def test_a_second_job_in_a_workdir_is_refused_and_the_first_goes_on(tmp_path):
-  workdir = tmp_path / 'run'
-  first = start(workdir, steps=10**6)
-  try:
-    until(lambda: changed_at(workdir), first)
-    second = start(workdir, steps=10**6)
-    assert second.wait(PATIENCE) == 1 and 'error: ' in said(workdir) and 'Traceback' not in said(workdir)
-    before = last_row(workdir)
-    until(lambda: last_row(workdir) > before, first)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(PATIENCE) == 42 and saved(workdir) > before, said(workdir)
-  finally:
-    first.kill()

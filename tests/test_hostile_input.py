@@ -97,9 +97,10 @@ def test_config_strings(chosen, value, data):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A small model in three files of safetensors, with its tokenizer."""
-  folder = tmp_path_factory.mktemp('model')
+  """A small model in three files of safetensors, with its tokenizer, and one in a GGUF file."""
+  folder, hf = tmp_path_factory.mktemp('model'), gguf_files.LLAMA
   tiny.write(folder, files=3)
+  gguf_files.write(folder / 'model.gguf', gguf_files.metadata(hf), gguf_files.tensors(hf, tiny.tensors(hf)))
   tokenizer = Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
   tokenizer.train_from_iterator(['hello world, how are you? ' * 9], trainers.BpeTrainer(
@@ -146,17 +147,10 @@ def test_safetensors(folder, scratch, data):
   ends(read)
 
 
-@pytest.fixture(scope='module')
-def gguf(tmp_path_factory):
-  path = tmp_path_factory.mktemp('gguf') / 'model.gguf'
-  hf = gguf_files.LLAMA
-  return gguf_files.write(path, gguf_files.metadata(hf), gguf_files.tensors(hf, tiny.tensors(hf))).read_bytes()
-
-
 @hostile
 @given(data=st.data())
-def test_gguf(gguf, scratch, data):
-  path = scratch / 'model.gguf'
+def test_gguf(folder, scratch, data):
+  gguf, path = (folder / 'model.gguf').read_bytes(), scratch / 'model.gguf'
   header = gguf.index(b'output_norm') + 64  # most changes go where the metadata and headers are
   path.write_bytes(data.draw(changed_bytes(gguf[:header])) + gguf[header:])
 

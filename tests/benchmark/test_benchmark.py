@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sink_jax.attention.mask import Causal, Window
-from sink_jax.benchmark import attention, implementations, importance, rows, timing
+from sink_jax.benchmark import attention, implementations, importance, timing
 from sink_jax.benchmark.implementations import IMPLEMENTATIONS, Work, random_inputs
 from sink_jax.kernels.dispatch import attend
 from tests.commands import run_here
@@ -51,15 +51,11 @@ def test_attention(run):
   assert found[1]['ratio'] == found[5]['ratio'] == 1
 
 
-def test_importance(run):
+def test_importance_and_loss(run):
   found, _ = run('importance', '--length', '32', '48')
   assert [row['form'] for row in found] == ['T x T', 'streamed'] * 2
   for same in (found[:2], found[2:]):
     np.testing.assert_allclose([row['alpha_1'] for row in same], same[0]['alpha_1'], rtol=1e-5)
-  assert found[2]['map_gb'] == 4 * 48**2 / 1e9
-
-
-def test_loss(run):
   (plain, ours), _ = run('loss', '--shape', '2', '8', '16', '32')
   for row in (plain, ours):
     assert row['tflops'] == pytest.approx(6 * 16 * 16 * 32 / row['ms'] / 1e9)
@@ -96,30 +92,6 @@ def test_programs_are_timed_in_turns():
   assert 0.02 <= min(times['a']) and 0.01 <= min(times['b']) < 0.02
 
 
-def test_the_interval_of_a_median():
-  assert timing.interval([5, 1, 9, 2, 8, 3, 7, 4, 6]) == (5, 2, 8)
-  assert timing.interval([3.0]) == (3.0, None, None)
-
-
-def test_ratios_are_with_the_first_base_that_runs():
-  def case(seconds, base=False):
-    def prepare():
-      if not seconds:
-        raise MemoryError('out of memory: needs 9 of 8 GB')
-      return timing.Program(lambda: time.sleep(seconds), lambda result: None)
-
-    return rows.Case({}, prepare, 1e9, 2e9, base)
-
-  cases = [case(0, base=True), case(0.01, base=True), case(0.001, base=True)]
-  rows.time_group(cases, 0.02, rows.Rates(flops=1e12, bytes=1e12))
-  none, base, less = (case.row for case in cases)
-  assert none == {'failed': 'out of memory: needs 9 of 8 GB'}
-  assert base['ratio'] == 1 and less['ratio'] < 1
-  assert less['ratio_low'] <= less['ratio'] <= less['ratio_high']
-  assert base['floor_ms'] == 2 and base['bound'] == 'bytes'
-  assert base['tflops'] == pytest.approx(1 / base['ms'])
-
-
 def test_an_operation_of_a_program_that_makes_several_is_made_every_time():
   made = []
 
@@ -146,31 +118,20 @@ def test_every_implementation_computes_the_variants_that_it_names(name):
                  one.program({}, work).call(), (out, pull(do)))
 
 
-@pytest.mark.parametrize('shape, forward, backward', [  # GFLOP, causal
-    ((8, 8, 2048, 64), 34, 86), ((8, 8, 2048, 96), 52, 129), ((8, 16, 2048, 128), 137, 344)])
-def test_flops_of_attention(shape, forward, backward):
-  one, both = attention.attention_flops(shape, Causal())
-  assert round(one / 1e9) == forward and round((both - one) / 1e9) == backward
-
-
-def test_a_window_counts_what_it_leaves():
+def test_flops_of_attention():
+  one, both = attention.attention_flops((8, 8, 2048, 96), Causal())
+  assert (round(one / 1e9), round((both - one) / 1e9)) == (52, 129)
   assert attention.scores(2048, Window(size=256)) == 256 * 2048 - 256**2 / 2
   assert attention.scores(2048, Window(size=4096)) == attention.scores(2048, Causal()) == 2048**2 / 2
+  flops = importance.importance_flops((1, 1, 131072, 128), Causal())
+  assert flops / 2 == pytest.approx(2.2e12, rel=0.01)  # per pass
 
 
-def test_flops_of_importance():
-  one_head = (1, 1, 131072, 128)
-  assert importance.importance_flops(one_head, Causal()) / 2 == pytest.approx(2.2e12, rel=0.01)  # per pass
-
-
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @pytest.mark.parametrize('arguments, name', [
     (['attention', '--shape', '8', '8', '0', '64'], '--shape'),
-    (['attention', '--variants', 'tanh'], '--variants'),
-    (['attention', '--implementations', 'flash3'], '--implementations'),
     (['attention', '--implementations', 'xla', '--variants', 'sigmoid'], '--implementations=xla'),
-    (['train_step', '--size=70b'], '13b'), (['train_step', '--implementation', 'flash'], 'chunked'),
-    (['loss', f'--json={ROOT}'], '--json')])
+    (['train_step', '--size=70b'], '13b'), (['loss', f'--json={ROOT}'], '--json')])
 def test_options_that_do_not_fit_are_refused(arguments, name):
   code, _, text = run_here('benchmark', *arguments)
   assert code == 1 and name in text.splitlines()[-1] and text.splitlines()[-1].startswith('error: ')

@@ -3,11 +3,6 @@
 A test with the argument `target` goes through the targets of the run, with `tpu` through its TPUs.
 """
 
-import json
-import os
-
-import pytest
-
 from tests.compile import targets
 
 CHOICES = {'target': targets.TARGETS, 'tpu': targets.TPUS, 'h200': ('h200',)}
@@ -21,17 +16,3 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(items):
   if not targets.asked_for():
     items[:] = [item for item in items if not CHOICES.keys() & set(getattr(item, 'fixturenames', ()))]
-
-
-@pytest.fixture
-def note(request):
-  """A function of named numbers, which go to the output and to the file COMPILE_TABLE."""
-
-  def write(**numbers):
-    line = json.dumps({'test': request.node.name, **numbers})
-    print(line)
-    if path := os.environ.get('COMPILE_TABLE'):
-      with open(path, 'a') as file:  # one write a line: processes do not mix theirs
-        file.write(line + '\n')
-
-  return write

@@ -15,9 +15,12 @@ import functools
 import importlib
 import os
 import pathlib
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -138,3 +141,58 @@ def _abstract_gpu():
 def struct(*shape: int, dtype: DTypeLike = jnp.bfloat16) -> jax.ShapeDtypeStruct:
   """The shape and dtype of an argument."""
   return jax.ShapeDtypeStruct(shape, dtype)
+
+
+# The kernels that XLA writes for an NVIDIA GPU, assembled by ptxas.
+_SERIALIZED = 'wgmma.mma_async instructions are serialized'
+
+
+class Kernel(NamedTuple):
+  name: str
+  pallas: bool  # a Pallas kernel, not one that XLA made for other operations
+  registers: int  # of a thread, at most 255
+  spilled_bytes: int  # registers that had to be stored in memory
+  wgmma: bool  # uses the matrix instructions of Hopper
+  serialized: bool  # waits after each of them: ptxas warns, such as with C7515
+
+
+def ptx_report(f: Callable[..., Any], *args: Any) -> tuple[jax.stages.Compiled, list[Kernel]]:
+  """Compiles a function for an H200; returns the program and its Kernels, sorted by name."""
+  with tempfile.TemporaryDirectory() as directory:
+    dump = pathlib.Path(directory)
+    options = {'xla_dump_to': directory}
+    if jax.__version_info__ >= (0, 11):
+      options['xla_dump_emitter_re'] = 'ptx'
+    compiled = compile_for('h200', f, *args, options=options)
+    pallas = set(re.findall(r'"__gpu\$xla\.gpu\.triton".* name = "(\w+)"', compiled.as_text()))
+    kernels = [kernel for path in sorted(dump.glob('*.ptx')) if '.entry' in path.read_text()
+               for kernel in _assemble(path, pallas)]
+  return compiled, sorted(kernels)
+
+
+def _assemble(path, pallas):
+  [ptxas] = compiler_directory('cuda').glob('nvidia/*/bin/ptxas')
+  done = subprocess.run([ptxas, '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin')],
+                        capture_output=True, text=True)
+  assert not done.returncode, done.stderr
+  text = path.read_text()
+  for name, printed in _by_kernel(done.stdout + done.stderr).items():
+    body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start():].partition('\n}')[0]
+    number = lambda pattern: sum(map(int, re.findall(pattern, printed)))
+    ours = name.partition('__')[0] in pallas or name in pallas  # a second one ends in __1
+    yield Kernel(
+        name, ours, number(r'Used (\d+) registers'), number(r'(\d+) bytes spill stores'),
+        'wgmma.mma_async' in body, _SERIALIZED in printed)
+
+
+def _by_kernel(output: str) -> dict[str, str]:
+  """What ptxas prints about every kernel, by its name."""
+  parts = re.split(r"Compiling entry function '(\S+)'", output)
+  printed = dict(zip(parts[1::2], parts[2::2]))
+  # The warning stands outside of these parts and names its function.
+  for line in output.splitlines():
+    if _SERIALIZED in line:
+      for name in printed:
+        if f"'{name}'" in line:
+          printed[name] += line
+  return printed

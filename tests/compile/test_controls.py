@@ -7,8 +7,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu, triton
 
 from tests.compile import targets
-from tests.compile.ptx import ptx_report
-from tests.compile.targets import compile_for, memory, struct
+from tests.compile.targets import compile_for, memory, ptx_report, struct
 
 
 def double(rows, limit=None):
@@ -69,9 +68,8 @@ def matmul(block):
 
 
 @pytest.mark.parametrize('block, spills', [(128, False), (256, True)])
-def test_registers_and_the_matrix_unit_are_seen(h200, block, spills, note):
+def test_registers_and_the_matrix_unit_are_seen(h200, block, spills):
   x = struct(1024, 1024)
   _, [kernel] = ptx_report(matmul(block), x, x)
-  note(target=h200, **kernel._asdict())
   assert (kernel.registers == 255) == (kernel.spilled_bytes > 100) == spills
   assert spills or kernel.wgmma and not kernel.serialized

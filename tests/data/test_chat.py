@@ -83,23 +83,16 @@ def test_tokens_and_weights_of_a_conversation_by_hand(tmp_path, template, delimi
   assert (open_data(config()).batch(0, 3, 0).weights == 1).all()
 
 
-def _random_talks(count, seed=0):
+@pytest.fixture
+def talks(tmp_path):
   """Conversations of random lengths; some have no answer, some no system message."""
-  draw = random.Random(seed)
-  letters = string.ascii_letters + ' \né'
-  words = lambda most: ''.join(draw.choices(letters, k=draw.randint(1, most)))
-  talks = []
-  for _ in range(count):
+  draw, talks = random.Random(0), []
+  words = lambda most: ''.join(draw.choices(string.ascii_letters + ' \né', k=draw.randint(1, most)))
+  for _ in range(120):
     talk = [('system', words(20))] * draw.randint(0, 1)
     for _ in range(draw.randint(1, 4)):
       talk += [('user', words(60)), ('assistant', words(90) + '.')]
     talks.append(talk[:-1] if draw.random() < 0.1 else talk)
-  return talks
-
-
-@pytest.fixture
-def talks(tmp_path):
-  talks = _random_talks(120)
   _write(tmp_path / 'talks.jsonl', map(_messages, talks))
   return talks
 
@@ -128,19 +121,6 @@ def test_the_sum_of_the_weights_is_the_tokens_of_the_answers(config, talks, toke
   cut_off = sum(entry[s]['tokens'] - 8 * entry[s]['rows'] for s in ('train', 'valid'))
   assert counted - cut_off <= stored <= counted and cut_off <= 14
   assert entry['train']['weight'] == _all(packed)[1][:, 1:].sum()
-
-
-@pytest.mark.parametrize('hosts', [2, 8])
-def test_batches_and_weights_are_those_of_one_host(config, hosts):
-  data = open_data(config())
-  for whole, share in [(data.batch(999, 8, 3), lambda rows: next(data.batches(999, 8, 3, rows))),
-                       (list(data.validation(8)['valid'])[-1],
-                        lambda rows: list(data.validation(8, rows=rows)['valid'])[-1])]:
-    parts = [share(rows) for rows in np.array_split(np.arange(8), hosts)]
-    for field in whole._fields:
-      np.testing.assert_array_equal(np.concatenate([getattr(part, field) for part in parts]),
-                                    getattr(whole, field))
-    assert 0 < whole.weights.mean() < 1
 
 
 def test_a_token_that_is_written_over_has_no_weight(config):
@@ -196,85 +176,44 @@ def test_a_message_is_not_given_a_space_that_it_has_not():
     assert len(weights) == len(ids)
 
 
-def _line(*messages, key='messages'):
-  return json.dumps({key: list(messages)})
+_TWO = '{"user": "{content} ", "assistant": "{content}{eos}"}'
 
 
-def _says(role, content):
-  return {'role': role, 'content': content}
-
-
-_BAD_LINES = {
-    '{': 'Expecting', '[1]': 'not a conversation', '{"text": "a"}': 'conversations',
-    '{"messages": "a"}': 'no list', '{"messages": []}': 'no list', _line('hello'): 'not a conversation',
-    _line(_says('user', 'a'), {'content': 'b'}): 'from',
-    _line(_says('user', 'a'), {'role': 'assistant'}): 'content',
-    _line({'role': 3, 'content': 'a'}): 'message 1', _line(_says('user', None)): 'not a conversation',
-    _line(_says('tool', 'a')): "'tool'"}
-
-
-@pytest.mark.parametrize('line', _BAD_LINES)
-def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, line):
-  file = tmp_path / 'a.jsonl'
-  file.write_text(f'{json.dumps(_messages(_TALK))}\n\n{line}\n')
-  with pytest.raises(ValueError, match=r'a\.jsonl, line 3: ') as caught:
-    open_data(DataConfig(source=ChatJsonl(path=str(file))))
-  assert _BAD_LINES[line] in str(caught.value) and str(caught.value).isprintable()
-
-
-_BAD_TEMPLATES = {
-    '[]': 'not a template', '{"user": "{content}"}': 'assistant',
-    '{"user": "{content}", "assistant": "{content}{eos}", "tool": ""}': 'not a template',
-    '{"user": "{content}", "assistant": "A: {eos}"}': "'assistant'",
-    '{"user": "{content}{content}", "assistant": "{content}{eos}"}': "'user'",
-    '{"user": 3, "assistant": "{content}{eos}"}': "'user'",
-    '{"user": "{bos}{content}", "assistant": "{content}{eos}"}': 'data.bos',
-    '{"user": "{content}", "assistant": "A: {content}"}': '{eos}'}
-
-
-@pytest.mark.parametrize('content', _BAD_TEMPLATES)
-def test_a_bad_template_is_named(tmp_path, content):
-  (tmp_path / 'template.json').write_text(content)
-  with pytest.raises(ValueError, match=r'template\.json') as caught:
-    load_template(str(tmp_path / 'template.json'))
-  assert _BAD_TEMPLATES[content] in str(caught.value)
-
-
-def test_other_errors_and_a_changed_template(tmp_path, talks):
-  path = str(tmp_path / 'talks.jsonl')
-  formats = tmp_path / 'formats.json'
-  formats.write_text('{"user": "{content} ", "assistant": "{content}{eos}"}')
-  for options, named in (({'template': 'llama'}, 'template'), ({'template': str(formats)}, "'system'"),
-                         ({'loss': 'answer'}, 'answers'),
-                         ({'path': 'no/where'}, 'no/where')):
-    with pytest.raises(ValueError) as error:
-      list(ChatJsonl(**{'path': path, **options}).documents())
-    assert named in str(error.value)
-  source = ChatJsonl(path=path, template=str(formats))
+@pytest.mark.parametrize('line, template, words', [
+    ('{', _TWO, r'a\.jsonl, line 3: Expecting'), ('[1]', _TWO, r'a\.jsonl, line 3: .*not a conversation'),
+    ('{"text": "a"}', _TWO, r'a\.jsonl, line 3: .*conversations'),
+    ('{"messages": []}', _TWO, r'a\.jsonl, line 3: .*no list'),
+    ('{"messages": [{"role": 3, "content": "a"}]}', _TWO, r'a\.jsonl, line 3: .*message 1'),
+    ('{"messages": [{"role": "tool", "content": "a"}]}', _TWO, r"a\.jsonl, line 3: .*'tool'"),
+    (json.dumps(_messages(_TALK)), _TWO, "'system'"),
+    ('', '[]', r'template\.json.*not a template'),
+    ('', '{"user": "{content}"}', r'template\.json.*assistant'),
+    ('', _TWO.replace('{content} ', '{content}{content}'), r"template\.json.*'user'"),
+    ('', _TWO.replace('{content} ', '{bos}{content}'), r'template\.json.*data\.bos'),
+    ('', _TWO.replace('{eos}', ''), r'template\.json.*\{eos\}')])
+def test_a_bad_line_or_template_is_named(tmp_path, line, template, words):
+  (tmp_path / 'template.json').write_text(template)
+  (tmp_path / 'a.jsonl').write_text(f'{json.dumps(_messages(_TALK[1:]))}\n\n{line}\n')
+  source = ChatJsonl(path=str(tmp_path / 'a.jsonl'), template=str(tmp_path / 'template.json'))
+  with pytest.raises(ValueError, match=words):
+    list(source.documents())
+  (tmp_path / 'template.json').write_text(_TWO)
   before = source.fingerprint()
-  formats.write_text(json.dumps(_FILE))
-  assert source.fingerprint() != before and len(list(source.documents(20))) == 100
+  (tmp_path / 'template.json').write_text(json.dumps(_FILE))
+  assert source.fingerprint() != before
+  for options, words in (({'template': 'llama'}, 'template'), ({'loss': 'answer'}, 'answers')):
+    with pytest.raises(ValueError, match=words):
+      list(ChatJsonl(path=source.path, **options).documents())
 
 
 def test_the_written_conversations_of_the_library(tmp_path, monkeypatch):
   """Their answers are text of the library; a package is in one of the two files."""
-  monkeypatch.setattr(make_stdlib_chat, 'modules', lambda: [('json/made.py', _MODULE), ('abc.py', _MODULE)])
+  module = '"""Counts."""\n\nclass Counter:\n  """Counts hashable things."""\n\ndef total(x):\n  "The sum."\n'
+  monkeypatch.setattr(make_stdlib_chat, 'modules', lambda: [('json/made.py', module), ('abc.py', module)])
   monkeypatch.setattr(Stdlib, 'held_out', lambda self, name, fraction: name == 'json')
   make_stdlib_chat.main(str(tmp_path))
-  for file, module in (('train', 'abc'), ('valid', 'json.made')):
-    path = tmp_path / f'{file}.jsonl'
-    talks = [json.loads(line)['messages'] for line in path.read_text().splitlines()]
-    assert len(talks) == 3 and all(module in talk[-2]['content'] for talk in talks)
-    for answer in (talk[-1]['content'] for talk in talks):
-      assert answer.split(',')[0] in _MODULE
-    assert len(list(ChatJsonl(path=str(path), loss='answers').documents())) == 3
-
-
-_MODULE = '''"""Counts."""
-
-class Counter:
-  """Counts hashable things."""
-
-def total(counter):
-  "The sum."
-'''
+  for file, name in (('train', 'abc'), ('valid', 'json.made')):
+    lines = (tmp_path / f'{file}.jsonl').read_text().splitlines()
+    talks = [json.loads(line)['messages'] for line in lines]
+    assert len(talks) == 3 and all(name in talk[-2]['content'] for talk in talks)
+    assert all(talk[-1]['content'].split(',')[0] in module for talk in talks)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sink_jax.data import stdlib
-from sink_jax.data.sources import HubDataset, Jsonl, PackedDataset, TextFolder, Tfds
+from sink_jax.data.sources import HubDataset, Jsonl, TextFolder, Tfds
 from sink_jax.data.stdlib import InstalledPackages, Stdlib
 from sink_jax.data.tokenizer import Bytes
 
@@ -28,7 +28,7 @@ def test_stdlib_has_code_and_docstrings_of_packages():
   assert {'argparse', 'asyncio'} <= names and not any('/' in name or '.py' in name for name in names)
   argparse = {d.domain: d.text for d in reversed(documents) if d.name == 'argparse'}
   assert argparse['docs'].startswith('Command-line parsing library')
-  assert argparse['docs'].strip() in argparse['code'] and 'import' in argparse['code']
+  assert argparse['docs'].strip() in argparse['code']
   assert {d.domain for d in Stdlib(domains='docs', max_files=40).documents()} == {'docs'}
   assert Stdlib(max_files=3).fingerprint() != Stdlib(max_files=4).fingerprint()
 
@@ -46,9 +46,6 @@ def test_installed_packages_are_code_by_package(tmp_path, monkeypatch):
                                     ('{{ x }} {\n', 'code', 'two')]
   assert list(InstalledPackages().documents(2)) == found[2:]
   assert [d.text for d in InstalledPackages(domains='docs').documents()] == ['One.\n']
-  before = InstalledPackages().fingerprint()
-  (tmp_path / 'one/a.py').write_text('x = 23\n')
-  assert InstalledPackages().fingerprint() != before
 
 
 def test_text_folder(tmp_path):
@@ -60,12 +57,10 @@ def test_text_folder(tmp_path):
   assert list(source.documents()) == [('top', 'text', 'a.txt', ()), ('naïve', 'law', 'law/b.txt', ())]
   assert list(source.documents(1)) == list(source.documents())[1:]
   assert [d.text for d in TextFolder(path=str(tmp_path), pattern='*.md').documents()] == ['other']
-  fingerprints = [source.fingerprint(), source.fingerprint()]
+  before = source.fingerprint()
+  assert source.fingerprint() == before
   (tmp_path / 'a.txt').write_text('three')
-  fingerprints.append(source.fingerprint())
-  (tmp_path / 'd.txt').write_text('')
-  fingerprints.append(source.fingerprint())
-  assert len(set(fingerprints)) == 3
+  assert source.fingerprint() != before
 
 
 _LINES = b''.join(json.dumps({'text': f'd{i} \N{SNOWMAN}' * 50, 'meta': {'set': f's{i % 2}'}}).encode()
@@ -92,43 +87,33 @@ def test_jsonl(tmp_path, suffix):
   assert [d.domain for d in one[:3]] == ['s1', 's0', 's1'] and len(one) == 199
 
 
-@pytest.mark.parametrize('suffix', ['.jsonl.gz', '.jsonl.zst'])
-@pytest.mark.parametrize('damage', ['cut', 'garbage'])
-def test_damaged_archives_are_named(tmp_path, suffix, damage):
-  data = _PACKED[suffix](_LINES)
-  data = data[:len(data) // 2] if damage == 'cut' else b'no archive' + data
-  (tmp_path / f'a{suffix}').write_bytes(data)
-  with pytest.raises(ValueError, match=rf'a{suffix}: damaged or truncated'):
-    list(Jsonl(path=str(tmp_path)).documents())
-
-
-def test_half_a_surrogate_pair_becomes_a_question_mark(tmp_path):
-  (tmp_path / 'a.jsonl').write_text('{"text": "a\\ud83db \\ud83d\\ude00"}\n')
+  # Half a surrogate pair becomes a question mark.
+  file.write_bytes(_PACKED[suffix](b'{"text": "a\\ud83db \\ud83d\\ude00"}\n'))
   document, = Jsonl(path=str(tmp_path)).documents()
   assert Bytes().open().encode(document.text) == Bytes().open().encode('a?b \N{GRINNING FACE}')
+  for damaged in (_PACKED[suffix](_LINES)[:-40], b'no archive' + _PACKED[suffix](_LINES)):
+    file.write_bytes(damaged)
+    with pytest.raises(ValueError, match=rf'a{suffix}'):
+      list(Jsonl(path=str(tmp_path)).documents())
 
 
 def test_errors_name_the_file_or_the_option(tmp_path):
   (tmp_path / 'latin.txt').write_bytes(b'na\xefve')
   (tmp_path / 'empty').mkdir()
   lines = {'cut': _LINES[:-20], 'bytes': b'{"text": "ok"}\n{"text": "\xff"}\n',
-           'fields': b'{"body": "x", "id": 3}\n', 'list': b'[1]\n'}
+           'fields': b'{"body": "x", "id": 3}\n'}
   for name, content in lines.items():
     (tmp_path / f'{name}.jsonl').write_bytes(content)
   file = lambda name: str(tmp_path / name)
   for source, named in (
       (TextFolder(), 'TextFolder(path='), (TextFolder(path=file('no')), '--config.data.source'),
-      (Jsonl(path=file('no')), 'BUILD.md'), (Jsonl(path='gs://bucket/a'), 'data_build'),
-      (TextFolder(path=file('empty')), 'pattern'), (TextFolder(path=file('cut.jsonl')), 'folder'),
+      (Jsonl(path='gs://bucket/a'), 'data_build'), (TextFolder(path=file('empty')), 'pattern'),
       (TextFolder(path=str(tmp_path)), 'latin.txt'), (Jsonl(path=file('empty')), '.jsonl.zst'),
       (Jsonl(path=file('cut.jsonl')), 'line 200'), (Jsonl(path=file('bytes.jsonl')), 'line 2'),
-      (Jsonl(path=file('fields.jsonl')), 'body, id'), (Jsonl(path=file('list.jsonl')), 'line 1'),
-      (PackedDataset(path='x'), 'built from'), (HubDataset(path=file('no')), 'HubDataset')):
+      (Jsonl(path=file('fields.jsonl')), 'body, id'), (HubDataset(path=file('no')), 'HubDataset')):
     with pytest.raises(ValueError) as error:
       list(source.documents())
     assert named in str(error.value)
-  with pytest.raises(ValueError, match='domains'):
-    Stdlib(domains='code,prose')
 
 
 def _build_tfds(folder, file_format):
@@ -160,31 +145,12 @@ def test_tfds_array_record_without_tensorflow(tmp_path):
   assert list(source.documents(4)) == documents[4:]
   assert len(list(Tfds(name='sink_tiny', data_dir=str(tmp_path), split='train[:3]').documents())) == 3
   assert source.fingerprint() == source.fingerprint()
-  for options, named in (({'field': 'label'}, 'text'), ({'split': 'dev'}, 'dev')):
+  for options, named in (({'field': 'label'}, 'text'), ({'split': 'dev'}, 'dev'),
+                         ({'name': 'c4/en'}, 'cannot be prepared here.*Jsonl')):
     with pytest.raises(ValueError, match=named):
-      list(Tfds(name='sink_tiny', data_dir=str(tmp_path), **options).documents())
+      list(Tfds(**{'name': 'sink_tiny', 'data_dir': str(tmp_path)} | options).documents())
   info = tmp_path / 'sink_tiny' / '1.0.0' / 'dataset_info.json'
   info.write_text(info.read_text().replace('array_record', 'tfrecord'))
   with pytest.raises(ValueError, match='TFRECORD.*data_dir'):
     list(source.documents())
   assert 'tensorflow' not in sys.modules
-
-
-@pytest.mark.parametrize('name', ['', 'no_such_set', 'c4/en'])
-def test_tfds_that_cannot_be_prepared_here(tmp_path, name):
-  with pytest.raises(ValueError, match='cannot be prepared here.*Jsonl'):
-    Tfds(name=name, data_dir=str(tmp_path)).fingerprint()
-
-
-def test_hub_dataset(tmp_path, monkeypatch):
-  pytest.importorskip('datasets')
-  monkeypatch.setenv('HF_HOME', str(tmp_path / 'home'))
-  (tmp_path / 'set').mkdir()
-  (tmp_path / 'set' / 'train.jsonl').write_bytes(_LINES)
-  source = HubDataset(path=str(tmp_path / 'set'))
-  documents = list(source.documents())
-  assert len(documents) == 200 and documents[7][:3] == ('d7 \N{SNOWMAN}' * 50, 'text', 'train:7')
-  assert list(source.documents(150)) == documents[150:]
-  assert source.fingerprint() == source.fingerprint()
-  with pytest.raises(ValueError, match='body'):
-    list(HubDataset(path=source.path, field='body').documents())

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sink_jax.data.dataset import DataConfig, open_data
+from sink_jax.component import from_string
+from sink_jax.data.dataset import DataConfig, Source, open_data
 from sink_jax.data.synthetic import BigramBackcopy, TriggerAveraging
 from sink_jax.data.tokenizer import TrainedBpe
 
@@ -26,9 +27,7 @@ def test_transition_table():
   ordinary = np.log(plain)
   np.testing.assert_allclose((ordinary - ordinary.mean(-1, keepdims=True)).std(), 1.5, rtol=0.05)
   assert (BigramBackcopy(seed=1).transitions != BigramBackcopy().transitions).any()
-
-
-def test_start_is_the_stationary_distribution_without_triggers():
+  # A sequence begins by the stationary distribution, without triggers.
   task = BigramBackcopy(vocab_size=12)
   walk = np.linalg.matrix_power(task.transitions[1:, 1:], 500)[0]
   walk[:3] = 0
@@ -57,15 +56,13 @@ def test_sequences_follow_the_definition():
     np.testing.assert_allclose(frequency, task.transitions[last], atol=4 * 0.5 / len(following)**0.5)
   frequency = np.bincount(x[:, 1], minlength=12) / 3000
   np.testing.assert_allclose(frequency, task.transitions[0], atol=0.04)
-
-
-def test_the_largest_draw_stays_in_its_row(monkeypatch):
-  task = BigramBackcopy(length=8, backcopy=False)
-  _ = task.transitions  # made of other draws
-  largest = 1 - 2.0**-53  # of `counter_rng.uniform`
-  monkeypatch.setattr('sink_jax.data.counter_rng.uniform', lambda *keys: np.full((3, 8), largest))
-  tokens = _many(task, 3).tokens
-  assert (task.transitions[tokens[:, :-1], tokens[:, 1:]] > 0).all() and (tokens < 64).all()
+  # The control has no copies, and one set of targets.
+  control = BigramBackcopy(vocab_size=12, backcopy=False)
+  batch = _many(control)
+  assert control.target_sets(batch) == {}
+  following = batch.targets[batch.tokens == 1]
+  frequency = np.bincount(following, minlength=12) / len(following)
+  np.testing.assert_allclose(frequency, control.transitions[1], atol=0.03)
 
 
 @pytest.mark.parametrize('backcopy', [True, False])
@@ -81,15 +78,6 @@ def test_bigram_entropy_is_the_mean_surprise_of_the_bigram_targets(backcopy):
   # Much tighter: the entropy of the rows that were visited.
   rows = -np.sum(task.transitions * np.log(np.maximum(task.transitions, 1e-300)), -1)
   np.testing.assert_allclose(task.bigram_entropy, rows[batch.tokens][weights > 0].mean(), atol=0.005)
-
-
-def test_control_has_no_copies_and_one_target_set():
-  task = BigramBackcopy(vocab_size=12, backcopy=False)
-  assert task.target_sets(_many(task, 2)) == {}
-  batch = _many(task)
-  after_trigger = batch.targets[batch.tokens == 1]
-  frequency = np.bincount(after_trigger, minlength=12) / len(after_trigger)
-  np.testing.assert_allclose(frequency, task.transitions[1], atol=0.03)
 
 
 def test_trigger_averaging_follows_the_definition():
@@ -114,16 +102,6 @@ def test_trigger_averaging_follows_the_definition():
   assert (batch.weights == 1).all() and batch.weights.shape == (3000, 16)
 
 
-@pytest.mark.parametrize('task', [BigramBackcopy(length=16), TriggerAveraging()])
-def test_sequences_are_a_function_of_stream_seed_and_index(task):
-  whole = _many(task, 50)
-  some = task.batch('train', 0, np.array([7, 49, 7]))
-  for a, b in zip(whole, some, strict=True):
-    np.testing.assert_array_equal(a[[7, 49, 7]], b)
-  for other in (task.batch('train', 1, np.arange(50)), task.batch('valid', 0, np.arange(50))):
-    assert (other.tokens != whole.tokens).any(axis=tuple(range(1, whole.tokens.ndim))).mean() > 0.9
-
-
 @pytest.mark.parametrize('task', [BigramBackcopy(length=16, valid_sequences=10),
                                   TriggerAveraging(valid_sequences=10)])
 def test_data_interface(task):
@@ -136,7 +114,8 @@ def test_data_interface(task):
   for name in whole._fields:
     np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])
   np.testing.assert_array_equal(next(data.batches(3, 8, 1)).tokens, whole.tokens)
-  assert (data.batch(4, 8, 1).tokens != whole.tokens).any()
+  for other in (data.batch(4, 8, 1), data.batch(3, 8, 2), task.batch('valid', 1, np.arange(24, 32))):
+    assert (other.tokens != whole.tokens).any(axis=tuple(range(1, whole.tokens.ndim))).mean() > 0.9
   sets = data.validation(batch_size=4)
   assert [len(s) for s in sets.values()] == [3] * len(sets)
   assert sets['valid'][2].weights.sum() == 2 * 16  # 10 sequences: the last batch has 2
@@ -149,16 +128,13 @@ def test_data_interface(task):
   assert data.summary()['context'] == 16
 
 
-def test_errors():
-  with pytest.raises(ValueError, match='context=32 must equal the length 64'):
-    open_data(DataConfig(source=BigramBackcopy(), context=32))
-  with pytest.raises(ValueError, match='max_tokens is for document corpora'):
-    open_data(DataConfig(source=BigramBackcopy(), context=64, max_tokens=100))
-  for option in (dict(bos=True), dict(tokenizer=TrainedBpe()), dict(valid_fraction=0.3)):
-    with pytest.raises(ValueError, match=f'{next(iter(option))} is for document corpora'):
-      open_data(DataConfig(source=BigramBackcopy(), context=64, **option))
-  for task, options in ((BigramBackcopy, {'triggers': 0}), (BigramBackcopy, {'vocab_size': 5}),
-                        (BigramBackcopy, {'seed': -1}),
-                        (TriggerAveraging, {'length': 2}), (TriggerAveraging, {'content': 0})):
-    with pytest.raises(ValueError, match=next(iter(options))):
-      task(**options)
+@pytest.mark.parametrize('options, words', [
+    ({'context': 32}, 'context=32 must equal the length 64'),
+    ({'max_tokens': 100}, 'max_tokens is for document corpora'),
+    ({'tokenizer': TrainedBpe()}, 'tokenizer is for document corpora'),
+    ({'source': 'BigramBackcopy(vocab_size=5)'}, 'vocab_size'),
+    ({'source': 'TriggerAveraging(length=2)'}, 'length')])
+def test_options_that_do_not_fit_a_task(options, words):
+  with pytest.raises(ValueError, match=words):
+    source = from_string(Source, options.get('source', 'BigramBackcopy()'))
+    open_data(DataConfig(**{'context': 64} | options | {'source': source}))

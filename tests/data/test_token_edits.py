@@ -1,8 +1,9 @@
-"""Interventions on chunks."""
+"""Interventions on chunks, and the counter-based random numbers that they draw."""
 
 import numpy as np
 import pytest
 
+from sink_jax.data import counter_rng
 from sink_jax.data.token_edits import FixedToken, RandomTokens, first_token
 
 _V = 50
@@ -31,36 +32,14 @@ def test_random_tokens_are_uniform_and_differ_between_chunks_positions_and_split
   assert (_apply(RandomTokens(), range(99)) != _apply(RandomTokens(seed=5), range(99))).any()
 
 
-def test_random_tokens_below_a_padded_vocabulary():
-  drawn = _apply(RandomTokens(last=9, below=2 * _V), np.arange(2000))
-  assert drawn.max() == 2 * _V - 1 and drawn.min() == 0
-  np.testing.assert_array_equal(_apply(RandomTokens(below=_V), range(9)),
-                                _apply(RandomTokens(), range(9)))
-  assert RandomTokens(below=2 * _V).vocab_size(_V) == 2 * _V
-  assert RandomTokens(below=3).vocab_size(_V) == RandomTokens().vocab_size(_V) == _V
-
-
-def test_random_access():
-  rows = np.arange(99)
-  some = [70, 3, 3, 41]
-  np.testing.assert_array_equal(_apply(RandomTokens(), rows)[some], _apply(RandomTokens(), some))
-
-
-@pytest.mark.parametrize('cls,options', [
-    (RandomTokens, {'first': 0}), (RandomTokens, {'first': 3, 'last': 2}),
-    (RandomTokens, {'seed': -1}), (RandomTokens, {'below': -1}), (RandomTokens, {'below': 2**31}),
-    (FixedToken, {'position': 0}), (FixedToken, {'token': -1})])
-def test_ranges(cls, options):
-  with pytest.raises(ValueError, match=cls.__name__):
-    cls(**options)
-
-
-@pytest.mark.parametrize('edit,match', [
-    (RandomTokens(last=10), 'only 9 tokens'), (FixedToken(position=10), 'only 9 tokens'),
-    (FixedToken(token=50), 'only 50 tokens')])
-def test_check(edit, match):
-  with pytest.raises(ValueError, match=match):
-    edit.check(9, _V)
+@pytest.mark.parametrize('edit, words', [
+    (lambda: RandomTokens(first=0), 'RandomTokens'), (lambda: RandomTokens(first=3, last=2), 'RandomTokens'),
+    (lambda: RandomTokens(below=2**31), 'RandomTokens'), (lambda: FixedToken(token=-1), 'FixedToken'),
+    (lambda: RandomTokens(last=10), 'only 9 tokens'), (lambda: FixedToken(position=10), 'only 9 tokens'),
+    (lambda: FixedToken(token=50), 'only 50 tokens')])
+def test_what_does_not_fit_is_refused(edit, words):
+  with pytest.raises(ValueError, match=words):
+    edit().check(9, _V)
   RandomTokens(last=9).check(9, _V)
   FixedToken(position=9, token=49).check(9, _V)
 
@@ -72,3 +51,22 @@ def test_the_token_that_every_sequence_begins_with():
   assert first_token((random, fixed)) == 7 and first_token((fixed, random)) is None
   assert first_token((fixed, RandomTokens(first=2, last=2), FixedToken(position=3))) == 7
   assert first_token((fixed, FixedToken(token=8))) == 8
+
+
+def test_draws_depend_on_every_key_and_on_nothing_else():
+  keys = np.arange(20)
+  drawn = counter_rng.bits(1, keys[:, None], keys[None])
+  assert len(np.unique(drawn)) == 400
+  np.testing.assert_array_equal(drawn[7, 3], counter_rng.bits(1, 7, 3))
+  assert counter_rng.bits(1, 7, 3) != counter_rng.bits(1, 3, 7)
+  assert counter_rng.bits(2, 7, 3) != counter_rng.bits(1, 7, 3)
+
+
+def test_first_draws_stay_what_they_are():
+  """Caches, subsets and tasks of older runs rely on these numbers."""
+  assert int(counter_rng.bits(0)) == 0xE220A8397B1DCDAF  # the first output of SplitMix64(0)
+
+
+def test_smaller_subsets_are_nested():
+  order = counter_rng.permutation(50, 1)
+  assert sorted(order) == list(range(50)) and list(order) != list(range(50))

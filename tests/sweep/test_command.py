@@ -1,12 +1,10 @@
 """The sweep as a command: several processes, kills, what a person sees."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,20 +48,6 @@ def start(folder, trials, *options):
       stderr=subprocess.PIPE, env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)))
 
 
-def wait_for(condition, process, seconds=120):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert process.poll() is None, process.communicate()
-    assert time.monotonic() < deadline, 'it did not happen'
-    time.sleep(0.05)
-
-
-def steps_of(folder, name):
-  path = folder / 'runs' / name / 'metrics.jsonl'
-  lines = path.read_text().splitlines() if path.exists() else []
-  return max([json.loads(line)['step'] for line in lines if line.endswith('}')], default=0)
-
-
 def workers_of(process):
   found = []
   for stat in Path('/proc').glob('[0-9]*/stat'):
@@ -77,39 +61,24 @@ def workers_of(process):
 
 
 @pytest.mark.full
-def test_two_at_a_time_equal_one_after_the_other(tmp_path):
-  process = start(tmp_path, THREE, '--processes=2')
-  out, err = process.communicate(timeout=300)
-  assert process.returncode == 1 and out.splitlines() == ['a: done', 'b: done', 'bad: failed']
-  assert re.search(r'\[3/3\] \w+: \w+', err) and 'next: python -m sink_jax report' in err
-  for name, trial in load_trials(tmp_path / 'table.py').items():
-    assert f'{name}: {run_trial(trial, tmp_path / "one", show_progress=False)}' in out
-  for name in ('a', 'b'):
-    assert runs.rows(tmp_path / 'one' / name) == runs.rows(tmp_path / 'runs' / name)
-    command = read_status(tmp_path / 'runs' / name)['command']
-    assert command.startswith('python -m sink_jax sweep') and '--processes=2' in command
-  summary = (tmp_path / 'runs/summary.md').read_text()
-  assert '# Not running' in summary and '2 done, 1 failed' in summary
-  assert re.search(r'\| a \| done \| 8 of 8 \| \d+\.\d \| \d\.\d+ \|', summary)
-  assert re.search(r"\| bad \| failed \|.*x'\) does not exist", summary)
-
-
-@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   sweep = start(tmp_path, REMEDIES, '--processes=2')
-  wait_for(lambda: len(workers_of(sweep)) == 2, sweep)
+  runs.wait_for(lambda: len(workers_of(sweep)) == 2, sweep)
   os.kill(workers_of(sweep)[0], signal.SIGKILL)  # before it began
   *first, last = load_trials(tmp_path / 'table.py')
-  wait_for(lambda: steps_of(tmp_path, last) > 20, sweep)
+  runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / last) > 20, sweep)
   os.kill(workers_of(sweep)[0], signal.SIGKILL)  # as the kernel does when memory is short
   sweep.kill()
   assert 'Traceback' not in sweep.communicate()[1]
   records = [read_status(tmp_path / 'runs' / name) for name in first]
   assert 'died (-9)' in next(r['error'] for r in records if r['status'] == 'failed')
   again = start(tmp_path, REMEDIES, '--processes=2')
-  out, _ = again.communicate(timeout=300)
+  out, err = again.communicate(timeout=300)
   assert again.returncode == 0 and out.splitlines() == [f'{name}: done' for name in (*first, last)]
+  assert re.search(r'\[3/3\] \S+: done', err) and 'next: python -m sink_jax report' in err
+  summary = (tmp_path / 'runs/summary.md').read_text()
+  assert '# Not running' in summary and '3 done' in summary and f'| {last} | done | 80 of 80 |' in summary
   for name, trial in load_trials(tmp_path / 'table.py').items():
     run_trial(trial, tmp_path / 'whole', show_progress=False)
     assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
@@ -123,7 +92,7 @@ def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
     pytest.param((), marks=pytest.mark.full), ('--processes=2',)], ids=['one', 'two'])
 def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
   sweep = start(tmp_path, SLOW, *options)
-  wait_for(lambda: steps_of(tmp_path, 'a') > 20, sweep)
+  runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / 'a') > 20, sweep)
   sweep.send_signal(signal.SIGTERM)
   _, err = sweep.communicate(timeout=300)
   assert sweep.returncode == 42 and 'resumes' in err and 'Traceback' not in err

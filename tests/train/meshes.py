@@ -17,7 +17,6 @@ from sink_jax.train.optimizer import Muon, OptimizerConfig, OrthoAdam, Sgd
 from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
 
-SIGMOID = dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8))
 CASES = {
     'alibi': (dict(position=sj.Alibi(), kv_bias=sj.KBias()),
               dict(implementation='pallas', kv_heads=4, remat='save_attention')),
@@ -26,9 +25,8 @@ CASES = {
     'sink': (dict(kv_bias=sj.SinkLogit(), value=sj.ValueScale(),
                   head=sj.ElementGate(opening=0.25)),
              dict(implementation='chunked', kv_heads=4)),
-    'sigmoid': (SIGMOID | dict(kv_bias=sj.KVBias()), dict(implementation='pallas')),
-    'sigmoid-chunked': (SIGMOID | dict(value=sj.ValueResidual()),
-                        dict(implementation='chunked', remat='save_matmuls')),
+    'sigmoid': (dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8), value=sj.ValueResidual()),
+                dict(implementation='chunked', remat='save_matmuls')),
     'linear': (dict(similarity=sj.Linear(), normalizer=sj.AbsFloor(),
                      head=sj.HeadGate(source='value')),
                dict(implementation='chunked', kv_heads=4)),

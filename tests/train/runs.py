@@ -64,6 +64,16 @@ def free_port():
       return port
 
 
+def run_python(*words, devices=1, cwd=ROOT, **environment):
+  """What `python WORDS` prints, on so many devices; it ends well."""
+  flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={devices}'
+  done = subprocess.run(
+      [sys.executable, *words], capture_output=True, text=True, cwd=cwd,
+      env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': flags} | environment)
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
 def start_job(workdir, *arguments, processes=2, devices=4, **changes):
   """Starts a job of several processes on the small run; returns them in order."""
   port = free_port()
@@ -71,20 +81,26 @@ def start_job(workdir, *arguments, processes=2, devices=4, **changes):
           for i in range(processes)]
 
 
-def wait_for_step(workdir, step, processes, seconds=180):
-  """Waits until the metrics of a running job have come to a step."""
+def wait_for(condition, *processes, seconds=180):
+  """Waits until a condition holds, before any of the processes ends."""
   deadline = time.monotonic() + seconds
-  while time.monotonic() < deadline:
-    if any(row['step'] >= step for row in read_metrics(workdir, 'train')):
-      return
+  while not condition():
     for process in processes:
       assert process.poll() is None, process.communicate()
+    assert time.monotonic() < deadline, 'it did not happen'
     time.sleep(0.05)
-  raise AssertionError(f'step {step} was not reached within {seconds} s')
+
+
+def last_step(workdir):
+  """The last step of which there are metrics; 0 before."""
+  return max((row['step'] for row in read_metrics(workdir, 'train')), default=0)
 
 
 def rows(workdir, *kinds):
+  return without_timings((Path(workdir) / 'metrics.jsonl').read_text().splitlines(), *kinds)
+
+
+def without_timings(lines, *kinds):
   """Metric rows without the timings, which no two runs share."""
-  lines = [json.loads(line) for line in (Path(workdir) / 'metrics.jsonl').read_text().splitlines()]
   return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'mfu')}
-          for row in lines if row['kind'] in (kinds or ('train', 'valid', 'probe', 'graft'))]
+          for row in map(json.loads, lines) if row['kind'] in (kinds or ('train', 'valid', 'probe', 'graft'))]

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
 
-from configs import base, quickstart
+from configs import base
 from sink_jax.attention.position import Rope
 from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import Source
@@ -41,11 +39,19 @@ def test_the_defaults_are_the_papers():
   assert (probe.sequences, probe.length, probe.epsilon) == (100, 64, 0.3)
 
 
-def test_a_config_survives_json():
-  config = base.get_config().to_dict()
-  again = json.loads(json.dumps(config))
-  assert again == config and from_dict(again) == from_dict(config)
-  assert differences(config, again) == []
+@pytest.mark.parametrize('key, value, words', [
+    ('optimizer__learning_rate', float('nan'), 'optimizer.learning_rate must be'),
+    ('optimizer__final_fraction', 7.0, 'at least 0 and at most 1, not 7'),
+    ('optimizer__decay', 'some', 'optimizer.decay .*all, matrices'),
+    ('microbatches', 0, 'microbatches must be at least 1'),
+    ('model__pattern', '', 'multiple of the 0 blocks'),
+    ('model__pattern', 'Layer(window=4)', "no argument 'window'.*mask, "),
+    ('model__pattern', 'Layer(position=Alibi()); Layer()', 'blocks differ in rotary encodings'),
+    ('model__pattern', 'Layer(experts=Experts(count=2))', 'Experts needs active'),
+    ('model__pattern', 'Layer(experts=2)', 'Layer.experts = 2 must be Experts')])
+def test_values_out_of_their_range_are_refused(key, value, words):
+  with pytest.raises(ValueError, match=words):
+    from_dict(runs.config(**{key: value}))
 
 
 def test_keys_are_checked_by_name():
@@ -54,35 +60,9 @@ def test_keys_are_checked_by_name():
     from_dict(config | {'optimizer': config['optimizer'] | {'momentum': 0.9}})
   with pytest.raises(ValueError, match='Missing config key steps'):
     from_dict({k: v for k, v in config.items() if k != 'steps'})
-  with pytest.raises(ValueError, match='Unknown trial .* text-softmax'):
-    quickstart.get_config('soft')
-  with pytest.raises((KeyError, AttributeError)):
-    base.get_config().stepz = 3
-
-
-@pytest.mark.parametrize('key, value, words', [
-    ('optimizer__weight_decay', float('inf'), 'at least 0 and finite, not inf'),
-    ('optimizer__clip', -1.0, 'optimizer.clip must be at least 0'),
-    ('optimizer__learning_rate', float('nan'), 'optimizer.learning_rate must be'),
-    ('optimizer__final_fraction', 7.0, 'at least 0 and at most 1, not 7'),
-    ('optimizer__decay', 'some', 'optimizer.decay .*all, matrices'),
-    ('microbatches', 0, 'microbatches must be at least 1')])
-def test_values_out_of_their_range_are_refused(key, value, words):
-  with pytest.raises(ValueError, match=words):
-    from_dict(runs.config(**{key: value}))
-
-
-@pytest.mark.parametrize('text, words', [
-    ('', 'multiple of the 0 blocks'), ('Layer(window=4)', "no argument 'window'.*mask, "),
-    ('Layer(); Window()', 'Unknown Layer'), ('Layer(mask=Windw())', 'Did you mean Window'),
-    ('Layer(position=Alibi()); Layer()', 'blocks differ in rotary encodings'),
-    ('Layer(experts=Experts(count=2))', 'Experts needs active'),
-    ('Layer(experts=2)', 'Layer.experts = 2 must be Experts'),
-    ("Layer(mamba=Mamba(inner='8', state=2, conv=2, rank=1))", "Mamba.inner = '8' must be int"),
-    ('Layer(); Layer(); Layer()', 'multiple of the 3 blocks')])
-def test_a_pattern_that_cannot_be_is_explained(text, words):
-  with pytest.raises(ValueError, match=words):
-    from_dict(runs.config(model__pattern=text))
+  # Those that say where a run computes may be missing.
+  del config['mesh'], config['model']['remat'], config['log_every']
+  assert from_dict(config) == Experiment()
 
 
 def test_a_block_has_an_encoding_of_positions_of_its_own():
@@ -97,6 +77,9 @@ def test_a_block_has_an_encoding_of_positions_of_its_own():
 def test_differences_name_the_key_and_leave_cadences_out():
   a, b = runs.config(), runs.config(steps=9, log_every=7, mesh__fsdp=2, model__ffn='relu')
   assert differences(a, b) == ['steps: 8 -> 9', "model.ffn: 'swiglu' -> 'relu'"]
+  spelled = ('AdamW()', 'AdamW(b1=0.9, b2=0.95, eps=1e-8)', 'AdamW(eps=1e-08, b2=0.95)')
+  old, *others = (runs.config(optimizer__rule=rule) for rule in spelled)
+  assert [differences(old, other) for other in others] == [[], []]
 
 
 @pytest.mark.parametrize('base_class', [Source, Tokenizer, TokenEdit, UpdateRule])
@@ -105,14 +88,6 @@ def test_the_repr_of_a_component_builds_it_again(base_class):
   assert found
   for cls in found.values():
     assert from_string(base_class, repr(cls())) == cls()
-
-
-def test_another_spelling_of_a_rule_is_no_difference():
-  spelled = ('AdamW()', 'AdamW(b1=0.9, b2=0.95, eps=1e-8)', 'AdamW(eps=1e-08, b2=0.95)')
-  old, *others = (runs.config(optimizer__rule=rule) for rule in spelled)
-  assert [differences(old, other) for other in others] == [[], []]
-  assert differences(old, runs.config(optimizer__rule='Sgd()')) == [
-      'optimizer.rule: AdamW(b1=0.9, b2=0.95, eps=1e-08) -> Sgd(momentum=0.0)']
 
 
 def test_a_key_is_declared_once_and_listed():
@@ -126,12 +101,6 @@ def test_a_key_is_declared_once_and_listed():
   assert from_dict(get_config().to_dict()) == Experiment()
 
 
-def test_keys_that_say_where_a_run_computes_may_be_missing():
-  config = get_config().to_dict()
-  del config['mesh'], config['model']['remat'], config['log_every']
-  assert from_dict(config) == Experiment()
-
-
 class Data:
   vocab_size, input_features, output_features = 64, 0, 0
 
@@ -143,27 +112,17 @@ def test_resolved_configs_hold_the_sizes_of_the_data():
   assert differences(config, runs.config()) == []  # empty: as the run began
 
 
-MINE = """
-import dataclasses
-from sink_jax.attention.head import HeadOutput, PlainOutput
-
-class MyOutput(PlainOutput):
-  pass
-"""
-
-
 def test_components_of_a_file_are_known_to_whoever_reads_the_run(tmp_path):
   file = tmp_path / 'mine.py'
-  file.write_text(MINE)
+  file.write_text('from sink_jax.attention import head\nclass MyOutput(head.PlainOutput):\n  pass\n')
   import_file(file)
   config = runs.config(attention__head='MyOutput()')
   config = resolved(config, from_dict(config), Data)
   assert config['plugins'] == str(file)
-  done = subprocess.run(
-      [sys.executable, '-c', 'import json, sys\nfrom sink_jax.train.config import from_dict\n'
-       'print(from_dict(json.loads(sys.argv[1])).attention.head)', json.dumps(config)],
-      capture_output=True, text=True, cwd=runs.ROOT)
-  assert done.stdout == 'MyOutput()\n', done.stderr
+  shown = runs.run_python(
+      '-c', 'import json, sys\nfrom sink_jax.train.config import from_dict\n'
+      'print(from_dict(json.loads(sys.argv[1])).attention.head)', json.dumps(config))
+  assert shown == 'MyOutput()\n'
   file.unlink()
   with pytest.raises(ValueError, match='plugins: .*mine.py'):
     from_dict(config | {'plugins': str(tmp_path / 'mine.py') + 'x'})

@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import time
 
 import jax
 import numpy as np
@@ -11,19 +10,17 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.dataset import open_data
-from sink_jax.report.read_runs import read_run
 from sink_jax.train import checkpoint, evaluation, loop
 from sink_jax.train.checkpoint import saved_steps, step_folder, verify
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
-from sink_jax.train.metrics import read_metrics
 from sink_jax.train.evaluation import Diverged
-from sink_jax.train.workdir import read_config
+from sink_jax.train.metrics import read_metrics
+from sink_jax.train.multihost import Interrupted, Unsaved
 from sink_jax.train.optimizer import Muon, OrthoAdam, learning_rate
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
-from sink_jax.train.multihost import Interrupted, Unsaved
-from sink_jax.train.workdir import Workdir, WorkdirLocked, read_status
+from sink_jax.train.workdir import Workdir, WorkdirLocked, read_config
 from tests.train import runs
 
 
@@ -54,7 +51,7 @@ def assert_same_run(workdir, whole):
     np.testing.assert_array_equal(a, b)
 
 
-def test_a_run_leaves_a_full_record(whole):
+def test_a_run_is_a_loop_over_steps_and_leaves_a_full_record(whole):
   workdir, run = whole
   kinds = [(row['kind'], row['step']) for row in runs.rows(workdir)]
   assert [s for k, s in kinds if k == 'train'] == list(range(1, 9))
@@ -67,12 +64,12 @@ def test_a_run_leaves_a_full_record(whole):
   assert list((workdir / 'tensorboard').iterdir())
   losses = [row['loss'] for row in runs.rows(workdir, 'train')]
   assert losses[-1] < losses[0]
-  last = runs.rows(workdir, 'train')[-1]
-  assert {'loss', 'grad_norm', 'learning_rate'} <= set(last)
-
-
-def test_a_run_is_a_loop_over_steps(whole):
-  _, run = whole
+  loaded = sj.load_run(workdir)
+  assert loaded.config == run.config
+  np.testing.assert_array_equal(loaded.logits(run.probe_tokens), run.logits(run.probe_tokens))
+  measured = sj.probe(loaded, loaded.probe_tokens).summary()['largest_importance']
+  assert measured == pytest.approx(runs.rows(workdir, 'probe')[-1]['largest_importance'])
+  # It is a loop over steps.
   experiment = from_dict(runs.config())
   data, mesh, settings = open_data(experiment.data), make_mesh(), experiment.optimizer
   update = make_train_step(run.config, settings, mesh)
@@ -81,16 +78,6 @@ def test_a_run_is_a_loop_over_steps(whole):
     batch = data.batch(step, experiment.batch_size, experiment.seed)
     state, _ = update(state, batch, learning_rate(settings, 8, step))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, run.params)
-
-
-def test_a_loaded_run_is_the_trained_one(whole):
-  workdir, run = whole
-  loaded = sj.load_run(workdir)
-  assert loaded.config == run.config
-  np.testing.assert_array_equal(loaded.logits(run.probe_tokens), run.logits(run.probe_tokens))
-  report = sj.probe(loaded, loaded.probe_tokens)
-  recorded = runs.rows(workdir, 'probe')[-1]
-  assert report.summary()['largest_importance'] == pytest.approx(recorded['largest_importance'])
 
 
 def stop_after(monkeypatch, step):
@@ -127,31 +114,25 @@ def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch
   assert_same_run(workdir, whole)
 
 
-def test_a_finished_run_is_left_alone(whole, workdir):
+def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir, monkeypatch):
   before = (workdir / 'status.json').read_bytes()
-  go(runs.config(), workdir)
-  assert_same_run(workdir, whole)
+  go(runs.config(), workdir)  # a finished run is left alone
   assert (workdir / 'status.json').read_bytes() == before
-
-
-def test_a_deleted_config_lets_no_other_run_resume(workdir):
-  (workdir / 'config.json').unlink()
-  with pytest.raises(ValueError, match='its config.json is missing'):
-    go(runs.config(optimizer__learning_rate=0.5), workdir)
-  assert saved_steps(workdir) == [8, 4] and not (workdir / 'config.json').exists()
-
-
-def test_cadences_and_places_may_change_on_resume(workdir):
+  # Cadences and places may change.
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
-
-
-def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir):
+  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError) as error:
     go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)'), workdir)
   for line in ('optimizer.learning_rate: 0.01 -> 0.001',
                'attention.mask: Causal() -> Window(size=4)', '--workdir'):
     assert line in str(error.value)
   assert_same_run(workdir, whole)
+  (workdir / 'config.json').unlink()
+  with pytest.raises(ValueError, match='its config.json is missing'):
+    go(runs.config(optimizer__learning_rate=0.5), workdir)
+  with pytest.raises(ValueError, match='Cannot use .*owner/run as a workdir'):
+    go(runs.config(), workdir / 'owner' / 'run')
+  assert saved_steps(workdir) == [8, 4] and not (workdir / 'config.json').exists()
 
 
 def damage(folder, how):
@@ -160,8 +141,6 @@ def damage(folder, how):
     data = bytearray(arrays.read_bytes())
     data[len(data) // 2] ^= 1
     arrays.write_bytes(bytes(data))
-  elif how == 'truncated':
-    arrays.write_bytes(arrays.read_bytes()[:-10])
   elif how == 'missing file':
     arrays.unlink()
   else:
@@ -169,7 +148,7 @@ def damage(folder, how):
     folder.mkdir()
 
 
-@pytest.mark.parametrize('how', ['flipped bit', 'truncated', 'missing file', 'empty folder'])
+@pytest.mark.parametrize('how', ['flipped bit', 'missing file', 'empty folder'])
 def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, workdir, how, caplog):
   damage(step_folder(workdir, 8), how)
   assert sj.load_run(workdir).step == 4
@@ -183,21 +162,12 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, workdir, ho
 
 def test_all_checkpoints_damaged_starts_again(whole, workdir, caplog):
   for step in (4, 8):
-    damage(step_folder(workdir, step), 'truncated')
+    damage(step_folder(workdir, step), 'flipped bit')
   with pytest.raises(RuntimeError, match='No usable checkpoint'):
     sj.load_run(workdir)
   go(runs.config(), workdir)
   assert 'checkpoint 4 is damaged' in caplog.text and 'resuming' not in caplog.text
   assert_same_run(workdir, whole)
-
-
-def test_a_checkpoint_of_another_model_is_no_damage(workdir):
-  config = json.loads((workdir / 'config.json').read_text())
-  config['model']['ffn_hidden'] = 32
-  (workdir / 'config.json').write_text(json.dumps(config))
-  with pytest.raises(RuntimeError, match=r'ffn.*\(2, 16, 24\) there and \(2, 16, 32\) here'):
-    sj.load_run(workdir)
-  assert saved_steps(workdir) == [8, 4]
 
 
 DIVERGING = dict(
@@ -218,22 +188,16 @@ def test_divergence_is_recorded_and_the_last_good_checkpoint_is_on_the_disk(tmp_
   assert np.isfinite(losses).all() and len(losses) == status['step'] - 1
 
 
-def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
-  # The loss of step 1 is finite; its update is not.
-  with pytest.raises(Diverged, match='Step 1 diverged'):
-    go(runs.config(**DIVERGING | dict(optimizer__learning_rate=3e38),
-                   optimizer__weight_decay=10.0), tmp_path)
-  assert saved_steps(tmp_path) == []
-
-
-@pytest.mark.parametrize('learning_rate, words', [
-    (3e38, 'its loss is'), (1e30, 'its parameters are, so activations overflow')])
-def test_a_probe_that_finds_no_numbers_is_divergence(tmp_path, learning_rate, words):
+@pytest.mark.parametrize('changes, words', [
+    (dict(optimizer__learning_rate=3e38), ''),  # the loss of step 1 is finite; its update is not
+    (dict(optimizer__learning_rate=3e38, checkpoint_every=0, probe__every=1), 'its loss is'),
+    (dict(optimizer__learning_rate=1e30, checkpoint_every=0, probe__every=1),
+     'its parameters are, so activations overflow')])
+def test_parameters_that_are_not_finite_are_neither_saved_nor_probed(tmp_path, changes, words):
   with pytest.raises(Diverged, match=f'Step 1 diverged: .*{words}'):
-    go(runs.config(**DIVERGING | dict(
-        optimizer__learning_rate=learning_rate, checkpoint_every=0, optimizer__weight_decay=10.0,
-        probe__every=1)), tmp_path)
-  assert [row['step'] for row in runs.rows(tmp_path, 'probe')] == [0]
+    go(runs.config(**DIVERGING | changes, optimizer__weight_decay=10.0), tmp_path)
+  assert saved_steps(tmp_path) == []
+  assert {row['step'] for row in runs.rows(tmp_path, 'probe')} <= {0}
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'diverged'
 
 
@@ -254,35 +218,26 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
   assert (tmp_path / 'run' / 'probe_tokens.npy').read_bytes() == probe_tokens
 
 
-def test_a_stop_during_start_up_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
-  state_layout = loop.state_layout
+@pytest.mark.parametrize('place, name', [(loop, 'state_layout'), (evaluation.Evaluation, '__call__')])
+def test_a_stop_before_the_first_step_compiles_no_step(tmp_path, monkeypatch, place, name):
+  original = getattr(place, name)
 
-  def slow(*arguments):
+  def stopped(*arguments):
     signal.raise_signal(signal.SIGTERM)
-    return state_layout(*arguments)
+    return original(*arguments) if place is loop else None
 
-  monkeypatch.setattr(loop, 'state_layout', slow)
+  monkeypatch.setattr(place, name, stopped)
+  monkeypatch.setattr(loop, 'make_train_step', lambda *_, **__: lambda *_: pytest.fail('compiled'))
   with pytest.raises(Interrupted, match='at step 0 of 8'):
     go(runs.config(), tmp_path)
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
 
 
-def test_a_stop_during_the_first_probe_ends_the_run_before_its_step_is_compiled(
-    tmp_path, monkeypatch):
-  monkeypatch.setattr(evaluation.Evaluation, '__call__',
-                      lambda self, step, params, there: signal.raise_signal(signal.SIGTERM))
-  with monkeypatch.context() as patch, pytest.raises(Interrupted, match='at step 0 of 8'):
-    patch.setattr(loop, 'make_train_step', lambda *_, **__: lambda *_: pytest.fail('compiled'))
-    go(runs.config(), tmp_path)
-
-
 def test_two_processes_cannot_train_in_one_workdir(tmp_path, monkeypatch):
   monkeypatch.setattr('sink_jax.train.workdir._PATIENCE', 1)
   process = runs.start(tmp_path, steps=100000)
-  deadline = time.monotonic() + 120
-  while not (tmp_path / 'metrics.jsonl').exists() and time.monotonic() < deadline:
-    time.sleep(0.05)
   try:
+    runs.wait_for((tmp_path / 'metrics.jsonl').exists, process)
     with pytest.raises(ValueError, match=f'Another process .*process {process.pid}'):
       go(runs.config(steps=100000), tmp_path)
   finally:
@@ -290,22 +245,23 @@ def test_two_processes_cannot_train_in_one_workdir(tmp_path, monkeypatch):
     process.communicate()
 
 
-@pytest.mark.parametrize('name, content, words', [
-    ('config.json', b'[]', 'config.json is damaged'),
-    ('config.json', b'{"steps": ', 'config.json is damaged'),
-    ('probe_tokens.npy', b'', 'probe_tokens.npy is damaged'),
-    ('probe_tokens.npy', b'\x93NUMPY', 'probe_tokens.npy is damaged')])
-def test_a_damaged_file_is_named(workdir, name, content, words):
-  (workdir / name).write_bytes(content)
+@pytest.mark.parametrize('name, change, words', [
+    ('config.json', lambda text: text[:99], 'config.json is damaged'),
+    ('probe_tokens.npy', lambda text: text[:6], 'probe_tokens.npy is damaged'),
+    ('config.json', lambda text: text.replace(b'"layers": null', b'"layers": 2.0'),
+     'model.layers = 2.0 must be int'),
+    ('config.json', lambda text: text.replace(b'Causal()', b'Window(size=1000000000000)'),
+     'size must be a whole number')])
+def test_a_damaged_file_is_named_before_anything_is_made(workdir, name, change, words):
+  (workdir / name).write_bytes(change((workdir / name).read_bytes()))
   with pytest.raises(ValueError, match=words):
     sj.load_run(workdir)
   assert saved_steps(workdir) == [8, 4]
 
 
 @pytest.mark.parametrize('name, content', [
-    ('status.json', b'null'), ('status.json', b'\xff\xfe'), ('metrics.jsonl', b'\xff[1]\n{"kind'),
-    ('checksums/8.0.json', b''), ('checksums/8.0.json', b'[1]'), ('data.json', b'{'),
-    ('checkpoints/00009/file', b'x'), ('checkpoints/\u00b2/file', b'x')])
+    ('status.json', b'\xff\xfe'), ('metrics.jsonl', b'\xff[1]\n{"kind'), ('checksums/8.0.json', b''),
+    ('data.json', b'{'), ('checkpoints/00009/file', b'x')])
 def test_damage_that_matters_little_stops_nothing(workdir, name, content):
   (workdir / name).parent.mkdir(exist_ok=True)
   (workdir / name).write_bytes(content)
@@ -314,72 +270,25 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
 
 
 @pytest.mark.parametrize('changes, words', [
-    (dict(batch_size=8, microbatches=3), 'microbatches = 3 must divide'),
-    (dict(gradient_dtype='float16'), 'gradient_dtype .*float32, bfloat16'),
-    (dict(attention__similarity='Softmax()'), 'Choices: .*Exp, .*Sigmoid'),
-    (dict(attention__normalizer='Unnormalized()'), 'RowSum'),
-    (dict(data__source='Jsonle()'), 'Did you mean Jsonl'),
     (dict(data__source="TextFolder(path='no/such/folder')"), 'no/such/folder'),
-    (dict(data__context=17), 'length'),
-    (dict(data__interventions='FixToken()'), 'Did you mean FixedToken'),
-    (dict(model__vocab_size=10), 'raise model.vocab_size'),
-    (dict(steps=0), 'steps must be at least 1'),
-    (dict(seed=3000000000), 'seed'), (dict(probe__sequences=0), 'probe.sequences must'),
-    (dict(probe__dtype='float16'), 'float32, bfloat16'), (dict(validation__batches=0), 'batches'),
-    (dict(model__kv_heads=-1), 'kv_heads'),
-    (dict(optimizer__learning_rate=float('inf')), 'finite'),
-])
-def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, words):
+    (dict(data__context=17), 'length'), (dict(model__vocab_size=10), 'raise model.vocab_size'),
+    *((dict(changes, data__source='Stdlib()'), words) for changes, words in (
+        (dict(microbatches=3), 'microbatches = 3 must divide'),
+        (dict(gradient_dtype='float16'), 'gradient_dtype .*float32, bfloat16'),
+        (dict(attention__similarity='Softmax()'), 'Choices: .*Exp, .*Sigmoid'),
+        (dict(attention__normalizer='Unnormalized()'), 'RowSum'), (dict(seed=3000000000), 'seed'),
+        (dict(validation__batches=0), 'batches'), (dict(model__size='2b'), 'tiny, 60m, 1b'),
+        (dict(model__d_model=12), 'even head dimension'),
+        (dict(model__implementation='splash'), 'needs a TPU'),
+        (dict(attention__position='Learned(max_length=8)'), 'max_length'),
+        (dict(mesh__fsdp=5), 'do not fit'), (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
+        (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens')))])
+def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatch, changes, words):
+  if changes.get('data__source') == 'Stdlib()':  # what needs no data is checked before they are touched
+    monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError, match=words):
     go(runs.config(**changes), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.parametrize('changes, words', [
-    (dict(model__size='2b'), 'tiny, 60m, 1b'),
-    (dict(model__ffn='glu'), 'swiglu'),
-    (dict(model__d_model=12), 'even head dimension'),
-    (dict(model__implementation='splash'), 'needs a TPU'),
-    (dict(attention__position='Learned(max_length=8)'), 'max_length'),
-    (dict(mesh__fsdp=5), 'do not fit'),
-    (dict(optimizer__schedule='linear'), 'cosine, constant'),
-    (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
-    (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens'),
-])
-def test_what_needs_no_data_is_checked_before_they_are_touched(
-    tmp_path, monkeypatch, changes, words):
-  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
-  with pytest.raises(ValueError, match=words):
-    go(runs.config(**{'data__source': 'Stdlib()', **changes}), tmp_path / 'run')
-  assert not (tmp_path / 'run').exists()
-
-
-def test_a_workdir_that_cannot_be_used_is_refused_before_the_data_are_touched(
-    whole, tmp_path, monkeypatch):
-  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
-  with pytest.raises(ValueError, match='steps: 8 -> 9'):
-    go(runs.config(steps=9), whole[0])
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(ValueError, match='Cannot use .*file/run as a workdir'):
-    go(runs.config(), tmp_path / 'file' / 'run')
-
-
-def test_validation_holds_no_more_sequences_than_a_micro_batch(tmp_path, monkeypatch):
-  sizes, make = set(), evaluation.make_validation_step
-
-  def spied(*arguments, **options):
-    step = make(*arguments, **options)
-    return lambda params, batch: sizes.add(len(batch.tokens)) or step(params, batch)
-
-  monkeypatch.setattr(evaluation, 'make_validation_step', spied)
-  rows = []
-  for microbatches in (1, 4):  # batches of 12 and of 3 sequences; neither divides all of them
-    go(runs.config(steps=1, batch_size=12, microbatches=microbatches, validation__batches=50),
-       tmp_path / str(microbatches))
-    rows.append(runs.rows(tmp_path / str(microbatches), 'valid')[0])
-  assert sizes == {12, 3}
-  for key in ('valid', 'backcopy'):
-    assert rows[0][key] == pytest.approx(rows[1][key], rel=1e-6)
 
 
 def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
@@ -411,30 +320,11 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
   assert valid == pytest.approx(mean(data.validation(8, 3)['valid']), rel=1e-6)
 
 
-@pytest.mark.full
-def test_continuous_tasks_train_too(tmp_path):
-  config = runs.config(
-      data__source='TriggerAveraging()', steps=60, batch_size=32, model__layers=1, model__heads=1,
-      model__ffn='none', log_every=10, probe__every=30, validation__every=30)
-  run = go(config, tmp_path)
-  assert run.config.input_features and not run.config.vocab_size
-  losses = [row['loss'] for row in runs.rows(tmp_path, 'train')]
-  assert losses[-1] < 0.8 * losses[0]
-  assert sj.load_run(tmp_path).logits(run.probe_tokens).shape[-1] == run.config.output_features
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize('changes', [
-    dict(model__sink_tokens=1, model__dtype='bfloat16', attention__mask='Prefix(length=3)',
-         model__norm_location='protected', attention__qk_norm='QKNorm()', model__norm='single',
-         attention__similarity='Softpick()', attention__normalizer='AbsSum()'),
-    dict(model__norm_location='post', model__combine_heads='add', microbatches=2,
-         model__remat='blocks', model__linear='sigma_reparam', model__norm='dyt',
-         attention__similarity='Linear()', attention__normalizer='AbsFloor()',
-         attention__feature_map='Mlp()')])
-def test_other_architectures_and_objectives_train(tmp_path, changes):
-  go(runs.config(steps=3, probe__every=0, validation__every=0, **changes), tmp_path)
+def test_squared_errors_of_continuous_targets_train_too(tmp_path):
+  run = go(runs.config(data__source='TriggerAveraging()', model__layers=1, model__heads=1, model__ffn='none',
+                       steps=3, probe__every=3, validation__every=3), tmp_path)
   assert np.isfinite([row['loss'] for row in runs.rows(tmp_path, 'train')]).all()
+  assert sj.load_run(tmp_path).config == run.config and not run.config.vocab_size
 
 
 def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(workdir, caplog):
@@ -462,34 +352,6 @@ def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monk
   assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'
 
 
-def test_files_of_a_run_that_have_no_end_are_refused(workdir):
-  for name in ('checksums/8.0.json', 'metrics.jsonl', 'status.json', 'config.json'):
-    with open(workdir / name, 'wb') as file:
-      file.truncate(2**24)
-  assert read_metrics(workdir) == [] and read_status(workdir)['status'] == 'not run'
-  assert verify(workdir, 8) is None  # as without checksums
-  with pytest.raises(ValueError, match='config.json is damaged'):
-    sj.load_run(workdir)
-
-
-@pytest.mark.parametrize('key, value, words', [
-    ('model.vocab_size', -1, 'model.vocab_size must be at least 0'),
-    ('model.norm_eps', 10**12, 'model.norm_eps must be'),
-    ('model.layers', 2.0, 'model.layers = 2.0 must be int'),
-    ('model.sink_tokens', -0.0, 'model.sink_tokens = -0.0 must be int'),
-    ('attention.mask', f'Window(size={10**12})', 'size must be a whole number'),
-    ('attention.mask', f'Prefix(length={10**12})', 'length must be a whole number')])
-def test_values_out_of_range_are_refused_before_anything_is_made(whole, tmp_path, key, value, words):
-  config = json.loads((whole[0] / 'config.json').read_text())
-  section, _, name = key.partition('.')
-  config[section][name] = value
-  (tmp_path / 'config.json').write_text(json.dumps(config))
-  shutil.copyfile(whole[0] / 'data.json', tmp_path / 'data.json')
-  with pytest.raises(ValueError, match=words):
-    sj.load_run(tmp_path)
-  assert read_run(tmp_path, 'huge').status in ('unreadable', 'not run')
-
-
 def test_what_a_kill_left_unprobed_is_probed_when_the_run_goes_on(whole, tmp_path, monkeypatch):
   call = evaluation.Evaluation.__call__
 
@@ -501,9 +363,7 @@ def test_what_a_kill_left_unprobed_is_probed_when_the_run_goes_on(whole, tmp_pat
   with monkeypatch.context() as patch, pytest.raises(Unsaved):
     patch.setattr(evaluation.Evaluation, '__call__', killed)
     go(runs.config(), tmp_path)
-  deadline = time.monotonic() + 60
-  while saved_steps(tmp_path) != [4] and time.monotonic() < deadline:
-    time.sleep(0.05)  # it is written in a thread
+  runs.wait_for(lambda: saved_steps(tmp_path) == [4])  # it is written in a thread
   assert [row['step'] for row in runs.rows(tmp_path, 'probe')] == [0]
   go(runs.config(), tmp_path)
   assert_same_run(tmp_path, whole)
@@ -522,11 +382,3 @@ def test_a_trace_of_a_few_steps_is_written(tmp_path):
   assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
   steps = [row['step'] for row in read_metrics(tmp_path, 'time')]
   assert steps == [2, 3, 4, 5, 6, 7, 8]  # the first step compiles
-
-
-def test_a_start_says_what_is_trained_and_an_end_shows_the_last_probe(tmp_path, capfd):
-  run = train(runs.config(optimizer__warmup_steps=9), tmp_path)
-  said = capfd.readouterr().err
-  assert '6,480 parameters (4,432 without embeddings)' in said and 'all of it is warm-up' in said
-  sink_1 = sj.probe(run, run.probe_tokens).summary()['sink_1']
-  assert f'Sink_1 {sink_1:.1f}%' in said.splitlines()[-1]

@@ -1,16 +1,11 @@
 """Layouts on (data, fsdp, tensor) meshes, and that they change no numbers."""
 
-import os
-import subprocess
-import sys
+import contextlib
 
 import jax
-import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.models.sizes import parameter_shapes
-from sink_jax.train import sharding
 from sink_jax.train.config import from_dict
 from sink_jax.train.optimizer import AdamW, Muon, OptimizerConfig, OrthoAdam
 from sink_jax.train.step import state_layout
@@ -27,14 +22,9 @@ FULL = [f'{case}:{shape}' for case in meshes.CASES
     *(pytest.param([a for a in FULL if a.startswith(f'{case}:')], id=case, marks=pytest.mark.full)
       for case in meshes.CASES)])
 def test_eight_devices_train_as_one_does(arguments):
-  done = subprocess.run(
-      [sys.executable, '-m', 'tests.train.meshes', *arguments], capture_output=True, text=True,
-      cwd=runs.ROOT, env=os.environ | {
-          'PYTHONPATH': str(runs.ROOT),
-          'XLA_FLAGS': os.environ['XLA_FLAGS'] + ' --xla_force_host_platform_device_count=8'})
-  assert done.returncode == 0, done.stderr
-  print(done.stdout)
-  assert len(done.stdout.splitlines()) == len(arguments)
+  out = runs.run_python('-m', 'tests.train.meshes', *arguments, devices=8)
+  print(out)
+  assert len(out.splitlines()) == len(arguments)
 
 
 def abstract(*sizes):
@@ -95,37 +85,19 @@ def test_imported_layers_keep_their_layout():
   assert not any('tensor' in spec for spec in whole.values())
 
 
-def test_the_memory_of_a_device_falls():
-  shapes = parameter_shapes(sj.sized('7b', vocab_size=32000))
-  size = lambda *sizes: sum(
-      np.prod(s.shard_shape(x.shape)) for x, s in zip(
-          jax.tree.leaves(shapes),
-          jax.tree.leaves(sharding.state_shardings(abstract(*sizes), shapes))))
-  total = size(8, 1, 1)
-  assert total == 6_738_415_616
-  assert size(1, 2, 4) < total / 7  # all but the embeddings are split over all eight
-  assert size(1, 8, 1) < total / 7.99
-
-
-@pytest.mark.parametrize('options, message', [
-    (dict(heads=6), r'mesh.tensor = 4 does not divide model.heads = 6: .* mesh.tensor = 2'),
-    (dict(heads=8, kv_heads=2), r'model.kv_heads = 2: .* mesh.tensor = 2'),
-    (dict(heads=8, ffn_hidden=50), r'model.ffn_hidden = 50: .* mesh.tensor = 2')])
-def test_models_that_do_not_divide_are_refused(options, message, monkeypatch):
-  config = dict(layers=1, d_model=48, ffn_hidden=64, vocab_size=11) | options
-  monkeypatch.setattr(jax, 'device_count', lambda: 8)
-  keys = {f'model__{key}': value for key, value in config.items()}
-  with pytest.raises(ValueError, match=message):
-    from_dict(runs.config(mesh__tensor=4, **keys)).check_devices()
-
-
-def test_batches_are_for_groups_of_devices(monkeypatch):
-  monkeypatch.setattr(jax, 'device_count', lambda: 32)
-  from_dict(runs.config(mesh__tensor=4, mesh__fsdp=2)).check_devices()  # 8 for 8 groups
-  with pytest.raises(ValueError, match='mesh.fsdp = 16 must divide .* batch_size = 16'):
-    from_dict(runs.config(mesh__tensor=2)).check_devices()
-  with pytest.raises(ValueError, match='mesh.tensor = 5 do not fit 32 devices'):
-    from_dict(runs.config(mesh__tensor=5)).check_devices()
+@pytest.mark.parametrize('devices, changes, message', [
+    (8, dict(model__heads=6, mesh__tensor=4),
+     r'mesh.tensor = 4 does not divide model.heads = 6: .* mesh.tensor = 2'),
+    (8, dict(model__kv_heads=2, mesh__tensor=4), r'model.kv_heads = 2: .* mesh.tensor = 2'),
+    (8, dict(model__ffn_hidden=50, mesh__tensor=4), r'model.ffn_hidden = 50: .* mesh.tensor = 2'),
+    (32, dict(mesh__tensor=4, mesh__fsdp=2), None),  # a batch of 8 for 8 groups
+    (32, dict(mesh__tensor=2), 'mesh.fsdp = 16 must divide .* batch_size = 16'),
+    (32, dict(mesh__tensor=5), 'mesh.tensor = 5 do not fit 32 devices')])
+def test_what_does_not_divide_is_refused(devices, changes, message, monkeypatch):
+  config = dict(model__heads=8, model__d_model=48, model__ffn_hidden=64, model__vocab_size=11)
+  monkeypatch.setattr(jax, 'device_count', lambda: devices)
+  with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+    from_dict(runs.config(**config | changes)).check_devices()
 
 
 TWO_SLICES = """
@@ -157,7 +129,4 @@ with pytest.raises(ValueError, match='a multiple of the 2 slices'):
 
 
 def test_two_slices_are_one_mesh_whose_data_axis_crosses_the_network():
-  done = subprocess.run(
-      [sys.executable, '-c', TWO_SLICES], capture_output=True, text=True, cwd=runs.ROOT,
-      env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=16'})
-  assert done.returncode == 0, done.stderr
+  runs.run_python('-c', TWO_SLICES, devices=16)

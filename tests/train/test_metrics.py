@@ -1,23 +1,33 @@
 """Metrics of a run that was killed and started again, as TensorBoard and others read them."""
 
 import itertools
+import struct
 import sys
 import time
 
-import numpy as np
 import pytest
 from etils import epath
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-import sink_jax as sj
-from sink_jax.models.transformer import init_params
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
-from tests.train import tensorboard_files
-
-CONFIG = sj.ModelConfig(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11, dtype='float32')
 
 
-def shown(folder):
-  return tensorboard_files.shown(path.read_bytes() for path in sorted(folder.iterdir()))
+def shown(files):
+  """{tag: [step, ...]} of event files in order; as in TensorBoard a start drops its step and later ones."""
+  points = {}
+  for data in files:
+    while data:
+      size, = struct.unpack_from('<Q', data)
+      event, data = Event.FromString(data[12:12 + size]), data[16 + size:]
+      if event.HasField('session_log') and event.session_log.status == SessionLog.START:
+        points = {tag: [s for s in steps if s < event.step] for tag, steps in points.items()}
+      for value in event.summary.value:
+        points.setdefault(value.tag, []).append(event.step)
+  return points
+
+
+def board(workdir):
+  return shown(path.read_bytes() for path in sorted((workdir / 'tensorboard').iterdir()))
 
 
 def begin(workdir, start, steps):
@@ -29,21 +39,18 @@ def begin(workdir, start, steps):
   return metrics
 
 
-def test_a_run_killed_before_its_first_checkpoint_shows_every_step_once(tmp_path,
-                                                                                monkeypatch):
-  clock = itertools.count(time.time(), 10)
-  monkeypatch.setattr(time, 'time', lambda: next(clock))  # not within a second
-  begin(tmp_path, 0, [0, 1, 2])
-  begin(tmp_path, 0, [0, 1]).close()
-  assert shown(tmp_path / 'tensorboard') == {'train/loss': [0, 1]}
-
-
-def test_a_resumed_run_shows_every_step_once(tmp_path):
-  begin(tmp_path, 0, [0, 1, 2, 3])
-  begin(tmp_path, 2, [3, 4])  # within the same second: another file
-  begin(tmp_path, 4, [5]).close()
-  assert shown(tmp_path / 'tensorboard') == {'train/loss': [0, 1, 2, 3, 4, 5]}
-  assert len(list((tmp_path / 'tensorboard').iterdir())) == 3
+@pytest.mark.parametrize('starts, steps', [
+    ([(0, [0, 1, 2]), (0, [0, 1])], [0, 1]),  # killed before its first checkpoint
+    ([(0, [0, 1, 2, 3]), (2, [3, 4]), (4, [5])], [0, 1, 2, 3, 4, 5])])
+def test_a_resumed_run_shows_every_step_once(tmp_path, starts, steps):
+  for start, written in starts:  # within the same second: other files
+    with open(tmp_path / 'metrics.jsonl', 'a') as file:
+      file.write('{"kind": "train", "step": 4, "lo')  # killed in the middle of a line
+    metrics = begin(tmp_path, start, written)
+  metrics.close()
+  assert board(tmp_path) == {'train/loss': steps}
+  assert [row['step'] for row in read_metrics(tmp_path)] == steps
+  assert len(list((tmp_path / 'tensorboard').iterdir())) == len(starts)
 
 
 def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
@@ -52,20 +59,12 @@ def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
   for step in (1, 2):
     metrics.write('train', step, {'loss': 1.0})
     metrics.flush()
-    assert shown(tmp_path / 'tensorboard') == {'train/loss': list(range(1, step + 1))}
+    assert board(tmp_path) == {'train/loss': list(range(1, step + 1))}
     assert len(read_metrics(tmp_path)) == step
   metrics.write('train', 3, {'loss': 1.0})
   assert len(read_metrics(tmp_path)) == 2
   metrics.close()
   assert len(read_metrics(tmp_path)) == 3
-
-
-def test_a_resumed_run_keeps_the_rows_up_to_its_step(tmp_path):
-  begin(tmp_path, 0, [0, 1, 2, 3])
-  with open(tmp_path / 'metrics.jsonl', 'a') as file:
-    file.write('{"kind": "train", "step": 4, "lo')  # killed in the middle of a line
-  begin(tmp_path, 2, [3]).close()
-  assert [row['step'] for row in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_weights_and_biases_gets_the_same_points(tmp_path, monkeypatch):
@@ -78,8 +77,10 @@ def test_weights_and_biases_gets_the_same_points(tmp_path, monkeypatch):
 
   monkeypatch.setitem(sys.modules, 'wandb', Wandb)
   metrics = Metrics(tmp_path, 0, 'sinks', {'steps': 3})
-  metrics.write('train', 1, {'loss': 1.0, 'words': 'x', 'list': [1.0]})
+  others = {'words': 'x', 'list': [1.0], 'nan': float('nan'), 'inf': float('inf'), 'none': None, 'table': {}}
+  metrics.write('train', 1, {'loss': 1.0} | others)  # only finite numbers are drawn
   metrics.close()
+  assert board(tmp_path) == {'train/loss': [1]}
   assert Wandb.points == [(1, {'train/loss': 1.0})] and Wandb.ended == [True]
   assert Wandb.options['project'] == 'sinks' and Wandb.options['resume'] == 'allow'
   monkeypatch.setitem(sys.modules, 'wandb', None)
@@ -101,29 +102,3 @@ def test_the_clock_counts_what_a_step_is_spent_on(monkeypatch):
   # 7 seconds since the first step, two of them for the probe and the save.
   assert speed == {'tokens_per_second': 100 / 5, 'mfu': 'n/a'}
   assert parts == {'data_seconds': 1, 'probe_seconds': 1, 'save_seconds': 1, 'step_seconds': 5}
-
-
-@pytest.mark.parametrize('value', [float('nan'), float('inf'), None, 'text', [1.0]])
-def test_what_is_no_finite_number_is_not_drawn(tmp_path, value):
-  metrics = Metrics(tmp_path, 0)
-  metrics.write('train', 1, {'loss': value})
-  metrics.close()
-  assert shown(tmp_path / 'tensorboard') == {}
-
-
-def test_lists_by_block_and_nulls_of_a_probe_stay_in_the_metrics_alone(tmp_path):
-  params = init_params(CONFIG, 0)
-  tokens = np.random.default_rng(0).integers(0, 11, (2, 5))
-  summary = sj.probe(sj.Run(CONFIG, params), tokens).summary()
-  metrics = Metrics(tmp_path, 0)
-  metrics.write('probe', 0, summary)
-  metrics.close()
-  curves = shown(tmp_path / 'tensorboard')
-  # The lists of activations as the ratios of norms: their entries are blocks, and no curve.
-  assert set(curves) == {f'probe/{key}' for key in (
-      'sink_1', 'largest_importance', 'mean_importance', 'raw_mass_1', 'largest_raw_mass_1',
-      'raw_row_mass', 'dormant_heads')}
-  row, = read_metrics(tmp_path)
-  assert len(row['activation_max']) == CONFIG.layers + 1 and row['null_p99'].keys() == {
-      'sink_1', 'hidden_ratio'}
-  assert {key: row[key] for key in summary} == summary

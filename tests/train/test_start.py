@@ -1,5 +1,6 @@
-"""Training from a checkpoint: what it begins with, resumes with, and refuses."""
+"""Training from a checkpoint, with its attention or another: what starts where, moves, and is refused."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,18 +9,22 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.attention.head import HeadGate
+from sink_jax.attention.mask import Causal
 from sink_jax.pretrained import load
 from sink_jax.pretrained.export import export_workdir
 from sink_jax.sweep.summary import cost_of
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import step_folder
-from sink_jax.train.start import parameter_paths
+from sink_jax.train.metrics import read_metrics
 from sink_jax.train.multihost import Interrupted
+from sink_jax.train.start import parameter_paths
 from sink_jax.train.workdir import read_config
 from tests.train import runs
 from tests.train.test_loop import stop_after
 
 QUIET = dict(steps=4, checkpoint_every=2, probe__every=0, validation__every=0)
+GATE = 'HeadGate(scale=2.0)'
 
 
 def go(config, workdir):
@@ -44,22 +49,30 @@ def first(text, tmp_path_factory):
   return workdir
 
 
-def fine(first, text, **changes):
-  """A run that begins with `first`, with all sizes of the model left to it."""
+@pytest.fixture(scope='module')
+def fine(first, text):
+  """The config of a run that begins with `first`, with all sizes of the model left to it."""
   sizes = dict.fromkeys(('model__d_model', 'model__ffn_hidden'))
-  return runs.config(**QUIET | text | sizes | dict(
+  return lambda **changes: runs.config(**QUIET | text | sizes | dict(
       seed=1, model__size='60m', init__source=str(first)) | changes)
 
 
 @pytest.fixture(scope='module')
-def whole(first, text, tmp_path_factory):
+def whole(fine, tmp_path_factory):
   """A run of four steps that trains attention only, in one go."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
-  return workdir, go(fine(first, text, init__train='attention'), workdir)
+  return workdir, go(fine(init__train='attention'), workdir)
 
 
-def test_a_run_begins_where_its_source_ended(first, text, tmp_path):
-  go(fine(first, text), tmp_path / 'run')
+def moved(before, after):
+  """{path: norm of the change} of the parameters that are not what they were."""
+  pairs = zip(parameter_paths(after.config), jax.tree.leaves(before.params),
+              jax.tree.leaves(after.params), strict=True)
+  return {path: np.linalg.norm(a - b) for path, a, b in pairs if np.any(a != b)}
+
+
+def test_a_run_begins_where_its_source_ended(first, fine, tmp_path):
+  go(fine(), tmp_path / 'run')
   last, begun = runs.rows(first, 'valid')[-1], runs.rows(tmp_path / 'run', 'valid')[0]
   assert (last['step'], begun['step']) == (4, 0)
   assert begun['valid'] == pytest.approx(last['valid'], rel=1e-6)
@@ -67,25 +80,20 @@ def test_a_run_begins_where_its_source_ended(first, text, tmp_path):
   assert saved['model'] | {'size': 'tiny'} == read_config(first)['model'] | dict(
       layers=2, heads=4, d_model=16, ffn_hidden=24)
   # Sweeps know the size, and so what a trial costs, before it begins.
-  assert cost_of(fine(first, text)).parameters == sj.parameter_count(sj.load_run(first).config)
-  # Killed before its first checkpoint it begins with its source again.
-  shutil.rmtree(tmp_path / 'run' / 'checkpoints')
-  rows = runs.rows(tmp_path / 'run')
-  go(fine(first, text), tmp_path / 'run')
-  assert runs.rows(tmp_path / 'run') == rows
+  assert cost_of(fine()).parameters == sj.parameter_count(sj.load_run(first).config)
   # The export of the source is another folder of the same parameters, here that of a seed.
   export_workdir(first, tmp_path / 'exported-1')
-  go(fine(tmp_path / 'exported-{seed}', text), tmp_path / 'other')
+  go(fine(init__source=str(tmp_path / 'exported-{seed}')), tmp_path / 'other')
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
   assert read_config(tmp_path / 'other')['init']['source'] == str(tmp_path / 'exported-1')
-  # The same command goes on with it.
-  shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '4')
-  go(fine(tmp_path / 'exported-{seed}', text), tmp_path / 'other')
+  # Killed before its first checkpoint it begins with its source again.
+  shutil.rmtree(tmp_path / 'other' / 'checkpoints')
+  go(fine(init__source=str(tmp_path / 'exported-{seed}')), tmp_path / 'other')
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
 
 
-def test_stopped_and_resumed_equals_in_one_go(whole, first, text, tmp_path, monkeypatch):
-  config = fine(first, text, init__train='attention')
+def test_stopped_and_resumed_equals_in_one_go(whole, fine, tmp_path, monkeypatch):
+  config = fine(init__train='attention')
   for step in (1, 3):
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
       stop_after(patch, step)
@@ -96,14 +104,62 @@ def test_stopped_and_resumed_equals_in_one_go(whole, first, text, tmp_path, monk
 
 
 def test_what_is_not_trained_stays_and_has_no_state(whole, first):
-  before, after = sj.load_run(first).params, sj.load_run(whole[0]).params
-  moved = {path for path, a, b in zip(
-      parameter_paths(whole[1].config), jax.tree.leaves(before), jax.tree.leaves(after),
-      strict=True) if np.any(a != b)}
-  assert moved == {f'blocks/attention/{name}/kernel' for name in ('query', 'key', 'value', 'out')}
+  assert moved(sj.load_run(first), sj.load_run(whole[0])).keys() == {
+      f'blocks/attention/{name}/kernel' for name in ('query', 'key', 'value', 'out')}
   saved = json.loads((step_folder(whole[0], 4) / 'state' / '_METADATA').read_text())
   moments = {name for name in saved['tree_metadata'] if "'mu'" in name}
   assert len(moments) == 4 and all("'attention'" in name for name in moments)
+
+
+def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, fine, tmp_path, caplog):
+  source, workdir = tmp_path / 'source', tmp_path / 'run'
+  shutil.copytree(first, source)
+  attention = {'kv_bias': 'KBias()', 'mask': 'Window(size=4)'}
+  config = fine(steps=20, init__source=str(source), init__graft='random', init__train='new',
+                attention__kv_bias='KBias()', attention__mask='Window(size=4)')
+  after = go(config, workdir)
+  row, = read_metrics(workdir, 'graft')
+  assert (row['step'], row['exact'], row['new']) == (0, False, ['blocks/attention/kv_bias_key'])
+  changed = '; '.join(row['changed'])
+  assert changed in caplog.text and 'NoBias() -> KBias(' in changed
+  tokens = sj.load_run(workdir).probe_tokens
+  before = sj.graft(sj.load_run(source), attention=attention, tokens=tokens, seed=1, start='random')
+  loss = lambda r: -np.mean(np.take_along_axis(np.asarray(jax.nn.log_softmax(
+      r.logits(tokens[:, :-1])), np.float64), tokens[:, 1:, None], -1))
+  assert row['loss_after'] == pytest.approx(loss(before), rel=1e-6)
+  assert row['loss_before'] == pytest.approx(loss(sj.load_run(source)), rel=1e-6)
+  assert abs(row['loss_after'] - row['loss_before']) > 1e-3
+  changes = moved(before, after)
+  assert list(changes) == ['blocks/attention/kv_bias_key'] and changes.popitem()[1] > 0.01
+  rows = runs.rows(workdir)
+  shutil.rmtree(workdir / 'checkpoints' / '20')
+  again = go(config, workdir)
+  assert runs.rows(workdir) == rows and not moved(after, again)
+
+
+@pytest.mark.full
+def test_a_graft_keeps_what_the_config_leaves_at_its_default(text, fine, tmp_path):
+  source, workdir = tmp_path / 'source', tmp_path / 'run'
+  go(runs.config(**QUIET, **text, attention__position='Rope(base=100.0)',
+                 attention__mask='Window(size=4)', model__norm='layernorm'), source)
+  # 1e-5 as it stands in the files of models in float32.
+  change = dict(init__source=str(source), init__graft='identity', attention__head=GATE,
+                model__norm_eps=9.999999747378752e-06)
+  config = fine(**change)
+  after = go(config, workdir)
+  before = sj.load_run(source).config
+  assert after.config.attention == dataclasses.replace(before.attention, head=HeadGate(scale=2.0))
+  assert after.config.norm == 'layernorm'
+  row, = read_metrics(workdir, 'graft')
+  assert row['exact'] and row['loss_after'] == pytest.approx(row['loss_before'], rel=1e-5)
+  # The command that began the run goes on with it, and a config that names another value does not.
+  with pytest.raises(ValueError, match='attention.mask'):
+    go(config | {'attention': config['attention'] | {'mask': 'Prefix()'}}, workdir)
+  shutil.rmtree(workdir / 'checkpoints' / '4')
+  assert go(config, workdir).config == after.config
+  # With nothing kept, a graft can put a default in the place of another value.
+  bare = go(fine(**change, init__kept='attention.position, model.norm'), tmp_path / 'bare').config
+  assert (bare.attention.mask, bare.norm) == (Causal(), 'layernorm')
 
 
 @pytest.mark.parametrize('changes, words', [
@@ -114,13 +170,15 @@ def test_what_is_not_trained_stays_and_has_no_state(whole, first):
     (dict(init__train='new'), 'nothing would be trained'),
     (dict(init__source='', init__train='attention', model__size='tiny'), "init.train.*init.source"),
     (dict(init__kept='model.norm'), 'init.kept.*init.graft'),
-    (dict(data__tokenizer='TrainedBpe(vocab_size=260)'), 'another tokenizer|260')], ids=str)
-def test_what_does_not_fit_its_source_is_refused(first, text, tmp_path, changes, words):
+    (dict(data__tokenizer='TrainedBpe(vocab_size=260)'), 'another tokenizer|260'),
+    (dict(attention__head=GATE, model__sink_tokens=1),
+     r'model.sink_tokens: 1 -> 0.*attention.head: .*init.graft=identity'),
+    (dict(init__graft='identity', attention__head=GATE, model__heads=2), 'model.heads: 2 -> 4'),
+    (dict(init__graft='identity'), 'The graft changes nothing'),
+    (dict(init__graft='identity', init__source='', model__size='tiny', attention__head=GATE),
+     'init.graft.*init.source'),
+    (dict(init__graft='zero'), "init.graft 'zero'.*identity, random")], ids=str)
+def test_what_does_not_fit_its_source_is_refused(fine, tmp_path, changes, words):
   with pytest.raises(ValueError, match=f'(?s){words}'):
-    go(fine(first, text, **changes), tmp_path / 'run')
+    go(fine(**changes), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
-
-
-def test_a_source_that_its_caller_cannot_open(first, text, tmp_path):
-  with pytest.raises(ValueError, match='has not said how to open it'):
-    loop.train(fine(first, text), tmp_path / 'run', show_progress=False)

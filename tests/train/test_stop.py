@@ -1,20 +1,15 @@
 """Signals: what is saved, what is lost, and what stays ignored."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from sink_jax.io.process import EXIT_SAVED, stop_signals
-from sink_jax.train import loop
-from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.loop import train
 from sink_jax.train.multihost import Interrupted, StopHandler, Unsaved
 from tests.train import runs
 
@@ -62,48 +57,6 @@ def test_the_second_interrupt_ends_and_other_signals_do_not_count():
     signal.raise_signal(signal.SIGINT)
 
 
-def interrupted_while_saving(monkeypatch):
-  """Presses Ctrl-C in step 4, and again while its checkpoint is being written."""
-  make_train_step, save = loop.make_train_step, Checkpoints.save
-
-  def make(*args, **options):
-    update = make_train_step(*args, **options)
-
-    def asked(state, *inputs):
-      if int(state.step) + 1 == 4:
-        signal.raise_signal(signal.SIGINT)
-      return update(state, *inputs)
-
-    return asked
-
-  def saving(self, *arguments):
-    save(self, *arguments)
-    signal.raise_signal(signal.SIGINT)
-
-  monkeypatch.setattr(loop, 'make_train_step', make)
-  monkeypatch.setattr(Checkpoints, 'save', saving)
-
-
-def test_a_second_one_ends_like_a_kill(tmp_path, monkeypatch):
-  interrupted_while_saving(monkeypatch)
-  with pytest.raises(Unsaved):
-    train(runs.config(checkpoint_every=0), tmp_path, show_progress=False)
-  assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'running'
-
-
-def wait_for(process, what):
-  """Waits until /proc/PID/status of a process says what is expected."""
-  deadline = time.monotonic() + 60
-  while not what(Path(f'/proc/{process.pid}/status').read_text()):
-    assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-    time.sleep(0.01)
-
-
-def has(status, kind, number):
-  """Is a signal among those that a process handles (SigCgt) or ignores (SigIgn)?"""
-  return int(re.search(rf'{kind}:\s*(\w+)', status)[1], 16) >> (number - 1) & 1
-
-
 @pytest.mark.skipif(not Path('/proc').is_dir(), reason='reads /proc')
 @pytest.mark.parametrize('command', ['train', 'sweep'])
 def test_an_interrupt_while_preparing_is_one_line(tmp_path, command):
@@ -113,7 +66,9 @@ def test_an_interrupt_while_preparing_is_one_line(tmp_path, command):
       [sys.executable, '-m', 'sink_jax', command, f'--config={config}',
        f'--workdir={tmp_path / "run"}'], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
       env=dict(os.environ, PYTHONPATH=str(runs.ROOT)))
-  wait_for(process, lambda status: has(status, 'SigCgt', signal.SIGTERM))
+  status = Path(f'/proc/{process.pid}/status')
+  caught = lambda: int(re.search(r'SigCgt:\s*(\w+)', status.read_text())[1], 16)
+  runs.wait_for(lambda: caught() >> (signal.SIGTERM - 1) & 1, process)
   process.send_signal(signal.SIGHUP)
   process.send_signal(signal.SIGINT)
   out, err = process.communicate(timeout=60)

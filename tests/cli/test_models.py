@@ -1,0 +1,107 @@
+"""Commands on stored models: evaluate on one of transformers, generate on one that is exported."""
+
+import functools
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.cli.evaluate import Options, as_text, evaluate
+from sink_jax.data.tokenizer import Bytes
+from sink_jax.pretrained.export import export_checkpoint
+from sink_jax.report import comparison, model_page
+from tests.commands import run_here
+from tests.random_params import random_params
+
+FIXTURES = Path(__file__).parents[1] / 'pretrained' / 'fixtures'
+def evaluated(model, out, **given):
+  return evaluate(Options(checkpoint=str(FIXTURES / model), out=out, **given), given)
+
+
+def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
+  result, paths = evaluated('llama', tmp_path, inputs='random', length=14, sequences=5, seed=3,
+                            epsilon=0.2)
+  assert {path.name for path in paths} == {
+      'sink_report.json', 'importance.png', 'norms.png', 'attention_maps.png',
+      'index.html'}
+  assert all(path.stat().st_size > 2000 for path in paths)
+  stored = json.loads((tmp_path / 'sink_report.json').read_text())
+  assert stored['summary'] == result['summary'] and stored['epsilon'] == 0.2
+  tokens = np.random.default_rng(3).integers(0, 64, (5, 14))
+  inputs = stored['protocol']['inputs']
+  assert inputs['first_token_ids'] == tokens[0, :4].tolist() and inputs['seed'] == 3
+  report = sj.probe(sj.load_pretrained(FIXTURES / 'llama'), tokens)
+  assert abs(stored['summary']['sink_1'] - 100 * report.sink_rate(epsilon=0.2)) < 1e-6
+
+
+def test_blocks_without_attention_are_not_counted(tmp_path):
+  result, _ = evaluated('jamba', tmp_path, inputs='random', length=8, sequences=3)
+  assert result['protocol']['blocks'] == [3, 7]  # of eight
+  assert 'smallest in block 3' in as_text(result)
+
+
+def test_a_page_begins_with_a_model(tmp_path):
+  evaluated('llama', tmp_path, inputs='random', length=14, sequences=5)
+  page = comparison.page(comparison.build([]), tmp_path).html()
+  assert page.index('llama') < page.index('Models trained here') and page.count('<img') == 2
+  stored = json.loads((tmp_path / 'sink_report.json').read_text())
+  rates, ratios = stored['summary']['sink_1'], stored['summary']['hidden_ratio']
+  first, second = model_page.sentences(stored)
+  assert first.startswith(f'{rates:.1f} % of 8 heads') and f'{max(ratios):.3g} times' in second
+  assert first.endswith(f'{np.mean(1 / np.arange(1, 15)):.2f}.')
+  (tmp_path / 'sink_report.json').write_text('{}')
+  with pytest.raises(ValueError, match='evaluate'):
+    comparison.page(comparison.build([]), tmp_path)
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('checkpoint')
+  config = sj.ModelConfig(layers=1, d_model=16, heads=2, ffn_hidden=24, vocab_size=258)
+  params = random_params(config)
+  written = np.zeros(258, bool)
+  written[[2 + b for b in b'abcdefghijklmnopqrstuvwxyz ,.']] = True
+  params['unembed']['kernel'] *= written  # which other bytes would make no letters
+  export_checkpoint(sj.Run(config, params), folder, context=64)
+  Bytes().open().beginning_with(0).save(folder)
+  return folder
+
+
+generate = functools.partial(run_here, 'generate')
+
+
+def test_the_text_goes_on_beyond_the_cache_until_it_ends(checkpoint, tmp_path):
+  code, text, notes = generate(f'--checkpoint={checkpoint}', '--prompt=Once upon', '--length=40',
+                               '--cache_size=16', '--sinks=2')
+  assert code == 0, notes
+  run = sj.load_pretrained(checkpoint)
+  assert run.bos == 'tokenizer'
+  tokens = [[0, *(2 + b for b in b'Once upon')]]
+  following = run.generate(tokens, 40, policy=sj.CachePolicy(16, 2))
+  # What a tokenizer puts before the prompt is not a part of the text.
+  assert text == Bytes().open().decode([*tokens[0][1:], *following[0]]) + '\n'
+  assert '10 tokens of prompt, the first ids [0, 81, 112, 101]' in notes
+  assert 'tokens/s' in notes and 'cache of 16 tokens' in notes and ' 0.0 ' not in notes
+  # It ends with what the model says: a copy for whose tokenizer a letter that it writes ends the text.
+  folder = shutil.copytree(checkpoint, tmp_path / 'ending')
+  end = following[0].tolist()[9]
+  first = following[0].tolist().index(end)
+  config = json.loads((folder / 'config.json').read_text())
+  (folder / 'config.json').write_text(json.dumps(config | {'eos_token_id': end}))
+  code, text, notes = generate(f'--checkpoint={folder}', '--prompt=Once upon', '--length=40',
+                               '--cache_size=16', '--sinks=2')
+  assert code == 0 and text == Bytes().open().decode([*tokens[0][1:], *following[0][:first]]) + '\n', notes
+  assert f'{first + 1} tokens to the end of the text' in notes
+  # Every other command logs which kernel it takes: here that would stand in the middle of the text.
+  assert not logging.getLogger('sink_jax.kernels').isEnabledFor(logging.INFO)
+
+
+@pytest.mark.parametrize('option, message', [
+    ('--prompt=', 'the prompt is empty'), ('--top_p=2', 'top_p = 2'), ('--cache_size=4', 'sinks < size')])
+def test_what_cannot_be_generated(checkpoint, option, message):
+  code, _, notes = generate(f'--checkpoint={checkpoint}', '--bos=none', '--prompt=a', option)
+  assert code == 1 and message in notes.splitlines()[-1] and 'Traceback' not in notes
