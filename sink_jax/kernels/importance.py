@@ -17,7 +17,6 @@ from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
 from sink_jax.kernels import chunked
 
-_TINY = 1e-9
 _SCORES = 2**21  # of one head at a time: 8 MiB, which stay cached, and do not grow with T
 
 
@@ -56,8 +55,7 @@ def streaming_importance(
 
   Args:
     params: {component: {name: array}}, as for `attend`.
-    keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default
-      all.
+    keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default all.
     entropy: whether to compute the entropy of rows as well.
 
   Raises:
@@ -104,7 +102,7 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
   rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
   if entropies is not None:
     uniform = jnp.log(spec.mask.visible(jnp.arange(length), length) + has_extra).sum()
-    entropies = (entropies + _TINY) / (uniform + _TINY)  # 1 where every row sees one key
+    entropies = (entropies + 1e-9) / (uniform + 1e-9)  # 1 where every row sees one key
   return Importance(raw / rows_seeing_k, normalized / rows_seeing_k,
                     extra / length if has_extra else None,
                     (1 + extra) / (length + 1) if has_extra else None, entropies)
