@@ -71,7 +71,8 @@ def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array |
                  value: jax.Array | None) -> tuple[jax.Array, jax.Array]:
   """Rows with the extra key and their factor; the rows come divided by exp(lse)."""
   out, lse, power_lse = rows
-  power = spec.normalizer.power or 1  # AttentionSpec refuses exp without a normalisation
+  power = spec.normalizer.power
+  assert power is not None, 'AttentionSpec refuses exp without a normalisation'
   if extra is not None:
     # exp(extra) / (exp(extra) + exp(lse)), without either exponential: softmax of two.
     weight = jax.nn.sigmoid(extra - lse)

@@ -32,8 +32,7 @@ class Importance(NamedTuple):
     bias_slot: the mean over queries of the extra key's normalised weight w_i; None without one.
     bias_slot_released: this mean as the official code (sail-sg/Attention-Sink) computes it, with
       the additional row of weight one that its kernel needs: (1 + sum_i w_i) / (T + 1).
-    entropy: the mean entropy of the rows of normalised scores, with the extra key's, over that of
-      uniform attention to the keys that a row sees; None unless asked for.
+    entropy: the mean entropy of rows, with the extra key, over uniform attention's; 1 is uniform.
   """
 
   raw: Float[Array, '*B H T']
@@ -56,7 +55,7 @@ def streaming_importance(
   Args:
     params: {component: {name: array}}, as for `attend`.
     keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default all.
-    entropy: whether to compute the entropy of rows as well.
+    entropy: whether to compute that of rows as well; it has no derivative where a weight is 0.
 
   Raises:
     ValueError: shapes, dtypes or params do not fit, or `keys` lies outside 1..T.
@@ -101,7 +100,7 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
                        for total, x in zip((raw, normalized), sums))
   rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
   if entropies is not None:
-    uniform = jnp.log(spec.mask.visible(jnp.arange(length), length) + has_extra).sum()
+    uniform = jnp.log(jnp.maximum(spec.mask.visible(jnp.arange(length), length) + has_extra, 1)).sum()
     entropies = (entropies + 1e-9) / (uniform + 1e-9)  # 1 where every row sees one key
   return Importance(raw / rows_seeing_k, normalized / rows_seeing_k,
                     extra / length if has_extra else None,

@@ -46,6 +46,10 @@ class Experts(Component):
   # Weights are a softmax over the active networks (gpt-oss), instead of shares of that over all (Jamba).
   renormalize: bool = False
 
+  def __post_init__(self):
+    if not 1 <= self.active <= self.count:
+      raise ValueError(f'{self}: active must be between 1 and count.')
+
 
 class Layer(Component):
   """What is particular to one block of a repeating pattern; None keeps what the model has."""
