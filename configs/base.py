@@ -22,10 +22,11 @@ def get_config(name: str = '') -> ConfigDict:
   return experiments.get_config()
 
 
-def trial(trials: Trials, name: str, config: ConfigDict | None = None) -> ConfigDict:
+def trial(trials: Trials, name: str, task: str = '', config: ConfigDict | None = None) -> ConfigDict:
   """The config of one trial of a table: the defaults with the trial's changes.
 
   Args:
+    task: of the label, by which reports choose what to compare.
     config: in place of the defaults; it is changed.
 
   Raises:
@@ -38,5 +39,5 @@ def trial(trials: Trials, name: str, config: ConfigDict | None = None) -> Config
     raise ValueError(f'{name!r}: the trials of this file have neither budgets nor protocols.')
   check_known(name, trials, 'Unknown trial')
   config = config or get_config()
-  config.update_from_flattened_dict({**trials[name], 'label.trial': name})
+  config.update_from_flattened_dict({**trials[name], 'label.trial': name, 'label.task': task})
   return config

@@ -8,7 +8,7 @@ worth most comes first, for a machine that is there for half an hour.
 
 from ml_collections import ConfigDict
 
-from configs import attention_operation, base, biases, budget, fixed_token, window
+from configs import base, budget, paper
 
 _SHORT = budget.PROTOCOLS['paper'] | {
     'data.source': 'InstalledPackages()',
@@ -25,13 +25,13 @@ _SHORT = budget.PROTOCOLS['paper'] | {
 }
 _TRIALS = {
     'default': {},
-    'fixed-1': fixed_token.TRIALS['fixed-1'],
-    'sigmoid': attention_operation.TRIALS['sigmoid'],
-    'k-bias': biases.TRIALS['k-bias'],
-    'window-32': window.TRIALS['window-32'],
+    'fixed-1': paper.TRIALS['fixed-1'],
+    'sigmoid': paper.SIGMOID,
+    'k-bias': paper.TRIALS['k-bias'],
+    'window-32': paper.TRIALS['window-32'],
 }
 TRIALS = {f'emergence-{name}': _SHORT | changes for name, changes in _TRIALS.items()}
 
 
 def get_config(argument: str = '') -> ConfigDict:
-  return base.trial(TRIALS, argument)
+  return base.trial(TRIALS, argument, 'emergence')

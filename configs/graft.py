@@ -1,6 +1,7 @@
 """Another attention for the default run, which is trained on with it: does the sink move?
 
-  python -m sink_jax sweep --config=configs/desk.py --only=default --seeds=1,2,3 --workdir=runs/desk
+  python -m sink_jax sweep --config=configs/paper.py --budget=desk --only=default --seeds=1,2,3 \
+    --workdir=runs/desk
   python -m sink_jax sweep --config=configs/graft.py --budget=desk --seeds=1,2,3 --workdir=runs/graft
 
 A trial begins with the parameters of the default run of its seed, runs/BUDGET/default-seed-SEED,
@@ -9,7 +10,7 @@ itself, trained on for as long. A variant from scratch is to be given the steps 
 
   python -m sink_jax sweep --config=configs/remedies.py --seeds=1,2,3 --config.steps=8000 \\
     --only=desk-head-gate,desk-sink-logit,desk-k-bias,desk-zero-sink --workdir=runs/graft
-  python -m sink_jax report --kind=graft --runs=runs/graft --out=results/graft
+  python -m sink_jax report --runs=runs/graft --out=report
 """
 
 from ml_collections import ConfigDict
@@ -33,7 +34,7 @@ TRIALS = {
 
 
 def get_config(argument: str = '') -> ConfigDict:
-  config = budget.config(TRIALS, argument)
+  config = budget.config(TRIALS, argument, task='graft')
   name = config.to_dict()['label']['budget']
   config.update_from_flattened_dict({'init.source': f'runs/{name}/default-seed-{{seed}}'})
   return config

@@ -56,4 +56,4 @@ TRIALS = {
 
 
 def get_config(name: str = '') -> ConfigDict:
-  return base.trial(TRIALS, name)
+  return base.trial(TRIALS, name, 'quickstart')

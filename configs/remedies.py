@@ -1,8 +1,8 @@
 """Every remedy against sinks that the field has proposed, alone or combined, on three tasks.
 
   python -m sink_jax sweep --config=configs/remedies.py --seeds=0,1,2,3,4 --workdir=runs/remedies \\
-    --processes=2 --only=NAMES
-  python -m sink_jax report --kind=leaderboard --runs=runs/remedies --out=results/leaderboard
+    --processes=2
+  python -m sink_jax report --runs=runs/remedies --out=report
 
 A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report
 (after 2603.11487), with attention alone; `bigram`, Bigram-Backcopy with one block (after
@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import attention_operation, base, biases, budget, quickstart
+from configs import base, budget, paper, quickstart
 
 
 def _attention(**components: str) -> dict[str, str]:
@@ -63,13 +63,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # An extra key, or a token, that can take the attention.
     'sink-logit': _SINK_LOGIT,
     'zero-sink': _ZERO_SINK,
-    'k-bias': biases.TRIALS['k-bias'],
-    'kv-bias': biases.TRIALS['kv-bias'],
-    'v-bias': biases.TRIALS['v-bias'],
-    'sink-token': biases.TRIALS['sink-token'],
+    'k-bias': paper.TRIALS['k-bias'],
+    'kv-bias': paper.TRIALS['kv-bias'],
+    'v-bias': paper.TRIALS['v-bias'],
+    'sink-token': paper.TRIALS['sink-token'],
     # Rows that need not sum to one.
-    'sigmoid': attention_operation.TRIALS['sigmoid'],
-    'sigmoid-normalized': attention_operation.TRIALS['sigmoid-normalized'],
+    'sigmoid': paper.SIGMOID,
+    'sigmoid-normalized': paper.TRIALS['sigmoid-normalized'],
     'relu': _attention(similarity='Relu()', normalizer='Count()'),
     'squared-relu': _attention(similarity='SquaredRelu()', normalizer='Count()'),
     'softpick': _attention(similarity='Softpick()', normalizer='AbsSum()'),
@@ -109,5 +109,5 @@ TRIALS = {f'{task}-{variant}': settings | changes
 
 def get_config(name: str = '') -> ConfigDict:
   if name.startswith('desk-'):
-    return budget.config(TRIALS, name, default='desk')
-  return base.trial(TRIALS, name)
+    return budget.config(TRIALS, name, default='desk', task='text')
+  return base.trial(TRIALS, name, name.partition('-')[0])

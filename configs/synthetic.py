@@ -7,16 +7,7 @@ trials where there is one; run it with --seeds=0,1,2.
 
 from ml_collections import ConfigDict
 
-from configs import (
-    attention_operation,
-    base,
-    biases,
-    fixed_value,
-    normalization_scale,
-    position,
-    prefix,
-    quickstart,
-)
+from configs import base, paper, quickstart
 
 _BACKCOPY = quickstart.TRIALS['backcopy-softmax'] | {
     'batch_size': 32,
@@ -32,24 +23,24 @@ def _attention(**components: str) -> dict[str, str]:
 _SIGMOID = dict(similarity='Sigmoid()')
 _VARIANTS = {
     'default': {},
-    **attention_operation.TRIALS,
-    **normalization_scale.TRIALS,
+    **paper.EXPERIMENTS['attention_operation'],
+    **paper.EXPERIMENTS['normalization_scale'],
     'softmax-p-half': _attention(normalizer='PNorm(p=0.5)'),
     'softmax-p-quarter': _attention(normalizer='PNorm(p=0.25)'),
     'softmax-p-2': _attention(normalizer='PNorm(p=2.0)'),
     'sigmoid-p-half': _attention(**_SIGMOID, normalizer='PNorm(p=0.5)'),
     'sigmoid-p-2': _attention(**_SIGMOID, normalizer='PNorm(p=2.0)'),
-    **biases.TRIALS,
+    **paper.EXPERIMENTS['biases'],
     'sink-logit': _attention(kv_bias='SinkLogit()'),
     'learnable-dims-1': _attention(kv_bias='KBias(learnable_dims=1)'),
     'learnable-dims-4': _attention(kv_bias='KBias(learnable_dims=4)'),
-    **fixed_value.TRIALS,
+    **paper.EXPERIMENTS['fixed_value'],
     'qk-norm': _attention(qk_norm='QKNorm()'),
     'window-8': _attention(mask='Window(size=8)'),
     'window-32': _attention(mask='Window(size=32)'),
-    'prefix-2': prefix.TRIALS['prefix-2'],
-    'prefix-5': prefix.TRIALS['prefix-5'],
-    **{name: changes for name, changes in position.TRIALS.items() if name != 'learned'},
+    'prefix-2': paper.TRIALS['prefix-2'],
+    'prefix-5': paper.TRIALS['prefix-5'],
+    **{name: changes for name, changes in paper.EXPERIMENTS['position'].items() if name != 'learned'},
     'rotary': _attention(position='Rope()'),
     'lr-3e-4': {'optimizer.learning_rate': 3e-4},
     'lr-3e-3': {'optimizer.learning_rate': 3e-3},
@@ -72,4 +63,4 @@ TRIALS = {f'synthetic-{name}': _BACKCOPY | changes for name, changes in _VARIANT
 
 
 def get_config(argument: str = '') -> ConfigDict:
-  return base.trial(TRIALS, argument)
+  return base.trial(TRIALS, argument, 'synthetic')

@@ -4,7 +4,7 @@
 # The job: python -m sink_jax JOB --config=CONFIG --workdir=WORKDIR ARGUMENTS
 NAME=sink-jax            # of the job: small letters, digits and -
 JOB=train                # train, or sweep
-CONFIG=configs/base.py   # a config file, such as configs/one_billion.py:1b-softmax; of this repository
+CONFIG=configs/base.py   # a config file, such as configs/paper.py:1b-softmax; of this repository
 WORKDIR=                 # gs://BUCKET/PATH: the same command on the same workdir resumes
 DATA=                    # gs://BUCKET/PATH of python -m sink_jax data_build; tokenizer and context are its own
 ARGUMENTS=()             # more: (--config.mesh.fsdp=16 --config.model.remat=blocks); plan prints them

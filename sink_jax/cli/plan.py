@@ -12,7 +12,7 @@ from sink_jax.arguments import check_least
 class Options:
   """Says whether a run fits slices of TPUs, and about how long it takes; no TPU is needed.
 
-      python -m sink_jax plan --topology=v5e:16x16 --config=configs/one_billion.py:1b-softmax
+      python -m sink_jax plan --topology=v5e:16x16 --config=configs/paper.py:1b-softmax
 
   --config.KEY=VALUE is as of train. Training, validation and the probe are compiled for the slices,
   a minute or more each. Where one does not fit, options that need less memory are compiled until

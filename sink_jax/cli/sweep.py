@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import itertools
 import os
 import signal
@@ -37,8 +38,7 @@ class Options:
   budget: str | None = None  # of the configs of the paper: desk, night, tenth or full.
   protocol: str | None = None  # of the configs of the paper: paper, or released, as its code has it.
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
-  only: tuple[str, ...] = ()  # names of the trials to run; by default all.
-  claims: tuple[str, ...] = ()  # claims of the paper, such as emergence: the trials they need.
+  only: tuple[str, ...] = ()  # trials to run, such as default or window-*; by default all.
   shard: str = '1/1'  # k/n: the k-th of n parts, for jobs in an array.
   processes: int = 1  # trials at a time on this machine, for small ones. On TPUs only 1 works.
   list: bool = False  # print the names of the trials and stop.
@@ -78,22 +78,21 @@ def main(options: Options, settings: Mapping[str, str]) -> int:
 
 
 def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
-  """The trials of the config file that --only, --claims and --shard choose."""
-  from sink_jax.paper.all_claims import trials_of
+  """The trials of the config file that --only and --shard choose."""
   from sink_jax.sweep.trials import load_trials, select_shard
 
   of_file = {name: value for name in ('budget', 'protocol') if (value := getattr(options, name))}
   table = load_trials(options.config, of_file, options.seeds, settings)
   # With --seeds a trial NAME becomes NAME-seed-0, NAME-seed-1, ...; NAME then means all of them.
   names = {name: (trial.label.get('trial', name), name) for name, trial in table.items()}
-  only = {*options.only, *(trials_of(options.claims) if options.claims else ())}
-  for name in sorted(only):
-    check_known(name, dict.fromkeys(itertools.chain(*names.values())),
-                f'{options.config}: unknown trial')
-  chosen = {name: trial for name, trial in table.items()
-            if not only or only.intersection(names[name])}
+  chosen = dict.fromkeys(table if not options.only else ())
+  for pattern in options.only:
+    found = [name for name in names if any(fnmatch.fnmatchcase(text, pattern) for text in names[name])]
+    if not found:
+      check_known(pattern, dict.fromkeys(itertools.chain(*names.values())), f'{options.config}: unknown trial')
+    chosen |= dict.fromkeys(found)
   # Last, so that the parts of an array divide the chosen trials evenly among them.
-  return select_shard(chosen, options.shard)
+  return select_shard({name: trial for name, trial in table.items() if name in chosen}, options.shard)
 
 
 def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:

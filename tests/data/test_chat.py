@@ -215,5 +215,5 @@ def test_the_written_conversations_of_the_library(tmp_path, monkeypatch):
   for file, name in (('train', 'abc'), ('valid', 'json.made')):
     lines = (tmp_path / f'{file}.jsonl').read_text().splitlines()
     talks = [json.loads(line)['messages'] for line in lines]
-    assert len(talks) == 3 and all(name in talk[-2]['content'] for talk in talks)
-    assert all(talk[-1]['content'].split(',')[0] in module for talk in talks)
+    assert len(talks) == 2 and all(name in talk[-2]['content'] or name in talk[-1]['content'] for talk in talks)
+    assert all(talk[-1]['content'].removeprefix(f'{name}.') in module for talk in talks)
