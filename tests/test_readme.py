@@ -74,7 +74,7 @@ def _run(words, folder):
   line, dry = ' '.join(words), '--dry_run' in words
   if 'synthetic' in line:
     options += ['--only=synthetic-default-seed-0', '--config.steps=12', '--processes=1']
-  elif '--budget=smoke' in line and not dry:
+  elif '--budget=desk' in line and not dry:
     options += ['--only=default,heads-1', '--config.steps=12', '--config.validation.batches=1']
   elif 'configs/base.py' in line:
     options += ['--config.validation.batches=1', '--config.probe.sequences=4']
@@ -103,7 +103,7 @@ def test_commands_and_snippets(project, request):
     assert f'Sink_1 = {summary["sink_1"]:.1f} %' in README
     assert f'{max(summary["hidden_ratio"]):.0f} times' in README
   if request.config.getoption('--full'):
-    assert 'heads-1 | not expressible' in (folder / 'runs/smoke/summary.md').read_text()
+    assert 'heads-1 | not expressible' in (folder / 'runs/desk/summary.md').read_text()
     assert 'Table 15' in (folder / 'paper/report.md').read_text() and (folder / 'lengths.png').exists()
     assert names['text'].shape == (1, 40) and len(names['words']) == 2
     assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)

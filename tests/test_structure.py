@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob('*.py'))
 
 # A module may import from its own room and from rooms before it.
 ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'data', 'evaluate',
-         'train', 'plan', 'benchmark', 'pretrained', 'report', 'paper', 'remedies', 'analyses',
+         'train', 'plan', 'benchmark', 'pretrained', 'report', 'analyses',
          'sweep', 'cli']
 BANNED = {'tensorflow', 'torch', 'configs', 'tests', 'pickle', 'shelve'}
 
