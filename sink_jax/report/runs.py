@@ -32,11 +32,12 @@ _LAST = 0.1  # share of the steps whose mean is the training loss at the end
 _POINTS = 200  # of a training curve
 _LABELS = ['trial', 'task', 'budget', 'protocol']
 _KEYS = ['run', *_LABELS, 'seed']
+_NUMBERS = ['seed', *('step steps heads tokens unique_tokens epochs length window prefix uniform_importance '
+                      'unigram_loss').split()]
 _COLUMNS = {
     'metrics': [*_KEYS, 'metric', 'step', 'block', 'value'],
-    'runs': [*_KEYS, *('status reason step steps heads attention proxy source content tokens unique_tokens '
-                       'epochs length window prefix uniform_importance unigram_loss hardware command code '
-                       'date settings').split()]}
+    'runs': [*_KEYS, 'status', 'reason', *_NUMBERS[1:], *(
+        'attention proxy source content hardware command code date settings').split()]}
 # The metrics of a probe by their keys in metrics.jsonl: of every probe, of the last one, of its blocks.
 _EVERY = {'sink_1': 'sink_1', 'sink_star': 'sink_bias_slot', 'largest_importance': 'largest_importance'}
 _FINAL = {'sink_star_released': 'sink_bias_slot_released', 'mean_extra_key': 'mean_bias_slot'} | {
@@ -82,11 +83,15 @@ def read_runs(folder: str | AnyPath) -> Runs:
     points += [(run, *point) for point in measured]
   runs = pd.DataFrame(rows, columns=_COLUMNS['runs'])
   metrics = pd.DataFrame(points, columns=['run', *_COLUMNS['metrics'][-4:]]).merge(runs[_KEYS], on='run')
-  found = Runs(metrics[_COLUMNS['metrics']].astype({'block': float}), runs)
+  found = [(metrics[_COLUMNS['metrics']], runs)]
   if (root / 'runs.csv.gz').is_file():
-    stored = Runs(*(_read_csv(root / f'{name}.csv.gz') for name in Runs._fields))
-    found = stored if not rows else Runs(*map(pd.concat, zip(stored, found)))
-  return Runs(*(frame.fillna(dict.fromkeys(_LABELS, '')).reset_index(drop=True) for frame in found))
+    found.append(tuple(pd.read_csv(io.BytesIO((root / f'{name}.csv.gz').read_bytes()), compression='gzip',
+                                   low_memory=False) for name in Runs._fields))
+  # What is missing everywhere has no type before.
+  metrics, runs = (pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True).fillna(
+      {**dict.fromkeys(_LABELS, ''), 'proxy': False}) for frames in zip(*found))
+  return Runs(metrics.astype(dict.fromkeys(('seed', 'block', 'value'), float) | {'step': int}),
+              runs.astype(dict.fromkeys(_NUMBERS, float) | {'proxy': bool}))
 
 
 def write_runs(runs: Runs, folder: str | AnyPath) -> None:
@@ -307,6 +312,3 @@ def _is_finite(value: Any) -> TypeGuard[float]:
   """Whether a value is a number; to Python a truth is an int."""
   return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
-
-def _read_csv(path: AnyPath) -> pd.DataFrame:
-  return pd.read_csv(io.BytesIO(path.read_bytes()), compression='gzip', low_memory=False)
