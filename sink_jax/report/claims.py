@@ -4,15 +4,16 @@ A condition is decided where the 99 % t interval of its mean over seeds, paired 
 two trials, lies on one side of its level; an equality by two one-sided tests. A claim is reproduced where
 all of its conditions are decided for it, not reproduced where one is decided against it, and open where
 seeds are too few (less than 3) or too unlike. It is not testable where runs are missing or invalid, are of
-several data sets, or where what it presupposes is not there. Ratios are compared as logarithms.
+several data sets, or where what it presupposes is not so. Ratios are compared as logarithms.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import pandas as pd
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.report import paper
-from sink_jax.report.stats import compare, equal, interval
+from sink_jax.report.stats import Interval, compare, equal, interval
 
 REPRODUCED, NOT_REPRODUCED, OPEN, NOT_TESTABLE = VERDICTS = (
     'reproduced', 'not reproduced', 'open', 'not testable here')
@@ -34,7 +35,7 @@ _RATIO = re.compile('massive|window_|.+_ratio')
 
 
 class Condition(NamedTuple):
-  """METRIC of each trial, or minus that of `other` by seed, compared ('<', '>', '=': +-) with a level."""
+  """METRIC of each trial, or minus that of `other` by seed, compared (<, >, or = for +-) with a level."""
 
   metric: str
   trials: list[str]
@@ -44,7 +45,7 @@ class Condition(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """A claim of the paper. criterion: its conditions as they stand in the file; needs: presuppositions."""
+  """A claim. criterion: its conditions as they stand in the file; needs: what it presupposes."""
 
   key: str
   section: str
@@ -66,15 +67,12 @@ class Verdict(NamedTuple):
 
 
 class Part(NamedTuple):
-  """A trial of a condition, decided for (1) or against (-1) it, or open (0); None: nothing to judge.
-
-  left: what seeds that agree leave open.
-  """
+  """A trial of a condition: decided for (1) or against (-1) it, open (0), or nothing to judge (None)."""
 
   decided: int | None
   n: int
   words: str
-  left: str = ''
+  unseen: float = 0.0
 
 
 def parse(text: str) -> list[Claim]:
@@ -99,131 +97,139 @@ def _conditions(text: str) -> Iterator[Condition]:
   metric = ''
   for part in filter(None, text.split(' and ')):
     found = _PART.fullmatch(part)
-    named, trials, sign, rest, how, size = found.groups() if found else ('', '', '', '', '', '')
+    named, trials, sign, rest, how, size = found.groups() if found else [''] * 6
     metric, names = named or metric, trials.split(', ')
     if metric in _ENDS or metric == 'text':
-      yield Condition('text' if metric == 'text' else 'converges', names, _ENDS.get(metric, ''), 0.5)
+      yield Condition('converges' if metric in _ENDS else metric, names, _ENDS.get(metric, ''), 0.5)
     elif not metric or not rest:
       raise ValueError(f'"{part}" is not METRIC: TRIALS > LEVEL, A > B + MARGIN or A = B +- MARGIN')
     elif re.fullmatch(r'[\d.]+', rest):
-      level = float(rest)
-      yield Condition(metric, names, sign, math.log(level) if _RATIO.match(metric) else level)
+      yield Condition(metric, names, sign, math.log(float(rest)) if _RATIO.match(metric) else float(rest))
     else:
       row, margin = [trials, *rest.split(f' {sign} ')], float(size or 0) * (-1 if how == '-' else 1)
-      noise = NOISE if _RATE.match(metric) else margin / 20
+      noise = (NOISE if _RATE.match(metric) else margin / 20) * (1 if sign == '<' else -1)
       for a, b in pairwise(row) if len(row) > 2 else ():
-        yield Condition(metric, [a], sign, noise if sign == '<' else -noise, b)
+        yield Condition(metric, [a], sign, noise, b)
       yield Condition(metric, names, sign, math.log(margin) if how == '*' else margin, row[-1])
 
 
 def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
-  """What runs of one task say to a claim. table: of `runs.table`, and of `paper.open_models`."""
-  conditions = [*claim.needs, *claim.conditions]
-  trials = {'default' if trial == 'untrained' else trial for condition in conditions
-            for trial in (*condition.trials, condition.other)}
-  runs = table[table.trial.isin(trials)]
+  """What runs say to a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
+  pairs = dict.fromkeys((metric, trial) for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
+                        for trial in (*trials, other) if trial)
+  published = {trial for trial in table.trial if _published(trial)} if any(
+      _published(trial) for _, trial in pairs) else set()
+  runs = table[table.trial.isin({'default', *published, *(trial for _, trial in pairs)})]
+  rows = runs.to_dict('records')
   mixed = [key for key in ('budget', 'protocol', 'content') if runs[key].nunique() > 1]
-  needs, parts = _parts(claim.needs, table), _parts(claim.conditions, table)
-  verdict, deciding = REPRODUCED, []
+  needs, parts = _parts(claim.needs, rows), _parts(claim.conditions, rows)
+  said = lambda of, *decided: [part for part in of if part.decided in decided]
   if mixed:
-    verdict, deciding = NOT_TESTABLE, [Part(None, 0, f'runs differ in {" and ".join(mixed)}')]
-  elif failed := [part for part in needs if part.decided in (None, -1)]:
-    verdict, deciding = NOT_TESTABLE, [
-        part._replace(words=f'what it presupposes is not so: {part.words}') for part in failed]
-  # One part against it is enough, whatever the others would say if their runs were there.
-  elif failed := [part for part in parts if part.decided == -1]:
-    verdict, deciding = NOT_REPRODUCED, failed
-  elif not parts or any(part.decided is None for part in parts):
-    verdict, deciding = NOT_TESTABLE, [part for part in parts if part.decided is None]
-  elif undecided := [part for part in (*needs, *parts) if part.decided == 0]:
-    verdict, deciding = OPEN, undecided
-  why = [part.words for part in deciding] + [part.left for part in deciding or parts if part.left]
-  measured, known = [], []
-  for metric, trial in dict.fromkeys((condition.metric, trial) for condition in claim.conditions
-                                     for trial in (*condition.trials, condition.other) if trial):
-    values, _ = seeds_of(table, metric, trial)
-    if values:
-      of = interval([*values.values()])
-      measured.append(f'{metric} of {trial} {_text(metric, of.mean)} (n = {of.n})')
-    if number := paper.number(trial, metric):
-      known.append(f'{metric} of {trial} {number}')
-  return Verdict(verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
-                 ', '.join(measured), ', '.join(known))
+    verdict, deciding = NOT_TESTABLE, [Part(None, 0, f'its runs differ in {" and ".join(mixed)}')]
+  elif deciding := said(needs, None, -1):
+    verdict = NOT_TESTABLE
+    deciding = [part._replace(words=f'presupposed otherwise: {part.words}') for part in deciding]
+  elif deciding := said(parts, -1):  # whatever the others would say if their runs were there
+    verdict = NOT_REPRODUCED
+  elif (deciding := said(parts, None)) or not parts:
+    verdict = NOT_TESTABLE
+  elif deciding := said(needs, 0) + said(parts, 0):
+    verdict = OPEN
+  else:
+    verdict, deciding = REPRODUCED, parts
+  why = [part.words for part in deciding if verdict != REPRODUCED]
+  if share := max((part.unseen for part in deciding), default=0):
+    why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
+  # What other published models do decides nothing, and is shown.
+  pairs |= dict.fromkeys((metric, trial) for metric, _ in pairs for trial in sorted(published))
+  means = {pair: interval([*values.values()]) for pair in pairs if (values := seeds_of(rows, *pair)[0])}
+  return Verdict(
+      verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
+      ', '.join(f'{_label(*pair)} {_text(pair[0], of.mean)} (n = {of.n})' for pair, of in means.items()),
+      ', '.join(f'{_label(*pair)} {number}' for pair in pairs if (number := paper.number(*pair[::-1]))))
 
 
-def seeds_of(table: pd.DataFrame, metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
-  """{seed: value} of the runs of a trial that are valid, and which are not; None: not expressible."""
+def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
+  """{seed: value} of the valid runs of a trial, and which are not valid; None: not expressible."""
   if trial == 'untrained':
     metric, trial = f'untrained_{metric}', 'default'
-  runs = table[(table.trial == trial) & (table.status != 'not run')]
-  if runs.empty:
+  runs = [row for row in rows if row['trial'] == trial and row['status'] != 'not run']
+  if not runs:
     return {}, f'needs {trial}' if _published(trial) else f'no run of {trial}'
-  if (runs.status == 'not expressible').all():
+  if all(row['status'] == 'not expressible' for row in runs):
     return None, ''
-  if metric == 'converges':  # that a run diverged is what it shows
-    invalid, remark = ~runs.status.isin(['done', 'diverged']), 'not finished'
-  else:
-    invalid, remark = runs.valid != '', ', '.join(runs.valid[runs.valid != ''].unique())
-    if metric in ('sink_1', 'untrained_sink_1') and 'window' in runs:
-      small = runs.window <= EPSILON * runs.length  # the first token has no more than window / length
-      invalid, remark = invalid | small, 'a window that cannot show a sink' if small.any() else remark
-  words = f'{trial}: {invalid.sum()} of {len(runs)} runs {remark}' if invalid.any() else ''
-  runs = runs[~invalid]
-  known = runs.assign(value=runs[metric] if metric in runs else math.nan).dropna(subset='value')
-  if known.empty:
-    return {}, words or f'{metric} of {trial} was not measured'
-  if metric.endswith('_step'):  # a sink that never emerges comes after the last step
-    known.value = known.value.clip(upper=known.steps)
-  if _RATIO.match(metric):
-    known.value = known.value.clip(lower=1e-9).map(math.log)
-  return known.groupby('seed').value.mean().to_dict(), words
+  values, reasons = collections.defaultdict[int, list[float]](list), []
+  for row in runs:
+    value, reason = row.get(metric, math.nan), row['valid']
+    if metric == 'converges' and row['status'] in ('done', 'diverged'):  # either is what it is about
+      reason = ''
+    elif metric == 'sink_1' and row.get('window', math.nan) <= EPSILON * row.get('length', math.nan):
+      reason = 'with a window too small for a sink'  # the first token has window / length at most
+    if reason:
+      reasons.append(reason)
+    elif not math.isnan(value):
+      value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
+      values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
+  words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}' if reasons else ''
+  return ({seed: sum(of) / len(of) for seed, of in values.items()},
+          words or f'{_label(metric, trial)} was not measured' * (not values))
 
 
-def _parts(conditions: Iterable[Condition], table: pd.DataFrame) -> list[Part]:
+def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head: float) -> tuple[int, Interval]:
+  """1, -1 or 0 (open) of one trial, by the values of its seeds, and the interval that decides.
+
+  b: of the other trial, or {}. head: the points of one head, of a rate; else 0.
+  """
+  exact = condition.metric == 'chain_difference' or _published(condition.trials[0])  # no seed changes these
+  x = compare(a, b, head=head) if condition.other else interval([*a.values()], head=head)
+  if exact:
+    x = x._replace(low=x.mean, high=x.mean)
+  elif condition.other and abs(x.mean) < head:
+    x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
+  level, low, high = condition.level, x.low, x.high
+  if not exact and x.n < SEEDS:
+    return 0, x
+  if condition.sign == '=':
+    same = abs(x.mean) < level if exact else equal([a[s] - b[s] for s in a.keys() & b.keys()], level, head=head)
+    return 1 if same else -1 if max(low, -high) > level else 0, x
+  if condition.sign == '<':
+    level, low, high = -level, -high, -low
+  return 1 if low > level else -1 if high < level else 0, x
+
+
+def _parts(conditions: Iterable[Condition], rows: list[dict]) -> list[Part]:
   parts = []
-  for metric, trials, sign, level, other in conditions:
-    for trial in trials:
+  for condition in conditions:
+    metric, other = condition.metric, condition.other
+    for trial in condition.trials:
+      mine = [row for row in rows if row['trial'] in (trial, other)]
       if metric == 'text':
-        edits = {json.loads(text).get('data.interventions') for text in
-                 table.settings[table.trial == trial].dropna()} - {None, ''}
-        parts.append(Part(None if edits else 1, 0, f'sequences of {trial} are edited: {", ".join(edits)}'))
+        edits = {edit for row in mine for edit in json.loads(row['settings']).get('data.interventions') or ()}
+        parts.append(Part(None if edits else 1, 0, f'the sequences of {trial} are edited: {", ".join(edits)}'))
         continue
-      found = [seeds_of(table, metric, name) for name in (trial, other) if name]
-      if any(values is None for values, _ in found):
+      (a, words), (b, more) = seeds_of(rows, metric, trial), seeds_of(rows, metric, other) if other else ({}, '')
+      remarks = '; '.join(filter(None, (words, more)))
+      if a is None or b is None:
         continue  # the budget has no such trial
-      remarks = ', '.join(remark for _, remark in found if remark)
-      if not all(values for values, _ in found):
+      if not a or other and not b:
         parts.append(Part(None, 0, remarks))
         continue
-      a, b = found[0][0] or {}, found[-1][0] or {}
-      head = 0.5 if metric == 'converges' else (
-          100 / table.heads[table.trial.isin(trials)].min() if _RATE.match(metric) else 0.0)
-      x = compare(a, b, head=head) if other else interval([*a.values()], head=head)
-      exact = metric == 'chain_difference' or _published(trial)  # no seed changes these
-      if exact:
-        x = x._replace(low=x.mean, high=x.mean)
-      elif other and abs(x.mean) < head:
-        x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
-      if sign == '=':
-        same = abs(x.mean) < level if exact else equal([a[s] - b[s] for s in a.keys() & b.keys()], level,
-                                                       head=head)
-        decided = 1 if same else -1 if max(x.low, -x.high) > level else 0
-      else:
-        low, high = (x.low, x.high) if sign == '>' else (-x.high, -x.low)
-        end = level if sign == '>' else -level
-        decided = 1 if low > end else -1 if high < end else 0
-      decided = decided if exact or x.n >= SEEDS else 0
-      label = f'{metric} of {trial}' + f' minus {other}' * bool(other)
-      mean, low, high = (_text(metric, value) for value in x[:3])
-      words = f'{label} {mean} ({low} to {high}, n = {x.n})' + f' ({remarks})' * bool(remarks)
-      left = f'{x.n} seeds agree on {label}: up to {x.unseen:.0%} of all may do otherwise' if x.unseen else ''
-      parts.append(Part(decided, x.n, words, left))
+      head = 100 / min(row['heads'] for row in mine or rows) if _RATE.match(metric) else 0.0
+      decided, x = decide(condition, a, b, 0.5 if metric == 'converges' else head)
+      ends = f'{_text(metric, x.low)} to {_text(metric, x.high)}, ' * (x.n > 1)
+      parts.append(Part(decided, x.n, _label(metric, trial) + f' minus {other}' * bool(other) + (
+          f' {_text(metric, x.mean)} ({ends}n = {x.n})') + f' ({remarks})' * bool(remarks), x.unseen))
   return parts
 
 
 def _published(trial: str) -> bool:
-  """Whether it is the name of a published model: those begin with a capital, trials do not."""
+  """Whether it is a published model: their names begin with a capital, those of trials do not."""
   return trial[0].isupper()
+
+
+def _label(metric: str, trial: str) -> str:
+  """'Sink_1 of default', 'valid loss of k-bias'."""
+  return re.sub('(?<!Sink)_', ' ', re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))) + f' of {trial}'
 
 
 def _text(metric: str, value: float) -> str:

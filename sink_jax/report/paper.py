@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
@@ -15,67 +16,50 @@ from sink_jax.evaluate import EPSILON
 
 SINK = 10  # percent of heads, from which there is a sink
 LENGTH = 64  # tokens of the inputs of open models
-# The domains in the paper's order (Appendix B.2), by the names that the Pile itself uses.
-PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange',
-        'USPTO Backgrounds', 'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)',
-        'DM Mathematics', 'Ubuntu IRC', 'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter',
-        'Enron Emails')
 _CONTENT = json.loads((resources.files('sink_jax.report') / 'numbers.json').read_text('utf-8'))
-TITLE: str = _CONTENT['paper']
-TABLES: list[dict[str, Any]] = _CONTENT['tables'] + _CONTENT['text']  # numbers of the text have no number
+TABLES: list[dict[str, Any]] = _CONTENT['tables'] + _CONTENT['text']  # and numbers of the running text
 FIGURES: list[dict[str, Any]] = _CONTENT['figures']
-_OPTIONS = {'last_query': ' --sequences=256', 'domains':
-            ' --source="Jsonl(path=\'pile.jsonl\', domain_field=\'meta.pile_set_name\')"'}
 
 
 def name_of(item: Mapping[str, Any]) -> str:
   """'Table 10 (left)', 'StreamingLLM, Figure 12'; the title of numbers of the text."""
-  if not item['number']:
-    return item['title']
   kind = 'Figure' if 'caption' in item else 'Table'
-  return (f'{item["paper"]}, ' if item.get('paper') else '') + f'{kind} {item["number"]}' + (
-      f' ({item["half"]})' if item['half'] else '')
+  half, other = f' ({item["half"]})' * bool(item['half']), f'{item.get("paper")}, ' * bool(item.get('paper'))
+  return f'{other}{kind} {item["number"]}{half}' if item['number'] else item['title']
 
 
 @functools.cache
 def numbers() -> pd.DataFrame:
   """One row a number: table, name, setting, trial, metric, value (NaN: none, or a range), text, note."""
-  rows = []
-  for item in TABLES:
-    for row in item['rows']:
-      for metric in item['metrics']:
-        value = row['values'].get(metric)
-        text = ('training failure' if row.get('failed') else row.get('note') or '-') if value is None else (
-            _text(metric, value) + ('*' if row.get('proxy') and metric.startswith('sink') else ''))
-        rows.append({
-            'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
-            'metric': metric, 'value': float('nan') if isinstance(value, list) or value is None else
-            float(value), 'text': text, 'note': row.get('note', '')})
-  return pd.DataFrame(rows)
+  rows = [{'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
+           'metric': metric, 'value': value, 'text': _text(metric, value) if value is not None else
+           'training failure' if row.get('failed') else '-', 'note': row.get('note', '')}
+          for item in TABLES for row in item['rows'] for metric in item['metrics']
+          for value in [row['values'].get(metric)]]
+  table = pd.DataFrame(rows)
+  return table.assign(value=[math.nan if value is None or isinstance(value, list) else float(value)
+                             for value in table.value])
 
 
 def _text(metric: str, value: float | list) -> str:
   """'18.18', 'yes', '1,000 to 2,000', 'below 4,000'."""
-  if isinstance(value, bool):
-    return 'yes' if value else 'no'
   if isinstance(value, list):
     low, high = (end if end is None else _text(metric, end) for end in value)
     return f'below {high}' if low is None else f'above {low}' if high is None else f'{low} to {high}'
-  return f'{value:,.0f}' if metric.endswith('_step') else f'{value:.2f}'
+  return str({True: 'yes', False: 'no'}[value]) if isinstance(value, bool) else (
+      f'{value:,.0f}' if metric.endswith('_step') else f'{value:.2f}')
 
 
 def number(trial: str, metric: str) -> str:
   """The first number that a table has of a trial; '' where there is none."""
-  known = numbers()
-  known = known[(known.trial == trial) & (known.metric == metric) & known.value.notna()]
-  return '' if known.empty else known.text.iloc[0]
+  return next((_text(metric, row['values'][metric]) for item in TABLES for row in item['rows']
+               if row['trial'] == trial and row['values'].get(metric) is not None), '')
 
 
 def table_number(table: str, setting: str, metric: str) -> float | None:
   """One number of a table, by its key ('table-1-left'); None where the paper gives none."""
-  known = numbers()
-  known = known[(known.table == table) & (known.setting == setting) & (known.metric == metric)].value.dropna()
-  return None if known.empty else float(known.iloc[0])
+  return next((row['values'].get(metric) for item in TABLES if item['key'] == table
+               for row in item['rows'] if row['setting'] == setting), None)
 
 
 def same_bos(description: Mapping[str, Any]) -> bool:
@@ -89,98 +73,82 @@ def comparable(length: int, epsilon: float) -> bool:
 
 
 def beside(table: pd.DataFrame) -> pd.DataFrame:
-  """The paper's numbers of trained models and ours.
+  """`numbers` of trained models next to ours: mean, least, largest, n of valid finished runs, and invalid.
 
-  table: of `runs.table`, of one task. Adds mean, least, largest and n, over finished runs that are valid, and
-  invalid: how many are not. A trial without a run has n = 0; `converges` counts diverged runs, too.
+  table: of `runs.table`, of one task and budget. invalid: how many finished runs are not in the mean, as
+  dead ones; what converges is counted over diverged runs, too.
   """
-  known = numbers()
-  known = known[known.trial.notna()].reset_index(drop=True)
-  rows = []
+  known = numbers().dropna(subset='trial').reset_index(drop=True)
+  finished, rows = table[table.status.isin(['done', 'diverged'])], []
   for trial, metric in zip(known.trial, known.metric):
-    runs = table[(table.trial == trial) & table.status.isin(['done', 'diverged'])]
-    valid = (runs.valid == '') | (metric == 'converges')
-    values = runs[valid][metric].dropna() if metric in runs else pd.Series(dtype=float)
-    rows.append((values.mean(), values.min(), values.max(), len(values), int((~valid).sum())))
+    runs = finished[finished.trial == trial]
+    valid = runs[(runs.valid == '') | (metric == 'converges')]
+    values = (valid[metric] if metric in valid else pd.Series(dtype=float)).dropna()
+    rows.append((values.mean(), values.min(), values.max(), len(values), len(runs) - len(valid)))
   return known.join(pd.DataFrame(rows, columns=['mean', 'least', 'largest', 'n', 'invalid']))
 
 
 def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
-  """Sink_1 of every trial that both have: trial, value (the paper's), mean (ours), n.
-
-  Args:
-    both: of `beside`.
+  """Sink_1 of every trial that both have (rows of `beside`: value is the paper's, mean ours).
 
   Returns:
-    The trials, Spearman's rank correlation, and how many lie on the same side of 10 %.
+    These rows, Spearman's rank correlation, and how many trials lie on the same side of 10 %.
   """
   dots = both[(both.metric == 'sink_1') & both.value.notna() & (both.n > 0)].drop_duplicates('trial')
-  same = (dots.value >= SINK) == (dots['mean'] >= SINK)
-  return dots, float(dots.value.corr(dots['mean'], method='spearman')), int(same.sum())
+  same = (dots['value'] >= SINK) == (dots['mean'] >= SINK)
+  return dots, float(dots['value'].corr(dots['mean'], method='spearman')), int(same.sum())
 
 
 def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd.DataFrame:
-  """Every table and figure of the paper: name, title, command, where it was run, key.
+  """Every table and figure of the paper: key, name, title, command, and where it was run.
 
   Args:
     table: of `runs.table`, of all tasks.
-    analysed: names of the models by analysis.
+    analysed: names of the models that an analysis measured, by its name.
   """
-  rows = []
+  rows, done = [], table[table.status.isin(['done', 'diverged'])]
   for item in TABLES + FIGURES:
-    analysis, needs = item.get('analysis'), item['needs']
-    trials = dict.fromkeys(item.get('trials') or [row['trial'] for row in item.get('rows', ()) if row['trial']])
-    if analysis:
-      models = item.get('models') or [row['setting'] for row in item.get('rows', ())] or ['Pythia-14M', 'GPT2']
-      command = f'analyses {analysis} --checkpoint="{",".join(models)}"{_OPTIONS.get(analysis, "")}'
-      run = ', '.join(analysed.get(analysis, ()))
-    elif needs == 'fine-tuning':
-      command, runs = 'sweep --config=configs/sft.py', table[(table.task == 'sft') & (table.status == 'done')]
-      run = f'{len(runs)} runs' if len(runs) else ''
-    elif trials:
-      command = f'sweep --config=configs/paper.py --only={",".join(trials)}'
-      done = table[(table.task == 'paper') & table.trial.isin(trials) & table.status.isin(['done', 'diverged'])]
-      run = f'{done.budget.iloc[0]}: {done.trial.nunique()} of {len(trials)} trials, {len(done)} runs' if len(
-          done) else ''
-    else:
-      command, run = '', 'drawn' if item.get('kind') == 'mask' else ''
+    trials = [*dict.fromkeys(item.get('trials') or [row['trial'] for row in item.get('rows', ())])]
+    command = run = ''
+    if analysis := item.get('analysis'):
+      names = item.get('models', [row['setting'] for row in item.get('rows', ())] or ['Pythia-14M', 'GPT2'])
+      command = f'analyses {analysis}' + f' --checkpoint="{",".join(names)}"' * bool(names) + item.get('options', '')
+      measured = analysed.get(analysis, ())
+      ours = [name for name in measured if name in names or not names]
+      run = ', '.join(ours) or 'other models: ' * bool(measured) + ', '.join(measured)
+    elif item['needs'] in ('training', 'fine-tuning'):
+      tuned = item['needs'] == 'fine-tuning'
+      command = 'sweep --config=configs/' + ('sft.py' if tuned else f'paper.py --only={",".join(trials)}')
+      runs = done[done.task == 'sft'] if tuned else done[(done.task == 'paper') & done.trial.isin(trials)]
+      of = f'{len(runs)} runs' if tuned else f'{runs.trial.nunique()} of {len(trials)} trials, {len(runs)} runs'
+      run = f'{", ".join(runs.budget.dropna().unique())}: {of}' if len(runs) else ''
+    elif item.get('kind') == 'mask':
+      run = 'drawn'
     rows.append({'key': item['key'], 'name': name_of(item), 'title': item.get('title') or item['caption'],
                  'command': command and f'python -m sink_jax {command}', 'run': run or 'not run'})
   return pd.DataFrame(rows)
 
 
 def open_models(folder: Path) -> pd.DataFrame:
-  """What claims ask of published models: one row a model, of the files that `sink_jax analyses` wrote.
+  """Numbers of published models, a row each like those of `runs.table`, of files of `sink_jax analyses`.
 
-  Columns as of `runs.table` and sink_1_natural, _random, _repeat; domain_spread (largest minus least Sink_1);
-  hidden_ratio (largest over blocks); key_ratio, value_ratio (medians over blocks); cosine_lead and
-  norm_product_ratio (first key against the others, means over heads with a sink); swapped_sink_1 and _t.
+  Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
+  of X_first and X_others also X_lead. At epsilon 0.3, and of heads those with a sink.
   """
-  found = [pd.DataFrame(index=pd.Index([], name='model'))]
+  found = [pd.DataFrame()]
   for path in sorted(folder.glob('*.json')):
     content = json.loads(path.read_text('utf-8'))
-    rows = pd.DataFrame(content.get('rows', []))
-    if not len(rows):
-      continue
-    rows = rows[rows.epsilon == EPSILON] if 'epsilon' in rows else rows
-    by = rows.groupby('model')
-    match content['analysis']:
-      case 'kinds':
-        found.append(rows.pivot_table('sink_1', 'model', 'kind').add_prefix('sink_1_'))
-      case 'chat' | 'scale':
-        found.append(by.sink_1.mean().to_frame('sink_1_natural'))
-      case 'domains':
-        found.append((by.sink_1.max() - by.sink_1.min()).to_frame('domain_spread'))
-      case 'norms':
-        of = lambda kind: rows[rows.kind == kind].groupby('model').ratio
-        found.append(pd.DataFrame({'hidden_ratio': of('hidden states').max(), 'key_ratio': of(
-            'keys').median(), 'value_ratio': of('values').median()}))
-      case 'angles':
-        mean = rows[rows.importance > EPSILON].groupby('model').mean(numeric_only=True)
-        found.append(pd.DataFrame({'cosine_lead': mean.cosine_first - mean.cosine_others,
-                                   'norm_product_ratio': mean.norm_product_first / mean.norm_product_others}))
-      case 'positions':
-        mean = rows[rows.change == 'swapped'].groupby('model')[['sink_1', 'sink_t']].mean()
-        found.append(mean.add_prefix('swapped_'))
-  table = pd.concat(found).groupby(level=0).first()
+    rows = pd.DataFrame(content.get('rows', ()))
+    if 'model' in rows:
+      rows = rows[rows.epsilon == EPSILON] if 'epsilon' in rows else rows
+      rows = rows[rows.importance > EPSILON] if 'head' in rows else rows
+      leads = {f'{name[:-6]}_lead': rows[name] - rows[f'{name[:-6]}_others'] for name in rows
+               if name.endswith('_first')}
+      rows = rows.assign(kind=rows.get('kind', rows.get('change', '')), **leads)
+      by = rows.groupby(['model', 'kind'])[rows.select_dtypes('number').columns]
+      wide = pd.concat([by.mean(), (by.max() - by.min()).add_suffix('_range')], axis=1).unstack()
+      wide.columns = ['_'.join(filter(None, (content['analysis'], kind.replace(' ', '_'), name)))
+                      for name, kind in wide.columns]
+      found.append(wide)
+  table = pd.concat(found).groupby(level=0).first() if len(found) > 1 else pd.DataFrame()
   return table.rename_axis('trial').reset_index().assign(seed=0, status='done', valid='')
