@@ -1,0 +1,241 @@
+"""The paper's claims, a line each in claims.txt, and what runs say to them.
+
+A condition is decided where the 99 % t interval of its mean over seeds, paired by seed where it compares
+two trials, lies on one side of its level; an equality by two one-sided tests. A claim is reproduced where
+all of its conditions are decided for it, not reproduced where one is decided against it, and open where
+seeds are too few (less than 3) or too unlike. It is not testable where runs are missing or invalid, are of
+several data sets, or where what it presupposes is not so. Ratios are compared as logarithms.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from itertools import pairwise
+from typing import NamedTuple
+
+import pandas as pd
+
+from sink_jax.evaluate import EPSILON
+from sink_jax.report import paper
+from sink_jax.report.stats import Interval, compare, equal, interval
+
+REPRODUCED, NOT_REPRODUCED, OPEN, NOT_TESTABLE = VERDICTS = (
+    'reproduced', 'not reproduced', 'open', 'not testable here')
+SEEDS = 3  # fewer decide nothing
+NOISE = 1  # points by which a step of a row may go the other way
+_PART = re.compile(r'(?:(\w+): )?(.+?)(?: ([<>=]) (.+?)(?: (\+-|[-+*]) ([\d.]+))?)?')
+_ENDS = {'diverges': '<', 'trains': '>'}  # of `converges`, 1 or 0 by seed, against 0.5
+_RATE = re.compile('(untrained_|removed_|largest_)?sink(_|$)|lead_|prefix_')
+_RATIO = re.compile('massive|window_|.+_ratio')
+
+
+class Condition(NamedTuple):
+  """METRIC of each trial, or minus that of `other` by seed, compared (<, >, or = for +-) with a level."""
+
+  metric: str
+  trials: list[str]
+  sign: str
+  level: float
+  other: str = ''
+
+
+class Claim(NamedTuple):
+  """A claim. criterion: its conditions as they stand in the file; needs: what it presupposes."""
+
+  key: str
+  section: str
+  sentence: str
+  criterion: str
+  conditions: list[Condition]
+  needs: list[Condition]
+  headline: bool
+
+
+class Verdict(NamedTuple):
+  """One of VERDICTS; n: seeds of the trial with fewest; measured, paper: the numbers, in words."""
+
+  verdict: str
+  n: int
+  why: str
+  measured: str
+  paper: str
+
+
+class Part(NamedTuple):
+  """A trial of a condition: decided for (1) or against (-1) it, open (0), or nothing to judge (None)."""
+
+  decided: int | None
+  n: int
+  words: str
+  unseen: float = 0.0
+
+
+def parse(text: str) -> list[Claim]:
+  """The claims of a file; the first lines of claims.txt say how it is written.
+
+  Raises:
+    ValueError: a line cannot be read; names its number.
+  """
+  claims = []
+  for number, line in enumerate(text.splitlines(), 1):
+    if line and not line.startswith('#'):
+      try:
+        key, section, sentence, criterion, needs = (field.strip() for field in line.split('|'))
+        claims.append(Claim(key.lstrip('*'), section, sentence, criterion, [*_conditions(criterion)],
+                            [*_conditions(needs)], key.startswith('*')))
+      except ValueError as error:
+        raise ValueError(f'claims.txt, line {number}: {error}') from None
+  return claims
+
+
+def _conditions(text: str) -> Iterator[Condition]:
+  metric = ''
+  for part in filter(None, text.split(' and ')):
+    found = _PART.fullmatch(part)
+    named, trials, sign, rest, how, size = found.groups() if found else [''] * 6
+    metric, names = named or metric, trials.split(', ')
+    if metric in _ENDS or metric == 'text':
+      yield Condition('converges' if metric in _ENDS else metric, names, _ENDS.get(metric, ''), 0.5)
+    elif not metric or not rest:
+      raise ValueError(f'"{part}" is not METRIC: TRIALS > LEVEL, A > B + MARGIN or A = B +- MARGIN')
+    elif re.fullmatch(r'[\d.]+', rest):
+      yield Condition(metric, names, sign, math.log(float(rest)) if _RATIO.match(metric) else float(rest))
+    else:
+      row, margin = [trials, *rest.split(f' {sign} ')], float(size or 0) * (-1 if how == '-' else 1)
+      noise = (NOISE if _RATE.match(metric) else margin / 20) * (1 if sign == '<' else -1)
+      for a, b in pairwise(row) if len(row) > 2 else ():
+        yield Condition(metric, [a], sign, noise, b)
+      yield Condition(metric, names, sign, math.log(margin) if how == '*' else margin, row[-1])
+
+
+def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
+  """What runs say to a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
+  pairs = dict.fromkeys((metric, trial) for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
+                        for trial in (*trials, other) if trial)
+  published = {trial for trial in table.trial if _published(trial)} if any(
+      _published(trial) for _, trial in pairs) else set()
+  runs = table[table.trial.isin({'default', *published, *(trial for _, trial in pairs)})]
+  rows = runs.to_dict('records')
+  mixed = [key for key in ('budget', 'protocol', 'content') if runs[key].nunique() > 1]
+  needs, parts = _parts(claim.needs, rows), _parts(claim.conditions, rows)
+  said = lambda of, *decided: [part for part in of if part.decided in decided]
+  if mixed:
+    verdict, deciding = NOT_TESTABLE, [Part(None, 0, f'its runs differ in {" and ".join(mixed)}')]
+  elif deciding := said(needs, None, -1):
+    verdict = NOT_TESTABLE
+    deciding = [part._replace(words=f'presupposed otherwise: {part.words}') for part in deciding]
+  elif deciding := said(parts, -1):  # whatever the others would say if their runs were there
+    verdict = NOT_REPRODUCED
+  elif (deciding := said(parts, None)) or not parts:
+    verdict = NOT_TESTABLE
+  elif deciding := said(needs, 0) + said(parts, 0):
+    verdict = OPEN
+  else:
+    verdict, deciding = REPRODUCED, parts
+  why = [part.words for part in deciding if verdict != REPRODUCED]
+  if share := max((part.unseen for part in deciding), default=0):
+    why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
+  # What other published models do decides nothing, and is shown.
+  pairs |= dict.fromkeys((metric, trial) for metric, _ in pairs for trial in sorted(published))
+  means = {pair: interval([*values.values()]) for pair in pairs if (values := seeds_of(rows, *pair)[0])}
+  return Verdict(
+      verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
+      ', '.join(f'{_label(*pair)} {_text(pair[0], of.mean)} (n = {of.n})' for pair, of in means.items()),
+      ', '.join(f'{_label(*pair)} {number}' for pair in pairs if (number := paper.number(*pair[::-1]))))
+
+
+def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
+  """{seed: value} of the valid runs of a trial, and which are not valid; None: not expressible."""
+  if trial == 'untrained':
+    metric, trial = f'untrained_{metric}', 'default'
+  runs = [row for row in rows if row['trial'] == trial and row['status'] != 'not run']
+  if not runs:
+    return {}, f'needs {trial}' if _published(trial) else f'no run of {trial}'
+  if all(row['status'] == 'not expressible' for row in runs):
+    return None, ''
+  values, reasons = collections.defaultdict[int, list[float]](list), []
+  for row in runs:
+    value, reason = row.get(metric, math.nan), row['valid']
+    if metric == 'converges' and row['status'] in ('done', 'diverged'):  # either is what it is about
+      reason = ''
+    elif metric == 'sink_1' and row.get('window', math.nan) <= EPSILON * row.get('length', math.nan):
+      reason = 'with a window too small for a sink'  # the first token has window / length at most
+    if reason:
+      reasons.append(reason)
+    elif not math.isnan(value):
+      value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
+      values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
+  words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}' if reasons else ''
+  return ({seed: sum(of) / len(of) for seed, of in values.items()},
+          words or f'{_label(metric, trial)} was not measured' * (not values))
+
+
+def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head: float) -> tuple[int, Interval]:
+  """1, -1 or 0 (open) of one trial, by the values of its seeds, and the interval that decides.
+
+  b: of the other trial, or {}. head: the points of one head, of a rate; else 0.
+  """
+  exact = condition.metric == 'chain_difference' or _published(condition.trials[0])  # no seed changes these
+  x = compare(a, b, head=head) if condition.other else interval([*a.values()], head=head)
+  if exact:
+    x = x._replace(low=x.mean, high=x.mean)
+  elif condition.other and abs(x.mean) < head:
+    x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
+  level, low, high = condition.level, x.low, x.high
+  if not exact and x.n < SEEDS:
+    return 0, x
+  if condition.sign == '=':
+    same = abs(x.mean) < level if exact else equal([a[s] - b[s] for s in a.keys() & b.keys()], level, head=head)
+    return 1 if same else -1 if max(low, -high) > level else 0, x
+  if condition.sign == '<':
+    level, low, high = -level, -high, -low
+  return 1 if low > level else -1 if high < level else 0, x
+
+
+def _parts(conditions: Iterable[Condition], rows: list[dict]) -> list[Part]:
+  parts = []
+  for condition in conditions:
+    metric, other = condition.metric, condition.other
+    for trial in condition.trials:
+      mine = [row for row in rows if row['trial'] in (trial, other)]
+      if metric == 'text':
+        edits = {edit for row in mine for edit in json.loads(row['settings']).get('data.interventions') or ()}
+        parts.append(Part(None if edits else 1, 0, f'the sequences of {trial} are edited: {", ".join(edits)}'))
+        continue
+      (a, words), (b, more) = seeds_of(rows, metric, trial), seeds_of(rows, metric, other) if other else ({}, '')
+      remarks = '; '.join(filter(None, (words, more)))
+      if a is None or b is None:
+        continue  # the budget has no such trial
+      if not a or other and not b:
+        parts.append(Part(None, 0, remarks))
+        continue
+      head = 100 / min(row['heads'] for row in mine or rows) if _RATE.match(metric) else 0.0
+      decided, x = decide(condition, a, b, 0.5 if metric == 'converges' else head)
+      ends = f'{_text(metric, x.low)} to {_text(metric, x.high)}, ' * (x.n > 1)
+      parts.append(Part(decided, x.n, _label(metric, trial) + f' minus {other}' * bool(other) + (
+          f' {_text(metric, x.mean)} ({ends}n = {x.n})') + f' ({remarks})' * bool(remarks), x.unseen))
+  return parts
+
+
+def _published(trial: str) -> bool:
+  """Whether it is a published model: their names begin with a capital, those of trials do not."""
+  return trial[0].isupper()
+
+
+def _label(metric: str, trial: str) -> str:
+  """'Sink_1 of default', 'valid loss of k-bias'."""
+  return re.sub('(?<!Sink)_', ' ', re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))) + f' of {trial}'
+
+
+def _text(metric: str, value: float) -> str:
+  """Two decimals of rates, three of losses; of ratios, whose values are logarithms, the ratio."""
+  value = math.exp(min(value, 700)) if _RATIO.match(metric) else value
+  return f'{value:.2f}' if _RATE.match(metric) else f'{value:.3f}' if 'loss' in metric else f'{value:.3g}'
+
+
+CLAIMS = parse((resources.files('sink_jax.report') / 'claims.txt').read_text('utf-8'))
