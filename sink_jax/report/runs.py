@@ -172,7 +172,7 @@ def describe_attention(experiment: Experiment) -> str:
 
 
 # What components are called where all of their arguments have their defaults; '' changes nothing.
-_SHORT = {'Exp()': 'softmax', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
+_SHORT = {'Exp()': 'exp', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
           'Linear()': 'linear', 'EluPlusOne()': 'elu plus one', 'Softpick()': 'softpick',
           'NoBias()': '', 'KBias()': 'K bias', 'KVBias()': 'KV bias', 'VBias()': 'V bias',
           'SinkLogit()': 'sink logit', 'ZeroSink()': 'off by one', 'Fixed()': '', 'PlainValue()': '',
@@ -209,14 +209,13 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   epoch, length, blocks = data.get('tokens_per_epoch'), experiment.probe.length, model.attention_layers
   specs = [model.attention_of(model.pattern[layer % len(model.pattern)]) for layer in blocks]
   defaults = dict(_settings(Experiment()))
-  known = {**source.facts(), **data} if synthetic else data
   return vars(experiment.label) | {
       'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(blocks) * model.heads,
       'attention': describe_attention(experiment), 'proxy': not spec.rows_sum_to_one,
       'source': str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
       'content': data.get('content'), 'tokens': tokens, 'epochs': tokens / epoch if epoch else None,
       'unique_tokens': data.get('unique_training_tokens'), 'length': length, 'window': spec.mask.window,
-      'prefix': spec.mask.prefix, 'unigram_loss': known.get('unigram_loss', known.get('loss_of_zero')),
+      'prefix': spec.mask.prefix, 'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
       'uniform_importance': np.mean([validity.uniform_importance(
           of_block, length, model.sink_tokens) for of_block in specs]) if specs else None,
       'settings': json.dumps({key: value for key, value in _settings(experiment)
