@@ -47,14 +47,17 @@ def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, co
     data = data[data.step.eq(data.groupby('run').step.transform('max')) | data.step.isna()]
   if data.empty:
     return False
-  values = data.pivot_table(index=x, columns='run', values='value')
+  # Stored curves may have only some of the steps; single steps of training losses are noise.
+  values = data.pivot_table(index=x, columns='run', values='value').interpolate('index', limit_area='inside')
+  if len(values) > 100:
+    values = values.rolling(len(values) // 25, min_periods=1, center=True).mean()
   valid = table.set_index('run').valid.reindex(values.columns) == ''
   for run in values.columns:
     one, good = values[run].dropna(), valid[run]
     ax.plot(one.index, one, color=colour if good else GREY, linewidth=0.9, alpha=0.55 if good else 0.9,
-            linestyle=style if good else (0, (2, 2)))
+            linestyle=style if good else (0, (2, 2)), zorder=2 if good else 4)
     if not good and len(one):
-      ax.plot(one.index[-1:], one[-1:], 'x', color=GREY, markersize=7, markeredgewidth=1.8, clip_on=False)
+      ax.plot(one.index[-1:], one[-1:], 'x', color=GREY, markersize=7, markeredgewidth=1.8, clip_on=False, zorder=4)
   mean = values.loc[:, valid].dropna().mean(axis=1)
   crossed = f', {(~valid).sum()} crossed out' * bool((~valid).any())
   ax.plot(mean.index, mean, color=colour if valid.any() else GREY, linewidth=2.3, linestyle=style,
@@ -77,8 +80,8 @@ def curves(runs: Runs, table: pd.DataFrame, trials: Mapping[str, str], metrics: 
         lines(ax, runs, table, trial, 'sink_star', _COLOURS[i % len(_COLOURS)], '', x, ':')
     label(ax, title if ax is axes[0, 0] else '', {'block': 'block (0: the embedding)'}.get(x, x), AXES.get(metric, metric))
     _scale(ax, metric, x)
-  figure.legend(handles=list(found.values()), loc='outside lower center', ncols=1 + (len(found) > 3), frameon=False,
-                fontsize=9.5)
+  figure.legend(handles=list(found.values()), loc='outside lower center', frameon=False, fontsize=9.5,
+                ncols=2 if max(map(len, trials.values())) > 14 else min(3, max(1, len(found))))
   return figure
 
 
@@ -149,7 +152,7 @@ def _names(ax: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequence[flo
   for name, x, y in sorted(zip(names, xs, ys), key=lambda row: -row[1]):
     width, height = 1.55 * len(name) * per_x, 3.2 * per_y
     places = sorted(((dx, dy) for dx in range(-60, 61, 3) for dy in range(-45, 61, 2)),
-                    key=lambda d: d[0] ** 2 + 2 * d[1] ** 2)
+                    key=lambda d: 2 * d[0] ** 2 + d[1] ** 2)
     for dx, dy in places:  # of the left lower corner
       left, low = x + dx * per_x, y + dy * per_y
       inside = ax.get_xlim()[0] < left and left + width < ax.get_xlim()[1] and ax.get_ylim()[0] < low
