@@ -101,9 +101,10 @@ class ProfileConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-  """Where a config is from: a trial of a config file, its budget and protocol, if it has them."""
+  """Where a config is from: a trial of a config file, its task, budget and protocol, if it has them."""
 
   trial: str = option('', 'of a config file', where=True)
+  task: str = option('', 'what reports compare it with, such as paper or synthetic', where=True)
   budget: str = option('', 'desk, night, tenth or full', where=True)
   protocol: str = option('', 'paper or released', where=True)
 

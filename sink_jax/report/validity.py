@@ -1,0 +1,44 @@
+"""Whether a run is evidence about attention sinks at all, before anything is concluded from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from sink_jax.attention.spec import AttentionSpec
+
+UNIFORM = 0.01  # share by which attention that counts as uniform may differ from it
+
+
+def uniform_importance(spec: AttentionSpec, length: int, sink_tokens: int = 0) -> float:
+  """Importance of the first of `length` tokens where every query attends to all its keys alike.
+
+  Without a window, a prefix or an extra key it is H_T / T, with the harmonic number H_T: 0.0741 for T = 64.
+  sink_tokens: learned tokens before the first one.
+  """
+  queries = np.arange(sink_tokens, sink_tokens + length)
+  keys = np.asarray(spec.mask.visible(queries, sink_tokens + length)) + spec.kv_bias.has_extra_key
+  return float(np.mean(np.asarray(spec.mask.keep(queries, sink_tokens)) / keys))
+
+
+def judge(table: pd.DataFrame) -> pd.DataFrame:
+  """The columns `valid` and `known` of a table of runs with their last quantities.
+
+  A run is dead where its attention is uniform: where the entropy of every head lies within 1 % of uniform
+  attention's. Of runs without a stored entropy only the largest and the mean importance of the first token
+  are known; they are dead where both lie within 1 % of `uniform_importance`, which other maps can have too.
+
+  Returns:
+    `valid`: '' for valid evidence, as far as known, else the reason: 'dead', 'no better than unigram',
+    'diverged', 'not finished' or the status of a run that did not begin. `known`: whether entropy was stored.
+    What is not stored makes no run invalid.
+  """
+  alike = lambda importance: (importance / table.uniform_importance - 1).abs() <= UNIFORM
+  known = table.least_entropy.notna()
+  dead = (table.least_entropy >= 1 - UNIFORM).where(
+      known, alike(table.largest_importance) & alike(table.mean_importance))
+  valid = table.status.replace({'done': '', 'running': 'not finished', 'interrupted': 'not finished'})
+  # Comparisons with NaN are false: what is not known is no reason.
+  for reason, rows in (('dead', dead), ('no better than unigram', table.valid_loss >= table.unigram_loss)):
+    valid = valid.mask((valid == '') & rows.astype(bool), reason)
+  return pd.DataFrame({'valid': valid, 'known': known})
