@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -94,7 +94,7 @@ def _verdict(row: Mapping, p: float, metric: str, measure: Measure) -> str:
   return 'lower' if row['difference'] < 0 else 'higher'
 
 
-def written(row: pd.Series, measure: Measure) -> str:
+def written(row: Any, measure: Measure) -> str:
   """'-23.4 (-28.7 to -18.1), n = 3' of a row, or '0.83 (0.70 to 0.98), n = 5' of a ratio; '-' without pairs."""
   if not row.n:
     return '-'

@@ -1,4 +1,4 @@
-"""Pages in Markdown, with pictures, made from the tables of runs: the paper's results, or any runs side by side."""
+"""Pages in Markdown with pictures, made from the tables of runs: the paper's results, or any runs side by side."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
+from matplotlib.figure import Figure
 
 from sink_jax.evaluate.plots import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath
-from sink_jax.io.terminal import Markdown, escaped, short
+from sink_jax.io.terminal import escaped, short
 from sink_jax.pretrained.load import load_run
 from sink_jax.report import claims, compare, figures, paper
 from sink_jax.report.model_page import model_page, to_html
@@ -28,9 +29,7 @@ REMEDIES = {'text': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger ave
 HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 'sigmoid': 'sigmoid',
             'k-bias': 'softmax with a K bias'}
 OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were mended
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / 'templates'), trim_blocks=True, lstrip_blocks=True,
-    keep_trailing_newline=True, undefined=jinja2.StrictUndefined, finalize=lambda value: '' if value is None else value)
+_TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
 
 
 class Page(NamedTuple):
@@ -41,256 +40,205 @@ class Page(NamedTuple):
 
 
 def write(runs: Runs, out: Path, root: AnyPath | None = None, analyses: Sequence[Path] = (),
-          evaluation: Path | None = None, maps: bool = True) -> Page:
-  """Writes the results pages where a run is of the paper's tasks, else a page that compares the runs.
+          evaluation: Path | None = None) -> Page:
+  """Writes the results pages where a run has a task of the paper's, else a page that compares the runs.
 
   Args:
-    root: the folder below which the runs' own folders lie, for maps of their checkpoints.
-    analyses: files that `python -m sink_jax analyses` wrote. evaluation: a folder of `evaluate`.
-    maps: whether the page of runs has attention maps.
+    root: the folder of the runs' workdirs, of whose checkpoints maps are drawn; None draws none.
+    analyses: files that `python -m sink_jax analyses` wrote. evaluation: a folder that `evaluate` wrote.
   """
   out.mkdir(parents=True, exist_ok=True)
-  if set(runs.runs.task) & {'paper', 'synthetic', 'graft', 'sft', *REMEDIES} or runs.runs.empty and not evaluation:
+  of_paper = set(runs.runs.task) & {'paper', 'synthetic', 'graft', 'sft', *REMEDIES}
+  if of_paper or analyses or runs.runs.empty and not evaluation:
     return _results(runs, out, analyses)
-  return _side_by_side(runs, out, root if maps else None, evaluation)
+  return _side_by_side(runs, out, root, evaluation)
 
 
-def spread(values: Sequence[float] | pd.Series, digits: int = 1) -> str:
+def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = True) -> str:
   """'27.0 (23.5 to 33.9), n = 5': the mean, the least and the largest of what is known; '-' for nothing."""
   known = [value for value in values if not math.isnan(value)]
-  if not known or all(map(math.isinf, known)):
+  finite = [value for value in known if not math.isinf(value)]
+  if not finite:
     return '-'
-  if any(map(math.isinf, known)):  # steps of emergence, where some seeds have none
-    some = [value for value in known if math.isfinite(value)]
-    return f'{np.mean(some):,.{digits}f} in {len(some)} of {len(known)} seeds'
-  mean = f'{np.mean(known):,.{digits}f}'
-  return mean + (f' ({min(known):,.{digits}f} to {max(known):,.{digits}f}), n = {len(known)}' if len(known) > 1 else ', n = 1')
+  form = f',.{digits}f'
+  words = f'{np.mean(finite):{form}}'
+  if len(finite) > 1:
+    words += f' ({min(finite):{form}} to {max(finite):{form}})'
+  if len(finite) < len(known):  # a step of emergence is infinite where no sink emerges
+    return f'{words} in {len(finite)} of {len(known)} seeds'
+  return words + f', n = {len(finite)}' * count
 
 
-def agreement(pairs: pd.DataFrame) -> dict[str, Any]:
-  """Rank correlation of the paper's Sink_1 and ours over trials, and how many lie on the same side of 10 %."""
-  good = pairs[~pairs.crossed]
-  rank = spearmanr(good.paper, good.ours).statistic if len(good) > 2 else math.nan
-  return {'trials': len(good), 'rank': float(rank), 'same': int(((good.paper >= EMERGED) == (good.ours >= EMERGED)).sum())}
+def finding(runs: pd.DataFrame) -> str:
+  """What the runs of one trial say, with n. runs: rows of `runs.table`."""
+  good, bad = runs[runs.valid.eq('') & runs.sink_1.notna()], Counter(runs.valid[runs.valid != ''])
+  left = ', '.join(f'{n} of {len(runs)} runs {why}' for why, n in bad.items())
+  if good.empty:
+    return f'Nothing can be said of a sink: {left or "not probed"}.'
+  sinks, proxy, star = good[good.sink_1 >= EMERGED], bool(good.proxy.any()), good.sink_star.dropna()
+  words = [f'A sink in {len(sinks)} of {len(good)} seeds: Sink_1{"*" * proxy} {spread(good.sink_1)} (in %)']
+  if np.isfinite(steps := sinks.emergence_step).any():
+    words[0] += f', at {EMERGED} % or more from step {spread(steps[np.isfinite(steps)], 0, False)} on'
+  if len(star):
+    words.append(f'The extra key has Sink_* {spread(star)} (in %)')
+  if len(sinks):
+    words.append(f'The first value is {sinks.value_ratio.mean():.2f} times as long as those of the others')
+  if proxy and good.raw_row_mass.notna().any():
+    words.append(f'The weights give the first token {good.raw_mass_1.mean():.3f} of the '
+                 f'{good.raw_row_mass.mean():.3f} in a row')
+  if left:
+    words.append(f'Left out: {left}')
+  return '. '.join(words) + '.'
 
 
-def _write(path: Path, template: str, **context: Any) -> Path:
-  text = _TEMPLATES.get_template(template).render(context)
-  path.write_text(re.sub(r'\n{3,}', '\n\n', text).strip() + '\n')
+def brief(words: str) -> str:
+  """'sink_1 of a 1.20 (n = 3), sink_1 of b 3.45 (n = 3)' as 'sink_1: a 1.2, b 3.5'; other words as they are."""
+  found = re.findall(r'(\w+) of (\S.*?) (-?[\d.]+\*?)(?: \(n = \d+\))?(?:, |$)', words)
+  by: dict[str, list[str]] = {}
+  for metric, trial, number in found:
+    rate = re.match('sink|lead', metric) and not number.endswith('*')
+    by.setdefault(metric, []).append(f'{trial} {float(number):.1f}' if rate else f'{trial} {number}')
+  return '; '.join(f'{metric}: {", ".join(of)}' for metric, of in by.items()) or words
+
+
+def _render(path: Path, template: str, **context: Any) -> Path:
+  templates = jinja2.Environment(
+      loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
+      undefined=jinja2.StrictUndefined)
+  names = {'cell': escaped, 'short': short, 'spread': spread, 'brief': brief, 'compare': compare, 'paper': paper, 'EMERGED': EMERGED}
+  text = templates.get_template(template).render(names | context)
+  path.write_text(re.sub(r'\n\s*\n+', '\n\n', text).strip() + '\n')
   return path
 
 
-def _draw(out: Path, name: str, figure: Any) -> str:
-  figures.save(figure, out / name)
-  return name
-
-
-# --- the paper's results ---
-
 def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   full = table(runs)
-  of_paper = full[full.task == 'paper']
-  # One budget and protocol: that with most runs.
-  groups = of_paper[of_paper.status != 'not expressible'].groupby(['budget', 'protocol'], dropna=False).size()
-  budget, protocol = groups.idxmax() if len(groups) else ('', '')
-  shown = of_paper[of_paper.budget.eq(budget) & of_paper.protocol.eq(protocol)]
+  every = full[full.task.eq('paper') & full.status.ne('not expressible')]
+  # The pages show one budget and protocol: those of most runs.
+  budget, protocol = every.groupby(['budget', 'protocol'], dropna=False).size().idxmax() if len(every) else ('', '')
+  shown = full[full.task.eq('paper') & full.budget.eq(budget) & full.protocol.eq(protocol)]
   beside = paper.beside(shown)
-  pairs = _pairs(beside, shown)
-  judged = [(claim, claims.judge(claim, shown)) for claim in claims.read()]
-  context = {'claims': judged, 'verdicts': claims.VERDICTS, 'budget': budget, 'agreement': agreement(pairs), 'shown': shown, 'full': full,
-             'beside': beside, 'spread': spread, 'cell': escaped, 'short': short, 'paper': paper, 'pictures': {}}
-  pictures: dict[str, str] = context['pictures']
-  if len(known := shown[shown.sink_1.notna()]):
-    trials = {trial: name for trial, name in HEADLINE.items() if trial in set(known.trial)} or {known.trial.iloc[0]: known.trial.iloc[0]}
-    pictures['dynamics'] = _draw(out, 'dynamics.png', figures.panels(
-        runs, shown, trials, 'A sink emerges; a K bias takes it'))
-  if len(pairs):
-    agreed = context['agreement']
-    pictures['scatter'] = _draw(out, 'scatter.png', figures.scatter(
-        pairs, f'{agreed["same"]} of {agreed["trials"]} trials lie on the same side of {EMERGED} %\n'
-        f'(rank correlation {agreed["rank"]:.2f})', EMERGED))
-  for figure in paper.figures().itertuples():
-    if drawn := _figure(figure, runs, shown, full):
-      pictures[figure.key] = _draw(out, f'{figure.key}.png', drawn)
-  pictures |= {f'analysis {path.stem}': os.path.relpath(path.with_suffix('.png'), out)
-               for path in analyses if path.with_suffix('.png').exists()}
-  tasks = _remedies(full, out)
-  grafts = full[full.task.eq('graft')]
+  dots, rank, same = paper.agreement(beside)
+  analysed = {path.stem: json.loads(path.read_text()) for path in analyses}
+  models = {name: {row['model'] for row in found['rows']} for name, found in analysed.items()}
+  open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
+  judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
+  drawn: dict[str, Figure] = {}
+  if trials := {trial: name for trial, name in HEADLINE.items() if trial in set(shown.trial[shown.sink_1.notna()])}:
+    drawn['dynamics'] = figures.panels(runs, shown, trials, 'Sink_1 while models train')
+  if len(dots):
+    every_mean = shown.groupby('trial').sink_1.mean()
+    bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
+    pairs = pd.concat([dots.assign(crossed=False), bad.assign(crossed=True, mean=bad.trial.map(every_mean))])
+    drawn['scatter'] = figures.scatter(
+        pairs.rename(columns={'value': 'paper', 'mean': 'ours'}).drop_duplicates('trial'),
+        f'{same} of {len(dots)} trials lie on the same side of {EMERGED} %\n(rank correlation {rank:.2f})', EMERGED)
+  for figure in paper.FIGURES:
+    if found := _figure(figure, runs, shown, full):
+      drawn[figure['key']] = found
+  grafts = full[full.task.eq('graft') & ~full.trial.str.startswith('desk-')]
   if len(grafts):
-    pictures['grafts'] = _draw(out, 'grafts.png', figures.curves(
-        runs, grafts, {t: t for t in sorted(set(grafts.trial)) if not t.startswith('desk-')}, ['sink_1'],
-        title='Sink_1 after a graft onto the trained default'))
-  context |= {'sentences': _three(context), 'tasks': tasks, 'grafts': compare.against(grafts, 'continued'), 'compare': compare,
-              'tuning': _tuning(full), 'made': _made(full), 'analyses': [os.path.relpath(path, out) for path in analyses],
-              'not_said': full.valid[full.valid != ''].value_counts()}
-  files = [_write(out / 'README.md', 'results.md', **context)]
-  if tasks:
-    files.append(_write(out / 'remedies.md', 'remedies.md', tasks=tasks, compare=compare, cell=escaped, old=OLD_FORMULA,
-                        full=full))
-  drawn = {name for name in pictures.values() if '/' not in name} | {task['picture'] for task in tasks}
-  return Page([*files, *(out / name for name in sorted(drawn))], context['sentences'])
-
-
-def _pairs(beside: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
-  """The paper's Sink_1 and ours by trial; crossed: none of its runs is valid, and ours is of the invalid ones."""
-  rates = beside[beside.metric.eq('sink_1') & beside.paper.notna()].drop_duplicates('trial')
-  every = shown.groupby('trial').sink_1.mean()
-  pairs = rates.assign(ours=rates['mean'].fillna(rates.trial.map(every)), crossed=rates['mean'].isna())
-  return pairs.loc[pairs.ours.notna(), ['trial', 'paper', 'ours', 'crossed']]
-
-
-def _figure(figure: Any, runs: Runs, shown: pd.DataFrame, full: pd.DataFrame) -> Any:
-  """The picture of a figure of the paper from training runs; None without any."""
-  ours = [trial for trial in figure.trials if len(shown[shown.trial.eq(trial) & shown.sink_1.notna()])]
-  names = {trial: trial for trial in ours}
-  if figure.kind == 'mask':
-    return figures.masks() if figure.number == '5' else None
-  if figure.kind == 'fine-tuning' and len(tuned := full[full.task == 'sft']):
-    tuned = tuned[tuned.protocol == tuned.protocol.mode()[0]]
-    return figures.curves(runs, tuned, {t: t for t in sorted(set(tuned.trial))}, ['train_loss', 'grad_norm'],
-                          title='Fine-tuning (Figure 30)')
-  title = f'Figure {figure.number} {figure.half}'.strip()
-  if not ours:
-    return None
-  if figure.kind in ('dynamics', 'learning rates'):
-    return figures.curves(runs, shown, names, ['train_loss', *['valid_loss'] * (figure.kind == 'dynamics'), 'sink_1'], title=title)
-  if figure.kind == 'ratios':
-    return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title)
-  if figure.kind == 'sweep':
-    x = 'window' if figure.number == '6' else 'unique_tokens'
-    return figures.sweep(shown, ours, x, ['sink_1', 'valid_loss'])
-  if figure.kind == 'window map':
-    return figures.sweep(shown, ours, 'window', ['window_absolute', 'window_relative'])
-  return None
-
-
-def _remedies(full: pd.DataFrame, out: Path) -> list[dict[str, Any]]:
-  """What each task's page shows: the comparison with softmax, its picture and its sentence."""
-  tasks = []
-  for key, title in REMEDIES.items():
-    of = full[full.task.eq(key)]
-    of = of.assign(trial=of.trial.str.replace(rf'^({key}|desk)-', '', regex=True).replace('default', 'softmax'))
-    rows = compare.against(of, 'softmax')
-    if rows.empty:
-      continue
-    sinks = rows[rows.metric == 'sink_1']
-    by = {verdict: sorted(names) for verdict, names in sinks.groupby('verdict').trial}
-    measures = {metric: (compare.MEASURES[metric].heading, compare.MEASURES[metric].ratio) for metric in ('sink_1', 'valid_loss')}
-    acts = sum(len(by.get(verdict, ())) for verdict in ('removed', 'moved to the extra key', 'lower'))
-    tasks.append({'key': key, 'title': title, 'rows': rows, 'by': by, 'seeds': of[of.trial == 'softmax'].seed.nunique(),
-                  'softmax': of[of.trial.eq('softmax') & of.valid.eq('')], 'heads': of.heads.min(), 'count': len(sinks), 'acts': acts,
-                  'picture': _draw(out, f'remedies-{key}.png', figures.forest(
-                      rows, f'{title}: {acts} of {len(sinks)} remedies lower Sink_1\n(difference from softmax by seed, 99 %)', measures))})
-  return tasks
-
-
-def _tuning(full: pd.DataFrame) -> pd.DataFrame:
-  """Sigmoid without normalisation against softmax in fine-tuning, by protocol."""
+    drawn['grafts'] = figures.curves(
+        runs, grafts, {trial: trial for trial in sorted(set(grafts.trial))},
+        ['sink_1', 'valid_loss'], title='After a graft onto the trained default')
+  tasks = [task for key in REMEDIES if (task := _remedy(key, full))]
+  drawn |= {f'remedies-{task["key"]}': task['picture'] for task in tasks}
+  pictures = {key: f'{key}.png' for key in drawn} | {
+      path.stem: os.path.relpath(path.with_suffix('.png'), out) for path in analyses if path.with_suffix('.png').exists()}
+  for key, picture in drawn.items():
+    figures.save(picture, out / pictures[key])
   tuned = full[full.task == 'sft']
-  measures = {'train_loss': compare.Measure('training loss, nats', 0.02), 'sink_1': compare.MEASURES['sink_1']}
-  found = [compare.against(of, 'sft-softmax', measures).assign(protocol=protocol) for protocol, of in tuned.groupby('protocol')]
-  return pd.concat(found) if found else pd.DataFrame()
+  files = [_render(
+      out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], beside=beside, rank=rank, same=same, dots=dots,
+      begun=full[~full.status.isin(['not run', 'not expressible'])], claims=judged, verdicts=claims.VERDICTS, pictures=pictures, tasks=tasks, budget=budget, headline=HEADLINE,
+      count=Counter(verdict.verdict for _, verdict in judged),
+      lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
+      grafts=compare.against(grafts, 'continued'), tuning={
+          protocol: compare.against(of, 'sft-softmax', _TUNING) for protocol, of in tuned.groupby('protocol')},
+      coverage=paper.coverage(full, models), analyses={name: os.path.relpath(path, out) for path in analyses for name in [path.stem]},
+      made=full[full.code.notna()].groupby(['task', 'code', 'hardware'], dropna=False).agg(
+          runs=('run', 'size'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')).reset_index())]
+  summary = re.findall(r'^\*\*What .*', files[0].read_text(), re.MULTILINE)
+  if tasks:
+    files.append(_render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
+  return Page([*files, *(out / pictures[key] for key in drawn)], summary)
 
 
-def _three(context: Mapping[str, Any]) -> list[str]:
-  """What was run, what reproduces, and what cannot be said."""
-  shown, full, agreed = context['shown'], context['full'], context['agreement']
-  begun = full[~full.status.isin(['not run', 'not expressible'])]
-  if begun.empty:
-    return ['Nothing was run yet: the tables below have the numbers of the paper only.', '', '']
-  mine = shown[shown.status.eq('done')]
-  ran = f'{len(begun)} runs' + (f', {len(mine)} of them of {mine.trial.nunique()} experiments of the paper at the budget '
-                                f'"{context["budget"]}" ({short(mine.tokens.median())} tokens, {mine.heads.median():.0f} heads, '
-                                f'{mine.groupby("trial").seed.nunique().min()} to {mine.groupby("trial").seed.nunique().max()} seeds each'
-                                f'; the paper: {paper.SIZE})' if len(mine) else '')
-  count = pd.Series([verdict.verdict for _, verdict in context['claims']]).value_counts()
-  head = pd.Series([verdict.verdict for claim, verdict in context['claims'] if claim.headline]).value_counts()
-  of = {key: int(count.get(key, 0)) for key in claims.VERDICTS}
-  rates = [f'{shown.sink_1[shown.trial.eq(trial) & shown.valid.eq("")].mean():.0f} % with {name}' for trial, name in HEADLINE.items()
-           if len(shown[shown.trial.eq(trial) & shown.valid.eq('') & shown.sink_1.notna()])]
-  reproduced = (f'{of[claims.REPRODUCED]} of {sum(of.values())} claims ({head.get(claims.REPRODUCED, 0)} of the {head.sum()} below), '
-                f'and {of[claims.NOT_REPRODUCED]} do not')
-  if rates:
-    reproduced += f'; Sink_1 is {", ".join(rates)}'
-  if agreed['trials']:
-    reproduced += (f'; {agreed["same"]} of {agreed["trials"]} experiments lie on the same side of {EMERGED} % as in the paper '
-                   f'(rank correlation {agreed["rank"]:.2f})')
-  bad, stored = begun.valid[begun.valid != ''].value_counts(), int((~begun.known.astype(bool)).sum())
-  unsaid = (f'{of[claims.OPEN]} claims are open with these seeds, and {of[claims.NOT_TESTABLE]} are not testable here. '
-            f'{int(bad.sum())} runs are no evidence and crossed out in every picture' +
-            (f' ({", ".join(f"{n} {why}" for why, n in bad.items())})' if len(bad) else '') +
-            (f'; of {stored} runs no entropy was stored, so that more may be' if stored else ''))
-  return [f'**What was run:** {ran}.', f'**What reproduces:** {reproduced}.', f'**What cannot be said:** {unsaid}.']
+def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, full: pd.DataFrame) -> Figure | None:
+  """A figure of the paper, drawn from training runs; None without any."""
+  kind, names = figure['kind'], {trial: trial for trial in figure['trials'] if trial in set(shown.trial[shown.sink_1.notna()])}
+  title = f'{paper.name_of(figure)}: ours'
+  if kind == 'mask':
+    return figures.masks() if figure['number'] == '5' else None
+  if kind == 'fine-tuning' and len(tuned := full[full.task.eq('sft')]):
+    tuned = tuned[tuned.protocol == tuned.protocol.mode()[0]]
+    return figures.curves(runs, tuned, {trial: trial for trial in sorted(set(tuned.trial))},
+                          ['train_loss', 'grad_norm'], title=title)
+  if not names:
+    return None
+  if kind in ('dynamics', 'learning rates'):
+    losses = ['train_loss', 'valid_loss'] if kind == 'dynamics' else ['train_loss']
+    return figures.curves(runs, shown, names, [*losses, 'sink_1'], title=title)
+  if kind == 'ratios':
+    return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title)
+  if kind == 'prefix':
+    return figures.curves(runs, shown, names, ['sink_1'], title=title)
+  x, metrics = ('window', ['window_absolute', 'window_relative']) if kind == 'window map' else (
+      'window' if figure['number'] == '6' else 'unique_tokens', ['sink_1', 'valid_loss'])
+  return figures.sweep(shown, list(names), x, metrics, title)
 
 
-def _made(full: pd.DataFrame) -> pd.DataFrame:
-  """How the runs were made, a row for each task and code: number, dates, hardware, one command."""
-  keys = ['task', 'code', 'hardware']
-  return full[full.code.notna()].groupby(keys, dropna=False).agg(
-      runs=('run', 'size'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')).reset_index()
+def _remedy(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
+  """What the pages show of the remedies on one task; None without a comparison."""
+  of = full[full.task.eq(key)]
+  of = of.assign(trial=of.trial.str.replace(rf'^({key}|desk)-', '', regex=True))
+  rows = compare.against(of, 'softmax')
+  if rows.empty:
+    return None
+  verdicts = rows[rows.metric == 'sink_1'].groupby('verdict').trial.apply(sorted).to_dict()
+  acts = sum(len(verdicts.get(verdict, ())) for verdict in ('removed', 'moved to the extra key', 'lower'))
+  measures = {metric: (compare.MEASURES[metric].heading, compare.MEASURES[metric].ratio) for metric in ('sink_1', 'valid_loss')}
+  return {'key': key, 'title': REMEDIES[key], 'rows': rows, 'verdicts': verdicts, 'acts': acts, 'count': rows.trial.nunique(),
+          'softmax': of[of.trial.eq('softmax') & of.valid.eq('')], 'heads': of.heads.min(),
+          'times': of.groupby('trial').step_ratio.mean() if 'step_ratio' in of else {},
+          'picture': figures.forest(rows, f'{REMEDIES[key]}: {acts} of {rows.trial.nunique()} remedies lower Sink_1\n'
+                                    '(difference from softmax by seed, 99 %)', measures)}
 
-
-# --- any runs side by side ---
 
 def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path | None) -> Page:
   full = table(runs)
-  full = full.assign(trial=full.trial.replace('', None).fillna(full.run.str.replace(r'-seed-\d+$', '', regex=True)))
-  runs = runs._replace(metrics=runs.metrics.drop(columns='trial').merge(full[['run', 'trial']], on='run'))
-  groups, words = [], []
-  for i, (content, of) in enumerate(full.groupby(full.content.fillna(''), sort=False)):
-    key, names = f'{i + 1}', {trial: trial for trial in dict.fromkeys(of.trial)}
-    begun = of[of.sink_1.notna() | of.valid_loss.notna()]
-    pictures = []
-    if len(begun):
-      pictures.append((_draw(out, f'curves-{key}.png', figures.curves(
-          runs, of, names, ['sink_1', 'valid_loss', 'train_loss', 'value_ratio'])),
-          'Thin lines are seeds, thick lines their means; dotted lines are Sink_* of an extra key; grey dashed lines that end in a cross '
-          'are of runs that are no evidence.'))
-    drawn, missing = _maps(of, root) if root else ({}, [])
-    if drawn:
-      pictures.append((_draw(out, f'attention-{key}.png', figures.attention_maps(drawn)),
-                       'The head of each trial (its first seed) with the most attention to the first token, mean of the probe sequences; '
-                       'the column * is the extra key.'))
-    found = [(trial, finding(of[of.trial == trial])) for trial in names]
-    settings = [json.loads(text) if isinstance(text, str) else {} for text in of.settings]
-    shared = {k: v for k, v in (settings[0] if settings else {}).items() if all(s.get(k) == v for s in settings)} | {}
-    different = {trial: {k: v for k, v in s.items() if k not in shared and k != 'seed'} for trial, s in zip(of.trial, settings)}
-    groups.append({'title': next((s for s in of.source if isinstance(s, str)), 'unknown data'), 'table': of, 'pictures': pictures,
-                   'findings': found, 'notes': missing, 'shared': shared, 'different': different})
-    sinks = [trial for trial, _ in found if len(v := of[of.trial.eq(trial) & of.valid.eq('')]) and (v.sink_1 >= EMERGED).all()]
-    words.append(f'{groups[-1]["title"]}: a sink stands on the first token in every seed of {len(sinks)} of {len(found)} trials'
-                 + (f' ({", ".join(sinks)}).' if sinks else '.'))
-  if full.empty:
-    words = ['There are no runs yet.']
-  text = _write(out / 'report.md', 'runs.md', groups=groups, words=words, spread=spread, cell=escaped, short=short, full=full,
-                model=Markdown(model_page(evaluation)) if evaluation else '', emerged=EMERGED)
-  for name in re.findall(r'\]\(([\w.-]+\.png)\)', text.read_text()):
-    if evaluation and (evaluation / name).exists():
-      (out / name).write_bytes((evaluation / name).read_bytes())
+  # A run outside of sweeps has no trial: it is named by its folder.
+  full['trial'] = full.trial.where(full.trial.fillna('') != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
+  groups, pictures, words = [], {}, []
+  for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False), 1):
+    names, captions = {trial: trial for trial in dict.fromkeys(of.trial)}, {}
+    if of[['sink_1', 'valid_loss', 'train_loss']].notna().any(axis=None):
+      pictures[f'curves-{i}.png'] = figures.curves(runs, of, names, ['sink_1', 'valid_loss', 'train_loss', 'value_ratio'])
+      captions[f'curves-{i}.png'] = ('Curves of the runs. Thin lines are seeds, thick lines their means, dotted lines Sink_* of '
+                                     'an extra key; grey dashed lines that end in a cross are runs that are no evidence.')
+    maps, missing = _maps(of, root) if root else ({}, [])
+    if maps:
+      pictures[f'attention-{i}.png'] = figures.attention_maps(maps)
+      captions[f'attention-{i}.png'] = ('Attention maps. The head of each trial, in its first seed, that attends most to the '
+                                        'first token; mean of the probe sequences. The column * is the extra key.')
+    settings = {run.trial: json.loads(run.settings) if isinstance(run.settings, str) else {} for run in of.itertuples()}
+    shared = dict(set.intersection(*({(k, str(v)) for k, v in s.items() if k != 'seed'} for s in settings.values())))
+    different = {trial: {k: v for k, v in s.items() if k not in shared and k != 'seed'} for trial, s in settings.items()}
+    title = next((source for source in of.source if isinstance(source, str)), 'Unknown data')
+    groups.append({'title': title, 'table': of, 'captions': captions, 'notes': missing, 'shared': shared, 'different': different,
+                   'findings': {trial: finding(of[of.trial == trial]) for trial in names}})
+    sinks = [trial for trial, runs_ in of[of.valid.eq('') & of.sink_1.notna()].groupby('trial') if (runs_.sink_1 >= EMERGED).all()]
+    words.append(f'{title}: a sink stands on the first token in every valid seed of {len(sinks)} of {len(names)} trials'
+                 + f' ({", ".join(sinks)})' * bool(sinks) + '.')
+  model = model_page(evaluation) if evaluation else ''
+  for name in re.findall(r'\]\(([\w.-]+\.png)\)', model):
+    (out / name).write_bytes(((evaluation or out) / name).read_bytes())
+  for name, picture in pictures.items():
+    figures.save(picture, out / name)
+  words = words or ['There are no runs yet.']
+  text = _render(out / 'report.md', 'runs.md', groups=groups, words=words, full=full, model=model)
   (out / 'index.html').write_text(to_html(text.read_text(), out))
-  return Page([out / 'index.html', text, *(out / name for group in groups for name, _ in group['pictures'])], words)
-
-
-def finding(of: pd.DataFrame) -> str:
-  """What the runs of one trial say, with n."""
-  good, bad = of[of.valid.eq('') & of.sink_1.notna()], of.valid[of.valid != ''].value_counts()
-  left = '; '.join(f'{n} of {len(of)} runs {why}' for why, n in bad.items())
-  if good.empty:
-    return f'Nothing can be said: {left or "not probed"}.'
-  n, sinks = len(good), good[good.sink_1 >= EMERGED]
-  star, proxy = good.sink_star.dropna(), bool(good.proxy.any())
-  words = f'A sink in {len(sinks)} of {n} seeds: Sink_1{"*" * proxy} {spread(good.sink_1)} %'
-  if len(sinks) and np.isfinite(steps := sinks.emergence_step).any():
-    words += f', at {EMERGED} % or more from step {spread(steps[np.isfinite(steps)], 0)}'
-  parts = [words + '.']
-  if len(sinks):
-    parts.append(f'The value of the first token is {sinks.value_ratio.mean():.2f} times as long as those of the others.')
-  if proxy and good.raw_row_mass.notna().any():
-    parts.append(f'The weights give the first token {good.raw_mass_1.mean():.3f} of {good.raw_row_mass.mean():.3f} in a row.')
-  if len(star):
-    parts.append(f'The extra key has Sink_* {spread(star)} %.')
-  parts.append(f'Validation loss {spread(good.valid_loss, 3)}.' if good.valid_loss.notna().any() else '')
-  return ' '.join(filter(None, parts + [f'Left out: {left}.' if left else '']))
+  return Page([out / 'index.html', text, *(out / name for name in pictures)], words)
 
 
 def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bool]], list[str]]:
@@ -303,7 +251,6 @@ def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bo
       if run.probe_tokens is None:
         raise ValueError('it has no probe_tokens.npy')
       maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), not math.isnan(first.sink_star)
-    # A run may have no checkpoint yet, or none any more.
-    except (ValueError, OSError, CheckpointError) as error:
+    except (ValueError, OSError, CheckpointError) as error:  # no checkpoint yet, or none any more
       missing.append(f'No attention map of {first.run}: {" ".join(str(error).split())}')
   return maps, missing
