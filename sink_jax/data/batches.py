@@ -10,6 +10,8 @@ import numpy as np
 
 from sink_jax.data.tokenizer import TextTokenizer
 
+_SAMPLED = 1024  # validation sequences whose targets are counted
+
 
 class Batch(NamedTuple):
   """One batch on the host; row b, position t predicts `targets[b, t]`."""
@@ -90,6 +92,13 @@ class Dataset:
   def remarks(self) -> list[str]:
     """What a person who trains on the data should know, a line each."""
     return []
+
+  def unigram_loss(self) -> float:
+    """The least loss of a model that ignores its inputs, in nats: the entropy of validation targets."""
+    batch = self.validation(_SAMPLED)['valid'][0]
+    counts_V = np.bincount(batch.targets.ravel(), batch.weights.ravel())
+    shares = counts_V[counts_V > 0] / counts_V.sum()
+    return float(-(shares * np.log(shares)).sum())
 
   def summary(self) -> dict[str, Any]:
     """Sizes for a log or a report, ready for JSON."""

@@ -12,7 +12,6 @@ from sink_jax.data.sources import Source
 
 _STREAMS = {'train': 0, 'valid': 1}
 _TASK_STREAM = 2  # draws that define the task itself
-_SAMPLED = 4096  # sequences from which shares of ids are estimated
 
 
 class SyntheticTask(Source):
@@ -127,15 +126,8 @@ class BigramBackcopy(SyntheticTask):
     copied = self._is_trigger(batch.tokens)  # the last token read decides
     return {'backcopy': copied.astype(np.float32), 'bigram': (~copied).astype(np.float32)}
 
-  @functools.cached_property
-  def unigram_entropy(self) -> float:
-    """Entropy of the ids of all targets together, in nats: the loss of the best unigram model."""
-    tokens = self._sequences('valid', self.seed, np.arange(_SAMPLED))[:, 1:]
-    shares = np.bincount(tokens.ravel()) / tokens.size
-    return float(-np.sum(shares * np.log(np.where(shares > 0, shares, 1))))
-
   def facts(self) -> dict[str, float]:
-    return {'bigram_entropy': self.bigram_entropy, 'unigram_loss': self.unigram_entropy}
+    return {'bigram_entropy': self.bigram_entropy}
 
   def _is_trigger(self, tokens: np.ndarray) -> np.ndarray:
     return (tokens >= 1) & (tokens <= self.triggers)

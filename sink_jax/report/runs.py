@@ -32,11 +32,12 @@ _LAST = 0.1  # share of the steps whose mean is the training loss at the end
 _POINTS = 200  # of a training curve
 _LABELS = ['trial', 'task', 'budget', 'protocol']
 _KEYS = ['run', *_LABELS, 'seed']
+_NUMBERS = ['seed', *('step steps heads tokens unique_tokens epochs length window prefix uniform_importance '
+                      'unigram_loss').split()]
 _COLUMNS = {
     'metrics': [*_KEYS, 'metric', 'step', 'block', 'value'],
-    'runs': [*_KEYS, *('status reason step steps heads attention proxy source content tokens unique_tokens '
-                       'epochs length window prefix uniform_importance unigram_loss hardware command code '
-                       'date settings').split()]}
+    'runs': [*_KEYS, 'status', 'reason', *_NUMBERS[1:], *(
+        'attention proxy source content hardware command code date settings').split()]}
 # The metrics of a probe by their keys in metrics.jsonl: of every probe, of the last one, of its blocks.
 _EVERY = {'sink_1': 'sink_1', 'sink_star': 'sink_bias_slot', 'largest_importance': 'largest_importance'}
 _FINAL = {'sink_star_released': 'sink_bias_slot_released', 'mean_extra_key': 'mean_bias_slot'} | {
@@ -82,11 +83,15 @@ def read_runs(folder: str | AnyPath) -> Runs:
     points += [(run, *point) for point in measured]
   runs = pd.DataFrame(rows, columns=_COLUMNS['runs'])
   metrics = pd.DataFrame(points, columns=['run', *_COLUMNS['metrics'][-4:]]).merge(runs[_KEYS], on='run')
-  found = Runs(metrics[_COLUMNS['metrics']].astype({'block': float}), runs)
+  found = [(metrics[_COLUMNS['metrics']], runs)]
   if (root / 'runs.csv.gz').is_file():
-    stored = Runs(*(_read_csv(root / f'{name}.csv.gz') for name in Runs._fields))
-    found = stored if not rows else Runs(*map(pd.concat, zip(stored, found)))
-  return Runs(*(frame.fillna(dict.fromkeys(_LABELS, '')).reset_index(drop=True) for frame in found))
+    found.append(tuple(pd.read_csv(io.BytesIO((root / f'{name}.csv.gz').read_bytes()), compression='gzip',
+                                   low_memory=False) for name in Runs._fields))
+  # What is missing everywhere has no type before.
+  metrics, runs = (pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True).fillna(
+      {**dict.fromkeys(_LABELS, ''), 'proxy': False}) for frames in zip(*found))
+  return Runs(metrics.astype(dict.fromkeys(('seed', 'block', 'value'), float) | {'step': int}),
+              runs.astype(dict.fromkeys(_NUMBERS, float) | {'proxy': bool}))
 
 
 def write_runs(runs: Runs, folder: str | AnyPath) -> None:
@@ -167,7 +172,7 @@ def describe_attention(experiment: Experiment) -> str:
 
 
 # What components are called where all of their arguments have their defaults; '' changes nothing.
-_SHORT = {'Exp()': 'softmax', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
+_SHORT = {'Exp()': 'exp', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
           'Linear()': 'linear', 'EluPlusOne()': 'elu plus one', 'Softpick()': 'softpick',
           'NoBias()': '', 'KBias()': 'K bias', 'KVBias()': 'KV bias', 'VBias()': 'V bias',
           'SinkLogit()': 'sink logit', 'ZeroSink()': 'off by one', 'Fixed()': '', 'PlainValue()': '',
@@ -204,14 +209,13 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   epoch, length, blocks = data.get('tokens_per_epoch'), experiment.probe.length, model.attention_layers
   specs = [model.attention_of(model.pattern[layer % len(model.pattern)]) for layer in blocks]
   defaults = dict(_settings(Experiment()))
-  known = {**source.facts(), **data} if synthetic else data
   return vars(experiment.label) | {
       'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(blocks) * model.heads,
       'attention': describe_attention(experiment), 'proxy': not spec.rows_sum_to_one,
       'source': str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
       'content': data.get('content'), 'tokens': tokens, 'epochs': tokens / epoch if epoch else None,
       'unique_tokens': data.get('unique_training_tokens'), 'length': length, 'window': spec.mask.window,
-      'prefix': spec.mask.prefix, 'unigram_loss': known.get('unigram_loss', known.get('loss_of_zero')),
+      'prefix': spec.mask.prefix, 'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
       'uniform_importance': np.mean([validity.uniform_importance(
           of_block, length, model.sink_tokens) for of_block in specs]) if specs else None,
       'settings': json.dumps({key: value for key, value in _settings(experiment)
@@ -307,6 +311,3 @@ def _is_finite(value: Any) -> TypeGuard[float]:
   """Whether a value is a number; to Python a truth is an int."""
   return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
-
-def _read_csv(path: AnyPath) -> pd.DataFrame:
-  return pd.read_csv(io.BytesIO(path.read_bytes()), compression='gzip', low_memory=False)

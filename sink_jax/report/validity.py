@@ -39,6 +39,8 @@ def judge(table: pd.DataFrame) -> pd.DataFrame:
       known, alike(table.largest_importance) & alike(table.mean_importance))
   valid = table.status.replace({'done': '', 'running': 'not finished', 'interrupted': 'not finished'})
   # Comparisons with NaN are false: what is not known is no reason.
-  for reason, rows in (('dead', dead), ('no better than unigram', table.valid_loss >= table.unigram_loss)):
+  # Overfitting is no reason either: the training loss shows what was learned.
+  untaught = table[['valid_loss', 'train_loss']].min(axis=1) >= table.unigram_loss
+  for reason, rows in (('dead', dead), ('no better than unigram', untaught)):
     valid = valid.mask((valid == '') & rows.astype(bool), reason)
   return pd.DataFrame({'valid': valid, 'known': known})
