@@ -21,13 +21,12 @@ from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.io import compile_cache
 from sink_jax.io.files import write_atomically
+from sink_jax.io.jsontext import to_json
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.pretrained.load import load_run
-from sink_jax.report.jsontext import to_json
-from sink_jax.report.model_page import add_model, sentences
-from sink_jax.report.parts import Parts
+from sink_jax.report.model_page import model_page, sentences, to_html
 from sink_jax.train.config import ProbeConfig
 from sink_jax.train.provenance import provenance
 from sink_jax.train.workdir import read_config
@@ -43,7 +42,7 @@ class Options(Model, InputOptions):
       python -m sink_jax evaluate --checkpoint=Pythia-160M
 
   A run is probed on the inputs stored with it, a published model on text, random tokens or one
-  repeated token. Writes sink_report.json and pictures.
+  repeated token. Writes index.html, sink_report.json and pictures.
   """
 
   #: folder of a run instead; by default all tokens that it stores, in the dtype of its own probes.
@@ -81,7 +80,7 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(InputOptions)
             if field.name in given}
   if options.workdir is not None:
-    return _trained(options, chosen, to_path(options.workdir))
+    return _with_page(*_trained(options, chosen, to_path(options.workdir)))
   assert options.checkpoint is not None  # one of the two is given
   # Such as evaluation-Pythia-14M-step1000.
   name = re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(options.checkpoint)))
@@ -98,11 +97,14 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
     words = [repr(model.tokenizer.decode([token]))[1:-1] for token in shown.tolist()]
     paths.append(out / 'token_map.png')
     plots.token_map(run, shown, words, paths[-1])
-  page = Parts('Attention sinks of a model')
-  add_model(page, out)
-  paths.append(out / 'index.html')
-  write_atomically(paths[-1], page.html())
-  return result, paths
+  return _with_page(result, paths)
+
+
+def _with_page(result: dict[str, Any], paths: list[AnyPath]) -> tuple[dict[str, Any], list[AnyPath]]:
+  """Writes index.html next to the other files."""
+  page = paths[0].parent / 'index.html'
+  write_atomically(page, to_html(model_page(page.parent), page.parent))
+  return result, [*paths, page]
 
 
 def _trained(options: Options, given: dict[str, Any],

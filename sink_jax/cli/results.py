@@ -67,7 +67,7 @@ def write_found(path: AnyPath, found: dict[str, Any]) -> None:
   import numpy as np
 
   from sink_jax.io.files import write_atomically
-  from sink_jax.report.jsontext import rounded, to_json
+  from sink_jax.io.jsontext import rounded, to_json
   from sink_jax.train.provenance import hardware, provenance
 
   versions = {'sink_jax': sink_jax.__version__, 'jax': jax.__version__, 'numpy': np.__version__,

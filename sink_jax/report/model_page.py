@@ -1,56 +1,51 @@
-"""A page about one published model: what `evaluate` measured, in sentences, a table and pictures."""
+"""A page about one model: what `python -m sink_jax evaluate` measured, as sentences, a table and pictures."""
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Template
+from markdown_it import MarkdownIt
 
 from sink_jax.evaluate.sink_report import table_rows
 from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import AnyPath
-from sink_jax.report.parts import Parts
+from sink_jax.io.terminal import escaped, markdown_table
 
-REPORT = 'sink_report.json'
 PICTURES = {
-    'importance.png': 'Importance of the first token: its mean attention over queries, for every '
-    'head of every block.',
-    'token_map.png': 'Attention of the head that gives the first token most, on one text: rows are '
-    'queries, columns are keys.',
-    'norms.png': 'Length of the hidden states, keys and values of the first token, and the mean of the '
-    'other tokens.'}
+    'importance.png': 'Mean attention of all queries to the first token, by block and head.',
+    'token_map.png': 'Attention of the head that attends most to the first token, on one text.',
+    'attention_maps.png': 'Attention of heads with the most and the least attention to the first token.',
+    'norms.png': 'Norms of hidden states, keys and values: the first token, and the mean of the others.'}
 
 
-def add_model(parts: Parts, folder: AnyPath) -> None:
-  """Adds what `evaluate` wrote into a folder, below a heading with the name of the model.
-
-  Raises:
-    ValueError: the folder does not hold an evaluation.
-  """
+def model_page(folder: AnyPath) -> str:
+  """The page of a folder that `evaluate` wrote, as Markdown; ValueError if it is not one."""
   try:
-    result = json.loads(read_text_limited(folder / REPORT))
-    parts.heading(result['protocol']['run'])
-    parts.paragraph(' '.join(sentences(result)))
-    rows = table_rows(result['summary'], result['protocol'], result['epsilon'])
+    result = json.loads(read_text_limited(folder / 'sink_report.json'))
+    lines = [f'# {escaped(result["protocol"]["run"] or "model")}', ' '.join(sentences(result)), *markdown_table(
+        ('metric', 'value', 'meaning'), table_rows(result['summary'], result['protocol'], result['epsilon']), (0, 2))]
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(f'{folder} does not hold what python -m sink_jax evaluate writes ({error}): '
                      'run it again.') from None
-  for name, caption in PICTURES.items():
-    if (folder / name).exists():
-      parts.picture(name, (folder / name).read_bytes(), caption)
-  parts.table(['metric', 'value', 'meaning'], rows, left=(0, 2))
+  lines[2:] = ['\n'.join(lines[2:])]
+  lines += [f'![{words}]({name})\n\n*{words}*' for name, words in PICTURES.items() if (folder / name).exists()]
+  return '\n\n'.join(lines) + '\n'
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-  """Two sentences: how many heads have a sink, and what is special about the first token."""
-  summary, protocol, epsilon = result['summary'], result['protocol'], result['epsilon']
-  heads = sum(map(len, result['importance_1']))
-  found = [f'{summary["sink_1"]:.1f} % of {heads} heads give the first token more than '
-           f'{epsilon:g} of their attention; attention that is uniform over the keys would give it '
-           f'{_uniform(protocol["length"]):.2f}.']
+  """How many heads have a sink, and how the first token differs from the others."""
+  summary, protocol = result['summary'], result['protocol']
+  uniform = sum(1 / n for n in range(1, protocol['length'] + 1)) / protocol['length']
+  found = [f'{summary["sink_1"]:.1f} % of {sum(map(len, result["importance_1"]))} heads give the first token more '
+           f'than {result["epsilon"]:g} of their attention; uniform attention would give it {uniform:.2f}.']
   hidden = [(ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if ratio]
-  values = [(ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks'])
-            if ratio]
+  values = [(ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks']) if ratio]
   if hidden and values:
     (longest, at), (shortest, there) = max(hidden), min(values)
     found.append(f'Compared with the other tokens, its hidden state is {longest:.3g} times as long '
@@ -58,6 +53,11 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
   return found
 
 
-def _uniform(length: int) -> float:
-  """Mean weight of the first token where every query attends equally to all keys that it sees."""
-  return sum(1 / n for n in range(1, length + 1)) / length
+def to_html(markdown: str, folder: AnyPath) -> str:
+  """Markdown as one HTML page that fetches nothing: it holds the pictures of the folder."""
+  body = MarkdownIt('commonmark', {'html': True}).enable('table').render(markdown)
+  body = re.sub(r'src="([^":]+\.png)"', lambda found: 'src="data:image/png;base64,%s" loading="lazy"' %
+                base64.b64encode((folder / found[1]).read_bytes()).decode(), body)
+  body = body.replace('<table>', '<div class="wide"><table>').replace('</table>', '</table></div>')
+  title = re.sub(r'<.*?>', '', body.partition('</h1>')[0])
+  return Template((Path(__file__).parent / 'templates/page.html').read_text()).render(title=title, body=body)

@@ -9,7 +9,7 @@ from sink_jax.cli import analyses
 from sink_jax.evaluate import inputs
 from sink_jax.evaluate import plots
 from sink_jax.paper.open_protocol import EXPECTED, check_result
-from sink_jax.report.jsontext import rounded, to_json
+from sink_jax.io.jsontext import rounded, to_json
 from tests.random_params import random_params
 
 VOCABULARY = 13

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import sink_jax as sj
 from sink_jax.cli.evaluate import Options, as_text, evaluate
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.pretrained.export import export_checkpoint
-from sink_jax.report import comparison, model_page
+from sink_jax.report.model_page import model_page, sentences
 from tests.commands import run_here
 from tests.random_params import random_params
 
@@ -44,18 +45,19 @@ def test_blocks_without_attention_are_not_counted(tmp_path):
   assert 'smallest in block 3' in as_text(result)
 
 
-def test_a_page_begins_with_a_model(tmp_path):
+def test_the_page_of_a_model_holds_its_numbers_and_fetches_nothing(tmp_path):
   evaluated('llama', tmp_path, inputs='random', length=14, sequences=5)
-  page = comparison.page(comparison.build([]), tmp_path).html()
-  assert page.index('llama') < page.index('Models trained here') and page.count('<img') == 2
+  page = (tmp_path / 'index.html').read_text()
+  assert page.count('src="data:image/png;base64,') == page.count('<img') == 3
+  assert not re.search(r'(src|href)="(?!data:|#)', page)
   stored = json.loads((tmp_path / 'sink_report.json').read_text())
   rates, ratios = stored['summary']['sink_1'], stored['summary']['hidden_ratio']
-  first, second = model_page.sentences(stored)
-  assert first.startswith(f'{rates:.1f} % of 8 heads') and f'{max(ratios):.3g} times' in second
+  first, second = sentences(stored)
+  assert first in page and first.startswith(f'{rates:.1f} % of 8 heads') and f'{max(ratios):.3g} times' in second
   assert first.endswith(f'{np.mean(1 / np.arange(1, 15)):.2f}.')
   (tmp_path / 'sink_report.json').write_text('{}')
   with pytest.raises(ValueError, match='evaluate'):
-    comparison.page(comparison.build([]), tmp_path)
+    model_page(tmp_path)
 
 
 @pytest.fixture(scope='module')

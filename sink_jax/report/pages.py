@@ -1,0 +1,256 @@
+"""Pages in Markdown with pictures, made from the tables of runs: the paper's results, or any runs side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_jax.evaluate.plots import HeadMaps, head_maps
+from sink_jax.io.paths import AnyPath
+from sink_jax.io.terminal import escaped, short
+from sink_jax.pretrained.load import load_run
+from sink_jax.report import claims, compare, figures, paper
+from sink_jax.report.model_page import model_page, to_html
+from sink_jax.report.runs import EMERGED, Runs, table
+from sink_jax.train.checkpoint import CheckpointError
+
+REMEDIES = {'text': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
+HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 'sigmoid': 'sigmoid',
+            'k-bias': 'softmax with a K bias'}
+OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were mended
+_TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
+
+
+class Page(NamedTuple):
+  """Files that were written, and what the first screen says."""
+
+  files: list[Path]
+  summary: list[str]
+
+
+def write(runs: Runs, out: Path, root: AnyPath | None = None, analyses: Sequence[Path] = (),
+          evaluation: Path | None = None) -> Page:
+  """Writes the results pages where a run has a task of the paper's, else a page that compares the runs.
+
+  Args:
+    root: the folder of the runs' workdirs, of whose checkpoints maps are drawn; None draws none.
+    analyses: files that `python -m sink_jax analyses` wrote. evaluation: a folder that `evaluate` wrote.
+  """
+  out.mkdir(parents=True, exist_ok=True)
+  of_paper = set(runs.runs.task) & {'paper', 'synthetic', 'graft', 'sft', *REMEDIES}
+  if of_paper or analyses or runs.runs.empty and not evaluation:
+    return _results(runs, out, analyses)
+  return _side_by_side(runs, out, root, evaluation)
+
+
+def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = True) -> str:
+  """'27.0 (23.5 to 33.9), n = 5': the mean, the least and the largest of what is known; '-' for nothing."""
+  known = [value for value in values if not math.isnan(value)]
+  finite = [value for value in known if not math.isinf(value)]
+  if not finite:
+    return '-'
+  form = f',.{digits}f'
+  words = f'{np.mean(finite):{form}}'
+  if len(finite) > 1:
+    words += f' ({min(finite):{form}} to {max(finite):{form}})'
+  if len(finite) < len(known):  # a step of emergence is infinite where no sink emerges
+    return f'{words} in {len(finite)} of {len(known)} seeds'
+  return words + f', n = {len(finite)}' * count
+
+
+def finding(runs: pd.DataFrame) -> str:
+  """What the runs of one trial say, with n. runs: rows of `runs.table`."""
+  good, bad = runs[runs.valid.eq('') & runs.sink_1.notna()], Counter(runs.valid[runs.valid != ''])
+  left = ', '.join(f'{n} of {len(runs)} runs {why}' for why, n in bad.items())
+  if good.empty:
+    return f'Nothing can be said of a sink: {left or "not probed"}.'
+  sinks, proxy, star = good[good.sink_1 >= EMERGED], bool(good.proxy.any()), good.sink_star.dropna()
+  words = [f'A sink in {len(sinks)} of {len(good)} seeds: Sink_1{"*" * proxy} {spread(good.sink_1)} (in %)']
+  if np.isfinite(steps := sinks.emergence_step).any():
+    words[0] += f', at {EMERGED} % or more from step {spread(steps[np.isfinite(steps)], 0, False)} on'
+  if len(star):
+    words.append(f'The extra key has Sink_* {spread(star)} (in %)')
+  if len(sinks):
+    words.append(f'The first value is {sinks.value_ratio.mean():.2f} times as long as those of the others')
+  if proxy and good.raw_row_mass.notna().any():
+    words.append(f'The weights give the first token {good.raw_mass_1.mean():.3f} of the '
+                 f'{good.raw_row_mass.mean():.3f} in a row')
+  if left:
+    words.append(f'Left out: {left}')
+  return '. '.join(words) + '.'
+
+
+def brief(words: str) -> str:
+  """'sink_1 of a 1.20 (n = 3), sink_1 of b 3.45 (n = 3)' as 'sink_1: a 1.2, b 3.5'; other words as they are."""
+  found = re.findall(r'(\w+) of (\S.*?) (-?[\d.]+\*?)(?: \(n = \d+\))?(?:, |$)', words)
+  by: dict[str, list[str]] = {}
+  for metric, trial, number in found:
+    rate = re.match('sink|lead', metric) and not number.endswith('*')
+    by.setdefault(metric, []).append(f'{trial} {float(number):.1f}' if rate else f'{trial} {number}')
+  return '; '.join(f'{metric}: {", ".join(of)}' for metric, of in by.items()) or words
+
+
+def _render(path: Path, template: str, **context: Any) -> Path:
+  templates = jinja2.Environment(
+      loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
+      undefined=jinja2.StrictUndefined)
+  names = {'cell': escaped, 'short': short, 'spread': spread, 'brief': brief, 'compare': compare, 'paper': paper, 'EMERGED': EMERGED}
+  text = templates.get_template(template).render(names | context)
+  path.write_text(re.sub(r'\n\s*\n+', '\n\n', text).strip() + '\n')
+  return path
+
+
+def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
+  full = table(runs)
+  every = full[full.task.eq('paper') & full.status.ne('not expressible')]
+  # The pages show one budget and protocol: those of most runs.
+  budget, protocol = every.groupby(['budget', 'protocol'], dropna=False).size().idxmax() if len(every) else ('', '')
+  shown = full[full.task.eq('paper') & full.budget.eq(budget) & full.protocol.eq(protocol)]
+  beside = paper.beside(shown)
+  dots, rank, same = paper.agreement(beside)
+  analysed = {path.stem: json.loads(path.read_text()) for path in analyses}
+  models = {name: {row['model'] for row in found['rows']} for name, found in analysed.items()}
+  open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
+  judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
+  drawn: dict[str, Figure] = {}
+  if trials := {trial: name for trial, name in HEADLINE.items() if trial in set(shown.trial[shown.sink_1.notna()])}:
+    drawn['dynamics'] = figures.panels(runs, shown, trials, 'Sink_1 while models train')
+  if len(dots):
+    every_mean = shown.groupby('trial').sink_1.mean()
+    bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
+    pairs = pd.concat([dots.assign(crossed=False), bad.assign(crossed=True, mean=bad.trial.map(every_mean))])
+    drawn['scatter'] = figures.scatter(
+        pairs.rename(columns={'value': 'paper', 'mean': 'ours'}).drop_duplicates('trial'),
+        f'{same} of {len(dots)} trials lie on the same side of {EMERGED} %\n(rank correlation {rank:.2f})', EMERGED)
+  for figure in paper.FIGURES:
+    if found := _figure(figure, runs, shown, full):
+      drawn[figure['key']] = found
+  grafts = full[full.task.eq('graft') & ~full.trial.str.startswith('desk-')]
+  if len(grafts):
+    drawn['grafts'] = figures.curves(
+        runs, grafts, {trial: trial for trial in sorted(set(grafts.trial))},
+        ['sink_1', 'valid_loss'], title='After a graft onto the trained default')
+  tasks = [task for key in REMEDIES if (task := _remedy(key, full))]
+  drawn |= {f'remedies-{task["key"]}': task['picture'] for task in tasks}
+  pictures = {key: f'{key}.png' for key in drawn} | {
+      path.stem: os.path.relpath(path.with_suffix('.png'), out) for path in analyses if path.with_suffix('.png').exists()}
+  for key, picture in drawn.items():
+    figures.save(picture, out / pictures[key])
+  tuned = full[full.task == 'sft']
+  files = [_render(
+      out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], beside=beside, rank=rank, same=same, dots=dots,
+      begun=full[~full.status.isin(['not run', 'not expressible'])], claims=judged, verdicts=claims.VERDICTS, pictures=pictures, tasks=tasks, budget=budget, headline=HEADLINE,
+      count=Counter(verdict.verdict for _, verdict in judged),
+      lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
+      grafts=compare.against(grafts, 'continued'), tuning={
+          protocol: compare.against(of, 'sft-softmax', _TUNING) for protocol, of in tuned.groupby('protocol')},
+      coverage=paper.coverage(full, models), analyses={name: os.path.relpath(path, out) for path in analyses for name in [path.stem]},
+      made=full[full.code.notna()].groupby(['task', 'code', 'hardware'], dropna=False).agg(
+          runs=('run', 'size'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')).reset_index())]
+  summary = re.findall(r'^\*\*What .*', files[0].read_text(), re.MULTILINE)
+  if tasks:
+    files.append(_render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
+  return Page([*files, *(out / pictures[key] for key in drawn)], summary)
+
+
+def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, full: pd.DataFrame) -> Figure | None:
+  """A figure of the paper, drawn from training runs; None without any."""
+  kind, names = figure['kind'], {trial: trial for trial in figure['trials'] if trial in set(shown.trial[shown.sink_1.notna()])}
+  title = f'{paper.name_of(figure)}: ours'
+  if kind == 'mask':
+    return figures.masks() if figure['number'] == '5' else None
+  if kind == 'fine-tuning' and len(tuned := full[full.task.eq('sft')]):
+    tuned = tuned[tuned.protocol == tuned.protocol.mode()[0]]
+    return figures.curves(runs, tuned, {trial: trial for trial in sorted(set(tuned.trial))},
+                          ['train_loss', 'grad_norm'], title=title)
+  if not names:
+    return None
+  if kind in ('dynamics', 'learning rates'):
+    losses = ['train_loss', 'valid_loss'] if kind == 'dynamics' else ['train_loss']
+    return figures.curves(runs, shown, names, [*losses, 'sink_1'], title=title)
+  if kind == 'ratios':
+    return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title)
+  if kind == 'prefix':
+    return figures.curves(runs, shown, names, ['sink_1'], title=title)
+  x, metrics = ('window', ['window_absolute', 'window_relative']) if kind == 'window map' else (
+      'window' if figure['number'] == '6' else 'unique_tokens', ['sink_1', 'valid_loss'])
+  return figures.sweep(shown, list(names), x, metrics, title)
+
+
+def _remedy(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
+  """What the pages show of the remedies on one task; None without a comparison."""
+  of = full[full.task.eq(key)]
+  of = of.assign(trial=of.trial.str.replace(rf'^({key}|desk)-', '', regex=True))
+  rows = compare.against(of, 'softmax')
+  if rows.empty:
+    return None
+  verdicts = rows[rows.metric == 'sink_1'].groupby('verdict').trial.apply(sorted).to_dict()
+  acts = sum(len(verdicts.get(verdict, ())) for verdict in ('removed', 'moved to the extra key', 'lower'))
+  measures = {metric: (compare.MEASURES[metric].heading, compare.MEASURES[metric].ratio) for metric in ('sink_1', 'valid_loss')}
+  return {'key': key, 'title': REMEDIES[key], 'rows': rows, 'verdicts': verdicts, 'acts': acts, 'count': rows.trial.nunique(),
+          'softmax': of[of.trial.eq('softmax') & of.valid.eq('')], 'heads': of.heads.min(),
+          'times': of.groupby('trial').step_ratio.mean() if 'step_ratio' in of else {},
+          'picture': figures.forest(rows, f'{REMEDIES[key]}: {acts} of {rows.trial.nunique()} remedies lower Sink_1\n'
+                                    '(difference from softmax by seed, 99 %)', measures)}
+
+
+def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path | None) -> Page:
+  full = table(runs)
+  # A run outside of sweeps has no trial: it is named by its folder.
+  full['trial'] = full.trial.where(full.trial.fillna('') != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
+  groups, pictures, words = [], {}, []
+  for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False), 1):
+    names, captions = {trial: trial for trial in dict.fromkeys(of.trial)}, {}
+    if of[['sink_1', 'valid_loss', 'train_loss']].notna().any(axis=None):
+      pictures[f'curves-{i}.png'] = figures.curves(runs, of, names, ['sink_1', 'valid_loss', 'train_loss', 'value_ratio'])
+      captions[f'curves-{i}.png'] = ('Curves of the runs. Thin lines are seeds, thick lines their means, dotted lines Sink_* of '
+                                     'an extra key; grey dashed lines that end in a cross are runs that are no evidence.')
+    maps, missing = _maps(of, root) if root else ({}, [])
+    if maps:
+      pictures[f'attention-{i}.png'] = figures.attention_maps(maps)
+      captions[f'attention-{i}.png'] = ('Attention maps. The head of each trial, in its first seed, that attends most to the '
+                                        'first token; mean of the probe sequences. The column * is the extra key.')
+    settings = {run.trial: json.loads(run.settings) if isinstance(run.settings, str) else {} for run in of.itertuples()}
+    shared = dict(set.intersection(*({(k, str(v)) for k, v in s.items() if k != 'seed'} for s in settings.values())))
+    different = {trial: {k: v for k, v in s.items() if k not in shared and k != 'seed'} for trial, s in settings.items()}
+    title = next((source for source in of.source if isinstance(source, str)), 'Unknown data')
+    groups.append({'title': title, 'table': of, 'captions': captions, 'notes': missing, 'shared': shared, 'different': different,
+                   'findings': {trial: finding(of[of.trial == trial]) for trial in names}})
+    sinks = [trial for trial, runs_ in of[of.valid.eq('') & of.sink_1.notna()].groupby('trial') if (runs_.sink_1 >= EMERGED).all()]
+    words.append(f'{title}: a sink stands on the first token in every valid seed of {len(sinks)} of {len(names)} trials'
+                 + f' ({", ".join(sinks)})' * bool(sinks) + '.')
+  model = model_page(evaluation) if evaluation else ''
+  for name in re.findall(r'\]\(([\w.-]+\.png)\)', model):
+    (out / name).write_bytes(((evaluation or out) / name).read_bytes())
+  for name, picture in pictures.items():
+    figures.save(picture, out / name)
+  words = words or ['There are no runs yet.']
+  text = _render(out / 'report.md', 'runs.md', groups=groups, words=words, full=full, model=model)
+  (out / 'index.html').write_text(to_html(text.read_text(), out))
+  return Page([out / 'index.html', text, *(out / name for name in pictures)], words)
+
+
+def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bool]], list[str]]:
+  """Maps of the first run of each trial, and a line about each that has no checkpoint to load."""
+  maps, missing = {}, []
+  for trial, runs in of.groupby('trial', sort=False):
+    first = runs.sort_values(['valid', 'seed']).iloc[0]
+    try:
+      run = load_run(root / first.run)
+      if run.probe_tokens is None:
+        raise ValueError('it has no probe_tokens.npy')
+      maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), not math.isnan(first.sink_star)
+    except (ValueError, OSError, CheckpointError) as error:  # no checkpoint yet, or none any more
+      missing.append(f'No attention map of {first.run}: {" ".join(str(error).split())}')
+  return maps, missing
