@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.cli.report import make_report
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.workdir import read_status
@@ -82,10 +81,6 @@ def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   for name, trial in load_trials(tmp_path / 'table.py').items():
     run_trial(trial, tmp_path / 'whole', show_progress=False)
     assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
-  for folder in ('runs', 'whole'):
-    make_report(tmp_path / 'page' / folder, tmp_path / folder, kind='leaderboard')
-  page = lambda folder, name: (tmp_path / 'page' / folder / name).read_bytes()
-  assert page('runs', 'report.md') == page('whole', 'report.md')
 
 
 @pytest.mark.parametrize('options', [
