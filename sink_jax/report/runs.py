@@ -115,7 +115,7 @@ def table(runs: Runs) -> pd.DataFrame:
   """One row a run: the columns of `runs.runs`, what was measured last, and `valid` and `known`.
 
   massive: above 1 exactly where activations are massive by Sun et al. (arXiv 2402.17762): the largest
-  exceeds 100 medians, and the first token's norm ratio exceeds the untrained model's. lead_k: Sink_k minus
+  exceeds 100 medians, and the first token's norm ratio exceeds that before training. lead_k: Sink_k minus
   the largest of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges.
   converges: 1 or 0. Others have the names of their metrics; a ratio is the largest over blocks, of values
   the least.
@@ -176,23 +176,22 @@ def describe_attention(experiment: Experiment) -> str:
 def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
   """The row of a run, and its measurements."""
   status = read_status(workdir)
-  row = {'status': status['status'], 'reason': status.get('error') or status.get('reason'),
-         'step': status.get('step'), 'command': status.get('command'), 'code': status.get('code'),
-         **(status.get('label') or {})}
-  if 'hardware' in status:
-    row |= {'hardware': f'{status["hardware"]}; jax {status["jax"]}', 'date': status['date'].split('T')[0]}
-  if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
-    return row, []  # it never began
+  row = {'status': status['status'], 'reason': status.get('error') or status.get('reason')}
   try:
+    row |= {key: status.get(key) for key in ('step', 'command', 'code')} | (status.get('label') or {})
+    if 'hardware' in status:
+      row |= {'hardware': f'{status["hardware"]}; jax {status["jax"]}', 'date': status['date'].split('T')[0]}
+    if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
+      return row, []  # it never began
     experiment = from_dict(read_config(workdir))
     row |= _facts(experiment, read_data_summary(workdir))
     blocks = [layer + 1 for layer in experiment.model_before_data().attention_layers]
     points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft'),
               *_analysed(read_object(workdir / 'analyses.json') or {}, row['steps'])]
+    return row | {'step': max([step for _, step, *_ in points] + [row['step'] or 0])}, points
   except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-    what = f'metrics.jsonl has no {error}' if isinstance(error, KeyError) else ' '.join(str(error).split())
+    what = f'there is no {error}' if isinstance(error, KeyError) else ' '.join(str(error).split())
     return row | {'status': 'unreadable', 'reason': what}, []
-  return row | {'step': max([step for _, step, *_ in points] + [row['step'] or 0])}, points
 
 
 def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,10 +88,11 @@ def test_damaged_metrics_end_no_report(damage, status, tmp_path):
   assert rows.status.tolist() == [status, 'done'] and (status == 'done') == rows.reason.isna()[0]
 
 
-def test_a_damaged_config_ends_no_report(tmp_path):
+def test_a_damaged_config_or_status_ends_no_report(tmp_path):
   (write_run(tmp_path) / 'config.json').write_text('{')
+  (write_run(tmp_path, seed=1) / 'status.json').write_text('{"status": "done", "hardware": "cpu"}')
   rows = table(read_runs(tmp_path))
-  assert rows.valid.tolist() == ['unreadable'] and 'config.json' in rows.reason[0]
+  assert rows.valid.tolist() == ['unreadable'] * 2 and 'config.json' in rows.reason[0]
 
 
 def test_the_last_probe_of_finite_activations_counts(tmp_path):
