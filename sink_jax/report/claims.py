@@ -119,7 +119,7 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
   models = {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
   rows = [row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
-          for row in table.to_dict('records') if row['trial'] in trials | models]
+          for row in table.query(f'trial in {[*trials, *models]}').to_dict('records')]
   needs, parts = _parts(claim.needs, rows, 'presupposed: '), _parts(claim.conditions, rows)
   for key in ('budget', 'protocol', 'content'):
     if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
