@@ -132,13 +132,18 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
-  # Numbers of other published models are shown. They decide nothing.
-  pairs |= dict.fromkeys((metric, model) for metric, _ in pairs for model in sorted(models))
-  means = {pair: interval([*values.values()]) for pair in pairs if (values := seeds_of(rows, *pair)[0])}
-  return Verdict(
-      verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
-      ', '.join(f'{_label(*pair)} {_text(pair[0], of.mean)} (n = {of.n})' for pair, of in means.items()),
-      ', '.join(f'{_label(*pair)} {number}' for pair in pairs if (number := paper.number(*pair[::-1]))))
+  # Numbers of other published models are shown, and decide nothing.
+  ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
+  for metric, trial in dict.fromkeys([*pairs, *((metric, model) for metric, _ in pairs for model in models)]):
+    if values := seeds_of(rows, metric, trial)[0]:
+      mean = _text(metric, sum(values.values()) / len(values))
+      ours[metric].append(f'{trial} {mean} (n = {len(values)})')
+    if number := paper.number(trial, metric):
+      theirs[metric].append(f'{trial} {number}')
+  measured, reported = ('; '.join(f'{_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
+                        for of in (ours, theirs))
+  return Verdict(verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)), measured,
+                 reported)
 
 
 def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
@@ -162,7 +167,7 @@ def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int
     elif not math.isnan(value):
       value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
       values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
-  words = f'{_label(metric, trial)} was not measured' if not values else ''
+  words = f'{_name(metric)} of {trial} was not measured' if not values else ''
   if reasons:
     words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}'
   return {seed: sum(of) / len(of) for seed, of in values.items()}, words
@@ -202,11 +207,11 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       if not all(values for values, _ in found):
         parts.append(Part(None, 0, prefix + remarks))
         continue
-      heads = min((row['heads'] for row in rows if row['trial'] in (trial, other)), default=math.inf)
-      head = 0.5 if metric == 'converges' else 100 / heads if _RATE.match(metric) else 0.0
+      heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
+      head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
       decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
       mean, low, high = (_text(metric, value) for value in x[:3])
-      label = prefix + _label(metric, trial) + f' minus {other}' * bool(other)
+      label = f'{prefix}{_name(metric)} of {trial}' + f' minus {other}' * bool(other)
       words = f'{label} {mean} (' + f'{low} to {high}, ' * (x.n > 1) + f'n = {x.n})'
       parts.append(Part(decided, x.n, words + f' ({remarks})' * bool(remarks), x.unseen))
   return parts
@@ -217,10 +222,10 @@ def _published(trial: str) -> bool:
   return trial[0].isupper()
 
 
-def _label(metric: str, trial: str) -> str:
-  """'Sink_1 of default', 'valid loss of k-bias'."""
+def _name(metric: str) -> str:
+  """'Sink_1', 'Sink_*', 'valid loss'."""
   metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))
-  return re.sub('(?<!Sink)_', ' ', metric) + f' of {trial}'
+  return re.sub('(?<!Sink)_', ' ', metric)
 
 
 def _text(metric: str, value: float) -> str:

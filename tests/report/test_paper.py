@@ -27,16 +27,15 @@ def test_a_trial_has_one_value_of_a_metric():
     for metric, value in row['values'].items():
       if value is not None and row['trial']:
         assert known.setdefault((row['trial'], metric), value) == value
-  assert known['default', 'sink_1'], known['default', 'valid_loss'] == (18.18, 3.73)
 
 
-@pytest.mark.parametrize(('trial', 'metric', 'number'), [
-    ('default', 'sink_1', '18.18'), ('weight-decay-0', 'valid_loss', '3.72'), ('k-bias', 'sink_star', '73.34'),
-    ('value-first-20', 'sink_1', '25.88'), ('post-norm', 'sink_1', '13.54'), ('1b-softmax', 'sink_1', '45.11'),
-    ('fixed-2', 'sink_2', '69.03'), ('alibi', 'sink_1', '20.78'), ('softmax-p-2', 'converges', 'no'),
-    ('default', 'emergence_step', '1,000 to 2,000'), ('sigmoid', 'sink_1', '0.44'), ('window-32', 'sink_1', '')])
-def test_spot_values_of_the_paper(trial, metric, number):
-  assert paper.number(trial, metric) == number
+def test_spot_values_of_the_paper():
+  for trial, metric, number in (
+      ('default', 'sink_1', '18.18'), ('weight-decay-0', 'valid_loss', '3.72'), ('fixed-2', 'sink_2', '69.03'),
+      ('k-bias', 'sink_star', '73.34'), ('value-first-20', 'sink_1', '25.88'), ('alibi', 'sink_1', '20.78'),
+      ('1b-softmax', 'sink_1', '45.11'), ('softmax-p-2', 'converges', 'no'), ('window-32', 'sink_1', ''),
+      ('data-50m', 'sink_1', 'below 1.00'), ('default', 'emergence_step', '1,000 to 2,000')):
+    assert paper.number(trial, metric) == number, trial
   assert paper.table_number('table-1-left', 'GPT2-XL', 'sink_1_random') == 70.29
 
 
@@ -82,7 +81,7 @@ def test_coverage_says_how_each_is_made_and_where_it_was_run():
   assert rows.run['table-3'] == 'desk: 3 of 7 trials, 5 runs' and '--only=nope,' in rows.command['table-3']
   assert rows.run['table-1-left'] == 'GPT2-XL' and rows.run['table-1-right'] == 'other models: Another'
   assert rows.command['text-propositions'] == 'python -m sink_jax analyses propositions'
-  assert rows.run['text-propositions'] == 'random' and rows.run['figure-30'] == 'desk: 1 runs'
+  assert rows.run['text-propositions'] == 'random' and rows.run['figure-30'] == 'desk: 1 of 1 trials, 1 runs'
   without = rows.index[(rows.command == '') | (rows.run == 'not run')]
   assert 'figure-10' in without and rows.name[rows.command == ''].tolist() == [
       'Table 8', 'Figure 1 (left)', 'Figure 1 (right)', 'Figure 5 (left)', 'Figure 6 (left)']
