@@ -5,6 +5,9 @@ two trials, lies on one side of its level; an equality by two one-sided tests. A
 all of its conditions are decided for it, not reproduced where one is decided against it, and open where
 seeds are too few (less than 3) or too unlike. It is not testable where runs are missing or invalid, are of
 several data sets, or where what it presupposes is not so. Ratios are compared as logarithms.
+
+Where the seeds of a rate agree within one head, a verdict on a level is about the seeds that were run, and
+states the share of all seeds that may do otherwise. It takes more than that to say that two rates are equal.
 """
 
 from __future__ import annotations
