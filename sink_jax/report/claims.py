@@ -5,12 +5,14 @@ two trials, lies on one side of its level; an equality by two one-sided tests. A
 all of its conditions are decided for it, not reproduced where one is decided against it, and open where
 seeds are too few (less than 3) or too unlike. It is not testable where runs are missing or invalid, are of
 several data sets, or where what it presupposes is not so. Ratios are compared as logarithms.
+
+Where the seeds of a rate agree within one head, a verdict on a level is about the seeds that were run, and
+states the share of all seeds that may do otherwise. It takes more than that to say that two rates are equal.
 """
 
 from __future__ import annotations
 
 import collections
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -57,7 +59,7 @@ class Claim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """One of VERDICTS; n: seeds of the trial with fewest; measured, paper: the numbers, in words."""
+  """One of VERDICTS; n: seeds of the trial with fewest; measured, paper: means, with other n, in words."""
 
   verdict: str
   n: int
@@ -99,8 +101,8 @@ def _conditions(text: str) -> Iterator[Condition]:
     found = _PART.fullmatch(part)
     named, trials, sign, rest, how, size = found.groups() if found else [''] * 6
     metric, names = named or metric, trials.split(', ')
-    if metric in _ENDS or metric == 'text':
-      yield Condition('converges' if metric in _ENDS else metric, names, _ENDS.get(metric, ''), 0.5)
+    if metric in _ENDS:
+      yield Condition('converges', names, _ENDS[metric], 0.5)
     elif not metric or not rest:
       raise ValueError(f'"{part}" is not METRIC: TRIALS > LEVEL, A > B + MARGIN or A = B +- MARGIN')
     elif re.fullmatch(r'[\d.]+', rest):
@@ -117,36 +119,36 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   """What runs say to a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
   pairs = dict.fromkeys((metric, trial) for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
                         for trial in (*trials, other) if trial)
-  published = {trial for trial in table.trial if _published(trial)} if any(
-      _published(trial) for _, trial in pairs) else set()
-  runs = table[table.trial.isin({'default', *published, *(trial for _, trial in pairs)})]
-  rows = runs.to_dict('records')
-  mixed = [key for key in ('budget', 'protocol', 'content') if runs[key].nunique() > 1]
-  needs, parts = _parts(claim.needs, rows), _parts(claim.conditions, rows)
-  said = lambda of, *decided: [part for part in of if part.decided in decided]
-  if mixed:
-    verdict, deciding = NOT_TESTABLE, [Part(None, 0, f'its runs differ in {" and ".join(mixed)}')]
-  elif deciding := said(needs, None, -1):
-    verdict = NOT_TESTABLE
-    deciding = [part._replace(words=f'presupposed otherwise: {part.words}') for part in deciding]
-  elif deciding := said(parts, -1):  # whatever the others would say if their runs were there
-    verdict = NOT_REPRODUCED
-  elif (deciding := said(parts, None)) or not parts:
-    verdict = NOT_TESTABLE
-  elif deciding := said(needs, 0) + said(parts, 0):
-    verdict = OPEN
-  else:
-    verdict, deciding = REPRODUCED, parts
+  trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
+  models = {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
+  rows = [row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
+          for row in table.query(f'trial in {[*trials, *models]}').to_dict('records')]
+  needs, parts = _parts(claim.needs, rows, 'presupposed: '), _parts(claim.conditions, rows)
+  for key in ('budget', 'protocol', 'content'):
+    if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
+      needs.append(Part(None, 0, f'its runs differ in {key}'))
+  # One part against a claim is enough, whatever the others would say if their runs were there.
+  order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (parts, -1, NOT_REPRODUCED),
+           (parts, None, NOT_TESTABLE), (needs, 0, OPEN), (parts, 0, OPEN), (parts, 1, REPRODUCED))
+  verdict, deciding = next(((verdict, found) for of, decided, verdict in order if (
+      found := [part for part in of if part.decided == decided])),
+      (NOT_TESTABLE, [Part(None, 0, 'the budget cannot express it')]))
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
-  # What other published models do decides nothing, and is shown.
-  pairs |= dict.fromkeys((metric, trial) for metric, _ in pairs for trial in sorted(published))
-  means = {pair: interval([*values.values()]) for pair in pairs if (values := seeds_of(rows, *pair)[0])}
-  return Verdict(
-      verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
-      ', '.join(f'{_label(*pair)} {_text(pair[0], of.mean)} (n = {of.n})' for pair, of in means.items()),
-      ', '.join(f'{_label(*pair)} {number}' for pair in pairs if (number := paper.number(*pair[::-1]))))
+  # Numbers of other published models are shown, and decide nothing.
+  n = min((part.n for part in parts), default=0)
+  ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
+  others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
+  for metric, trial in dict.fromkeys([*pairs, *others]):
+    if values := seeds_of(rows, metric, trial)[0]:
+      mean = _text(metric, sum(values.values()) / len(values))
+      ours[metric].append(f'{trial} {mean}' + f' (n = {len(values)})' * (len(values) != n))
+    if number := paper.number(trial, metric):
+      theirs[metric].append(f'{trial} {number}')
+  measured, reported = ('; '.join(f'{_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
+                        for of in (ours, theirs))
+  return Verdict(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
 
 
 def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
@@ -170,55 +172,53 @@ def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int
     elif not math.isnan(value):
       value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
       values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
-  words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}' if reasons else ''
-  return ({seed: sum(of) / len(of) for seed, of in values.items()},
-          words or f'{_label(metric, trial)} was not measured' * (not values))
+  words = f'{_name(metric)} of {trial} was not measured' if not values else ''
+  if reasons:
+    words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}'
+  return {seed: sum(of) / len(of) for seed, of in values.items()}, words
 
 
-def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head: float) -> tuple[int, Interval]:
-  """1, -1 or 0 (open) of one trial, by the values of its seeds, and the interval that decides.
+def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head: float
+           ) -> tuple[int, Interval]:
+  """1, -1 or 0 (open) of one trial by its values {seed: value}, and the interval that decides.
 
   b: of the other trial, or {}. head: the points of one head, of a rate; else 0.
   """
-  exact = condition.metric == 'chain_difference' or _published(condition.trials[0])  # no seed changes these
-  x = compare(a, b, head=head) if condition.other else interval([*a.values()], head=head)
+  metric, trials, sign, level, other = condition
+  x = compare(a, b, head=head) if other else interval([*a.values()], head=head)
+  exact = metric == 'chain_difference' or _published(trials[0])  # no seed changes these
   if exact:
     x = x._replace(low=x.mean, high=x.mean)
-  elif condition.other and abs(x.mean) < head:
-    x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
-  level, low, high = condition.level, x.low, x.high
-  if not exact and x.n < SEEDS:
+  elif x.n < SEEDS:
     return 0, x
-  if condition.sign == '=':
-    same = abs(x.mean) < level if exact else equal([a[s] - b[s] for s in a.keys() & b.keys()], level, head=head)
-    return 1 if same else -1 if max(low, -high) > level else 0, x
-  if condition.sign == '<':
-    level, low, high = -level, -high, -low
-  return 1 if low > level else -1 if high < level else 0, x
+  elif other and abs(x.mean) < head:
+    x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
+  if sign == '=':
+    differences = [x.mean] * SEEDS if exact else [a[seed] - b[seed] for seed in a.keys() & b.keys()]
+    return 1 if equal(differences, level, head=head) else -1 if max(x.low, -x.high) > level else 0, x
+  low, high, end = (x.low, x.high, level) if sign == '>' else (-x.high, -x.low, -level)
+  return 1 if low > end else -1 if high < end else 0, x
 
 
-def _parts(conditions: Iterable[Condition], rows: list[dict]) -> list[Part]:
+def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') -> list[Part]:
   parts = []
   for condition in conditions:
     metric, other = condition.metric, condition.other
     for trial in condition.trials:
-      mine = [row for row in rows if row['trial'] in (trial, other)]
-      if metric == 'text':
-        edits = {edit for row in mine for edit in json.loads(row['settings']).get('data.interventions') or ()}
-        parts.append(Part(None if edits else 1, 0, f'the sequences of {trial} are edited: {", ".join(edits)}'))
-        continue
-      (a, words), (b, more) = seeds_of(rows, metric, trial), seeds_of(rows, metric, other) if other else ({}, '')
-      remarks = '; '.join(filter(None, (words, more)))
-      if a is None or b is None:
+      found = [seeds_of(rows, metric, name) for name in (trial, other) if name]
+      remarks = '; '.join(words for _, words in found if words)
+      if any(values is None for values, _ in found):
         continue  # the budget has no such trial
-      if not a or other and not b:
-        parts.append(Part(None, 0, remarks))
+      if not all(values for values, _ in found):
+        parts.append(Part(None, 0, prefix + remarks))
         continue
-      head = 100 / min(row['heads'] for row in mine or rows) if _RATE.match(metric) else 0.0
-      decided, x = decide(condition, a, b, 0.5 if metric == 'converges' else head)
-      ends = f'{_text(metric, x.low)} to {_text(metric, x.high)}, ' * (x.n > 1)
-      parts.append(Part(decided, x.n, _label(metric, trial) + f' minus {other}' * bool(other) + (
-          f' {_text(metric, x.mean)} ({ends}n = {x.n})') + f' ({remarks})' * bool(remarks), x.unseen))
+      heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
+      head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
+      decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
+      mean, low, high = (_text(metric, value) for value in x[:3])
+      label = f'{prefix}{_name(metric)} of {trial}' + f' minus {other}' * bool(other)
+      words = f'{label} {mean} (' + f'{low} to {high}, ' * (x.n > 1) + f'n = {x.n})'
+      parts.append(Part(decided, x.n, words + f' ({remarks})' * bool(remarks), x.unseen))
   return parts
 
 
@@ -227,9 +227,10 @@ def _published(trial: str) -> bool:
   return trial[0].isupper()
 
 
-def _label(metric: str, trial: str) -> str:
-  """'Sink_1 of default', 'valid loss of k-bias'."""
-  return re.sub('(?<!Sink)_', ' ', re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))) + f' of {trial}'
+def _name(metric: str) -> str:
+  """'Sink_1', 'Sink_*', 'valid loss'."""
+  metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))
+  return re.sub('(?<!Sink)_', ' ', metric)
 
 
 def _text(metric: str, value: float) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import functools
+import collections
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from sink_jax.evaluate import EPSILON
 
@@ -28,32 +31,21 @@ def name_of(item: Mapping[str, Any]) -> str:
   return f'{other}{kind} {item["number"]}{half}' if item['number'] else item['title']
 
 
-@functools.cache
-def numbers() -> pd.DataFrame:
-  """One row a number: table, name, setting, trial, metric, value (NaN: none, or a range), text, note."""
-  rows = [{'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
-           'metric': metric, 'value': value, 'text': _text(metric, value) if value is not None else
-           'training failure' if row.get('failed') else '-', 'note': row.get('note', '')}
-          for item in TABLES for row in item['rows'] for metric in item['metrics']
-          for value in [row['values'].get(metric)]]
-  table = pd.DataFrame(rows)
-  return table.assign(value=[math.nan if value is None or isinstance(value, list) else float(value)
-                             for value in table.value])
-
-
-def _text(metric: str, value: float | list) -> str:
-  """'18.18', 'yes', '1,000 to 2,000', 'below 4,000'."""
+def _text(metric: str, value: float | list | None) -> str:
+  """'18.18', 'yes', '1,000 to 2,000', 'below 4,000', '-'."""
   if isinstance(value, list):
-    low, high = (end if end is None else _text(metric, end) for end in value)
-    return f'below {high}' if low is None else f'above {low}' if high is None else f'{low} to {high}'
-  return str({True: 'yes', False: 'no'}[value]) if isinstance(value, bool) else (
-      f'{value:,.0f}' if metric.endswith('_step') else f'{value:.2f}')
+    low, high = (end and _text(metric, end) for end in value)
+    return f'{low} to {high}' if low and high else f'above {low}' if low else f'below {high}'
+  if value is None or isinstance(value, bool):
+    return {None: '-', True: 'yes', False: 'no'}[value]
+  return f'{value:,.0f}' if metric.endswith('_step') else f'{value:.2f}'
 
 
 def number(trial: str, metric: str) -> str:
-  """The first number that a table has of a trial; '' where there is none."""
+  """The first number that a table has of a trial, or of a published model; '' where there is none."""
+  metric = re.sub(r'kinds_(\w+)_sink_1', r'sink_1_\1', metric)  # as `open_models` names it
   return next((_text(metric, row['values'][metric]) for item in TABLES for row in item['rows']
-               if row['trial'] == trial and row['values'].get(metric) is not None), '')
+               if trial in (row['trial'], row['setting']) and row['values'].get(metric) is not None), '')
 
 
 def table_number(table: str, setting: str, metric: str) -> float | None:
@@ -73,19 +65,31 @@ def comparable(length: int, epsilon: float) -> bool:
 
 
 def beside(table: pd.DataFrame) -> pd.DataFrame:
-  """`numbers` of trained models next to ours: mean, least, largest, n of valid finished runs, and invalid.
+  """Every number of the paper about a trained model, and ours.
 
-  table: of `runs.table`, of one task and budget. invalid: how many finished runs are not in the mean, as
-  dead ones; what converges is counted over diverged runs, too.
+  Args:
+    table: of `runs.table`, of one task and budget.
+
+  Returns:
+    table (its key), name, setting, trial, metric; value (NaN: none, or a range), text and note of the paper;
+    mean, least, largest and n of our finished runs that are valid, and invalid, how many are not. Diverged
+    runs count for what converges.
   """
-  known = numbers().dropna(subset='trial').reset_index(drop=True)
-  finished, rows = table[table.status.isin(['done', 'diverged'])], []
-  for trial, metric in zip(known.trial, known.metric):
-    runs = finished[finished.trial == trial]
-    valid = runs[(runs.valid == '') | (metric == 'converges')]
-    values = (valid[metric] if metric in valid else pd.Series(dtype=float)).dropna()
-    rows.append((values.mean(), values.min(), values.max(), len(values), len(runs) - len(valid)))
-  return known.join(pd.DataFrame(rows, columns=['mean', 'least', 'largest', 'n', 'invalid']))
+  rows, finished = [], _finished(table)
+  for item, row in ((item, row) for item in TABLES for row in item['rows'] if row['trial']):
+    runs = [run for run in finished if run['trial'] == row['trial']]
+    for metric in item['metrics']:
+      value = row['values'].get(metric)
+      text = _text(metric, value) + '*' * (row.get('proxy', False) and metric.startswith('sink'))
+      valid = [run for run in runs if not run['valid'] or metric == 'converges']
+      ours = pd.Series([run.get(metric) for run in valid], dtype=float).dropna()
+      rows.append({
+          'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
+          'metric': metric, 'value': math.nan if value is None or isinstance(value, list) else float(value),
+          'text': 'training failure' if value is None and row.get('failed') else text,
+          'note': row.get('note', ''), 'mean': ours.mean(), 'least': ours.min(), 'largest': ours.max(),
+          'n': len(ours), 'invalid': len(runs) - len(valid)})
+  return pd.DataFrame(rows)
 
 
 def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
@@ -94,9 +98,9 @@ def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
   Returns:
     These rows, Spearman's rank correlation, and how many trials lie on the same side of 10 %.
   """
-  dots = both[(both.metric == 'sink_1') & both.value.notna() & (both.n > 0)].drop_duplicates('trial')
-  same = (dots['value'] >= SINK) == (dots['mean'] >= SINK)
-  return dots, float(dots['value'].corr(dots['mean'], method='spearman')), int(same.sum())
+  dots = both.query('metric == "sink_1" and n > 0').dropna(subset='value').drop_duplicates('trial')
+  same = sum((theirs >= SINK) == (ours >= SINK) for theirs, ours in zip(dots['value'], dots['mean']))
+  return dots, float(np.asarray(stats.spearmanr(dots['value'], dots['mean']))[0]), same
 
 
 def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd.DataFrame:
@@ -106,27 +110,32 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
     table: of `runs.table`, of all tasks.
     analysed: names of the models that an analysis measured, by its name.
   """
-  rows, done = [], table[table.status.isin(['done', 'diverged'])]
+  rows, finished = [], _finished(table)
   for item in TABLES + FIGURES:
-    trials = [*dict.fromkeys(item.get('trials') or [row['trial'] for row in item.get('rows', ())])]
+    settings = item.get('rows', ())
+    trials = [*dict.fromkeys(item.get('trials') or [row['trial'] for row in settings])]
     command = run = ''
     if analysis := item.get('analysis'):
-      names = item.get('models', [row['setting'] for row in item.get('rows', ())] or ['Pythia-14M', 'GPT2'])
-      command = f'analyses {analysis}' + f' --checkpoint="{",".join(names)}"' * bool(names) + item.get('options', '')
+      models = item.get('models', [row['setting'] for row in settings] or ['Pythia-14M', 'GPT2'])
+      command = f'analyses {analysis}' + f' --checkpoint="{",".join(models)}"' * bool(models)
+      command += item.get('options', '')
       measured = analysed.get(analysis, ())
-      ours = [name for name in measured if name in names or not names]
-      run = ', '.join(ours) or 'other models: ' * bool(measured) + ', '.join(measured)
+      run = ', '.join(name for name in measured if name in models or not models) or (
+          f'other models: {", ".join(measured)}' if measured else '')
     elif item['needs'] in ('training', 'fine-tuning'):
-      tuned = item['needs'] == 'fine-tuning'
-      command = 'sweep --config=configs/' + ('sft.py' if tuned else f'paper.py --only={",".join(trials)}')
-      runs = done[done.task == 'sft'] if tuned else done[(done.task == 'paper') & done.trial.isin(trials)]
-      of = f'{len(runs)} runs' if tuned else f'{runs.trial.nunique()} of {len(trials)} trials, {len(runs)} runs'
-      run = f'{", ".join(runs.budget.dropna().unique())}: {of}' if len(runs) else ''
-    elif item.get('kind') == 'mask':
-      run = 'drawn'
+      task = 'paper' if item['needs'] == 'training' else 'sft'
+      command = f'sweep --config=configs/{task}.py' + f' --only={",".join(trials)}' * bool(trials)
+      runs = [run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)]
+      ours = {run['trial'] for run in runs}
+      of = f'{len(ours)} of {len(trials) or len(ours)} trials, {len(runs)} runs'
+      run = f'{", ".join(sorted({run["budget"] for run in runs}))}: {of}' if runs else ''
     rows.append({'key': item['key'], 'name': name_of(item), 'title': item.get('title') or item['caption'],
                  'command': command and f'python -m sink_jax {command}', 'run': run or 'not run'})
   return pd.DataFrame(rows)
+
+
+def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
+  return table.query('status in ["done", "diverged"]').to_dict('records')
 
 
 def open_models(folder: Path) -> pd.DataFrame:
@@ -135,20 +144,19 @@ def open_models(folder: Path) -> pd.DataFrame:
   Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
   of X_first and X_others also X_lead. At epsilon 0.3, and of heads those with a sink.
   """
-  found = [pd.DataFrame()]
+  found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   for path in sorted(folder.glob('*.json')):
     content = json.loads(path.read_text('utf-8'))
-    rows = pd.DataFrame(content.get('rows', ()))
-    if 'model' in rows:
-      rows = rows[rows.epsilon == EPSILON] if 'epsilon' in rows else rows
-      rows = rows[rows.importance > EPSILON] if 'head' in rows else rows
-      leads = {f'{name[:-6]}_lead': rows[name] - rows[f'{name[:-6]}_others'] for name in rows
-               if name.endswith('_first')}
-      rows = rows.assign(kind=rows.get('kind', rows.get('change', '')), **leads)
-      by = rows.groupby(['model', 'kind'])[rows.select_dtypes('number').columns]
-      wide = pd.concat([by.mean(), (by.max() - by.min()).add_suffix('_range')], axis=1).unstack()
-      wide.columns = ['_'.join(filter(None, (content['analysis'], kind.replace(' ', '_'), name)))
-                      for name, kind in wide.columns]
-      found.append(wide)
-  table = pd.concat(found).groupby(level=0).first() if len(found) > 1 else pd.DataFrame()
-  return table.rename_axis('trial').reset_index().assign(seed=0, status='done', valid='')
+    for row in content.get('rows', ()):
+      if row.get('epsilon', EPSILON) == EPSILON and not ('head' in row and row['importance'] <= EPSILON):
+        kind = (row.get('kind') or row.get('change') or '').replace(' ', '_')
+        leads = {f'{name[:-6]}_lead': value - row[f'{name[:-6]}_others'] for name, value in row.items()
+                 if name.endswith('_first')}
+        for name, value in (row | leads).items():
+          if isinstance(value, (int, float)):
+            found[row['model']]['_'.join(filter(None, (content['analysis'], kind, name)))].append(value)
+  return pd.DataFrame([
+      {'trial': model, 'seed': 0, 'status': 'done', 'valid': ''} | {
+          key: value for name, of in numbers.items()
+          for key, value in ((name, sum(of) / len(of)), (f'{name}_range', max(of) - min(of)))}
+      for model, numbers in found.items()])
