@@ -4,15 +4,15 @@ A condition is decided where the 99 % t interval of its mean over seeds, paired 
 two trials, lies on one side of its level; an equality by two one-sided tests. A claim is reproduced where
 all of its conditions are decided for it, not reproduced where one is decided against it, and open where
 seeds are too few (less than 3) or too unlike. It is not testable where runs are missing or invalid, are of
-several data sets, or where what it presupposes is not there. Ratios are compared as logarithms.
+several data sets, or where what it presupposes is not so. Ratios are compared as logarithms.
 """
 
 from __future__ import annotations
 
-import json
+import collections
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import pandas as pd
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.report import paper
-from sink_jax.report.stats import compare, equal, interval
+from sink_jax.report.stats import Interval, compare, equal, interval
 
 REPRODUCED, NOT_REPRODUCED, OPEN, NOT_TESTABLE = VERDICTS = (
     'reproduced', 'not reproduced', 'open', 'not testable here')
@@ -34,7 +34,7 @@ _RATIO = re.compile('massive|window_|.+_ratio')
 
 
 class Condition(NamedTuple):
-  """METRIC of each trial, or minus that of `other` by seed, compared ('<', '>', '=': +-) with a level."""
+  """METRIC of each trial, or minus that of `other` by seed, compared (<, >, or = for +-) with a level."""
 
   metric: str
   trials: list[str]
@@ -44,7 +44,7 @@ class Condition(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """A claim of the paper. criterion: its conditions as they stand in the file; needs: presuppositions."""
+  """A claim. criterion: its conditions as they stand in the file; needs: what it presupposes."""
 
   key: str
   section: str
@@ -66,15 +66,12 @@ class Verdict(NamedTuple):
 
 
 class Part(NamedTuple):
-  """A trial of a condition, decided for (1) or against (-1) it, or open (0); None: nothing to judge.
-
-  left: what seeds that agree leave open.
-  """
+  """A trial of a condition: decided for (1) or against (-1) it, open (0), or nothing to judge (None)."""
 
   decided: int | None
   n: int
   words: str
-  left: str = ''
+  unseen: float = 0.0
 
 
 def parse(text: str) -> list[Claim]:
@@ -99,131 +96,131 @@ def _conditions(text: str) -> Iterator[Condition]:
   metric = ''
   for part in filter(None, text.split(' and ')):
     found = _PART.fullmatch(part)
-    named, trials, sign, rest, how, size = found.groups() if found else ('', '', '', '', '', '')
+    named, trials, sign, rest, how, size = found.groups() if found else [''] * 6
     metric, names = named or metric, trials.split(', ')
-    if metric in _ENDS or metric == 'text':
-      yield Condition('text' if metric == 'text' else 'converges', names, _ENDS.get(metric, ''), 0.5)
+    if metric in _ENDS:
+      yield Condition('converges', names, _ENDS[metric], 0.5)
     elif not metric or not rest:
       raise ValueError(f'"{part}" is not METRIC: TRIALS > LEVEL, A > B + MARGIN or A = B +- MARGIN')
     elif re.fullmatch(r'[\d.]+', rest):
-      level = float(rest)
-      yield Condition(metric, names, sign, math.log(level) if _RATIO.match(metric) else level)
+      yield Condition(metric, names, sign, math.log(float(rest)) if _RATIO.match(metric) else float(rest))
     else:
       row, margin = [trials, *rest.split(f' {sign} ')], float(size or 0) * (-1 if how == '-' else 1)
-      noise = NOISE if _RATE.match(metric) else margin / 20
+      noise = (NOISE if _RATE.match(metric) else margin / 20) * (1 if sign == '<' else -1)
       for a, b in pairwise(row) if len(row) > 2 else ():
-        yield Condition(metric, [a], sign, noise if sign == '<' else -noise, b)
+        yield Condition(metric, [a], sign, noise, b)
       yield Condition(metric, names, sign, math.log(margin) if how == '*' else margin, row[-1])
 
 
 def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
-  """What runs of one task say to a claim. table: of `runs.table`, and of `paper.open_models`."""
-  conditions = [*claim.needs, *claim.conditions]
-  trials = {'default' if trial == 'untrained' else trial for condition in conditions
-            for trial in (*condition.trials, condition.other)}
-  runs = table[table.trial.isin(trials)]
-  mixed = [key for key in ('budget', 'protocol', 'content') if runs[key].nunique() > 1]
-  needs, parts = _parts(claim.needs, table), _parts(claim.conditions, table)
-  verdict, deciding = REPRODUCED, []
-  if mixed:
-    verdict, deciding = NOT_TESTABLE, [Part(None, 0, f'runs differ in {" and ".join(mixed)}')]
-  elif failed := [part for part in needs if part.decided in (None, -1)]:
-    verdict, deciding = NOT_TESTABLE, [
-        part._replace(words=f'what it presupposes is not so: {part.words}') for part in failed]
-  # One part against it is enough, whatever the others would say if their runs were there.
-  elif failed := [part for part in parts if part.decided == -1]:
-    verdict, deciding = NOT_REPRODUCED, failed
-  elif not parts or any(part.decided is None for part in parts):
-    verdict, deciding = NOT_TESTABLE, [part for part in parts if part.decided is None]
-  elif undecided := [part for part in (*needs, *parts) if part.decided == 0]:
-    verdict, deciding = OPEN, undecided
-  why = [part.words for part in deciding] + [part.left for part in deciding or parts if part.left]
-  measured, known = [], []
-  for metric, trial in dict.fromkeys((condition.metric, trial) for condition in claim.conditions
-                                     for trial in (*condition.trials, condition.other) if trial):
-    values, _ = seeds_of(table, metric, trial)
-    if values:
-      of = interval([*values.values()])
-      measured.append(f'{metric} of {trial} {_text(metric, of.mean)} (n = {of.n})')
-    if number := paper.number(trial, metric):
-      known.append(f'{metric} of {trial} {number}')
-  return Verdict(verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
-                 ', '.join(measured), ', '.join(known))
+  """What runs say to a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
+  pairs = dict.fromkeys((metric, trial) for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
+                        for trial in (*trials, other) if trial)
+  trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
+  models = {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
+  rows = [row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
+          for row in table.to_dict('records') if row['trial'] in trials | models]
+  needs, parts = _parts(claim.needs, rows, 'presupposed: '), _parts(claim.conditions, rows)
+  for key in ('budget', 'protocol', 'content'):
+    if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
+      needs.append(Part(None, 0, f'its runs differ in {key}'))
+  # One part against a claim is enough, whatever the others would say if their runs were there.
+  order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (parts, -1, NOT_REPRODUCED),
+           (parts, None, NOT_TESTABLE), (needs, 0, OPEN), (parts, 0, OPEN), (parts, 1, REPRODUCED))
+  verdict, deciding = next(((verdict, found) for of, decided, verdict in order if (
+      found := [part for part in of if part.decided == decided])), (NOT_TESTABLE, []))
+  why = [part.words for part in deciding if verdict != REPRODUCED]
+  if share := max((part.unseen for part in deciding), default=0):
+    why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
+  # Numbers of other published models are shown. They decide nothing.
+  pairs |= dict.fromkeys((metric, model) for metric, _ in pairs for model in sorted(models))
+  means = {pair: interval([*values.values()]) for pair in pairs if (values := seeds_of(rows, *pair)[0])}
+  return Verdict(
+      verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
+      ', '.join(f'{_label(*pair)} {_text(pair[0], of.mean)} (n = {of.n})' for pair, of in means.items()),
+      ', '.join(f'{_label(*pair)} {number}' for pair in pairs if (number := paper.number(*pair[::-1]))))
 
 
-def seeds_of(table: pd.DataFrame, metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
-  """{seed: value} of the runs of a trial that are valid, and which are not; None: not expressible."""
+def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
+  """{seed: value} of the valid runs of a trial, and which are not valid; None: not expressible."""
   if trial == 'untrained':
     metric, trial = f'untrained_{metric}', 'default'
-  runs = table[(table.trial == trial) & (table.status != 'not run')]
-  if runs.empty:
+  runs = [row for row in rows if row['trial'] == trial and row['status'] != 'not run']
+  if not runs:
     return {}, f'needs {trial}' if _published(trial) else f'no run of {trial}'
-  if (runs.status == 'not expressible').all():
+  if all(row['status'] == 'not expressible' for row in runs):
     return None, ''
-  if metric == 'converges':  # that a run diverged is what it shows
-    invalid, remark = ~runs.status.isin(['done', 'diverged']), 'not finished'
-  else:
-    invalid, remark = runs.valid != '', ', '.join(runs.valid[runs.valid != ''].unique())
-    if metric in ('sink_1', 'untrained_sink_1') and 'window' in runs:
-      small = runs.window <= EPSILON * runs.length  # the first token has no more than window / length
-      invalid, remark = invalid | small, 'a window that cannot show a sink' if small.any() else remark
-  words = f'{trial}: {invalid.sum()} of {len(runs)} runs {remark}' if invalid.any() else ''
-  runs = runs[~invalid]
-  known = runs.assign(value=runs[metric] if metric in runs else math.nan).dropna(subset='value')
-  if known.empty:
-    return {}, words or f'{metric} of {trial} was not measured'
-  if metric.endswith('_step'):  # a sink that never emerges comes after the last step
-    known.value = known.value.clip(upper=known.steps)
-  if _RATIO.match(metric):
-    known.value = known.value.clip(lower=1e-9).map(math.log)
-  return known.groupby('seed').value.mean().to_dict(), words
+  values, reasons = collections.defaultdict[int, list[float]](list), []
+  for row in runs:
+    value, reason = row.get(metric, math.nan), row['valid']
+    if metric == 'converges' and row['status'] in ('done', 'diverged'):  # either is what it is about
+      reason = ''
+    elif metric == 'sink_1' and row.get('window', math.nan) <= EPSILON * row.get('length', math.nan):
+      reason = 'with a window too small for a sink'  # the first token has window / length at most
+    if reason:
+      reasons.append(reason)
+    elif not math.isnan(value):
+      value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
+      values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
+  words = f'{_label(metric, trial)} was not measured' if not values else ''
+  if reasons:
+    words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}'
+  return {seed: sum(of) / len(of) for seed, of in values.items()}, words
 
 
-def _parts(conditions: Iterable[Condition], table: pd.DataFrame) -> list[Part]:
+def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head: float
+           ) -> tuple[int, Interval]:
+  """1, -1 or 0 (open) of one trial by its values {seed: value}, and the interval that decides.
+
+  b: of the other trial, or {}. head: the points of one head, of a rate; else 0.
+  """
+  metric, trials, sign, level, other = condition
+  x = compare(a, b, head=head) if other else interval([*a.values()], head=head)
+  exact = metric == 'chain_difference' or _published(trials[0])  # no seed changes these
+  if exact:
+    x = x._replace(low=x.mean, high=x.mean)
+  elif x.n < SEEDS:
+    return 0, x
+  elif other and abs(x.mean) < head:
+    x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
+  if sign == '=':
+    differences = [x.mean] * SEEDS if exact else [a[seed] - b[seed] for seed in a.keys() & b.keys()]
+    return 1 if equal(differences, level, head=head) else -1 if max(x.low, -x.high) > level else 0, x
+  low, high, end = (x.low, x.high, level) if sign == '>' else (-x.high, -x.low, -level)
+  return 1 if low > end else -1 if high < end else 0, x
+
+
+def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') -> list[Part]:
   parts = []
-  for metric, trials, sign, level, other in conditions:
-    for trial in trials:
-      if metric == 'text':
-        edits = {json.loads(text).get('data.interventions') for text in
-                 table.settings[table.trial == trial].dropna()} - {None, ''}
-        parts.append(Part(None if edits else 1, 0, f'sequences of {trial} are edited: {", ".join(edits)}'))
-        continue
-      found = [seeds_of(table, metric, name) for name in (trial, other) if name]
+  for condition in conditions:
+    metric, other = condition.metric, condition.other
+    for trial in condition.trials:
+      found = [seeds_of(rows, metric, name) for name in (trial, other) if name]
+      remarks = '; '.join(words for _, words in found if words)
       if any(values is None for values, _ in found):
         continue  # the budget has no such trial
-      remarks = ', '.join(remark for _, remark in found if remark)
       if not all(values for values, _ in found):
-        parts.append(Part(None, 0, remarks))
+        parts.append(Part(None, 0, prefix + remarks))
         continue
-      a, b = found[0][0] or {}, found[-1][0] or {}
-      head = 0.5 if metric == 'converges' else (
-          100 / table.heads[table.trial.isin(trials)].min() if _RATE.match(metric) else 0.0)
-      x = compare(a, b, head=head) if other else interval([*a.values()], head=head)
-      exact = metric == 'chain_difference' or _published(trial)  # no seed changes these
-      if exact:
-        x = x._replace(low=x.mean, high=x.mean)
-      elif other and abs(x.mean) < head:
-        x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
-      if sign == '=':
-        same = abs(x.mean) < level if exact else equal([a[s] - b[s] for s in a.keys() & b.keys()], level,
-                                                       head=head)
-        decided = 1 if same else -1 if max(x.low, -x.high) > level else 0
-      else:
-        low, high = (x.low, x.high) if sign == '>' else (-x.high, -x.low)
-        end = level if sign == '>' else -level
-        decided = 1 if low > end else -1 if high < end else 0
-      decided = decided if exact or x.n >= SEEDS else 0
-      label = f'{metric} of {trial}' + f' minus {other}' * bool(other)
+      heads = min((row['heads'] for row in rows if row['trial'] in (trial, other)), default=math.inf)
+      head = 0.5 if metric == 'converges' else 100 / heads if _RATE.match(metric) else 0.0
+      decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
       mean, low, high = (_text(metric, value) for value in x[:3])
-      words = f'{label} {mean} ({low} to {high}, n = {x.n})' + f' ({remarks})' * bool(remarks)
-      left = f'{x.n} seeds agree on {label}: up to {x.unseen:.0%} of all may do otherwise' if x.unseen else ''
-      parts.append(Part(decided, x.n, words, left))
+      label = prefix + _label(metric, trial) + f' minus {other}' * bool(other)
+      words = f'{label} {mean} (' + f'{low} to {high}, ' * (x.n > 1) + f'n = {x.n})'
+      parts.append(Part(decided, x.n, words + f' ({remarks})' * bool(remarks), x.unseen))
   return parts
 
 
 def _published(trial: str) -> bool:
-  """Whether it is the name of a published model: those begin with a capital, trials do not."""
+  """Whether it is a published model: their names begin with a capital, those of trials do not."""
   return trial[0].isupper()
+
+
+def _label(metric: str, trial: str) -> str:
+  """'Sink_1 of default', 'valid loss of k-bias'."""
+  metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))
+  return re.sub('(?<!Sink)_', ' ', metric) + f' of {trial}'
 
 
 def _text(metric: str, value: float) -> str:

@@ -2,80 +2,54 @@
 
 from __future__ import annotations
 
-import functools
+import collections
 import json
+import math
 from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from sink_jax.evaluate import EPSILON
 
 SINK = 10  # percent of heads, from which there is a sink
 LENGTH = 64  # tokens of the inputs of open models
-# The domains in the paper's order (Appendix B.2), by the names that the Pile itself uses.
-PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange',
-        'USPTO Backgrounds', 'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)',
-        'DM Mathematics', 'Ubuntu IRC', 'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter',
-        'Enron Emails')
 _CONTENT = json.loads((resources.files('sink_jax.report') / 'numbers.json').read_text('utf-8'))
-TITLE: str = _CONTENT['paper']
-TABLES: list[dict[str, Any]] = _CONTENT['tables'] + _CONTENT['text']  # numbers of the text have no number
+TABLES: list[dict[str, Any]] = _CONTENT['tables'] + _CONTENT['text']  # and numbers of the running text
 FIGURES: list[dict[str, Any]] = _CONTENT['figures']
-_OPTIONS = {'last_query': ' --sequences=256', 'domains':
-            ' --source="Jsonl(path=\'pile.jsonl\', domain_field=\'meta.pile_set_name\')"'}
 
 
 def name_of(item: Mapping[str, Any]) -> str:
   """'Table 10 (left)', 'StreamingLLM, Figure 12'; the title of numbers of the text."""
-  if not item['number']:
-    return item['title']
   kind = 'Figure' if 'caption' in item else 'Table'
-  return (f'{item["paper"]}, ' if item.get('paper') else '') + f'{kind} {item["number"]}' + (
-      f' ({item["half"]})' if item['half'] else '')
+  half, other = f' ({item["half"]})' * bool(item['half']), f'{item.get("paper")}, ' * bool(item.get('paper'))
+  return f'{other}{kind} {item["number"]}{half}' if item['number'] else item['title']
 
 
-@functools.cache
-def numbers() -> pd.DataFrame:
-  """One row a number: table, name, setting, trial, metric, value (NaN: none, or a range), text, note."""
-  rows = []
-  for item in TABLES:
-    for row in item['rows']:
-      for metric in item['metrics']:
-        value = row['values'].get(metric)
-        text = ('training failure' if row.get('failed') else row.get('note') or '-') if value is None else (
-            _text(metric, value) + ('*' if row.get('proxy') and metric.startswith('sink') else ''))
-        rows.append({
-            'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
-            'metric': metric, 'value': float('nan') if isinstance(value, list) or value is None else
-            float(value), 'text': text, 'note': row.get('note', '')})
-  return pd.DataFrame(rows)
-
-
-def _text(metric: str, value: float | list) -> str:
-  """'18.18', 'yes', '1,000 to 2,000', 'below 4,000'."""
-  if isinstance(value, bool):
-    return 'yes' if value else 'no'
+def _text(metric: str, value: float | list | None) -> str:
+  """'18.18', 'yes', '1,000 to 2,000', 'below 4,000', '-'."""
   if isinstance(value, list):
-    low, high = (end if end is None else _text(metric, end) for end in value)
-    return f'below {high}' if low is None else f'above {low}' if high is None else f'{low} to {high}'
+    low, high = (end and _text(metric, end) for end in value)
+    return f'{low} to {high}' if low and high else f'above {low}' if low else f'below {high}'
+  if value is None or isinstance(value, bool):
+    return {None: '-', True: 'yes', False: 'no'}[value]
   return f'{value:,.0f}' if metric.endswith('_step') else f'{value:.2f}'
 
 
 def number(trial: str, metric: str) -> str:
   """The first number that a table has of a trial; '' where there is none."""
-  known = numbers()
-  known = known[(known.trial == trial) & (known.metric == metric) & known.value.notna()]
-  return '' if known.empty else known.text.iloc[0]
+  return next((_text(metric, row['values'][metric]) for item in TABLES for row in item['rows']
+               if row['trial'] == trial and row['values'].get(metric) is not None), '')
 
 
 def table_number(table: str, setting: str, metric: str) -> float | None:
   """One number of a table, by its key ('table-1-left'); None where the paper gives none."""
-  known = numbers()
-  known = known[(known.table == table) & (known.setting == setting) & (known.metric == metric)].value.dropna()
-  return None if known.empty else float(known.iloc[0])
+  return next((row['values'].get(metric) for item in TABLES if item['key'] == table
+               for row in item['rows'] if row['setting'] == setting), None)
 
 
 def same_bos(description: Mapping[str, Any]) -> bool:
@@ -89,98 +63,99 @@ def comparable(length: int, epsilon: float) -> bool:
 
 
 def beside(table: pd.DataFrame) -> pd.DataFrame:
-  """The paper's numbers of trained models and ours.
+  """Every number of the paper about a trained model, and ours.
 
-  table: of `runs.table`, of one task. Adds mean, least, largest and n, over finished runs that are valid, and
-  invalid: how many are not. A trial without a run has n = 0; `converges` counts diverged runs, too.
+  Args:
+    table: of `runs.table`, of one task and budget.
+
+  Returns:
+    table (its key), name, setting, trial, metric; value (NaN: none, or a range), text and note of the paper;
+    mean, least, largest and n of our finished runs that are valid, and invalid, how many are not. Diverged
+    runs count for what converges.
   """
-  known = numbers()
-  known = known[known.trial.notna()].reset_index(drop=True)
-  rows = []
-  for trial, metric in zip(known.trial, known.metric):
-    runs = table[(table.trial == trial) & table.status.isin(['done', 'diverged'])]
-    valid = (runs.valid == '') | (metric == 'converges')
-    values = runs[valid][metric].dropna() if metric in runs else pd.Series(dtype=float)
-    rows.append((values.mean(), values.min(), values.max(), len(values), int((~valid).sum())))
-  return known.join(pd.DataFrame(rows, columns=['mean', 'least', 'largest', 'n', 'invalid']))
+  rows, finished = [], _finished(table)
+  for item, row in ((item, row) for item in TABLES for row in item['rows'] if row['trial']):
+    runs = [run for run in finished if run['trial'] == row['trial']]
+    for metric in item['metrics']:
+      value = row['values'].get(metric)
+      text = _text(metric, value) + '*' * (row.get('proxy', False) and metric.startswith('sink'))
+      valid = [run for run in runs if not run['valid'] or metric == 'converges']
+      ours = pd.Series([run.get(metric) for run in valid], dtype=float).dropna()
+      rows.append({
+          'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
+          'metric': metric, 'value': math.nan if value is None or isinstance(value, list) else float(value),
+          'text': 'training failure' if value is None and row.get('failed') else text,
+          'note': row.get('note', ''), 'mean': ours.mean(), 'least': ours.min(), 'largest': ours.max(),
+          'n': len(ours), 'invalid': len(runs) - len(valid)})
+  return pd.DataFrame(rows)
 
 
 def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
-  """Sink_1 of every trial that both have: trial, value (the paper's), mean (ours), n.
-
-  Args:
-    both: of `beside`.
+  """Sink_1 of every trial that both have (rows of `beside`: value is the paper's, mean ours).
 
   Returns:
-    The trials, Spearman's rank correlation, and how many lie on the same side of 10 %.
+    These rows, Spearman's rank correlation, and how many trials lie on the same side of 10 %.
   """
-  dots = both[(both.metric == 'sink_1') & both.value.notna() & (both.n > 0)].drop_duplicates('trial')
-  same = (dots.value >= SINK) == (dots['mean'] >= SINK)
-  return dots, float(dots.value.corr(dots['mean'], method='spearman')), int(same.sum())
+  dots = both.query('metric == "sink_1" and n > 0').dropna(subset='value').drop_duplicates('trial')
+  same = sum((theirs >= SINK) == (ours >= SINK) for theirs, ours in zip(dots['value'], dots['mean']))
+  return dots, float(np.asarray(stats.spearmanr(dots['value'], dots['mean']))[0]), same
 
 
 def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd.DataFrame:
-  """Every table and figure of the paper: name, title, command, where it was run, key.
+  """Every table and figure of the paper: key, name, title, command, and where it was run.
 
   Args:
     table: of `runs.table`, of all tasks.
-    analysed: names of the models by analysis.
+    analysed: names of the models that an analysis measured, by its name.
   """
-  rows = []
+  rows, finished = [], _finished(table)
   for item in TABLES + FIGURES:
-    analysis, needs = item.get('analysis'), item['needs']
-    trials = dict.fromkeys(item.get('trials') or [row['trial'] for row in item.get('rows', ()) if row['trial']])
-    if analysis:
-      models = item.get('models') or [row['setting'] for row in item.get('rows', ())] or ['Pythia-14M', 'GPT2']
-      command = f'analyses {analysis} --checkpoint="{",".join(models)}"{_OPTIONS.get(analysis, "")}'
-      run = ', '.join(analysed.get(analysis, ()))
-    elif needs == 'fine-tuning':
-      command, runs = 'sweep --config=configs/sft.py', table[(table.task == 'sft') & (table.status == 'done')]
-      run = f'{len(runs)} runs' if len(runs) else ''
-    elif trials:
+    settings = item.get('rows', ())
+    trials = [*dict.fromkeys(item.get('trials') or [row['trial'] for row in settings])]
+    command = run = ''
+    if analysis := item.get('analysis'):
+      models = item.get('models', [row['setting'] for row in settings] or ['Pythia-14M', 'GPT2'])
+      command = f'analyses {analysis}' + f' --checkpoint="{",".join(models)}"' * bool(models)
+      command += item.get('options', '')
+      measured = analysed.get(analysis, ())
+      run = ', '.join(name for name in measured if name in models or not models) or (
+          f'other models: {", ".join(measured)}' if measured else '')
+    elif item['needs'] == 'fine-tuning':
+      command, runs = 'sweep --config=configs/sft.py', [run for run in finished if run['task'] == 'sft']
+      run = f'{runs[0]["budget"]}: {len(runs)} runs' if runs else ''
+    elif item['needs'] == 'training':
       command = f'sweep --config=configs/paper.py --only={",".join(trials)}'
-      done = table[(table.task == 'paper') & table.trial.isin(trials) & table.status.isin(['done', 'diverged'])]
-      run = f'{done.budget.iloc[0]}: {done.trial.nunique()} of {len(trials)} trials, {len(done)} runs' if len(
-          done) else ''
-    else:
-      command, run = '', 'drawn' if item.get('kind') == 'mask' else ''
+      runs = [run for run in finished if run['task'] == 'paper' and run['trial'] in trials]
+      run = f'{", ".join({run["budget"] for run in runs})}: {len({run["trial"] for run in runs})} of ' + (
+          f'{len(trials)} trials, {len(runs)} runs') if runs else ''
     rows.append({'key': item['key'], 'name': name_of(item), 'title': item.get('title') or item['caption'],
                  'command': command and f'python -m sink_jax {command}', 'run': run or 'not run'})
   return pd.DataFrame(rows)
 
 
-def open_models(folder: Path) -> pd.DataFrame:
-  """What claims ask of published models: one row a model, of the files that `sink_jax analyses` wrote.
+def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
+  return table.query('status in ["done", "diverged"]').to_dict('records')
 
-  Columns as of `runs.table` and sink_1_natural, _random, _repeat; domain_spread (largest minus least Sink_1);
-  hidden_ratio (largest over blocks); key_ratio, value_ratio (medians over blocks); cosine_lead and
-  norm_product_ratio (first key against the others, means over heads with a sink); swapped_sink_1 and _t.
+
+def open_models(folder: Path) -> pd.DataFrame:
+  """Numbers of published models, a row each like those of `runs.table`, of files of `sink_jax analyses`.
+
+  Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
+  of X_first and X_others also X_lead. At epsilon 0.3, and of heads those with a sink.
   """
-  found = [pd.DataFrame(index=pd.Index([], name='model'))]
+  found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   for path in sorted(folder.glob('*.json')):
     content = json.loads(path.read_text('utf-8'))
-    rows = pd.DataFrame(content.get('rows', []))
-    if not len(rows):
-      continue
-    rows = rows[rows.epsilon == EPSILON] if 'epsilon' in rows else rows
-    by = rows.groupby('model')
-    match content['analysis']:
-      case 'kinds':
-        found.append(rows.pivot_table('sink_1', 'model', 'kind').add_prefix('sink_1_'))
-      case 'chat' | 'scale':
-        found.append(by.sink_1.mean().to_frame('sink_1_natural'))
-      case 'domains':
-        found.append((by.sink_1.max() - by.sink_1.min()).to_frame('domain_spread'))
-      case 'norms':
-        of = lambda kind: rows[rows.kind == kind].groupby('model').ratio
-        found.append(pd.DataFrame({'hidden_ratio': of('hidden states').max(), 'key_ratio': of(
-            'keys').median(), 'value_ratio': of('values').median()}))
-      case 'angles':
-        mean = rows[rows.importance > EPSILON].groupby('model').mean(numeric_only=True)
-        found.append(pd.DataFrame({'cosine_lead': mean.cosine_first - mean.cosine_others,
-                                   'norm_product_ratio': mean.norm_product_first / mean.norm_product_others}))
-      case 'positions':
-        mean = rows[rows.change == 'swapped'].groupby('model')[['sink_1', 'sink_t']].mean()
-        found.append(mean.add_prefix('swapped_'))
-  table = pd.concat(found).groupby(level=0).first()
-  return table.rename_axis('trial').reset_index().assign(seed=0, status='done', valid='')
+    for row in content.get('rows', ()):
+      if row.get('epsilon', EPSILON) == EPSILON and not ('head' in row and row['importance'] <= EPSILON):
+        kind = (row.get('kind') or row.get('change') or '').replace(' ', '_')
+        leads = {f'{name[:-6]}_lead': value - row[f'{name[:-6]}_others'] for name, value in row.items()
+                 if name.endswith('_first')}
+        for name, value in (row | leads).items():
+          if isinstance(value, (int, float)):
+            found[row['model']]['_'.join(filter(None, (content['analysis'], kind, name)))].append(value)
+  return pd.DataFrame([
+      {'trial': model, 'seed': 0, 'status': 'done', 'valid': ''} | {
+          key: value for name, of in numbers.items()
+          for key, value in ((name, sum(of) / len(of)), (f'{name}_range', max(of) - min(of)))}
+      for model, numbers in found.items()])

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import gzip
 import io
+import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pandas as pd
 
-from sink_jax.attention.normalizer import AbsSum, RowSum, Unnormalized
-from sink_jax.attention.spec import AttentionSpec
-from sink_jax.component import Component, short_text
-from sink_jax.data.synthetic import SyntheticTask
+from sink_jax.attention.normalizer import RowSum
+from sink_jax.component import short_text
+from sink_jax.data.sources import DocumentSource
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.io.paths import AnyPath, files_named, to_path
 from sink_jax.report import validity
-from sink_jax.train.config import Experiment, from_dict
+from sink_jax.train.config import Experiment, from_dict, leaves
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.workdir import read_config, read_data_summary, read_object, read_status
 
@@ -30,22 +30,31 @@ FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
 MEDIANS = 100  # beyond which an activation is massive (Sun et al., arXiv 2402.17762)
 _LAST = 0.1  # share of the steps whose mean is the training loss at the end
 _POINTS = 200  # of a training curve
-_LABELS = ['trial', 'task', 'budget', 'protocol']
-_KEYS = ['run', *_LABELS, 'seed']
-_NUMBERS = ['seed', *('step steps heads tokens unique_tokens epochs length window prefix uniform_importance '
-                      'unigram_loss').split()]
-_COLUMNS = {
-    'metrics': [*_KEYS, 'metric', 'step', 'block', 'value'],
-    'runs': [*_KEYS, 'status', 'reason', *_NUMBERS[1:], *(
-        'attention proxy source content hardware command code date settings').split()]}
+_TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' where they are missing; NaN elsewhere
+_KEYS = {**dict.fromkeys(['run', *_TEXTS], 'str'), 'seed': float}
+_METRICS = {**_KEYS, 'metric': 'str', 'step': int, 'block': float, 'value': float}
+_RUNS = {**_KEYS, 'status': 'str', 'reason': 'str', **dict.fromkeys((
+    'step steps heads tokens unique_tokens epochs length window prefix uniform_importance '
+    'unigram_loss').split(), float), 'proxy': bool, **dict.fromkeys((
+        'attention source content hardware command code date settings').split(), 'str')}
 # The metrics of a probe by their keys in metrics.jsonl: of every probe, of the last one, of its blocks.
 _EVERY = {'sink_1': 'sink_1', 'sink_star': 'sink_bias_slot', 'largest_importance': 'largest_importance'}
-_FINAL = {'sink_star_released': 'sink_bias_slot_released', 'mean_extra_key': 'mean_bias_slot'} | {
+_FINAL = {'sink_star_released': 'sink_bias_slot_released', 'mean_extra_key': 'mean_bias_slot', **{
     name: name for name in ('mean_importance', 'raw_mass_1', 'largest_raw_mass_1', 'raw_row_mass',
-                            'dormant_heads')}
-_BLOCKS = {'beyond_100': 'activations_beyond_100', 'beyond_1000': 'activations_beyond_1000'} | {
-    name: name for name in ('hidden_ratio', 'sink_token_ratio', 'activation_max', 'activation_median',
-                            'kurtosis_moment', 'kurtosis_channels')}
+                            'dormant_heads')}}
+_BLOCKS = {'beyond_100': 'activations_beyond_100', 'beyond_1000': 'activations_beyond_1000', **{
+    name: name for name in 'value_ratio key_ratio hidden_ratio hidden_before_norm_ratio sink_token_ratio '
+    'activation_max activation_median kurtosis_moment kurtosis_channels'.split()}}
+_WHOLE = ('value_ratio hidden_ratio max_over_median least_entropy valid_loss removed_sink_1 removed_loss '
+          'window_absolute window_relative prefix_share chain_difference').split()
+# What components are called where all of their arguments have their defaults; '' changes nothing.
+_WORDS = {'Exp()': 'exp', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
+          'Linear()': 'linear', 'EluPlusOne()': 'elu plus one', 'Softpick()': 'softpick',
+          'NoBias()': '', 'KBias()': 'K bias', 'KVBias()': 'KV bias', 'VBias()': 'V bias',
+          'SinkLogit()': 'sink logit', 'ZeroSink()': 'off by one', 'Fixed()': '', 'PlainValue()': '',
+          'PlainOutput()': '', 'HeadGate()': 'head gate', 'ElementGate()': 'element gate',
+          'HeadNorm()': 'head norm', 'Exclusive()': 'exclusive self attention', 'Identity()': '',
+          'Unnormalized()': ' without normalisation', 'AbsSum()': ''}  # of softpick, whose name says it
 _Point = tuple[str, int, int | None, float]  # metric, step, block, value
 
 
@@ -81,17 +90,15 @@ def read_runs(folder: str | AnyPath) -> Runs:
     row, measured = _read_run(workdir)
     rows.append({'run': run, **row})
     points += [(run, *point) for point in measured]
-  runs = pd.DataFrame(rows, columns=_COLUMNS['runs'])
-  metrics = pd.DataFrame(points, columns=['run', *_COLUMNS['metrics'][-4:]]).merge(runs[_KEYS], on='run')
-  found = [(metrics[_COLUMNS['metrics']], runs)]
+  runs = pd.DataFrame(rows, columns=list(_RUNS))
+  metrics = pd.DataFrame(points, columns=['run', *list(_METRICS)[-4:]]).merge(runs[list(_KEYS)], on='run')
+  found = [[metrics[list(_METRICS)], runs]]
   if (root / 'runs.csv.gz').is_file():
-    found.append(tuple(pd.read_csv(io.BytesIO((root / f'{name}.csv.gz').read_bytes()), compression='gzip',
-                                   low_memory=False) for name in Runs._fields))
-  # What is missing everywhere has no type before.
-  metrics, runs = (pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True).fillna(
-      {**dict.fromkeys(_LABELS, ''), 'proxy': False}) for frames in zip(*found))
-  return Runs(metrics.astype(dict.fromkeys(('seed', 'block', 'value'), float) | {'step': int}),
-              runs.astype(dict.fromkeys(_NUMBERS, float) | {'proxy': bool}))
+    found.append([pd.read_csv(io.BytesIO((root / f'{name}.csv.gz').read_bytes()), compression='gzip',
+                              low_memory=False) for name in Runs._fields])
+  return Runs(*(pd.concat([frame.fillna({**dict.fromkeys(_TEXTS, ''), 'proxy': False}).astype(types)
+                           for frame in frames], ignore_index=True)
+                for types, *frames in zip((_METRICS, _RUNS), *found)))
 
 
 def write_runs(runs: Runs, folder: str | AnyPath) -> None:
@@ -107,32 +114,31 @@ def table(runs: Runs) -> pd.DataFrame:
   """One row a run: the columns of `runs.runs`, what was measured last, and `valid` and `known`.
 
   massive: above 1 exactly where activations are massive by Sun et al. (arXiv 2402.17762): the largest
-  exceeds 100 medians, and the first token's norm ratio exceeds the untrained model's. lead_k: Sink_k minus the
-  largest of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges. converges: 1 or
-  0. Others are the metrics of the same names; of a ratio by block the largest, of values the least.
+  exceeds 100 medians, and the first token's norm ratio exceeds the untrained model's. lead_k: Sink_k minus
+  the largest of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges.
+  converges: 1 or 0. Others have the names of their metrics; a ratio is the largest over blocks, of values
+  the least.
   """
   metrics = runs.metrics.sort_values('step', kind='stable')
-  of_blocks, whole = metrics[metrics.block.notna()], metrics[metrics.block.isna()]
+  of_blocks, whole = metrics.loc[metrics.block > 0], metrics.loc[metrics.block.isna()]
   last = whole.drop_duplicates(['run', 'metric'], keep='last').pivot(
       index='run', columns='metric', values='value')
   sinks = [f'sink_{k}' for k in range(1, FIRST + 1)]
-  last = last.reindex(columns=[*dict.fromkeys([
-      *last, *sinks, *_EVERY, *_FINAL, 'value_ratio', 'hidden_ratio', 'max_over_median', 'valid_loss',
-      'least_entropy', 'prefix_share', 'window_absolute', 'window_relative', 'removed_sink_1', 'removed_loss',
-      'chain_difference'])])
-  t = runs.runs.set_index('run').join(last)
-  curve = lambda metric: whole[whole.metric == metric].groupby('run')
-  untrained = lambda metric: whole[(whole.metric == metric) & (whole.step == 0)].set_index('run').value
-  largest = lambda metric, block: of_blocks[
-      (of_blocks.metric == metric) & (of_blocks.block >= block)].groupby('run').value.max()
+  t = runs.runs.set_index('run').join(last.reindex(columns=list(dict.fromkeys(
+      [*last, *sinks, *_EVERY, *_FINAL, *_WHOLE]))))
+  curve = lambda metric: whole.loc[whole.metric == metric].set_index('run')
+  untrained = lambda metric: curve(metric).value[curve(metric).step == 0]
+  largest = lambda metric: of_blocks.loc[of_blocks.metric == metric].groupby('run').value.max()
   for k in (1, 2, 3):
-    t[f'lead_{k}'] = t[f'sink_{k}'] - t[[sink for sink in sinks if sink != f'sink_{k}']].max(axis=1)
-  t['largest_sink'] = t[sinks].max(axis=1)
-  t['untrained_sink_1'], t['peak_sink_1'] = untrained('sink_1'), curve('sink_1').value.max()
-  t['emergence_step'] = pd.Series({run: _emergence(rows) for run, rows in curve('sink_1')}, dtype=float)
-  t['train_loss'] = pd.Series({
-      run: rows.value[rows.step > (1 - _LAST) * rows.step.iloc[-1]].mean()
-      for run, rows in curve('train_loss')}, dtype=float)
+    t[f'lead_{k}'] = t[f'sink_{k}'] - t[sinks].drop(columns=f'sink_{k}').max(axis=1)
+  t['largest_sink'], t['untrained_sink_1'] = t[sinks].max(axis=1), untrained('sink_1')
+  t['peak_sink_1'] = curve('sink_1').groupby('run').value.max()
+  t['emergence_step'] = pd.Series({
+      run: emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
+      for run, rows in curve('sink_1').groupby('run')}, dtype=float).fillna(math.inf)
+  train = curve('train_loss')
+  ending = train.step > (1 - _LAST) * train.groupby('run').step.transform('max')
+  t['train_loss'] = train.value[ending].groupby('run').mean()
   t['overfitting'] = t.valid_loss - t.train_loss
   for name in t:
     if ''.join(filter(str.isalpha, name.partition(':')[2].lower())) == 'pilecc':  # as the paper's loss is
@@ -140,9 +146,9 @@ def table(runs: Runs) -> pd.DataFrame:
   t['converges'] = t.status.map({'done': 1.0, 'diverged': 0.0})
   t['massive_norm'] = t.hidden_ratio
   t['massive'] = np.minimum(t.max_over_median / MEDIANS, t.hidden_ratio / untrained('hidden_ratio'))
-  t['massive_before_norm'] = largest('hidden_before_norm_ratio', 1)
-  t['massive_sink_token'] = largest('sink_token_ratio', 1)
-  in_prefix = t[sinks].where(np.arange(1, FIRST + 1) <= t.prefix.to_numpy(float)[:, None])
+  t['massive_before_norm'] = largest('hidden_before_norm_ratio')
+  t['massive_sink_token'] = largest('sink_token_ratio')
+  in_prefix = t[sinks].where(np.arange(1, FIRST + 1) <= t.prefix.to_numpy()[:, None])
   t['prefix_sink'] = in_prefix.sum(axis=1).where(t.sink_1.notna() & (t.prefix <= FIRST))
   t['prefix_first'] = 100 * t.sink_1 / t.prefix_sink.where(t.prefix_sink > 0)
   return t.join(validity.judge(t)).reset_index()
@@ -150,34 +156,18 @@ def table(runs: Runs) -> pd.DataFrame:
 
 def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
-  spec, normalizer, plain = experiment.attention, experiment.attention.normalizer, AttentionSpec()
-  name = _SHORT.get(short_text(spec.similarity), short_text(spec.similarity))
+  spec, f, z = experiment.attention, experiment.attention.similarity, experiment.attention.normalizer
+  named = lambda component: _WORDS.get(short_text(component), str(component))
+  words = [named(f) if not z.clips else 'softmax']
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
-  if spec.similarity.kind == 'exponential' and isinstance(normalizer, RowSum):
-    words = 'softmax' if normalizer.scale == 1 else f'softmax times {normalizer.scale:g}'
-    words += f' of scores capped at {spec.similarity.cap:g}' if spec.similarity.cap else ''
-  elif isinstance(normalizer, AbsSum):
-    words = name  # of Softpick, whose name says it
-  elif isinstance(normalizer, Unnormalized):
-    words = f'{name} without normalisation'
-  elif spec.rows_sum_to_one:
-    words = f'{name} with normalisation'
+  if f.kind == 'exponential' and isinstance(z, RowSum):
+    words = ['softmax', f' times {z.scale:g}' * (z.scale != 1), f' of scores capped at {f.cap:g}' * bool(f.cap)]
   else:
-    words = f'{"softmax" if normalizer.clips else name}, {normalizer}'
-  parts = [f'feature map {spec.feature_map}'] if spec.feature_map != plain.feature_map else []
-  parts += [_SHORT.get(short_text(part), str(part)) for part in (
-      spec.temperature, spec.value, spec.kv_bias, spec.head)]
+    words.append(' with normalisation' if spec.rows_sum_to_one else _WORDS.get(short_text(z), f', {z}'))
+  features = f'feature map {spec.feature_map}' if named(spec.feature_map) else ''
   sink_token = 'a learned sink token' if experiment.model.sink_tokens else ''
-  return ', '.join(filter(None, [words, *parts, sink_token]))
-
-
-# What components are called where all of their arguments have their defaults; '' changes nothing.
-_SHORT = {'Exp()': 'exp', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
-          'Linear()': 'linear', 'EluPlusOne()': 'elu plus one', 'Softpick()': 'softpick',
-          'NoBias()': '', 'KBias()': 'K bias', 'KVBias()': 'KV bias', 'VBias()': 'V bias',
-          'SinkLogit()': 'sink logit', 'ZeroSink()': 'off by one', 'Fixed()': '', 'PlainValue()': '',
-          'PlainOutput()': '', 'HeadGate()': 'head gate', 'ElementGate()': 'element gate',
-          'HeadNorm()': 'head norm', 'Exclusive()': 'exclusive self attention'}
+  return ', '.join(filter(None, [''.join(words), features, *map(named, (
+      spec.temperature, spec.value, spec.kv_bias)), sink_token, named(spec.head)]))
 
 
 def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
@@ -205,32 +195,22 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
 def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   """What a config and `Dataset.summary()` say of a run; epochs are of all its steps."""
   source, spec, model = experiment.data.source, experiment.attention, experiment.model_before_data()
-  synthetic, tokens = isinstance(source, SyntheticTask), experiment.steps * experiment.tokens_per_step
-  epoch, length, blocks = data.get('tokens_per_epoch'), experiment.probe.length, model.attention_layers
-  specs = [model.attention_of(model.pattern[layer % len(model.pattern)]) for layer in blocks]
-  defaults = dict(_settings(Experiment()))
+  tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
+  uniform = [validity.uniform_importance(model.attention_of(model.pattern[layer % len(model.pattern)]),
+                                         experiment.probe.length, model.sink_tokens)
+             for layer in model.attention_layers]
   return vars(experiment.label) | {
-      'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(blocks) * model.heads,
+      'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(uniform) * model.heads,
       'attention': describe_attention(experiment), 'proxy': not spec.rows_sum_to_one,
-      'source': str(source) if synthetic else f'{source}, {experiment.data.tokenizer}',
+      'source': f'{source}, {experiment.data.tokenizer}' * isinstance(source, DocumentSource) or str(source),
       'content': data.get('content'), 'tokens': tokens, 'epochs': tokens / epoch if epoch else None,
-      'unique_tokens': data.get('unique_training_tokens'), 'length': length, 'window': spec.mask.window,
-      'prefix': spec.mask.prefix, 'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
-      'uniform_importance': np.mean([validity.uniform_importance(
-          of_block, length, model.sink_tokens) for of_block in specs]) if specs else None,
-      'settings': json.dumps({key: value for key, value in _settings(experiment)
-                              if value != defaults[key]})}
-
-
-def _settings(section: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """The config keys that decide what is computed, with their values; components as texts."""
-  text = lambda value: short_text(value) if isinstance(value, Component) else value
-  for field in dataclasses.fields(section):
-    value = getattr(section, field.name)
-    if dataclasses.is_dataclass(value) and not isinstance(value, Component):
-      yield from _settings(value, f'{prefix}{field.name}.')
-    elif not field.metadata.get('where') and field.metadata.get('key', True):
-      yield prefix + field.name, [*map(text, value)] if isinstance(value, tuple) else text(value)
+      'unique_tokens': data.get('unique_training_tokens'), 'length': experiment.probe.length,
+      'window': spec.mask.window, 'prefix': spec.mask.prefix,
+      'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
+      'uniform_importance': np.mean(uniform) if uniform else None,
+      'settings': json.dumps({key: value for (key, value, about), (_, default, _) in zip(
+          leaves(experiment), leaves(Experiment())) if value != default and not about.get('where')},
+                             default=short_text)}  # of components
 
 
 def _measured(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradients: bool) -> Iterator[_Point]:
@@ -239,75 +219,64 @@ def _measured(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradient
   probes = [row for row in rows if row['kind'] == 'probe' and all(
       map(_is_finite, (row['largest_importance'], *row['value_ratio'])))]
   for row in probes:
-    yield from _probe(row, blocks, row is probes[-1])
+    yield from _probed(row, blocks, row is probes[-1])
   for row in rows:
-    for name, value in row.items():
-      if row['kind'] == 'valid' and name not in ('kind', 'step'):
+    for name, value in row.items() if row['kind'] == 'valid' else ():
+      if name not in ('kind', 'step'):
         name = 'valid_loss' if name == 'valid' else f'valid_loss:{name}'
         yield name, row['step'], None, value if _is_finite(value) else math.nan
   for metric, key in (('train_loss', 'loss'), ('grad_norm', 'grad_norm'))[:1 + gradients]:
     course = [(row['step'], row[key]) for row in rows if row['kind'] == 'train' and _is_finite(row.get(key))]
-    size = math.ceil(len(course) / _POINTS)
-    # Means of rows, from the end, at the step of their last one.
-    for end in range(len(course), 0, -max(size, 1)):
+    # Means of several rows of a long run, from its end, at the step of their last one.
+    size = math.ceil(len(course) / _POINTS) or 1
+    for end in range(len(course), 0, -size):
       steps, values = zip(*course[max(0, end - size):end])
       yield metric, steps[-1], None, statistics.fmean(values)
-  rates = [(rate, row['step']) for row in rows if _is_finite(rate := row.get('tokens_per_second'))]
-  if rates:
-    yield 'tokens_per_second', rates[-1][1], None, statistics.median_high(rate for rate, _ in rates)
+  if rates := [(row['step'], rate) for row in rows if _is_finite(rate := row.get('tokens_per_second'))]:
+    yield 'tokens_per_second', rates[-1][0], None, statistics.median_high(rate for _, rate in rates)
 
 
-def _probe(row: Mapping[str, Any], blocks: Sequence[int], is_last: bool) -> Iterator[_Point]:
-  """The points of a row of the probe."""
-  # Entry 0 of what is measured between blocks is the embedding.
+def _probed(row: Mapping[str, Any], blocks: Sequence[int], is_last: bool) -> Iterator[_Point]:
+  """The points of a row of the probe; entry 0 of what is measured between blocks is the embedding."""
   medians = list(zip(row['activation_max'], row['activation_median'], strict=True))[1:]
-  found: dict[tuple[str, int | None], Any] = {(name, None): row[key] for name, key in _EVERY.items()}
-  found |= {('value_ratio', None): min(row['value_ratio'], default=None),
-            ('hidden_ratio', None): max(filter(_is_finite, row['hidden_ratio'][1:]), default=None),
-            ('max_over_median', None): max((largest / median for largest, median in medians
-                                            if _is_finite(largest) and median), default=None)}
-  nulls = row.get('null_p99') or {}
+  nulls, found = row.get('null_p99') or {}, {(name, None): row[key] for name, key in _EVERY.items()}
+  found['value_ratio', None] = min(row['value_ratio'], default=None)
+  found['hidden_ratio', None] = max(filter(_is_finite, row['hidden_ratio'][1:]), default=None)
+  found['max_over_median', None] = max((largest / median for largest, median in medians
+                                        if _is_finite(largest) and median), default=None)
   if is_last or row['step'] == 0:
     found['null_hidden_ratio', None] = nulls.get('hidden_ratio')
-    found |= {('hidden_ratio', block): value for block, value in enumerate(row['hidden_ratio'])}
   if is_last:
     found |= {(f'sink_{k}', None): rate for k, rate in enumerate(row['sink'][1:FIRST], 2)}
     found |= {(name, None): row.get(key) for name, key in _FINAL.items()}
     found['null_sink_1', None] = nulls.get('sink_1')
-    found['least_entropy', None] = min((ratio for block in row.get('entropy_ratio') or () for ratio in block
-                                        if _is_finite(ratio)), default=None)
-    found |= {(name, block): value for name, key in _BLOCKS.items()
-              for block, value in enumerate(row.get(key) or ())}
-    found |= {('hidden_before_norm_ratio', block): value
-              for block, value in enumerate(row.get('hidden_before_norm_ratio') or (), 1)}
-    found |= {(name, block): value for name in ('value_ratio', 'key_ratio')
-              for block, value in zip(blocks, row.get(name) or ())}
+    found['least_entropy', None] = min(filter(_is_finite, itertools.chain.from_iterable(
+        row.get('entropy_ratio') or ())), default=None)
+  for name, key in _BLOCKS.items():
+    if is_last or name == 'hidden_ratio' and row['step'] == 0:
+      numbers = blocks if name in ('value_ratio', 'key_ratio') else range(
+          name == 'hidden_before_norm_ratio', len(medians) + 1)
+      found |= {(name, block): value for block, value in zip(numbers, row.get(key) or ())}
   return ((name, row['step'], block, value) for (name, block), value in found.items() if _is_finite(value))
 
 
 def _analysed(results: Mapping[str, Any], step: int) -> Iterator[_Point]:
   """The points of analyses.json, of the trained model."""
-  removed, window, prefix, chain = (results.get(name) or {} for name in (
-      'removed', 'window', 'prefix', 'first_token_chain'))
-  number = lambda of, key: float(of[key]) if _is_finite(of.get(key)) else math.nan
-  ratio = lambda a, b: a / b if b else math.nan
+  of = collections.defaultdict(lambda: math.nan, {
+      (analysis, key): value for analysis, found in results.items() if isinstance(found, dict)
+      for key, value in found.items() if _is_finite(value)})
   for name, value in {
-      'removed_sink_1': number(removed, 'sink_1'),
-      'removed_loss': number(removed, 'valid_loss') - number(removed, 'valid_loss_before'),
-      'window_absolute': ratio(number(window, 'absolute_first'), number(window, 'absolute_uniform')),
-      'window_relative': ratio(number(window, 'relative_first'), number(window, 'uniform')),
-      'prefix_share': 100 * number(prefix, 'strongest_in_prefix'),
-      'chain_difference': number(chain, 'largest_relative_difference')}.items():
+      'removed_sink_1': of['removed', 'sink_1'],
+      'removed_loss': of['removed', 'valid_loss'] - of['removed', 'valid_loss_before'],
+      # Few keys share the weight of a small window, so that only the ratio compares windows.
+      'window_absolute': of['window', 'absolute_first'] / (of['window', 'absolute_uniform'] or math.nan),
+      'window_relative': of['window', 'relative_first'] / (of['window', 'uniform'] or math.nan),
+      'prefix_share': 100 * of['prefix', 'strongest_in_prefix'],
+      'chain_difference': of['first_token_chain', 'largest_relative_difference']}.items():
     if math.isfinite(value):
       yield name, step, None, value
-
-
-def _emergence(rows: pd.DataFrame) -> float:
-  found = emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
-  return math.inf if found is None else found
 
 
 def _is_finite(value: Any) -> TypeGuard[float]:
   """Whether a value is a number; to Python a truth is an int."""
   return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-

@@ -1,10 +1,9 @@
 """Intervals of means over seeds, of their differences, and what seeds that agree cannot exclude.
 
-A rate of sinks counts heads. Where the seeds of a trial have the same heads, their variance is 0, whatever
-seeds that were not run would do. A share p of all seeds that do otherwise is missed by n seeds with the
-chance (1 - p)^n, so that n seeds that agree leave p = 1 - 0.05^(1/n) open at 95 %, about 3 / n for large n
-(the rule of three). A verdict on a level states p. "No difference" has to hold even if those seeds lie at
-the end of the scale.
+A rate counts heads, so that seeds with the same heads have a variance of 0, whatever other seeds would do.
+n seeds miss a share p of seeds that do otherwise with the chance (1 - p)^n: those that agree leave
+p = 1 - 0.05^(1/n) open at 95 %, about 3 / n for large n (the rule of three). A verdict on a level states p.
+"No difference" has to hold even if those seeds lie at the end of the scale.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def interval(values: Sequence[float], level: float = LEVEL, head: float = 0.0) -
   if not error:  # SciPy's intervals of it are NaN
     return Interval(mean, mean, mean, n, float(mean == 0), share)
   low, high = map(float, stats.t.interval(level, n - 1, mean, error))
-  return Interval(mean, low, high, n, float(stats.ttest_1samp(x, 0).pvalue), share)
+  return Interval(mean, low, high, n, 2 * float(stats.t.sf(abs(mean) / error, n - 1)), share)
 
 
 def compare(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL, head: float = 0.0
@@ -78,7 +77,7 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL
     return Interval(float(np.mean(x) - np.mean(y)) if n else math.nan, -math.inf, math.inf, n)
   test = stats.ttest_ind(x, y, equal_var=False)
   low, high = map(float, test.confidence_interval(level))
-  return Interval(float(np.mean(x) - np.mean(y)), low, high, n, float(test.pvalue))
+  return Interval(float(np.mean(x) - np.mean(y)), low, high, n, float(np.asarray(test)[1]))
 
 
 def equal(differences: Sequence[float], margin: float, level: float = ONE_SIDED, head: float = 0.0) -> bool:

@@ -326,12 +326,12 @@ def _text(value: Any) -> Any:
 def keys_as_text() -> str:
   """All config keys with their defaults and meanings, a line each."""
   return '\n'.join(f'  {key} = {_text(value)}'.ljust(44) + f'  {field.get("about", "")}'.rstrip()
-                   for key, value, field in _leaves(Experiment()))
+                   for key, value, field in leaves(Experiment()))
 
 
 def where_keys() -> list[str]:
   """The keys that decide only where and how fast a run computes, or what it records."""
-  return [key for key, _, field in _leaves(Experiment()) if field.get('where')]
+  return [key for key, _, field in leaves(Experiment()) if field.get('where')]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -339,7 +339,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
   A key that is empty in `new` takes what the run began with, and makes no difference.
   """
-  pairs = zip(_leaves(from_dict(old)), _leaves(from_dict(new)))
+  pairs = zip(leaves(from_dict(old)), leaves(from_dict(new)))
   return [f'{key}: {before!r} -> {after!r}' for (key, before, field), (_, after, _) in pairs
           if not field.get('where') and after is not None and not _equal(before, after)]
 
@@ -349,12 +349,12 @@ def _equal(a: Any, b: Any) -> bool:
   return a == b or isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b)
 
 
-def _leaves(section: Any, prefix: str = '') -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+def leaves(section: Any, prefix: str = '') -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
   """(key, value, metadata of its field) of every key of a section and of those within it."""
   for name, field in _keys(section).items():
     value = getattr(section, name)
     if _is_section(value):
-      yield from _leaves(value, f'{prefix}{name}.')
+      yield from leaves(value, f'{prefix}{name}.')
     else:
       yield prefix + name, value, field.metadata
 
@@ -367,7 +367,7 @@ def resolved(config: Mapping[str, Any], experiment: Experiment, data: Dataset) -
   else:
     model |= dict(input_features=data.input_features, output_features=data.output_features)
   # The files of components outside this package, which a reader of the run imports.
-  values = [*(value for _, value, _ in _leaves(experiment)), *experiment.data.interventions]
+  values = [*(value for _, value, _ in leaves(experiment)), *experiment.data.interventions]
   modules = {type(value).__module__ for value in values if isinstance(value, Component)}
   files = {getattr(sys.modules.get(name), '__file__', None) for name in modules
            if not name.startswith('sink_jax.')}
