@@ -91,21 +91,11 @@ def finding(runs: pd.DataFrame) -> str:
   return '. '.join(words) + '.'
 
 
-def brief(words: str) -> str:
-  """'sink_1 of a 1.20 (n = 3), sink_1 of b 3.45 (n = 3)' as 'sink_1: a 1.2, b 3.5'; other words as they are."""
-  found = re.findall(r'(\w+) of (\S.*?) (-?[\d.]+\*?)(?: \(n = \d+\))?(?:, |$)', words)
-  by: dict[str, list[str]] = {}
-  for metric, trial, number in found:
-    rate = re.match('sink|lead', metric) and not number.endswith('*')
-    by.setdefault(metric, []).append(f'{trial} {float(number):.1f}' if rate else f'{trial} {number}')
-  return '; '.join(f'{metric}: {", ".join(of)}' for metric, of in by.items()) or words
-
-
 def _render(path: Path, template: str, **context: Any) -> Path:
   templates = jinja2.Environment(
       loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
       undefined=jinja2.StrictUndefined)
-  names = {'cell': escaped, 'short': short, 'spread': spread, 'brief': brief, 'compare': compare, 'paper': paper, 'EMERGED': EMERGED}
+  names = {'cell': escaped, 'short': short, 'spread': spread, 'compare': compare, 'paper': paper, 'EMERGED': EMERGED}
   text = templates.get_template(template).render(names | context)
   path.write_text(re.sub(r'\n\s*\n+', '\n\n', text).strip() + '\n')
   return path
@@ -140,7 +130,7 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   if len(grafts):
     drawn['grafts'] = figures.curves(
         runs, grafts, {trial: trial for trial in sorted(set(grafts.trial))},
-        ['sink_1', 'valid_loss'], title='After a graft onto the trained default')
+        ['sink_1'], title='Sink_1 after a graft onto the trained default')
   tasks = [task for key in REMEDIES if (task := _remedy(key, full))]
   drawn |= {f'remedies-{task["key"]}': task['picture'] for task in tasks}
   pictures = {key: f'{key}.png' for key in drawn} | {
@@ -150,7 +140,8 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   tuned = full[full.task == 'sft']
   files = [_render(
       out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], beside=beside, rank=rank, same=same, dots=dots,
-      begun=full[~full.status.isin(['not run', 'not expressible'])], claims=judged, verdicts=claims.VERDICTS, pictures=pictures, tasks=tasks, budget=budget, headline=HEADLINE,
+      begun=full[~full.status.isin(['not run', 'not expressible'])], claims=judged,
+      unusable=[trial for trial, of in shown[shown.status.ne('not run')].groupby('trial') if of.valid.ne('').all()], verdicts=claims.VERDICTS, pictures=pictures, tasks=tasks, budget=budget, headline=HEADLINE,
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
       grafts=compare.against(grafts, 'continued'), tuning={
@@ -211,6 +202,7 @@ def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path 
   full['trial'] = full.trial.where(full.trial.fillna('') != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
   groups, pictures, words = [], {}, []
   for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False), 1):
+    of = of.sort_values(['attention', 'trial', 'seed'], key=lambda column: column.replace('softmax', '') if column.name == 'attention' else column)
     names, captions = {trial: trial for trial in dict.fromkeys(of.trial)}, {}
     if of[['sink_1', 'valid_loss', 'train_loss']].notna().any(axis=None):
       pictures[f'curves-{i}.png'] = figures.curves(runs, of, names, ['sink_1', 'valid_loss', 'train_loss', 'value_ratio'])
@@ -220,11 +212,12 @@ def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path 
     if maps:
       pictures[f'attention-{i}.png'] = figures.attention_maps(maps)
       captions[f'attention-{i}.png'] = ('Attention maps. The head of each trial, in its first seed, that attends most to the '
-                                        'first token; mean of the probe sequences. The column * is the extra key.')
+                                        'first token, or to the extra key where there is one; mean of the probe sequences. The column * is the extra key.')
     settings = {run.trial: json.loads(run.settings) if isinstance(run.settings, str) else {} for run in of.itertuples()}
-    shared = dict(set.intersection(*({(k, str(v)) for k, v in s.items() if k != 'seed'} for s in settings.values())))
+    shared = dict(sorted(set.intersection(*({(k, str(v)) for k, v in s.items() if k != 'seed'} for s in settings.values()))))
     different = {trial: {k: v for k, v in s.items() if k not in shared and k != 'seed'} for trial, s in settings.items()}
-    title = next((source for source in of.source if isinstance(source, str)), 'Unknown data')
+    source = next((source for source in of.source if isinstance(source, str)), 'Unknown data')
+    title = re.sub(r'\(.*?\)', '', source)
     groups.append({'title': title, 'table': of, 'captions': captions, 'notes': missing, 'shared': shared, 'different': different,
                    'findings': {trial: finding(of[of.trial == trial]) for trial in names}})
     sinks = [trial for trial, runs_ in of[of.valid.eq('') & of.sink_1.notna()].groupby('trial') if (runs_.sink_1 >= EMERGED).all()]
