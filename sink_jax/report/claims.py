@@ -5,6 +5,9 @@ two trials, lies on one side of its level; an equality by two one-sided tests. A
 all of its conditions are decided for it, not reproduced where one is decided against it, and open where
 seeds are too few (less than 3) or too unlike. It is not testable where runs are missing or invalid, are of
 several data sets, or where what it presupposes is not so. Ratios are compared as logarithms.
+
+Where the seeds of a rate agree within one head, a verdict on a level is about the seeds that were run, and
+states the share of all seeds that may do otherwise. It takes more than that to say that two rates are equal.
 """
 
 from __future__ import annotations
@@ -119,7 +122,7 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
   models = {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
   rows = [row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
-          for row in table.to_dict('records') if row['trial'] in trials | models]
+          for row in table.query(f'trial in {[*trials, *models]}').to_dict('records')]
   needs, parts = _parts(claim.needs, rows, 'presupposed: '), _parts(claim.conditions, rows)
   for key in ('budget', 'protocol', 'content'):
     if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
@@ -132,13 +135,18 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
-  # Numbers of other published models are shown. They decide nothing.
-  pairs |= dict.fromkeys((metric, model) for metric, _ in pairs for model in sorted(models))
-  means = {pair: interval([*values.values()]) for pair in pairs if (values := seeds_of(rows, *pair)[0])}
-  return Verdict(
-      verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)),
-      ', '.join(f'{_label(*pair)} {_text(pair[0], of.mean)} (n = {of.n})' for pair, of in means.items()),
-      ', '.join(f'{_label(*pair)} {number}' for pair in pairs if (number := paper.number(*pair[::-1]))))
+  # Numbers of other published models are shown, and decide nothing.
+  ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
+  for metric, trial in dict.fromkeys([*pairs, *((metric, model) for metric, _ in pairs for model in models)]):
+    if values := seeds_of(rows, metric, trial)[0]:
+      mean = _text(metric, sum(values.values()) / len(values))
+      ours[metric].append(f'{trial} {mean} (n = {len(values)})')
+    if number := paper.number(trial, metric):
+      theirs[metric].append(f'{trial} {number}')
+  measured, reported = ('; '.join(f'{_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
+                        for of in (ours, theirs))
+  return Verdict(verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)), measured,
+                 reported)
 
 
 def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
@@ -162,7 +170,7 @@ def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int
     elif not math.isnan(value):
       value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
       values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
-  words = f'{_label(metric, trial)} was not measured' if not values else ''
+  words = f'{_name(metric)} of {trial} was not measured' if not values else ''
   if reasons:
     words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}'
   return {seed: sum(of) / len(of) for seed, of in values.items()}, words
@@ -202,11 +210,11 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       if not all(values for values, _ in found):
         parts.append(Part(None, 0, prefix + remarks))
         continue
-      heads = min((row['heads'] for row in rows if row['trial'] in (trial, other)), default=math.inf)
-      head = 0.5 if metric == 'converges' else 100 / heads if _RATE.match(metric) else 0.0
+      heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
+      head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
       decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
       mean, low, high = (_text(metric, value) for value in x[:3])
-      label = prefix + _label(metric, trial) + f' minus {other}' * bool(other)
+      label = f'{prefix}{_name(metric)} of {trial}' + f' minus {other}' * bool(other)
       words = f'{label} {mean} (' + f'{low} to {high}, ' * (x.n > 1) + f'n = {x.n})'
       parts.append(Part(decided, x.n, words + f' ({remarks})' * bool(remarks), x.unseen))
   return parts
@@ -217,10 +225,10 @@ def _published(trial: str) -> bool:
   return trial[0].isupper()
 
 
-def _label(metric: str, trial: str) -> str:
-  """'Sink_1 of default', 'valid loss of k-bias'."""
+def _name(metric: str) -> str:
+  """'Sink_1', 'Sink_*', 'valid loss'."""
   metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))
-  return re.sub('(?<!Sink)_', ' ', metric) + f' of {trial}'
+  return re.sub('(?<!Sink)_', ' ', metric)
 
 
 def _text(metric: str, value: float) -> str:

@@ -120,14 +120,13 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       measured = analysed.get(analysis, ())
       run = ', '.join(name for name in measured if name in models or not models) or (
           f'other models: {", ".join(measured)}' if measured else '')
-    elif item['needs'] == 'fine-tuning':
-      command, runs = 'sweep --config=configs/sft.py', [run for run in finished if run['task'] == 'sft']
-      run = f'{runs[0]["budget"]}: {len(runs)} runs' if runs else ''
-    elif item['needs'] == 'training':
-      command = f'sweep --config=configs/paper.py --only={",".join(trials)}'
-      runs = [run for run in finished if run['task'] == 'paper' and run['trial'] in trials]
-      run = f'{", ".join({run["budget"] for run in runs})}: {len({run["trial"] for run in runs})} of ' + (
-          f'{len(trials)} trials, {len(runs)} runs') if runs else ''
+    elif item['needs'] in ('training', 'fine-tuning'):
+      task = 'paper' if item['needs'] == 'training' else 'sft'
+      command = f'sweep --config=configs/{task}.py' + f' --only={",".join(trials)}' * bool(trials)
+      runs = [run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)]
+      ours = {run['trial'] for run in runs}
+      of = f'{len(ours)} of {len(trials) or len(ours)} trials, {len(runs)} runs'
+      run = f'{", ".join(sorted({run["budget"] for run in runs}))}: {of}' if runs else ''
     rows.append({'key': item['key'], 'name': name_of(item), 'title': item.get('title') or item['caption'],
                  'command': command and f'python -m sink_jax {command}', 'run': run or 'not run'})
   return pd.DataFrame(rows)

@@ -1,0 +1,113 @@
+"""Intervals against SciPy and closed forms, and how often verdicts are wrong by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from sink_jax.report import claims, stats
+
+
+def test_an_interval_is_that_of_the_one_sample_test():
+  x = [3.1, 2.9, 3.4, 3.0]
+  expected = scipy_stats.ttest_1samp(x, 0)
+  found = stats.interval(x)
+  low, high = expected.confidence_interval(0.99)
+  np.testing.assert_allclose([found.mean, found.low, found.high, found.p],
+                             [np.mean(x), low, high, expected.pvalue])
+  assert (found.n, found.unseen) == (4, 0)
+
+
+def test_one_value_and_equal_values():
+  assert stats.interval([2.0])[:3] == (2.0, -math.inf, math.inf)
+  assert stats.interval([2.0] * 3)[:3] == (2.0, 2.0, 2.0)
+  assert stats.interval([0.0] * 3).p == 1 and stats.interval([2.0] * 3).p == 0
+
+
+def test_seeds_that_agree_leave_the_rule_of_three_open():
+  assert stats.unseen(3) == pytest.approx(1 - 0.05**(1 / 3))
+  assert stats.unseen(1000) == pytest.approx(3 / 1000, rel=0.01)
+  agree = stats.interval([25.0, 26.0, 27.0], head=12.5)
+  assert agree.unseen == stats.unseen(3)
+  wide = agree.widened(0, 100)
+  assert (wide.low, wide.high) == pytest.approx((26 * (1 - wide.unseen), 26 + 74 * wide.unseen))
+  assert stats.interval([25.0, 40.0, 27.0], head=12.5).unseen == 0
+  assert stats.interval([3.0, 3.0, 3.0]).widened(0, 100)[:3] == (3.0, 3.0, 3.0)  # a loss has no heads
+
+
+def test_differences_pair_by_seed():
+  a, b = {1: 5.0, 2: 6.0, 3: 8.0, 9: 100.0}, {1: 4.0, 2: 4.5, 3: 7.5, 7: -100.0}
+  paired = scipy_stats.ttest_rel([5, 6, 8], [4, 4.5, 7.5])
+  found = stats.compare(a, b)
+  np.testing.assert_allclose([found.low, found.high, found.p],
+                             [*paired.confidence_interval(0.99), paired.pvalue])
+  welch = scipy_stats.ttest_ind([5, 6, 8], [4, 4.5, 7.5], equal_var=False)
+  found = stats.compare({1: 5.0, 2: 6.0, 3: 8.0}, {4: 4.0, 5: 4.5, 6: 7.5})
+  np.testing.assert_allclose([found.low, found.high, found.p],
+                             [*welch.confidence_interval(0.99), welch.pvalue])
+
+
+def test_equality_is_two_one_sided_tests():
+  for differences in ([0.02, -0.03, 0.05, 0.01], [0.05, 0.08, 0.02, 0.05], [0.3, 0.2, 0.1, 0.4]):
+    for margin in (0.03, 0.07, 0.1, 0.5):
+      p = max(scipy_stats.ttest_1samp(differences, -margin, alternative='greater').pvalue,
+              scipy_stats.ttest_1samp(differences, margin, alternative='less').pvalue)
+      assert stats.equal(differences, margin) == (p < 0.05), (differences, margin)
+  assert not stats.equal([0.0] * 50, 5, head=12.5)  # 50 seeds cannot exclude 5.8 points
+  assert stats.equal([0.0] * 60, 5, head=12.5)
+
+
+def test_holm():
+  # The example of Holm's procedure by hand: 3 x 0.01, 2 x 0.02, 1 x 0.04, which may not fall.
+  np.testing.assert_allclose(stats.holm([0.04, 0.01, math.nan, 0.02]), [0.04, 0.03, math.nan, 0.04])
+  assert stats.holm([]) == [] and stats.holm([0.9, 0.8]) == [1, 1]
+
+
+def condition(text):
+  return claims.parse(f'key | 1 | . | sink_1: {text} |')[0].conditions[0]
+
+
+def rates(rng, n, usual, odd, share, noise=0.0):
+  """Rates in percent of n seeds, of which a share is odd; noise of sequences where there is a sink."""
+  values = np.where(rng.random(n) < share, odd, usual)
+  return dict(enumerate(np.clip(values + noise * rng.standard_normal(n) * (values > 0), 0, 100)))
+
+
+# Points of a head; seeds; usual and odd rate and the share of odd seeds of a, and of the baseline b; what is
+# true of their means; what is false.
+@pytest.mark.parametrize(('head', 'n', 'a', 'b', 'true', 'false'), [
+    pytest.param(25, 3, (50, 25, .2), (50, 50, 0), ['a > 10', 'a < b - 2'], ['a = b +- 2', 'a > b', 'a < 5'],
+                 id='one of four heads is off in one of five seeds'),
+    pytest.param(12.5, 3, (27, 0, .1), (27, 27, 0), ['a > 10', 'a < b - 2'], ['a = b +- 2', 'a > b', 'a < 5'],
+                 id='collapse in one of ten seeds'),
+    pytest.param(12.5, 50, (0, 0, 0), (0, 0, 0), ['a < 5', 'a = b +- 2'], ['a > b', 'a < b', 'a > 10'],
+                 id='0 in all of 50 seeds'),
+    pytest.param(12.5, 3, (27, 27, 0), (27, 0, .1), ['b > 10', 'a > b + 2'], ['a = b +- 2', 'a < b', 'b < 5'],
+                 id='softmax itself collapses in one of ten seeds')])
+@pytest.mark.parametrize('noise', [0, 1.5])
+def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(head, n, a, b, true, false, noise, request):
+  runs = 10_000 if request.config.getoption('--full') else 250
+  rng, wrong = np.random.default_rng(0), dict.fromkeys([*true, *false], 0)
+  for _ in range(runs):
+    seeds = {'a': rates(rng, n, *a, noise), 'b': rates(rng, n, *b, noise)}
+    for text in wrong:
+      asked = condition(text)
+      decided, _ = claims.decide(asked, seeds[asked.trials[0]], seeds['b'] if asked.other else {}, head)
+      wrong[text] += decided == (-1 if text in true else 1)
+  assert max(wrong.values()) <= 0.01 * runs, wrong
+
+
+def test_a_share_of_seeds_beyond_the_stated_one_is_missed_in_one_experiment_of_twenty(request):
+  runs = 10_000 if request.config.getoption('--full') else 500
+  rng = np.random.default_rng(0)
+  said = [claims.decide(condition('a < 5'), rates(rng, 3, 0, 25, stats.unseen(3)), {}, 12.5)[0]
+          for _ in range(runs)]
+  assert np.mean(np.equal(said, 1)) == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / runs))
+
+
+def test_fifty_seeds_without_a_sink_are_enough_for_a_verdict_on_it():
+  a = dict.fromkeys(range(50), 0.0)
+  assert claims.decide(condition('a < 5'), a, {}, 12.5)[0] == 1
+  decided, x = claims.decide(condition('a = b +- 2'), a, a, 12.5)
+  assert decided == 0 and x.high == pytest.approx(100 * stats.unseen(50))  # what they cannot exclude
