@@ -29,7 +29,7 @@ EMERGED = 10  # percent: a sink has emerged once Sink_1 stays at or above it (ou
 FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
 MEDIANS = 100  # beyond which an activation is massive (Sun et al., arXiv 2402.17762)
 _LAST = 0.1  # share of the steps whose mean is the training loss at the end
-_POINTS = 200  # of a training curve
+_POINTS = 400  # of a training curve
 _TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' where they are missing; NaN elsewhere
 _KEYS = {**dict.fromkeys(['run', *_TEXTS], 'str'), 'seed': float}
 _METRICS = {**_KEYS, 'metric': 'str', 'step': int, 'block': float, 'value': float}
@@ -42,9 +42,9 @@ _EVERY = {'sink_1': 'sink_1', 'sink_star': 'sink_bias_slot', 'largest_importance
 _FINAL = {'sink_star_released': 'sink_bias_slot_released', 'mean_extra_key': 'mean_bias_slot', **{
     name: name for name in ('mean_importance', 'raw_mass_1', 'largest_raw_mass_1', 'raw_row_mass',
                             'dormant_heads')}}
-_BLOCKS = {'beyond_100': 'activations_beyond_100', 'beyond_1000': 'activations_beyond_1000', **{
-    name: name for name in 'value_ratio key_ratio hidden_ratio hidden_before_norm_ratio sink_token_ratio '
-    'activation_max activation_median kurtosis_moment kurtosis_channels'.split()}}
+_BLOCKS = ('value_ratio key_ratio hidden_ratio hidden_before_norm_ratio sink_token_ratio activation_max '
+           'activation_median activations_beyond_100 activations_beyond_1000 kurtosis_moment '
+           'kurtosis_channels').split()
 _WHOLE = ('value_ratio hidden_ratio max_over_median least_entropy valid_loss removed_sink_1 removed_loss '
           'window_absolute window_relative prefix_share chain_difference').split()
 # What components are called where all of their arguments have their defaults; '' changes nothing.
@@ -63,7 +63,8 @@ class Runs(NamedTuple):
 
   metrics: columns run, trial, task, budget, protocol, seed, metric, step, block, value. block is NaN for a
   quantity of the whole model, else 0 for the embedding and 1.. for blocks. Rates are percentages of heads.
-  runs: the same keys, with what was trained, how far, where and by which command; see docs/results.md.
+  runs: the same keys, with what was trained, how far, where and by which command; `content` is
+  a hash of the data, `proxy` that rows of attention do not sum to one, so that rates are of proxy scores.
   """
 
   metrics: pd.DataFrame
@@ -96,7 +97,7 @@ def read_runs(folder: str | AnyPath) -> Runs:
   if (root / 'runs.csv.gz').is_file():
     found.append([pd.read_csv(io.BytesIO((root / f'{name}.csv.gz').read_bytes()), compression='gzip',
                               low_memory=False) for name in Runs._fields])
-  return Runs(*(pd.concat([frame.fillna({**dict.fromkeys(_TEXTS, ''), 'proxy': False}).astype(types)
+  return Runs(*(pd.concat([frame.fillna({'proxy': 0}).astype(types).fillna(dict.fromkeys(_TEXTS, ''))
                            for frame in frames], ignore_index=True)
                 for types, *frames in zip((_METRICS, _RUNS), *found)))
 
@@ -114,7 +115,7 @@ def table(runs: Runs) -> pd.DataFrame:
   """One row a run: the columns of `runs.runs`, what was measured last, and `valid` and `known`.
 
   massive: above 1 exactly where activations are massive by Sun et al. (arXiv 2402.17762): the largest
-  exceeds 100 medians, and the first token's norm ratio exceeds the untrained model's. lead_k: Sink_k minus
+  exceeds 100 medians, and the first token's norm ratio exceeds that before training. lead_k: Sink_k minus
   the largest of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges.
   converges: 1 or 0. Others have the names of their metrics; a ratio is the largest over blocks, of values
   the least.
@@ -158,54 +159,55 @@ def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
   spec, f, z = experiment.attention, experiment.attention.similarity, experiment.attention.normalizer
   named = lambda component: _WORDS.get(short_text(component), str(component))
-  words = [named(f) if not z.clips else 'softmax']
   # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
   if f.kind == 'exponential' and isinstance(z, RowSum):
-    words = ['softmax', f' times {z.scale:g}' * (z.scale != 1), f' of scores capped at {f.cap:g}' * bool(f.cap)]
+    words = 'softmax' if z.scale == 1 else f'softmax times {z.scale:g}'
+    words += f' of scores capped at {f.cap:g}' if f.cap else ''
+  elif spec.rows_sum_to_one:
+    words = f'{named(f)} with normalisation'
   else:
-    words.append(' with normalisation' if spec.rows_sum_to_one else _WORDS.get(short_text(z), f', {z}'))
+    words = ('softmax' if z.clips else named(f)) + _WORDS.get(short_text(z), f', {z}')
   features = f'feature map {spec.feature_map}' if named(spec.feature_map) else ''
   sink_token = 'a learned sink token' if experiment.model.sink_tokens else ''
-  return ', '.join(filter(None, [''.join(words), features, *map(named, (
-      spec.temperature, spec.value, spec.kv_bias)), sink_token, named(spec.head)]))
+  return ', '.join(filter(None, [words, features, *map(named, (spec.temperature, spec.value, spec.kv_bias)),
+                                 sink_token, named(spec.head)]))
 
 
 def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
   """The row of a run, and its measurements."""
   status = read_status(workdir)
-  row = {'status': status['status'], 'reason': status.get('error') or status.get('reason'),
-         'step': status.get('step'), 'command': status.get('command'), 'code': status.get('code'),
-         **(status.get('label') or {})}
-  if 'hardware' in status:
-    row |= {'hardware': f'{status["hardware"]}; jax {status["jax"]}', 'date': status['date'].split('T')[0]}
-  if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
-    return row, []  # it never began
+  row = {'status': status['status'], 'reason': status.get('error') or status.get('reason')}
   try:
+    row |= {key: status.get(key) for key in ('step', 'command', 'code')} | (status.get('label') or {})
+    if 'hardware' in status:
+      row |= {'hardware': f'{status["hardware"]}; jax {status["jax"]}', 'date': status['date'].split('T')[0]}
+    if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
+      return row, []  # it never began
     experiment = from_dict(read_config(workdir))
     row |= _facts(experiment, read_data_summary(workdir))
     blocks = [layer + 1 for layer in experiment.model_before_data().attention_layers]
     points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft'),
               *_analysed(read_object(workdir / 'analyses.json') or {}, row['steps'])]
+    return row | {'step': max([step for _, step, *_ in points] + [row['step'] or 0])}, points
   except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-    what = f'metrics.jsonl has no {error}' if isinstance(error, KeyError) else ' '.join(str(error).split())
+    what = f'there is no {error}' if isinstance(error, KeyError) else ' '.join(str(error).split())
     return row | {'status': 'unreadable', 'reason': what}, []
-  return row | {'step': max([step for _, step, *_ in points] + [row['step'] or 0])}, points
 
 
 def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   """What a config and `Dataset.summary()` say of a run; epochs are of all its steps."""
-  source, spec, model = experiment.data.source, experiment.attention, experiment.model_before_data()
+  source, mask, model = experiment.data.source, experiment.attention.mask, experiment.model_before_data()
   tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
+  tokenizer = f', {experiment.data.tokenizer}' if isinstance(source, DocumentSource) else ''
   uniform = [validity.uniform_importance(model.attention_of(model.pattern[layer % len(model.pattern)]),
                                          experiment.probe.length, model.sink_tokens)
              for layer in model.attention_layers]
   return vars(experiment.label) | {
       'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(uniform) * model.heads,
-      'attention': describe_attention(experiment), 'proxy': not spec.rows_sum_to_one,
-      'source': f'{source}, {experiment.data.tokenizer}' * isinstance(source, DocumentSource) or str(source),
-      'content': data.get('content'), 'tokens': tokens, 'epochs': tokens / epoch if epoch else None,
-      'unique_tokens': data.get('unique_training_tokens'), 'length': experiment.probe.length,
-      'window': spec.mask.window, 'prefix': spec.mask.prefix,
+      'attention': describe_attention(experiment), 'proxy': not experiment.attention.rows_sum_to_one,
+      'source': f'{source}{tokenizer}', 'content': data.get('content'), 'tokens': tokens,
+      'unique_tokens': data.get('unique_training_tokens'), 'epochs': tokens / epoch if epoch else None,
+      'length': experiment.probe.length, 'window': mask.window, 'prefix': mask.prefix,
       'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
       'uniform_importance': np.mean(uniform) if uniform else None,
       'settings': json.dumps({key: value for (key, value, about), (_, default, _) in zip(
@@ -252,11 +254,11 @@ def _probed(row: Mapping[str, Any], blocks: Sequence[int], is_last: bool) -> Ite
     found['null_sink_1', None] = nulls.get('sink_1')
     found['least_entropy', None] = min(filter(_is_finite, itertools.chain.from_iterable(
         row.get('entropy_ratio') or ())), default=None)
-  for name, key in _BLOCKS.items():
-    if is_last or name == 'hidden_ratio' and row['step'] == 0:
-      numbers = blocks if name in ('value_ratio', 'key_ratio') else range(
-          name == 'hidden_before_norm_ratio', len(medians) + 1)
-      found |= {(name, block): value for block, value in zip(numbers, row.get(key) or ())}
+  for key in _BLOCKS if is_last else ['hidden_ratio'] * (row['step'] == 0):
+    numbers = blocks if key in ('value_ratio', 'key_ratio') else range(
+        key == 'hidden_before_norm_ratio', len(medians) + 1)
+    found |= {(key.removeprefix('activations_'), block): value
+              for block, value in zip(numbers, row.get(key) or ())}
   return ((name, row['step'], block, value) for (name, block), value in found.items() if _is_finite(value))
 
 

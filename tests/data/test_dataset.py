@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from configs import base
 from sink_jax.data.dataset import DataConfig, open_data, open_packed
@@ -148,6 +149,8 @@ def test_validation_covers_everything_once_in_a_fixed_order(config):
     real = np.concatenate([_chunks(b)[b.weights[:, 0] == 1] for b in batches])
     np.testing.assert_array_equal(_sorted(real), _sorted(expected))
     assert set(np.concatenate([b.weights.ravel() for b in batches])) <= {0.0, 1.0}
+  entropy = scipy.stats.entropy(np.unique(stored[:, 1:], return_counts=True)[1])
+  np.testing.assert_allclose(data.summary()['unigram_loss'], entropy)
   again = open_data(config()).validation(7, max_batches=2)['valid']
   assert len(again) == 2
   for a, b in zip(again, sets['valid'], strict=False):

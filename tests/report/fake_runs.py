@@ -8,8 +8,9 @@ import numpy as np
 
 from sink_jax.train.config import get_config
 
-UNIFORM = float(np.mean(1 / np.arange(1, 65)))  # importance of the first of 64 tokens
-STATUS = {'date': '2026-01-02T03:04:05', 'command': 'python -m sink_jax train', 'code': 'commit abc', 'hardware': 'cpu, 1 core', 'jax': '0.10.2'}
+UNIFORM = float(np.mean(1 / np.arange(1, 65)))  # importance of the first of 64 tokens: 0.0741
+STATUS = {'date': '2026-01-02T03:04:05', 'command': 'python -m sink_jax train', 'code': 'commit abc',
+          'hardware': 'cpu, 1 core', 'jax': '0.10.2'}
 
 
 def probe(step: int, sink_1: float = 0.0, **changes: Any) -> dict[str, Any]:
@@ -35,11 +36,11 @@ DEAD = dict(largest_importance=1.001 * UNIFORM, mean_importance=UNIFORM,
 def write_run(folder: Path, trial: str = 'default', seed: int = 0, status: str = 'done', steps: int = 100,
               sink_1: float = 25.0, loss: float = 3.0, task: str = 'paper', content: str = 'data',
               last: dict[str, Any] | None = None, config: dict[str, Any] | None = None,
-              reason: str | None = None) -> Path:
+              data: dict[str, Any] | None = None, reason: str | None = None) -> Path:
   """Writes the workdir FOLDER/TRIAL-seed-SEED and returns it.
 
-  sink_1, loss: at the last step; both change linearly. last: changes of the last row of the probe, such as DEAD;
-  config: dotted config keys. A run whose status is 'running', 'interrupted' or 'diverged' ends half way.
+  sink_1, loss: at the last step; both change linearly. last: changes of the last row of the probe, such as
+  DEAD. config: dotted config keys. data: more of data.json. A run that is not done, or failed, ends half way.
   """
   workdir = folder / f'{trial}-seed-{seed}'
   workdir.mkdir(parents=True)
@@ -51,8 +52,8 @@ def write_run(folder: Path, trial: str = 'default', seed: int = 0, status: str =
   rows = []
   for step in range(0, end + 1, steps // 10):
     done = step / steps
-    changes = (last or {}) if step == end else {}
-    rows.append(probe(step, done * sink_1, **({'hidden_ratio': [1.1, 1.2, 1.3]} if not step else {}) | changes))
+    changes = {'hidden_ratio': [1.1, 1.2, 1.3]} if not step else {}
+    rows.append(probe(step, done * sink_1, **changes | ((last or {}) if step == end else {})))
     rows.append({'kind': 'valid', 'step': step, 'valid': 6 + done * (loss - 6), 'code': 5.0})
     if step:
       rows.append({'kind': 'train', 'step': step, 'loss': 6 + done * (loss - 6.1), 'grad_norm': 1.0,
@@ -60,6 +61,7 @@ def write_run(folder: Path, trial: str = 'default', seed: int = 0, status: str =
   write = lambda name, value: (workdir / name).write_text(json.dumps(value))
   write('config.json', settings.to_dict())
   write('status.json', STATUS | {'status': status, 'step': end, 'reason': reason})
-  write('data.json', {'content': content, 'unique_training_tokens': 10**6, 'tokens_per_epoch': 10**6})
+  write('data.json', {'content': content, 'unique_training_tokens': 10**6, 'tokens_per_epoch': 10**6,
+                      **(data or {})})
   (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
   return workdir
