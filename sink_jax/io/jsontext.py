@@ -9,7 +9,7 @@ from typing import Any
 
 
 def to_json(value: Any) -> str:
-  """A value as indented JSON, lists and objects without others on one line; numbers that are not finite are null."""
+  """A value as indented JSON, what holds no other on one line; numbers that are not finite are null."""
   # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
   text = json.dumps(_mapped(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False)
   # A bracket at the end of a line opens a list or an object: within quotes JSON has no line break.

@@ -1,7 +1,7 @@
 """Trials against a baseline, paired by seed: remedies, grafts, fine-tuning.
 
-Attention, values, hidden states and the loss move separately (Sun et al. 2603.05498, Owen et al. 2503.22329), so
-that each is judged for itself and nothing adds them up. The margins were written before the runs.
+Attention, values, hidden states and the loss move separately (Sun et al. 2603.05498, Owen et al.
+2503.22329), so that each is judged for itself. The margins were written before the runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below whi
 class Measure(NamedTuple):
   """What is compared: a column of the table of runs.
 
-  margin: differences within it count as none: points of a rate, nats, or a logarithm of a `ratio`. present: where
-  the baseline lies (above, or with `small` below) that has what a remedy is to change; None: always.
+  margin: differences within it count as none: points of a rate, nats, or a logarithm of a `ratio`. present:
+  a baseline above it, or with `small` below it, has what a remedy is to change; None: any has.
   """
 
   heading: str
@@ -49,13 +49,13 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
     table: of `runs.table`; one task.
 
   Returns:
-    A row for a trial and measure: trial, metric, ours and base (means of the pairs), star (mean Sink_*), difference
-    (of logarithms for ratios), low, high (at 99 %), n, p (after Holm over the trials), verdict; invalid: why
-    runs of the trial are left out, as 'dead 2', for which the verdict is 'not testable'.
+    A row for a trial and measure: trial, metric, ours and base (means of the pairs), star (mean Sink_*),
+    difference (of logarithms for ratios), low, high (at 99 %), n, p (after Holm over the trials), verdict,
+    and invalid: how many runs of the trial are left out and why, as 'dead 2'.
   """
   rows = []
   for metric, measure in measures.items():
-    known = table[table.valid.eq('') & np.isfinite(table[metric].astype(float))].fillna({'content': ''})
+    known = table[table.valid.eq('') & table[metric].notna()].fillna({'content': ''})
     values = known.pivot_table(index=['seed', 'content', 'steps'], columns='trial', values=metric)
     if baseline not in values:
       continue
@@ -63,39 +63,42 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
     of_metric = []
     for trial, runs in table[table.trial != baseline].groupby('trial'):
       pairs = values[[baseline, trial]].dropna() if trial in values else values.iloc[:0, :0]
-      differences = scale(pairs[trial]) - scale(pairs[baseline]) if len(pairs) else np.array([])
+      differences = (scale(pairs[trial]) - scale(pairs[baseline])).tolist() if len(pairs) else []
       found = interval(differences)
+      bad = runs.valid[runs.valid != ''].value_counts()
       of_metric.append({
-          'trial': trial, 'metric': metric, 'n': found.n, 'difference': found.mean, 'low': found.low, 'high': found.high,
-          'ours': pairs[trial].mean() if len(pairs) else math.nan,
-          'base': pairs[baseline].mean() if len(pairs) else math.nan,
-          'star': known.sink_star[known.trial == trial].mean(), 'p': found.p,
-          'same': equal(differences, measure.margin), 'widest': max(abs(differences), default=math.inf), 'most': pairs[trial].max() if len(pairs) else math.nan,
-          'invalid': ', '.join(f'{why} {n}' for why, n in runs.valid[runs.valid != ''].value_counts().items())})
+          'trial': trial, 'metric': metric, 'n': found.n, 'difference': found.mean, 'low': found.low,
+          'high': found.high, 'p': found.p, 'ours': pairs[trial].mean() if found.n else math.nan,
+          'base': pairs[baseline].mean() if found.n else math.nan,
+          'star': known.sink_star[known.trial == trial].mean(), 'same': equal(differences, measure.margin),
+          'widest': max(map(abs, differences), default=math.inf),
+          'most': pairs[trial].max() if found.n else math.nan,
+          'invalid': ', '.join(f'{why} {n}' for why, n in bad.items())})
     adjusted = holm([row['p'] if row['n'] >= LEAST else math.nan for row in of_metric])
-    rows += [row | {'p': p, 'verdict': _verdict(row, p, metric, measure)} for row, p in zip(of_metric, adjusted)]
+    rows += [row | {'p': p, 'verdict': _verdict(row, p, measure)} for row, p in zip(of_metric, adjusted)]
   return pd.DataFrame(rows)
 
 
-def _verdict(row: Mapping, p: float, metric: str, measure: Measure) -> str:
-  """'lower', 'higher', 'removed', 'moved to the extra key', 'no difference', 'open', 'not testable' or 'nothing to change'."""
+def _verdict(row: Mapping[str, Any], p: float, measure: Measure) -> str:
+  """Such as 'lower', 'removed', 'moved to the extra key', 'open' or 'not testable'."""
   if row['n'] < LEAST:
     return 'not testable' if row['invalid'] else 'open'
-  if measure.present is not None and (row['base'] > measure.present if measure.small else row['base'] < measure.present):
+  if measure.present is not None and (row['base'] < measure.present) != measure.small:
     return 'nothing to change'
-  if metric == 'sink_1' and row['widest'] <= measure.margin:  # of which seeds that agree prove nothing: see `excluded`
+  sinks = row['metric'] == 'sink_1'
+  if sinks and row['widest'] <= measure.margin:  # seeds that agree prove nothing of others: see `excluded`
     return f'no difference in {row["n"]} seeds'
-  if metric != 'sink_1' and row['same']:
+  if not sinks and row['same']:
     return 'no difference'
   if not p < ERROR or row['low'] <= 0 <= row['high'] or abs(row['difference']) <= measure.margin:
     return 'open'
-  if metric == 'sink_1' and row['difference'] < 0 and row['most'] < NO_SINK:
+  if sinks and row['difference'] < 0 and row['most'] < NO_SINK:
     return 'moved to the extra key' if row['star'] >= SINK else 'removed'
   return 'lower' if row['difference'] < 0 else 'higher'
 
 
 def written(row: Any, measure: Measure) -> str:
-  """'-23.4 (-28.7 to -18.1), n = 3' of a row, or '0.83 (0.70 to 0.98), n = 5' of a ratio; '-' without pairs."""
+  """'-23.4 (-28.7 to -18.1), n = 3' of a row, '0.83 (0.70 to 0.98), n = 5' of a ratio, '-' without pairs."""
   if not row.n:
     return '-'
   show = (lambda x: f'{math.exp(min(x, 99)):.2f}') if measure.ratio else (

@@ -1,4 +1,4 @@
-"""A page about one model: what `python -m sink_jax evaluate` measured, as sentences, a table and pictures."""
+"""A page about one model: what `python -m sink_jax evaluate` measured."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ def model_page(folder: AnyPath) -> str:
   """The page of a folder that `evaluate` wrote, as Markdown; ValueError if it is not one."""
   try:
     result = json.loads(read_text_limited(folder / 'sink_report.json'))
-    lines = [f'# {escaped(result["protocol"]["run"] or "model")}', ' '.join(sentences(result)), *markdown_table(
-        ('metric', 'value', 'meaning'), table_rows(result['summary'], result['protocol'], result['epsilon']), (0, 2))]
+    rows = table_rows(result['summary'], result['protocol'], result['epsilon'])
+    parts = [f'# {escaped(result["protocol"]["run"] or "model")}', ' '.join(sentences(result)),
+             '\n'.join(markdown_table(('metric', 'value', 'meaning'), rows, (0, 2)))]
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(f'{folder} does not hold what python -m sink_jax evaluate writes ({error}): '
                      'run it again.') from None
-  lines[2:] = ['\n'.join(lines[2:])]
-  lines += [f'![{words}]({name})\n\n*{words}*' for name, words in PICTURES.items() if (folder / name).exists()]
-  return '\n\n'.join(lines) + '\n'
+  parts += [f'![{words}]({name})\n\n*{words}*' for name, words in PICTURES.items()
+            if (folder / name).exists()]
+  return '\n\n'.join(parts) + '\n'
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
   """How many heads have a sink, and how the first token differs from the others."""
   summary, protocol = result['summary'], result['protocol']
   uniform = sum(1 / n for n in range(1, protocol['length'] + 1)) / protocol['length']
-  found = [f'{summary["sink_1"]:.1f} % of {sum(map(len, result["importance_1"]))} heads give the first token more '
-           f'than {result["epsilon"]:g} of their attention; uniform attention would give it {uniform:.2f}.']
+  heads = sum(map(len, result['importance_1']))
+  found = [f'{summary["sink_1"]:.1f} % of {heads} heads give the first token more than {result["epsilon"]:g} '
+           f'of their attention; uniform attention would give it {uniform:.2f}.']
   hidden = [(ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if ratio]
   values = [(ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks']) if ratio]
   if hidden and values:
@@ -56,8 +58,8 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
 def to_html(markdown: str, folder: AnyPath) -> str:
   """Markdown as one HTML page that fetches nothing: it holds the pictures of the folder."""
   body = MarkdownIt('commonmark', {'html': True}).enable('table').render(markdown)
-  body = re.sub(r'src="([^":]+\.png)"', lambda found: 'src="data:image/png;base64,%s" loading="lazy"' %
-                base64.b64encode((folder / found[1]).read_bytes()).decode(), body)
+  body = re.sub(r'src="([^":]+\.png)"', lambda found: 'src="data:image/png;base64,%s"' % base64.b64encode(
+      (folder / found[1]).read_bytes()).decode(), body)
   body = body.replace('<table>', '<div class="wide"><table>').replace('</table>', '</table></div>')
   title = re.sub(r'<.*?>', '', body.partition('</h1>')[0])
   return Template((Path(__file__).parent / 'templates/page.html').read_text()).render(title=title, body=body)

@@ -1,4 +1,6 @@
-"""Pages in Markdown with pictures, made from the tables of runs: the paper's results, or any runs side by side."""
+"""Pages with pictures, made from the tables of runs: the paper's results, or any runs side by side."""
+# pandas does not say whether an expression is a table or a column.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
 
 from __future__ import annotations
 
@@ -91,21 +93,12 @@ def finding(runs: pd.DataFrame) -> str:
   return '. '.join(words) + '.'
 
 
-def brief(words: str) -> str:
-  """'sink_1 of a 1.20 (n = 3), sink_1 of b 3.45 (n = 3)' as 'sink_1: a 1.2, b 3.5'; other words as they are."""
-  found = re.findall(r'(\w+) of (\S.*?) (-?[\d.]+\*?)(?: \(n = \d+\))?(?:, |$)', words)
-  by: dict[str, list[str]] = {}
-  for metric, trial, number in found:
-    rate = re.match('sink|lead', metric) and not number.endswith('*')
-    by.setdefault(metric, []).append(f'{trial} {float(number):.1f}' if rate else f'{trial} {number}')
-  return '; '.join(f'{metric}: {", ".join(of)}' for metric, of in by.items()) or words
-
-
 def _render(path: Path, template: str, **context: Any) -> Path:
   templates = jinja2.Environment(
       loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
       undefined=jinja2.StrictUndefined)
-  names = {'cell': escaped, 'short': short, 'spread': spread, 'brief': brief, 'compare': compare, 'paper': paper, 'EMERGED': EMERGED}
+  names = {'cell': escaped, 'short': short, 'spread': spread, 'compare': compare, 'paper': paper,
+           'EMERGED': EMERGED}
   text = templates.get_template(template).render(names | context)
   path.write_text(re.sub(r'\n\s*\n+', '\n\n', text).strip() + '\n')
   return path
@@ -115,80 +108,84 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   full = table(runs)
   every = full[full.task.eq('paper') & full.status.ne('not expressible')]
   # The pages show one budget and protocol: those of most runs.
-  budget, protocol = every.groupby(['budget', 'protocol'], dropna=False).size().idxmax() if len(every) else ('', '')
+  budget, protocol = every.groupby(['budget', 'protocol']).size().idxmax() if len(every) else ('', '')
   shown = full[full.task.eq('paper') & full.budget.eq(budget) & full.protocol.eq(protocol)]
-  beside = paper.beside(shown)
-  dots, rank, same = paper.agreement(beside)
-  analysed = {path.stem: json.loads(path.read_text()) for path in analyses}
-  models = {name: {row['model'] for row in found['rows']} for name, found in analysed.items()}
   open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
   judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
-  drawn: dict[str, Figure] = {}
-  if trials := {trial: name for trial, name in HEADLINE.items() if trial in set(shown.trial[shown.sink_1.notna()])}:
+  beside = paper.beside(shown)
+  dots, rank, same = paper.agreement(beside)
+  grafts = full[full.task.eq('graft') & ~full.trial.str.startswith('desk-')]
+  tuned = full[full.task == 'sft']
+  tasks = [task for key in REMEDIES if (task := _remedies(key, full))]
+
+  drawn = {f'remedies-{task["key"]}': task['picture'] for task in tasks}
+  probed = set(shown.trial[shown.sink_1.notna()])
+  if trials := {trial: name for trial, name in HEADLINE.items() if trial in probed}:
     drawn['dynamics'] = figures.panels(runs, shown, trials, 'Sink_1 while models train')
   if len(dots):
-    every_mean = shown.groupby('trial').sink_1.mean()
+    means = shown.groupby('trial').sink_1.mean()
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
-    pairs = pd.concat([dots.assign(crossed=False), bad.assign(crossed=True, mean=bad.trial.map(every_mean))])
     drawn['scatter'] = figures.scatter(
-        pairs.rename(columns={'value': 'paper', 'mean': 'ours'}).drop_duplicates('trial'),
-        f'{same} of {len(dots)} trials lie on the same side of {EMERGED} %\n(rank correlation {rank:.2f})', EMERGED)
-  for figure in paper.FIGURES:
-    if found := _figure(figure, runs, shown, full):
-      drawn[figure['key']] = found
-  grafts = full[full.task.eq('graft') & ~full.trial.str.startswith('desk-')]
+        pd.concat([dots.assign(crossed=False), bad.assign(crossed=True, mean=bad.trial.map(means))]),
+        f'{same} of {len(dots)} trials lie on the same side of {EMERGED} %\n(rank correlation {rank:.2f})',
+        EMERGED)
   if len(grafts):
-    drawn['grafts'] = figures.curves(
-        runs, grafts, {trial: trial for trial in sorted(set(grafts.trial))},
-        ['sink_1', 'valid_loss'], title='After a graft onto the trained default')
-  tasks = [task for key in REMEDIES if (task := _remedy(key, full))]
-  drawn |= {f'remedies-{task["key"]}': task['picture'] for task in tasks}
-  pictures = {key: f'{key}.png' for key in drawn} | {
-      path.stem: os.path.relpath(path.with_suffix('.png'), out) for path in analyses if path.with_suffix('.png').exists()}
+    drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
+                                     title='Sink_1 after a graft onto the trained default')
+  drawn |= {figure['key']: found for figure in paper.FIGURES if (
+      found := _figure(figure, runs, shown, tuned))}
   for key, picture in drawn.items():
-    figures.save(picture, out / pictures[key])
-  tuned = full[full.task == 'sft']
+    figures.save(picture, out / f'{key}.png')
+
+  models, pictures = {}, {key: f'{key}.png' for key in drawn}
+  for path in analyses:
+    models[path.stem] = {row['model'] for row in json.loads(path.read_text()).get('rows', ())}
   files = [_render(
-      out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], beside=beside, rank=rank, same=same, dots=dots,
-      begun=full[~full.status.isin(['not run', 'not expressible'])], claims=judged, verdicts=claims.VERDICTS, pictures=pictures, tasks=tasks, budget=budget, headline=HEADLINE,
+      out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], budget=budget,
+      begun=full[~full.status.isin(['not run', 'not expressible'])],
+      unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
+                .groupby('trial') if of.valid.ne('').all()],
+      claims=judged, verdicts=claims.VERDICTS, headline=HEADLINE,
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
-      grafts=compare.against(grafts, 'continued'), tuning={
-          protocol: compare.against(of, 'sft-softmax', _TUNING) for protocol, of in tuned.groupby('protocol')},
-      coverage=paper.coverage(full, models), analyses={name: os.path.relpath(path, out) for path in analyses for name in [path.stem]},
+      beside=beside, rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
+      grafts=compare.against(grafts, 'continued'),
+      tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
+      coverage=paper.coverage(full, models), see=pictures | {
+          item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
+          for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
       made=full[full.code.notna()].groupby(['task', 'code', 'hardware'], dropna=False).agg(
-          runs=('run', 'size'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')).reset_index())]
+          runs=('run', 'size'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')))]
   summary = re.findall(r'^\*\*What .*', files[0].read_text(), re.MULTILINE)
   if tasks:
     files.append(_render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
-  return Page([*files, *(out / pictures[key] for key in drawn)], summary)
+  return Page([*files, *(out / name for name in pictures.values())], summary)
 
 
-def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, full: pd.DataFrame) -> Figure | None:
+def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.DataFrame) -> Figure | None:
   """A figure of the paper, drawn from training runs; None without any."""
-  kind, names = figure['kind'], {trial: trial for trial in figure['trials'] if trial in set(shown.trial[shown.sink_1.notna()])}
+  probed, kind = set(shown.trial[shown.sink_1.notna()]), figure['kind']
   title = f'{paper.name_of(figure)}: ours'
+  names = [trial for trial in figure['trials'] if trial in probed]
   if kind == 'mask':
     return figures.masks() if figure['number'] == '5' else None
-  if kind == 'fine-tuning' and len(tuned := full[full.task.eq('sft')]):
+  if kind == 'fine-tuning' and len(tuned):
     tuned = tuned[tuned.protocol == tuned.protocol.mode()[0]]
-    return figures.curves(runs, tuned, {trial: trial for trial in sorted(set(tuned.trial))},
-                          ['train_loss', 'grad_norm'], title=title)
+    return figures.curves(runs, tuned, sorted(set(tuned.trial)), ['train_loss', 'grad_norm'], title=title)
   if not names:
     return None
-  if kind in ('dynamics', 'learning rates'):
+  if kind in ('dynamics', 'learning rates', 'prefix'):
     losses = ['train_loss', 'valid_loss'] if kind == 'dynamics' else ['train_loss']
     return figures.curves(runs, shown, names, [*losses, 'sink_1'], title=title)
   if kind == 'ratios':
     return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title)
-  if kind == 'prefix':
-    return figures.curves(runs, shown, names, ['sink_1'], title=title)
-  x, metrics = ('window', ['window_absolute', 'window_relative']) if kind == 'window map' else (
-      'window' if figure['number'] == '6' else 'unique_tokens', ['sink_1', 'valid_loss'])
-  return figures.sweep(shown, list(names), x, metrics, title)
+  x, metrics = 'window' if figure['number'] == '6' else 'unique_tokens', ['sink_1', 'valid_loss']
+  if kind == 'window map':
+    metrics = ['window_absolute', 'window_relative']
+  return figures.sweep(shown, names, x, metrics, title)
 
 
-def _remedy(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
+def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
   """What the pages show of the remedies on one task; None without a comparison."""
   of = full[full.task.eq(key)]
   of = of.assign(trial=of.trial.str.replace(rf'^({key}|desk)-', '', regex=True))
@@ -197,39 +194,44 @@ def _remedy(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
     return None
   verdicts = rows[rows.metric == 'sink_1'].groupby('verdict').trial.apply(sorted).to_dict()
   acts = sum(len(verdicts.get(verdict, ())) for verdict in ('removed', 'moved to the extra key', 'lower'))
-  measures = {metric: (compare.MEASURES[metric].heading, compare.MEASURES[metric].ratio) for metric in ('sink_1', 'valid_loss')}
-  return {'key': key, 'title': REMEDIES[key], 'rows': rows, 'verdicts': verdicts, 'acts': acts, 'count': rows.trial.nunique(),
-          'softmax': of[of.trial.eq('softmax') & of.valid.eq('')], 'heads': of.heads.min(),
-          'times': of.groupby('trial').step_ratio.mean() if 'step_ratio' in of else {},
-          'picture': figures.forest(rows, f'{REMEDIES[key]}: {acts} of {rows.trial.nunique()} remedies lower Sink_1\n'
-                                    '(difference from softmax by seed, 99 %)', measures)}
+  count, title = rows.trial.nunique(), REMEDIES[key]
+  picture = figures.forest(
+      rows, f'{title}: {acts} of {count} remedies lower Sink_1\n(difference from softmax by seed, 99 %)',
+      {metric: compare.MEASURES[metric] for metric in ('sink_1', 'valid_loss')})
+  return {'key': key, 'title': title, 'rows': rows, 'verdicts': verdicts, 'acts': acts, 'count': count,
+          'picture': picture, 'heads': of.heads.min(),
+          'softmax': of[of.trial.eq('softmax') & of.valid.eq('')],
+          'times': of.groupby('trial').step_ratio.mean() if 'step_ratio' in of else {}}
 
 
 def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path | None) -> Page:
   full = table(runs)
-  # A run outside of sweeps has no trial: it is named by its folder.
-  full['trial'] = full.trial.where(full.trial.fillna('') != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
+  # A run outside of sweeps has no trial: it is named by its folder. Softmax comes first.
+  full['trial'] = full.trial.where(full.trial != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
+  full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])
   groups, pictures, words = [], {}, []
-  for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False), 1):
-    names, captions = {trial: trial for trial in dict.fromkeys(of.trial)}, {}
-    if of[['sink_1', 'valid_loss', 'train_loss']].notna().any(axis=None):
-      pictures[f'curves-{i}.png'] = figures.curves(runs, of, names, ['sink_1', 'valid_loss', 'train_loss', 'value_ratio'])
-      captions[f'curves-{i}.png'] = ('Curves of the runs. Thin lines are seeds, thick lines their means, dotted lines Sink_* of '
-                                     'an extra key; grey dashed lines that end in a cross are runs that are no evidence.')
+  for i, (_, of) in enumerate(full.groupby(full.content.fillna('')), 1):
+    names = list(dict.fromkeys(of.trial))
+    if of[['sink_1', 'valid_loss', 'train_loss']].notna().to_numpy().any():
+      metrics = ['sink_1', 'valid_loss', 'train_loss', 'value_ratio']
+      pictures[f'curves-{i}.png'] = figures.curves(runs, of, names, metrics)
     maps, missing = _maps(of, root) if root else ({}, [])
     if maps:
       pictures[f'attention-{i}.png'] = figures.attention_maps(maps)
-      captions[f'attention-{i}.png'] = ('Attention maps. The head of each trial, in its first seed, that attends most to the '
-                                        'first token; mean of the probe sequences. The column * is the extra key.')
-    settings = {run.trial: json.loads(run.settings) if isinstance(run.settings, str) else {} for run in of.itertuples()}
-    shared = dict(set.intersection(*({(k, str(v)) for k, v in s.items() if k != 'seed'} for s in settings.values())))
-    different = {trial: {k: v for k, v in s.items() if k not in shared and k != 'seed'} for trial, s in settings.items()}
-    title = next((source for source in of.source if isinstance(source, str)), 'Unknown data')
-    groups.append({'title': title, 'table': of, 'captions': captions, 'notes': missing, 'shared': shared, 'different': different,
-                   'findings': {trial: finding(of[of.trial == trial]) for trial in names}})
-    sinks = [trial for trial, runs_ in of[of.valid.eq('') & of.sink_1.notna()].groupby('trial') if (runs_.sink_1 >= EMERGED).all()]
-    words.append(f'{title}: a sink stands on the first token in every valid seed of {len(sinks)} of {len(names)} trials'
-                 + f' ({", ".join(sinks)})' * bool(sinks) + '.')
+    settings = {trial: {(key, str(value)) for key, value in json.loads(text).items() if key != 'seed'}
+                for trial, text in zip(of.trial, of.settings) if isinstance(text, str)}
+    shared = set.intersection(*settings.values()) if settings else set()
+    source = next((source for source in of.source if isinstance(source, str)), 'Unknown data')
+    title = re.sub(r'\(.*?\)', '', source)
+    probed = of[of.valid.eq('') & of.sink_1.notna()].groupby('trial').sink_1.min()
+    sinks = [trial for trial in names if probed.get(trial, -1) >= EMERGED]
+    words.append(f'{title}: a sink stands on the first token in every valid seed of {len(sinks)} of '
+                 f'{len(names)} trials' + f' ({", ".join(sinks)})' * bool(sinks) + '.')
+    groups.append({
+        'title': title, 'table': of, 'pictures': [name for name in pictures if f'-{i}.' in name],
+        'notes': missing, 'shared': sorted(shared),
+        'different': {trial: sorted(own - shared) for trial, own in settings.items()},
+        'findings': {trial: finding(of[of.trial == trial]) for trial in names}})
   model = model_page(evaluation) if evaluation else ''
   for name in re.findall(r'\]\(([\w.-]+\.png)\)', model):
     (out / name).write_bytes(((evaluation or out) / name).read_bytes())
@@ -250,7 +252,8 @@ def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bo
       run = load_run(root / first.run)
       if run.probe_tokens is None:
         raise ValueError('it has no probe_tokens.npy')
-      maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), not math.isnan(first.sink_star)
+      extra_key = not math.isnan(first.sink_star)
+      maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), extra_key
     except (ValueError, OSError, CheckpointError) as error:  # no checkpoint yet, or none any more
       missing.append(f'No attention map of {first.run}: {" ".join(str(error).split())}')
   return maps, missing
