@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import math
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from itertools import pairwise
@@ -142,8 +143,10 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
   for metric, trial in dict.fromkeys([*pairs, *others]):
     if values := seeds_of(rows, metric, trial)[0]:
-      mean = _text(metric, sum(values.values()) / len(values))
-      ours[metric].append(f'{trial} {mean}' + f' (n = {len(values)})' * (len(values) != n))
+      mean = statistics.fmean(values.values())
+      if _RATIO.match(metric):  # the arithmetic mean of ratios, as in the tables
+        mean = math.log(statistics.fmean(map(math.exp, values.values())))
+      ours[metric].append(f'{trial} {_text(metric, mean)}' + f' (n = {len(values)})' * (len(values) != n))
     if number := paper.number(trial, metric):
       theirs[metric].append(f'{trial} {number}')
   measured, reported = ('; '.join(f'{_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
