@@ -34,11 +34,7 @@ def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = 
 
 
 def scores(folder: str, name: str) -> dict[str, float]:
-  """The harness's newest scores of HellaSwag for a model.
-
-  Raises:
-    ValueError: there are none.
-  """
+  """The harness's newest scores of HellaSwag for a model; a ValueError if there are none."""
   for path in sorted(Path(folder).expanduser().rglob('results_*.json'), reverse=True):
     found = json.loads(path.read_text())
     if 'hellaswag' in found['results'] and found['config'].get('sink_jax_model') == name:

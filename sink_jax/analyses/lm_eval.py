@@ -1,9 +1,9 @@
-"""The models of this package in lm-evaluation-harness, without torch; its own command, with `sink_jax` in it.
+"""The models of this package in lm-evaluation-harness, without torch.
 
     python -m sink_jax.analyses.lm_eval run --model sink_jax --model_args checkpoint=Pythia-160M \\
       --tasks hellaswag --batch_size auto --output_path results
 
-The harness has the tasks, prompts and scores; the model has log-likelihoods, rolling ones and texts.
+runs the harness's own command, which has tasks, prompts and scores.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ class SinkJax(TemplateLM):
   """A model as the harness asks for one; its arguments are those of --model_args.
 
   Args:
-    checkpoint, workdir: a published model, or a run trained here.
-    run: a model in memory instead.
+    checkpoint, workdir, run: a published model, a run trained here, or a model in memory.
     bos: how every context begins: 'none', 'tokenizer' (as it begins a text) or 'force' (one BOS).
     max_length: tokens that the model reads at most, of longer contexts the last ones; by default its
       learned positions, or 2,048. A run was trained on `data.context` tokens.
     dtype: of parameters and activations.
-    batch_size: of --batch_size: texts at a time, or 'auto' for a fixed number of tokens.
+    batch_size: texts at a time, or 'auto' for a fixed number of tokens.
 
   Raises:
     ValueError: no such model, no tokenizer or BOS, or a mask that shows what is to be predicted.
@@ -75,11 +74,10 @@ class SinkJax(TemplateLM):
   def eot_token_id(self) -> int:
     """The token before a text without a context: BOS, else EOS."""
     bos = self.tokenizer.bos_id
-    first = self.tokenizer.eos_ids[:1] if bos is None else (bos,)
-    if not first:
-      raise ValueError(f'{self.tokenizer.name} has neither BOS nor EOS, one of which a text without a context '
-                       'needs: name a bos_token in tokenizer_config.json.')
-    return first[0]
+    if bos is None and not self.tokenizer.eos_ids:
+      raise ValueError(f'{self.tokenizer.name} has neither BOS nor EOS: name a bos_token in '
+                       'tokenizer_config.json.')
+    return self.tokenizer.eos_ids[0] if bos is None else bos
 
   @property
   def max_length(self) -> int:
@@ -154,8 +152,7 @@ class SinkJax(TemplateLM):
 def generation(arguments: Mapping[str, Any], window: int) -> tuple[int, tuple[str, ...], dict[str, Any]]:
   """(tokens, stops, options of `stream_texts`) of a task's `generation_kwargs`.
 
-  Raises:
-    ValueError: an argument that would change the text and is not supported, or too many tokens.
+  A ValueError names an argument that would change the text and is not supported, or too many tokens.
   """
   given: dict[str, Any] = dict(normalize_gen_kwargs(dict(arguments), min(_TOKENS, window // 2)))
   tokens, sampled = given.pop('max_gen_toks'), given.pop('do_sample', False)
@@ -177,20 +174,14 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], most:
                    batch_size: int | None = None) -> list[tuple[float, bool]]:
   """The log-probability in nats of every ending after its context, and whether it is the greedy one.
 
-  Texts are sorted by length and padded on the right, where a causal model does not look, to few lengths.
-
-  Args:
-    run: the model.
-    pairs: token ids (context, ending), of which neither is empty.
-    most: tokens that the model reads, of longer texts the last ones.
-    batch_size: texts at a time; by default as many as 2,048 tokens.
-
-  Raises:
-    ValueError: an ending is longer than what the model reads, or a log-probability is not finite.
+  pairs: token ids (context, ending), of which neither is empty. most: tokens that the model reads, of longer
+  texts the last ones. batch_size: texts at a time; by default as many as 2,048 tokens. A ValueError says that
+  an ending is longer than what the model reads, or a log-probability is not finite.
   """
   if (longest := max((len(ending) for _, ending in pairs), default=0)) > most:
     raise ValueError(f'an ending of {longest} tokens, and the model reads {most}: take a larger max_length.')
-  # A model that reads `most` tokens predicts as many, so a text may have one token more.
+  # A model that reads `most` tokens predicts as many, so a text may have one more. Texts are sorted by length
+  # and padded on the right, where a causal model does not look, to few lengths.
   rows = [((context + ending)[-most - 1:], len(ending)) for context, ending in pairs]
   order, results, start = sorted(range(len(rows)), key=lambda i: -len(rows[i][0])), [(math.nan, False)] * len(rows), 0
   while start < len(order):

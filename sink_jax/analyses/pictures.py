@@ -120,8 +120,8 @@ def grids(rows: Sequence[Row], value: str) -> Figure:
       axis.set_ticks(range(0, len(names), every), labels=list(map(str, names[::every])))
     bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
     bar.ax.axhline(inside[0]['epsilon'], color='white', linewidth=2)
-    rate = np.mean([row['sink_1'] for row in inside])
-    plots.label(ax, f'{title}: {plots.SINK_1} = {rate:.1f} %', 'head', 'block')
+    rates = [row['sink_1'] for row in inside if 'sink_1' in row]
+    plots.label(ax, f'{title}: {plots.SINK_1} = {np.mean(rates):.1f} %' if rates else title, 'head', 'block')
   return figure
 
 

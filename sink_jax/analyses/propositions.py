@@ -31,18 +31,14 @@ from sink_jax.models.record import LayerRecord, RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
 
-# Of hidden states relative, of weights absolute: above the rounding of float32, and far below what
-# different tokens do.
+# Of hidden states relative, of weights absolute: above rounding, and far below what different tokens do.
 TOLERANCE = 1e-3
 _LONGEST = 512  # tokens: maps of all heads are in memory
 _NUMBERS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}  # scaled rotations count as rotary
 
 
 def _models() -> list[Run]:
-  """A small model of random parameters for each proposition, for which any parameters do.
-
-  Proposition 2 is checked with the bias of Eq. 6, and with its negative, for which the premise holds.
-  """
+  """A small model of random parameters for each proposition, and Proposition 2 with the negative of Eq. 6."""
   runs = []
   for position in (Nope(), Relative(), Relative(decreasing=True), Alibi(), Rope()):
     config = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, ffn_hidden=32, vocab_size=32,

@@ -45,9 +45,9 @@ _LINES = 40  # of a table in a terminal
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """An analysis: its function, the figure of the paper, and how its rows are drawn.
+  """An analysis: its function, the figure of the paper, how its rows are drawn, and defaults of its inputs.
 
-  inputs: the defaults of its inputs. models: makes models where a person names none.
+  models: makes models where a person names none.
   """
 
   function: Callable[..., list[Row]]
@@ -66,15 +66,11 @@ class Analysis:
     return inspect.cleandoc(self.function.__doc__ or '').partition('\n')[0].rstrip('.')
 
   @property
-  def parameters(self) -> Mapping[str, inspect.Parameter]:
-    """The options of its own."""
-    return dict(list(inspect.signature(self.function).parameters.items())[1:])
-
-  @property
-  def types(self) -> dict[str, Any]:
-    """Their annotations, from which a command line is made."""
+  def parameters(self) -> dict[str, tuple[Any, Any]]:
+    """{name: (annotation, default)} of its own options, from which a command line is made."""
     hints = typing.get_type_hints(self.function, include_extras=True)
-    return {name: hints[name] for name in self.parameters}
+    return {name: (hints[name], parameter.default) for name, parameter in
+            list(inspect.signature(self.function).parameters.items())[1:]}
 
 
 ANALYSES: dict[str, Analysis] = {}
@@ -93,18 +89,18 @@ def analysis(figure: str, draw: Callable[[list[Row]], Figure], *,
   return register
 
 
-def find(name: str) -> Analysis:
-  """The analysis of a name; a ValueError lists them all."""
-  check_known(name, all_analyses(), 'No analysis')
-  return ANALYSES[name]
-
-
 def all_analyses() -> dict[str, Analysis]:
   """Every analysis by name, after an import of all modules of this folder."""
   for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
     if module.name != 'lm_eval':  # needs an optional package
       importlib.import_module(f'sink_jax.analyses.{module.name}')
   return ANALYSES
+
+
+def find(name: str) -> Analysis:
+  """The analysis of a name; a ValueError lists them all."""
+  check_known(name, all_analyses(), 'No analysis')
+  return ANALYSES[name]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,9 +142,10 @@ def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: Mapping[s
     for column, value in row.items():
       if isinstance(value, float) and not math.isfinite(value):
         raise not_finite(run, column, inputs.dtype)
-  plain = dataclasses.asdict(inputs) | {'source': _without_folder(inputs.source)} | options
+  source = os.path.basename(inputs.source) if os.path.isabs(inputs.source) else inputs.source
   return Result(chosen, rows, [{
-      'model': name, 'checkpoint': checkpoint(run), 'options': plain, 'inputs': model.descriptions,
+      'model': name, 'checkpoint': checkpoint(run), 'inputs': model.descriptions,
+      'options': dataclasses.asdict(inputs) | {'source': source} | options,
       'matmul_precision': matmul_precision(inputs.dtype)}])
 
 
@@ -169,18 +166,16 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
   Raises:
     ValueError: the name, an option, the tokens or the model do not fit. TypeError: no such option.
   """
-  chosen = find(name)
-  names = {field.name for field in dataclasses.fields(InputOptions)}
-  inputs = dataclasses.replace(chosen.inputs, **{key: options.pop(key) for key in names & options.keys()})
-  given = None
+  chosen, given = find(name), None
+  inputs = dataclasses.replace(chosen.inputs, **{
+      field.name: options.pop(field.name) for field in dataclasses.fields(InputOptions) if field.name in options})
   if tokens is not None:
     ids = np.asarray(tokens)
     if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
       raise ValueError(f'tokens must be ids of shape (S, T), not {ids.dtype} of shape {ids.shape}.')
     check_ids(ids, run.config.vocab_size)
     given = stored(ids, run.config.vocab_size, 'tokens of the caller')
-    given = dataclasses.replace(given, description=given.description | {
-        'kind': 'given', 'bos': given.description['bos'] | {'protocol': 'as given'}})
+    given.description.update(kind='given', bos=given.description['bos'] | {'protocol': 'as given'})
     inputs = dataclasses.replace(inputs, sequences=ids.shape[0], length=ids.shape[1])
   result = measure(chosen, run, inputs, options, given)
   if plot is not None:
@@ -191,8 +186,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
 def checkpoint(run: Run) -> dict[str, str | int | None]:
   """Which model a result is of: the last part of its folder, its step, dtype and size.
 
-  Results are published, and paths of a machine are not. A snapshot of the Hugging Face hub,
-  models--OWNER--NAME/snapshots/REVISION, has the folder of its repository, and its revision.
+  A snapshot of the hub, models--OWNER--NAME/snapshots/REVISION, has its repository and its revision.
   """
   folder = Path(run.folder).absolute() if run.folder else None
   found = {'folder': folder and folder.name, 'step': run.step, 'dtype': run.config.dtype,
@@ -203,19 +197,12 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
 
 
 def chosen_heads(model: Model, importance_NxH: np.ndarray, heads: Sequence[str]) -> list[tuple[int, int]]:
-  """(n, h), from 0, n among the blocks with attention, of heads BLOCK.HEAD.
+  """(n, h), from 0, n among the blocks with attention, of heads BLOCK.HEAD; a ValueError if there is none.
 
   By default two with the strongest sinks and two with the weakest, as in the paper's figures.
-
-  Raises:
-    ValueError: there is no such head.
   """
   names = {f'{block}.{head + 1}': (n, head) for n, block in enumerate(model.blocks)
            for head in range(model.run.config.heads)}
   for head in heads:
     check_known(str(head), names, '--heads: there is no')
   return [names[str(head)] for head in heads] or plots.strongest_and_weakest(importance_NxH)
-
-
-def _without_folder(source: str) -> str:
-  return os.path.basename(os.path.normpath(source)) if os.path.isabs(os.path.expanduser(source)) else source

@@ -38,8 +38,7 @@ _TOKENS_AT_A_TIME = 2**17  # of the validation: one device may analyse what many
 def write_analyses(workdir: str | AnyPath) -> None:
   """Writes analyses.json of a finished run, if an analysis applies to it and it has none.
 
-  Raises:
-    ValueError: the workdir or its data cannot be read. CheckpointError: no usable checkpoint.
+  A ValueError or CheckpointError says that the workdir, its data or its checkpoint cannot be read.
   """
   path = to_path(workdir) / 'analyses.json'
   if path.exists() or read_status(workdir)['status'] != 'done':
@@ -61,10 +60,7 @@ def applicable(config: ModelConfig, context: int) -> list[str]:
 
 
 def analyse_run(run: Run, experiment: Experiment, data: Dataset | None = None) -> dict[str, Any]:
-  """{name: results} of the analyses that apply to a run, as plain numbers, strings and lists.
-
-  data: of the experiment; opened where an analysis needs them and none are given.
-  """
+  """{name: results} of the analyses that apply to a run; `data` is opened where none is given."""
   opened = functools.cache(lambda: data or open_data(experiment.data))
   measures = {'removed': removed, 'window': window, 'prefix': prefix, 'first_token_chain': first_token}
   return {name: measures[name](run, experiment, opened)

@@ -51,8 +51,7 @@ def options_of(words: Sequence[str]) -> type[Options]:
   if not words or words[0].startswith('-'):
     return Options
   chosen = find(words[0])
-  own = [(name, kind, dataclasses.field(default=chosen.parameters[name].default))
-         for name, kind in chosen.types.items()]
+  own = [(name, kind, dataclasses.field(default=default)) for name, (kind, default) in chosen.parameters.items()]
   inputs = Annotated[type(chosen.inputs), tyro.conf.OmitArgPrefixes]
   return dataclasses.make_dataclass(
       chosen.name, [*own, ('inputs', inputs, dataclasses.field(default=chosen.inputs))], bases=(Options,),
