@@ -21,7 +21,6 @@ from sink_jax.train.config import from_dict
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.workdir import is_workdir, read_config
 
-DTYPES = ('float32', 'bfloat16')
 _TOKENS_AT_A_TIME = 16384
 # A corpus as large as the Pile is not read to its end (Appendix B.2).
 _PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange', 'USPTO Backgrounds',
@@ -49,8 +48,9 @@ class InputOptions:
   batch_size: int | None = None  # sequences at a time; by default as many as 16,384 tokens.
 
   def __post_init__(self):
-    for name, choices in (('inputs', KINDS), ('bos', (None, *BOS)), ('dtype', DTYPES)):
-      check_known(getattr(self, name), choices, f'--{name}: there is no')
+    for name, value, choices in (('inputs', self.inputs, KINDS), ('bos', self.bos or 'none', BOS),
+                                 ('dtype', self.dtype, ('float32', 'bfloat16'))):
+      check_known(value, choices, f'--{name}: there is no')
     check_least(self, sequences=1, length=2, seed=0, batch_size=1)
 
   def at_a_time(self, length: int) -> int:
