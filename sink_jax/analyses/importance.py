@@ -1,13 +1,15 @@
 """Importance of the first tokens, by model, input, sequence, block and head, grouped in six ways.
 
-Kinds of input and chat models (Table 1), length (Figure 3), size (Figure 4 left), domain (Figure 9), head
+Kinds of input and chat models (Table 1), length (Figure 3), size (Figure 4 left, 10), domain (Figure 9), head
 (Figures 19 to 24, 27). The threshold applies to each sequence, before the mean over sequences.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from sink_jax.paper.numbers import comparable, same_bos, table_number
 from sink_jax.pretrained.hub import family_of, known_model
 
 Lengths = Annotated[tuple[int, ...], tyro.conf.arg(help='tokens of the inputs, such as 16,64,256.')]
+Results = Annotated[str, tyro.conf.arg(help='folder that the harness wrote to (--output_path).')]
 
 
 def first_tokens(model: Model, tokens: np.ndarray, count: int = 1) -> np.ndarray:
@@ -80,6 +83,32 @@ def scale(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   """Sink_1 against the number of parameters, by family."""
   [row] = rates(first_tokens(model, model.inputs().tokens), (epsilon,))
   return [{'family': family_of(model.run.name), 'parameters': parameter_count(model.run.config), **row}]
+
+
+@analysis('Figure 10', partial(lines, x='parameters', y='percent', by=('family',), panel=('measure',), log='x',
+                               percent=True))
+def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Sink_1 next to HellaSwag accuracy, by family and scale.
+
+  The accuracies are those that lm-evaluation-harness wrote below `results`; see `analyses.lm_eval`.
+  """
+  accuracies = _scores(results, model.run.name)
+  [row] = scale(model, epsilon=epsilon)
+  common = {'family': row['family'], 'parameters': row['parameters'], 'epsilon': epsilon}
+  return [common | {'measure': 'Sink_1', 'percent': row['sink_1']}, *(
+      common | {'measure': measure, 'percent': 100 * accuracies[f'{measure},none'],
+                'stderr': 100 * accuracies[f'{measure}_stderr,none']} for measure in ('acc', 'acc_norm'))]
+
+
+def _scores(folder: str, name: str) -> dict[str, float]:
+  """The harness's newest scores of HellaSwag for a model; a ValueError if there are none."""
+  for path in sorted(Path(folder).expanduser().rglob('results_*.json'), reverse=True):
+    found = json.loads(path.read_text())
+    if 'hellaswag' in found['results'] and found['config'].get('sink_jax_model') == name:
+      return found['results']['hellaswag']
+  raise ValueError(f'--results={folder} has no HellaSwag scores of {name}: python -m sink_jax.analyses.lm_eval '
+                   f'run --model sink_jax --model_args checkpoint={name} --tasks hellaswag '
+                   f'--output_path {folder}')
 
 
 @analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)), source='Stdlib()')

@@ -6,6 +6,7 @@
 runs the harness's own command, which has tasks, prompts and scores.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import itertools
@@ -41,16 +42,10 @@ _TOKENS = 256  # of a continuation where the task names no number, as in the har
 class SinkJax(TemplateLM):
   """A model as the harness asks for one; its arguments are those of --model_args.
 
-  Args:
-    checkpoint, workdir, run: a published model, a run trained here, or a model in memory.
-    bos: how every context begins: 'none', 'tokenizer' (as it begins a text) or 'force' (one BOS).
-    max_length: tokens that the model reads at most, of longer contexts the last ones; by default its
-      learned positions, or 2,048. A run was trained on `data.context` tokens.
-    dtype: of parameters and activations.
-    batch_size: texts at a time, or 'auto' for a fixed number of tokens.
-
-  Raises:
-    ValueError: no such model, no tokenizer or BOS, or a mask that shows what is to be predicted.
+  A published model `checkpoint`, a run `workdir`, or a `run` in memory. bos: how every context begins, 'none',
+  'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: tokens that the model reads, of longer
+  contexts the last ones; by default its learned positions, or 2,048. batch_size: texts at a time, or 'auto'.
+  A ValueError says that there is no such model, tokenizer or BOS, or that a mask shows what is to be predicted.
   """
 
   def __init__(self, checkpoint: str | None = None, workdir: str | None = None, run: Run | None = None,
@@ -64,10 +59,9 @@ class SinkJax(TemplateLM):
     self.tokenizer.with_prefix([], bos)  # refuses a BOS that there is not
     self._max_length = max_length or getattr(self.run.config.attention.position, 'max_length', None) or _LONGEST
     self.batch = None if batch_size in (None, 'auto') else int(batch_size)
-    for layer in self.run.config.pattern:
-      mask = self.run.config.attention_of(layer).mask
-      # Learned sink tokens are the first positions of a prefix, and no text.
-      if not layer.mamba and (mask.prefix or 0) > self.run.config.sink_tokens + 1:
+    config = self.run.config
+    for mask in (config.attention_of(layer).mask for layer in config.pattern if not layer.mamba):
+      if (mask.prefix or 0) > config.sink_tokens + 1:  # learned sink tokens are its first positions, and no text
         raise ValueError(f'{mask} shows a token what comes after it: a causal mask is needed.')
 
   @property
@@ -80,8 +74,7 @@ class SinkJax(TemplateLM):
     return self.tokenizer.eos_ids[0] if bos is None else bos
 
   @property
-  def max_length(self) -> int:
-    """Tokens of a window."""
+  def max_length(self) -> int:  # of a window, as the harness calls it
     return self._max_length
 
   def get_model_info(self) -> dict[str, str]:
@@ -114,7 +107,7 @@ class SinkJax(TemplateLM):
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
     """Continuations, each up to its stops, its number of tokens or an EOS."""
-    asked = []
+    asked, seeds = [], itertools.count()
     for context, arguments in (request.args for request in requests):
       tokens, stops, sampling = generation(arguments, self.max_length)
       ids = self.tok_encode(context)[-(self.max_length - tokens):] or [self.prefix_token_id]
@@ -122,31 +115,25 @@ class SinkJax(TemplateLM):
     found = [''] * len(asked)
     # Texts of a batch are sampled alike. The longest comes first, so that all batches of its size fit.
     alike = lambda i: (asked[i][1], repr(asked[i][3]))
-    order, seeds = sorted(range(len(asked)), key=lambda i: (*alike(i), -len(asked[i][0]))), itertools.count()
-    for (tokens, _), group in itertools.groupby(order, alike):
-      group = list(group)
+    order = sorted(range(len(asked)), key=lambda i: (*alike(i), -len(asked[i][0])))
+    for (tokens, _), group in ((key, [*group]) for key, group in itertools.groupby(order, alike)):
       size = min(self.batch or max(1, _CACHED // (len(asked[group[0]][0]) + tokens)), len(group))
       for batch in (group[i:i + size] for i in range(0, len(group), size)):
-        made: dict[int, list[int]] = {i: [] for i in batch}
-        ended = set()
+        made, ended = {i: [] for i in batch}, set()
         for pieces in stream_texts(self.run, [asked[i][0] for i in batch], tokens, seed=next(seeds),
                                    **asked[batch[0]][3]):
           for i, piece in zip(batch, pieces):
-            made[i] += piece.tolist()
-            text, end = self._text(made[i], asked[i][2])
-            if i not in ended and (end or len(made[i]) >= tokens):
-              found[i] = text
-              ended.add(i)
+            if i not in ended:
+              made[i] += piece.tolist()
+              end = next((n for n, token in enumerate(made[i]) if token in self.tokenizer.eos_ids), None)
+              text = self.tokenizer.decode(made[i][:end])
+              cut = min((text.index(stop) for stop in asked[i][2] if stop in text), default=None)
+              found[i] = text[:cut]
+              if end is not None or cut is not None or len(made[i]) >= tokens:
+                ended.add(i)
           if len(ended) == len(batch):
             break
     return found
-
-  def _text(self, ids: list[int], stops: Sequence[str]) -> tuple[str, bool]:
-    """The text of ids before the first EOS and the first stop, and whether there is one."""
-    end = next((n for n, token in enumerate(ids) if token in self.tokenizer.eos_ids), None)
-    text = self.tokenizer.decode(ids[:end])
-    cuts = [text.index(stop) for stop in stops if stop in text]
-    return (text[:min(cuts)], True) if cuts else (text, end is not None)
 
 
 def generation(arguments: Mapping[str, Any], window: int) -> tuple[int, tuple[str, ...], dict[str, Any]]:

@@ -1,18 +1,31 @@
-"""Attention maps of single heads."""
+"""Maps over queries and keys of single heads: attention, angles and norms.
+
+Why queries attend to the first token (Section 3.1): a score is the cosine of query and key times the product of
+their norms, over sqrt(Dh). In a head with a sink the norm product with the first key is small and the cosine is
+large. Queries and keys are those that enter the scores, after QK norm, rotation and feature map.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, heat_maps
 from sink_jax.analyses.runner import Heads, analysis, chosen_heads
+from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.plots import head_maps
+from sink_jax.models.record import RecordOptions
+from sink_jax.models.run import Run
 
+NAMES = ('cosine', 'norm_product', 'score')
+_LENGTH = 128  # tokens of a map of angles
 _DIGITS = 4  # decimals of a map's numbers in a file
-_HEADS = 12  # of a picture
 
 
 @analysis('Figures 25, 26', partial(heat_maps, columns=('map', 'raw_map'), title='{averaged}'), sequences=10)
@@ -24,8 +37,6 @@ def maps(model: Model, *, heads: Heads = ()) -> list[Row]:
   """
   found = head_maps(model.run, model.inputs().tokens)
   chosen = chosen_heads(model, found.importance, heads)
-  if len(chosen) > _HEADS:
-    raise ValueError(f'--heads: {len(chosen)} heads; a picture holds {_HEADS}.')
   rounded = lambda map_TxT: np.round(map_TxT, _DIGITS).tolist()
   return [{'block': model.blocks[n], 'head': h + 1, 'importance': float(found.importance[n, h]),
            'averaged': averaged(found.sequences), 'map': rounded(found.normalized[n, h]),
@@ -35,3 +46,51 @@ def maps(model: Model, *, heads: Heads = ()) -> list[Row]:
 def averaged(sequences: int) -> str:
   """What maps of sequences are, in words."""
   return 'one sequence' if sequences == 1 else f'mean of {sequences} sequences'
+
+
+@analysis('Figure 2 (bottom), Figures 15 to 18', partial(heat_maps, columns=NAMES, title='{averaged}'))
+def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
+  """Angles between queries and keys: cosines, norm products and scores.
+
+  A row for each head: means of key 1 and of the other keys over sequences and queries. Four heads, or
+  those of --heads, have maps over queries and keys as well, means over sequences; --sequences=1 shows
+  one. Only the score has the factor 1/sqrt(Dh), as in the paper.
+  """
+  tokens_SxT = model.inputs().tokens
+  run = dataclasses.replace(model.run, config=dataclasses.replace(
+      model.run.config, dtype=model.options.dtype))
+  size, means = model.options.at_a_time(tokens_SxT.shape[1]), {}
+  for i in range(0, len(tokens_SxT), size):
+    layers: Any = run.record(tokens_SxT[i:i + size], RecordOptions(angles=query_key_angles)).layers
+    for name, x_NxBxH in (layers.angles | {'importance': layers.importance.normalized[..., 0]}).items():
+      means[name] = means.get(name, 0) + np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens_SxT)
+  chosen = chosen_heads(model, means['importance'], heads)
+  maps = dict(zip(chosen, pair_maps(run, tokens_SxT, chosen)))
+  return [{'block': model.blocks[n], 'head': h + 1,
+           **{name: float(x[n, h]) for name, x in means.items()},
+           **({'averaged': averaged(len(tokens_SxT)), **{
+               name: np.round(x, _DIGITS).tolist() for name, x in maps[n, h].items()}}
+              if (n, h) in maps else {})}
+          for n, h in np.ndindex(*means['importance'].shape)]
+
+
+def pair_maps(run: Run, tokens_SxT: np.ndarray, heads: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
+  """Maps (T, T) over queries and keys of heads (n, h) by name, zero where the key comes later.
+
+  Means over sequences, of the first 128 tokens of each.
+  """
+  tokens_SxT = tokens_SxT[:, :_LENGTH]
+  dims, length = run.config.dims, tokens_SxT.shape[1]
+  maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]
+  for row in tokens_SxT[:, None]:  # one at a time, for the memory of the queries of all heads
+    layers: Any = run.record(row, RecordOptions(queries_keys=True)).layers
+    for found, (n, h) in zip(maps, heads):
+      q_BxTxDh = np.asarray(layers.queries_BxTxHxDh[n, :, :, h], np.float64)
+      # `heads // kv_heads` query heads in a row share one key head.
+      k_BxTxDh = np.asarray(layers.keys_BxTxHkvxDh[n, :, :, h // (dims.heads // dims.kv_heads)], np.float64)
+      product = np.linalg.norm(q_BxTxDh, axis=-1)[:, :, None] * np.linalg.norm(k_BxTxDh, axis=-1)[:, None]
+      dot = q_BxTxDh @ k_BxTxDh.swapaxes(1, 2)
+      for name, x_BxTxT in (('cosine', dot / np.maximum(product, np.finfo(np.float32).tiny)),
+                            ('norm_product', product), ('score', dot / math.sqrt(q_BxTxDh.shape[-1]))):
+        found[name] += np.tril(x_BxTxT).sum(0) / len(tokens_SxT)
+  return maps

@@ -61,8 +61,7 @@ class InputOptions:
 class Model:
   """A model under analysis: it makes its inputs, and keeps their descriptions for the record.
 
-  run, options: the model, and what it reads. given: a caller's inputs, which take the place of those
-  that the options ask for. descriptions: of all inputs that were made.
+  given: a caller's inputs, in place of those that the options ask for. blocks: those with attention, from 1.
   """
 
   def __init__(self, run: Run, options: InputOptions, given: Inputs | None = None):
@@ -71,13 +70,10 @@ class Model:
     self.descriptions: list[dict[str, Any]] = []
 
   def inputs(self, kind: str = 'sequences', **changes: Any) -> Inputs:
-    """Inputs as the options ask, which `changes` replace.
+    """Inputs as the options ask, which `changes` replace; a ValueError if they do not fit the model.
 
     kind: 'sequences' are documents' first tokens, 'long text' joins documents, and 'domains' has
     `sequences` of every domain.
-
-    Raises:
-      ValueError: no tokenizer, too little text, more tokens than positions, or no such BOS.
     """
     options = dataclasses.replace(self.options, **changes)
     if self.given is None:
@@ -98,11 +94,7 @@ class Model:
 
 
 def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float32', fsdp: int = 1) -> Run:
-  """Loads a published model, its parameters split over `fsdp` devices, or a run trained here.
-
-  Raises:
-    ValueError, CheckpointError: as `load_pretrained` and `load_run`.
-  """
+  """Loads a published model, its parameters split over `fsdp` devices, or a run trained here."""
   if checkpoint is None:
     assert workdir is not None
     run = load_run(workdir)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,13 +28,12 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.sinks import importance
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.record import LayerRecord, RecordOptions
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
 
 # Of hidden states relative, of weights absolute: above rounding, and far below what different tokens do.
 TOLERANCE = 1e-3
-_LONGEST = 512  # tokens: maps of all heads are in memory
 _NUMBERS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}  # scaled rotations count as rotary
 
 
@@ -69,14 +69,12 @@ def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   distance; `sink`: whether a sink of the first token follows. float32, one sequence at a time.
 
   Raises:
-    ValueError: no proposition applies, the inputs differ, or there are more than 512 tokens.
+    ValueError: no proposition applies, or the inputs hold different tokens.
   """
   run, number, tokens_SxT = model.run, proposition_number(model.run.config), model.inputs().tokens
   if (tokens_SxT != tokens_SxT[:, :1]).any():
     raise ValueError('--inputs: the propositions are about one token repeated: use --inputs=repeat, --bos=none.')
   length, position = tokens_SxT.shape[1], run.config.attention.position
-  if length > _LONGEST:
-    raise ValueError(f'--length={length}: attention maps of at most {_LONGEST} tokens are compared.')
   # bfloat16, the kernels and the matrix units of accelerators round more than equality allows.
   run = dataclasses.replace(run, config=dataclasses.replace(
       run.config, dtype='float32', implementation='chunked'))
@@ -121,9 +119,8 @@ def proposition_number(config: ModelConfig) -> int:
   return number
 
 
-def compared(config: ModelConfig, layers: LayerRecord) -> dict[str, np.ndarray]:
+def compared(config: ModelConfig, layers: Any) -> dict[str, Any]:
   """Differences, importances (N, H) and weights of the last query (N, H, T) of the record of one sequence."""
-  assert layers.maps_BxHxTxT is not None and layers.hidden_BxTxD is not None
   maps_NxHxTxT = np.asarray(layers.maps_BxHxTxT, np.float64)[:, 0]
   hidden_NxTxD = np.asarray(layers.hidden_BxTxD, np.float64)[:, 0]
   gap = np.linalg.norm(hidden_NxTxD - hidden_NxTxD[:, :1], axis=-1)
@@ -166,9 +163,8 @@ def rotary_bound(xi: ArrayLike, mask: Mask, length: int) -> np.ndarray:
   return np.where(keep, 1 / (1 + others * np.exp(-2 * np.asarray(xi, np.float64)[:, None, None])), 0)
 
 
-def _largest_score(layers: LayerRecord, n: int) -> np.ndarray:
+def _largest_score(layers: Any, n: int) -> np.ndarray:
   """xi (H,) of a block, of the largest norms of all positions, which differ by rounding."""
-  assert layers.queries_BxTxHxDh is not None and layers.keys_BxTxHkvxDh is not None
   queries_H, keys_Hkv = (np.linalg.norm(np.asarray(x[n, 0], np.float64), axis=-1).max(0)
                          for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh))
   return (queries_H * np.repeat(keys_Hkv, len(queries_H) // len(keys_Hkv))

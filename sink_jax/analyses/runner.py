@@ -14,7 +14,7 @@ import os
 import pkgutil
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,7 +128,7 @@ class Result:
     return '\n'.join([*text_table(columns, table), *[f'and {more} rows more'] * bool(more)])
 
 
-def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: Mapping[str, Any],
+def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str, Any],
             tokens: Inputs | None = None) -> Result:
   """Measures one model.
 

@@ -51,7 +51,7 @@ def write_analyses(workdir: str | AnyPath) -> None:
 def applicable(config: ModelConfig, context: int) -> list[str]:
   """The analyses that apply to a model trained on sequences of `context` tokens."""
   spec, mask = config.attention, config.attention.mask
-  # Does the first token attend only to itself, with a weight of one?
+  # The first token attends only to itself, with a weight of one.
   only_itself = (spec.rows_sum_to_one and not learned_bias(config) and mask.prefix is None
                  and mask.key_range(0, 0, context) == (0, 1))
   applies = {'removed': bool(learned_bias(config)), 'window': mask.window is not None and context > mask.window,
@@ -111,19 +111,17 @@ def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dic
 
 
 def prefix(run: Run, experiment: Experiment, data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
-  """Sink_k of five single sequences, and where their strongest sinks are (Figure 5 middle).
+  """The share of heads and sequences whose strongest sink lies in the prefix (Figure 5 middle).
 
   The importance of a late key is a mean of few rows, so only the first half of the keys counts.
   """
   length, epsilon = experiment.attention.mask.prefix, experiment.probe.epsilon
   assert length is not None
   alpha_SxNxHxT = _probe(run, experiment).importance
-  rates = (alpha_SxNxHxT[:5, ..., :length + 5] > epsilon).mean((1, 2))
   early = alpha_SxNxHxT[..., :alpha_SxNxHxT.shape[-1] // 2]
   strongest = early.argmax(-1)[(early > epsilon).any(-1)]
   in_prefix = strongest < length - run.config.sink_tokens  # learned sink tokens are a part of the prefix
-  return {'length': length, 'sequences': (100 * rates).tolist(),
-          'strongest_in_prefix': float(in_prefix.mean()) if len(in_prefix) else None}
+  return {'length': length, 'strongest_in_prefix': float(in_prefix.mean()) if len(in_prefix) else None}
 
 
 def first_token(run: Run, experiment: Experiment | None = None,

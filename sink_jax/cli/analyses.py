@@ -76,8 +76,10 @@ def main(options: Any) -> None:
   numbers, picture = (folder / f'{chosen.name}.{suffix}' for suffix in ('json', 'png'))
   own, result, failures = {name: getattr(options, name) for name in chosen.parameters}, Result(chosen, [], []), []
 
-  for number, (name, loaded) in enumerate(named or [(run.name, lambda run=run: run) for run in chosen.models()], 1):
-    say(f'[{number}/{len(named) or "-"}] {name}')
+  if not named and chosen.models:
+    named = [(run.name, lambda run=run: run) for run in chosen.models()]
+  for number, (name, loaded) in enumerate(named, 1):
+    say(f'[{number}/{len(named)}] {name}')
     try:
       run = loaded()
       if run.name in {made['model'] for made in result.models}:  # two folders of one name

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 
 import sink_jax as sj
-from sink_jax.analyses.hellaswag import hellaswag
+from sink_jax.analyses.importance import hellaswag
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from tests.analyses import lm_eval_stub
 from tests.analyses.small import model, small_run, tokens

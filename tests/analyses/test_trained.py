@@ -159,8 +159,6 @@ def test_prefix():
   found = analyse_run(run, experiment, data)['prefix']
   alpha = sj.importance(maps_of(run, run.probe_tokens))  # (N, S, H, T)
   assert found['length'] == 3
-  np.testing.assert_allclose(found['sequences'],
-                             100 * (alpha[:, :5, :, :8] > 0.3).mean((0, 2)), rtol=1e-6)
   places = [head[:8].argmax() for head in alpha.reshape(-1, 16) if head[:8].max() > 0.3]
   assert 0 < len(places) < alpha[..., 0].size
   assert found['strongest_in_prefix'] == pytest.approx(np.mean([k < 3 for k in places]))
@@ -171,7 +169,7 @@ def test_a_prefix_without_sinks():
   run, experiment, data = untrained(scale=0.0, attention__mask='Prefix(length=3)',
                                     probe__epsilon=0.6)
   found = analyse_run(run, experiment, data)['prefix']
-  assert found['strongest_in_prefix'] is None and not np.any(found['sequences'])
+  assert found['strongest_in_prefix'] is None
 
 
 def numpy_chain(params, first_token):
