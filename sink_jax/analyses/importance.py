@@ -21,7 +21,7 @@ from sink_jax.analyses.runner import Epsilon, Epsilons, analysis
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.inputs import KINDS
 from sink_jax.models.sizes import parameter_count
-from sink_jax.paper.numbers import comparable, same_bos, table_number
+from sink_jax.report.paper import comparable, same_bos, table_number
 from sink_jax.pretrained.hub import family_of, known_model
 
 Lengths = Annotated[tuple[int, ...], tyro.conf.arg(help='tokens of the inputs, such as 16,64,256.')]
