@@ -95,7 +95,7 @@ def test_help_names_the_options_and_light_commands_import_no_jax():
   start = lambda name: subprocess.Popen(
       [sys.executable, '-P', '-c', look, name, '--help'], text=True, stdout=subprocess.PIPE,
       stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(ROOT)))
-  wanted = {'sweep': '--dry_run', 'report': '--kind', 'export': '--as', 'evaluate': '--checkpoint',
+  wanted = {'sweep': '--dry_run', 'report': '--analyses', 'export': '--as', 'evaluate': '--checkpoint',
             'train': 'optimizer.learning_rate = 0.0004'}
   for word, code in (('--help', 0), ('', 2)):
     found, out, _ = run_here(word)
