@@ -13,7 +13,8 @@ from sink_jax.evaluate.sink_report import SinkReport
 
 
 @analysis('Figure 2 (top), Figures 11 to 14', partial(lines, x='block', y=('first', 'others'),
-                                                      panel=('model', 'kind'), log='y'))
+                                                      panel=('model', 'kind'), log='y',
+                                                      label=r'$\ell_2$ norm'))
 def norms(model: Model) -> list[Row]:
   """l2 norms of hidden states, keys and values: the first token and the mean of the others."""
   return of_report(model.report(model.inputs().tokens))

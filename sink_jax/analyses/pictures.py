@@ -21,21 +21,24 @@ Columns = tuple[str, ...]
 _WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$', 'epsilon': 'ε',
           'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
           'score': r'$q k^\top / \sqrt{d_h}$', 'map': 'attention', 'raw_map': 'raw weights',
-          'position': 'position t', 'tokens': 'tokens read', 'attention': 'attention on the first token'}
+          'position': 'position t', 'first': 'first token', 'others': 'mean of the others', 'tokens': 'tokens read', 'attention': 'attention on the first token'}
 
 
 def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel: Columns = ('model',), *,
-          log: str = '', error: str = '', style: str = 'o-', percent: bool = False) -> Figure:
+          log: str = '', error: str = '', style: str = 'o-', percent: bool = False, label: str = '') -> Figure:
   """Draws columns `y` against `x`, a line for each of them and of the values of `by`.
 
   log: the axes with a logarithmic scale, such as 'xy'. error: the column of the bars of y. percent: whether
-  the axis of y goes from 0 to 100. A number of the paper, 'paper_COLUMN', is a cross.
+  the axis of y goes from 0 to 100. label: of that axis, where `y` are several. A number of the paper,
+  'paper_COLUMN', is a cross.
   """
   figure, panels = _panels(rows, panel, 4.4, 3.8)
   names = (y,) if isinstance(y, str) else y
   for ax, (title, inside) in panels:
     for i, (column, (label, group)) in enumerate(itertools.product(names, _groups(inside, by).items())):
       points = sorted((row for row in group if row.get(column) is not None), key=lambda row: row[x])
+      if not points:
+        continue
       across, up = ([row[key] for row in points] for key in (x, column))
       words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', label]))
       # Where the colours begin again, the markers have moved on by one.
@@ -50,6 +53,8 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
         ax.plot(*zip(*paper), 'x', color=look['color'], markersize=9, markeredgewidth=2,
                 label=f'{words or "Sink_1"}: the paper')
     ax.set(xscale='log' if 'x' in log else 'linear', yscale='log' if 'y' in log else 'linear')
+    if 'x' not in log:
+      ax.xaxis.get_major_locator().set_params(integer=True)
     if percent:
       ax.set_ylim(-4, 104)
     if 'x' in log and len(ticks := sorted({row[x] for row in inside})) < 9 and ticks[-1] < 10_000:
@@ -60,8 +65,9 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
       ax.yaxis.set_minor_locator(NullLocator())
       ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.grid(alpha=0.25)
-    ax.legend(fontsize=8, frameon=False)
-    plots.label(ax, title, _word(x), _word(names[0]) if len(names) == 1 else '')
+    outside = dict(loc='upper left', bbox_to_anchor=(1, 1)) if len(ax.get_lines()) > 8 else {}
+    ax.legend(fontsize=8, frameon=False, **outside)
+    plots.label(ax, title, _word(x), label or _word(names[0]))
   return figure
 
 

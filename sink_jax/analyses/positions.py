@@ -22,7 +22,8 @@ from sink_jax.pretrained.hub import known_model
 Positions = Annotated[tuple[int, ...], tyro.conf.arg(help='positions, from 2, to take p_1 from.')]
 
 
-@analysis('Table 7', partial(lines, x='position', y=('sink_1', 'sink_t'), by=('change',), percent=True),
+@analysis('Table 7', partial(lines, x='position', y=('sink_1', 'sink_t'), by=('change',), percent=True,
+                            label='% of heads'),
           inputs='repeat')
 def positions(model: Model, *, positions: Positions = (5, 10, 15, 20, 25, 30),
               epsilon: Epsilon = EPSILON) -> list[Row]:
