@@ -148,7 +148,7 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
       claims=judged, verdicts=claims.VERDICTS, headline=HEADLINE,
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
-      beside=beside, rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
+      beside=beside, stored=(out / 'metrics.csv.gz').exists(), rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
       grafts=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
       coverage=paper.coverage(full, models), see=pictures | {
@@ -210,7 +210,7 @@ def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path 
   full['trial'] = full.trial.where(full.trial != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
   full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])
   groups, pictures, words = [], {}, []
-  for i, (_, of) in enumerate(full.groupby(full.content.fillna('')), 1):
+  for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False), 1):
     names = list(dict.fromkeys(of.trial))
     if of[['sink_1', 'valid_loss', 'train_loss']].notna().to_numpy().any():
       metrics = ['sink_1', 'valid_loss', 'train_loss', 'value_ratio']
