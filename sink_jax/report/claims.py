@@ -59,7 +59,7 @@ class Claim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """One of VERDICTS; n: seeds of the trial with fewest; measured, paper: the numbers, in words."""
+  """One of VERDICTS; n: seeds of the trial with fewest; measured, paper: means, with other n, in words."""
 
   verdict: str
   n: int
@@ -131,22 +131,24 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (parts, -1, NOT_REPRODUCED),
            (parts, None, NOT_TESTABLE), (needs, 0, OPEN), (parts, 0, OPEN), (parts, 1, REPRODUCED))
   verdict, deciding = next(((verdict, found) for of, decided, verdict in order if (
-      found := [part for part in of if part.decided == decided])), (NOT_TESTABLE, []))
+      found := [part for part in of if part.decided == decided])),
+      (NOT_TESTABLE, [Part(None, 0, 'the budget cannot express it')]))
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
   # Numbers of other published models are shown, and decide nothing.
+  n = min((part.n for part in parts), default=0)
   ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
-  for metric, trial in dict.fromkeys([*pairs, *((metric, model) for metric, _ in pairs for model in models)]):
+  others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
+  for metric, trial in dict.fromkeys([*pairs, *others]):
     if values := seeds_of(rows, metric, trial)[0]:
       mean = _text(metric, sum(values.values()) / len(values))
-      ours[metric].append(f'{trial} {mean} (n = {len(values)})')
+      ours[metric].append(f'{trial} {mean}' + f' (n = {len(values)})' * (len(values) != n))
     if number := paper.number(trial, metric):
       theirs[metric].append(f'{trial} {number}')
   measured, reported = ('; '.join(f'{_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
                         for of in (ours, theirs))
-  return Verdict(verdict, min((part.n for part in parts), default=0), '; '.join(dict.fromkeys(why)), measured,
-                 reported)
+  return Verdict(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
 
 
 def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
@@ -41,9 +42,10 @@ def _text(metric: str, value: float | list | None) -> str:
 
 
 def number(trial: str, metric: str) -> str:
-  """The first number that a table has of a trial; '' where there is none."""
+  """The first number that a table has of a trial, or of a published model; '' where there is none."""
+  metric = re.sub(r'kinds_(\w+)_sink_1', r'sink_1_\1', metric)  # as `open_models` names it
   return next((_text(metric, row['values'][metric]) for item in TABLES for row in item['rows']
-               if row['trial'] == trial and row['values'].get(metric) is not None), '')
+               if trial in (row['trial'], row['setting']) and row['values'].get(metric) is not None), '')
 
 
 def table_number(table: str, setting: str, metric: str) -> float | None:

@@ -86,7 +86,7 @@ def test_dead_and_other_invalid_runs_are_no_evidence():
   mixed = runs('sigmoid', (0, 0, 0, 0)) + [row | {'seed': 9, 'valid': 'dead', 'sink_1': 99.0}
                                            for row in bad[:1]]
   found = judged('sink_1: sigmoid < 5', good + mixed)
-  assert (found.verdict, found.n) == (REPRODUCED, 4)
+  assert (found.verdict, found.n, found.measured) == (REPRODUCED, 4, 'Sink_1: sigmoid 0.00')
   found = judged('sink_1: sigmoid < 5', good + mixed[:2] + mixed[4:])
   assert found.verdict == OPEN and found.n == 2 and '1 of 3 runs dead' in found.why
 
@@ -139,7 +139,7 @@ def test_windows_that_are_too_small_for_a_sink_prove_nothing():
 def test_a_sink_that_never_emerges_comes_last():
   rows = runs('default', (20, 20, 30), 'emergence_step') + runs('lr-1e-4', (math.inf,) * 3, 'emergence_step')
   assert judged('emergence_step: default < lr-1e-4', rows).verdict == REPRODUCED
-  assert 'lr-1e-4 100 ' in judged('emergence_step: default < lr-1e-4', rows).measured
+  assert judged('emergence_step: default < lr-1e-4', rows).measured.endswith('lr-1e-4 100')
 
 
 def test_one_measurement_of_a_published_model_decides(tmp_path):
@@ -154,6 +154,7 @@ def test_one_measurement_of_a_published_model_decides(tmp_path):
   both = pd.concat([pd.DataFrame(runs('default')), paper.open_models(tmp_path)])
   found = claims.judge(claims.parse('a | 3.3 | B. | kinds_repeat_sink_1: GPT2-XL > 10 | ')[0], both)
   assert found.verdict == REPRODUCED and 'Another 2' in found.measured  # shown, and no part of the verdict
+  assert found.paper == 'kinds repeat Sink_1: GPT2-XL 62.28'
   assert claims.judge(claims.parse('a | 3.3 | B. | kinds_random_sink_1: GPT2-XL, Mistral-7B > 10 | ')[0],
                       both).verdict == NOT_TESTABLE
   # Of the heads with a sink, 2 and 3: 0.5 - 0.25.
