@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -93,6 +94,7 @@ class Dataset:
     """What a person who trains on the data should know, a line each."""
     return []
 
+  @functools.cached_property
   def unigram_loss(self) -> float:
     """The least loss of a model that ignores its inputs, in nats: the entropy of validation targets."""
     batch = self.validation(_SAMPLED)['valid'][0]

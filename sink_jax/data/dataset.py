@@ -222,7 +222,7 @@ class CorpusDataset(Dataset):
         'vocab_size': self.vocab_size, 'context': training['context'], 'domains': domains(training),
         'training_rows': rows, 'unique_training_tokens': rows * self._row_length,
         'tokens_per_epoch': rows * (self._row_length - 1),  # predicted tokens
-        'validation_rows': self._packed['valid'].size('valid'), 'unigram_loss': self.unigram_loss()}
+        'validation_rows': self._packed['valid'].size('valid'), 'unigram_loss': self.unigram_loss}
     if valid is not training:
       summary |= {'valid_source': valid['source'], 'valid_content': valid['content'],
                   'valid_domains': domains(valid)}
@@ -284,7 +284,7 @@ class SyntheticDataset(Dataset):
   def summary(self) -> dict[str, Any]:
     return {'source': repr(self.task), 'content': repr(self.task), 'vocab_size': self.vocab_size,
             'context': self.task.length, 'validation_sequences': self.task.valid_sequences,
-            **self.task.facts(), **({'unigram_loss': self.unigram_loss()} if self.vocab_size else {})}
+            **self.task.facts(), **({'unigram_loss': self.unigram_loss} if self.vocab_size else {})}
 
   def _valid_batch(self, target_set: str | None, rows: np.ndarray) -> Batch:
     batch = self.task.batch('valid', 0, rows)
