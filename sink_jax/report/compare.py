@@ -62,17 +62,16 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
     scale = np.log if measure.ratio else np.asarray
     of_metric = []
     for trial, runs in table[table.trial != baseline].groupby('trial'):
-      pairs = values[[baseline, trial]].dropna() if trial in values else values.iloc[:0, :0]
-      differences = (scale(pairs[trial]) - scale(pairs[baseline])).tolist() if len(pairs) else []
+      pairs = values.reindex(columns=[baseline, trial]).dropna()
+      differences = (scale(pairs[trial]) - scale(pairs[baseline])).tolist()
       found = interval(differences)
       bad = runs.valid[runs.valid != ''].value_counts()
       of_metric.append({
           'trial': trial, 'metric': metric, 'n': found.n, 'difference': found.mean, 'low': found.low,
-          'high': found.high, 'p': found.p, 'ours': pairs[trial].mean() if found.n else math.nan,
-          'base': pairs[baseline].mean() if found.n else math.nan,
-          'star': known.sink_star[known.trial == trial].mean(), 'same': equal(differences, measure.margin),
-          'widest': max(map(abs, differences), default=math.inf),
-          'most': pairs[trial].max() if found.n else math.nan,
+          'high': found.high, 'p': found.p, 'ours': pairs[trial].mean(),
+          'base': pairs[baseline].mean(), 'star': known.sink_star[known.trial == trial].mean(),
+          'same': equal(differences, measure.margin),
+          'widest': max(map(abs, differences), default=math.inf), 'most': pairs[trial].max(),
           'invalid': ', '.join(f'{why} {n}' for why, n in bad.items())})
     adjusted = holm([row['p'] if row['n'] >= LEAST else math.nan for row in of_metric])
     rows += [row | {'p': p, 'verdict': _verdict(row, p, measure)} for row, p in zip(of_metric, adjusted)]

@@ -183,7 +183,7 @@ def forest(rows: pd.DataFrame, title: str, measures: Mapping[str, Measure]) -> F
   figure, axes = canvas(WIDTH, 1.3 + 0.215 * len(order), 1, len(measures))
   for ax, (metric, measure) in zip(axes[0], measures.items()):
     of = rows[rows.metric == metric].set_index('trial').reindex(order)
-    span = max(1.15 * of.difference.abs().max(), 1e-3)
+    span = max(1.15 * of.difference.abs().fillna(0).max(), 1e-3)
     for y, row in enumerate(of.itertuples()):
       if np.isfinite(row.difference):
         colour = _VERDICTS.get(row.verdict.split()[0], GREY)

@@ -1,6 +1,7 @@
 """Pages with pictures, made from the tables of runs: the paper's results, or any runs side by side."""
 # pandas does not say whether an expression is a table or a column.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -34,11 +35,7 @@ OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their
 _TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
 
 
-class Page(NamedTuple):
-  """Files that were written, and what the first screen says."""
-
-  files: list[Path]
-  summary: list[str]
+Page = tuple[list[Path], list[str]]  # files that were written, and what the first screen says
 
 
 def write(runs: Runs, out: Path, root: AnyPath | None = None, analyses: Sequence[Path] = (),
@@ -137,21 +134,21 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   for key, picture in drawn.items():
     figures.save(picture, out / f'{key}.png')
 
-  models, pictures = {}, {key: f'{key}.png' for key in drawn}
-  for path in analyses:
-    models[path.stem] = {row['model'] for row in json.loads(path.read_text()).get('rows', ())}
+  pictures = {key: f'{key}.png' for key in drawn}
+  rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
   files = [_render(
       out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], budget=budget,
       begun=full[~full.status.isin(['not run', 'not expressible'])],
       unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
                 .groupby('trial') if of.valid.ne('').all()],
-      claims=judged, verdicts=claims.VERDICTS, headline=HEADLINE,
+      claims=judged, headline=HEADLINE, stored=(out / 'metrics.csv.gz').exists(),
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
       beside=beside, rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
       grafts=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
-      coverage=paper.coverage(full, models), see=pictures | {
+      coverage=paper.coverage(full, {name: {row['model'] for row in of} for name, of in rows.items()}),
+      see=pictures | {
           item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
           for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
       made=full[full.code.notna()].groupby(['task', 'code', 'hardware'], dropna=False).agg(
@@ -159,7 +156,7 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   summary = re.findall(r'^\*\*What .*', files[0].read_text(), re.MULTILINE)
   if tasks:
     files.append(_render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
-  return Page([*files, *(out / name for name in pictures.values())], summary)
+  return [*files, *(out / name for name in pictures.values())], summary
 
 
 def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.DataFrame) -> Figure | None:
@@ -198,9 +195,9 @@ def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
   picture = figures.forest(
       rows, f'{title}: {acts} of {count} remedies lower Sink_1\n(difference from softmax by seed, 99 %)',
       {metric: compare.MEASURES[metric] for metric in ('sink_1', 'valid_loss')})
+  softmax = of[of.trial.eq('softmax') & of.valid.eq('')]
   return {'key': key, 'title': title, 'rows': rows, 'verdicts': verdicts, 'acts': acts, 'count': count,
-          'picture': picture, 'heads': of.heads.min(),
-          'softmax': of[of.trial.eq('softmax') & of.valid.eq('')],
+          'picture': picture, 'heads': of.heads.min(), 'softmax': softmax,
           'times': of.groupby('trial').step_ratio.mean() if 'step_ratio' in of else {}}
 
 
@@ -210,19 +207,18 @@ def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path 
   full['trial'] = full.trial.where(full.trial != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
   full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])
   groups, pictures, words = [], {}, []
-  for i, (_, of) in enumerate(full.groupby(full.content.fillna('')), 1):
+  for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False), 1):
     names = list(dict.fromkeys(of.trial))
     if of[['sink_1', 'valid_loss', 'train_loss']].notna().to_numpy().any():
-      metrics = ['sink_1', 'valid_loss', 'train_loss', 'value_ratio']
-      pictures[f'curves-{i}.png'] = figures.curves(runs, of, names, metrics)
+      pictures[f'curves-{i}.png'] = figures.curves(
+          runs, of, names, ['sink_1', 'valid_loss', 'train_loss', 'value_ratio'])
     maps, missing = _maps(of, root) if root else ({}, [])
     if maps:
       pictures[f'attention-{i}.png'] = figures.attention_maps(maps)
     settings = {trial: {(key, str(value)) for key, value in json.loads(text).items() if key != 'seed'}
                 for trial, text in zip(of.trial, of.settings) if isinstance(text, str)}
     shared = set.intersection(*settings.values()) if settings else set()
-    source = next((source for source in of.source if isinstance(source, str)), 'Unknown data')
-    title = re.sub(r'\(.*?\)', '', source)
+    title = re.sub(r'\(.*?\)', '', next(filter(pd.notna, of.source), 'Unknown data'))
     probed = of[of.valid.eq('') & of.sink_1.notna()].groupby('trial').sink_1.min()
     sinks = [trial for trial in names if probed.get(trial, -1) >= EMERGED]
     words.append(f'{title}: a sink stands on the first token in every valid seed of {len(sinks)} of '
@@ -240,7 +236,7 @@ def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path 
   words = words or ['There are no runs yet.']
   text = _render(out / 'report.md', 'runs.md', groups=groups, words=words, full=full, model=model)
   (out / 'index.html').write_text(to_html(text.read_text(), out))
-  return Page([out / 'index.html', text, *(out / name for name in pictures)], words)
+  return [out / 'index.html', text, *(out / name for name in pictures)], words
 
 
 def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bool]], list[str]]:

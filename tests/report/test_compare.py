@@ -1,0 +1,89 @@
+"""Trials against a baseline by seed: differences, intervals and verdicts."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from sink_jax.report.compare import MEASURES, against, written
+
+
+def table(trials, **columns):
+  """A table of runs: trials of {name: Sink_1 by seed}."""
+  rows = [{'trial': trial, 'seed': seed, 'content': 'data', 'steps': 100, 'valid': '', 'heads': 8.0,
+           'sink_1': value, 'sink_star': math.nan, 'valid_loss': 3.0 + seed / 100, 'value_ratio': 0.2,
+           'massive_norm': 3.0} for trial, values in trials.items() for seed, value in enumerate(values)]
+  return pd.DataFrame(rows).assign(**columns)
+
+
+def verdicts(found, metric='sink_1'):
+  of = found[found.metric == metric]
+  return dict(zip(of.trial, of.verdict))
+
+
+def test_differences_are_paired_by_seed():
+  softmax, gate = [23.5, 25.0, 30.0], [3.1, 0.0, 6.0]
+  # Another order of rows, and a seed that only one of them has.
+  found = against(table({'softmax': softmax, 'gate': [*gate, 90.0]}).sample(frac=1, random_state=0), 'softmax')
+  row = found[found.metric == 'sink_1'].iloc[0]
+  differences = np.subtract(gate, softmax)
+  low, high = stats.t.interval(0.99, 2, differences.mean(), stats.sem(differences))
+  np.testing.assert_allclose([row.difference, row.low, row.high], [differences.mean(), low, high])
+  assert row.n == 3 and row.p == pytest.approx(stats.ttest_rel(gate, softmax).pvalue)
+  assert written(row, MEASURES['sink_1']) == f'{differences.mean():+.1f} ({low:+.1f} to {high:+.1f}), n = 3'
+
+
+def test_ratios_are_compared_as_logarithms():
+  found = against(table({'softmax': [25.0] * 3, 'gate': [0.0] * 3}).assign(
+      value_ratio=[0.1, 0.2, 0.4, 0.2, 0.4, 0.8]), 'softmax')
+  row = found[found.metric == 'value_ratio'].iloc[0]
+  assert row.difference == pytest.approx(math.log(2)) and written(row, MEASURES['value_ratio']).startswith('2.00')
+
+
+def test_verdicts():
+  runs = table({'softmax': [23.5, 25.0, 25.0], 'gone': [0.0, 0.0, 1.0], 'key': [0.0, 1.0, 0.0],
+                'weaker': [10.0, 11.0, 12.0], 'same': [24.0, 25.0, 26.0], 'unlike': [0.0, 50.0, 20.0],
+                'few': [0.0, 0.0], 'dead': [0.0] * 3})
+  runs.loc[runs.trial == 'key', 'sink_star'] = 40.0
+  runs.loc[(runs.trial == 'dead') & (runs.seed > 0), 'valid'] = 'dead'
+  found = against(runs, 'softmax')
+  assert verdicts(found) == {
+      'gone': 'removed', 'key': 'moved to the extra key', 'weaker': 'lower', 'same': 'no difference in 3 seeds',
+      'unlike': 'open', 'few': 'open', 'dead': 'not testable'}
+  assert set(verdicts(found, 'valid_loss').values()) == {'no difference', 'open', 'not testable'}
+  assert found[found.trial == 'dead'].invalid.iloc[0] == 'dead 2'
+
+
+def test_softmax_without_a_sink_leaves_nothing_to_remove():
+  assert verdicts(against(table({'softmax': [0.0, 1.0, 0.0], 'gate': [0.0] * 3}), 'softmax')) == {
+      'gate': 'nothing to change'}
+
+
+def test_other_data_or_steps_make_no_pairs():
+  runs = table({'softmax': [25.0, 24.0, 23.0], 'gate': [0.0, 1.0, 0.0], 'long': [0.0, 1.0, 0.0]})
+  runs.loc[runs.trial == 'gate', 'content'] = 'other'
+  runs.loc[runs.trial == 'long', 'steps'] = 200
+  found = against(runs, 'softmax')
+  assert set(found.n) == {0} and set(found.verdict) == {'open'}
+  assert written(found.iloc[0], MEASURES['sink_1']) == '-'
+
+
+@pytest.mark.parametrize('scenario', ['one head', 'collapse', 'nothing', 'unstable softmax'])
+def test_unlike_seeds_seldom_give_a_wrong_verdict(scenario, pytestconfig):
+  """20 remedies that change nothing but in some seeds; a direction that is wrong, or is none, is an error."""
+  experiments, wrong = 1000 if pytestconfig.getoption('--full') else 20, 0
+  draw = np.random.default_rng(0)
+  for _ in range(experiments):
+    softmax = np.where(draw.random(3) < 0.1, 0.0, 50.0) if scenario == 'unstable softmax' else np.full(3, 50.0)
+    trials = {'softmax': softmax + draw.normal(0, 1, 3)}
+    for i in range(20):
+      of = np.full(3, 50.0) + draw.normal(0, 1, 3)
+      of -= {'one head': 25.0 * (draw.random(3) < 0.2), 'collapse': 50.0 * (draw.random(3) < 0.1)}.get(scenario, 0)
+      trials[f'remedy-{i}'] = of
+    right = {'lower', 'removed'} if scenario in ('one head', 'collapse') else (
+        {'higher'} if scenario == 'unstable softmax' else set())
+    found = set(verdicts(against(table(trials), 'softmax', {'sink_1': MEASURES['sink_1']})).values())
+    wrong += bool(found & ({'lower', 'removed', 'higher', 'no difference'} - right))
+  assert wrong <= 0.05 * experiments

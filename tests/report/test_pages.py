@@ -1,0 +1,224 @@
+"""Pages made of planted runs and of the stored ones: what they say, count, link and draw."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import matplotlib.colors
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+
+from sink_jax.cli.report import make_report
+from sink_jax.report import claims, figures, pages
+from sink_jax.report.runs import read_runs, table
+from tests.report.fake_runs import DEAD, write_run
+
+ROOT = Path(__file__).parents[2]
+BROWSER = os.environ.get('CHROMIUM') or next(filter(None, map(shutil.which, ('chromium', 'google-chrome'))), None)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+  """Pictures take seconds: here they are empty files."""
+  monkeypatch.setattr(figures, 'save', lambda figure, path: path.write_bytes(b'drawn'))
+
+
+@pytest.fixture
+def planted(tmp_path):
+  """Three seeds of softmax, dead ones of sigmoid, one that diverged, one half way, one seed of a V bias."""
+  folder = tmp_path / 'runs'
+  for seed, rate in enumerate((20.0, 25.0, 30.0)):
+    write_run(folder, seed=seed, sink_1=rate)
+    write_run(folder, 'sigmoid', seed, sink_1=0.0, last=DEAD)
+    write_run(folder, 'k-bias', seed, ('done', 'diverged', 'running')[seed], sink_1=0.0)
+  write_run(folder, 'v-bias', 0, sink_1=25.0)
+  return folder
+
+
+def links(text):
+  return [target for target in re.findall(r'\]\(([^)]+)\)', text) if '://' not in target]
+
+
+def check_links(page):
+  text = page.read_text()
+  anchors = {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
+             for heading in re.findall(r'^#+ (.*)', text, re.MULTILINE)}
+  for target in links(text):
+    path, _, anchor = target.partition('#')
+    assert anchor in anchors if anchor else (page.parent / path).exists(), target
+
+
+def test_nothing_run(tmp_path, undrawn):
+  (tmp_path / 'runs').mkdir()
+  files, summary = make_report(tmp_path / 'out', tmp_path / 'runs')
+  text = files[0].read_text()
+  assert summary == ['**What was run:** nothing yet. The tables have the paper\'s numbers only.']
+  assert text.count('not testable here') >= len(claims.CLAIMS) and 'not run' in text
+  with pytest.raises(ValueError, match='--runs'):
+    make_report(tmp_path / 'out', None)
+  with pytest.raises(ValueError, match='nowhere'):
+    make_report(tmp_path / 'out', None, ['nowhere'])
+
+
+def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn):
+  (files, (ran, reproduces, unsaid)) = make_report(tmp_path / 'out', planted)
+  assert '10 runs, 8 of them of 4 experiments' in ran and '1 to 3 seeds' in ran
+  assert 'softmax 25 % (n = 3)' in reproduces and 'sigmoid' not in reproduces.split('normalised')[-1].split(';')[0]
+  assert '5 of 10 runs are no evidence' in unsaid and '3 dead' in unsaid and '1 diverged' in unsaid
+  assert 'No run is valid of sigmoid.' in unsaid
+  text = files[0].read_text()
+  last = table(read_runs(planted))
+  judged = [claims.judge(claim, last) for claim in claims.CLAIMS]
+  for verdict, words in (('reproduced', f'{sum(v.verdict == "reproduced" for v in judged)} of {len(judged)} claims'),
+                         ('open', f'{sum(v.verdict == "open" for v in judged)} claims are open')):
+    assert words in reproduces + unsaid, verdict
+  assert '| softmax (default) | sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
+  assert '| sigmoid | sink\\_1 | 0.44\\* | - | -, 3 invalid |' in text
+  check_links(files[0])
+
+
+def test_mixed_data_are_not_compared(tmp_path, undrawn):
+  for seed in range(3):
+    write_run(tmp_path / 'runs', 'desk-softmax', seed, task='text')
+    write_run(tmp_path / 'runs', 'desk-k-bias', seed, task='text', content='other', sink_1=0.0)
+  files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
+  assert [path.name for path in files[:2]] == ['README.md', 'remedies.md']
+  assert '| k-bias | - | open |' in files[1].read_text()
+  check_links(files[1])
+
+
+def test_runs_that_are_no_evidence_are_crossed_out_and_in_no_mean(planted):
+  runs = read_runs(planted)
+  grey = lambda ax: [line for line in ax.get_lines() if line.get_color() == figures.GREY]
+  softmax, sigmoid, k_bias = figures.panels(
+      runs, table(runs), {'default': 'softmax', 'sigmoid': 'sigmoid', 'k-bias': 'bias'}, '').axes[:3]
+  assert not grey(softmax)
+  mean = max(softmax.get_lines(), key=lambda line: line.get_linewidth())
+  np.testing.assert_allclose(mean.get_ydata(), np.linspace(0, 25, 11))
+  assert sum(line.get_marker() == 'x' for line in grey(sigmoid)) == 3 and 'not testable' in sigmoid.get_title()
+  assert sum(line.get_marker() == 'x' for line in grey(k_bias)) == 2 and '2 crossed out' in k_bias.get_title()
+
+
+def test_names_in_the_scatter_cover_nothing():
+  draw = np.random.default_rng(0)
+  dots = pd.DataFrame({'trial': [f'trial-{i}' for i in range(30)], 'value': draw.uniform(10, 60, 30),
+                       'mean': draw.uniform(0, 2, 30), 'crossed': [True, *[False] * 29]})
+  figure = figures.scatter(dots, 'title')
+  figure.draw_without_rendering()
+  boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]  # without the lines to the dots
+  assert len(boxes) == 12
+  assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_other_runs_are_side_by_side(tmp_path):
+  for seed in range(2):
+    write_run(tmp_path / 'runs', 'soft', seed, task='', sink_1=20.0 + 10 * seed)
+    write_run(tmp_path / 'runs', 'sigmoid', seed, task='', sink_1=0.0, config={
+        'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'})
+  write_run(tmp_path / 'runs', 'other', task='', content='other', status='diverged')
+  (tmp_path / 'runs/damaged').mkdir()
+  (tmp_path / 'runs/damaged/config.json').write_text('{')
+  files, words = make_report(tmp_path / 'out', tmp_path / 'runs')
+  text, page = files[1].read_text(), files[0].read_text()
+  assert any('in every valid seed of 1 of 2 trials (soft)' in line for line in words)
+  assert '| soft | softmax | 2 of 2 | 25.0 (20.0 to 30.0) | - |' in text
+  assert '**soft**: A sink in 2 of 2 seeds: Sink\\_1 25.0 (20.0 to 30.0), n = 2 (in %)' in text
+  assert 'A sink in 0 of 2 seeds: Sink\\_1\\* 0.0' in text and '1 of 1 runs diverged' in text
+  assert 'unreadable' in text and 'No attention map of soft-seed-0' in text
+  assert '`attention.similarity = Sigmoid()`' in text and '`steps = 100`' in text.split('Shared:')[1]
+  check_links(files[1])
+  assert not re.search(r'(src|href)="(?!data:|#)', page) and page.count('<img') == page.count('data:image/png')
+  assert all(path.stat().st_size < 60_000 for path in files if path.suffix == '.png')
+
+
+def test_the_page_begins_with_a_measured_model(tmp_path, monkeypatch, undrawn):
+  monkeypatch.setattr(pages, 'model_page', lambda folder: '# The model\n\n![Norms](norms.png)\n')
+  (tmp_path / 'model').mkdir()
+  (tmp_path / 'model/norms.png').write_bytes(b'norms')
+  write_run(tmp_path / 'runs', task='')
+  files, _ = make_report(tmp_path / 'out', tmp_path / 'runs', evaluation=tmp_path / 'model', maps=False)
+  assert files[1].read_text().startswith('# The model') and (tmp_path / 'out/norms.png').read_bytes() == b'norms'
+
+
+@pytest.mark.skipif(not BROWSER, reason='no Chromium; CHROMIUM=PATH names one')
+def test_nothing_is_beyond_the_screen_of_a_phone(tmp_path):
+  write_run(tmp_path / 'runs', 'x' * 60, task='')
+  files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
+  probe = tmp_path / 'probe.html'  # a frame says how wide it is, since a window of a browser has a least width
+  page = files[0].read_text().replace('\\', '\\\\').replace('`', '\\`').replace('${', '\\${')
+  probe.write_text(f"""<title></title><body><script>const frame = document.createElement('iframe');
+    frame.style = 'border: 0; width: 390px'; frame.srcdoc = `{page}`.replace('<\\/script>', '');
+    frame.onload = () => document.title = frame.contentDocument.documentElement.scrollWidth;
+    document.body.append(frame);</script>""")
+  shown = subprocess.run([str(BROWSER), '--headless', '--no-sandbox', '--disable-gpu', '--virtual-time-budget=20000',
+                          f'--user-data-dir={tmp_path / "browser"}', '--dump-dom', probe.as_uri()],
+                         capture_output=True, text=True, timeout=120).stdout
+  assert 300 < int(re.findall('<title>(.*?)</title>', shown)[0]) <= 390
+
+
+def test_colours_of_lines_survive_the_palette(tmp_path):
+  write_run(tmp_path / 'runs', 'a')
+  write_run(tmp_path / 'runs', 'b', sink_1=50.0)
+  runs = read_runs(tmp_path / 'runs')
+  figures.save(figures.curves(runs, table(runs), ['a', 'b'], ['sink_1']), tmp_path / 'a.png')
+  pixels = np.asarray(figures.Image.open(tmp_path / 'a.png').convert('RGB')).reshape(-1, 3).astype(int)
+  for colour in figures.COLOURS[:2]:
+    wanted = np.round(255 * np.array(matplotlib.colors.to_rgb(colour)))
+    assert abs(pixels - wanted).max(1).min() <= 3
+
+
+@pytest.fixture(scope='module')
+def stored():
+  return table(read_runs(ROOT / 'results'))
+
+
+def test_the_committed_pages_are_made_of_the_stored_table(tmp_path, undrawn):
+  """So every number on them is one of the table."""
+  shutil.copytree(ROOT / 'results', tmp_path / 'results')
+  for page in ('README.md', 'remedies.md'):
+    (tmp_path / 'results' / page).unlink()
+  make_report(tmp_path / 'results', tmp_path / 'results', [tmp_path / 'results/open_models'])
+  for page in ('README.md', 'remedies.md'):
+    assert (tmp_path / 'results' / page).read_text() == (ROOT / 'results' / page).read_text()
+    check_links(ROOT / 'results' / page)
+  drawn = [ROOT / 'results' / target for target in links((ROOT / 'results/README.md').read_text()) if '.png' in target]
+  assert all(path.stat().st_size <= 60_000 for path in drawn if path.parent == ROOT / 'results')
+  assert sum(path.stat().st_size for path in (ROOT / 'results').glob('*.csv.gz')) <= 2_000_000
+
+
+def test_the_first_sentences_are_recomputed(stored):
+  """With other code than the pages'."""
+  ran, reproduces, unsaid = re.findall(r'^\*\*What .*', (ROOT / 'results/README.md').read_text(), re.MULTILINE)
+  begun = stored[~stored.status.isin(['not run', 'not expressible'])]
+  mine = stored[(stored.task == 'paper') & (stored.status == 'done')]
+  assert re.findall(r'[\d,]+ runs|\d+ of them of \d+', ran) == [
+      f'{len(begun):,} runs', f'{len(mine)} of them of {len(set(mine.trial))}']
+  for trial, name in pages.HEADLINE.items():
+    values = [row.sink_1 for row in mine.itertuples() if row.trial == trial and not row.valid]
+    assert f' {name} {np.mean(values):.0f} %' in reproduces
+  dead = [row for row in begun.itertuples() if row.valid == 'dead']
+  assert f'{len(dead)} dead' in unsaid and f'{sum(begun.valid != "")} of {len(begun):,} runs' in unsaid
+
+
+def test_numbers_in_the_prose_about_results_are_recomputed(stored):
+  """Each number of docs/results.md stands here, next to how it is computed."""
+  text = ' '.join((ROOT / 'docs/results.md').read_text().split())
+  good = stored[stored.valid == '']
+  of = lambda task, trial: good[(good.task == task) & (good.trial == trial)]
+  sinks = lambda task, trial: (of(task, trial).sink_1 >= 10).sum()
+  expected = [
+      f'softmax {of("paper", "default").sink_1.mean():.0f} %, n = {len(of("paper", "default"))}',
+      f'K bias {of("paper", "k-bias").sink_1.mean():.0f} % with {of("paper", "k-bias").sink_star.mean():.0f} % on the bias',
+      f'{sinks("quickstart", "text-softmax")} of {len(of("quickstart", "text-softmax"))} seeds with softmax',
+      f'{sinks("quickstart", "text-sigmoid")} of {len(of("quickstart", "text-sigmoid"))} with sigmoid without normalisation',
+      f'{(stored.valid == "dead").sum()} runs are dead']
+  for words in expected:
+    assert words in text
+  rest = text
+  for words in expected:
+    rest = rest.replace(words, '')
+  assert not re.search(r'\d+ ?%|\d+ of \d+|n = \d', rest)
