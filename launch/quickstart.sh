@@ -42,6 +42,5 @@ fi
 status=0
 "$RUN_PYTHON" -P -m sink_jax sweep --config="$config" --workdir="$out/runs" || status=$?
 if ((status > 1)); then exit "$status"; fi # stopped; a failed trial is part of the report
-"$RUN_PYTHON" -P -m sink_jax report --runs="$out/runs" --out="$out" \
-  ${first[@]+"${first[@]}"}
+"$RUN_PYTHON" -P -m sink_jax report --runs="$out/runs" --out="$out" ${first[@]+"${first[@]}"}
 exit "$status"

@@ -118,7 +118,10 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   drawn = {f'remedies-{task["key"]}': task['picture'] for task in tasks}
   probed = set(shown.trial[shown.sink_1.notna()])
   if trials := {trial: name for trial, name in HEADLINE.items() if trial in probed}:
-    drawn['dynamics'] = figures.panels(runs, shown, trials, 'Sink_1 while models train')
+    rates = shown[shown.valid == ''].groupby('trial').sink_1.mean()
+    sinks = ' and '.join(name for trial, name in trials.items() if rates.get(trial, 0) >= EMERGED)
+    title = f'A sink emerges with {sinks}' if sinks else 'No sink emerges'
+    drawn['dynamics'] = figures.panels(runs, shown, trials, title)
   if len(dots):
     means = shown.groupby('trial').sink_1.mean()
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
