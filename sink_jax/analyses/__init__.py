@@ -1,6 +1,5 @@
-"""One file per analysis of models that the paper carries out beyond the probe.
+"""Analyses of models, one decorated function each (Section 3 and Appendix B; StreamingLLM).
 
-A module measures one model and draws several; `registry` lists them with their options, and
-`runner` carries them out. Reports of their results belong to `paper`. The files lm_eval_* hand
-a model to lm-evaluation-harness, which is an optional package.
+`runner` registers and carries them out; `trained` is what a sweep measures of its own runs; `lm_eval`
+registers the models with lm-evaluation-harness, an optional package.
 """

@@ -1,85 +1,96 @@
-"""Attention maps of single heads (Figures 25 and 26, of Jamba)."""
+"""Maps over queries and keys of single heads: attention, angles and norms.
+
+Why queries attend to the first token (Section 3.1): a score is the cosine of query and key times the product of
+their norms, over sqrt(Dh). In a head with a sink the norm product with the first key is small and the cosine is
+large. Queries and keys are those that enter the scores, after QK norm, rotation and feature map.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sink_jax.analyses.angles import choose_heads
-from sink_jax.analyses.blocks import check_layers_and_heads
-from sink_jax.analyses.interface import PictureFile, Result, model_name
-from sink_jax.analyses.options import Options
-from sink_jax.evaluate import plots
-from sink_jax.evaluate.inputs import Inputs
-from sink_jax.evaluate.plots import HeadMaps, head_maps
+from sink_jax.analyses.models import Model
+from sink_jax.analyses.pictures import Row, heat_maps
+from sink_jax.analyses.runner import Heads, analysis, chosen_heads
+from sink_jax.evaluate.activations import query_key_angles
+from sink_jax.evaluate.plots import head_maps
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
-_DIGITS = 4  # decimals of a map in a result
-_PANELS = 12  # heads of a model in one picture, at most
-_COLUMNS = 4
+NAMES = ('cosine', 'norm_product', 'score')
+_LENGTH = 128  # tokens of a map of angles
+_DIGITS = 4  # decimals of a map's numbers in a file
 
 
-def measure(run: Run, inputs: Inputs, options: Options) -> Result:
-  """Measures attention maps (T, T) of some heads of one model, of at most 64 tokens.
+@analysis('Figures 25, 26', partial(heat_maps, columns=('map', 'raw_map'), title='{averaged}'), sequences=10)
+def maps(model: Model, *, heads: Heads = ()) -> list[Row]:
+  """Attention maps of four heads, means over sequences; --sequences=1 shows one.
 
-  `angles.choose_heads` chooses them: the two strongest and the two weakest by default, others by
-  options.layers and options.heads. The activations are float32.
-
-  Returns:
-    heads: a list of {layer, head, importance, map, raw_map}. Layer and head count from 0; the
-    importance is that of the first token. The rows of map, a mean over sequences, sum to one.
-    Where attention itself has other rows, raw_map holds the weights that multiply the values.
-
-  Raises:
-    ValueError: a block without attention, a head that there is not, or more than 12 heads.
+  A map has at most 64 tokens, in float32. Its rows sum to one; where attention itself has other rows,
+  raw_map holds the weights that multiply the values.
   """
-  check_layers_and_heads(run.config, options.layers, options.heads)
-  layers = list(run.config.attention_layers)
-  blocks = None if options.layers is None else [layers.index(i) for i in options.layers]
-  maps = head_maps(run, inputs.tokens)
-  chosen = choose_heads(maps.importance, blocks, options.heads)
-  if len(chosen) > _PANELS:
-    raise ValueError(f'--layers and --heads: these are {len(chosen)} heads, and one picture holds '
-                     f'{_PANELS}; name fewer.')
-  return {'model': run.name, 'inputs': inputs.description, 'sequences': maps.sequences,
-          'length': maps.raw.shape[-1],
-          'heads': [_head(maps, n, layers[n], head) for n, head in chosen]}
+  found = head_maps(model.run, model.inputs().tokens)
+  chosen = chosen_heads(model, found.importance, heads)
+  rounded = lambda map_TxT: np.round(map_TxT, _DIGITS).tolist()
+  return [{'block': model.blocks[n], 'head': h + 1, 'importance': float(found.importance[n, h]),
+           'averaged': averaged(found.sequences), 'map': rounded(found.normalized[n, h]),
+           **({'raw_map': rounded(found.raw[n, h])} if found.proxy else {})} for n, h in chosen]
 
 
-def draw(results: list[Result], path: PictureFile) -> None:
-  """Draws a panel per head, queries down and keys across, up to four in a row (PNG).
+def averaged(sequences: int) -> str:
+  """What maps of sequences are, in words."""
+  return 'one sequence' if sequences == 1 else f'mean of {sequences} sequences'
 
-  Each model begins a new row, and so do its raw maps.
+
+@analysis('Figure 2 (bottom), Figures 15 to 18', partial(heat_maps, columns=NAMES, title='{averaged}'))
+def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
+  """Angles between queries and keys: cosines, norm products and scores.
+
+  A row for each head: means of key 1 and of the other keys over sequences and queries. Four heads, or
+  those of --heads, have maps over queries and keys as well, means over sequences; --sequences=1 shows
+  one. Only the score has the factor 1/sqrt(Dh), as in the paper.
   """
-  columns = min(_COLUMNS, max(len(result['heads']) for result in results))
-  rows = [(result, key, result['heads'][i:i + columns]) for result in results
-          for key in ('map', 'raw_map') if key in result['heads'][0]
-          for i in range(0, len(result['heads']), columns)]
-  figure, axes = plots.canvas(1.0 + 3.9 * columns, 4.1 * len(rows), len(rows), columns)
-  for line, (result, key, heads) in zip(axes, rows):
-    proxy = 'raw_map' in result['heads'][0]
-    kind = 'raw weights' if key == 'raw_map' else 'rows made to sum to 1' if proxy else 'attention'
-    for ax, head in zip(line, heads):
-      plots.attention_panel(ax, head[key], f'{model_name(result)}: block {head["layer"] + 1}, '
-                            f'head {head["head"] + 1}\nimportance of the first token '
-                            f'{head["importance"]:.2f}', kind)
-    for ax in line[len(heads):]:
-      ax.set_axis_off()
-  plots.save(figure, path)
+  tokens_SxT = model.inputs().tokens
+  run = dataclasses.replace(model.run, config=dataclasses.replace(
+      model.run.config, dtype=model.options.dtype))
+  size, means = model.options.at_a_time(tokens_SxT.shape[1]), {}
+  for i in range(0, len(tokens_SxT), size):
+    layers: Any = run.record(tokens_SxT[i:i + size], RecordOptions(angles=query_key_angles)).layers
+    for name, x_NxBxH in (layers.angles | {'importance': layers.importance.normalized[..., 0]}).items():
+      means[name] = means.get(name, 0) + np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens_SxT)
+  chosen = chosen_heads(model, means['importance'], heads)
+  maps = dict(zip(chosen, pair_maps(run, tokens_SxT, chosen)))
+  return [{'block': model.blocks[n], 'head': h + 1,
+           **{name: float(x[n, h]) for name, x in means.items()},
+           **({'averaged': averaged(len(tokens_SxT)), **{
+               name: np.round(x, _DIGITS).tolist() for name, x in maps[n, h].items()}}
+              if (n, h) in maps else {})}
+          for n, h in np.ndindex(*means['importance'].shape)]
 
 
-def rows(results: list[Result]) -> list[list[str]]:
-  """Tabulates the importance of the first token in every head that is drawn."""
-  return [['model', 'block', 'head', 'importance'],
-          *([model_name(result), str(head['layer'] + 1), str(head['head'] + 1),
-             f'{head["importance"]:.3f}'] for result in results for head in result['heads'])]
+def pair_maps(run: Run, tokens_SxT: np.ndarray, heads: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
+  """Maps (T, T) over queries and keys of heads (n, h) by name, zero where the key comes later.
 
-
-def _head(maps: HeadMaps, n: int, layer: int, head: int) -> dict[str, Any]:
-  """The entry of one head in a result; n counts the blocks with attention, layer all blocks."""
-  entry = {'layer': layer, 'head': head, 'importance': float(maps.importance[n, head]),
-           'map': np.round(maps.normalized[n, head], _DIGITS).tolist()}
-  if maps.proxy:
-    entry['raw_map'] = np.round(maps.raw[n, head], _DIGITS).tolist()
-  return entry
+  Means over sequences, of the first 128 tokens of each.
+  """
+  tokens_SxT = tokens_SxT[:, :_LENGTH]
+  dims, length = run.config.dims, tokens_SxT.shape[1]
+  maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]
+  for row in tokens_SxT[:, None]:  # one at a time, for the memory of the queries of all heads
+    layers: Any = run.record(row, RecordOptions(queries_keys=True)).layers
+    for found, (n, h) in zip(maps, heads):
+      q_BxTxDh = np.asarray(layers.queries_BxTxHxDh[n, :, :, h], np.float64)
+      # `heads // kv_heads` query heads in a row share one key head.
+      k_BxTxDh = np.asarray(layers.keys_BxTxHkvxDh[n, :, :, h // (dims.heads // dims.kv_heads)], np.float64)
+      product = np.linalg.norm(q_BxTxDh, axis=-1)[:, :, None] * np.linalg.norm(k_BxTxDh, axis=-1)[:, None]
+      dot = q_BxTxDh @ k_BxTxDh.swapaxes(1, 2)
+      for name, x_BxTxT in (('cosine', dot / np.maximum(product, np.finfo(np.float32).tiny)),
+                            ('norm_product', product), ('score', dot / math.sqrt(q_BxTxDh.shape[-1]))):
+        found[name] += np.tril(x_BxTxT).sum(0) / len(tokens_SxT)
+  return maps

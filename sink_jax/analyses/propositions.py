@@ -1,112 +1,172 @@
-"""What Propositions 1 to 4 derive of attention on one token repeated (Appendix B.1).
+"""Propositions 1 to 4 (Appendix B.1): attention on one token repeated, and its closed forms.
 
-Without position embeddings every position has the same queries and keys, so attention is 1/t
-(NoPE), a softmax of the bias alone (relative, ALiBi), or for rotary positions at most
-e^(2 xi) / (e^(2 xi) + t - 1). Under a window, t is the number of keys that a query attends to.
+Hidden states of all positions are then equal. Attention is 1/t without positions, a softmax of the bias
+alone with a relative bias or ALiBi, and at most e^(2 xi) / (e^(2 xi) + t - 1) with rotary positions; under
+a window, t is the number of keys that a query attends to. The importance that the forms give the first
+token says if a sink follows: the premise of Proposition 2 does not hold for the relative bias of Eq. 6.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from typing import Any
+
+import jax
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from sink_jax.analyses.models import Model
+from sink_jax.analyses.pictures import Row, lines
+from sink_jax.analyses.runner import Epsilon, analysis
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.per_token import Fixed, Identity
-from sink_jax.attention.position import Alibi, Nope, Position, Relative, Rope
+from sink_jax.attention.position import Alibi, Nope, Relative, Rope
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.evaluate import EPSILON
+from sink_jax.evaluate.sinks import importance
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.record import RecordOptions
+from sink_jax.models.run import Run
+from sink_jax.models.transformer import init_params
 
-_PROPOSITIONS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}
+# Of hidden states relative, of weights absolute: above rounding, and far below what different tokens do.
+TOLERANCE = 1e-3
+_NUMBERS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}  # scaled rotations count as rotary
+
+
+def _models() -> list[Run]:
+  """A small model of random parameters for each proposition, and Proposition 2 with the negative of Eq. 6."""
+  runs = []
+  for position in (Nope(), Relative(), Relative(decreasing=True), Alibi(), Rope()):
+    config = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, ffn_hidden=32, vocab_size=32,
+                         attention=AttentionSpec(position=position), dtype='float32')
+    given = [f'{field.name}={value}' for field in dataclasses.fields(position)
+             if (value := getattr(position, field.name)) != field.default]
+    runs.append(Run(config, init_params(config, 0), f'{type(position).__name__}({", ".join(given)})'))
+  return runs
+
+
+def _draw(rows: list[Row]) -> Figure:
+  """Weights of the last query by key, of the first and the last head of each model."""
+  shown = [row for i, row in enumerate(rows) if not i or rows[i - 1]['model'] != row['model']
+           or i + 1 == len(rows) or rows[i + 1]['model'] != row['model']]
+  return lines([row | {'key': k, 'measured': weight, 'by the form': closed} for row in shown
+                for k, (weight, closed) in enumerate(zip(row['weights'], row['closed_weights']), 1)
+                if min(weight, closed) > 1e-4],
+               'key', ('measured', 'by the form'), ('block', 'head'), ('model', 'proposition'), log='y', style='o',
+               label='weight of the last query')
+
+
+@analysis('Propositions 1 to 4', _draw, models=_models, inputs='repeat', sequences=2)
+def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Attention on one token repeated, and what the propositions derive; without a model, small random ones.
+
+  A row for each head: `hidden_difference`, the largest |h_t - h_1| / |h_1|; `difference`, the largest
+  |A - closed form|, or A - bound; `importance` of the first token and `closed_importance` by the form
+  or bound; whether the proposition `holds`, and the `premise` that the bias does not increase with the
+  distance; `sink`: whether a sink of the first token follows. float32, one sequence at a time.
+
+  Raises:
+    ValueError: no proposition applies, or the inputs hold different tokens.
+  """
+  run, number, tokens_SxT = model.run, proposition_number(model.run.config), model.inputs().tokens
+  if (tokens_SxT != tokens_SxT[:, :1]).any():
+    raise ValueError('--inputs: the propositions are about one token repeated: use --inputs=repeat, --bos=none.')
+  length, position = tokens_SxT.shape[1], run.config.attention.position
+  # bfloat16, the kernels and the matrix units of accelerators round more than equality allows.
+  run = dataclasses.replace(run, config=dataclasses.replace(
+      run.config, dtype='float32', implementation='chunked'))
+  with jax.default_matmul_precision('highest'):
+    found = [compared(run.config, run.record(row, RecordOptions(maps=True, hidden=True, queries_keys=True)).layers)
+             for row in tokens_SxT[:, None]]
+  hidden = max(float(one['hidden_difference']) for one in found)
+  difference_NxH = np.max([one['difference'] for one in found], 0)
+  alpha_NxH, closed_NxH = (np.mean([one[name] for one in found], 0) for name in ('importance', 'closed'))
+  bias = position.distance_bias(np.arange(length)) if position.has_bias else np.zeros(length)
+  return [{
+      'proposition': number, 'form': 'bound' if isinstance(position, Rope) else 'exact', 'block': n + 1,
+      'head': h + 1, 'hidden_difference': hidden, 'difference': float(difference_NxH[n, h]),
+      'holds': bool(max(hidden, difference_NxH[n, h]) < TOLERANCE),
+      'premise': bool((np.diff(np.asarray(bias)) <= 0).all()), 'importance': float(alpha_NxH[n, h]),
+      'closed_importance': float(closed_NxH[n, h]),
+      'sink': 'no' if closed_NxH[n, h] <= epsilon else 'open' if isinstance(position, Rope) else 'yes',
+      'weights': found[0]['weights'][n, h].tolist(), 'closed_weights': found[0]['closed_weights'][n, h].tolist(),
+  } for n, h in np.ndindex(*alpha_NxH.shape)]
 
 
 def proposition_number(config: ModelConfig) -> int:
-  """Returns the number of the proposition that applies to this model, 1 to 4.
-
-  Raises:
-    ValueError: none applies; gives the reasons.
-  """
+  """The proposition that applies to this model, 1 to 4; a ValueError gives the reasons if none does."""
   spec = config.attention
-  # By isinstance, so that rotations with scaled frequencies (Llama3Rope, YarnRope) count as rotary:
-  # the bound needs nothing but the norms of queries and keys.
-  number = next((n for kind, n in _PROPOSITIONS.items() if isinstance(spec.position, kind)), None)
-  # Appendix B.1 goes from block to block: equal hidden states give equal values, and a mean of
-  # equal values is the same at every position. Each of these breaks that step or the form of the
-  # scores.
+  number = next((n for kind, n in _NUMBERS.items() if isinstance(spec.position, kind)), None)
+  # Appendix B.1 goes from block to block: equal hidden states give equal values, and a mean of equal values
+  # is the same at every position. Each of these breaks that step, or the form of the scores.
   reasons = {
       f'{spec.position} gives every position its own embedding': number is None,
       f'{spec.similarity} with {spec.normalizer} is not softmax':
           not (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one),
       f'{spec.feature_map} changes queries and keys': not isinstance(spec.feature_map, Identity),
-      'an extra key or a learned sink token takes its part of every row':
+      'an extra key or a learned sink token has a part of every row':
           bool(config.sink_tokens) or spec.kv_bias.has_extra_key,
-      f'{spec.temperature} multiplies the queries whose norms the bound of rotary positions has':
+      f'{spec.temperature} multiplies the queries':
           isinstance(spec.position, Rope) and not isinstance(spec.temperature, Fixed),
-      'blocks have encodings of positions of their own':
-          any(layer.position is not None for layer in config.pattern),
-      'blocks with a Mamba mixer remember how many tokens came before':
-          len(config.attention_layers) < config.layers}
+      'blocks have position encodings of their own': any(layer.position is not None for layer in config.pattern),
+      'Mamba blocks remember how many tokens came before': len(config.attention_layers) < config.layers}
   reason = '; '.join(text for text, applies in reasons.items() if applies)
   if number is None or reason:
-    raise ValueError(f'Propositions 1 to 4 do not apply to this model: {reason}. Use a softmax '
-                     'model with NoPE, a relative bias, ALiBi or rotary positions.')
+    raise ValueError(f'Propositions 1 to 4 do not apply to this model: {reason}.')
   return number
 
 
+def compared(config: ModelConfig, layers: Any) -> dict[str, Any]:
+  """Differences, importances (N, H) and weights of the last query (N, H, T) of the record of one sequence."""
+  maps_NxHxTxT = np.asarray(layers.maps_BxHxTxT, np.float64)[:, 0]
+  hidden_NxTxD = np.asarray(layers.hidden_BxTxD, np.float64)[:, 0]
+  gap = np.linalg.norm(hidden_NxTxD - hidden_NxTxD[:, :1], axis=-1)
+  length, closed = maps_NxHxTxT.shape[-1], []
+  bounded = isinstance(config.attention.position, Rope)
+  for n in range(config.layers):  # each block may have a mask of its own
+    spec = config.attention_of(config.pattern[n % len(config.pattern)])
+    closed.append(rotary_bound(_largest_score(layers, n), spec.mask, length) if bounded
+                  else closed_form(spec, config.heads, length))
+  closed_NxHxTxT = np.stack(closed)
+  difference = maps_NxHxTxT - closed_NxHxTxT
+  return {'hidden_difference': (gap / np.linalg.norm(hidden_NxTxD[:, :1], axis=-1)).max(),
+          # Below a bound a weight may lie as far as it will.
+          'difference': (difference if bounded else np.abs(difference)).max((-1, -2)),
+          'importance': importance(maps_NxHxTxT)[..., 0],
+          'closed': importance(closed_NxHxTxT, raw=True)[..., 0],  # rows of a bound may exceed one
+          'weights': maps_NxHxTxT[..., -1, :], 'closed_weights': closed_NxHxTxT[..., -1, :]}
+
+
 def closed_form(spec: AttentionSpec, heads: int, length: int) -> np.ndarray:
-  """Computes the weights (H, T, T), float64, of equal scores: the softmax of the bias alone.
-
-  They are 1/t without a bias (Eq. 18), and Eq. 20 and Eq. 22 with one. Rotary positions have no
-  closed form, since their scores are not equal; see `rotary_bound`.
-
-  Args:
-    spec: its mask and its positions count.
-    heads: H.
-    length: T.
-  """
-  keep, distance = _kept_and_distance(spec.mask, length)
-  g_HxTxT = np.zeros((heads, length, length))
+  """Weights (H, T, T) of equal scores, the softmax of the bias alone: 1/t (Eq. 18), Eq. 20 and Eq. 22."""
+  i, j = np.arange(length)[:, None], np.arange(length)[None, :]
+  keep, scores_HxTxT = np.asarray(spec.mask.keep(i, j)), np.zeros((heads, length, length))
   if spec.position.has_bias:
     slopes_H = np.asarray(spec.position.slopes(heads), np.float64)
-    g_HxTxT = slopes_H[:, None, None] * np.asarray(
-        spec.position.distance_bias(distance), np.float64)
-  # The softmax, with its largest score subtracted; a query without keys has a row of zeros.
-  largest = np.where(keep, g_HxTxT, -np.inf).max(-1, keepdims=True)
-  # The inner `where` keeps the scores of masked keys, which may be above the largest of the others,
-  # out of the exponential.
-  weights = np.where(keep, np.exp(np.where(keep, g_HxTxT - largest, 0)), 0)
-  # The largest score adds exp(0) = 1, so only the sum of a query without keys is below one.
-  return weights / np.maximum(weights.sum(-1, keepdims=True), 1)
+    scores_HxTxT = slopes_H[:, None, None] * np.asarray(spec.position.distance_bias(i - j), np.float64)
+  scores_HxTxT = np.where(keep, scores_HxTxT, -np.inf)
+  weights = np.exp(scores_HxTxT - scores_HxTxT.max(-1, keepdims=True))
+  return weights / weights.sum(-1, keepdims=True)
 
 
 def rotary_bound(xi: ArrayLike, mask: Mask, length: int) -> np.ndarray:
-  """Computes the bound of Eq. 28 on the weights (H, T, T), float64, zero where the mask is.
+  """The bound of Eq. 28 on weights (H, T, T), zero where the mask is.
 
-  Args:
-    xi: |q||k| / sqrt(Dh) of the heads (H,). The paper leaves the scale 1/sqrt(Dh) out.
-    mask: which keys a query attends to.
-    length: T.
+  xi: |q||k| / sqrt(Dh) of the heads (H,); the paper leaves the scale out. All scores lie in [-xi, xi].
   """
-  keep, _ = _kept_and_distance(mask, length)
-  # The t - 1 of Eq. 28: keys that the query sees beside the one that the weight is of.
-  others = keep.sum(-1, keepdims=True) - 1
-  # All scores lie in [-xi, xi], so a weight is largest where its score is xi and the others are
-  # -xi. The fraction of Eq. 28 is divided by e^(2 xi), which could overflow.
-  xi = np.asarray(xi, np.float64)[:, None, None]
-  return np.where(keep, 1 / (1 + others * np.exp(-2 * xi)), 0)
+  keep = np.asarray(mask.keep(np.arange(length)[:, None], np.arange(length)[None, :]))
+  others = keep.sum(-1, keepdims=True) - 1  # the t - 1 of Eq. 28
+  # Divided by e^(2 xi), which could overflow.
+  return np.where(keep, 1 / (1 + others * np.exp(-2 * np.asarray(xi, np.float64)[:, None, None])), 0)
 
 
-def bias_of_distances(position: Position, length: int) -> np.ndarray:
-  """Returns the bias (T,) of the distances 0..T-1, before the slope of a head; zeros without one.
-
-  Proposition 2 assumes that it does not increase; the bucket numbers of Eq. 6 do.
-  """
-  if not position.has_bias:
-    return np.zeros(length)
-  return np.asarray(position.distance_bias(np.arange(length)), np.float64)
-
-
-def _kept_and_distance(mask: Mask, length: int) -> tuple[np.ndarray, np.ndarray]:
-  """Which keys each query attends to (T, T), and how far they are before it (T, T)."""
-  i, j = np.arange(length)[:, None], np.arange(length)[None, :]
-  return np.asarray(mask.keep(i, j)), i - j
+def _largest_score(layers: Any, n: int) -> np.ndarray:
+  """xi (H,) of a block, of the largest norms of all positions, which differ by rounding."""
+  queries_H, keys_Hkv = (np.linalg.norm(np.asarray(x[n, 0], np.float64), axis=-1).max(0)
+                         for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh))
+  return (queries_H * np.repeat(keys_Hkv, len(queries_H) // len(keys_Hkv))
+          / math.sqrt(layers.queries_BxTxHxDh.shape[-1]))

@@ -1,244 +1,208 @@
-"""Carries out an analysis of models, one model at a time."""
+"""Registers analyses, and carries one out on a model or several.
+
+An analysis is a function of a `Model` and of its options, which returns rows: flat dicts of numbers and
+words, ready for JSON. Blocks and heads count from 1. The runner adds the name of the model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import math
 import os
+import pkgutil
 import re
-from collections.abc import Callable, Collection, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+import tyro
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from sink_jax.analyses import loaded_models
-from sink_jax.analyses.interface import AnalysisResult, PictureFile, Result
-from sink_jax.analyses.loaded_models import LoadedModel
-from sink_jax.analyses.options import Options
-from sink_jax.analyses.registry import Analysis, find
+from sink_jax.analyses.models import InputOptions, Model
+from sink_jax.analyses.pictures import Row
+from sink_jax.arguments import check_known
+from sink_jax.evaluate import plots
 from sink_jax.evaluate.activations import not_finite
 from sink_jax.evaluate.inputs import Inputs, stored
+from sink_jax.io.terminal import text_table
 from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.run import Run
-from sink_jax.train.checkpoint import CheckpointError
 
-# A JaxRuntimeError is how a device says that its memory is full.
-_FAILURES = (ValueError, CheckpointError, OSError, jax.errors.JaxRuntimeError)
-_MESSAGE = 500  # characters
-
-
-class Failure(TypedDict):
-  """A model that could not be measured, as NAME.json lists it."""
-
-  model: str
-  error: str
+# Options of several analyses.
+Epsilon = Annotated[float, tyro.conf.arg(help='threshold of the sink rate.')]
+Epsilons = Annotated[tuple[float, ...], tyro.conf.arg(help='thresholds of the sink rate, such as 0.2,0.3.')]
+Heads = Annotated[tuple[str, ...], tyro.conf.arg(
+    help='BLOCK.HEAD, from 1, such as 5.1,10.3; by default two with the strongest sinks and two with the '
+         'weakest.')]
+_LINES = 40  # of a table in a terminal
 
 
-def measure_all(analysis: Analysis, models: Sequence[tuple[str, Callable[[], LoadedModel]]],
-                options: Options, write: Callable[[list[Result], list[Failure]], None] | None = None
-                ) -> tuple[list[Result], list[Failure]]:
-  """Measures models one after the other; a model that fails does not stop the rest.
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+  """An analysis: its function, the figure of the paper, how its rows are drawn, and defaults of its inputs.
 
-  Args:
-    analysis: what is measured.
-    models: a name and a function that loads the model. A model is loaded when its turn comes, and
-      is freed before the next one.
-    options: the same for all models.
-    write: is called after every model with all results and failures so far.
-
-  Returns:
-    The results of the models that succeeded, and the failures of those that did not.
-
-  Raises:
-    ValueError, CheckpointError, OSError, JaxRuntimeError: from a model that is the only one.
+  models: makes models where a person names none.
   """
-  results, failures = [], []
-  for number, (name, load) in enumerate(models, 1):
-    options.say(f'[{number}/{len(models)}] {name}')
-    try:
-      # No variable holds the loaded model, so its memory is free when the next one is loaded.
-      results.append(measure(analysis, load(), options))
-    except _FAILURES as error:
-      if len(models) == 1:
-        raise
-      message = in_one_line(error)
-      options.say(f'{name} failed: {message}')
-      failures.append({'model': _without_path(name), 'error': message})
-    if write is not None:
-      write(results, failures)
-  return results, failures
+
+  function: Callable[..., list[Row]]
+  figure: str
+  draw: Callable[[list[Row]], Figure]
+  inputs: InputOptions
+  models: Callable[[], list[Run]] | None = None
+
+  @property
+  def name(self) -> str:
+    return self.function.__name__
+
+  @property
+  def line(self) -> str:
+    """What it measures, in a line."""
+    return inspect.cleandoc(self.function.__doc__ or '').partition('\n')[0].rstrip('.')
+
+  @property
+  def parameters(self) -> dict[str, tuple[Any, Any]]:
+    """{name: (annotation, default)} of its own options, from which a command line is made."""
+    hints = typing.get_type_hints(self.function, include_extras=True)
+    return {name: (hints[name], parameter.default) for name, parameter in
+            list(inspect.signature(self.function).parameters.items())[1:]}
 
 
-def in_one_line(error: BaseException) -> str:
-  """The message of an error without line ends, cut where a device lists all its memory."""
-  return ' '.join(str(error).split())[:_MESSAGE]
+ANALYSES: dict[str, Analysis] = {}
 
 
-def measure(analysis: Analysis, model: LoadedModel, options: Options,
-            inputs: Inputs | None = None) -> Result:
+def analysis(figure: str, draw: Callable[[list[Row]], Figure], *,
+             models: Callable[[], list[Run]] | None = None, **inputs: Any) -> Callable:
+  """Registers a function as the analysis of a figure.
+
+  draw: draws its rows, as one of `pictures` does. models: see `Analysis`. inputs: defaults of
+  `InputOptions` that differ.
+  """
+  def register(function):
+    ANALYSES[function.__name__] = Analysis(function, figure, draw, InputOptions(**inputs), models)
+    return function
+  return register
+
+
+def all_analyses() -> dict[str, Analysis]:
+  """Every analysis by name, after an import of all modules of this folder."""
+  for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+    if module.name != 'lm_eval':  # needs an optional package
+      importlib.import_module(f'sink_jax.analyses.{module.name}')
+  return ANALYSES
+
+
+def find(name: str) -> Analysis:
+  """The analysis of a name; a ValueError lists them all."""
+  check_known(name, all_analyses(), 'No analysis')
+  return ANALYSES[name]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+  """The rows of one analysis of models, and how they were made, by model."""
+
+  analysis: Analysis
+  rows: list[Row]
+  models: list[dict[str, Any]]
+
+  def plot(self, path: plots.File | None = None) -> Figure:
+    """Draws the rows, and writes a PNG file where a path is given."""
+    figure = self.analysis.draw(self.rows)
+    if path is not None:
+      plots.save(figure, path)
+    return figure
+
+  def __str__(self) -> str:
+    """The rows as a table for a terminal, without lists; of long ones the beginning."""
+    columns = list(dict.fromkeys(
+        name for row in self.rows for name, value in row.items() if not isinstance(value, (list, dict))))
+    cell = lambda value: '' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
+    table = [[cell(row.get(name)) for name in columns] for row in self.rows[:_LINES]]
+    more = len(self.rows) - len(table)
+    return '\n'.join([*text_table(columns, table), *[f'and {more} rows more'] * bool(more)])
+
+
+def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str, Any],
+            tokens: Inputs | None = None) -> Result:
   """Measures one model.
 
-  Args:
-    analysis: what is measured.
-    model: the model, and the tokenizer that makes its inputs.
-    options: what a person chose.
-    inputs: stand in for those that the options ask for.
-
-  Returns:
-    The result of the module, with three keys more: 'checkpoint', which model it is; 'options',
-    those that were read; and 'matmul_precision', that of matrix products ('highest' where
-    activations are float32).
-
   Raises:
-    ValueError: the options or the inputs do not fit the model; names the option. A number of
-      the result is not finite; names the number, and a parameter or the remedy.
+    ValueError: options or inputs do not fit the model, or a number is not finite; names it.
   """
-  run, name = model.run, model.run.name or 'model'
-  takes = {*analysis.takes(tokens=inputs is not None), *model.loaded_by}
-  inputs = analysis.make_inputs(model, options) if inputs is None else inputs
-  options.say(f'{name}: {inputs.tokens.shape[0]} sequences of {inputs.tokens.shape[1]} tokens')
-  # The record names the batch size that was used, not that it was left to the program.
-  options = dataclasses.replace(options, batch_size=options.at_a_time(options.length))
-  result = analysis.module.measure(run, inputs, options)
-  for keys, value in jax.tree.leaves_with_path(result):
-    if isinstance(value, float) and not math.isfinite(value):
-      raise not_finite(run, f'{name}: {jax.tree_util.keystr(keys, simple=True, separator=".")}', options.dtype)
-  dtype = options.dtype if 'dtype' in takes else run.config.dtype
-  return result | {'checkpoint': checkpoint(run), 'options': _plain(options, takes),
-                   'matmul_precision': matmul_precision('float32' if analysis.float32 else dtype)}
+  model = Model(run, inputs, tokens)
+  name = run.name or 'model'
+  rows = [{'model': name} | row for row in chosen.function(model, **options)]
+  for row in rows:
+    for column, value in row.items():
+      if isinstance(value, float) and not math.isfinite(value):
+        raise not_finite(run, column, inputs.dtype)
+  source = os.path.basename(inputs.source) if os.path.isabs(inputs.source) else inputs.source
+  return Result(chosen, rows, [{
+      'model': name, 'checkpoint': checkpoint(run), 'inputs': model.descriptions,
+      'options': dataclasses.asdict(inputs) | {'source': source} | options,
+      'matmul_precision': matmul_precision(inputs.dtype)}])
 
 
-def checkpoint(run: Run) -> dict[str, str | int | None]:
-  """Identifies the model of a result: folder, step, dtype and number of parameters.
-
-  The folder is its last part alone, since results are published and paths of a machine are not.
-  A snapshot of the Hugging Face hub has the folder of its repository, and its revision.
-  """
-  identity: dict[str, str | int | None] = {
-      'folder': None, 'step': run.step, 'dtype': run.config.dtype,
-      'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
-  if run.folder is not None:
-    folder = Path(run.folder).absolute()
-    identity['folder'] = folder.name
-    # The hub's cache is models--OWNER--NAME/snapshots/REVISION; a copy of it may lack the upper
-    # two.
-    if re.fullmatch('[0-9a-f]{40}', folder.name):
-      identity |= {'folder': folder.parents[1].name if folder.parent.name == 'snapshots'
-                   else folder.name, 'revision': folder.name}
-  return identity
-
-
-def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *,
-            plot: PictureFile | None = None, **options: Any) -> AnalysisResult:
+def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots.File | None = None,
+            **options: Any) -> Result:
   """Runs one analysis of one model: `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
 
   Args:
-    name: the name of the analysis; `python -m sink_jax analyses --list` prints all names.
+    name: the name of the analysis; `python -m sink_jax analyses --list` prints all.
     run: the model.
     tokens: ids (S, T); by default the inputs that the options describe.
-    plot: the PNG file to draw to; by default nothing is drawn.
-    options: fields of `sink_jax.analyses.options.Options`.
+    plot: the PNG file to draw to.
+    options: those of the analysis, and of its inputs (`sink_jax.analyses.models.InputOptions`).
 
   Returns:
-    The measured numbers, a dict ready for JSON with the method `plot`. The function
-    `measure` in the analysis's module documents the keys.
+    The result; its `rows` are dicts (`pandas.DataFrame(result.rows)`), and `result.plot()` draws them.
 
   Raises:
-    ValueError: the name, an option, the tokens or the model do not fit; the message names the
-      remedy, or the nearest name.
+    ValueError: the name, an option, the tokens or the model do not fit. TypeError: no such option.
   """
-  analysis = find(name)
-  chosen = analysis.options(analysis.takes(tokens=tokens is not None), **options)
-  model, inputs = LoadedModel.of_run(run), None
+  chosen, given = find(name), None
+  inputs = dataclasses.replace(chosen.inputs, **{
+      field.name: options.pop(field.name) for field in dataclasses.fields(InputOptions) if field.name in options})
   if tokens is not None:
-    if analysis.compares_inputs:
-      raise ValueError(f'{name} compares inputs of its own: leave out tokens, and say which by '
-                       'inputs=, source=, sequences= and length=.')
-    inputs = _inputs_of(model, np.asarray(tokens), analysis.any_length)
-    sequences, length = inputs.tokens.shape
-    chosen = dataclasses.replace(chosen, sequences=sequences, length=length)
-  result = measure(analysis, model, chosen, inputs)
+    ids = np.asarray(tokens)
+    if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+      raise ValueError(f'tokens must be ids of shape (S, T), not {ids.dtype} of shape {ids.shape}.')
+    check_ids(ids, run.config.vocab_size)
+    given = stored(ids, run.config.vocab_size, 'tokens of the caller')
+    given.description.update(kind='given', bos=given.description['bos'] | {'protocol': 'as given'})
+    inputs = dataclasses.replace(inputs, sequences=ids.shape[0], length=ids.shape[1])
+  result = measure(chosen, run, inputs, options, given)
   if plot is not None:
-    analysis.module.draw([result], plot)
-  return AnalysisResult(result, analysis.module)
+    result.plot(plot)
+  return result
 
 
-def loaders(analysis: Analysis, checkpoints: list[str], workdirs: list[str],
-            options: Options) -> list[tuple[str, Callable[[], LoadedModel]]]:
-  """Pairs the names of published models and of runs with the functions that load them.
+def checkpoint(run: Run) -> dict[str, str | int | None]:
+  """Which model a result is of: the last part of its folder, its step, dtype and size.
 
-  Raises:
-    ValueError: a model is named twice.
+  A snapshot of the hub, models--OWNER--NAME/snapshots/REVISION, has its repository and its revision.
   """
-  published = lambda name: LoadedModel.of_checkpoint(name, options.dtype, options.fsdp)
-  trained = lambda name: LoadedModel.of_workdir(os.path.expanduser(name), options.dtype)
-  kinds = {**dict.fromkeys(analysis.companions(checkpoints), published),
-           **dict.fromkeys(workdirs, trained)}
-  places = {}
-  for name in [*checkpoints, *workdirs]:
-    path = os.path.expanduser(name)
-    place = os.path.realpath(path) if os.path.exists(path) else name
-    if place in places:
-      raise ValueError(f'{name} is named twice: leave it out once.')
-    places[place] = name
-  labels = dict(zip(places.values(), _tails(list(places))))
-  # The outer function binds the names: a single one would see the last of the loop.
-  called = lambda name, load: lambda: _called(load(name), labels.get(name))
-  return [(name, called(name, load)) for name, load in kinds.items()]
+  folder = Path(run.folder).absolute() if run.folder else None
+  found = {'folder': folder and folder.name, 'step': run.step, 'dtype': run.config.dtype,
+           'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
+  if folder and folder.parent.name == 'snapshots' and re.fullmatch('[0-9a-f]{40}', folder.name):
+    found |= {'folder': folder.parents[1].name, 'revision': folder.name}
+  return found
 
 
-def _tails(places: Sequence[str]) -> list[str | None]:
-  """The last parts of each path, as many as tell it from the others; None where one does."""
-  tails: list[str | None] = [None] * len(places)
-  parts = [Path(place).parts for place in places]
-  for i, mine in enumerate(parts):
-    count = next(n for n in range(1, len(mine) + 1) if n == len(mine) or not any(
-        other[-n:] == mine[-n:] for j, other in enumerate(parts) if i != j))
-    if count > 1:
-      tails[i] = '/'.join(mine[-count:])
-  return tails
+def chosen_heads(model: Model, importance_NxH: np.ndarray, heads: Sequence[str]) -> list[tuple[int, int]]:
+  """(n, h), from 0, n among the blocks with attention, of heads BLOCK.HEAD; a ValueError if there is none.
 
-
-def _called(model: LoadedModel, name: str | None) -> LoadedModel:
-  """The model under another name; None: under its own."""
-  return model if name is None else dataclasses.replace(
-      model, run=dataclasses.replace(model.run, name=name))
-
-
-def _inputs_of(model: LoadedModel, tokens: np.ndarray, any_length: bool) -> Inputs:
-  """Makes inputs of a caller's tokens; raises a ValueError where they do not fit the model."""
-  run = model.run
-  if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
-    raise ValueError(f'tokens must be integers of shape (S, T), not {tokens.dtype} of shape '
-                     f'{tokens.shape}.')
-  if not tokens.size:
-    raise ValueError(f'tokens of shape {tokens.shape} are empty: give one sequence or more.')
-  size = run.config.vocab_size
-  if size:
-    check_ids(tokens, size)
-  if not any_length:
-    loaded_models.check_length(run, tokens.shape[1])
-  # `stored` writes the record of a run's probe tokens, and these are a caller's.
-  made = stored(tokens, size, 'tokens of the caller')
-  bos = made.description['bos'] | {'protocol': 'as given'}
-  return dataclasses.replace(made, tokenizer=model.tokenizer,
-                             description=made.description | {'kind': 'given', 'bos': bos})
-
-
-def _plain(options: Options, names: Collection[str]) -> dict[str, Any]:
-  """The options of these names for JSON: tuples as lists, files without their folders."""
-  values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
-            if field.name in names}
-  values |= {name: _without_path(values[name]) for name in ('source', 'hellaswag')
-             if name in values}
-  return {name: list(value) if isinstance(value, tuple) else value
-          for name, value in values.items()}
-
-
-def _without_path(name: str) -> str:
-  """A name as it is; of an absolute path its last part."""
-  path = os.path.expanduser(name)
-  return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else name
+  By default two with the strongest sinks and two with the weakest, as in the paper's figures.
+  """
+  names = {f'{block}.{head + 1}': (n, head) for n, block in enumerate(model.blocks)
+           for head in range(model.run.config.heads)}
+  for head in heads:
+    check_known(str(head), names, '--heads: there is no')
+  return [names[str(head)] for head in heads] or plots.strongest_and_weakest(importance_NxH)

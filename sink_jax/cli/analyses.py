@@ -1,103 +1,101 @@
-"""Carries out one analysis of models, and writes and prints what it has found."""
+"""Carries out one analysis of models, and writes and prints its rows."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
+import jax
 import tyro
 
-from sink_jax.analyses import options as analyses
-from sink_jax.analyses import registry, runner
-from sink_jax.analyses.interface import Result
-from sink_jax.analyses.runner import Failure
+from sink_jax.analyses.models import load
+from sink_jax.analyses.runner import Result, all_analyses, find, measure
 from sink_jax.cli.main import say
 from sink_jax.cli.results import writable_folder, write_found
 from sink_jax.io import compile_cache
-from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import text_table
+from sink_jax.models.run import Run
+from sink_jax.train.checkpoint import CheckpointError
+
+# A JaxRuntimeError is how a device says that its memory is full.
+_FAILURES = (ValueError, CheckpointError, OSError, jax.errors.JaxRuntimeError)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(analyses.Options):
+class Options:
   """Carries out one analysis of published models, or of runs trained with sink_jax.
 
       python -m sink_jax analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
 
-  It writes NAME.json, after every model, and NAME.png. Of several models one that fails does not
-  stop the others: NAME.json lists it as 'failed', and the exit code is 1. --list names all
-  analyses, with the defaults that are not those below.
+  It writes NAME.json after every model, and NAME.png. Of several models one that fails does not stop
+  the others: NAME.json lists it as 'failed', and the exit code is 1. `analyses NAME --help` has the
+  options of an analysis.
   """
 
-  name: tyro.conf.Positional[str] = ''  # of the analysis.
-  list: bool = False  # print the names of the analyses and stop.
-  #: published models: folders, names such as Pythia-14M, or 'owner/name' on the Hugging Face hub.
-  checkpoint: tuple[str, ...] = ()
-  workdir: tuple[str, ...] = ()  # runs trained with sink_jax.
-  out: str | None = None  # folder to write to.
-  layers: tuple[int, ...] | None = None  # blocks to look at, from 1, such as 1,3.
-  heads: tuple[int, ...] | None = None  # heads to look at, from 1.
+  # With `arg`, not comments, which tyro does not find in the classes that `options_of` makes.
+  name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help='of the analysis.')] = ''
+  list: Annotated[bool, tyro.conf.arg(help='print the names of the analyses and stop.')] = False
+  checkpoint: Annotated[tuple[str, ...], tyro.conf.arg(
+      help="published models: folders, names such as Pythia-14M, or 'owner/name' on the Hugging Face hub.")] = ()
+  workdir: Annotated[tuple[str, ...], tyro.conf.arg(help='runs trained with sink_jax.')] = ()
+  fsdp: Annotated[int, tyro.conf.arg(help='devices over which the parameters of a published model are split.')] = 1
+  out: Annotated[str | None, tyro.conf.arg(help='folder to write to.')] = None
 
 
-def main(options: Options, given: Collection[str]) -> None:
+def options_of(words: Sequence[str]) -> type[Options]:
+  """The options of the analysis that the first word names: the signature of its function makes them."""
+  if not words or words[0].startswith('-'):
+    return Options
+  chosen = find(words[0])
+  own = [(name, kind, dataclasses.field(default=default)) for name, (kind, default) in chosen.parameters.items()]
+  inputs = Annotated[type(chosen.inputs), tyro.conf.OmitArgPrefixes]
+  return dataclasses.make_dataclass(
+      chosen.name, [*own, ('inputs', inputs, dataclasses.field(default=chosen.inputs))], bases=(Options,),
+      namespace={'__doc__': f'{chosen.figure}. {chosen.function.__doc__}'}, frozen=True, kw_only=True)
+
+
+def main(options: Any) -> None:
   """Carries out the analysis, and prints its table and the names of its files."""
   if options.list:
-    print(registry.as_text())
+    print(*text_table(['analysis', 'of the paper', 'what it shows'], [
+        [name, one.figure, one.line] for name, one in sorted(all_analyses().items())], left=range(3)), sep='\n')
     return
+  chosen = find(options.name)
+  named: list[tuple[str, Callable[[], Run]]] = [
+      *((name, lambda name=name: load(name, None, options.inputs.dtype, options.fsdp)) for name in options.checkpoint),
+      *((name, lambda name=name: load(None, os.path.expanduser(name), options.inputs.dtype))
+        for name in options.workdir)]
+  if not named and chosen.models is None:
+    raise ValueError('name a model: --checkpoint= or --workdir=.')
   compile_cache.enable()
-  text, paths, failures = analyse_models(options, given)
-  print(text, *paths, sep='\n')
+  folder = writable_folder(options.out)
+  numbers, picture = (folder / f'{chosen.name}.{suffix}' for suffix in ('json', 'png'))
+  own, result, failures = {name: getattr(options, name) for name in chosen.parameters}, Result(chosen, [], []), []
+
+  if not named and chosen.models:
+    named = [(run.name, lambda run=run: run) for run in chosen.models()]
+  for number, (name, loaded) in enumerate(named, 1):
+    say(f'[{number}/{len(named)}] {name}')
+    try:
+      run = loaded()
+      if run.name in {made['model'] for made in result.models}:  # two folders of one name
+        run = dataclasses.replace(run, name='/'.join(Path(name).parts[-2:]))
+      found = measure(chosen, run, options.inputs, own)
+      result = Result(chosen, result.rows + found.rows, result.models + found.models)
+    except _FAILURES as error:
+      if len(named) == 1:
+        raise
+      failures.append({'model': os.path.basename(os.path.normpath(name)), 'error': ' '.join(str(error).split())[:500]})
+      say(f'{name} failed: {failures[-1]["error"]}')
+    if result.rows or not numbers.exists():  # failures do not replace what was found before
+      write_found(numbers, {'analysis': chosen.name, 'figure': chosen.figure, 'models': result.models,
+                            'rows': result.rows, 'failed': failures})
+  if result.rows:
+    result.plot(picture)
+    print(f'{chosen.figure}: {chosen.line}', result, numbers, picture, sep='\n')
   if failures:
     sys.exit('\n'.join(f'error: {one["model"]}: {one["error"]}' for one in failures))
-
-
-def analyse_models(options: Options, given: Collection[str]) -> tuple[
-    str, Sequence[AnyPath], Sequence[Failure]]:
-  """Carries out an analysis, and writes OUT/NAME.json, after every model, and OUT/NAME.png.
-
-  Without models, an analysis that has `check_all` makes its own.
-
-  Returns:
-    The results as a table for a terminal, the paths of the files, and {'model', 'error'} of the
-    models that failed among several.
-
-  Raises:
-    ValueError: an option, a model or its inputs cannot be used; names it and the remedy.
-    CheckpointError: no usable checkpoint in a workdir, where that is the only model.
-  """
-  analysis, checkpoints, workdirs = registry.find(options.name), options.checkpoint, options.workdir
-  has_models = bool(checkpoints or workdirs)
-  if not (has_models or analysis.check_all):
-    raise ValueError('name a model: --checkpoint= or --workdir=.')
-  chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(
-      analyses.Options) if field.name in given}
-  # People count blocks and heads from 1, as the paper does; the program counts from 0.
-  chosen |= {name: tuple(i - 1 for i in chosen[name]) for name in ('layers', 'heads')
-             if name in chosen}
-  takes = (analysis.takes(checkpoints=bool(checkpoints), workdirs=bool(workdirs))
-           if has_models else ('length', 'epsilons'))  # of check_all
-  settings = analysis.options(takes, **{'say': say} | chosen)
-  analysis.check_first(settings)
-  folder = writable_folder(options.out)
-  numbers, picture = (folder / f'{analysis.name}.{suffix}' for suffix in ('json', 'png'))
-  there = numbers.exists()
-
-  def write(results: list[Result], failures: list[Failure]) -> None:
-    if results or not there:  # failures alone take the place of nothing that was found before
-      write_found(numbers, {'analysis': analysis.name, 'figure': analysis.figure,
-                            'results': results, 'failed': failures})
-
-  if analysis.check_all and not has_models:
-    results, failures = analysis.check_all(settings.length, settings.epsilon), []
-    write(results, failures)
-  else:
-    models = runner.loaders(analysis, [*checkpoints], [*workdirs], settings)
-    results, failures = runner.measure_all(analysis, models, settings, write)
-  if not results:  # every model has failed
-    return (f'{analysis.figure}: no results' + there * f'; {numbers} stays as it was',
-            [] if there else [numbers], failures)
-  analysis.module.draw(results, picture)
-  head, *rows = analysis.module.rows(results)
-  text = '\n'.join([f'{analysis.figure}: {analysis.line}', *text_table(head, rows)])
-  return text, [numbers, picture], failures

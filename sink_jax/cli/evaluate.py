@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from sink_jax.analyses.loaded_models import make_inputs
-from sink_jax.analyses import maps, norms, options as analyses
-from sink_jax.analyses.options import InputOptions
+from sink_jax.analyses.maps import maps
+from sink_jax.analyses.models import InputOptions, Model as AnalysedModel, make_inputs
+from sink_jax.analyses.norms import of_report
+from sink_jax.analyses.runner import ANALYSES
 from sink_jax.attention import AnyArray
 from sink_jax.cli.results import Model, load, writable_folder
 from sink_jax.evaluate import EPSILON, plots, sink_report
@@ -85,16 +86,16 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   # Such as evaluation-Pythia-14M-step1000.
   name = re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(options.checkpoint)))
   out = writable_folder(options.out or f'evaluation-{name}')
-  model = load(options)
-  run, inputs = model.run, make_inputs(model, analyses.Options(**chosen))
+  run = load(options)
+  inputs = make_inputs(run, InputOptions(**chosen))
   result, paths = _probed(
-      run, inputs.tokens, options.dtype, options.epsilon or EPSILON, out,
+      run, inputs.tokens, options, options.dtype, options.epsilon or EPSILON, out,
       {'bos': inputs.description['bos'], 'inputs': inputs.description},
       parameters=parameter_count(run.config))
-  if model.tokenizer is not None:
+  if inputs.tokenizer is not None:
     shown = inputs.tokens[0, :_SHOWN]
     # repr: the ticks of a picture have one line each.
-    words = [repr(model.tokenizer.decode([token]))[1:-1] for token in shown.tolist()]
+    words = [repr(inputs.tokenizer.decode([token]))[1:-1] for token in shown.tolist()]
     paths.append(out / 'token_map.png')
     plots.token_map(run, shown, words, paths[-1])
   return _with_page(result, paths)
@@ -123,15 +124,15 @@ def _trained(options: Options, given: dict[str, Any],
   tokens = tokens[:given.get('sequences'), :given.get('length')]
   settings, data = ProbeConfig(**config['probe']), config['data']
   return _probed(
-      run, tokens, given.get('dtype', settings.dtype), options.epsilon or settings.epsilon, out,
+      run, tokens, options, given.get('dtype', settings.dtype), options.epsilon or settings.epsilon, out,
       {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
        'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}, config=config)
 
 
-def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath,
+def _probed(run: Run, tokens: AnyArray, options: Options, dtype: str, epsilon: float, out: AnyPath,
             protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
-  report = probe(run, tokens, dtype=dtype, batch_size=analyses.Options().at_a_time(tokens.shape[1]))
+  report = probe(run, tokens, dtype=dtype, batch_size=options.at_a_time(tokens.shape[1]))
   result = {
       'protocol': {**report.protocol, **protocol},
       'epsilon': epsilon,
@@ -147,8 +148,9 @@ def _probed(run: Run, tokens: AnyArray, dtype: str, epsilon: float, out: AnyPath
                                    'attention_maps.png')]
   numbers, importance, lengths, heads = paths
   report.plot(importance, epsilon)
-  norms.draw([{'model': run.name, **norms.of_report(report)}], lengths)
-  maps.draw([maps.measure(run, Inputs(np.asarray(tokens), {}), analyses.Options())], heads)
+  analysed = AnalysedModel(run, InputOptions(), Inputs(np.asarray(tokens), {}))
+  for analysis, rows, path in (('norms', of_report(report), lengths), ('maps', maps(analysed), heads)):
+    plots.save(ANALYSES[analysis].draw([{'model': run.name or 'model'} | row for row in rows]), path)
   write_atomically(numbers, to_json(result))
   return result, paths
 

@@ -55,7 +55,7 @@ def main(options: Options) -> None:
   # A line about kernels would stand in the middle of the text.
   logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
-  run = load(options).run
+  run = load(options)
   tokenizer = run.tokenizer
   tokens = tokenizer.with_prefix(tokenizer.encode(prompt), options.bos)
   if not len(tokens):

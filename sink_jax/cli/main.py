@@ -101,9 +101,10 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     from sink_jax.train.config import keys_as_text
 
     print(f'Keys of --config.KEY=VALUE with their defaults:\n{keys_as_text()}\n')
+  kind = module.options_of(words) if hasattr(module, 'options_of') else module.Options
   with contextlib.redirect_stderr(io.StringIO()) as said:
     try:
-      options = tyro.cli(module.Options, args=_split(module.Options, words), use_underscores=True,
+      options = tyro.cli(kind, args=_split(kind, words), use_underscores=True,
                          prog=f'python -m sink_jax {name}', config=(tyro.conf.DisallowNone,))
     except SystemExit as end:
       if end.code:  # what is wrong, in a box: here it is one line

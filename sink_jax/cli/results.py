@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import sink_jax
 
 if TYPE_CHECKING:
-  from sink_jax.analyses.loaded_models import LoadedModel
   from sink_jax.io.paths import AnyPath
+  from sink_jax.models.run import Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,11 @@ class Model:
       raise ValueError('name a model: either --checkpoint or --workdir.')
 
 
-def load(options: Model) -> LoadedModel:
+def load(options: Model) -> Run:
   """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
-  from sink_jax.analyses.loaded_models import LoadedModel
+  from sink_jax.analyses import models
 
-  if options.checkpoint is not None:
-    return LoadedModel.of_checkpoint(options.checkpoint, options.dtype, options.fsdp)
-  assert options.workdir is not None  # one of the two is given
-  return LoadedModel.of_workdir(options.workdir, options.dtype)
+  return models.load(options.checkpoint, options.workdir, options.dtype, options.fsdp)
 
 
 def writable_folder(out: str | AnyPath | None) -> AnyPath:

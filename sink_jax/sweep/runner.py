@@ -8,7 +8,7 @@ import traceback
 
 import jax
 
-from sink_jax.analyses.training import write_analyses
+from sink_jax.analyses.trained import write_analyses
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial

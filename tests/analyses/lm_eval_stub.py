@@ -1,4 +1,4 @@
-"""What the adapter uses of lm_eval, for environments without it, where the class is tested as well.
+"""What the model uses of lm_eval, for environments without it, where it is tested as well.
 
 `test_the_stub_is_as_the_harness` compares signatures and windows wherever lm_eval is installed.
 """
@@ -44,13 +44,20 @@ def make_disjoint_window(pair):
   return inputs[:len(inputs) - len(targets) + 1], targets
 
 
-def install(monkeypatch):
+def normalize_gen_kwargs(arguments, tokens):
+  until = arguments.get('until', [])
+  return {'do_sample': False} | arguments | {
+      'until': until if isinstance(until, list) else [until], 'max_gen_toks': arguments.get('max_gen_toks', tokens)}
+
+
+def install():
   """Puts the stub in the place of lm_eval."""
-  parts = {'lm_eval': {'__version__': '0.4.13'}, 'lm_eval.api': {},
-           'lm_eval.api.model': {'TemplateLM': TemplateLM},
+  parts = {'lm_eval': {}, 'lm_eval.api': {}, 'lm_eval.models': {}, 'lm_eval.api.model': {'TemplateLM': TemplateLM},
+           'lm_eval.api.registry': {'register_model': lambda name: lambda model: model},
+           'lm_eval.models.utils': {'normalize_gen_kwargs': normalize_gen_kwargs},
            'lm_eval.utils': {'get_rolling_token_windows': get_rolling_token_windows,
                              'make_disjoint_window': make_disjoint_window}}
   for name, content in parts.items():
     module = types.ModuleType(name)
     vars(module).update(content)
-    monkeypatch.setitem(sys.modules, name, module)
+    sys.modules[name] = module

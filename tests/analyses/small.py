@@ -1,72 +1,49 @@
-"""Small models, and what the analyses are given, for tests."""
+"""Small models for tests, and what the maps of a model say of them."""
 
-import json
-import struct
+import dataclasses
+
+import numpy as np
 
 import sink_jax as sj
-from sink_jax.analyses.options import Options
-from sink_jax.cli import analyses
-from sink_jax.evaluate import inputs
-from sink_jax.evaluate import plots
-from sink_jax.paper.open_protocol import EXPECTED, check_result
-from sink_jax.io.jsontext import rounded, to_json
+from sink_jax.analyses.models import InputOptions, Model
+from sink_jax.data.tokenizer import Bytes
+from sink_jax.evaluate.inputs import random_tokens, stored
+from sink_jax.models.config import Layer, Mamba
 from tests.random_params import random_params
 
-VOCABULARY = 13
+VOCABULARY = 258
+HYBRID = (Layer(mamba=Mamba(inner=16, state=2, conv=2, rank=1)), Layer())
 
 
-def small_run(name='small', **changes):
-  """Two blocks, four query heads on two key/value heads, random parameters."""
+def small_run(name='small', sharp=1.0, **changes):
+  """Two blocks, four query heads on two key/value heads, random parameters; reads bytes.
+
+  sharp: a factor of the queries, with which some heads have sinks in some sequences.
+  """
   config = sj.ModelConfig(**dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=16,
                                  vocab_size=VOCABULARY, dtype='float32') | changes)
-  return sj.Run(config, random_params(config), name)
+  params = random_params(config)
+  if 'query' in params['blocks'].get('attention', ()):
+    params['blocks']['attention']['query']['kernel'] *= sharp
+  return sj.Run(config, params, name, read_tokenizer=lambda run: Bytes().open().beginning_with(0))
 
 
-def random_inputs(sequences=3, length=9):
-  return inputs.random_tokens(VOCABULARY, sequences=sequences, length=length)
+def tokens(sequences=4, length=12, repeat=False):
+  return random_tokens(VOCABULARY, sequences=sequences, length=length, repeat=repeat).tokens
 
 
-def repeated_inputs(sequences=2, length=12):
-  return inputs.random_tokens(VOCABULARY, sequences=sequences, length=length, repeat=True)
+def model(run, ids, **options):
+  """A model under analysis that reads these ids."""
+  return Model(run, InputOptions(**options), stored(ids, VOCABULARY, 'a test'))
 
 
-def options(**changes):
-  return Options(**dict(batch_size=1) | changes)
+def maps(run, ids):
+  """Normalised weights (N, S, H, T, T), float64."""
+  run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
+  return np.asarray(run.record(ids, sj.RecordOptions(maps=True)).layers.proxy_maps_BxHxTxT, np.float64)
 
 
-def analyse_models(name, checkpoints, workdirs, out, **given):
-  """The command on models, with the options that are given."""
-  return analyses.analyse_models(analyses.Options(
-      name=name, checkpoint=tuple(map(str, checkpoints)), workdir=tuple(workdirs), out=out, **given),
-      given)
-
-
-def check_rows(module, results):
-  """The table for the terminal is one, with a line per model at least; a report can read it."""
-  table, name = module.rows(results), module.__name__.split('.')[-1]
-  for result in results if name in EXPECTED else ():
-    made = {'checkpoint': {'dtype': 'float32'}, 'options': {'dtype': 'float32'}}
-    check_result(name, json.loads(to_json(rounded(result | made))))
-  assert len(table) > len(results) and len({len(row) for row in table}) == 1
-  assert all(isinstance(cell, str) for row in table for cell in row)
-  return table
-
-
-def drawn(module, results, monkeypatch):
-  """The figure that a module draws of results, before it becomes a file."""
-  kept = []
-  monkeypatch.setattr(plots, 'save', lambda figure, path: kept.append(figure))
-  module.draw(results, None)
-  return kept[0]
-
-
-def lines(ax):
-  """{label: points (n, 2)} of what is plotted."""
-  return {line.get_label(): line.get_xydata() for line in ax.get_lines()}
-
-
-def check_png(path):
-  data = path.read_bytes()
-  assert data[:8] == b'\x89PNG\r\n\x1a\n' and data[-8:-4] == b'IEND'
-  width, height = struct.unpack('>II', data[16:24])
-  assert 400 <= width <= 2500 and 300 <= height <= 4000 and len(data) > 5_000
+def importance(run, ids):
+  """alpha (N, S, H, T) of whole maps: the mean weight of a key over the queries that may see it."""
+  weights = maps(run, ids)
+  return weights.sum(-2) / np.arange(weights.shape[-1], 0, -1)

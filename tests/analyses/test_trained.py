@@ -3,16 +3,16 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.analyses import training as analyses
-from sink_jax.analyses.training import analyse, applicable, write_analyses
+from sink_jax.analyses import trained
+from sink_jax.analyses.trained import analyse_run, applicable, write_analyses
 from sink_jax.data.dataset import open_data
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
-from sink_jax.report.read_runs import read_analyses
 from tests.random_params import random_params
 from tests.train import runs
 
@@ -56,24 +56,16 @@ def finished(tmp_path_factory):
 
 
 def test_a_finished_run_gets_its_file_once(finished, monkeypatch):
-  found = read_analyses(finished)
+  found = json.loads((finished / 'analyses.json').read_text())
   assert set(found) == {'removed', 'window'}
-  assert found['removed']['what'] == 'the key bias k*' and len(found['window']['map']) == 16
+  assert found['removed']['what'] == 'the key bias k*'
   # The loss before is that of the training itself.
   assert found['removed']['valid_loss_before'] == pytest.approx(
       runs.rows(finished, 'valid')[-1]['valid'], rel=1e-6)
-  monkeypatch.setattr(analyses, 'load_run', None)  # what is there is left alone, unread
+  monkeypatch.setattr(trained, 'load_run', None)  # what is there is left alone, unread
   before = (finished / 'analyses.json').stat().st_mtime_ns
   write_analyses(finished)
   assert (finished / 'analyses.json').stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize('text, found', [
-    ('', {}), ('[1]', {}), ('{"removed": {"sink_1": 2}, "window": "wide", "prefix": null}',
-                            {'removed': {'sink_1': 2}})])
-def test_of_a_damaged_file_the_rest_is_read(tmp_path, text, found):
-  (tmp_path / 'analyses.json').write_text(text)
-  assert read_analyses(tmp_path) == found
 
 
 @pytest.mark.parametrize('status, changes', [
@@ -81,12 +73,11 @@ def test_of_a_damaged_file_the_rest_is_read(tmp_path, text, found):
     ('done', dict(attention__similarity='Sigmoid()', attention__normalizer='Unnormalized()')),
     ('done', dict(attention__normalizer='PNorm()', attention__mask='Window(size=16)'))])
 def test_nothing_is_written_where_nothing_applies(tmp_path, monkeypatch, status, changes):
-  monkeypatch.setattr(analyses, 'load_run', None)
+  monkeypatch.setattr(trained, 'load_run', None)
   (tmp_path / 'config.json').write_text(json.dumps(runs.config(model__vocab_size=99, **changes)))
   (tmp_path / 'status.json').write_text(json.dumps({'status': status}))
   write_analyses(tmp_path)
   assert {p.name for p in tmp_path.iterdir()} == {'config.json', 'status.json'}
-  assert read_analyses(tmp_path) == {}
 
 
 @pytest.mark.parametrize('options, names', [
@@ -111,10 +102,10 @@ def test_what_applies(options, names):
     (dict(model__sink_tokens=1), 'x*', 5 * 16, (4, 6))])
 def test_removed(monkeypatch, changes, what, tokens, batches):
   run, experiment, data = untrained(validation__batches=3, **changes)
-  monkeypatch.setattr(analyses, '_TOKENS_AT_A_TIME', tokens)
+  monkeypatch.setattr(trained, '_TOKENS_AT_A_TIME', tokens)
   validation, asked = data.validation, []
   monkeypatch.setattr(data, 'validation', lambda *sizes: asked.append(sizes) or validation(*sizes))
-  found = analyse(run, experiment, data)['removed']
+  found = analyse_run(run, experiment, data)['removed']
   assert what in found['what'] and asked == [batches]
   # The bare model is built from the parts of the other, not by `without_bias`.
   blocks = dict(run.params['blocks'])
@@ -135,7 +126,7 @@ def test_removed(monkeypatch, changes, what, tokens, batches):
     (5, dict(attention__similarity='Sigmoid()', attention__normalizer='Unnormalized()'))])
 def test_window(size, changes):
   run, experiment, data = untrained(attention__mask=f'Window(size={size})', **changes)
-  found = analyses.window(run, experiment, lambda: data)
+  found = trained.window(run, experiment, lambda: data)
   weights = maps_of(run, run.probe_tokens[:8])
   a = (weights / (weights.sum(-1, keepdims=True) + 1e-8)).mean((0, 1, 2))
   absolute = [a[i - 1, 0] for i in range(2, size + 1)]
@@ -148,17 +139,14 @@ def test_window(size, changes):
   else:
     assert found['absolute_first'] == pytest.approx(np.mean(absolute), rel=1e-5)
     assert found['absolute_uniform'] == pytest.approx(np.mean(1 / np.arange(2, size + 1)))
-  np.testing.assert_allclose(found['map'], a, atol=6e-5)
 
 
-def test_a_window_longer_than_the_probes_is_seen_in_validation_sequences(monkeypatch):
+def test_a_window_longer_than_the_probes_is_measured_in_validation_sequences():
   source = 'BigramBackcopy(length=80)'
   run, experiment, data = untrained(attention__mask='Window(size=36)', data__context=80,
                                     data__source=source)
-  monkeypatch.setattr(analyses, '_LONGEST_MAP', 71)
-  found = analyses.window(run, experiment, lambda: data)
+  found = trained.window(run, experiment, lambda: data)
   assert (found['inputs'], found['length'], found['sequences']) == ('validation', 72, 8)
-  assert 'map' not in found
   tokens = data.validation(8, 1)['valid'][0].tokens[:, :72]
   a = maps_of(run, tokens).mean((0, 1, 2))
   assert found['absolute_first'] == pytest.approx(a[1:36, 0].mean(), rel=1e-5)
@@ -168,11 +156,9 @@ def test_a_window_longer_than_the_probes_is_seen_in_validation_sequences(monkeyp
 
 def test_prefix():
   run, experiment, data = untrained(attention__mask='Prefix(length=3)')
-  found = analyse(run, experiment, data)['prefix']
+  found = analyse_run(run, experiment, data)['prefix']
   alpha = sj.importance(maps_of(run, run.probe_tokens))  # (N, S, H, T)
   assert found['length'] == 3
-  np.testing.assert_allclose(found['sequences'],
-                             100 * (alpha[:, :5, :, :8] > 0.3).mean((0, 2)), rtol=1e-6)
   places = [head[:8].argmax() for head in alpha.reshape(-1, 16) if head[:8].max() > 0.3]
   assert 0 < len(places) < alpha[..., 0].size
   assert found['strongest_in_prefix'] == pytest.approx(np.mean([k < 3 for k in places]))
@@ -182,16 +168,51 @@ def test_prefix():
 def test_a_prefix_without_sinks():
   run, experiment, data = untrained(scale=0.0, attention__mask='Prefix(length=3)',
                                     probe__epsilon=0.6)
-  found = analyse(run, experiment, data)['prefix']
-  assert found['strongest_in_prefix'] is None and not np.any(found['sequences'])
+  found = analyse_run(run, experiment, data)['prefix']
+  assert found['strongest_in_prefix'] is None
+
+
+def numpy_chain(params, first_token):
+  """Hidden states (N, B, D): RMSNorm, values, SwiGLU; neither queries nor keys nor other tokens."""
+  p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  norm = lambda x, own: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * own['gain']
+  h, states = p['embed'][first_token], []
+  for layer in range(len(p['blocks']['norm1']['gain'])):
+    own = jax.tree.map(lambda x: x[layer], p['blocks'])
+    weight = lambda room, name: own[room][name]['kernel']
+    h = h + norm(h, own['norm1']) @ weight('attention', 'value') @ weight('attention', 'out')
+    x = norm(h, own['norm2'])
+    gate = x @ weight('ffn', 'w1')
+    h = h + (gate / (1 + np.exp(-gate)) * (x @ weight('ffn', 'w2'))) @ weight('ffn', 'w_out')
+    states.append(h)
+  return np.stack(states)
 
 
 def test_first_token_chain():
   run, experiment, data = untrained(model__dtype='bfloat16')
-  found = analyse(run, experiment, data)
-  assert found['first_token_chain']['largest_relative_difference'] < 1e-6
-  # The number can tell: attention of rows that do not sum to one is no such chain.
-  sigmoid = dataclasses.replace(run, config=dataclasses.replace(
-      run.config, attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')))
-  other = analyses.first_token(sigmoid)
-  assert other['largest_relative_difference'] > 0.01
+  found = analyse_run(run, experiment, data)['first_token_chain']
+  assert found['largest_relative_difference'] < 1e-6
+  # It is the chain of MLPs of Section 3.1.
+  float32 = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
+  states = float32.record(run.probe_tokens, sj.RecordOptions(hidden=True)).layers.hidden_BxTxD[:, :, 0]
+  np.testing.assert_allclose(states, numpy_chain(run.params, run.probe_tokens[:, 0]), rtol=1e-4, atol=1e-5)
+  # The number can tell: scores take part where rows do not sum to one, other tokens under a prefix.
+  for changes in (dict(similarity='Sigmoid()', normalizer='Unnormalized()'), dict(mask='Prefix(length=3)')):
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, attention=sj.AttentionSpec(**changes)))
+    assert trained.first_token(other)['largest_relative_difference'] > 0.01
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize('options', [
+    dict(ffn='relu', norm='layernorm'), dict(norm='single', norm_location='post'), dict(kv_heads=2, head_dim=6),
+    dict(norm_location='protected', attention=sj.AttentionSpec(qk_norm='QKNorm()')),
+    dict(combine_heads='add', kv_heads=2, attention=sj.AttentionSpec(head="ElementGate(source='value')")),
+    dict(attention=sj.AttentionSpec('Sigmoid()', 'RowSum()', mask='Window(size=2)')),
+    dict(kv_heads=2, attention=sj.AttentionSpec(temperature='LogLength()', value='ValueResidual()')),
+    dict(attention=sj.AttentionSpec('Linear()', 'RowSum()', 'EluPlusOne()', head='HeadNorm()'))], ids=str)
+def test_the_first_token_of_every_architecture_is_a_chain(options):
+  config = sj.ModelConfig(**dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11) | options)
+  tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
+  run = sj.Run(config, random_params(config), probe_tokens=tokens)
+  assert 'first_token_chain' in applicable(config, 9)
+  assert trained.first_token(run)['largest_relative_difference'] < 1e-5

@@ -1,0 +1,159 @@
+"""Importance of the first tokens, by model, input, sequence, block and head, grouped in six ways.
+
+Kinds of input and chat models (Table 1), length (Figure 3), size (Figure 4 left, 10), domain (Figure 9), head
+(Figures 19 to 24, 27). The threshold applies to each sequence, before the mean over sequences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from sink_jax.analyses.models import Model, check_length
+from sink_jax.analyses.pictures import Row, bars, grids, lines
+from sink_jax.analyses.runner import Epsilon, Epsilons, analysis
+from sink_jax.evaluate import EPSILON
+from sink_jax.evaluate.inputs import KINDS
+from sink_jax.models.sizes import parameter_count
+from sink_jax.paper.numbers import comparable, same_bos, table_number
+from sink_jax.pretrained.hub import family_of, known_model
+
+Lengths = Annotated[tuple[int, ...], tyro.conf.arg(help='tokens of the inputs, such as 16,64,256.')]
+Results = Annotated[str, tyro.conf.arg(help='folder that the harness wrote to (--output_path).')]
+
+
+def first_tokens(model: Model, tokens: np.ndarray, count: int = 1) -> np.ndarray:
+  """Importance alpha (S, N, H, count) of the first `count` of tokens (S, T).
+
+  Of every batch the importance of the other tokens is dropped, so that memory does not grow with T.
+  """
+  size = model.options.at_a_time(tokens.shape[1])
+  return np.concatenate([model.report(tokens[i:i + size]).importance[..., :count].copy()
+                         for i in range(0, len(tokens), size)])
+
+
+def rates(alpha_SxNxHxK: np.ndarray, epsilons: Sequence[float]) -> list[Row]:
+  """A row for each epsilon: Sink_1 .. Sink_K in percent, and the mean importance of the first token."""
+  if not all(0 < epsilon < 1 for epsilon in epsilons):
+    raise ValueError(f'epsilon = {", ".join(map(str, epsilons))} must lie between 0 and 1; the paper uses 0.3.')
+  importance = float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64))
+  return [{'epsilon': epsilon, **{
+      f'sink_{k + 1}': float(100 * (alpha_SxNxHxK[..., k] > epsilon).mean(dtype=np.float64))
+      for k in range(alpha_SxNxHxK.shape[-1])}, 'importance': importance} for epsilon in sorted(set(epsilons))]
+
+
+@analysis('Table 1 (left)', partial(bars, x='model', y='sink_1', by=('kind',)))
+def kinds(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Sink_1 on text, random tokens and one repeated token."""
+  rows = []
+  # Text begins as the tokenizer has it; random and repeated tokens have no BOS (Section 3.3).
+  for kind in KINDS if model.given is None else ('given',):
+    inputs = model.inputs(inputs=kind) if model.given is None else model.inputs()
+    [row] = rates(first_tokens(model, inputs.tokens), (epsilon,))
+    known = known_model(model.run.name)
+    paper = published(inputs.description, epsilon, 'table-1-left', known.name, f'sink_1_{kind}') if known else {}
+    rows.append({'kind': kind, **row, **paper})
+  return rows
+
+
+@analysis('Table 1 (right)', partial(bars, x='pair', y='sink_1', by=('version',)))
+def chat(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Sink_1 of base models and their chat versions, which read plain text without their template."""
+  inputs, known = model.inputs(), known_model(model.run.name)
+  [row] = rates(first_tokens(model, inputs.tokens), (epsilon,))
+  if known is None:
+    return [{'pair': model.run.name, 'version': 'model', **row}]
+  # The table has a row for a pair, with the name of the base model without ' Base'.
+  pair = (known.counterpart or '' if known.tuned else known.name).removesuffix(' Base')
+  version = 'chat' if known.tuned else 'base'
+  natural = inputs.description['kind'] == 'natural'
+  return [{'pair': pair, 'version': version, **row, **(
+      published(inputs.description, epsilon, 'table-1-right', pair, f'sink_1_{version}') if natural else {})}]
+
+
+@analysis('Figure 4 (left)', partial(lines, x='parameters', y='sink_1', by=('family',), panel=(), log='x',
+                                     percent=True))
+def scale(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Sink_1 against the number of parameters, by family."""
+  [row] = rates(first_tokens(model, model.inputs().tokens), (epsilon,))
+  return [{'family': family_of(model.run.name), 'parameters': parameter_count(model.run.config), **row}]
+
+
+@analysis('Figure 10', partial(lines, x='parameters', y='percent', by=('family',), panel=('measure',), log='x',
+                               percent=True))
+def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Sink_1 next to HellaSwag accuracy, by family and scale.
+
+  The accuracies are those that lm-evaluation-harness wrote below `results`; see `analyses.lm_eval`.
+  """
+  accuracies = _scores(results, model.run.name)
+  [row] = scale(model, epsilon=epsilon)
+  common = {'family': row['family'], 'parameters': row['parameters'], 'epsilon': epsilon}
+  return [common | {'measure': 'Sink_1', 'percent': row['sink_1']}, *(
+      common | {'measure': measure, 'percent': 100 * accuracies[f'{measure},none'],
+                'stderr': 100 * accuracies[f'{measure}_stderr,none']} for measure in ('acc', 'acc_norm'))]
+
+
+def _scores(folder: str, name: str) -> dict[str, float]:
+  """The harness's newest scores of HellaSwag for a model; a ValueError if there are none."""
+  for path in sorted(Path(folder).expanduser().rglob('results_*.json'), reverse=True):
+    found = json.loads(path.read_text())
+    if 'hellaswag' in found['results'] and found['config'].get('sink_jax_model') == name:
+      return found['results']['hellaswag']
+  raise ValueError(f'--results={folder} has no HellaSwag scores of {name}: python -m sink_jax.analyses.lm_eval '
+                   f'run --model sink_jax --model_args checkpoint={name} --tasks hellaswag '
+                   f'--output_path {folder}')
+
+
+@analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)), source='Stdlib()')
+def domains(model: Model, *, epsilons: Epsilons = (0.2, 0.3, 0.4)) -> list[Row]:
+  """Sink_1 on the domains of a corpus, such as the Pile.
+
+  Domains are the sub-folders of a folder, or a field of JSONL:
+  --source="Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name')".
+  """
+  inputs, rows, start = model.inputs('domains'), [], 0
+  alpha_SxNxHx1 = first_tokens(model, inputs.tokens)
+  for domain in inputs.description['domains']:  # in the order of the sequences
+    part, start = alpha_SxNxHx1[start:start + domain['sequences']], start + domain['sequences']
+    rows += [{**domain, **row} for row in rates(part, epsilons)]
+  return rows
+
+
+@analysis('Figure 3', partial(lines, x='length', y='sink_1', by=('epsilon',), log='x', percent=True))
+def lengths(model: Model, *, lengths: Lengths = (16, 32, 64, 128, 256),
+            epsilons: Epsilons = (0.1, 0.2, 0.3, 0.4, 0.5)) -> list[Row]:
+  """Sink_1 against the length T of the inputs.
+
+  Shorter inputs are the beginnings of the longest ones. Sink_1 to Sink_10, as the official code prints.
+  """
+  lengths = tuple(sorted(set(lengths)))
+  check_length(model.run, lengths[-1])
+  tokens = model.inputs(length=lengths[-1]).tokens
+  if lengths[0] < 2 or lengths[-1] > tokens.shape[1]:
+    raise ValueError(f'--lengths={",".join(map(str, lengths))} must lie between 2 and {tokens.shape[1]}.')
+  return [{'length': length, **row} for length in lengths
+          for row in rates(first_tokens(model, tokens[:, :length], min(10, lengths[0])), epsilons)]
+
+
+@analysis('Figures 19 to 24, 27', partial(grids, value='importance'))
+def heads(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Importance of the first token by block and head; the mean of sink_1 is the model's Sink_1."""
+  alpha_SxNxH = first_tokens(model, model.inputs().tokens)[..., 0]
+  return [{'block': block, 'head': head + 1, **rates(alpha_SxNxH[:, n, head, None], (epsilon,))[0]}
+          for n, block in enumerate(model.blocks) for head in range(alpha_SxNxH.shape[-1])]
+
+
+def published(inputs: dict[str, Any], epsilon: float, table: str, setting: str, metric: str,
+              name: str = 'paper') -> Row:
+  """{name: the paper's number} where these inputs have its protocol and it has a number, else {}."""
+  if not (comparable(inputs['length'], epsilon) and same_bos(inputs)):
+    return {}
+  number = table_number(table, setting, metric)
+  return {} if number is None else {name: number}

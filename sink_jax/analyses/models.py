@@ -1,0 +1,160 @@
+"""The models that analyses measure, and what these read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from sink_jax.arguments import check_known, check_least
+from sink_jax.data.sources import DocumentSource
+from sink_jax.data.tokenizer import BOS
+from sink_jax.evaluate import inputs as made
+from sink_jax.evaluate.inputs import KINDS, Inputs
+from sink_jax.evaluate.probe import probe
+from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.models.run import Run
+from sink_jax.pretrained.load import load_pretrained, load_run
+from sink_jax.train.config import from_dict
+from sink_jax.train.sharding import make_mesh
+from sink_jax.train.workdir import is_workdir, read_config
+
+_TOKENS_AT_A_TIME = 16384
+# A corpus as large as the Pile is not read to its end (Appendix B.2).
+_PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange', 'USPTO Backgrounds',
+         'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)', 'DM Mathematics', 'Ubuntu IRC', 'EuroParl',
+         'HackerNews', 'PhilPapers', 'NIH ExPorter', 'Enron Emails')
+
+
+@dataclasses.dataclass(frozen=True)
+class InputOptions:
+  """What a model reads, and how many sequences at a time."""
+
+  #: natural (text), random (tokens drawn at random) or repeat (one token, over and over).
+  inputs: Literal['natural', 'random', 'repeat'] = 'natural'
+  #: where text comes from: a folder of .txt files, a .jsonl file, or a source such as
+  #: Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name'); by default the documentation in
+  #: Python's standard library.
+  source: str = ''
+  sequences: int = 100  # how many.
+  length: int = 64  # tokens of each.
+  #: how sequences begin: none, tokenizer (as the tokenizer begins a text; the default with text) or
+  #: force (one BOS, whatever it does).
+  bos: Literal['none', 'tokenizer', 'force'] | None = None
+  seed: int = 0  # of tokens drawn at random.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'  # of activations.
+  batch_size: int | None = None  # sequences at a time; by default as many as 16,384 tokens.
+
+  def __post_init__(self):
+    for name, value, choices in (('inputs', self.inputs, KINDS), ('bos', self.bos or 'none', BOS),
+                                 ('dtype', self.dtype, ('float32', 'bfloat16'))):
+      check_known(value, choices, f'--{name}: there is no')
+    check_least(self, sequences=1, length=2, seed=0, batch_size=1)
+
+  def at_a_time(self, length: int) -> int:
+    """The number of sequences of a length in a batch."""
+    return self.batch_size or max(1, _TOKENS_AT_A_TIME // length)
+
+
+class Model:
+  """A model under analysis: it makes its inputs, and keeps their descriptions for the record.
+
+  given: a caller's inputs, in place of those that the options ask for. blocks: those with attention, from 1.
+  """
+
+  def __init__(self, run: Run, options: InputOptions, given: Inputs | None = None):
+    self.run, self.options, self.given = run, options, given
+    self.blocks = [n + 1 for n in run.config.attention_layers]
+    self.descriptions: list[dict[str, Any]] = []
+
+  def inputs(self, kind: str = 'sequences', **changes: Any) -> Inputs:
+    """Inputs as the options ask, which `changes` replace; a ValueError if they do not fit the model.
+
+    kind: 'sequences' are documents' first tokens, 'long text' joins documents, and 'domains' has
+    `sequences` of every domain.
+    """
+    options = dataclasses.replace(self.options, **changes)
+    if self.given is None:
+      if kind != 'long text':  # a cache may read more tokens than the model has positions
+        check_length(self.run, options.length)
+      inputs = make_inputs(self.run, options, kind)
+    elif kind == 'domains':
+      raise ValueError('domains compares texts of a source: leave out tokens, and name source=.')
+    else:
+      inputs = self.given
+    self.descriptions.append(inputs.description)
+    return inputs
+
+  def report(self, tokens: np.ndarray) -> SinkReport:
+    """The probe of tokens (S, T)."""
+    return probe(self.run, tokens, dtype=self.options.dtype,
+                 batch_size=self.options.at_a_time(tokens.shape[1]))
+
+
+def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float32', fsdp: int = 1) -> Run:
+  """Loads a published model, its parameters split over `fsdp` devices, or a run trained here."""
+  if checkpoint is None:
+    assert workdir is not None
+    run = load_run(workdir)
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
+  if (devices := jax.device_count()) % fsdp:
+    raise ValueError(f'--fsdp={fsdp} does not divide the {devices} devices of this machine.')
+  return load_pretrained(checkpoint, dtype=dtype, mesh=make_mesh(-1, fsdp) if fsdp > 1 else None)
+
+
+def check_length(run: Run, length: int) -> None:
+  """Raises a ValueError unless the model has positions for so many tokens."""
+  try:
+    run.config.attention.position.check_length(length)
+  except ValueError as error:
+    raise ValueError(f'{run.name}, --length or --lengths: {error}') from None
+
+
+def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inputs:
+  """Inputs in the tokens of a model; see `Model.inputs`."""
+  sequences, length, text = options.sequences, options.length, options.inputs == 'natural'
+  if text and not options.source and (task := _task(run)):
+    return _stored(run, options, task)
+  try:
+    tokenizer = run.tokenizer
+  except (ValueError, OSError) as error:
+    if text:
+      raise ValueError(f'{run.name}: no tokenizer for text: {str(error).rstrip(".")}; --inputs=random and '
+                       '--inputs=repeat need none.') from None
+    tokenizer = None
+  if text:
+    make = {'sequences': made.natural, 'long text': made.long_text, 'domains': made.by_domain}[kind]
+    more = {'domains': _PILE} if kind == 'domains' else {}
+    return make(tokenizer, made.open_source(options.source), sequences=sequences, length=length,
+                bos=options.bos or 'tokenizer', **more)
+  # A table of embeddings is often longer than the list of tokens; some tokenizers have tokens that were
+  # added after the training.
+  size = run.config.vocab_size
+  if not size:
+    raise ValueError(f'{run.name} has continuous inputs and no tokens to draw from.')
+  return made.random_tokens(
+      min(size, tokenizer.vocab_size) if tokenizer else size, sequences=sequences, length=length,
+      bos=options.bos or 'none', seed=options.seed, tokenizer=tokenizer, repeat=options.inputs == 'repeat')
+
+
+def _task(run: Run) -> str:
+  """The synthetic task that a run has learned, whose stored probe tokens stand for text; '' of others."""
+  if run.folder is None or not is_workdir(run.folder):
+    return ''
+  source = from_dict(read_config(run.folder)).data.source
+  return '' if isinstance(source, DocumentSource) else repr(source)
+
+
+def _stored(run: Run, options: InputOptions, task: str) -> Inputs:
+  """Inputs of the probe tokens that a run stores."""
+  tokens = run.probe_tokens
+  if tokens is None or tokens.ndim != 2:  # features (S, T, F) of a task of continuous inputs
+    raise ValueError(f'{run.name} stores no probe tokens: use --inputs=random.')
+  for name, stored in zip(('sequences', 'length'), tokens.shape):
+    if (wanted := getattr(options, name)) > stored:
+      raise ValueError(f'--{name}={wanted}: {task} makes its own tokens, and the run stores '
+                       f'{tokens.shape[0]} sequences of {tokens.shape[1]} of them.')
+  return made.stored(np.asarray(tokens)[:options.sequences, :options.length], run.config.vocab_size,
+                     f'probe tokens of {task}')

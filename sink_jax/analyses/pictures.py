@@ -1,0 +1,160 @@
+"""Three kinds of pictures, drawn from the rows of an analysis: lines, bars and heat maps.
+
+`panel`, `by` and the like are names of columns: rows that agree in them share a panel or a line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+from sink_jax.evaluate import plots
+
+Row = dict[str, Any]
+Columns = tuple[str, ...]
+_WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$', 'epsilon': 'ε',
+          'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
+          'score': r'$q k^\top / \sqrt{d_h}$', 'map': 'attention', 'raw_map': 'raw weights',
+          'position': 'position t', 'first': 'first token', 'others': 'mean of the others', 'tokens': 'tokens read', 'attention': 'attention on the first token'}
+
+
+def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel: Columns = ('model',), *,
+          log: str = '', error: str = '', style: str = 'o-', percent: bool = False, label: str = '') -> Figure:
+  """Draws columns `y` against `x`, a line for each of them and of the values of `by`.
+
+  log: the axes with a logarithmic scale, such as 'xy'. error: the column of the bars of y. percent: whether
+  the axis of y goes from 0 to 100. label: of that axis, where `y` are several. A number of the paper,
+  'paper_COLUMN', is a cross.
+  """
+  figure, panels = _panels(rows, panel, 4.4, 3.8)
+  names = (y,) if isinstance(y, str) else y
+  for ax, (title, inside) in panels:
+    for i, (column, (label, group)) in enumerate(itertools.product(names, _groups(inside, by).items())):
+      points = sorted((row for row in group if row.get(column) is not None), key=lambda row: row[x])
+      if not points:
+        continue
+      across, up = ([row[key] for row in points] for key in (x, column))
+      words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', label]))
+      # Where the colours begin again, the markers have moved on by one.
+      look: dict[str, Any] = dict(color=plots.COLOURS[i % 7], label=words or _word(column), linewidth=2,
+                                  markersize=5, marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in style else '')
+      if error:
+        shift = 0.12 * (i - (len(_groups(inside, by)) - 1) / 2)  # side by side
+        ax.errorbar(np.add(across, shift), up, [row[error] for row in points], capsize=3, linestyle='', **look)
+      else:
+        ax.plot(across, up, linestyle='-' if '-' in style else '', **look)
+      if paper := [(row[x], row[f'paper_{column}']) for row in points if f'paper_{column}' in row]:
+        ax.plot(*zip(*paper), 'x', color=look['color'], markersize=9, markeredgewidth=2,
+                label=f'{words or "Sink_1"}: the paper')
+    ax.set(xscale='log' if 'x' in log else 'linear', yscale='log' if 'y' in log else 'linear')
+    if 'x' not in log:
+      ax.xaxis.get_major_locator().set_params(integer=True)
+    if percent:
+      ax.set_ylim(-4, 104)
+    if 'x' in log and len(ticks := sorted({row[x] for row in inside})) < 9 and ticks[-1] < 10_000:
+      ax.set_xticks(ticks, labels=map(str, ticks))
+      ax.minorticks_off()
+    if 'y' in log:
+      ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+      ax.yaxis.set_minor_locator(NullLocator())
+      ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.grid(alpha=0.25)
+    outside = dict(loc='upper left', bbox_to_anchor=(1, 1)) if len(ax.get_lines()) > 8 else {}
+    ax.legend(fontsize=8, frameon=False, **outside)
+    plots.label(ax, title, _word(x), label or _word(names[0]))
+  return figure
+
+
+def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) -> Figure:
+  """Draws a group of bars for each value of `x`, in percent; a line across a bar is the paper's number."""
+  figure, panels = _panels(rows, panel, max(4.0, 2 + 0.3 * len(rows)), 3.6, columns=1)
+  series = list(_groups(rows, by))
+  for ax, (title, inside) in panels:
+    places = list(dict.fromkeys(row[x] for row in inside))
+    width = 0.8 / len(series)
+    for label, group in _groups(inside, by).items():
+      i = series.index(label)
+      centres = [places.index(row[x]) + width * (i - (len(series) - 1) / 2) for row in group]
+      drawn = ax.bar(centres, [row[y] for row in group], 0.92 * width, color=plots.COLOURS[i % 7], label=label)
+      if len(places) * len(series) < 20:
+        ax.bar_label(drawn, fmt='%.1f', fontsize=8)
+      for centre, row in zip(centres, group):
+        if row.get('paper') is not None:
+          ax.plot([centre - width / 2, centre + width / 2], [row['paper']] * 2, color='black', linewidth=2)
+    if any(row.get('paper') is not None for row in inside):
+      ax.plot([], [], color='black', linewidth=2, label='the paper')
+    ax.set_ylim(0, 108)
+    ax.grid(alpha=0.25, axis='y')
+    ax.set_xticks(range(len(places)), labels=places, rotation=60 if len(places) > 4 else 0)
+    ax.legend(fontsize=8, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
+    plots.label(ax, title, '', _word(y))
+  return figure
+
+
+def heat_maps(rows: Sequence[Row], columns: Columns, title: str = '') -> Figure:
+  """Draws the maps (T, T) of some columns, queries down and keys across, a row of panels for each row.
+
+  title: words that the columns of the row fill in, as in '{sequences} sequences'.
+  """
+  shown = [(row, column) for row in rows for column in columns if row.get(column) is not None]
+  across = len(columns) if len(columns) > 1 and len(shown) == len(columns) * len(rows) else 4
+  figure, axes = _canvas(len(shown), across, 3.9, 4.2)
+  for ax, (row, column) in zip(axes, shown):
+    plots.attention_panel(ax, row[column], f'{row["model"]}: block {row["block"]}, head {row["head"]}\n'
+                          f'importance {row["importance"]:.2f}, {title.format(**row)}', _word(column))
+  return figure
+
+
+def grids(rows: Sequence[Row], value: str) -> Figure:
+  """Draws a value from 0 to 1 of every head, blocks down and heads across, a panel for each model."""
+  figure, panels = _panels(rows, ('model',), 4.0, 3.6)
+  for ax, (title, inside) in panels:
+    blocks, heads = (sorted({row[name] for row in inside}) for name in ('block', 'head'))
+    grid = np.full((len(blocks), len(heads)), np.nan)
+    for row in inside:
+      grid[blocks.index(row['block']), heads.index(row['head'])] = row[value]
+    # The same colours for all models.
+    image = ax.imshow(grid, vmin=0, vmax=1, cmap='viridis', aspect='auto', interpolation='nearest')
+    for axis, names in ((ax.xaxis, heads), (ax.yaxis, blocks)):
+      every = -(-len(names) // 8)
+      axis.set_ticks(range(0, len(names), every), labels=list(map(str, names[::every])))
+    bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
+    bar.ax.axhline(inside[0]['epsilon'], color='white', linewidth=2)
+    rates = [row['sink_1'] for row in inside if 'sink_1' in row]
+    plots.label(ax, f'{title}: {plots.SINK_1} = {np.mean(rates):.1f} %' if rates else title, 'head', 'block')
+  return figure
+
+
+def _word(column: str) -> str:
+  return _WORDS.get(column, column.replace('_', ' '))
+
+
+def _groups(rows: Sequence[Row], columns: Columns) -> dict[str, list[Row]]:
+  """Rows by the words for their values of columns, in the order in which they come."""
+  groups: dict[str, list[Row]] = {}
+  for row in rows:
+    words = (f'{_word(name)} = {row[name]}' if isinstance(row[name], (int, float)) else row[name] or 'unchanged'
+             for name in columns)
+    groups.setdefault(', '.join(words), []).append(row)
+  return groups
+
+
+def _panels(rows: Sequence[Row], by: Columns, width: float, height: float,
+            columns: int = 3) -> tuple[Figure, Sequence[tuple[Axes, tuple[str, list[Row]]]]]:
+  """A figure with a panel for every group of rows, and (axes, (title, rows)) of each."""
+  groups = _groups(rows, by)
+  figure, axes = _canvas(len(groups), columns, width, height)
+  return figure, list(zip(axes, groups.items()))
+
+
+def _canvas(panels: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+  columns = min(columns, panels)
+  lines = -(-panels // columns)
+  figure, axes = plots.canvas(1 + width * columns, height * lines, lines, columns, panels)
+  return figure, list(axes.flat)

@@ -1,0 +1,207 @@
+"""lm-evaluation-harness: probabilities and texts against NumPy, and its own command where it is installed."""
+
+import dataclasses
+import importlib.util
+import inspect
+import itertools
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tokenizers
+
+import sink_jax as sj
+from sink_jax.analyses.importance import hellaswag
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
+from tests.analyses import lm_eval_stub
+from tests.analyses.small import model, small_run, tokens
+from tests.pretrained import tiny
+from tests.train.runs import ROOT
+
+INSTALLED = importlib.util.find_spec('lm_eval') is not None
+if not INSTALLED:
+  lm_eval_stub.install()
+from sink_jax.analyses import lm_eval as adapter  # noqa: E402
+from sink_jax.analyses.lm_eval import SinkJax, generation, loglikelihoods  # noqa: E402
+
+if not INSTALLED:
+  for name in [name for name in sys.modules if name.startswith('lm_eval')]:
+    del sys.modules[name]
+harness = pytest.mark.skipif(not INSTALLED, reason='lm_eval is not installed')
+TOKENIZER = Bytes().open().beginning_with(0)
+# Learned positions: a token in a wrong place of a window, or of a batch, is another token.
+BYTES = dict(attention=sj.AttentionSpec(position=sj.Learned(max_length=32)))
+STORED = ROOT / 'tests/analyses/lm_eval_task'
+request = lambda *args: SimpleNamespace(args=args)
+
+
+def padded_logits(run, ids):
+  """float64 logits of a text, which is filled up on the right by what it cannot see."""
+  return np.asarray(run.logits([[*ids, *[7] * (32 - len(ids))]]), np.float64)[0, :len(ids)]
+
+
+def log_probability(run, context, ending):
+  """Of an ending after at most 32 tokens: log p of each of its tokens, summed in float64."""
+  ids = (context + ending)[-33:]
+  logits = padded_logits(run, ids[:-1])[-len(ending):]
+  return (logits[range(len(ending)), ending] - np.log(np.exp(logits).sum(-1))).sum()
+
+
+def rolling(run, ids, window=32):
+  """By the words of the harness: full windows, each token once, the last window full as well."""
+  total = log_probability(run, [TOKENIZER.bos_id], ids[:window]) if ids else 0
+  for start in range(window, len(ids), window):
+    end = min(start + window, len(ids))
+    total += log_probability(run, ids[end - window - 1:start], ids[start:end])
+  return total
+
+
+def greedy(run, ids, count):
+  """Continues a text by one token after the other, the whole of it read each time."""
+  ids = list(ids)
+  for _ in range(count):
+    ids.append(int(padded_logits(run, ids)[-1].argmax()))
+  return ids[-count:]
+
+
+@pytest.mark.parametrize('batch_size', [None, 2])
+def test_log_likelihoods_of_a_stored_task(batch_size):
+  """Endings, shorter and longer than the context, without a context; whole texts longer than a window."""
+  run = small_run(**BYTES)
+  rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
+  evaluated = SinkJax(run=run, batch_size=batch_size)
+  pairs = [(row['context'], f' {row["ending"]}') for row in rows] + [('  ', 'spaces')]
+  found = evaluated.loglikelihood([request(*pair) for pair in pairs], disable_tqdm=True)
+  for (context, ending), (total, _) in zip(pairs, found, strict=True):
+    if not context.strip():  # BOS takes the place of a context
+      context, before, ending = '', [TOKENIZER.bos_id], ending if ending != 'spaces' else '  spaces'
+    else:
+      before = [TOKENIZER.bos_id, *TOKENIZER.encode(context)]
+    assert total == pytest.approx(log_probability(run, before, TOKENIZER.encode(ending)), rel=1e-5)
+  found = evaluated.loglikelihood_rolling([request(row['text']) for row in rows])
+  assert found[-1] == 0 and max(len(TOKENIZER.encode(row['text'])) for row in rows) > 3 * 32
+  for row, total in zip(rows, found, strict=True):
+    assert total == pytest.approx(rolling(run, TOKENIZER.encode(row['text'])), rel=1e-5)
+
+
+def test_greedy_endings_and_what_is_too_long(monkeypatch):
+  monkeypatch.setattr(adapter, '_SHORTEST', 4)
+  run = small_run(vocab_size=5, attention=sj.AttentionSpec(position=sj.Learned(max_length=8)))
+  context = [1, 2, 3]
+  best = int(run.logits([context])[0, -1].argmax())
+  (_, yes), (_, no) = loglikelihoods(run, [(context, [best]), (context, [(best + 1) % 5])], 8, 2)
+  assert yes and not no
+  with pytest.raises(ValueError, match='ending of 9 tokens'):
+    loglikelihoods(run, [([0], [1] * 9)], 8)
+  broken = dataclasses.replace(run, params=run.params | {'embed': run.params['embed'] * np.nan})
+  with pytest.raises(ValueError, match='log-probability of an ending'):
+    loglikelihoods(broken, [([1, 2], [3])], 8)
+
+
+def test_texts_end_where_they_are_told_to():
+  """Batches of texts of different lengths, each against the text alone."""
+  # The ids are their own letters, so that every text of the model is one.
+  letters = lambda ids: ''.join(chr(0x4e00 + i) for i in ids)
+  names = tokenizers.Tokenizer(tokenizers.models.WordLevel({letters([i]): i for i in range(258)}, 'x'))
+  names.decoder = tokenizers.decoders.Fuse()
+  names.pre_tokenizer = tokenizers.pre_tokenizers.Split('', 'isolated')
+  tokenizer = TextTokenizer(names, 'letters', bos_id=0)
+  run = dataclasses.replace(small_run(**BYTES), read_tokenizer=lambda run: tokenizer)
+  random = np.random.default_rng(0)
+  prompts = [random.integers(2, 258, n).tolist() for n in (1, 5, 13, 6, 20)]
+  made = [greedy(run, ids, 8) for ids in prompts]
+  write = lambda run, asked, **options: SinkJax(run=run, bos='none', **options).generate_until(
+      [request(letters(ids), arguments) for ids, arguments in asked])
+  for size in (2, None):
+    found = write(run, [(ids, {'max_gen_toks': 8, 'until': []}) for ids in prompts], batch_size=size)
+    assert found == list(map(letters, made))
+  # A stop of two letters, the earlier one of two, fewer tokens, and a stop that is not there.
+  asked = [(prompts[0], {'max_gen_toks': 8, 'until': ['zz', letters(made[0][3:5])]}),
+           (prompts[1], {'max_gen_toks': 8, 'until': [letters(made[1][6:7]), letters(made[1][2:3])]}),
+           (prompts[2], {'max_gen_toks': 3, 'until': []}), (prompts[3], {'max_gen_toks': 8, 'until': 'zz'})]
+  assert write(run, asked) == [letters(ids[:n]) for ids, n in zip(made, (3, 2, 3, 8))]
+  ending = dataclasses.replace(tokenizer, eos_ids=(made[3][4],))
+  ended = dataclasses.replace(run, read_tokenizer=lambda run: ending)
+  assert write(ended, asked[3:]) == [letters(made[3][:made[3].index(made[3][4])])]
+  sampled = [(prompts[1], {'max_gen_toks': 6, 'do_sample': True, 'temperature': 1.0})] * 2
+  first, second = write(run, sampled, batch_size=1)
+  assert [first, second] == write(run, sampled, batch_size=1) and first != second
+
+
+def test_what_a_task_asks_of_its_texts():
+  assert generation({'until': ['a', ''], 'max_gen_toks': 9, 'do_sample': False, 'num_beams': 1}, 1024) == (9, ('a',), {})
+  assert generation({}, 32)[0] == 16
+  sampled = generation({'do_sample': True, 'top_k': 5, 'temperature': 0.5}, 1024)[2]
+  assert sampled == {'temperature': 0.5, 'top_k': 5, 'top_p': None}
+  for arguments, words in (({'num_beams': 4}, 'num_beams'), ({'max_gen_toks': 1024}, '1024')):
+    with pytest.raises(ValueError, match=words):
+      generation(arguments, 1024)
+
+
+def test_models_that_cannot_be_scored():
+  with pytest.raises(ValueError, match='causal'):
+    SinkJax(run=small_run(attention=sj.AttentionSpec(mask=sj.Prefix(length=4))))
+  with pytest.raises(ValueError, match='one model'):
+    SinkJax()
+
+
+def test_accuracy_of_hellaswag_is_read_from_the_results_of_the_harness(tmp_path):
+  run = small_run('mine')
+  scores = {'acc,none': 0.25, 'acc_stderr,none': 0.02, 'acc_norm,none': 0.5, 'acc_norm_stderr,none': 0.03}
+  for folder, name, factor in (('a', 'other', 1), ('b', 'mine', 1)):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / 'results_2026.json').write_text(json.dumps(
+        {'config': {'sink_jax_model': name}, 'results': {'hellaswag': {k: v * factor for k, v in scores.items()}}}))
+  rows = hellaswag(model(run, tokens()), results=str(tmp_path))
+  assert [(row['measure'], row['percent'], row.get('stderr')) for row in rows][1:] == [
+      ('acc', 25, 2), ('acc_norm', 50, 3)]
+  assert rows[0]['percent'] == pytest.approx(100 * sj.probe(run, tokens()).sink_rate())
+  with pytest.raises(ValueError, match='--results'):
+    hellaswag(model(dataclasses.replace(run, name='new'), tokens()), results=str(tmp_path))
+
+
+@harness
+def test_the_stub_is_as_the_harness():
+  from lm_eval import utils
+  from lm_eval.api.model import TemplateLM
+
+  parameters = lambda owner, name: list(inspect.signature(getattr(owner, name)).parameters)
+  for name in ('get_rolling_token_windows', 'make_disjoint_window'):
+    assert parameters(lm_eval_stub, name) == parameters(utils, name)
+  for name in ('loglikelihood', '_encode_pair'):
+    assert parameters(lm_eval_stub.TemplateLM, name) == parameters(TemplateLM, name)
+  for count, window in itertools.product(range(12), range(1, 6)):
+    own, theirs = (list(map(module.make_disjoint_window, module.get_rolling_token_windows(
+        list(range(count)), -1, max_seq_len=window, context_len=1))) for module in (lm_eval_stub, utils))
+    assert own == theirs
+
+
+@harness
+def test_the_harnesss_own_command(tmp_path):
+  """Of a checkpoint: endings, rolling texts and generation, and HellaSwag's scores in the file it writes."""
+  folder = tmp_path / 'tiny-llama'
+  tiny.write(folder, tiny.LLAMA | {'vocab_size': 260})
+  TOKENIZER.save(folder)
+  run = sj.load_pretrained(folder)
+  files = ','.join(str(STORED / f'{name}.yaml') for name in ('ending', 'rolling', 'generation'))
+  done = subprocess.run(
+      [sys.executable, '-m', 'sink_jax.analyses.lm_eval', 'run', '--model', 'sink_jax', '--model_args',
+       f'checkpoint={folder},bos=none,max_length=32', '--tasks', files, '--batch_size', 'auto',
+       '--output_path', str(tmp_path / 'out')], cwd=ROOT, text=True, capture_output=True,
+      env=os.environ | {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_CACHE': str(tmp_path)})
+  assert done.returncode == 0, done.stderr[-3000:]
+  [written] = (tmp_path / 'out').rglob('results_*.json')
+  found = json.loads(written.read_text())
+  assert found['config']['sink_jax_model'] == 'tiny-llama' and 'torch' not in done.stderr
+  rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
+  totals = [log_probability(run, TOKENIZER.encode(row['context']) or [0], TOKENIZER.encode(row['ending']))
+            for row in rows]
+  texts = [TOKENIZER.encode(row['text']) for row in rows]
+  metrics = {key.partition(',')[0]: value for task in found['results'].values() for key, value in task.items()}
+  assert np.log(metrics['perplexity']) == pytest.approx(-np.mean(totals), rel=1e-5)
+  assert metrics['bits_per_byte'] == pytest.approx(
+      -sum(rolling(run, ids) for ids in texts) / sum(map(len, texts)) / np.log(2), rel=1e-5)

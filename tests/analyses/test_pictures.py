@@ -1,0 +1,61 @@
+"""What is drawn where: lines, bars, maps and grids of rows."""
+
+import numpy as np
+
+from sink_jax.analyses import pictures
+
+
+def drawn(ax):
+  """{label: points (n, 2)} of what is plotted."""
+  return {line.get_label(): line.get_xydata() for line in ax.get_lines()}
+
+
+def test_lines_by_series_and_panel():
+  rows = [{'model': m, 'length': t, 'epsilon': e, 'sink_1': 10 * t + e, 'sink_t': t, 'paper_sink_1': 7.0}
+          for m in 'ab' for t in (4, 2) for e in (0.2, 0.3)]
+  figure = pictures.lines(rows, 'length', 'sink_1', ('epsilon',), log='x', percent=True)
+  assert [ax.get_title() for ax in figure.axes] == ['a', 'b']
+  for ax in figure.axes:
+    for e in (0.2, 0.3):
+      np.testing.assert_allclose(drawn(ax)[f'ε = {e}'], [(2, 20 + e), (4, 40 + e)])
+      np.testing.assert_allclose(drawn(ax)[f'ε = {e}: the paper'], [(2, 7), (4, 7)])
+    assert ax.get_xscale() == 'log' and [t.get_text() for t in ax.get_xticklabels()] == ['2', '4']
+  [ax] = pictures.lines(rows[:4], 'length', ('sink_1', 'sink_t'), ('epsilon',), panel=()).axes
+  assert sum('the paper' not in name for name in drawn(ax)) == 4
+  families = [{'family': f'family {i}', 'parameters': n, 'sink_1': i} for i in range(9) for n in (10**7, 10**6)]
+  [ax] = pictures.lines(families, 'parameters', 'sink_1', ('family',), panel=(), log='x').axes
+  assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == 9
+  rows = [{'model': m, 'layer': n, 'attention': 0.5, 'deviation': 0.1 * n} for m in 'ab' for n in range(3)]
+  [ax] = pictures.lines(rows, 'layer', 'attention', ('model',), panel=(), error='deviation', style='o').axes
+  for bars, shift in zip(ax.containers, (-0.06, 0.06)):
+    np.testing.assert_allclose(bars.lines[0].get_xydata(), [(n + shift, 0.5) for n in range(3)])
+    ends = np.array(bars.lines[2][0].get_segments())[..., 1]
+    np.testing.assert_allclose(ends[:, 1] - ends[:, 0], [0, 0.2, 0.4])
+
+
+def test_bars_and_the_papers_number():
+  rows = [{'model': 'a', 'kind': 'natural', 'sink_1': 10.0, 'paper': 12.0}, {'model': 'a', 'kind': 'random', 'sink_1': 20.0},
+          {'model': 'b', 'kind': 'random', 'sink_1': 30.0}]
+  [ax] = pictures.bars(rows, 'model', 'sink_1', ('kind',)).axes
+  found = sorted((round(bar.get_x() + bar.get_width() / 2, 2), bar.get_height()) for bar in ax.patches)
+  assert found == [(-0.2, 10), (0.2, 20), (1.2, 30)]
+  assert [tick.get_text() for tick in ax.get_xticklabels()] == ['a', 'b']
+  assert set(ax.get_lines()[0].get_ydata()) == {12.0}
+  figure = pictures.bars([row | {'epsilon': e} for row in rows for e in (0.2, 0.4)], 'model', 'sink_1', ('kind',),
+                         ('epsilon',))
+  assert [ax.get_title() for ax in figure.axes] == ['ε = 0.2', 'ε = 0.4']
+
+
+def test_maps_and_grids():
+  rows = [{'model': 'a', 'block': b, 'head': h, 'importance': b / 10 + h / 100, 'sink_1': 50.0, 'epsilon': 0.3}
+          for b in (2, 4) for h in (1, 2, 3)]
+  ax = pictures.grids(rows, 'importance').axes[0]
+  [image] = ax.get_images()
+  np.testing.assert_allclose(image.get_array(), [[0.21, 0.22, 0.23], [0.41, 0.42, 0.43]])
+  assert image.get_clim() == (0, 1) and (ax.get_xlabel(), ax.get_ylabel()) == ('head', 'block')
+  assert [tick.get_text() for tick in ax.get_yticklabels()] == ['2', '4'] and '50.0 %' in ax.get_title()
+  rows[1] |= {'map': np.tril(np.full((3, 3), 0.4)).tolist(), 'averaged': 'one sequence'}
+  panels = [ax for ax in pictures.heat_maps(rows, ('map', 'raw_map'), '{averaged}').axes if ax.get_images()]
+  [ax] = panels  # of the only row that has a map
+  assert 'block 2, head 2' in ax.get_title() and 'one sequence' in ax.get_title()
+  np.testing.assert_allclose(np.ma.filled(ax.get_images()[0].get_array(), 0), np.tril(np.full((3, 3), 0.4)))

@@ -1,0 +1,93 @@
+"""Propositions 1 to 4: what holds, what follows for a sink, and inputs that break them."""
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.analyses import propositions
+from sink_jax.analyses.runner import find, measure
+from sink_jax.models.config import Layer, Mamba
+from tests.analyses.small import importance, maps, small_run, tokens
+
+
+@pytest.fixture(scope='module')
+def without_a_checkpoint():
+  analysis = find('propositions')
+  return {run.name: measure(analysis, run, analysis.inputs, {}).rows for run in analysis.models()}
+
+
+def test_all_propositions_without_a_checkpoint(without_a_checkpoint):
+  found = {name: rows[0] for name, rows in without_a_checkpoint.items()}
+  assert {name: (row['proposition'], row['sink'], row['premise']) for name, row in found.items()} == {
+      'Nope()': (1, 'no', True), 'Relative()': (2, 'yes', False), 'Relative(decreasing=True)': (2, 'no', True),
+      'Alibi()': (3, 'no', True), 'Rope()': (4, 'no', True)}
+  for name, rows in without_a_checkpoint.items():
+    for row in rows:
+      assert row['holds'] and row['hidden_difference'] < 1e-5 and row['difference'] < 1e-5
+      if name == 'Rope()':
+        assert row['importance'] <= row['closed_importance']
+      else:
+        assert row['importance'] == pytest.approx(row['closed_importance'], rel=1e-4)
+  assert found['Nope()']['closed_importance'] == pytest.approx(sum(1 / t for t in range(1, 65)) / 64)
+  # Bucket numbers of Eq. 6 by hand: exact below 16, logarithmic up to distance 128 beyond.
+  bucket = [d if d < 16 else 16 + int(16 * np.log2(d / 16) / 3) for d in range(64)]
+  alpha = np.mean([np.exp(bucket[t]) / np.exp(bucket[:t + 1]).sum() for t in range(64)])
+  assert found['Relative()']['closed_importance'] == pytest.approx(alpha)
+  assert alpha == pytest.approx(0.334, abs=5e-4)
+
+
+@pytest.mark.parametrize('position', ['Relative()', 'Alibi()', 'Rope()', 'Rope(fraction=0.5)', 'YarnRope()'])
+def test_closed_forms_of_recorded_maps(position):
+  masks = [sj.Window(size=5), sj.Causal()]
+  run = small_run(attention=sj.AttentionSpec(position=position), pattern=tuple(Layer(mask=mask) for mask in masks))
+  ids = tokens(1, repeat=True)
+  rows = sj.analyse('propositions', run, ids).rows
+  weights = maps(run, ids)[:, 0]
+  layers = run.record(ids, sj.RecordOptions(queries_keys=True)).layers
+  q, k = (np.linalg.norm(np.asarray(x, float), axis=-1)[:, 0] / 2 ** 0.5  # sqrt(Dh) = 2
+          for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh))
+  spec = run.config.attention
+  for row in rows:
+    n, h, mask = row['block'] - 1, row['head'] - 1, masks[row['block'] - 1]
+    for t in range(12):
+      seen = [j for j in range(12) if mask.keep(t, j)]
+      if row['form'] == 'bound':
+        xi = q[n, t, h] * k[n, 0, h // 2]
+        assert weights[n, h, t].max() <= np.exp(2 * xi) / (np.exp(2 * xi) + len(seen) - 1) * (1 + 1e-5)
+      else:
+        g = [float(spec.position.distance_bias(np.int32(t - j))) * spec.position.slopes(4)[h] for j in seen]
+        expected = np.zeros(12)
+        expected[seen] = np.exp(g) / np.exp(g).sum()
+        np.testing.assert_allclose(weights[n, h, t], expected, atol=1e-5)
+    assert row['holds'] and row['difference'] < 1e-5
+    assert row['importance'] == pytest.approx(importance(run, ids)[n, 0, h, 0], abs=1e-5)
+    np.testing.assert_allclose(row['weights'], weights[n, h, -1], atol=1e-6)
+
+
+def test_what_breaks_them(monkeypatch):
+  run = small_run(attention=sj.AttentionSpec(position='Nope()'))
+  with pytest.raises(ValueError, match='one token repeated'):
+    sj.analyse('propositions', run, tokens())
+  # Of four equal keys the first has 25/48 on average, without any content.
+  for epsilon, sink in ((0.3, 'yes'), (0.6, 'no')):
+    row = sj.analyse('propositions', run, tokens(1, 4, repeat=True), epsilon=epsilon).rows[0]
+    assert row['closed_importance'] == pytest.approx(25 / 48) and row['sink'] == sink
+  layers = run.record(tokens(1), sj.RecordOptions(maps=True, hidden=True, queries_keys=True)).layers
+  found = propositions.compared(run.config, layers)  # different tokens
+  assert found['hidden_difference'] > 0.1 and found['difference'].max() > 0.05
+  rotary = small_run(sharp=10.0)
+  row = sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]
+  assert row['holds'] and row['sink'] == 'open'  # large scores: the bound says nothing
+  monkeypatch.setattr(propositions, '_largest_score', lambda layers, n: np.zeros(4))  # a bound of 1/t
+  assert not sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]['holds']
+  assert propositions.rotary_bound([1000.0], sj.Causal(), 9)[0, 8, 0] == 1  # without overflow
+
+
+@pytest.mark.parametrize('changes, words', [
+    (dict(attention=sj.AttentionSpec(position='Learned()')), 'its own embedding'),
+    (dict(attention=sj.AttentionSpec('Sigmoid()', 'RowSum()')), 'not softmax'),
+    (dict(attention=sj.AttentionSpec(kv_bias='KBias()')), 'extra key'), (dict(sink_tokens=1), 'extra key'),
+    (dict(layers=2, pattern=(Layer(mamba=Mamba(inner=16, state=2, conv=2, rank=1)), Layer())), 'Mamba')])
+def test_models_to_which_none_applies(changes, words):
+  with pytest.raises(ValueError, match=words):
+    sj.analyse('propositions', small_run(**changes), tokens(1, repeat=True))
