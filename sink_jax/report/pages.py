@@ -138,7 +138,8 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
     figures.save(picture, out / f'{key}.png')
 
   pictures = {key: f'{key}.png' for key in drawn}
-  rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
+  models = {path.stem: list(dict.fromkeys(row['model'] for row in json.loads(path.read_text()).get('rows', ())))
+            for path in analyses}
   files = [_render(
       out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], budget=budget,
       begun=full[~full.status.isin(['not run', 'not expressible'])],
@@ -150,7 +151,7 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
       beside=beside, rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
       grafts=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
-      coverage=paper.coverage(full, {name: {row['model'] for row in of} for name, of in rows.items()}),
+      coverage=paper.coverage(full, models),
       see=pictures | {
           item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
           for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
