@@ -25,7 +25,7 @@ _WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t
 
 
 def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel: Columns = ('model',), *,
-          log: str = '', error: str = '', style: str = 'o-', percent: bool = False, label: str = '') -> Figure:
+          log: str = '', error: str = '', style: str | Columns = 'o-', percent: bool = False, label: str = '') -> Figure:
   """Draws columns `y` against `x`, a line for each of them and of the values of `by`.
 
   log: the axes with a logarithmic scale, such as 'xy'. error: the column of the bars of y. percent: whether
@@ -34,21 +34,23 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
   """
   figure, panels = _panels(rows, panel, 4.4, 3.8)
   names = (y,) if isinstance(y, str) else y
+  styles = dict(zip(names, itertools.repeat(style) if isinstance(style, str) else style))
   for ax, (title, inside) in panels:
-    for i, (column, (label, group)) in enumerate(itertools.product(names, _groups(inside, by).items())):
+    for i, (column, (words, group)) in enumerate(itertools.product(names, _groups(inside, by).items())):
       points = sorted((row for row in group if row.get(column) is not None), key=lambda row: row[x])
       if not points:
         continue
       across, up = ([row[key] for row in points] for key in (x, column))
-      words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', label]))
+      words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', words]))
+      shape = styles[column]
       # Where the colours begin again, the markers have moved on by one.
       look: dict[str, Any] = dict(color=plots.COLOURS[i % 7], label=words or _word(column), linewidth=2,
-                                  markersize=5, marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in style else '')
+                                  markersize=5, marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in shape else '')
       if error:
         shift = 0.12 * (i - (len(_groups(inside, by)) - 1) / 2)  # side by side
         ax.errorbar(np.add(across, shift), up, [row[error] for row in points], capsize=3, linestyle='', **look)
       else:
-        ax.plot(across, up, linestyle='-' if '-' in style else '', **look)
+        ax.plot(across, up, linestyle='-' if '-' in shape else '', **look)
       if paper := [(row[x], row[f'paper_{column}']) for row in points if f'paper_{column}' in row]:
         ax.plot(*zip(*paper), 'x', color=look['color'], markersize=9, markeredgewidth=2,
                 label=f'{words or "Sink_1"}: the paper')
@@ -73,7 +75,8 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
 
 def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) -> Figure:
   """Draws a group of bars for each value of `x`, in percent; a line across a bar is the paper's number."""
-  figure, panels = _panels(rows, panel, max(4.0, 2 + 0.3 * len(rows)), 3.6, columns=1)
+  width = max(4.0, 2 + 0.3 * len(rows), 0.1 * sum(map(len, {row[x] for row in rows})))
+  figure, panels = _panels(rows, panel, width, 3.6, columns=1)
   series = list(_groups(rows, by))
   for ax, (title, inside) in panels:
     places = list(dict.fromkeys(row[x] for row in inside))

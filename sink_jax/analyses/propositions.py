@@ -56,7 +56,7 @@ def _draw(rows: list[Row]) -> Figure:
   return lines([row | {'key': k, 'measured': weight, 'by the form': closed} for row in shown
                 for k, (weight, closed) in enumerate(zip(row['weights'], row['closed_weights']), 1)
                 if min(weight, closed) > 1e-4],
-               'key', ('measured', 'by the form'), ('block', 'head'), ('model', 'proposition'), log='y', style='o',
+               'key', ('measured', 'by the form'), ('block', 'head'), ('model', 'proposition'), log='y', style=('o', '-'),
                label='weight of the last query')
 
 
