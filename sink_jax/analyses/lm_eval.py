@@ -162,8 +162,7 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], most:
   """The log-probability in nats of every ending after its context, and whether it is the greedy one.
 
   pairs: token ids (context, ending), of which neither is empty. most: tokens that the model reads, of longer
-  texts the last ones. batch_size: texts at a time; by default as many as 2,048 tokens. A ValueError says that
-  an ending is longer than what the model reads, or a log-probability is not finite.
+  texts the last ones. A ValueError says that an ending is longer, or a log-probability not finite.
   """
   if (longest := max((len(ending) for _, ending in pairs), default=0)) > most:
     raise ValueError(f'an ending of {longest} tokens, and the model reads {most}: take a larger max_length.')

@@ -1,4 +1,4 @@
-"""Maps over queries and keys of single heads: attention, angles and norms.
+"""Norms, and maps over queries and keys of single heads: attention and angles.
 
 Why queries attend to the first token (Section 3.1): a score is the cosine of query and key times the product of
 their norms, over sqrt(Dh). In a head with a sink the norm product with the first key is small and the cosine is
@@ -16,16 +16,42 @@ from typing import Any
 import numpy as np
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, heat_maps
+from sink_jax.analyses.pictures import Row, heat_maps, lines
 from sink_jax.analyses.runner import Heads, analysis, chosen_heads
 from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.plots import head_maps
+from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
 NAMES = ('cosine', 'norm_product', 'score')
 _LENGTH = 128  # tokens of a map of angles
 _DIGITS = 4  # decimals of a map's numbers in a file
+
+
+@analysis('Figure 2 (top), Figures 11 to 14', partial(lines, x='block', y=('first', 'others'),
+                                                      panel=('model', 'kind'), log='y',
+                                                      label=r'$\ell_2$ norm'))
+def norms(model: Model) -> list[Row]:
+  """l2 norms of hidden states, keys and values: the first token and the mean of the others."""
+  return of_report(model.report(model.inputs().tokens))
+
+
+def of_report(report: SinkReport) -> list[Row]:
+  """Rows of kind, block, first, others and their ratio, means over sequences and key/value heads.
+
+  Hidden states are those between blocks: block 0 is the embedding, and the last one is taken before the
+  final norm. Keys are those that enter the scores. The ratio is one of means, as in Figures 7 and 8.
+  """
+  rows = []
+  for kind, words in (('hidden', 'hidden states'), ('key', 'keys'), ('value', 'values')):
+    norms = np.asarray(report.norms[kind], np.float64)  # (S, N, T) or (S, N, H, T)
+    axes = tuple(axis for axis in range(norms.ndim - 1) if axis != 1)
+    first_N, others_N = norms[..., 0].mean(axes), norms[..., 1:].mean(-1).mean(axes)
+    blocks = range(len(first_N)) if kind == 'hidden' else report.protocol['blocks']
+    rows += [{'kind': words, 'block': block, 'first': first, 'others': others, 'ratio': first / others}
+             for block, first, others in zip(blocks, first_N.tolist(), others_N.tolist())]
+  return rows
 
 
 @analysis('Figures 25, 26', partial(heat_maps, columns=('map', 'raw_map'), title='{averaged}'), sequences=10)

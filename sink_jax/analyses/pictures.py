@@ -106,7 +106,8 @@ def heat_maps(rows: Sequence[Row], columns: Columns, title: str = '') -> Figure:
   title: words that the columns of the row fill in, as in '{sequences} sequences'.
   """
   shown = [(row, column) for row in rows for column in columns if row.get(column) is not None]
-  across = len(columns) if len(columns) > 1 and len(shown) == len(columns) * len(rows) else 4
+  drawn = sum(row.get(columns[0]) is not None for row in rows)
+  across = len(columns) if len(shown) == len(columns) * drawn > drawn else 4
   figure, axes = _canvas(len(shown), across, 3.9, 4.2)
   for ax, (row, column) in zip(axes, shown):
     plots.attention_panel(ax, row[column], f'{row["model"]}: block {row["block"]}, head {row["head"]}\n'

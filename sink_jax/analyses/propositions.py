@@ -32,7 +32,7 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
 
-# Of hidden states relative, of weights absolute: above rounding, and far below what different tokens do.
+# Of hidden states relative, of weights absolute: above rounding, far below what different tokens do.
 TOLERANCE = 1e-3
 _NUMBERS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}  # scaled rotations count as rotary
 
@@ -68,9 +68,6 @@ def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   |A - closed form|, or A - bound; `importance` of the first token and `closed_importance` by the form
   or bound; whether the proposition `holds`, and the `premise` that the bias does not increase with the
   distance; `sink`: whether a sink of the first token follows. float32, one sequence at a time.
-
-  Raises:
-    ValueError: no proposition applies, or the inputs hold different tokens.
   """
   run, number, tokens_SxT = model.run, proposition_number(model.run.config), model.inputs().tokens
   if (tokens_SxT != tokens_SxT[:, :1]).any():

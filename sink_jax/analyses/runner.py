@@ -78,11 +78,7 @@ ANALYSES: dict[str, Analysis] = {}
 
 def analysis(figure: str, draw: Callable[[list[Row]], Figure], *,
              models: Callable[[], list[Run]] | None = None, **inputs: Any) -> Callable:
-  """Registers a function as the analysis of a figure.
-
-  draw: draws its rows, as one of `pictures` does. models: see `Analysis`. inputs: defaults of
-  `InputOptions` that differ.
-  """
+  """Registers a function as the analysis of a figure; `inputs` are defaults of `InputOptions` that differ."""
   def register(function):
     ANALYSES[function.__name__] = Analysis(function, figure, draw, InputOptions(**inputs), models)
     return function
@@ -130,11 +126,7 @@ class Result:
 
 def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str, Any],
             tokens: Inputs | None = None) -> Result:
-  """Measures one model.
-
-  Raises:
-    ValueError: options or inputs do not fit the model, or a number is not finite; names it.
-  """
+  """Measures one model; a ValueError names an option that does not fit it, or a number that is not finite."""
   model = Model(run, inputs, tokens)
   name = run.name or 'model'
   rows = [{'model': name} | row for row in chosen.function(model, **options)]
