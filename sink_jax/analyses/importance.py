@@ -1,4 +1,4 @@
-"""Importance of the first tokens, by model, input, sequence, block and head, grouped in six ways; and Table 7.
+"""Importance of the first tokens, by input, sequence, block and head, grouped in six ways, and Table 7.
 
 Kinds of input and chat models (Table 1), length (Figure 3), size (Figure 4 left, 10), domain (Figure 9), head
 (Figures 19 to 24, 27). The threshold applies to each sequence, before the mean over sequences.
@@ -47,11 +47,11 @@ def first_tokens(model: Model, tokens: np.ndarray, count: int = 1) -> np.ndarray
 def rates(alpha_SxNxHxK: np.ndarray, epsilons: Sequence[float]) -> list[Row]:
   """A row for each epsilon: Sink_1 .. Sink_K in percent, and the mean importance of the first token."""
   if not all(0 < epsilon < 1 for epsilon in epsilons):
-    raise ValueError(f'epsilon = {", ".join(map(str, epsilons))} must lie between 0 and 1; the paper uses 0.3.')
+    raise ValueError(f'epsilon {", ".join(map(str, epsilons))} must lie between 0 and 1; the paper has 0.3.')
   importance = float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64))
-  return [{'epsilon': epsilon, **{
-      f'sink_{k + 1}': float(100 * (alpha_SxNxHxK[..., k] > epsilon).mean(dtype=np.float64))
-      for k in range(alpha_SxNxHxK.shape[-1])}, 'importance': importance} for epsilon in sorted(set(epsilons))]
+  return [{'epsilon': e, **{
+      f'sink_{k + 1}': float(100 * (alpha_SxNxHxK[..., k] > e).mean(dtype=np.float64))
+      for k in range(alpha_SxNxHxK.shape[-1])}, 'importance': importance} for e in sorted(set(epsilons))]
 
 
 @analysis('Table 1 (left)', partial(bars, x='model', y='sink_1', by=('kind',)))
@@ -63,8 +63,8 @@ def kinds(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
     inputs = model.inputs(inputs=kind) if model.given is None else model.inputs()
     [row] = rates(first_tokens(model, inputs.tokens), (epsilon,))
     known = known_model(model.run.name)
-    paper = published(inputs.description, epsilon, 'table-1-left', known.name, f'sink_1_{kind}') if known else {}
-    rows.append({'kind': kind, **row, **paper})
+    rows.append({'kind': kind, **row, **published(
+        inputs.description, epsilon, 'table-1-left', known.name if known else '', f'sink_1_{kind}')})
   return rows
 
 
@@ -91,8 +91,8 @@ def scale(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   return [{'family': family_of(model.run.name), 'parameters': parameter_count(model.run.config), **row}]
 
 
-@analysis('Figure 10', partial(lines, x='parameters', y='percent', by=('family',), panel=('measure',), log='x',
-                               percent=True))
+@analysis('Figure 10', partial(lines, x='parameters', y='percent', by=('family',), panel=('measure',),
+                               log='x', percent=True))
 def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = EPSILON) -> list[Row]:
   """Sink_1 next to HellaSwag accuracy, by family and scale.
 
@@ -112,11 +112,12 @@ def _scores(folder: str, name: str) -> dict[str, float]:
     found = json.loads(path.read_text())
     if 'hellaswag' in found['results'] and found['config'].get('sink_jax_model') == name:
       return found['results']['hellaswag']
-  raise ValueError(f'--results={folder} has no HellaSwag scores of {name}: python -m sink_jax.analyses.lm_eval '
-                   'run --model sink_jax writes them, see docs/open_models.md.')
+  raise ValueError(f'--results={folder} has no HellaSwag scores of {name}; python -m '
+                   'sink_jax.analyses.lm_eval writes them, see docs/open_models.md.')
 
 
-@analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)), source='Stdlib()')
+@analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)),
+          source='Stdlib()')
 def domains(model: Model, *, epsilons: Epsilons = (0.2, 0.3, 0.4)) -> list[Row]:
   """Sink_1 on the domains of a corpus, such as the Pile.
 

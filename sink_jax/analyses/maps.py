@@ -1,8 +1,8 @@
 """Norms, and maps over queries and keys of single heads: attention and angles.
 
-Why queries attend to the first token (Section 3.1): a score is the cosine of query and key times the product of
-their norms, over sqrt(Dh). In a head with a sink the norm product with the first key is small and the cosine is
-large. Queries and keys are those that enter the scores, after QK norm, rotation and feature map.
+Why queries attend to the first token (Section 3.1): a score is the cosine of query and key times the product
+of their norms, over sqrt(Dh). In a head with a sink the norm product with the first key is small and the
+cosine is large. Queries and keys are those that enter the scores, after QK norm, rotation and feature map.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def averaged(sequences: int) -> str:
 def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
   """Angles between queries and keys: cosines, norm products and scores.
 
-  A row for each head: means of key 1 and of the other keys over sequences and queries. Four heads, or
-  those of --heads, have maps over queries and keys as well, means over sequences; --sequences=1 shows
-  one. Only the score has the factor 1/sqrt(Dh), as in the paper.
+  A row for each head: means of key 1 and of the other keys over sequences and queries. Four heads, or those
+  of --heads, have maps as well, means over sequences; --sequences=1 shows one. Only the score has 1/sqrt(Dh).
   """
   tokens_SxT = model.inputs().tokens
   run = dataclasses.replace(model.run, config=dataclasses.replace(
@@ -100,11 +99,9 @@ def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
           for n, h in np.ndindex(*means['importance'].shape)]
 
 
-def pair_maps(run: Run, tokens_SxT: np.ndarray, heads: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
-  """Maps (T, T) over queries and keys of heads (n, h) by name, zero where the key comes later.
-
-  Means over sequences, of the first 128 tokens of each.
-  """
+def pair_maps(run: Run, tokens_SxT: np.ndarray,
+              heads: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
+  """Maps (T, T) of heads (n, h) by name, means over sequences, zero where the key comes later."""
   tokens_SxT = tokens_SxT[:, :_LENGTH]
   dims, length = run.config.dims, tokens_SxT.shape[1]
   maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]

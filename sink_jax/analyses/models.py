@@ -24,8 +24,8 @@ from sink_jax.train.workdir import is_workdir, read_config
 _TOKENS_AT_A_TIME = 16384
 # A corpus as large as the Pile is not read to its end (Appendix B.2).
 _PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange', 'USPTO Backgrounds',
-         'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)', 'DM Mathematics', 'Ubuntu IRC', 'EuroParl',
-         'HackerNews', 'PhilPapers', 'NIH ExPorter', 'Enron Emails')
+         'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)', 'DM Mathematics', 'Ubuntu IRC',
+         'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter', 'Enron Emails')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,14 +153,12 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
     options: those of the analysis, and of its inputs (`sink_jax.analyses.models.InputOptions`).
 
   Returns:
-    The result; its `rows` are dicts (`pandas.DataFrame(result.rows)`), and `result.plot()` draws them.
-
-  Raises:
-    ValueError: the name, an option, the tokens or the model do not fit. TypeError: no such option.
+    The result: `pandas.DataFrame(result.rows)` is its table, and `result.plot()` its picture. A ValueError
+    says that the name, an option or the tokens do not fit, a TypeError that there is no such option.
   """
   chosen, given = find(name), None
   inputs = dataclasses.replace(chosen.inputs, **{
-      field.name: options.pop(field.name) for field in dataclasses.fields(InputOptions) if field.name in options})
+      key: options.pop(key) for key in InputOptions.__dataclass_fields__ if key in options})
   if tokens is not None:
     ids = np.asarray(tokens)
     if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
@@ -178,7 +176,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
 def checkpoint(run: Run) -> dict[str, str | int | None]:
   """Which model a result is of: the last part of its folder, its step, dtype and size.
 
-  A snapshot of the hub, models--OWNER--NAME/snapshots/REVISION, has its repository and its revision.
+  A snapshot of the hub, models--OWNER--NAME/snapshots/REVISION, has its repository and revision.
   """
   folder = Path(run.folder).absolute() if run.folder else None
   found = {'folder': folder and folder.name, 'step': run.step, 'dtype': run.config.dtype,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -36,8 +36,8 @@ _PARTS = 32  # points of a curve
 def _draw(rows: list[Row]) -> Figure:
   """Perplexity by tokens read, from the size of the caches on, up to which they all hold the same."""
   size = min(row['size'] for row in rows)
-  return lines([row for row in rows if row['part'] == 'curve' and row['start'] >= size], 'tokens', 'perplexity',
-               ('cache',), log='y', style='-')
+  return lines([row for row in rows if row['part'] == 'curve' and row['start'] >= size], 'tokens',
+               'perplexity', ('cache',), log='y', style='-')
 
 
 @analysis('StreamingLLM, Figure 3', _draw, sequences=1, length=2048)
@@ -67,8 +67,9 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
     if not np.isfinite(losses).all():
       raise not_finite(run, f'the loss of a text with the cache {name}', run.config.dtype)
     memory = {'bytes': state_bytes(run.config, policy, len(tokens_SxT))}
+    late = losses[-max(1, len(losses) // 4):]
     summaries += [row | {'part': 'all', 'perplexity': _exp(losses.mean())} | memory,
-                  row | {'part': 'last quarter', 'perplexity': _exp(losses[-max(1, len(losses) // 4):].mean())}]
+                  row | {'part': 'last quarter', 'perplexity': _exp(late.mean())}]
     # Points at equal distances; rounding may give one of them twice. Token n + 1 has the n-th loss.
     ends = np.unique(np.linspace(0, len(losses), min(_PARTS, len(losses)) + 1)[1:].astype(int))
     starts = [0, *ends[:-1]]
@@ -84,8 +85,9 @@ def _exp(loss: float) -> float | None:
   return math.exp(loss) if loss < 700 else None
 
 
-@analysis('StreamingLLM, Figure 12', functools.partial(lines, x='layer', y='attention', by=('model',), panel=(),
-                                             error='deviation', style='o'), sequences=16, length=4096)
+@analysis('StreamingLLM, Figure 12', functools.partial(
+    lines, x='layer', y='attention', by=('model',), panel=(), error='deviation', style='o'),
+          sequences=16, length=4096)
 def last_query(model: Model) -> list[Row]:
   """Attention of the last query to the first token, by layer, which counts from 0 as in its paper.
 
@@ -110,6 +112,5 @@ def _weights(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens_B
   A program of its own, from which the compiler leaves out what is not returned, such as the importance of
   all keys, which takes as long as attention itself.
   """
-  rows_NxBxHxT = record(config, RecordOptions(last_query=True), mesh, params, tokens_BxT).layers.last_query_BxHxT
-  assert rows_NxBxHxT is not None
-  return rows_NxBxHxT[..., 0]
+  layers: Any = record(config, RecordOptions(last_query=True), mesh, params, tokens_BxT).layers
+  return layers.last_query_BxHxT[..., 0]
