@@ -1,4 +1,4 @@
-"""Importance of the first tokens, by model, input, sequence, block and head, grouped in six ways.
+"""Importance of the first tokens, by input, sequence, block and head, grouped in six ways, and Table 7.
 
 Kinds of input and chat models (Table 1), length (Figure 3), size (Figure 4 left, 10), domain (Figure 9), head
 (Figures 19 to 24, 27). The threshold applies to each sequence, before the mean over sequences.
@@ -6,25 +6,31 @@ Kinds of input and chat models (Table 1), length (Figure 3), size (Figure 4 left
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from sink_jax.analyses.models import Model, check_length
+from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, bars, grids, lines
 from sink_jax.analyses.runner import Epsilon, Epsilons, analysis
+from sink_jax.attention.position import Learned
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.inputs import KINDS
+from sink_jax.evaluate.sinks import sink_rate
+from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.report.paper import comparable, same_bos, table_number
 from sink_jax.pretrained.hub import family_of, known_model
 
 Lengths = Annotated[tuple[int, ...], tyro.conf.arg(help='tokens of the inputs, such as 16,64,256.')]
+Positions = Annotated[tuple[int, ...], tyro.conf.arg(help='positions, from 2, to take p_1 from.')]
 Results = Annotated[str, tyro.conf.arg(help='folder that the harness wrote to (--output_path).')]
 
 
@@ -41,11 +47,11 @@ def first_tokens(model: Model, tokens: np.ndarray, count: int = 1) -> np.ndarray
 def rates(alpha_SxNxHxK: np.ndarray, epsilons: Sequence[float]) -> list[Row]:
   """A row for each epsilon: Sink_1 .. Sink_K in percent, and the mean importance of the first token."""
   if not all(0 < epsilon < 1 for epsilon in epsilons):
-    raise ValueError(f'epsilon = {", ".join(map(str, epsilons))} must lie between 0 and 1; the paper uses 0.3.')
+    raise ValueError(f'epsilon {", ".join(map(str, epsilons))} must lie between 0 and 1; the paper has 0.3.')
   importance = float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64))
-  return [{'epsilon': epsilon, **{
-      f'sink_{k + 1}': float(100 * (alpha_SxNxHxK[..., k] > epsilon).mean(dtype=np.float64))
-      for k in range(alpha_SxNxHxK.shape[-1])}, 'importance': importance} for epsilon in sorted(set(epsilons))]
+  return [{'epsilon': e, **{
+      f'sink_{k + 1}': float(100 * (alpha_SxNxHxK[..., k] > e).mean(dtype=np.float64))
+      for k in range(alpha_SxNxHxK.shape[-1])}, 'importance': importance} for e in sorted(set(epsilons))]
 
 
 @analysis('Table 1 (left)', partial(bars, x='model', y='sink_1', by=('kind',)))
@@ -57,8 +63,8 @@ def kinds(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
     inputs = model.inputs(inputs=kind) if model.given is None else model.inputs()
     [row] = rates(first_tokens(model, inputs.tokens), (epsilon,))
     known = known_model(model.run.name)
-    paper = published(inputs.description, epsilon, 'table-1-left', known.name, f'sink_1_{kind}') if known else {}
-    rows.append({'kind': kind, **row, **paper})
+    rows.append({'kind': kind, **row, **published(
+        inputs.description, epsilon, 'table-1-left', known.name if known else '', f'sink_1_{kind}')})
   return rows
 
 
@@ -85,8 +91,8 @@ def scale(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   return [{'family': family_of(model.run.name), 'parameters': parameter_count(model.run.config), **row}]
 
 
-@analysis('Figure 10', partial(lines, x='parameters', y='percent', by=('family',), panel=('measure',), log='x',
-                               percent=True))
+@analysis('Figure 10', partial(lines, x='parameters', y='percent', by=('family',), panel=('measure',),
+                               log='x', percent=True))
 def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = EPSILON) -> list[Row]:
   """Sink_1 next to HellaSwag accuracy, by family and scale.
 
@@ -106,12 +112,12 @@ def _scores(folder: str, name: str) -> dict[str, float]:
     found = json.loads(path.read_text())
     if 'hellaswag' in found['results'] and found['config'].get('sink_jax_model') == name:
       return found['results']['hellaswag']
-  raise ValueError(f'--results={folder} has no HellaSwag scores of {name}: python -m sink_jax.analyses.lm_eval '
-                   f'run --model sink_jax --model_args checkpoint={name} --tasks hellaswag '
-                   f'--output_path {folder}')
+  raise ValueError(f'--results={folder} has no HellaSwag scores of {name}; python -m '
+                   'sink_jax.analyses.lm_eval writes them, see docs/open_models.md.')
 
 
-@analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)), source='Stdlib()')
+@analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)),
+          source='Stdlib()')
 def domains(model: Model, *, epsilons: Epsilons = (0.2, 0.3, 0.4)) -> list[Row]:
   """Sink_1 on the domains of a corpus, such as the Pile.
 
@@ -134,7 +140,6 @@ def lengths(model: Model, *, lengths: Lengths = (16, 32, 64, 128, 256),
   Shorter inputs are the beginnings of the longest ones. Sink_1 to Sink_10, as the official code prints.
   """
   lengths = tuple(sorted(set(lengths)))
-  check_length(model.run, lengths[-1])
   tokens = model.inputs(length=lengths[-1]).tokens
   if lengths[0] < 2 or lengths[-1] > tokens.shape[1]:
     raise ValueError(f'--lengths={",".join(map(str, lengths))} must lie between 2 and {tokens.shape[1]}.')
@@ -157,3 +162,51 @@ def published(inputs: dict[str, Any], epsilon: float, table: str, setting: str, 
     return {}
   number = table_number(table, setting, metric)
   return {} if number is None else {name: number}
+
+
+@analysis('Table 7', partial(lines, x='position', y=('sink_1', 'sink_t'), by=('change',), percent=True,
+                            label='% of heads'),
+          inputs='repeat')
+def positions(model: Model, *, positions: Positions = (5, 10, 15, 20, 25, 30),
+              epsilon: Epsilon = EPSILON) -> list[Row]:
+  """Sink_1 and Sink_t with the position vector p_1 replaced by p_t, or swapped with it.
+
+  Table 7 prints the position 25 twice; the last column is taken to be 30. Positions beyond the inputs
+  are left out.
+  """
+  inputs, encoding = model.inputs(), model.run.config.attention.position
+  if not isinstance(encoding, Learned):
+    raise ValueError(f'{model.run.name} encodes positions by {encoding}: use a model with learned position '
+                     'vectors, such as GPT2 or OPT.')
+  reached = [t for t in positions if 2 <= t <= inputs.tokens.shape[1]]
+  if not reached:
+    raise ValueError(f'--positions={",".join(map(str, positions))}: none lies within 2 and '
+                     f'{inputs.tokens.shape[1]}, the tokens of the inputs.')
+  known = known_model(model.run.name)
+  paper = known is not None and known.name == 'GPT2-XL' and inputs.description['kind'] == 'repeat'
+  rows = []
+  for change, t in [('', 1), *((change, t) for change in ('replaced', 'swapped') for t in reached)]:
+    changed = Model(changed_run(model.run, change, t), model.options)
+    rate = 100 * sink_rate(first_tokens(changed, inputs.tokens, max(reached)), epsilon)
+    row = {'change': change, 'position': t, 'epsilon': epsilon, 'sink_1': float(rate[0])}
+    if change:
+      row['sink_t'] = float(rate[t - 1])
+    for metric in ('sink_1', 'sink_t') if paper else ():
+      setting = (f'first position vector {change} {"by" if change == "replaced" else "with"} the {t}th'
+                 if change else 'untouched')
+      row |= published(inputs.description, epsilon, f'table-7-{change or "replaced"}', setting, metric,
+                       f'paper_{metric}')
+    rows.append(row)
+  return rows
+
+
+def changed_run(run: Run, change: str, position: int) -> Run:
+  """The model with p_1 'replaced' by p_t, or 'swapped' with it; all but the table is shared.
+
+  position: t, from 1.
+  """
+  table_TxD = jnp.asarray(run.params['positions'])
+  changed_TxD = table_TxD if not change else table_TxD.at[0].set(table_TxD[position - 1])
+  if change == 'swapped':
+    changed_TxD = changed_TxD.at[position - 1].set(table_TxD[0])
+  return dataclasses.replace(run, params={**run.params, 'positions': changed_TxD})

@@ -42,26 +42,26 @@ _TOKENS = 256  # of a continuation where the task names no number, as in the har
 class SinkJax(TemplateLM):
   """A model as the harness asks for one; its arguments are those of --model_args.
 
-  A published model `checkpoint`, a run `workdir`, or a `run` in memory. bos: how every context begins, 'none',
+  A published model `checkpoint`, a run `workdir`, or a `run` in memory. bos: how a context begins, 'none',
   'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: tokens that the model reads, of longer
   contexts the last ones; by default its learned positions, or 2,048. batch_size: texts at a time, or 'auto'.
-  A ValueError says that there is no such model, tokenizer or BOS, or that a mask shows what is to be predicted.
+  A ValueError says that there is no such model, tokenizer or BOS, or that its mask is not causal.
   """
 
   def __init__(self, checkpoint: str | None = None, workdir: str | None = None, run: Run | None = None,
                bos: str = 'tokenizer', max_length: int | None = None, dtype: str = 'float32',
-               batch_size: int | str | None = None, max_batch_size: int | None = None, device: str | None = None):
+               batch_size: int | str | None = None, max_batch_size: int | None = None, device: Any = None):
     super().__init__()
     if (checkpoint is None) + (workdir is None) + (run is None) != 2:
       raise ValueError('--model_args: name one model, by checkpoint= or workdir=.')
     self.run = run or load(checkpoint, workdir, dtype)
     self.tokenizer, self.bos = self.run.tokenizer, bos
     self.tokenizer.with_prefix([], bos)  # refuses a BOS that there is not
-    self._max_length = max_length or getattr(self.run.config.attention.position, 'max_length', None) or _LONGEST
     self.batch = None if batch_size in (None, 'auto') else int(batch_size)
     config = self.run.config
+    self._max_length = max_length or getattr(config.attention.position, 'max_length', None) or _LONGEST
     for mask in (config.attention_of(layer).mask for layer in config.pattern if not layer.mamba):
-      if (mask.prefix or 0) > config.sink_tokens + 1:  # learned sink tokens are its first positions, and no text
+      if (mask.prefix or 0) > config.sink_tokens + 1:  # sink tokens are its first positions
         raise ValueError(f'{mask} shows a token what comes after it: a causal mask is needed.')
 
   @property
@@ -88,22 +88,16 @@ class SinkJax(TemplateLM):
 
   def _loglikelihood_tokens(self, requests, **kwargs):
     # A context of spaces has moved to the ending, which then has none before it.
-    return loglikelihoods(self.run, [(context or [self.prefix_token_id], ending)
-                                     for _, context, ending in requests], self.max_length, self.batch)
+    pairs = [(context or [self.prefix_token_id], ending) for _, context, ending in requests]
+    return loglikelihoods(self.run, pairs, self.max_length, self.batch)
 
   def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
     """Log-likelihoods of whole texts, each token scored once, the first one after BOS."""
-    pairs, owners = [], []
-    for number, request in enumerate(requests):
-      ids = self.tok_encode(request.args[0], add_special_tokens=False)
-      for window in get_rolling_token_windows(ids, self.prefix_token_id, max_seq_len=self.max_length,
-                                              context_len=1):
-        pairs.append(make_disjoint_window(window))
-        owners.append(number)
-    totals = [0.0] * len(requests)
-    for number, (total, _) in zip(owners, loglikelihoods(self.run, pairs, self.max_length, self.batch)):
-      totals[number] += total
-    return totals
+    windows = [[make_disjoint_window(window) for window in get_rolling_token_windows(
+        self.tok_encode(request.args[0], False), self.prefix_token_id, self.max_length, context_len=1)]
+        for request in requests]
+    found = iter(loglikelihoods(self.run, sum(windows, []), self.max_length, self.batch))
+    return [float(sum(next(found)[0] for _ in own)) for own in windows]
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
     """Continuations, each up to its stops, its number of tokens or an EOS."""
@@ -145,11 +139,12 @@ def generation(arguments: Mapping[str, Any], window: int) -> tuple[int, tuple[st
   tokens, sampled = given.pop('max_gen_toks'), given.pop('do_sample', False)
   stops = tuple(filter(None, given.pop('until')))
   if not 1 <= tokens < window:
-    raise ValueError(f'max_gen_toks = {tokens} of a task, and the model reads {window} with the context: take a '
-                     'larger max_length in --model_args.')
+    raise ValueError(f'max_gen_toks = {tokens} of a task, and the model reads {window} tokens: take a larger '
+                     'max_length in --model_args.')
   sampling = {name: given.pop(name, None) for name in ('temperature', 'top_k', 'top_p')}
   given.pop('seed', None)
-  if given := {k: v for k, v in given.items() if v not in (None, {'num_beams': 1, 'repetition_penalty': 1.0}.get(k))}:
+  neutral = {'num_beams': 1, 'repetition_penalty': 1.0}
+  if given := {k: v for k, v in given.items() if v is not None and v != neutral.get(k)}:
     raise ValueError(f'generation_kwargs of a task: {given} are not supported.')
   if not sampled:
     return tokens, stops, {}
@@ -162,15 +157,15 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], most:
   """The log-probability in nats of every ending after its context, and whether it is the greedy one.
 
   pairs: token ids (context, ending), of which neither is empty. most: tokens that the model reads, of longer
-  texts the last ones. batch_size: texts at a time; by default as many as 2,048 tokens. A ValueError says that
-  an ending is longer than what the model reads, or a log-probability is not finite.
+  texts the last ones. A ValueError says that an ending is longer, or a log-probability not finite.
   """
   if (longest := max((len(ending) for _, ending in pairs), default=0)) > most:
     raise ValueError(f'an ending of {longest} tokens, and the model reads {most}: take a larger max_length.')
   # A model that reads `most` tokens predicts as many, so a text may have one more. Texts are sorted by length
   # and padded on the right, where a causal model does not look, to few lengths.
   rows = [((context + ending)[-most - 1:], len(ending)) for context, ending in pairs]
-  order, results, start = sorted(range(len(rows)), key=lambda i: -len(rows[i][0])), [(math.nan, False)] * len(rows), 0
+  order, start = sorted(range(len(rows)), key=lambda i: -len(rows[i][0])), 0
+  results = [(math.nan, False)] * len(rows)
   while start < len(order):
     # The first text is the longest of its batch: the smallest power of two that holds all but its last token.
     width = min(most, max(_SHORTEST, 1 << (len(rows[order[start]][0]) - 2).bit_length()))

@@ -1,8 +1,8 @@
-"""Maps over queries and keys of single heads: attention, angles and norms.
+"""Norms, and maps over queries and keys of single heads: attention and angles.
 
-Why queries attend to the first token (Section 3.1): a score is the cosine of query and key times the product of
-their norms, over sqrt(Dh). In a head with a sink the norm product with the first key is small and the cosine is
-large. Queries and keys are those that enter the scores, after QK norm, rotation and feature map.
+Why queries attend to the first token (Section 3.1): a score is the cosine of query and key times the product
+of their norms, over sqrt(Dh). In a head with a sink the norm product with the first key is small and the
+cosine is large. Queries and keys are those that enter the scores, after QK norm, rotation and feature map.
 """
 
 from __future__ import annotations
@@ -16,16 +16,42 @@ from typing import Any
 import numpy as np
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, heat_maps
+from sink_jax.analyses.pictures import Row, heat_maps, lines
 from sink_jax.analyses.runner import Heads, analysis, chosen_heads
 from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.plots import head_maps
+from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
 NAMES = ('cosine', 'norm_product', 'score')
 _LENGTH = 128  # tokens of a map of angles
 _DIGITS = 4  # decimals of a map's numbers in a file
+
+
+@analysis('Figure 2 (top), Figures 11 to 14', partial(lines, x='block', y=('first', 'others'),
+                                                      panel=('model', 'kind'), log='y',
+                                                      label=r'$\ell_2$ norm'))
+def norms(model: Model) -> list[Row]:
+  """l2 norms of hidden states, keys and values: the first token and the mean of the others."""
+  return of_report(model.report(model.inputs().tokens))
+
+
+def of_report(report: SinkReport) -> list[Row]:
+  """Rows of kind, block, first, others and their ratio, means over sequences and key/value heads.
+
+  Hidden states are those between blocks: block 0 is the embedding, and the last one is taken before the
+  final norm. Keys are those that enter the scores. The ratio is one of means, as in Figures 7 and 8.
+  """
+  rows = []
+  for kind, words in (('hidden', 'hidden states'), ('key', 'keys'), ('value', 'values')):
+    norms = np.asarray(report.norms[kind], np.float64)  # (S, N, T) or (S, N, H, T)
+    axes = tuple(axis for axis in range(norms.ndim - 1) if axis != 1)
+    first_N, others_N = norms[..., 0].mean(axes), norms[..., 1:].mean(-1).mean(axes)
+    blocks = range(len(first_N)) if kind == 'hidden' else report.protocol['blocks']
+    rows += [{'kind': words, 'block': block, 'first': first, 'others': others, 'ratio': first / others}
+             for block, first, others in zip(blocks, first_N.tolist(), others_N.tolist())]
+  return rows
 
 
 @analysis('Figures 25, 26', partial(heat_maps, columns=('map', 'raw_map'), title='{averaged}'), sequences=10)
@@ -52,9 +78,8 @@ def averaged(sequences: int) -> str:
 def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
   """Angles between queries and keys: cosines, norm products and scores.
 
-  A row for each head: means of key 1 and of the other keys over sequences and queries. Four heads, or
-  those of --heads, have maps over queries and keys as well, means over sequences; --sequences=1 shows
-  one. Only the score has the factor 1/sqrt(Dh), as in the paper.
+  A row for each head: means of key 1 and of the other keys over sequences and queries. Four heads, or those
+  of --heads, have maps as well, means over sequences; --sequences=1 shows one. Only the score has 1/sqrt(Dh).
   """
   tokens_SxT = model.inputs().tokens
   run = dataclasses.replace(model.run, config=dataclasses.replace(
@@ -74,11 +99,9 @@ def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
           for n, h in np.ndindex(*means['importance'].shape)]
 
 
-def pair_maps(run: Run, tokens_SxT: np.ndarray, heads: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
-  """Maps (T, T) over queries and keys of heads (n, h) by name, zero where the key comes later.
-
-  Means over sequences, of the first 128 tokens of each.
-  """
+def pair_maps(run: Run, tokens_SxT: np.ndarray,
+              heads: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
+  """Maps (T, T) of heads (n, h) by name, means over sequences, zero where the key comes later."""
   tokens_SxT = tokens_SxT[:, :_LENGTH]
   dims, length = run.config.dims, tokens_SxT.shape[1]
   maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]

@@ -24,8 +24,8 @@ from sink_jax.train.workdir import is_workdir, read_config
 _TOKENS_AT_A_TIME = 16384
 # A corpus as large as the Pile is not read to its end (Appendix B.2).
 _PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange', 'USPTO Backgrounds',
-         'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)', 'DM Mathematics', 'Ubuntu IRC', 'EuroParl',
-         'HackerNews', 'PhilPapers', 'NIH ExPorter', 'Enron Emails')
+         'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)', 'DM Mathematics', 'Ubuntu IRC',
+         'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter', 'Enron Emails')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Model:
     options = dataclasses.replace(self.options, **changes)
     if self.given is None:
       if kind != 'long text':  # a cache may read more tokens than the model has positions
-        check_length(self.run, options.length)
+        self.run.config.attention.position.check_length(options.length)
       inputs = make_inputs(self.run, options, kind)
     elif kind == 'domains':
       raise ValueError('domains compares texts of a source: leave out tokens, and name source=.')
@@ -102,14 +102,6 @@ def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float
   if (devices := jax.device_count()) % fsdp:
     raise ValueError(f'--fsdp={fsdp} does not divide the {devices} devices of this machine.')
   return load_pretrained(checkpoint, dtype=dtype, mesh=make_mesh(-1, fsdp) if fsdp > 1 else None)
-
-
-def check_length(run: Run, length: int) -> None:
-  """Raises a ValueError unless the model has positions for so many tokens."""
-  try:
-    run.config.attention.position.check_length(length)
-  except ValueError as error:
-    raise ValueError(f'{run.name}, --length or --lengths: {error}') from None
 
 
 def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inputs:

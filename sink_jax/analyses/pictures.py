@@ -12,20 +12,22 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from sink_jax.evaluate import plots
 
 Row = dict[str, Any]
 Columns = tuple[str, ...]
-_WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$', 'epsilon': 'ε',
-          'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
+_WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$', 
+          'epsilon': 'ε',           'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
           'score': r'$q k^\top / \sqrt{d_h}$', 'map': 'attention', 'raw_map': 'raw weights',
-          'position': 'position t', 'first': 'first token', 'others': 'mean of the others', 'tokens': 'tokens read', 'attention': 'attention on the first token'}
+          'position': 'position t', 'first': 'first token', 'others': 'mean of the others',
+          'tokens': 'tokens read', 'attention': 'attention on the first token'}
 
 
 def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel: Columns = ('model',), *,
-          log: str = '', error: str = '', style: str = 'o-', percent: bool = False, label: str = '') -> Figure:
+          log: str = '', error: str = '', style: str | Columns = 'o-', percent: bool = False,
+          label: str = '') -> Figure:
   """Draws columns `y` against `x`, a line for each of them and of the values of `by`.
 
   log: the axes with a logarithmic scale, such as 'xy'. error: the column of the bars of y. percent: whether
@@ -33,28 +35,31 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
   'paper_COLUMN', is a cross.
   """
   figure, panels = _panels(rows, panel, 4.4, 3.8)
-  names = (y,) if isinstance(y, str) else y
+  names: list[str] = [y] if isinstance(y, str) else [*y]
+  styles = dict(zip(names, itertools.repeat(style) if isinstance(style, str) else style))
   for ax, (title, inside) in panels:
-    for i, (column, (label, group)) in enumerate(itertools.product(names, _groups(inside, by).items())):
+    for i, (column, (words, group)) in enumerate(itertools.product(names, _groups(inside, by).items())):
       points = sorted((row for row in group if row.get(column) is not None), key=lambda row: row[x])
       if not points:
         continue
       across, up = ([row[key] for row in points] for key in (x, column))
-      words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', label]))
+      words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', words]))
+      shape = styles[column]
       # Where the colours begin again, the markers have moved on by one.
       look: dict[str, Any] = dict(color=plots.COLOURS[i % 7], label=words or _word(column), linewidth=2,
-                                  markersize=5, marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in style else '')
+                                  markersize=5, marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in shape else '')
       if error:
         shift = 0.12 * (i - (len(_groups(inside, by)) - 1) / 2)  # side by side
-        ax.errorbar(np.add(across, shift), up, [row[error] for row in points], capsize=3, linestyle='', **look)
+        bounds = [row[error] for row in points]
+        ax.errorbar(np.add(across, shift), up, bounds, capsize=3, linestyle='', **look)
       else:
-        ax.plot(across, up, linestyle='-' if '-' in style else '', **look)
+        ax.plot(across, up, linestyle='-' if '-' in shape else '', **look)
       if paper := [(row[x], row[f'paper_{column}']) for row in points if f'paper_{column}' in row]:
         ax.plot(*zip(*paper), 'x', color=look['color'], markersize=9, markeredgewidth=2,
                 label=f'{words or "Sink_1"}: the paper')
     ax.set(xscale='log' if 'x' in log else 'linear', yscale='log' if 'y' in log else 'linear')
     if 'x' not in log:
-      ax.xaxis.get_major_locator().set_params(integer=True)
+      ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if percent:
       ax.set_ylim(-4, 104)
     if 'x' in log and len(ticks := sorted({row[x] for row in inside})) < 9 and ticks[-1] < 10_000:
@@ -65,7 +70,7 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
       ax.yaxis.set_minor_locator(NullLocator())
       ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.grid(alpha=0.25)
-    outside = dict(loc='upper left', bbox_to_anchor=(1, 1)) if len(ax.get_lines()) > 8 else {}
+    outside: dict[str, Any] = dict(loc='upper left', bbox_to_anchor=(1, 1)) if len(ax.get_lines()) > 8 else {}
     ax.legend(fontsize=8, frameon=False, **outside)
     plots.label(ax, title, _word(x), label or _word(names[0]))
   return figure
@@ -73,7 +78,8 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
 
 def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) -> Figure:
   """Draws a group of bars for each value of `x`, in percent; a line across a bar is the paper's number."""
-  figure, panels = _panels(rows, panel, max(4.0, 2 + 0.3 * len(rows)), 3.6, columns=1)
+  width = max(4.0, 2 + 0.3 * len(rows), 0.1 * sum(map(len, {row[x] for row in rows})))
+  figure, panels = _panels(rows, panel, width, 3.6, columns=1)
   series = list(_groups(rows, by))
   for ax, (title, inside) in panels:
     places = list(dict.fromkeys(row[x] for row in inside))
@@ -81,7 +87,8 @@ def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) 
     for label, group in _groups(inside, by).items():
       i = series.index(label)
       centres = [places.index(row[x]) + width * (i - (len(series) - 1) / 2) for row in group]
-      drawn = ax.bar(centres, [row[y] for row in group], 0.92 * width, color=plots.COLOURS[i % 7], label=label)
+      drawn = ax.bar(centres, [row[y] for row in group], 0.92 * width, color=plots.COLOURS[i % 7],
+                     label=label)
       if len(places) * len(series) < 20:
         ax.bar_label(drawn, fmt='%.1f', fontsize=8)
       for centre, row in zip(centres, group):
@@ -98,12 +105,10 @@ def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) 
 
 
 def heat_maps(rows: Sequence[Row], columns: Columns, title: str = '') -> Figure:
-  """Draws the maps (T, T) of some columns, queries down and keys across, a row of panels for each row.
-
-  title: words that the columns of the row fill in, as in '{sequences} sequences'.
-  """
+  """Draws the maps (T, T) of some columns, queries down and keys across; a row fills in the `title`."""
   shown = [(row, column) for row in rows for column in columns if row.get(column) is not None]
-  across = len(columns) if len(columns) > 1 and len(shown) == len(columns) * len(rows) else 4
+  drawn = sum(row.get(columns[0]) is not None for row in rows)
+  across = len(columns) if len(shown) == len(columns) * drawn > drawn else 4
   figure, axes = _canvas(len(shown), across, 3.9, 4.2)
   for ax, (row, column) in zip(axes, shown):
     plots.attention_panel(ax, row[column], f'{row["model"]}: block {row["block"]}, head {row["head"]}\n'
@@ -139,8 +144,8 @@ def _groups(rows: Sequence[Row], columns: Columns) -> dict[str, list[Row]]:
   """Rows by the words for their values of columns, in the order in which they come."""
   groups: dict[str, list[Row]] = {}
   for row in rows:
-    words = (f'{_word(name)} = {row[name]}' if isinstance(row[name], (int, float)) else row[name] or 'unchanged'
-             for name in columns)
+    words = (f'{_word(name)} = {row[name]}' if isinstance(row[name], (int, float)) else
+             row[name] or 'unchanged' for name in columns)
     groups.setdefault(', '.join(words), []).append(row)
   return groups
 

@@ -32,7 +32,7 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
 
-# Of hidden states relative, of weights absolute: above rounding, and far below what different tokens do.
+# Of hidden states relative, of weights absolute: above rounding, far below what different tokens do.
 TOLERANCE = 1e-3
 _NUMBERS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}  # scaled rotations count as rotary
 
@@ -43,9 +43,8 @@ def _models() -> list[Run]:
   for position in (Nope(), Relative(), Relative(decreasing=True), Alibi(), Rope()):
     config = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, ffn_hidden=32, vocab_size=32,
                          attention=AttentionSpec(position=position), dtype='float32')
-    given = [f'{field.name}={value}' for field in dataclasses.fields(position)
-             if (value := getattr(position, field.name)) != field.default]
-    runs.append(Run(config, init_params(config, 0), f'{type(position).__name__}({", ".join(given)})'))
+    options = 'decreasing=True' if position == Relative(decreasing=True) else ''
+    runs.append(Run(config, init_params(config, 0), f'{type(position).__name__}({options})'))
   return runs
 
 
@@ -56,8 +55,8 @@ def _draw(rows: list[Row]) -> Figure:
   return lines([row | {'key': k, 'measured': weight, 'by the form': closed} for row in shown
                 for k, (weight, closed) in enumerate(zip(row['weights'], row['closed_weights']), 1)
                 if min(weight, closed) > 1e-4],
-               'key', ('measured', 'by the form'), ('block', 'head'), ('model', 'proposition'), log='y', style='o',
-               label='weight of the last query')
+               'key', ('measured', 'by the form'), ('block', 'head'), ('model', 'proposition'), log='y',
+               style=('o', '-'), label='weight of the last query')
 
 
 @analysis('Propositions 1 to 4', _draw, models=_models, inputs='repeat', sequences=2)
@@ -68,20 +67,17 @@ def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   |A - closed form|, or A - bound; `importance` of the first token and `closed_importance` by the form
   or bound; whether the proposition `holds`, and the `premise` that the bias does not increase with the
   distance; `sink`: whether a sink of the first token follows. float32, one sequence at a time.
-
-  Raises:
-    ValueError: no proposition applies, or the inputs hold different tokens.
   """
   run, number, tokens_SxT = model.run, proposition_number(model.run.config), model.inputs().tokens
   if (tokens_SxT != tokens_SxT[:, :1]).any():
-    raise ValueError('--inputs: the propositions are about one token repeated: use --inputs=repeat, --bos=none.')
+    raise ValueError('--inputs: the propositions are about one token repeated: use repeat, and --bos=none.')
   length, position = tokens_SxT.shape[1], run.config.attention.position
   # bfloat16, the kernels and the matrix units of accelerators round more than equality allows.
   run = dataclasses.replace(run, config=dataclasses.replace(
       run.config, dtype='float32', implementation='chunked'))
+  recorded = RecordOptions(maps=True, hidden=True, queries_keys=True)
   with jax.default_matmul_precision('highest'):
-    found = [compared(run.config, run.record(row, RecordOptions(maps=True, hidden=True, queries_keys=True)).layers)
-             for row in tokens_SxT[:, None]]
+    found = [compared(run.config, run.record(row, recorded).layers) for row in tokens_SxT[:, None]]
   hidden = max(float(one['hidden_difference']) for one in found)
   difference_NxH = np.max([one['difference'] for one in found], 0)
   alpha_NxH, closed_NxH = (np.mean([one[name] for one in found], 0) for name in ('importance', 'closed'))
@@ -93,7 +89,7 @@ def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
       'premise': bool((np.diff(np.asarray(bias)) <= 0).all()), 'importance': float(alpha_NxH[n, h]),
       'closed_importance': float(closed_NxH[n, h]),
       'sink': 'no' if closed_NxH[n, h] <= epsilon else 'open' if isinstance(position, Rope) else 'yes',
-      'weights': found[0]['weights'][n, h].tolist(), 'closed_weights': found[0]['closed_weights'][n, h].tolist(),
+      **{name: found[0][name][n, h].tolist() for name in ('weights', 'closed_weights')},
   } for n, h in np.ndindex(*alpha_NxH.shape)]
 
 
@@ -112,7 +108,7 @@ def proposition_number(config: ModelConfig) -> int:
           bool(config.sink_tokens) or spec.kv_bias.has_extra_key,
       f'{spec.temperature} multiplies the queries':
           isinstance(spec.position, Rope) and not isinstance(spec.temperature, Fixed),
-      'blocks have position encodings of their own': any(layer.position is not None for layer in config.pattern),
+      'blocks have position encodings of their own': any(layer.position for layer in config.pattern),
       'Mamba blocks remember how many tokens came before': len(config.attention_layers) < config.layers}
   reason = '; '.join(text for text, applies in reasons.items() if applies)
   if number is None or reason:

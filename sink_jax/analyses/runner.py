@@ -78,11 +78,7 @@ ANALYSES: dict[str, Analysis] = {}
 
 def analysis(figure: str, draw: Callable[[list[Row]], Figure], *,
              models: Callable[[], list[Run]] | None = None, **inputs: Any) -> Callable:
-  """Registers a function as the analysis of a figure.
-
-  draw: draws its rows, as one of `pictures` does. models: see `Analysis`. inputs: defaults of
-  `InputOptions` that differ.
-  """
+  """Registers a function as the analysis of a figure; `inputs` are defaults of `InputOptions` that differ."""
   def register(function):
     ANALYSES[function.__name__] = Analysis(function, figure, draw, InputOptions(**inputs), models)
     return function
@@ -130,11 +126,7 @@ class Result:
 
 def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str, Any],
             tokens: Inputs | None = None) -> Result:
-  """Measures one model.
-
-  Raises:
-    ValueError: options or inputs do not fit the model, or a number is not finite; names it.
-  """
+  """Measures one model; a ValueError names an option that does not fit it, or a number that is not finite."""
   model = Model(run, inputs, tokens)
   name = run.name or 'model'
   rows = [{'model': name} | row for row in chosen.function(model, **options)]
@@ -161,14 +153,12 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
     options: those of the analysis, and of its inputs (`sink_jax.analyses.models.InputOptions`).
 
   Returns:
-    The result; its `rows` are dicts (`pandas.DataFrame(result.rows)`), and `result.plot()` draws them.
-
-  Raises:
-    ValueError: the name, an option, the tokens or the model do not fit. TypeError: no such option.
+    The result: `pandas.DataFrame(result.rows)` is its table, and `result.plot()` its picture. A ValueError
+    says that the name, an option or the tokens do not fit, a TypeError that there is no such option.
   """
   chosen, given = find(name), None
   inputs = dataclasses.replace(chosen.inputs, **{
-      field.name: options.pop(field.name) for field in dataclasses.fields(InputOptions) if field.name in options})
+      key: options.pop(key) for key in InputOptions.__dataclass_fields__ if key in options})
   if tokens is not None:
     ids = np.asarray(tokens)
     if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
@@ -186,7 +176,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
 def checkpoint(run: Run) -> dict[str, str | int | None]:
   """Which model a result is of: the last part of its folder, its step, dtype and size.
 
-  A snapshot of the hub, models--OWNER--NAME/snapshots/REVISION, has its repository and its revision.
+  A snapshot of the hub, models--OWNER--NAME/snapshots/REVISION, has its repository and revision.
   """
   folder = Path(run.folder).absolute() if run.folder else None
   found = {'folder': folder and folder.name, 'step': run.step, 'dtype': run.config.dtype,

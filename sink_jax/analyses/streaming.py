@@ -1,4 +1,4 @@
-"""Perplexity of a long text with caches of one size (StreamingLLM).
+"""Long texts (StreamingLLM): perplexity with caches of one size, and attention of the last query.
 
 A window of W tokens forgets the first ones, and with them the sink; a cache that keeps the first s
 tokens and W - s recent ones does not. The paper writes them 0 + W and s + (W - s).
@@ -6,19 +6,27 @@ tokens and W - s recent ones does not. The paper writes them 0 + W and s + (W - 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
+import jax
 import numpy as np
 import tyro
+from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate.activations import not_finite
+from sink_jax.kernels.shard import mesh_of
+from sink_jax.models.arrays import ParamTree
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import CachePolicy, check_policy, state_bytes
-from sink_jax.models.run import text_losses
+from sink_jax.models.record import RecordOptions
+from sink_jax.models.run import record, text_losses
 
 CacheSize = Annotated[int, tyro.conf.arg(help='tokens that a cache keeps.')]
 Sinks = Annotated[int, tyro.conf.arg(help='how many of them are the first tokens of the text.')]
@@ -28,8 +36,8 @@ _PARTS = 32  # points of a curve
 def _draw(rows: list[Row]) -> Figure:
   """Perplexity by tokens read, from the size of the caches on, up to which they all hold the same."""
   size = min(row['size'] for row in rows)
-  return lines([row for row in rows if row['part'] == 'curve' and row['start'] >= size], 'tokens', 'perplexity',
-               ('cache',), log='y', style='-')
+  return lines([row for row in rows if row['part'] == 'curve' and row['start'] >= size], 'tokens',
+               'perplexity', ('cache',), log='y', style='-')
 
 
 @analysis('StreamingLLM, Figure 3', _draw, sequences=1, length=2048)
@@ -38,9 +46,6 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
 
   Rows of a cache and a part: 'all' of the text, its 'last quarter', and the 'curve', up to 32 parts of
   equal length that end at `tokens`. A cache that the model cannot have is a row with the reason.
-
-  Raises:
-    ValueError: the sinks do not fit the size, or a loss is not finite.
   """
   run, tokens_SxT = model.run, model.inputs('long text').tokens
   length, first = tokens_SxT.shape[1], f'first {sinks} and last {cache_size - sinks}'
@@ -62,8 +67,9 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
     if not np.isfinite(losses).all():
       raise not_finite(run, f'the loss of a text with the cache {name}', run.config.dtype)
     memory = {'bytes': state_bytes(run.config, policy, len(tokens_SxT))}
+    late = losses[-max(1, len(losses) // 4):]
     summaries += [row | {'part': 'all', 'perplexity': _exp(losses.mean())} | memory,
-                  row | {'part': 'last quarter', 'perplexity': _exp(losses[-max(1, len(losses) // 4):].mean())}]
+                  row | {'part': 'last quarter', 'perplexity': _exp(late.mean())}]
     # Points at equal distances; rounding may give one of them twice. Token n + 1 has the n-th loss.
     ends = np.unique(np.linspace(0, len(losses), min(_PARTS, len(losses)) + 1)[1:].astype(int))
     starts = [0, *ends[:-1]]
@@ -77,3 +83,34 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
 def _exp(loss: float) -> float | None:
   """A perplexity; None where it is beyond float64."""
   return math.exp(loss) if loss < 700 else None
+
+
+@analysis('StreamingLLM, Figure 12', functools.partial(
+    lines, x='layer', y='attention', by=('model',), panel=(), error='deviation', style='o'),
+          sequences=16, length=4096)
+def last_query(model: Model) -> list[Row]:
+  """Attention of the last query to the first token, by layer, which counts from 0 as in its paper.
+
+  Means over sequences and heads, and the standard deviation over heads of the means over sequences. Scores
+  other than softmax are divided by the sum of their row. StreamingLLM takes 256 sequences.
+  """
+  tokens_SxT = model.inputs('long text').tokens
+  config = dataclasses.replace(model.run.config, dtype=model.options.dtype)
+  size = model.options.at_a_time(tokens_SxT.shape[1])
+  weights_NxSxH = np.concatenate([np.asarray(
+      _weights(config, mesh_of(model.run.params), model.run.params, tokens_SxT[i:i + size]), np.float64)
+      for i in range(0, len(tokens_SxT), size)], 1)
+  mean_NxH = weights_NxSxH.mean(1)
+  return [{'layer': block - 1, 'attention': float(heads.mean()), 'deviation': float(heads.std())}
+          for block, heads in zip(model.blocks, mean_NxH)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _weights(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens_BxT: jax.Array) -> jax.Array:
+  """The weights (N, B, H) of the first token in the last row.
+
+  A program of its own, from which the compiler leaves out what is not returned, such as the importance of
+  all keys, which takes as long as attention itself.
+  """
+  layers: Any = record(config, RecordOptions(last_query=True), mesh, params, tokens_BxT).layers
+  return layers.last_query_BxHxT[..., 0]

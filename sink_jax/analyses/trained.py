@@ -54,7 +54,8 @@ def applicable(config: ModelConfig, context: int) -> list[str]:
   # The first token attends only to itself, with a weight of one.
   only_itself = (spec.rows_sum_to_one and not learned_bias(config) and mask.prefix is None
                  and mask.key_range(0, 0, context) == (0, 1))
-  applies = {'removed': bool(learned_bias(config)), 'window': mask.window is not None and context > mask.window,
+  applies = {'removed': bool(learned_bias(config)),
+             'window': mask.window is not None and context > mask.window,
              'prefix': mask.prefix is not None, 'first_token_chain': only_itself}
   return [name for name, yes in applies.items() if yes]
 
@@ -83,8 +84,8 @@ def removed(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> di
 def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
   """Attention to the absolute and to the relative first token (Figure 6), next to that of uniform rows.
 
-  Means over layers, heads and sequences, of scores whose rows sum to one. A query at i <= w attends to
-  token 1; the first token that one at i > w attends to is token i - w + 1.
+  Means over layers, heads and sequences, of scores whose rows sum to one. A query at i <= w attends to token
+  1, and the first token that one at i > w attends to is token i - w + 1.
   """
   size, context = experiment.attention.mask.window, experiment.data.context
   assert size is not None
@@ -128,8 +129,7 @@ def first_token(run: Run, experiment: Experiment | None = None,
                 data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
   """The first token as a chain of MLPs (Section 3.1): it alone, with other queries, has the same states.
 
-  The largest relative difference of its hidden states over sequences and blocks is the rounding of float32
-  if neither other tokens nor scores take part, so that o = v W_O.
+  The largest relative difference of its hidden states is the rounding of float32 if o = v W_O.
   """
   # The kernels and the matrix units of accelerators round more than the statement allows.
   run, tokens = _in_float32(run, implementation='chunked'), np.asarray(run.probe_tokens)[:_SEQUENCES]

@@ -40,9 +40,10 @@ class Options:
   name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help='of the analysis.')] = ''
   list: Annotated[bool, tyro.conf.arg(help='print the names of the analyses and stop.')] = False
   checkpoint: Annotated[tuple[str, ...], tyro.conf.arg(
-      help="published models: folders, names such as Pythia-14M, or 'owner/name' on the Hugging Face hub.")] = ()
+      help="published models: folders, names such as Pythia-14M, or 'owner/name' on the hub.")] = ()
   workdir: Annotated[tuple[str, ...], tyro.conf.arg(help='runs trained with sink_jax.')] = ()
-  fsdp: Annotated[int, tyro.conf.arg(help='devices over which the parameters of a published model are split.')] = 1
+  fsdp: Annotated[int, tyro.conf.arg(
+      help='devices over which the parameters of a published model are split.')] = 1
   out: Annotated[str | None, tyro.conf.arg(help='folder to write to.')] = None
 
 
@@ -51,7 +52,8 @@ def options_of(words: Sequence[str]) -> type[Options]:
   if not words or words[0].startswith('-'):
     return Options
   chosen = find(words[0])
-  own = [(name, kind, dataclasses.field(default=default)) for name, (kind, default) in chosen.parameters.items()]
+  own = [(name, kind, dataclasses.field(default=default))
+         for name, (kind, default) in chosen.parameters.items()]
   inputs = Annotated[type(chosen.inputs), tyro.conf.OmitArgPrefixes]
   return dataclasses.make_dataclass(
       chosen.name, [*own, ('inputs', inputs, dataclasses.field(default=chosen.inputs))], bases=(Options,),
@@ -61,12 +63,13 @@ def options_of(words: Sequence[str]) -> type[Options]:
 def main(options: Any) -> None:
   """Carries out the analysis, and prints its table and the names of its files."""
   if options.list:
-    print(*text_table(['analysis', 'of the paper', 'what it shows'], [
-        [name, one.figure, one.line] for name, one in sorted(all_analyses().items())], left=range(3)), sep='\n')
+    rows = [[name, one.figure, one.line] for name, one in sorted(all_analyses().items())]
+    print(*text_table(['analysis', 'of the paper', 'what it shows'], rows, left=range(3)), sep='\n')
     return
   chosen = find(options.name)
   named: list[tuple[str, Callable[[], Run]]] = [
-      *((name, lambda name=name: load(name, None, options.inputs.dtype, options.fsdp)) for name in options.checkpoint),
+      *((name, lambda name=name: load(name, None, options.inputs.dtype, options.fsdp))
+        for name in options.checkpoint),
       *((name, lambda name=name: load(None, os.path.expanduser(name), options.inputs.dtype))
         for name in options.workdir)]
   if not named and chosen.models is None:
@@ -74,7 +77,8 @@ def main(options: Any) -> None:
   compile_cache.enable()
   folder = writable_folder(options.out)
   numbers, picture = (folder / f'{chosen.name}.{suffix}' for suffix in ('json', 'png'))
-  own, result, failures = {name: getattr(options, name) for name in chosen.parameters}, Result(chosen, [], []), []
+  own = {name: getattr(options, name) for name in chosen.parameters}
+  result, failures = Result(chosen, [], []), []
 
   if not named and chosen.models:
     named = [(run.name, lambda run=run: run) for run in chosen.models()]
@@ -89,7 +93,8 @@ def main(options: Any) -> None:
     except _FAILURES as error:
       if len(named) == 1:
         raise
-      failures.append({'model': os.path.basename(os.path.normpath(name)), 'error': ' '.join(str(error).split())[:500]})
+      failures.append({'model': os.path.basename(os.path.normpath(name)),
+                       'error': ' '.join(str(error).split())[:500]})
       say(f'{name} failed: {failures[-1]["error"]}')
     if result.rows or not numbers.exists():  # failures do not replace what was found before
       write_found(numbers, {'analysis': chosen.name, 'figure': chosen.figure, 'models': result.models,

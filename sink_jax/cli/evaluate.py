@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sink_jax.analyses.maps import maps
+from sink_jax.analyses.maps import maps, of_report
 from sink_jax.analyses.models import InputOptions, Model as AnalysedModel, make_inputs
-from sink_jax.analyses.norms import of_report
 from sink_jax.analyses.runner import ANALYSES
 from sink_jax.attention import AnyArray
 from sink_jax.cli.results import Model, load, writable_folder

@@ -38,9 +38,9 @@ _AXES = {'sink_1': 'Sink_1 in % of heads', 'valid_loss': 'validation loss (nats)
 def save(figure: Figure, path: Path) -> None:
   """Writes a PNG of 64 colours, which takes a fifth of the space."""
   raw = io.BytesIO()
-  figure.savefig(raw, dpi=125, format='png', bbox_inches='tight')
-  image = Image.open(raw).convert('RGB')
-  image.quantize(64, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE).save(path, optimize=True)
+  figure.savefig(raw, dpi=115, format='png', bbox_inches='tight')
+  image = Image.open(raw).convert('RGB').quantize(64, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
+  image.save(path, optimize=True)
 
 
 def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, colour: str, name: str,
@@ -115,10 +115,10 @@ def sweep(table: pd.DataFrame, trials: Sequence[str], x: str, metrics: Sequence[
   figure, axes = canvas(WIDTH, 2.4 * len(metrics) + 0.3, len(metrics))
   of = table[table.trial.isin(trials) & table[x].notna()]
   for ax, metric in zip(axes[:, 0], metrics):
-    for good, colour, marker in ((True, COLOURS[0], 'o'), (False, GREY, 'x')):
-      some = of[(of.valid == '') == good]
-      ax.plot(some[x], some[metric], marker, color=colour, markersize=5)
-    mean = of[of.valid == ''].groupby(x)[metric].mean()
+    good, bad = of[of.valid == ''], of[of.valid != '']
+    ax.plot(good[x], good[metric], 'o', color=COLOURS[0], markersize=5)
+    ax.plot(bad[x], bad[metric], 'x', color=GREY, markersize=5)
+    mean = good.groupby(x)[metric].mean()
     ax.plot(mean.index, mean, color=COLOURS[0], linewidth=1.5)
     ax.set_xscale('log')
     label(ax, title if ax is axes[0, 0] else '', _AXES[x], _AXES[metric])
@@ -185,12 +185,10 @@ def forest(rows: pd.DataFrame, title: str, measures: Mapping[str, Measure]) -> F
     of = rows[rows.metric == metric].set_index('trial').reindex(order)
     span = max(1.15 * of.difference.abs().fillna(0).max(), 1e-3)
     for y, row in enumerate(of.itertuples()):
-      if np.isfinite(row.difference):
-        colour = _VERDICTS.get(row.verdict.split()[0], GREY)
-        ax.plot(np.clip((row.low, row.high), -span, span), (y, y), color=colour, linewidth=1.4)
-        ax.plot(row.difference, y, 'x' if row.verdict == 'not testable' else 'o', color=colour, markersize=5)
-      else:
-        ax.plot(0, y, 'x', color=GREY, markersize=5)
+      middle = row.difference if np.isfinite(row.difference) else 0  # without a valid pair
+      colour = _VERDICTS.get(str(row.verdict).split()[0], GREY)
+      ax.plot(np.clip((row.low, row.high), -span, span), (y, y), color=colour, linewidth=1.4)
+      ax.plot(middle, y, 'x' if row.verdict == 'not testable' else 'o', color=colour, markersize=5)
     ax.axvline(0, color='black', linewidth=0.8)
     ax.set(xlim=(-1.06 * span, 1.06 * span), ylim=(-0.7, len(order) - 0.3))
     ax.set_yticks(range(len(order)), order if ax is axes[0, 0] else [''] * len(order), fontsize=9)

@@ -58,8 +58,8 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
 def to_html(markdown: str, folder: AnyPath) -> str:
   """Markdown as one HTML page that fetches nothing: it holds the pictures of the folder."""
   body = MarkdownIt('commonmark', {'html': True}).enable('table').render(markdown)
-  body = re.sub(r'src="([^":]+\.png)"', lambda found: 'src="data:image/png;base64,%s"' % base64.b64encode(
-      (folder / found[1]).read_bytes()).decode(), body)
+  inside = lambda name: base64.b64encode((folder / name).read_bytes()).decode()
+  body = re.sub(r'src="([^":]+\.png)"', lambda found: f'src="data:image/png;base64,{inside(found[1])}"', body)
   body = body.replace('<table>', '<div class="wide"><table>').replace('</table>', '</table></div>')
   title = re.sub(r'<.*?>', '', body.partition('</h1>')[0])
   return Template((Path(__file__).parent / 'templates/page.html').read_text()).render(title=title, body=body)

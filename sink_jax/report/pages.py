@@ -103,9 +103,10 @@ def _render(path: Path, template: str, **context: Any) -> Path:
 
 def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   full = table(runs)
-  every = full[full.task.eq('paper') & full.status.ne('not expressible')]
   # The pages show one budget and protocol: those of most runs.
-  budget, protocol = every.groupby(['budget', 'protocol']).size().idxmax() if len(every) else ('', '')
+  every = full[full.task.eq('paper') & full.status.ne('not expressible')]
+  counts = every[['budget', 'protocol']].value_counts()
+  budget, protocol = counts.index[0] if len(counts) else ('', '')
   shown = full[full.task.eq('paper') & full.budget.eq(budget) & full.protocol.eq(protocol)]
   open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
   judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
@@ -118,24 +119,26 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
   drawn = {f'remedies-{task["key"]}': task['picture'] for task in tasks}
   probed = set(shown.trial[shown.sink_1.notna()])
   if trials := {trial: name for trial, name in HEADLINE.items() if trial in probed}:
-    drawn['dynamics'] = figures.panels(runs, shown, trials, 'Sink_1 while models train')
+    rates = shown[shown.valid == ''].groupby('trial').sink_1.mean()
+    sinks = ' and '.join(name for trial, name in trials.items() if rates.get(trial, 0) >= EMERGED)
+    title = f'A sink emerges with {sinks}' if sinks else 'No sink emerges'
+    drawn['dynamics'] = figures.panels(runs, shown, trials, title)
   if len(dots):
-    means = shown.groupby('trial').sink_1.mean()
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
+    bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
     drawn['scatter'] = figures.scatter(
-        pd.concat([dots.assign(crossed=False), bad.assign(crossed=True, mean=bad.trial.map(means))]),
-        f'{same} of {len(dots)} trials lie on the same side of {EMERGED} %\n(rank correlation {rank:.2f})',
-        EMERGED)
+        pd.concat([dots.assign(crossed=False), bad]), f'{same} of {len(dots)} trials lie on the same side of '
+        f'{EMERGED} %\n(rank correlation {rank:.2f})', EMERGED)
   if len(grafts):
     drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
                                      title='Sink_1 after a graft onto the trained default')
-  drawn |= {figure['key']: found for figure in paper.FIGURES if (
-      found := _figure(figure, runs, shown, tuned))}
+  drawn |= {item['key']: found for item in paper.FIGURES if (found := _figure(item, runs, shown, tuned))}
   for key, picture in drawn.items():
     figures.save(picture, out / f'{key}.png')
 
   pictures = {key: f'{key}.png' for key in drawn}
   rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
+  models = {name: list(dict.fromkeys(row['model'] for row in of)) for name, of in rows.items()}
   files = [_render(
       out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], budget=budget,
       begun=full[~full.status.isin(['not run', 'not expressible'])],
@@ -147,7 +150,7 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
       beside=beside, rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
       grafts=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
-      coverage=paper.coverage(full, {name: {row['model'] for row in of} for name, of in rows.items()}),
+      coverage=paper.coverage(full, models),
       see=pictures | {
           item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
           for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
@@ -162,8 +165,7 @@ def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
 def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.DataFrame) -> Figure | None:
   """A figure of the paper, drawn from training runs; None without any."""
   probed, kind = set(shown.trial[shown.sink_1.notna()]), figure['kind']
-  title = f'{paper.name_of(figure)}: ours'
-  names = [trial for trial in figure['trials'] if trial in probed]
+  title, names = f'{paper.name_of(figure)}: ours', [trial for trial in figure['trials'] if trial in probed]
   if kind == 'mask':
     return figures.masks() if figure['number'] == '5' else None
   if kind == 'fine-tuning' and len(tuned):
@@ -176,10 +178,8 @@ def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.D
     return figures.curves(runs, shown, names, [*losses, 'sink_1'], title=title)
   if kind == 'ratios':
     return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title)
-  x, metrics = 'window' if figure['number'] == '6' else 'unique_tokens', ['sink_1', 'valid_loss']
-  if kind == 'window map':
-    metrics = ['window_absolute', 'window_relative']
-  return figures.sweep(shown, names, x, metrics, title)
+  metrics = ['window_absolute', 'window_relative'] if kind == 'window map' else ['sink_1', 'valid_loss']
+  return figures.sweep(shown, names, 'window' if figure['number'] == '6' else 'unique_tokens', metrics, title)
 
 
 def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
@@ -206,37 +206,38 @@ def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path 
   # A run outside of sweeps has no trial: it is named by its folder. Softmax comes first.
   full['trial'] = full.trial.where(full.trial != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
   full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])
-  groups, pictures, words = [], {}, []
-  for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False), 1):
-    names = list(dict.fromkeys(of.trial))
+  groups, files, words = [], [], []
+  for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False)):
+    title = re.sub(r'\(.*?\)', '', next(filter(pd.notna, of.source), 'Unknown data'))
+    key, names, drawn = re.split(r'\W', title)[0].lower(), list(dict.fromkeys(of.trial)), {}
+    key += f'-{i}' * (f'curves-{key}.png' in files)
     if of[['sink_1', 'valid_loss', 'train_loss']].notna().to_numpy().any():
-      pictures[f'curves-{i}.png'] = figures.curves(
+      drawn[f'curves-{key}.png'] = figures.curves(
           runs, of, names, ['sink_1', 'valid_loss', 'train_loss', 'value_ratio'])
     maps, missing = _maps(of, root) if root else ({}, [])
     if maps:
-      pictures[f'attention-{i}.png'] = figures.attention_maps(maps)
+      drawn[f'attention-{key}.png'] = figures.attention_maps(maps)
     settings = {trial: {(key, str(value)) for key, value in json.loads(text).items() if key != 'seed'}
                 for trial, text in zip(of.trial, of.settings) if isinstance(text, str)}
     shared = set.intersection(*settings.values()) if settings else set()
-    title = re.sub(r'\(.*?\)', '', next(filter(pd.notna, of.source), 'Unknown data'))
     probed = of[of.valid.eq('') & of.sink_1.notna()].groupby('trial').sink_1.min()
     sinks = [trial for trial in names if probed.get(trial, -1) >= EMERGED]
     words.append(f'{title}: a sink stands on the first token in every valid seed of {len(sinks)} of '
                  f'{len(names)} trials' + f' ({", ".join(sinks)})' * bool(sinks) + '.')
     groups.append({
-        'title': title, 'table': of, 'pictures': [name for name in pictures if f'-{i}.' in name],
-        'notes': missing, 'shared': sorted(shared),
-        'different': {trial: sorted(own - shared) for trial, own in settings.items()},
+        'title': title, 'table': of, 'pictures': list(drawn), 'notes': missing, 'shared': sorted(shared),
+        'different': {trial: sorted(of_trial - shared) for trial, of_trial in settings.items()},
         'findings': {trial: finding(of[of.trial == trial]) for trial in names}})
+    for name, picture in drawn.items():
+      figures.save(picture, out / name)
+    files += drawn
   model = model_page(evaluation) if evaluation else ''
   for name in re.findall(r'\]\(([\w.-]+\.png)\)', model):
     (out / name).write_bytes(((evaluation or out) / name).read_bytes())
-  for name, picture in pictures.items():
-    figures.save(picture, out / name)
   words = words or ['There are no runs yet.']
   text = _render(out / 'report.md', 'runs.md', groups=groups, words=words, full=full, model=model)
   (out / 'index.html').write_text(to_html(text.read_text(), out))
-  return [out / 'index.html', text, *(out / name for name in pictures)], words
+  return [out / 'index.html', text, *(out / name for name in files)], words
 
 
 def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bool]], list[str]]:
@@ -248,8 +249,7 @@ def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bo
       run = load_run(root / first.run)
       if run.probe_tokens is None:
         raise ValueError('it has no probe_tokens.npy')
-      extra_key = not math.isnan(first.sink_star)
-      maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), extra_key
+      maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), pd.notna(first.sink_star)
     except (ValueError, OSError, CheckpointError) as error:  # no checkpoint yet, or none any more
       missing.append(f'No attention map of {first.run}: {" ".join(str(error).split())}')
   return maps, missing

@@ -26,8 +26,8 @@ from tests.train import runs
 
 
 def test_the_table_of_the_documents_lists_every_analysis():
-  table = re.search(r'^\| `python -m sink_jax analyses` \|.*\n((?:\|.*\n)+)', TEXTS['docs/open_models.md'], re.M)[1]
-  firsts = [row.split('|')[1] for row in table.splitlines()]
+  table = TEXTS['docs/open_models.md'].split('| `python -m sink_jax analyses` |')[1].split('\n\n')[0]
+  firsts = [row.split('|')[1] for row in table.splitlines()[1:]]
   assert set(re.findall(r'`(\w+)`', ' '.join(firsts))) == set(runner.all_analyses())
   code, listed, _ = run_here('analyses', '--list')
   for name, analysis in runner.ANALYSES.items():
@@ -121,9 +121,9 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize('words, named', [
-    (['nothing'], 'nothing'), (['lengths', '--out=out'], '--checkpoint'), (['lengths', '--lengths=a'], '--lengths'),
-    (['norms', '--epsilon=0.2'], '--epsilon'), (['maps', '--checkpoint=x'], '--out'),
-    (['maps', '--workdir=nowhere', '--out=out'], 'nowhere'), (['maps', '--checkpoint=x', '--out=/proc'], '/proc')])
+    (['nothing'], 'nothing'), (['lengths', '--out=out'], '--checkpoint'), (['norms', '--epsilon=0.2'], '--epsilon'),
+    (['lengths', '--lengths=a'], '--lengths'), (['maps', '--checkpoint=x'], '--out'),
+    (['maps', '--workdir=nowhere', '--out=out'], 'nowhere')])
 def test_commands_that_cannot_be(words, named, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   code, _, said = run_here('analyses', *words)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.evaluate.inputs import random_tokens
 from tests.analyses.small import HYBRID, importance, maps, small_run, tokens
 
 LEARNED = sj.AttentionSpec(position=sj.Learned(max_length=64))
@@ -17,7 +18,7 @@ def test_norms():
   run, ids = small_run(), tokens()
   rows = {(row['kind'], row['block']): row for row in sj.analyse('norms', run, ids, batch_size=3).rows}
   record = run.record(ids, sj.RecordOptions(hidden=True, queries_keys=True))
-  hidden = np.concatenate([np.asarray(record.embedding_BxTxD)[None], record.layers.hidden_BxTxD]).astype(float)
+  hidden = np.concatenate([record.embedding_BxTxD[None], record.layers.hidden_BxTxD]).astype(float)
   assert len(rows) == 3 + 2 + 2
   for block in range(3):
     own = {'hidden states': hidden[block]}
@@ -30,10 +31,12 @@ def test_norms():
     for kind, x in own.items():
       sizes, row = np.linalg.norm(x, axis=-1), rows[kind, block]
       first, others = sizes[:, 0].mean(), sizes[:, 1:].mean()
-      assert (row['first'], row['others'], row['ratio']) == pytest.approx((first, others, first / others), rel=1e-5)
+      found = row['first'], row['others'], row['ratio']
+      assert found == pytest.approx((first, others, first / others), rel=1e-5)
       assert abs(row['ratio'] - 1) > 1e-3  # the two can be told apart
   # The last hidden state is taken before the final norm.
-  louder = dataclasses.replace(run, params=run.params | {'final_norm': {'gain': 1000 * run.params['final_norm']['gain']}})
+  gain = {'gain': 1000 * run.params['final_norm']['gain']}
+  louder = dataclasses.replace(run, params=run.params | {'final_norm': gain})
   assert sj.analyse('norms', louder, ids, batch_size=3).rows == list(rows.values())
 
 
@@ -96,7 +99,7 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
 
 @pytest.mark.parametrize('changes', [
     {}, dict(attention=SIGMOID, kv_heads=4), dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()')),
-    dict(attention=sj.AttentionSpec(mask='Window(size=4)'))], ids=['softmax', 'sigmoid', 'sink logit', 'window'])
+    dict(attention=sj.AttentionSpec(mask='Window(size=4)'))], ids=['softmax', 'sigmoid', 'logit', 'window'])
 def test_the_last_query(changes):
   run, ids = small_run(**changes), tokens()
   heads = maps(run, ids)[..., -1, 0].mean(1)  # (N, H)
@@ -111,7 +114,6 @@ def test_positions_are_those_of_edited_maps():
   result = sj.analyse('positions', run, sequences=6, positions=(2, 5, 30, 99), epsilon=0.3)
   rows = {(row['change'], row['position']): row for row in result.rows}
   assert list(rows) == [('', 1), *((change, t) for change in ('replaced', 'swapped') for t in (2, 5, 30))]
-  from sink_jax.evaluate.inputs import random_tokens
   ids = random_tokens(258, sequences=6, tokenizer=run.tokenizer, repeat=True).tokens
   for (change, t), row in rows.items():
     table = np.array(run.params['positions'])
@@ -120,7 +122,8 @@ def test_positions_are_those_of_edited_maps():
       table[0] = table[t - 1]
       if change == 'swapped':
         table[t - 1] = first
-    rate = 100 * (importance(dataclasses.replace(run, params=run.params | {'positions': table}), ids) > 0.3).mean((0, 1, 2))
+    edited = dataclasses.replace(run, params=run.params | {'positions': table})
+    rate = 100 * (importance(edited, ids) > 0.3).mean((0, 1, 2))
     assert row['sink_1'] == pytest.approx(rate[0], abs=1e-4)
     assert row.get('sink_t') == (pytest.approx(rate[t - 1], abs=1e-4) if change else None)
   assert len({row['sink_1'] for row in rows.values()}) > 1  # the edits can be told apart

@@ -46,7 +46,8 @@ def test_kinds_have_their_own_first_tokens_and_the_papers_numbers():
   assert [row['paper'] for row in result.rows] == [77.00, 70.29, 62.28]
   assert [made['bos']['protocol'] for made in result.models[0]['inputs']] == ['tokenizer', 'none', 'none']
   text = natural(run.tokenizer, open_source(), sequences=5).tokens
-  drawn = [random_tokens(VOCABULARY, sequences=5, tokenizer=run.tokenizer, repeat=r).tokens for r in (False, True)]
+  drawn = [random_tokens(VOCABULARY, sequences=5, tokenizer=run.tokenizer, repeat=repeat).tokens
+           for repeat in (False, True)]
   for row, ids in zip(result.rows, (text, *drawn), strict=True):
     assert row['sink_1'] == percent(importance(run, ids)[..., 0])
   for changed in (dict(length=32), dict(epsilon=0.2), dict(bos='force')):  # another protocol
@@ -115,7 +116,7 @@ def test_tokens_that_a_model_does_not_have(run, ids):
 
 def test_more_tokens_than_positions_and_no_tokenizer():
   learned = small_run(attention=sj.AttentionSpec(position=sj.Learned(max_length=8)))
-  with pytest.raises(ValueError, match='--length'):
+  with pytest.raises(ValueError, match='8 learned positions'):
     Model(learned, InputOptions(length=9, inputs='random')).inputs()
   bare = dataclasses.replace(learned, read_tokenizer=None)
   with pytest.raises(ValueError, match='--inputs=random'):

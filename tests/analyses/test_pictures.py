@@ -22,7 +22,7 @@ def test_lines_by_series_and_panel():
     assert ax.get_xscale() == 'log' and [t.get_text() for t in ax.get_xticklabels()] == ['2', '4']
   [ax] = pictures.lines(rows[:4], 'length', ('sink_1', 'sink_t'), ('epsilon',), panel=()).axes
   assert sum('the paper' not in name for name in drawn(ax)) == 4
-  families = [{'family': f'family {i}', 'parameters': n, 'sink_1': i} for i in range(9) for n in (10**7, 10**6)]
+  families = [{'family': f'family {i}', 'parameters': n, 'sink_1': i} for i in range(9) for n in (1e7, 1e6)]
   [ax] = pictures.lines(families, 'parameters', 'sink_1', ('family',), panel=(), log='x').axes
   assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == 9
   rows = [{'model': m, 'layer': n, 'attention': 0.5, 'deviation': 0.1 * n} for m in 'ab' for n in range(3)]
@@ -34,21 +34,21 @@ def test_lines_by_series_and_panel():
 
 
 def test_bars_and_the_papers_number():
-  rows = [{'model': 'a', 'kind': 'natural', 'sink_1': 10.0, 'paper': 12.0}, {'model': 'a', 'kind': 'random', 'sink_1': 20.0},
-          {'model': 'b', 'kind': 'random', 'sink_1': 30.0}]
+  rows = [{'model': m, 'kind': kind, 'sink_1': rate, **paper} for m, kind, rate, paper in (
+      ('a', 'natural', 10.0, {'paper': 12.0}), ('a', 'random', 20.0, {}), ('b', 'random', 30.0, {}))]
   [ax] = pictures.bars(rows, 'model', 'sink_1', ('kind',)).axes
   found = sorted((round(bar.get_x() + bar.get_width() / 2, 2), bar.get_height()) for bar in ax.patches)
   assert found == [(-0.2, 10), (0.2, 20), (1.2, 30)]
   assert [tick.get_text() for tick in ax.get_xticklabels()] == ['a', 'b']
   assert set(ax.get_lines()[0].get_ydata()) == {12.0}
-  figure = pictures.bars([row | {'epsilon': e} for row in rows for e in (0.2, 0.4)], 'model', 'sink_1', ('kind',),
-                         ('epsilon',))
+  rows = [row | {'epsilon': e} for row in rows for e in (0.2, 0.4)]
+  figure = pictures.bars(rows, 'model', 'sink_1', ('kind',), ('epsilon',))
   assert [ax.get_title() for ax in figure.axes] == ['ε = 0.2', 'ε = 0.4']
 
 
 def test_maps_and_grids():
-  rows = [{'model': 'a', 'block': b, 'head': h, 'importance': b / 10 + h / 100, 'sink_1': 50.0, 'epsilon': 0.3}
-          for b in (2, 4) for h in (1, 2, 3)]
+  rows = [{'model': 'a', 'block': b, 'head': h, 'importance': b / 10 + h / 100, 'sink_1': 50.0,
+           'epsilon': 0.3} for b in (2, 4) for h in (1, 2, 3)]
   ax = pictures.grids(rows, 'importance').axes[0]
   [image] = ax.get_images()
   np.testing.assert_allclose(image.get_array(), [[0.21, 0.22, 0.23], [0.41, 0.42, 0.43]])

@@ -26,7 +26,8 @@ def verdicts(found, metric='sink_1'):
 def test_differences_are_paired_by_seed():
   softmax, gate = [23.5, 25.0, 30.0], [3.1, 0.0, 6.0]
   # Another order of rows, and a seed that only one of them has.
-  found = against(table({'softmax': softmax, 'gate': [*gate, 90.0]}).sample(frac=1, random_state=0), 'softmax')
+  runs = table({'softmax': softmax, 'gate': [*gate, 90.0]})
+  found = against(runs.sample(frac=1, random_state=0), 'softmax')
   row = found[found.metric == 'sink_1'].iloc[0]
   differences = np.subtract(gate, softmax)
   low, high = stats.t.interval(0.99, 2, differences.mean(), stats.sem(differences))
@@ -39,7 +40,8 @@ def test_ratios_are_compared_as_logarithms():
   found = against(table({'softmax': [25.0] * 3, 'gate': [0.0] * 3}).assign(
       value_ratio=[0.1, 0.2, 0.4, 0.2, 0.4, 0.8]), 'softmax')
   row = found[found.metric == 'value_ratio'].iloc[0]
-  assert row.difference == pytest.approx(math.log(2)) and written(row, MEASURES['value_ratio']).startswith('2.00')
+  assert row.difference == pytest.approx(math.log(2))
+  assert written(row, MEASURES['value_ratio']).startswith('2.00')
 
 
 def test_verdicts():
@@ -50,8 +52,8 @@ def test_verdicts():
   runs.loc[(runs.trial == 'dead') & (runs.seed > 0), 'valid'] = 'dead'
   found = against(runs, 'softmax')
   assert verdicts(found) == {
-      'gone': 'removed', 'key': 'moved to the extra key', 'weaker': 'lower', 'same': 'no difference in 3 seeds',
-      'unlike': 'open', 'few': 'open', 'dead': 'not testable'}
+      'gone': 'removed', 'key': 'moved to the extra key', 'weaker': 'lower',
+      'same': 'no difference in 3 seeds', 'unlike': 'open', 'few': 'open', 'dead': 'not testable'}
   assert set(verdicts(found, 'valid_loss').values()) == {'no difference', 'open', 'not testable'}
   assert found[found.trial == 'dead'].invalid.iloc[0] == 'dead 2'
 
@@ -76,11 +78,12 @@ def test_unlike_seeds_seldom_give_a_wrong_verdict(scenario, pytestconfig):
   experiments, wrong = 1000 if pytestconfig.getoption('--full') else 20, 0
   draw = np.random.default_rng(0)
   for _ in range(experiments):
-    softmax = np.where(draw.random(3) < 0.1, 0.0, 50.0) if scenario == 'unstable softmax' else np.full(3, 50.0)
-    trials = {'softmax': softmax + draw.normal(0, 1, 3)}
+    collapsed = (draw.random(3) < 0.1) * (scenario == 'unstable softmax')
+    trials = {'softmax': 50.0 * ~collapsed.astype(bool) + draw.normal(0, 1, 3)}
     for i in range(20):
       of = np.full(3, 50.0) + draw.normal(0, 1, 3)
-      of -= {'one head': 25.0 * (draw.random(3) < 0.2), 'collapse': 50.0 * (draw.random(3) < 0.1)}.get(scenario, 0)
+      share, loss = {'one head': (0.2, 25.0), 'collapse': (0.1, 50.0)}.get(scenario, (0, 0))
+      of -= loss * (draw.random(3) < share)
       trials[f'remedy-{i}'] = of
     right = {'lower', 'removed'} if scenario in ('one head', 'collapse') else (
         {'higher'} if scenario == 'unstable softmax' else set())
