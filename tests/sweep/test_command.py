@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from sink_jax.report.runs import read_runs
 from sink_jax.sweep.runner import run_trial
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.workdir import read_status
@@ -83,9 +81,6 @@ def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   for name, trial in load_trials(tmp_path / 'table.py').items():
     run_trial(trial, tmp_path / 'whole', show_progress=False)
     assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
-  killed, whole = (read_runs(tmp_path / folder).metrics for folder in ('runs', 'whole'))
-  timed = lambda metrics: metrics[metrics.metric != 'tokens_per_second'].reset_index(drop=True)
-  pd.testing.assert_frame_equal(timed(killed), timed(whole))
 
 
 @pytest.mark.parametrize('options', [
