@@ -70,8 +70,9 @@ def config(trials: base.Trials, argument: str, default: str = 'full',
   result.update_from_flattened_dict(_PAPER_DATA | dict(protocols[protocol]))
   result = base.trial(trials, name, task, result)
   if protocol == 'released':  # which draws random tokens from the padded vocabulary
-    result.data.interventions = result.data.interventions.replace(
-        'RandomTokens(', f'RandomTokens(below={result.model.vocab_size}, ')
+    edits = result.to_dict()['data']['interventions']
+    result.update_from_flattened_dict({'data.interventions': edits.replace(
+        'RandomTokens(', f'RandomTokens(below={_PAPER_DATA["model.vocab_size"]}, ')})
   result.update_from_flattened_dict({'label.budget': budget, 'label.protocol': protocol})
   try:
     result.update_from_flattened_dict(BUDGETS[budget](result.to_dict()))

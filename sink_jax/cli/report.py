@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sink_jax.cli.results import writable_folder
+
+if TYPE_CHECKING:
+  from sink_jax.io.paths import AnyPath
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +38,9 @@ def main(options: Options) -> None:
   print(*summary, '', *files, sep='\n')
 
 
-def make_report(out: str | Path, runs: str | Path | None, analyses: Sequence[str | Path] = (),
-                evaluation: str | Path | None = None, maps: bool = True) -> tuple[list[Path], list[str]]:
+def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequence[str | AnyPath] = (),
+                evaluation: str | AnyPath | None = None, maps: bool = True
+                ) -> tuple[list[AnyPath], list[str]]:
   """Writes the pages that these options ask for; returns their files and first sentences.
 
   Raises:
@@ -49,12 +53,12 @@ def make_report(out: str | Path, runs: str | Path | None, analyses: Sequence[str
 
   if not runs and not analyses:
     raise ValueError('name --runs=, a folder of runs, --analyses=, or both.')
-  found: list[Path] = []
-  for path in map(Path, analyses):
+  found: list[AnyPath] = []
+  for path in map(to_path, analyses):
     if not path.exists():
       raise ValueError(f'--analyses={path} does not exist: name what python -m sink_jax analyses wrote.')
     found += sorted(path.glob('*.json')) if path.is_dir() else [path]
   with tempfile.TemporaryDirectory() as empty:
     read = read_runs(runs or empty)
-  return pages.write(read, Path(writable_folder(out)), to_path(runs) if runs and maps else None, found,
-                     Path(evaluation) if evaluation else None)
+  return pages.write(read, writable_folder(out), to_path(runs) if runs and maps else None, found,
+                     to_path(evaluation) if evaluation else None)

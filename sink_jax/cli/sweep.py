@@ -89,7 +89,8 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
   for pattern in options.only:
     found = [name for name in names if any(fnmatch.fnmatchcase(text, pattern) for text in names[name])]
     if not found:
-      check_known(pattern, dict.fromkeys(itertools.chain(*names.values())), f'{options.config}: unknown trial')
+      check_known(pattern, dict.fromkeys(itertools.chain(*names.values())),
+                  f'{options.config}: unknown trial')
     chosen |= dict.fromkeys(found)
   # Last, so that the parts of an array divide the chosen trials evenly among them.
   return select_shard({name: trial for name, trial in table.items() if name in chosen}, options.shard)

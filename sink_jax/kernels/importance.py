@@ -86,8 +86,9 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
       columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :count], 0), axis=-2)
       mass = lambda a_BxHxL: jnp.sum(jnp.where(real_L, a_BxHxL, 0), axis=-1)
       proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL
+      of_extra = 0 if extra_proxy is None else entr(extra_proxy)
       added = (columns(rows.weights_BxHxLxT), columns(proxy), mass(extra_proxy) if has_extra else None,
-               mass(entr(proxy).sum(-1) + (entr(extra_proxy) if has_extra else 0)) if entropy else None)
+               mass(entr(proxy).sum(-1) + of_extra) if entropy else None)
       return jax.tree.map(jnp.add, sums, added), None
 
     size = chunked.BLOCK
@@ -103,5 +104,5 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
     uniform = jnp.log(jnp.maximum(spec.mask.visible(jnp.arange(length), length) + has_extra, 1)).sum()
     entropies = (entropies + 1e-9) / (uniform + 1e-9)  # 1 where every row sees one key
   return Importance(raw / rows_seeing_k, normalized / rows_seeing_k,
-                    extra / length if has_extra else None,
-                    (1 + extra) / (length + 1) if has_extra else None, entropies)
+                    None if extra is None else extra / length,
+                    None if extra is None else (1 + extra) / (length + 1), entropies)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,6 +20,7 @@ from PIL import Image
 from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label
+from sink_jax.io.paths import AnyPath
 from sink_jax.report.compare import Measure
 from sink_jax.report.runs import Runs
 
@@ -35,7 +35,7 @@ _AXES = {'sink_1': 'Sink_1 in % of heads', 'valid_loss': 'validation loss (nats)
          'window_absolute': 'token 1 (times uniform)', 'window_relative': 'first key (times uniform)'}
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: AnyPath) -> None:
   """Writes a PNG of 64 colours, which takes a fifth of the space."""
   raw = io.BytesIO()
   figure.savefig(raw, dpi=115, format='png', bbox_inches='tight')

@@ -11,7 +11,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -35,11 +34,11 @@ OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their
 _TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
 
 
-Page = tuple[list[Path], list[str]]  # files that were written, and what the first screen says
+Page = tuple[list[AnyPath], list[str]]  # files that were written, and what the first screen says
 
 
-def write(runs: Runs, out: Path, root: AnyPath | None = None, analyses: Sequence[Path] = (),
-          evaluation: Path | None = None) -> Page:
+def write(runs: Runs, out: AnyPath, root: AnyPath | None = None, analyses: Sequence[AnyPath] = (),
+          evaluation: AnyPath | None = None) -> Page:
   """Writes the results pages where a run has a task of the paper's, else a page that compares the runs.
 
   Args:
@@ -90,7 +89,7 @@ def finding(runs: pd.DataFrame) -> str:
   return '. '.join(words) + '.'
 
 
-def _render(path: Path, template: str, **context: Any) -> Path:
+def _render(path: AnyPath, template: str, **context: Any) -> AnyPath:
   templates = jinja2.Environment(
       loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
       undefined=jinja2.StrictUndefined)
@@ -101,7 +100,7 @@ def _render(path: Path, template: str, **context: Any) -> Path:
   return path
 
 
-def _results(runs: Runs, out: Path, analyses: Sequence[Path]) -> Page:
+def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   full = table(runs)
   # The pages show one budget and protocol: those of most runs.
   every = full[full.task.eq('paper') & full.status.ne('not expressible')]
@@ -201,7 +200,7 @@ def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
           'times': of.groupby('trial').step_ratio.mean() if 'step_ratio' in of else {}}
 
 
-def _side_by_side(runs: Runs, out: Path, root: AnyPath | None, evaluation: Path | None) -> Page:
+def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: AnyPath | None) -> Page:
   full = table(runs)
   # A run outside of sweeps has no trial: it is named by its folder. Softmax comes first.
   full['trial'] = full.trial.where(full.trial != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))

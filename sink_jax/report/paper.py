@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from sink_jax.evaluate import EPSILON
+from sink_jax.io.paths import AnyPath
 
 SINK = 10  # percent of heads, from which there is a sink
 LENGTH = 64  # tokens of the inputs of open models
@@ -138,7 +138,7 @@ def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
   return table.query('status in ["done", "diverged"]').to_dict('records')
 
 
-def open_models(folder: Path) -> pd.DataFrame:
+def open_models(folder: AnyPath) -> pd.DataFrame:
   """Numbers of published models, a row each like those of `runs.table`, of files of `sink_jax analyses`.
 
   Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
