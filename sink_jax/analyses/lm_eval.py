@@ -45,7 +45,7 @@ class SinkJax(TemplateLM):
   A published model `checkpoint`, a run `workdir`, or a `run` in memory. bos: how a context begins, 'none',
   'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: tokens that the model reads, of longer
   contexts the last ones; by default its learned positions, or 2,048. batch_size: texts at a time, or 'auto'.
-  A ValueError says that there is no such model, tokenizer or BOS, or that its mask is not causal.
+  A ValueError says that the model, its tokenizer or a BOS is missing, or that its mask is not causal.
   """
 
   def __init__(self, checkpoint: str | None = None, workdir: str | None = None, run: Run | None = None,

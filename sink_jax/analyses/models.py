@@ -41,7 +41,7 @@ class InputOptions:
   sequences: int = 100  # how many.
   length: int = 64  # tokens of each.
   #: how sequences begin: none, tokenizer (as the tokenizer begins a text; the default with text) or
-  #: force (one BOS, whatever it does).
+  #: force (always one BOS).
   bos: Literal['none', 'tokenizer', 'force'] | None = None
   seed: int = 0  # of tokens drawn at random.
   dtype: Literal['float32', 'bfloat16'] = 'float32'  # of activations.

@@ -1,7 +1,7 @@
 """Propositions 1 to 4 (Appendix B.1): attention on one token repeated, and its closed forms.
 
-Hidden states of all positions are then equal. Attention is 1/t without positions, a softmax of the bias
-alone with a relative bias or ALiBi, and at most e^(2 xi) / (e^(2 xi) + t - 1) with rotary positions; under
+Hidden states of all positions are then equal. Attention is 1/t without positions, a softmax of only
+the bias with a relative bias or ALiBi, and at most e^(2 xi) / (e^(2 xi) + t - 1) with rotary positions; under
 a window, t is the number of keys that a query attends to. The importance that the forms give the first
 token says if a sink follows: the premise of Proposition 2 does not hold for the relative bias of Eq. 6.
 """
@@ -32,7 +32,7 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
 
-# Of hidden states relative, of weights absolute: above rounding, far below what different tokens do.
+# Relative for hidden states, absolute for weights: above rounding, far below the effect of other tokens.
 TOLERANCE = 1e-3
 _NUMBERS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}  # scaled rotations count as rotary
 
@@ -138,7 +138,7 @@ def compared(config: ModelConfig, layers: Any) -> dict[str, Any]:
 
 
 def closed_form(spec: AttentionSpec, heads: int, length: int) -> np.ndarray:
-  """Weights (H, T, T) of equal scores, the softmax of the bias alone: 1/t (Eq. 18), Eq. 20 and Eq. 22."""
+  """Weights (H, T, T) of equal scores, the softmax of only the bias: 1/t (Eq. 18), Eq. 20 and Eq. 22."""
   i, j = np.arange(length)[:, None], np.arange(length)[None, :]
   keep, scores_HxTxT = np.asarray(spec.mask.keep(i, j)), np.zeros((heads, length, length))
   if spec.position.has_bias:

@@ -38,17 +38,13 @@ from sink_jax.models.run import Run
 Epsilon = Annotated[float, tyro.conf.arg(help='threshold of the sink rate.')]
 Epsilons = Annotated[tuple[float, ...], tyro.conf.arg(help='thresholds of the sink rate, such as 0.2,0.3.')]
 Heads = Annotated[tuple[str, ...], tyro.conf.arg(
-    help='BLOCK.HEAD, from 1, such as 5.1,10.3; by default two with the strongest sinks and two with the '
-         'weakest.')]
+    help='BLOCK.HEAD, from 1, such as 5.1,10.3; by default two with sinks and two without.')]
 _LINES = 40  # of a table in a terminal
 
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """An analysis: its function, the figure of the paper, how its rows are drawn, and defaults of its inputs.
-
-  models: makes models where a person names none.
-  """
+  """An analysis: its function, figure, picture, defaults of inputs, and models where a person names none."""
 
   function: Callable[..., list[Row]]
   figure: str
@@ -154,7 +150,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
 
   Returns:
     The result: `pandas.DataFrame(result.rows)` is its table, and `result.plot()` its picture. A ValueError
-    says that the name, an option or the tokens do not fit, a TypeError that there is no such option.
+    says that the name, an option or the tokens do not fit, a TypeError that an option does not exist.
   """
   chosen, given = find(name), None
   inputs = dataclasses.replace(chosen.inputs, **{

@@ -34,7 +34,7 @@ _PARTS = 32  # points of a curve
 
 
 def _draw(rows: list[Row]) -> Figure:
-  """Perplexity by tokens read, from the size of the caches on, up to which they all hold the same."""
+  """Perplexity by tokens read, from the size of the caches on: before it they all hold the same."""
   size = min(row['size'] for row in rows)
   return lines([row for row in rows if row['part'] == 'curve' and row['start'] >= size], 'tokens',
                'perplexity', ('cache',), log='y', style='-')

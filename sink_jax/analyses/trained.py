@@ -127,9 +127,9 @@ def prefix(run: Run, experiment: Experiment, data: Callable[[], Dataset] | None 
 
 def first_token(run: Run, experiment: Experiment | None = None,
                 data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
-  """The first token as a chain of MLPs (Section 3.1): it alone, with other queries, has the same states.
+  """The first token as a chain of MLPs (Section 3.1), where o = v W_O.
 
-  The largest relative difference of its hidden states is the rounding of float32 if o = v W_O.
+  Without the other tokens and with negated queries its hidden states then differ only by rounding.
   """
   # The kernels and the matrix units of accelerators round more than the statement allows.
   run, tokens = _in_float32(run, implementation='chunked'), np.asarray(run.probe_tokens)[:_SEQUENCES]

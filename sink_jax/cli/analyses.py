@@ -31,8 +31,8 @@ class Options:
 
       python -m sink_jax analyses lengths --checkpoint=Pythia-14M,GPT2 --out=analyses
 
-  It writes NAME.json after every model, and NAME.png. Of several models one that fails does not stop
-  the others: NAME.json lists it as 'failed', and the exit code is 1. `analyses NAME --help` has the
+  It writes NAME.json after every model, and NAME.png. A model that fails does not stop the others:
+  NAME.json lists it as 'failed', and the exit code is 1. `analyses NAME --help` has the
   options of an analysis.
   """
 

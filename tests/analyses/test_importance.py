@@ -101,17 +101,12 @@ def test_options_that_cannot_be(run, options, words):
     sj.analyse('scale', run, **options)
 
 
-def test_an_option_that_an_analysis_does_not_have(run):
+def test_what_an_analysis_does_not_have(run):
   with pytest.raises(TypeError, match='epsilons'):
     sj.analyse('scale', run, tokens(), epsilons=(0.2,))
-  with pytest.raises(ValueError, match='Did you mean lengths'):
-    sj.analyse('length', run)
-
-
-@pytest.mark.parametrize('ids', [[[1, VOCABULARY]], [[-1, 2]], np.zeros((0, 5), int), [1, 2]])
-def test_tokens_that_a_model_does_not_have(run, ids):
-  with pytest.raises(ValueError):
-    sj.analyse('norms', run, np.asarray(ids))
+  for ids in ([[1, VOCABULARY]], np.zeros((0, 5), int), [1, 2]):
+    with pytest.raises(ValueError):
+      sj.analyse('norms', run, np.asarray(ids))
 
 
 def test_more_tokens_than_positions_and_no_tokenizer():

@@ -85,8 +85,9 @@ def test_what_breaks_them(monkeypatch):
 
 
 @pytest.mark.parametrize('changes', [
-    dict(attention=sj.AttentionSpec(position='Learned()')), dict(attention=sj.AttentionSpec(kv_bias='KBias()')),
-    dict(attention=sj.AttentionSpec('Sigmoid()', 'RowSum()')), dict(sink_tokens=1), dict(pattern=HYBRID)])
+    *(dict(attention=sj.AttentionSpec(**spec)) for spec in (
+        dict(position='Learned()'), dict(kv_bias='KBias()'), dict(normalizer='PNorm()'))),
+    dict(sink_tokens=1), dict(pattern=HYBRID)])
 def test_models_to_which_none_applies(changes):
   with pytest.raises(ValueError, match='do not apply'):
     sj.analyse('propositions', small_run(**changes), tokens(1, repeat=True))
