@@ -34,7 +34,7 @@ def run():
     (lambda run: sj.probe(run, TOKENS, batch_size=-1), 'batch_size'),
     (lambda run: sj.probe(run, TOKENS).norm_ratio('sink_token'), 'sink_token'),
     (lambda run: sj.graft(run, attention='HeadGate(scale=2)', tokens=TOKENS), 'component'),
-    (lambda run: sj.analyse('lengths', run, TOKENS, lengths=8), 'lengths')])
+    (lambda run: sj.analyse('lengths', run, TOKENS, lengths=(99,)), '99')])
 def test_values_out_of_range_are_named(run, call, named):
   with pytest.raises(ValueError, match=named):
     call(run)

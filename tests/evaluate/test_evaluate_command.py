@@ -55,7 +55,7 @@ def test_the_numbers_are_the_probe_s(workdir):
   assert written['step'] == 2 and written['config']['steps'] == 800
   assert report.protocol.items() <= written['protocol'].items()
   assert written['protocol']['bos_before_documents'] is False
-  assert all(path.exists() for path in paths) and len(paths) == 4
+  assert all(path.exists() for path in paths) and len(paths) == 5
   assert {'date', 'hardware', 'jax', 'python', 'command', 'code'} == set(written['provenance'])
   assert 'proxy' in as_text(result)
 
