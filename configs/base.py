@@ -22,6 +22,11 @@ def get_config(name: str = '') -> ConfigDict:
   return experiments.get_config()
 
 
+def attention(**components: str) -> dict[str, str]:
+  """Changes of the components of attention, by their dotted keys."""
+  return {f'attention.{name}': value for name, value in components.items()}
+
+
 def trial(trials: Trials, name: str, task: str = '', config: ConfigDict | None = None) -> ConfigDict:
   """The config of one trial of a table: the defaults with the trial's changes.
 

@@ -2,8 +2,8 @@
 
 Batches of 32k tokens, 32 times fewer than the paper's, and contexts a quarter as long, for 4,000
 steps on the sources of the installed packages: no download. That is little text, seen more than
-once, and too little data hides the sink (Figure 5 right), so the report says how often. What is
-worth most comes first, for a machine that is there for half an hour.
+once, and too little data hides the sink (Figure 5 right), so the report says how often. The most
+important trials come first, for a machine that is there for half an hour.
 """
 
 from ml_collections import ConfigDict

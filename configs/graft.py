@@ -1,6 +1,6 @@
 """Another attention for the default run, which is trained on with it: does the sink move?
 
-  python -m sink_jax sweep --config=configs/paper.py --budget=desk --only=default --seeds=1,2,3 \
+  python -m sink_jax sweep --config=configs/paper.py --budget=desk --only=default --seeds=1,2,3 \\
     --workdir=runs/desk
   python -m sink_jax sweep --config=configs/graft.py --budget=desk --seeds=1,2,3 --workdir=runs/graft
 

@@ -2,22 +2,19 @@
 
   python -m sink_jax sweep --config=configs/paper.py --budget=desk --only="window-*" --workdir=runs/desk
 
-Figures 4, 7, 8, 28 and 29 show how these same runs went; they have no trials of their own. A sweep
+Figures 4, 7, 8, 28 and 29 show how these same runs went, and need no further trials. A sweep
 trains in this order: first what carries the paper, last the 1B models.
 """
 
 from ml_collections import ConfigDict
 
 from configs import budget
-
-
-def _attention(**components: str) -> dict[str, str]:
-  return {f'attention.{name}': value for name, value in components.items()}
+from configs.base import attention
 
 
 def _operation(similarity: str = 'Linear()', normalizer: str = 'Unnormalized()',
                feature_map: str = 'Identity()') -> dict[str, str]:
-  return _attention(similarity=similarity, normalizer=normalizer, feature_map=feature_map)
+  return attention(similarity=similarity, normalizer=normalizer, feature_map=feature_map)
 
 
 _ROW_SUM, _ABS_FLOOR = 'RowSum(eps=1e-08)', 'AbsFloor(floor=1.0)'
@@ -32,8 +29,8 @@ EXPERIMENTS = {
     'default': {'default': {}},
     # Table 4, Figure 7 (middle).
     'biases': {
-        'sink-token': {'model.sink_tokens': 1}, 'kv-bias': _attention(kv_bias='KVBias()'),
-        'k-bias': _attention(kv_bias='KBias()'), 'v-bias': _attention(kv_bias='VBias()')},
+        'sink-token': {'model.sink_tokens': 1}, 'kv-bias': attention(kv_bias='KVBias()'),
+        'k-bias': attention(kv_bias='KBias()'), 'v-bias': attention(kv_bias='VBias()')},
     # Section 7.4, Tables 6 and 15, Figure 8; softmax is the default.
     'attention_operation': {
         'sigmoid': SIGMOID,
@@ -74,35 +71,35 @@ EXPERIMENTS = {
     'fixed_token': {f'fixed-{position}': {'data.interventions': f'FixedToken(position={position})'}
                     for position in (1, 2, 3)},
     # Section 6, Figure 5: all queries see the first tokens.
-    'prefix': {f'prefix-{length}': _attention(mask=f'Prefix(length={length})')
+    'prefix': {f'prefix-{length}': attention(mask=f'Prefix(length={length})')
                for length in (2, 3, 4, 5, 10)},
     # Section 6, Figure 6.
-    'window': {f'window-{size}': _attention(mask=f'Window(size={size})')
+    'window': {f'window-{size}': attention(mask=f'Window(size={size})')
                for size in (32, 64, 128, 256, 512, 1024)},
     # Table 3. `relative` adds the bucket of the distance, as the official code does;
     # `relative-decreasing` subtracts it, as Proposition 2 assumes.
     'position': {
-        'nope': _attention(position='Nope()'), 'absolute': _attention(position='Sinusoidal()'),
-        'learned': _attention(position='Learned(max_length=2048)'),
-        'relative': _attention(position='Relative()'),
-        'relative-decreasing': _attention(position='Relative(decreasing=True)'),
-        'alibi': _attention(position='Alibi()')},
+        'nope': attention(position='Nope()'), 'absolute': attention(position='Sinusoidal()'),
+        'learned': attention(position='Learned(max_length=2048)'),
+        'relative': attention(position='Relative()'),
+        'relative-decreasing': attention(position='Relative(decreasing=True)'),
+        'alibi': attention(position='Alibi()')},
     # Section 7.2, Figure 7 (left).
     'norm_location': {'post-norm': {'model.norm_location': 'post'}},
     # Table 5, Figure 7 (right): K biases with a fixed value m v' or m v''.
-    'fixed_value': {f'value-{value}-{norm}': _attention(
+    'fixed_value': {f'value-{value}-{norm}': attention(
         kv_bias=f"KBias(value='{value}', value_norm={float(norm)})")
                     for value in ('first', 'uniform') for norm in (1, 5, 20)},
     # Table 13: K biases of which d_a dimensions are learned, and the others zero.
-    'learnable_dims': {f'learnable-dims-{d_a}': _attention(kv_bias=f'KBias(learnable_dims={d_a})')
+    'learnable_dims': {f'learnable-dims-{d_a}': attention(kv_bias=f'KBias(learnable_dims={d_a})')
                        for d_a in (1, 2, 4, 8, 16, 32, 64)},
     # Table 12: fewer heads, outputs of heads added; biases that all heads of a layer share.
     'heads': {f'heads-{heads}': {'model.heads': heads} for heads in (4, 2, 1)} | {
         'heads-added': {'model.combine_heads': 'add'}},
-    'head_sharing': {'kv-bias-shared': _attention(kv_bias='KVBias(shared=True)'),
-                     'k-bias-shared': _attention(kv_bias='KBias(shared=True)')},
+    'head_sharing': {'kv-bias-shared': attention(kv_bias='KVBias(shared=True)'),
+                     'k-bias-shared': attention(kv_bias='KBias(shared=True)')},
     # Table 14 (left): softmax whose rows sum to alpha.
-    'normalization_scale': {f'scale-{alpha:g}': _attention(normalizer=f'RowSum(scale={alpha})')
+    'normalization_scale': {f'scale-{alpha:g}': attention(normalizer=f'RowSum(scale={alpha})')
                             for alpha in (2.0, 0.2, 0.1, 0.05)},
     # Table 14 (right).
     'sigmoid_optimization': {
@@ -111,7 +108,7 @@ EXPERIMENTS = {
         **{f'sigmoid-lr-{rate}': SIGMOID | {'optimizer.learning_rate': float(rate)}
            for rate in ('1e-3', '1e-4')}},
     # Equations 43 and 44, Figure 29.
-    'p_norm': {f'{name}-p-{word}': similarity | _attention(normalizer=f'PNorm(p={p})')
+    'p_norm': {f'{name}-p-{word}': similarity | attention(normalizer=f'PNorm(p={p})')
                for name, similarity in _SIMILARITIES.items() for word, p in _P.items()},
     # Table 11; SwiGLU is the default.
     'ffn': {f'ffn-{name}': {'model.ffn': name} for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu')},

@@ -1,14 +1,14 @@
-"""Every remedy against sinks that the field has proposed, alone or combined, on three tasks.
+"""Every remedy against sinks that the field has proposed, some of them combined, on three tasks.
 
   python -m sink_jax sweep --config=configs/remedies.py --seeds=0,1,2,3,4 --workdir=runs/remedies \\
     --processes=2
   python -m sink_jax report --runs=runs/remedies --out=report
 
 A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report
-(after 2603.11487), with attention alone; `bigram`, Bigram-Backcopy with one block (after
+(after 2603.11487), with only attention; `bigram`, Bigram-Backcopy with one block (after
 2410.13835); `desk`, text at the budget of that name. Both tasks that are not text have four heads:
-with one, no number of seeds would show that a rate of heads has not changed. What a variant has no
-meaning for is left out (a norm where the model has none).
+with one, no number of seeds would show that a rate of heads has not changed. Variants of a norm are
+left out where the model has none.
 """
 
 import math
@@ -17,10 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import base, budget, paper, quickstart
-
-
-def _attention(**components: str) -> dict[str, str]:
-  return {f'attention.{name}': value for name, value in components.items()}
+from configs.base import attention
 
 
 _TRIGGER = {
@@ -34,10 +31,10 @@ _TRIGGER = {
 }
 _BACKCOPY = quickstart.TRIALS['backcopy-softmax'] | {'model.heads': 4, 'checkpoint_every': 0}
 
-_QK_NORM = _attention(qk_norm='QKNorm()')
-_SINK_LOGIT = _attention(kv_bias='SinkLogit()')
-_ZERO_SINK = _attention(kv_bias='ZeroSink()')
-_HEAD_GATE = _attention(head='HeadGate()')
+_QK_NORM = attention(qk_norm='QKNorm()')
+_SINK_LOGIT = attention(kv_bias='SinkLogit()')
+_ZERO_SINK = attention(kv_bias='ZeroSink()')
+_HEAD_GATE = attention(head='HeadGate()')
 _SSNORM = {'model.norm': 'single'}
 _ORTHO_ADAM = {'optimizer.rule': 'OrthoAdam(b1=0.9, b2=0.95, eps=1e-08, seed=0, longest=4096)'}
 _MUON = {'optimizer.rule': 'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2=0.95, eps=1e-08)'}
@@ -50,11 +47,11 @@ _LENGTHS = {'trigger': (16, 16), 'bigram': (64, 64), 'desk': (64, 2048)}
 def _of_length(length: int, unscaled: int) -> dict[str, dict[str, Any]]:
   """Variants whose numbers depend on the tokens T of a sequence; unscaled: before a budget."""
   return {
-      'sigmoid-bias': _attention(
+      'sigmoid-bias': attention(
           similarity=f'Sigmoid(bias={-math.log(length)!r})', normalizer='Unnormalized()'),
-      'clipped': _attention(normalizer=f'Clipped(low={-12 / length!r})'),
-      'pseudo-mask': _attention(kv_bias=f'PseudoMask(context={length})'),
-      'sink-logit-window': _SINK_LOGIT | _attention(mask=f'Window(size={unscaled // 4})'),
+      'clipped': attention(normalizer=f'Clipped(low={-12 / length!r})'),
+      'pseudo-mask': attention(kv_bias=f'PseudoMask(context={length})'),
+      'sink-logit-window': _SINK_LOGIT | attention(mask=f'Window(size={unscaled // 4})'),
   }
 
 
@@ -70,21 +67,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # Rows that need not sum to one.
     'sigmoid': paper.SIGMOID,
     'sigmoid-normalized': paper.TRIALS['sigmoid-normalized'],
-    'relu': _attention(similarity='Relu()', normalizer='Count()'),
-    'squared-relu': _attention(similarity='SquaredRelu()', normalizer='Count()'),
-    'softpick': _attention(similarity='Softpick()', normalizer='AbsSum()'),
+    'relu': attention(similarity='Relu()', normalizer='Count()'),
+    'squared-relu': attention(similarity='SquaredRelu()', normalizer='Count()'),
+    'softpick': attention(similarity='Softpick()', normalizer='AbsSum()'),
     # Scores of another size.
     'qk-norm': _QK_NORM,
-    'log-length': _attention(temperature='LogLength()'),
-    'log-length-fixed': _attention(temperature='LogLength(learned=False)'),
+    'log-length': attention(temperature='LogLength()'),
+    'log-length-fixed': attention(temperature='LogLength(learned=False)'),
     # Outputs of heads, and values.
     'head-gate': _HEAD_GATE,
-    'element-gate': _attention(head='ElementGate()'),
-    'value-gate': _attention(head="HeadGate(source='value')"),
-    'slice-gate': _attention(head="HeadGate(source='slice', opening=0.25)"),
+    'element-gate': attention(head='ElementGate()'),
+    'value-gate': attention(head="HeadGate(source='value')"),
+    'slice-gate': attention(head="HeadGate(source='slice', opening=0.25)"),
     'head-gate-qk-norm': _HEAD_GATE | _QK_NORM,
-    'head-norm': _attention(head='HeadNorm()'),
-    'value-scale': _attention(value='ValueScale()'),
+    'head-norm': attention(head='HeadNorm()'),
+    'value-scale': attention(value='ValueScale()'),
     # Norms and blocks.
     'ssnorm': _SSNORM,
     'dyt': {'model.norm': 'dyt'},

@@ -19,7 +19,7 @@ def blocks():
 
 def links(path):
   """(target from the repository's top, anchor or '') of every link that is no address."""
-  text = re.sub(r'^```.*?^```', '', TEXTS[path], flags=re.MULTILINE | re.DOTALL)
+  text = re.sub(r'^```.*?^```', '', (ROOT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
   for target, anchor in re.findall(r'\]\(([^)#:\s]*)(?:#([^)\s]*))?\)', text):
     yield (ROOT / path).parent / target if target else ROOT / path, anchor
 

@@ -39,15 +39,12 @@ def first_tokens(model: Model, tokens: np.ndarray, count: int = 1) -> np.ndarray
 
   Of every batch the importance of the other tokens is dropped, so that memory does not grow with T.
   """
-  size = model.options.at_a_time(tokens.shape[1])
-  return np.concatenate([model.report(tokens[i:i + size]).importance[..., :count].copy()
-                         for i in range(0, len(tokens), size)])
+  return np.concatenate([model.report(batch).importance[..., :count].copy()
+                         for batch in model.batches(tokens)])
 
 
 def rates(alpha_SxNxHxK: np.ndarray, epsilons: Sequence[float]) -> list[Row]:
   """A row for each epsilon: Sink_1 .. Sink_K in percent, and the mean importance of the first token."""
-  if not all(0 < epsilon < 1 for epsilon in epsilons):
-    raise ValueError(f'epsilon {", ".join(map(str, epsilons))} must lie between 0 and 1; the paper has 0.3.')
   importance = float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64))
   return [{'epsilon': e, **{
       f'sink_{k + 1}': float(100 * (alpha_SxNxHxK[..., k] > e).mean(dtype=np.float64))
@@ -98,22 +95,18 @@ def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = 
 
   The accuracies are those that lm-evaluation-harness wrote below `results`; see `analyses.lm_eval`.
   """
-  accuracies = _scores(results, model.run.name)
+  scores = (json.loads(path.read_text()) for path in sorted(
+      Path(results).expanduser().rglob('results_*.json'), reverse=True))  # the newest first
+  accuracies = next((found['results']['hellaswag'] for found in scores if 'hellaswag' in found['results']
+                     and found['config'].get('sink_jax_model') == model.run.name), None)
+  if accuracies is None:
+    raise ValueError(f'--results={results} has no HellaSwag scores of {model.run.name}; python -m '
+                     'sink_jax.analyses.lm_eval writes them, see docs/open_models.md.')
   [row] = scale(model, epsilon=epsilon)
   common = {'family': row['family'], 'parameters': row['parameters'], 'epsilon': epsilon}
   return [common | {'measure': 'Sink_1', 'percent': row['sink_1']}, *(
       common | {'measure': measure, 'percent': 100 * accuracies[f'{measure},none'],
                 'stderr': 100 * accuracies[f'{measure}_stderr,none']} for measure in ('acc', 'acc_norm'))]
-
-
-def _scores(folder: str, name: str) -> dict[str, float]:
-  """The harness's newest scores of HellaSwag for a model; a ValueError if there are none."""
-  for path in sorted(Path(folder).expanduser().rglob('results_*.json'), reverse=True):
-    found = json.loads(path.read_text())
-    if 'hellaswag' in found['results'] and found['config'].get('sink_jax_model') == name:
-      return found['results']['hellaswag']
-  raise ValueError(f'--results={folder} has no HellaSwag scores of {name}; python -m '
-                   'sink_jax.analyses.lm_eval writes them, see docs/open_models.md.')
 
 
 @analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)),

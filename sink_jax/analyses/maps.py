@@ -17,9 +17,9 @@ import numpy as np
 
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, heat_maps, lines
-from sink_jax.analyses.runner import Heads, analysis, chosen_heads
+from sink_jax.analyses.runner import Heads, analysis, named_heads
 from sink_jax.evaluate.activations import query_key_angles
-from sink_jax.evaluate.plots import head_maps
+from sink_jax.evaluate.plots import head_maps, strongest_and_weakest
 from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
@@ -61,8 +61,8 @@ def maps(model: Model, *, heads: Heads = ()) -> list[Row]:
   A map has at most 64 tokens, in float32. Its rows sum to one; where attention itself has other rows,
   raw_map holds the weights that multiply the values.
   """
-  found = head_maps(model.run, model.inputs().tokens)
-  chosen = chosen_heads(model, found.importance, heads)
+  chosen, found = named_heads(model, heads), head_maps(model.run, model.inputs().tokens)
+  chosen = chosen or strongest_and_weakest(found.importance)
   rounded = lambda map_TxT: np.round(map_TxT, _DIGITS).tolist()
   return [{'block': model.blocks[n], 'head': h + 1, 'importance': float(found.importance[n, h]),
            'averaged': averaged(found.sequences), 'map': rounded(found.normalized[n, h]),
@@ -84,13 +84,13 @@ def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
   tokens_SxT = model.inputs().tokens
   run = dataclasses.replace(model.run, config=dataclasses.replace(
       model.run.config, dtype=model.options.dtype))
-  size, means = model.options.at_a_time(tokens_SxT.shape[1]), {}
-  for i in range(0, len(tokens_SxT), size):
-    layers: Any = run.record(tokens_SxT[i:i + size], RecordOptions(angles=query_key_angles)).layers
+  chosen, means = named_heads(model, heads), {}
+  for batch_BxT in model.batches(tokens_SxT):
+    layers: Any = run.record(batch_BxT, RecordOptions(angles=query_key_angles)).layers
     for name, x_NxBxH in (layers.angles | {'importance': layers.importance.normalized[..., 0]}).items():
       means[name] = means.get(name, 0) + np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens_SxT)
-  chosen = chosen_heads(model, means['importance'], heads)
-  maps = dict(zip(chosen, pair_maps(run, tokens_SxT, chosen)))
+  chosen = chosen or strongest_and_weakest(means['importance'])
+  maps = dict(zip(chosen, pair_maps(model, run, tokens_SxT[:, :_LENGTH], chosen)))
   return [{'block': model.blocks[n], 'head': h + 1,
            **{name: float(x[n, h]) for name, x in means.items()},
            **({'averaged': averaged(len(tokens_SxT)), **{
@@ -99,13 +99,12 @@ def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
           for n, h in np.ndindex(*means['importance'].shape)]
 
 
-def pair_maps(run: Run, tokens_SxT: np.ndarray,
+def pair_maps(model: Model, run: Run, tokens_SxT: np.ndarray,
               heads: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
   """Maps (T, T) of heads (n, h) by name, means over sequences, zero where the key comes later."""
-  tokens_SxT = tokens_SxT[:, :_LENGTH]
   dims, length = run.config.dims, tokens_SxT.shape[1]
   maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]
-  for row in tokens_SxT[:, None]:  # one at a time, for the memory of the queries of all heads
+  for row in model.batches(tokens_SxT, 1):  # one at a time, for the memory of the queries of all heads
     layers: Any = run.record(row, RecordOptions(queries_keys=True)).layers
     for found, (n, h) in zip(maps, heads):
       q_BxTxDh = np.asarray(layers.queries_BxTxHxDh[n, :, :, h], np.float64)

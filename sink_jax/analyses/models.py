@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -15,6 +17,7 @@ from sink_jax.evaluate import inputs as made
 from sink_jax.evaluate.inputs import KINDS, Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.io.terminal import Progress
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_pretrained, load_run
 from sink_jax.train.config import from_dict
@@ -54,7 +57,7 @@ class InputOptions:
     check_least(self, sequences=1, length=2, seed=0, batch_size=1)
 
   def at_a_time(self, length: int) -> int:
-    """The number of sequences of a length in a batch."""
+    """The number of sequences of a length that are measured at a time."""
     return self.batch_size or max(1, _TOKENS_AT_A_TIME // length)
 
 
@@ -87,6 +90,15 @@ class Model:
     self.descriptions.append(inputs.description)
     return inputs
 
+  def batches(self, tokens: np.ndarray, size: int | None = None) -> Iterator[np.ndarray]:
+    """Batches of tokens (S, T) one after another, `size` sequences each; shows how many are done."""
+    size = size or self.options.at_a_time(tokens.shape[1])
+    with contextlib.closing(Progress(f'{self.run.name}, T = {tokens.shape[1]}', len(tokens),
+                                     unit='sequence')) as progress:
+      for start in range(0, len(tokens), size):
+        yield tokens[start:start + size]
+        progress.update(min(start + size, len(tokens)))
+
   def report(self, tokens: np.ndarray) -> SinkReport:
     """The probe of tokens (S, T)."""
     return probe(self.run, tokens, dtype=self.options.dtype,
@@ -107,8 +119,8 @@ def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float
 def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inputs:
   """Inputs in the tokens of a model; see `Model.inputs`."""
   sequences, length, text = options.sequences, options.length, options.inputs == 'natural'
-  if text and not options.source and (task := _task(run)):
-    return _stored(run, options, task)
+  if text and not options.source and (stored := _stored(run, options)):
+    return stored
   try:
     tokenizer = run.tokenizer
   except (ValueError, OSError) as error:
@@ -131,22 +143,18 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
       bos=options.bos or 'none', seed=options.seed, tokenizer=tokenizer, repeat=options.inputs == 'repeat')
 
 
-def _task(run: Run) -> str:
-  """The synthetic task that a run has learned, whose stored probe tokens stand for text; '' of others."""
+def _stored(run: Run, options: InputOptions) -> Inputs | None:
+  """The probe tokens of a run of a synthetic task, which stand for text; None of other models."""
   if run.folder is None or not is_workdir(run.folder):
-    return ''
-  source = from_dict(read_config(run.folder)).data.source
-  return '' if isinstance(source, DocumentSource) else repr(source)
-
-
-def _stored(run: Run, options: InputOptions, task: str) -> Inputs:
-  """Inputs of the probe tokens that a run stores."""
+    return None
+  if isinstance(task := from_dict(read_config(run.folder)).data.source, DocumentSource):
+    return None
   tokens = run.probe_tokens
   if tokens is None or tokens.ndim != 2:  # features (S, T, F) of a task of continuous inputs
     raise ValueError(f'{run.name} stores no probe tokens: use --inputs=random.')
   for name, stored in zip(('sequences', 'length'), tokens.shape):
     if (wanted := getattr(options, name)) > stored:
-      raise ValueError(f'--{name}={wanted}: {task} makes its own tokens, and the run stores '
-                       f'{tokens.shape[0]} sequences of {tokens.shape[1]} of them.')
+      raise ValueError(f'--{name}={wanted}: {task} makes its tokens, and the run stores {tokens.shape[0]} '
+                       f'sequences of {tokens.shape[1]} of them; choose up to {stored}.')
   return made.stored(np.asarray(tokens)[:options.sequences, :options.length], run.config.vocab_size,
                      f'probe tokens of {task}')

@@ -18,8 +18,8 @@ from sink_jax.evaluate import plots
 
 Row = dict[str, Any]
 Columns = tuple[str, ...]
-_WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$', 
-          'epsilon': 'ε',           'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
+_WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$',
+          'epsilon': 'ε', 'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
           'score': r'$q k^\top / \sqrt{d_h}$', 'map': 'attention', 'raw_map': 'raw weights',
           'position': 'position t', 'first': 'first token', 'others': 'mean of the others',
           'tokens': 'tokens read', 'attention': 'attention on the first token'}

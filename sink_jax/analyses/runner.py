@@ -123,6 +123,9 @@ class Result:
 def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str, Any],
             tokens: Inputs | None = None) -> Result:
   """Measures one model; a ValueError names an option that does not fit it, or a number that is not finite."""
+  for name in {'epsilon', 'epsilons'} & set(options):
+    if not all(0 < epsilon < 1 for epsilon in np.ravel(options[name])):
+      raise ValueError(f'--{name} must lie between 0 and 1; the paper has 0.3.')
   model = Model(run, inputs, tokens)
   name = run.name or 'model'
   rows = [{'model': name} | row for row in chosen.function(model, **options)]
@@ -182,13 +185,10 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
   return found
 
 
-def chosen_heads(model: Model, importance_NxH: np.ndarray, heads: Sequence[str]) -> list[tuple[int, int]]:
-  """(n, h), from 0, n among the blocks with attention, of heads BLOCK.HEAD; a ValueError if there is none.
-
-  By default two with the strongest sinks and two with the weakest, as in the paper's figures.
-  """
+def named_heads(model: Model, heads: Sequence[str]) -> list[tuple[int, int]]:
+  """(n, h), from 0, n among the blocks with attention, of heads BLOCK.HEAD; a ValueError names a wrong one."""
   names = {f'{block}.{head + 1}': (n, head) for n, block in enumerate(model.blocks)
            for head in range(model.run.config.heads)}
   for head in heads:
     check_known(str(head), names, '--heads: there is no')
-  return [names[str(head)] for head in heads] or plots.strongest_and_weakest(importance_NxH)
+  return [names[str(head)] for head in heads]

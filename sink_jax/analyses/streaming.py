@@ -6,6 +6,7 @@ tokens and W - s recent ones does not. The paper writes them 0 + W and s + (W - 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -21,6 +22,7 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate.activations import not_finite
+from sink_jax.io.terminal import Progress
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -62,8 +64,11 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
     except ValueError as error:
       reasons.append(row | {'part': 'not possible', 'reason': str(error)})
       continue
-    losses = np.concatenate([np.asarray(piece, np.float64).mean(0)
-                             for piece in text_losses(run, tokens_SxT, policy)])
+    losses = np.zeros(0)
+    with contextlib.closing(Progress(f'{run.name}, {name}', length - 1, unit='token')) as progress:
+      for piece in text_losses(run, tokens_SxT, policy):
+        losses = np.append(losses, np.asarray(piece, np.float64).mean(0))
+        progress.update(len(losses))
     if not np.isfinite(losses).all():
       raise not_finite(run, f'the loss of a text with the cache {name}', run.config.dtype)
     memory = {'bytes': state_bytes(run.config, policy, len(tokens_SxT))}
@@ -96,10 +101,9 @@ def last_query(model: Model) -> list[Row]:
   """
   tokens_SxT = model.inputs('long text').tokens
   config = dataclasses.replace(model.run.config, dtype=model.options.dtype)
-  size = model.options.at_a_time(tokens_SxT.shape[1])
   weights_NxSxH = np.concatenate([np.asarray(
-      _weights(config, mesh_of(model.run.params), model.run.params, tokens_SxT[i:i + size]), np.float64)
-      for i in range(0, len(tokens_SxT), size)], 1)
+      _weights(config, mesh_of(model.run.params), model.run.params, batch_BxT), np.float64)
+      for batch_BxT in model.batches(tokens_SxT)], 1)
   mean_NxH = weights_NxSxH.mean(1)
   return [{'layer': block - 1, 'attention': float(heads.mean()), 'deviation': float(heads.std())}
           for block, heads in zip(model.blocks, mean_NxH)]

@@ -202,8 +202,9 @@ def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
 
 def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: AnyPath | None) -> Page:
   full = table(runs)
-  # A run outside of sweeps has no trial: it is named by its folder. Softmax comes first.
-  full['trial'] = full.trial.where(full.trial != '', full.run.str.replace(r'-seed-\d+$', '', regex=True))
+  # A folder of another name holds no trial, or one with changes: it names the run. Softmax comes first.
+  folder = full.run.str.replace(r'-seed-\d+$', '', regex=True)
+  full['trial'] = folder.where(folder.str.rpartition('/')[2] != full.trial, full.trial)
   full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])
   groups, files, words = [], [], []
   for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False)):

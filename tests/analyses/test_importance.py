@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.analyses import models
 from sink_jax.analyses.models import InputOptions, Model
 from sink_jax.evaluate.inputs import natural, open_source, random_tokens
 from sink_jax.models.sizes import parameter_count
@@ -99,6 +100,26 @@ def test_domains(run, tmp_path):
 def test_options_that_cannot_be(run, options, words):
   with pytest.raises(ValueError, match=words):
     sj.analyse('scale', run, **options)
+
+
+def test_wrong_options_are_refused_before_anything_is_measured(run, monkeypatch):
+  monkeypatch.setattr(Model, 'batches', None)
+  for name, options in (('angles', dict(heads=('3.1',))), ('lengths', dict(epsilons=(0.3, 30)))):
+    with pytest.raises(ValueError, match=f'--{[*options][0]}'):
+      sj.analyse(name, run, tokens(), **options)
+
+
+def test_long_work_shows_how_far_it_is(run, monkeypatch):
+  shown = []
+
+  class Bar:
+    def __init__(self, name, total, unit):
+      shown.append((total, unit))
+      self.update, self.close = shown.append, lambda: shown.append('closed')
+
+  monkeypatch.setattr(models, 'Progress', Bar)
+  sj.analyse('scale', run, tokens(5), batch_size=2)
+  assert shown == [(5, 'sequence'), 2, 4, 5, 'closed']
 
 
 def test_what_an_analysis_does_not_have(run):
