@@ -83,10 +83,10 @@ class Model:
       if kind != 'long text':  # a cache may read more tokens than the model has positions
         self.run.config.attention.position.check_length(options.length)
       inputs = make_inputs(self.run, options, kind)
-    elif kind == 'domains':
-      raise ValueError('domains compares texts of a source: leave out tokens, and name source=.')
     else:
       inputs = self.given
+    if kind == 'domains' and not inputs.description.get('domains'):
+      raise ValueError('domains compares texts: leave out tokens and --inputs, and name a --source= of texts.')
     self.descriptions.append(inputs.description)
     return inputs
 
@@ -94,7 +94,7 @@ class Model:
     """Batches of tokens (S, T) one after another, `size` sequences each; shows how many are done."""
     size = size or self.options.at_a_time(tokens.shape[1])
     with contextlib.closing(Progress(f'{self.run.name}, T = {tokens.shape[1]}', len(tokens),
-                                     unit='sequence')) as progress:
+                                     unit='sequence', enabled=len(tokens) > size)) as progress:
       for start in range(0, len(tokens), size):
         yield tokens[start:start + size]
         progress.update(min(start + size, len(tokens)))

@@ -49,6 +49,8 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
   Rows of a cache and a part: 'all' of the text, its 'last quarter', and the 'curve', up to 32 parts of
   equal length that end at `tokens`. A cache that the model cannot have is a row with the reason.
   """
+  if not 0 <= sinks < cache_size:
+    raise ValueError(f'--sinks={sinks} must be at least 0 and less than --cache_size={cache_size}.')
   run, tokens_SxT = model.run, model.inputs('long text').tokens
   length, first = tokens_SxT.shape[1], f'first {sinks} and last {cache_size - sinks}'
   # StreamingLLM counts positions in the cache. The same cache with the positions of the text shows what

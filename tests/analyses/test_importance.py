@@ -90,8 +90,9 @@ def test_domains(run, tmp_path):
     texts = [run.tokenizer.encode(f'{i} of {row["domain"]} documents') for i in range(3)]
     ids = [run.tokenizer.with_prefix(text, 'tokenizer')[:12] for text in texts]
     assert row['sink_1'] == percent(importance(run, np.stack(ids))[..., 0], row['epsilon'])
-  with pytest.raises(ValueError, match='source='):
-    sj.analyse('domains', run, tokens())
+  for given in (dict(tokens=tokens()), dict(inputs='random')):
+    with pytest.raises(ValueError, match='source='):
+      sj.analyse('domains', run, **given)
 
 
 @pytest.mark.parametrize('options, words', [
@@ -113,7 +114,7 @@ def test_long_work_shows_how_far_it_is(run, monkeypatch):
   shown = []
 
   class Bar:
-    def __init__(self, name, total, unit):
+    def __init__(self, name, total, unit, enabled):
       shown.append((total, unit))
       self.update, self.close = shown.append, lambda: shown.append('closed')
 
