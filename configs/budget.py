@@ -5,7 +5,7 @@
 `tenth`: models, batches, learning rates, weight decays and windows as in the paper; a tenth of the steps
 and of the unique tokens, so that epochs stay the same; a warm-up of 100 steps, as in the paper.
 
-`desk`, for two CPU cores, a minute and a half a trial:
+`desk`, for two CPU cores, about two minutes a trial:
   model: 2 blocks, d = 64, 4 heads of 16, FFN 128, float32 (1B: 4 blocks, d = 128, 8 heads, FFN 352)
   text: the standard library of the Python that runs, in sequences of 64 tokens of a byte-pair encoding of
     512; each begins with a fixed token, unless the trial itself edits sequences

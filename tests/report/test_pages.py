@@ -120,12 +120,15 @@ def test_other_runs_are_side_by_side(tmp_path):
     write_run(tmp_path / 'runs', 'soft', seed, task='', sink_1=20.0 + 10 * seed)
     write_run(tmp_path / 'runs', 'sigmoid', seed, task='', sink_1=0.0, config={
         'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'})
+  changed = write_run(tmp_path / 'runs', 'soft', 7, task='', config={'attention.position': 'Alibi()'})
+  changed.rename(changed.with_name('soft-alibi'))  # not a third seed of `soft`
   write_run(tmp_path / 'runs', 'other', task='', content='other', status='diverged')
   (tmp_path / 'runs/damaged').mkdir()
   (tmp_path / 'runs/damaged/config.json').write_text('{')
   files, words = make_report(tmp_path / 'out', tmp_path / 'runs')
   text, page = files[1].read_text(), files[0].read_text()
-  assert any('in every valid seed of 1 of 2 trials (soft)' in line for line in words)
+  assert any('in every valid seed of 2 of 3 trials (soft, soft-alibi)' in line for line in words)
+  assert '| soft-alibi | softmax | 1 of 1 | 25.0 |' in text
   assert '| soft | softmax | 2 of 2 | 25.0 (20.0 to 30.0) | - |' in text
   assert '**soft**: A sink in 2 of 2 seeds: Sink\\_1 25.0 (20.0 to 30.0), n = 2 (in %)' in text
   assert 'A sink in 0 of 2 seeds: Sink\\_1\\* 0.0' in text and '1 of 1 runs diverged' in text
