@@ -112,7 +112,8 @@ def heat_maps(rows: Sequence[Row], columns: Columns, title: str = '') -> Figure:
   figure, axes = _canvas(len(shown), across, 3.9, 4.2)
   for ax, (row, column) in zip(axes, shown):
     plots.attention_panel(ax, row[column], f'{row["model"]}: block {row["block"]}, head {row["head"]}\n'
-                          f'importance {row["importance"]:.2f}, {title.format(**row)}', _word(column))
+                          f'importance {row["importance"]:.2f}, {title.format(**row)}', _word(column),
+                          signed=column in ('cosine', 'score'))
   return figure
 
 

@@ -129,23 +129,24 @@ def head_panel(ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool, nam
                   f'importance of the first token {maps.importance[head]:.2f}{"*" * maps.proxy}', kind)
 
 
-def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str) -> None:
-  """Draws one map, queries down and keys across, with `kind` next to its colours."""
+def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed: bool = False) -> None:
+  """Draws one map, queries down and keys across, with `kind` next to its colours; signed: of both signs."""
   weights_TxT = np.array(map_TxT, float)
   length = len(weights_TxT)
   if not np.triu(weights_TxT, 1).any():  # causal: above the diagonal nothing is drawn
     weights_TxT[np.triu_indices(length, 1)] = np.nan
   low, high = float(np.nanmin(weights_TxT)), float(np.nanmax(weights_TxT))
-  # Symmetrical where some are negative, so that zero has the colour in the middle; else by square roots,
+  signed = signed or low < 0
+  # Symmetrical where some may be negative, so that zero has the colour in the middle; else by square roots,
   # which show the small ones, from 0 to 1, by which maps can be compared, or to raw weights above one.
   limit = max(-low, high)
-  colours: dict[str, Any] = (dict(cmap='RdBu_r', vmin=-limit, vmax=limit) if low < 0 else
+  colours: dict[str, Any] = (dict(cmap='RdBu_r', vmin=-limit, vmax=limit) if signed else
                              dict(cmap='viridis', norm=PowerNorm(0.5, 0, max(1, high))))
   # Positions count from 1, as in the paper.
   image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest',
                     **colours)
   ax.set_facecolor('#e8e8e8')
-  _colour_bar(ax, image, kind, None if low < 0 or high > 1 else [0, 0.1, 0.3, 0.6, 1])
+  _colour_bar(ax, image, kind, None if signed or high > 1 else [0, 0.1, 0.3, 0.6, 1])
   for axis in (ax.xaxis, ax.yaxis):
     axis.set_ticks(sorted({1, max(1, length // 2), length}))
   label(ax, title, 'key', 'query')
