@@ -43,6 +43,7 @@ def project(tmp_path_factory, request):
   assert count == 2
   trials.write_text(short)
   shutil.copy(ROOT / 'README.md', folder)  # a text that an example reads
+  shutil.copytree(ROOT / 'results', folder / 'results')
   names, seen, full = {}, set(), request.config.getoption('--full')
   chosen = [(path, language, block) for path, language, _, block in blocks()
             if path not in WALKS and (full or path == 'README.md')]

@@ -1,6 +1,7 @@
 """Sink rates by kind, pair, size, domain, length and head, against NumPy on full maps."""
 
 import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -111,16 +112,9 @@ def test_wrong_options_are_refused_before_anything_is_measured(run, monkeypatch)
 
 
 def test_long_work_shows_how_far_it_is(run, monkeypatch):
-  shown = []
-
-  class Bar:
-    def __init__(self, name, total, unit, enabled):
-      shown.append((total, unit))
-      self.update, self.close = shown.append, lambda: shown.append('closed')
-
-  monkeypatch.setattr(models, 'Progress', Bar)
+  monkeypatch.setattr(models, 'Progress', bar := mock.Mock())
   sj.analyse('scale', run, tokens(5), batch_size=2)
-  assert shown == [(5, 'sequence'), 2, 4, 5, 'closed']
+  assert bar.return_value.method_calls == [*(mock.call.update(done) for done in (2, 4, 5)), mock.call.close()]
 
 
 def test_what_an_analysis_does_not_have(run):
