@@ -65,11 +65,13 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
 
   Args:
     attention: an AttentionSpec, or only the components that change, {'head': 'HeadGate()'}.
-    norm, sink_tokens: as in `ModelConfig`; None keeps the source's.
+    norm: as in `ModelConfig`; None keeps the source's.
+    sink_tokens: as in `ModelConfig`; None keeps the source's.
     start: 'identity' or 'random', see above.
     tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs, and
       of a published model 32 texts of 64 tokens, the documentation in Python's standard library.
-    offset, seed: of sink logits, see above, and of random initial values.
+    offset: of sink logits, see above.
+    seed: of random initial values.
 
   Raises:
     ValueError: nothing would change, a component does not fit the model, or there is no batch.
