@@ -1,4 +1,4 @@
-"""Every kind of variant on Bigram-Backcopy: one layer, one head, one thing to do.
+"""Variants of each component on Bigram-Backcopy, which one layer with one head learns.
 
 After a trigger the token before it comes again; everything else is a Markov chain. The head
 has work at triggers only, so a sink tells how it rests. Names are those of the paper's

@@ -3,7 +3,7 @@
     python -m sink_jax.analyses.lm_eval run --model sink_jax --model_args checkpoint=Pythia-160M \\
       --tasks hellaswag --batch_size auto --output_path results
 
-runs the harness's own command, which has tasks, prompts and scores.
+runs the command of the harness, which has tasks, prompts and scores.
 """
 
 # pyright: reportMissingImports=false
@@ -78,7 +78,7 @@ class SinkJax(TemplateLM):
     return self._max_length
 
   def get_model_info(self) -> dict[str, str]:
-    """What the harness's file of results says of the model."""
+    """The entries about the model in the results of the harness."""
     return {'sink_jax_model': self.run.name}
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
@@ -92,7 +92,7 @@ class SinkJax(TemplateLM):
     return loglikelihoods(self.run, pairs, self.max_length, self.batch)
 
   def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-    """Log-likelihoods of whole texts, each token scored once, the first one after BOS."""
+    """Log-likelihoods of texts, each token scored once, the first one after BOS."""
     windows = [[make_disjoint_window(window) for window in get_rolling_token_windows(
         self.tok_encode(request.args[0], False), self.prefix_token_id, self.max_length, context_len=1)]
         for request in requests]

@@ -70,7 +70,7 @@ def maps(model: Model, *, heads: Heads = ()) -> list[Row]:
 
 
 def averaged(sequences: int) -> str:
-  """What maps of sequences are, in words."""
+  """The words for maps of so many sequences."""
   return 'one sequence' if sequences == 1 else f'mean of {sequences} sequences'
 
 

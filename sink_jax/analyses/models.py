@@ -33,7 +33,7 @@ _PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchan
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-  """What a model reads, and how many sequences at a time."""
+  """The inputs of a model, and how many sequences it reads at a time."""
 
   #: natural (text), random (tokens drawn at random) or repeat (one token, over and over).
   inputs: Literal['natural', 'random', 'repeat'] = 'natural'

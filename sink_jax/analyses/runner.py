@@ -58,12 +58,12 @@ class Analysis:
 
   @property
   def line(self) -> str:
-    """What it measures, in a line."""
+    """The first line of its docstring."""
     return inspect.cleandoc(self.function.__doc__ or '').partition('\n')[0].rstrip('.')
 
   @property
   def parameters(self) -> dict[str, tuple[Any, Any]]:
-    """{name: (annotation, default)} of its own options, from which a command line is made."""
+    """{name: (annotation, default)} of its options, from which a command line is made."""
     hints = typing.get_type_hints(self.function, include_extras=True)
     return {name: (hints[name], parameter.default) for name, parameter in
             list(inspect.signature(self.function).parameters.items())[1:]}

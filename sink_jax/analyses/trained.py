@@ -1,4 +1,4 @@
-"""What the paper reports of trained runs beyond the probe: analyses.json of a run."""
+"""Measurements of trained runs that the paper reports beyond the probe: analyses.json of a run."""
 
 from __future__ import annotations
 

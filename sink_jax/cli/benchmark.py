@@ -17,7 +17,7 @@ os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-  """What every benchmark has. A size that is not given depends on whether there is a GPU or TPU."""
+  """Options of every benchmark. A size that is not given depends on whether there is a GPU or TPU."""
 
   seconds: float = 0.5  # to spend on each number.
   #: by default bfloat16 on a GPU or TPU, else float32.

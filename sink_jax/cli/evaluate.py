@@ -45,10 +45,10 @@ class Options(Model, InputOptions):
   repeated token. Writes index.html, sink_report.json and pictures.
   """
 
-  #: folder of a run instead; by default all tokens that it stores, in the dtype of its own probes.
+  #: folder of a run instead; by default all tokens that it stores, in the dtype of its probes.
   workdir: str | None = None
   out: str | None = None  # folder to write to; by default WORKDIR/evaluation or evaluation-NAME.
-  epsilon: float | None = None  # threshold of the sink rate; by default the run's own, or 0.3.
+  epsilon: float | None = None  # threshold of the sink rate; by default that of the run, or 0.3.
 
   def __post_init__(self):
     Model.__post_init__(self)

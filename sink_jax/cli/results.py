@@ -1,4 +1,4 @@
-"""What commands about models have in common: loading one, and writing what was found."""
+"""Common parts of the commands about models: loading one, and writing numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """What commands about one model have."""
+  """Options of the commands about one model."""
 
   checkpoint: str | None = None  # a published model: folder, GGUF file, name, or 'owner/name'.
   workdir: str | None = None  # folder of a training run instead.
