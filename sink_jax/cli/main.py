@@ -108,7 +108,9 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
                          prog=f'python -m sink_jax {name}', config=(tyro.conf.DisallowNone,))
     except SystemExit as end:
       if end.code:  # what is wrong, in a box: here it is one line
-        raise ValueError(re.sub('[\u2500-\u257f]|-{3,}', ' ', said.getvalue())) from None
+        # Without the borders of the box, and without tyro's words about our own errors.
+        raise ValueError(re.sub(r'[\u2500-\u257f]|-{3,}|Value error\W+Error parsing (?!--)\S+:', ' ',
+                                said.getvalue())) from None
       raise
   extras: dict[str, Any] = {}
   if 'given' in takes:

@@ -64,7 +64,7 @@ def test_the_numbers_are_the_probe_s(workdir):
     (dict(sequences=7), '--sequences=7: the run stores 6 sequences of 12 tokens'),
     (dict(length=13), '--length=13: the run stores 6 '), (dict(sequences=0), '--sequences=0 must'),
     (dict(length=1), '--length=1 must be at least 2'), (dict(epsilon=1.5), '--epsilon=1.5 .*between 0 and 1'),
-    (dict(out='config.json/x'), 'config.json/x cannot be written to')])
+    (dict(bos='none'), '--bos'), (dict(out='config.json/x'), 'config.json/x cannot be written to')])
 def test_what_is_refused_before_the_probe(workdir, monkeypatch, options, message):
   monkeypatch.setattr(evaluate_module, 'probe', None)
   monkeypatch.chdir(workdir)
