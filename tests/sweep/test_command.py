@@ -30,7 +30,7 @@ def get_config(name):
 '''
 THREE = """{'a': SMALL, 'b': SMALL | {'seed': 1},
             'bad': SMALL | {'data.source': "Jsonl(path='x')"}}"""
-# Trials of the leaderboard with fewer steps and more checkpoints, and so small that the sums of a
+# Remedies with fewer steps and more checkpoints, and so small that the sums of a
 # step are computed by one thread: those of several may differ in their last digit.
 REMEDIES = """{name: remedies.TRIALS[name] | {
     'steps': 80, 'checkpoint_every': 8, 'log_every': 5, 'probe.every': 40, 'validation.every': 40,
