@@ -104,7 +104,7 @@ def test_commands_and_snippets(project, request):
     assert f'Sink_1 = {summary["sink_1"]:.1f} %' in README
     assert f'{max(summary["hidden_ratio"]):.0f} times' in README
   if request.config.getoption('--full'):
-    assert 'heads-1 | not expressible' in (folder / 'runs/desk/summary.md').read_text()
+    assert 'heads-1-seed-0 | not expressible' in (folder / 'runs/desk/summary.md').read_text()
     assert 'Table 15' in (folder / 'report/README.md').read_text() and (folder / 'lengths.png').exists()
     assert names['text'].shape == (1, 40) and len(names['words']) == 2
     assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)
