@@ -15,13 +15,12 @@ from sink_jax.analyses.maps import maps, of_report
 from sink_jax.analyses.models import InputOptions, Model as AnalysedModel, make_inputs
 from sink_jax.analyses.runner import ANALYSES
 from sink_jax.attention import AnyArray
-from sink_jax.cli.results import Model, load, writable_folder
+from sink_jax.cli.results import Model, load, to_json, writable_folder
 from sink_jax.evaluate import EPSILON, plots, sink_report
 from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.io import compile_cache
 from sink_jax.io.files import write_atomically
-from sink_jax.io.jsontext import to_json
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import platform
+import re
 import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,7 +67,6 @@ def write_found(path: AnyPath, found: dict[str, Any]) -> None:
   import numpy as np
 
   from sink_jax.io.files import write_atomically
-  from sink_jax.io.jsontext import rounded, to_json
   from sink_jax.train.provenance import hardware, provenance
 
   versions = {'sink_jax': sink_jax.__version__, 'jax': jax.__version__, 'numpy': np.__version__,
@@ -72,3 +74,26 @@ def write_found(path: AnyPath, found: dict[str, Any]) -> None:
   made = {**provenance(devices=False), 'hardware': hardware(), 'versions': versions}
   path.parent.mkdir(parents=True, exist_ok=True)
   write_atomically(path, to_json(rounded(made | found)))
+
+
+def to_json(value: Any) -> str:
+  """A value as indented JSON, what holds no other on one line; numbers that are not finite are null."""
+  # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
+  text = json.dumps(_mapped(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False)
+  # A bracket at the end of a line opens a list or an object: within quotes JSON has no line break.
+  return re.sub(r'([\[{])\n *([^\[\]{}]*)\n *([\]}])',
+                lambda found: found[1] + re.sub(r'\n *', ' ', found[2]) + found[3], text) + '\n'
+
+
+def rounded(value: Any) -> Any:
+  """The same with six significant digits, which is more than a float32 result has to say."""
+  return _mapped(value, lambda x: float(f'{x:.6g}'))
+
+
+def _mapped(value: Any, change: Any) -> Any:
+  """The same with every float changed, also within dicts, lists and tuples."""
+  if isinstance(value, dict):
+    return {key: _mapped(item, change) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_mapped(item, change) for item in value]
+  return change(value) if isinstance(value, float) else value

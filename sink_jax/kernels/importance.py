@@ -48,9 +48,8 @@ def streaming_importance(
     keys: int | None = None, entropy: bool = False) -> Importance:
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
-  All rows count, and the divisor of key k is T - k + 1 under every mask, as in the official code
-  (sail-sg/Attention-Sink). It is differentiable. Embeddings of positions are not applied, see
-  `attend`.
+  The divisor of key k is T - k + 1 under every mask, as in the official code (sail-sg/Attention-Sink). It
+  is differentiable. Embeddings of positions are not applied, see `attend`.
 
   Args:
     params: {component: {name: array}}, as for `attend`.
