@@ -82,7 +82,8 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
       value = row['values'].get(metric)
       text = _text(metric, value) + '*' * (row.get('proxy', False) and metric.startswith('sink'))
       valid = [run for run in runs if not run['valid'] or metric == 'converges']
-      ours = pd.Series([run.get(metric) for run in valid], dtype=float).dropna()
+      ours = pd.Series([run.get(metric) for run in valid], [run['seed'] for run in valid], dtype=float)
+      ours = ours.dropna().groupby(level=0).mean()  # of runs with one seed
       rows.append({
           'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
           'metric': metric, 'value': math.nan if value is None or isinstance(value, list) else float(value),
@@ -130,7 +131,8 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       of = f'{len(ours)} of {len(trials) or len(ours)} trials, {len(runs)} runs'
       run = f'{", ".join(sorted({run["budget"] for run in runs}))}: {of}' if runs else ''
     rows.append({'key': item['key'], 'name': name_of(item), 'title': item.get('title') or item['caption'],
-                 'command': command and f'python -m sink_jax {command}', 'run': run or 'not run'})
+                 'command': command and f'python -m sink_jax {command}',
+                 'run': run or ('a drawing' if item['needs'] == 'nothing' else 'not run')})
   return pd.DataFrame(rows)
 
 

@@ -154,7 +154,7 @@ def test_one_measurement_of_a_published_model_decides(tmp_path):
   both = pd.concat([pd.DataFrame(runs('default')), paper.open_models(tmp_path)])
   found = claims.judge(claims.parse('a | 3.3 | B. | kinds_repeat_sink_1: GPT2-XL > 10 | ')[0], both)
   assert found.verdict == REPRODUCED and 'Another 2' in found.measured  # shown, and no part of the verdict
-  assert found.paper == 'kinds repeat Sink_1: GPT2-XL 62.28'
+  assert found.paper == 'Sink_1 (repeat): GPT2-XL 62.28'
   assert claims.judge(claims.parse('a | 3.3 | B. | kinds_random_sink_1: GPT2-XL, Mistral-7B > 10 | ')[0],
                       both).verdict == NOT_TESTABLE
   # Of the heads with a sink, 2 and 3: 0.5 - 0.25.

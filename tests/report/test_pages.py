@@ -56,7 +56,7 @@ def test_nothing_run(tmp_path, undrawn):
   (tmp_path / 'runs').mkdir()
   files, summary = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
-  assert summary == ['**What was run:** nothing yet. The tables have the paper\'s numbers only.']
+  assert summary == ['Run: nothing yet. The tables have the paper\'s numbers only.']
   assert text.count('not testable here') >= len(claims.CLAIMS) and 'not run' in text
   with pytest.raises(ValueError, match='--runs'):
     make_report(tmp_path / 'out', None)
@@ -66,18 +66,18 @@ def test_nothing_run(tmp_path, undrawn):
 
 def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn):
   (files, (ran, reproduces, unsaid)) = make_report(tmp_path / 'out', planted)
-  assert '10 runs, 8 of them of 4 experiments' in ran and '1 to 3 seeds' in ran
-  assert 'softmax 25 % (n = 3)' in reproduces and 'sigmoid' not in reproduces
-  assert '5 of 10 runs are no evidence' in unsaid and '3 dead' in unsaid and '1 diverged' in unsaid
-  assert 'No run is valid of sigmoid.' in unsaid
+  assert '10 training runs; 8 of them belong to 4 experiments' in ran and '1 to 3 seeds' in ran
+  assert 'softmax 25 % (n = 3).' in reproduces and 'sigmoid' not in reproduces
+  assert '5 of 10 runs are invalid' in unsaid and '3 dead' in unsaid and '1 diverged' in unsaid
+  assert 'no valid run: sigmoid.' in unsaid
   text = files[0].read_text()
   last = table(read_runs(planted))
   judged = [claims.judge(claim, last) for claim in claims.CLAIMS]
   count = lambda verdict: sum(each.verdict == verdict for each in judged)
   assert f'{count("reproduced")} of {len(judged)} claims' in reproduces
   assert f'{count("open")} claims are open' in unsaid
-  assert '| softmax (default) | sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
-  assert '| sigmoid | sink\\_1 | 0.44\\* | - | -, 3 invalid |' in text
+  assert '| softmax (default) | Sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
+  assert '| sigmoid | Sink\\_1 | 0.44\\* | - | -, 3 invalid |' in text
   check_links(files[0])
 
 
@@ -196,11 +196,11 @@ def test_the_committed_pages_are_made_of_the_stored_table(tmp_path, undrawn):
 def test_the_first_sentences_are_recomputed(stored):
   """With other code than the pages'."""
   text = (ROOT / 'results/README.md').read_text()
-  ran, reproduces, unsaid = re.findall(r'^\*\*What .*', text, re.MULTILINE)
+  ran, reproduces, unsaid = re.findall(r'^\*\*(?:Run|Reproduced|Open):.*', text, re.MULTILINE)
   begun = stored[~stored.status.isin(['not run', 'not expressible'])]
   mine = stored[(stored.task == 'paper') & (stored.status == 'done')]
-  assert re.findall(r'[\d,]+ runs|\d+ of them of \d+', ran) == [
-      f'{len(begun):,} runs', f'{len(mine)} of them of {len(set(mine.trial))}']
+  assert re.findall(r'[\d,]+ training runs|\d+ of them belong to \d+', ran) == [
+      f'{len(begun):,} training runs', f'{len(mine)} of them belong to {len(set(mine.trial))}']
   for trial, name in pages.HEADLINE.items():
     values = [row.sink_1 for row in mine.itertuples() if row.trial == trial and not row.valid]
     assert f' {name} {np.mean(values):.0f} %' in reproduces
