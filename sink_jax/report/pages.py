@@ -119,13 +119,13 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   if trials := {trial: name for trial, name in HEADLINE.items() if trial in probed}:
     rates = good.groupby('trial').sink_1.mean()
     sinks = ' and '.join(name for trial, name in trials.items() if rates.get(trial, 0) >= EMERGED)
-    title = f'A sink emerges with {sinks}' if sinks else 'No sink emerges'
+    title = f'Mean Sink_1 of {EMERGED} % or more: {sinks or "in none"}'
     drawn['dynamics'] = figures.panels(runs, shown, trials, title)
   if len(dots):
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
     drawn['scatter'] = figures.scatter(
-        pd.concat([dots.assign(crossed=False), bad]), f'{same} of {len(dots)} trials lie on the same side of '
+        pd.concat([dots.assign(crossed=False), bad]), f'{same} of {len(dots)} experiments lie on the same side of '
         f'{EMERGED} %' + f'\n(rank correlation {rank:.2f})' * (rank == rank), EMERGED)
   if len(grafts):
     drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
@@ -142,7 +142,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       begun=begun, others=begun[~begun.task.isin(['paper', 'graft', 'sft', *REMEDIES])],
       unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
                 .groupby('trial') if of.valid.ne('').all()],
-      claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=len(every) - len(shown),
+      claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=counts[1:].sum(),
       headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),

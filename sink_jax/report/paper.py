@@ -16,6 +16,7 @@ from scipy import stats
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.io.paths import AnyPath
+from sink_jax.train.workdir import read_object
 
 SINK = 10  # percent of heads, from which there is a sink
 LENGTH = 64  # tokens of the inputs of open models
@@ -148,7 +149,7 @@ def open_models(folder: AnyPath) -> pd.DataFrame:
   """
   found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   for path in sorted(folder.glob('*.json')):
-    content = json.loads(path.read_text('utf-8'))
+    content = read_object(path) or {}
     for row in content.get('rows', ()):
       if row.get('epsilon', EPSILON) == EPSILON and not ('head' in row and row['importance'] <= EPSILON):
         kind = (row.get('kind') or row.get('change') or '').replace(' ', '_')
