@@ -167,7 +167,8 @@ def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.D
   probed, kind = set(shown.trial[shown.sink_1.notna()]), figure['kind']
   title, names = paper.name_of(figure), [trial for trial in figure['trials'] if trial in probed]
   what, column = ('largest ratio', 'hidden_ratio') if kind == 'ratios' else ('Sink_1', 'sink_1')
-  means = shown[shown.valid.eq('') & shown.trial.isin(names)].groupby('trial')[column].mean().sort_values()
+  good = shown[shown.valid.eq('') & shown.trial.isin(names)]
+  means = pd.Series(good.groupby('trial')[column].mean()).sort_values()
   title += f'\n{what} ' * bool(names) + ' to '.join(
       f'{means[trial]:.3g} ({trial})' for trial in dict.fromkeys(means.index[[0, -1][:len(means)]]))
   if kind == 'fine-tuning' and len(tuned):

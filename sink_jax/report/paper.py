@@ -83,8 +83,8 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
       value = row['values'].get(metric)
       text = _text(metric, value) + '*' * (row.get('proxy', False) and metric.startswith('sink'))
       valid = [run for run in runs if not run['valid'] or metric == 'converges']
-      ours = pd.Series([run.get(metric) for run in valid], [run['seed'] for run in valid], dtype=float)
-      ours = ours.dropna().groupby(level=0).mean()  # of runs with one seed
+      values = pd.DataFrame([(run['seed'], run.get(metric)) for run in valid], columns=['seed', 'value'])
+      ours = pd.Series(values.dropna().astype(float).groupby('seed').value.mean())  # runs may share a seed
       rows.append({
           'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
           'metric': metric, 'value': math.nan if value is None or isinstance(value, list) else float(value),
