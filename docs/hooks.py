@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-  """Rewrites links between docs/ and the rest, which have the same top in the site."""
+  """Rewrites links between docs/ and the rest, which have the same top in the site; renders <details>."""
   path = page.file.src_uri
   inside = (ROOT / 'docs' / path).is_file()
   folder = posixpath.dirname(f'docs/{path}' if inside else path)
@@ -44,4 +44,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     target = posixpath.normpath(posixpath.join(folder, link[2])).removeprefix('docs/')
     return link[1] + posixpath.relpath(target, posixpath.dirname(path) or '.')
 
-  return _LINK.sub(moved, markdown)
+  return _LINK.sub(moved, markdown).replace('<details>', '<details markdown="1">')

@@ -50,14 +50,16 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequen
   from sink_jax.io.paths import to_path
   from sink_jax.report import pages
   from sink_jax.report.runs import read_runs
+  from sink_jax.train.workdir import read_object
 
   if not runs and not analyses:
     raise ValueError('name --runs=, a folder of runs, --analyses=, or both.')
   found: list[AnyPath] = []
   for path in map(to_path, analyses):
-    if not path.exists():
-      raise ValueError(f'--analyses={path} does not exist: name what python -m sink_jax analyses wrote.')
-    found += sorted(path.glob('*.json')) if path.is_dir() else [path]
+    files = sorted(path.glob('*.json')) if path.is_dir() else [path]
+    if not (written := [file for file in files if 'analysis' in (read_object(file) or {})]):
+      raise ValueError(f'--analyses={path} holds nothing that python -m sink_jax analyses wrote.')
+    found += written
   with tempfile.TemporaryDirectory() as empty:
     read = read_runs(runs or empty)
   return pages.write(read, writable_folder(out), to_path(runs) if runs and maps else None, found,

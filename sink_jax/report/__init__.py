@@ -1,6 +1,5 @@
-"""Finished runs as records, and reports that lay them side by side.
+"""Tables of runs, verdicts on the paper's claims, and pages with pictures.
 
-`records.RunRecord` is what a run says of itself; `comparison` sets those on the same data side by
-side. Nothing here knows the paper: its numbers and claims stand in `paper`.
-Nothing here trains, and models are loaded for the attention maps of a comparison alone.
+`runs` reads runs, `validity` says which are evidence; `claims`, `compare` and `stats` judge; `figures` and
+`pages` show. Nothing here trains; models are loaded only for attention maps.
 """

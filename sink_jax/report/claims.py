@@ -124,7 +124,7 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   models = {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
   rows = [row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
           for row in table.query(f'trial in {[*trials, *models]}').to_dict('records')]
-  needs, parts = _parts(claim.needs, rows, 'presupposed: '), _parts(claim.conditions, rows)
+  needs, parts = _parts(claim.needs, rows, 'needs '), _parts(claim.conditions, rows)
   for key in ('budget', 'protocol', 'content'):
     if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
       needs.append(Part(None, 0, f'its runs differ in {key}'))
@@ -136,9 +136,9 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
       (NOT_TESTABLE, [Part(None, 0, 'the budget cannot express it')]))
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
-    why.append(f'seeds agree within one head: up to {share:.0%} of all seeds may do otherwise')
+    why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
   # Numbers of other published models are shown, and decide nothing.
-  n = min((part.n for part in parts), default=0)
+  n = min(part.n for part in deciding)
   ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
   others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
   for metric, trial in dict.fromkeys([*pairs, *others]):
@@ -149,8 +149,8 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
       ours[metric].append(f'{trial} {_text(metric, mean)}' + f' (n = {len(values)})' * (len(values) != n))
     if number := paper.number(trial, metric):
       theirs[metric].append(f'{trial} {number}')
-  measured, reported = ('; '.join(f'{_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
-                        for of in (ours, theirs))
+  measured, reported = ('; '.join(f'{metric_name(metric)}: {", ".join(texts)}'
+                                  for metric, texts in of.items()) for of in (ours, theirs))
   return Verdict(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
 
 
@@ -175,7 +175,7 @@ def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int
     elif not math.isnan(value):
       value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
       values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
-  words = f'{_name(metric)} of {trial} was not measured' if not values else ''
+  words = f'{metric_name(metric)} of {trial} was not measured' if not values else ''
   if reasons:
     words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}'
   return {seed: sum(of) / len(of) for seed, of in values.items()}, words
@@ -218,9 +218,11 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
       head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
       decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
-      mean, low, high = (_text(metric, value) for value in x[:3])
-      label = f'{prefix}{_name(metric)} of {trial}' + f' minus {other}' * bool(other)
-      words = f'{label} {mean} (' + f'{low} to {high}, ' * (x.n > 1) + f'n = {x.n})'
+      mean, low, high, level = (_text(metric, value) for value in (*x[:3], condition.level))
+      than = f' {"over" if _RATIO.match(metric) else "minus"} {other}' if other else ''
+      sign = {'=': 'within +-'}.get(condition.sign, f'{condition.sign} ')
+      words = f'{prefix}{metric_name(metric)} of {trial}{than} {sign}{level}: {mean} ('
+      words += f'{low} to {high}, ' * (x.n > 1) + f'n = {x.n})'
       parts.append(Part(decided, x.n, words + f' ({remarks})' * bool(remarks), x.unseen))
   return parts
 
@@ -230,14 +232,18 @@ def _published(trial: str) -> bool:
   return trial[0].isupper()
 
 
-def _name(metric: str) -> str:
-  """'Sink_1', 'Sink_*', 'valid loss'."""
-  metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric.replace('_star', '_*'))
+def metric_name(metric: str) -> str:
+  """'Sink_1', 'Sink_*', 'valid loss', 'Sink_1 (random)'."""
+  metric = re.sub(r'^kinds_(\w+)_sink_1', r'sink_1 (\1)', metric.replace('_star', '_*'))
+  metric = re.sub(r'^lead_(\d)', r'sink_\1 minus the next rate', metric)
+  metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric)
   return re.sub('(?<!Sink)_', ' ', metric)
 
 
 def _text(metric: str, value: float) -> str:
   """Two decimals of rates, three of losses; of ratios, whose values are logarithms, the ratio."""
+  if metric == 'converges' or metric.endswith('_step'):
+    return f'{100 * value:.0f} %' if metric == 'converges' else f'{value:,.0f}'
   value = math.exp(min(value, 700)) if _RATIO.match(metric) else value
   return f'{value:.2f}' if _RATE.match(metric) else f'{value:.3f}' if 'loss' in metric else f'{value:.3g}'
 

@@ -38,12 +38,12 @@ MEASURES = {
     'sink_1': Measure('Sink_1, points', 5, present=SINK),
     'valid_loss': Measure('validation loss, nats', 0.02),
     'value_ratio': Measure('least value ratio, times', 0.1, True, 0.5, True),
-    'massive_norm': Measure('largest hidden ratio, times', 0.1, True, 2),
+    'hidden_ratio': Measure('largest hidden ratio, times', 0.1, True, 2),
 }
 
 
 def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] = MEASURES) -> pd.DataFrame:
-  """Compares every trial with the baseline, with the same seed, data and number of steps.
+  """Compares every trial with the baseline, with the same seed, data, budget and number of steps.
 
   Args:
     table: of `runs.table`; one task.
@@ -56,7 +56,7 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
   rows = []
   for metric, measure in measures.items():
     known = table[table.valid.eq('') & table[metric].notna()].fillna({'content': ''})
-    values = known.pivot_table(index=['seed', 'content', 'steps'], columns='trial', values=metric)
+    values = known.pivot_table(metric, ['seed', 'content', 'steps', 'budget', 'protocol'], 'trial')
     if baseline not in values:
       continue
     scale = np.log if measure.ratio else np.asarray
@@ -108,4 +108,4 @@ def written(row: Any, measure: Measure) -> str:
 
 def excluded(n: int) -> str:
   """What n seeds that agree cannot exclude, in words."""
-  return f'{n} seeds that agree leave up to {100 * unseen(n):.0f} % of seeds that may do otherwise'
+  return f'{n} seeds that agree leave open whether up to {100 * unseen(n):.0f} % of all seeds do otherwise'

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
-from sink_jax.attention.mask import Prefix, Window
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label
 from sink_jax.io.paths import AnyPath
@@ -196,17 +195,6 @@ def forest(rows: pd.DataFrame, title: str, measures: Mapping[str, Measure]) -> F
     ax.tick_params('x', labelsize=9)
     ax.grid(axis='both', alpha=0.2)
   figure.suptitle(title, fontsize=11.5)
-  return figure
-
-
-def masks() -> Figure:
-  """Which keys a query sees: causal, with a prefix (Figure 5 left) and in a window (Figure 6 left)."""
-  figure, axes = canvas(WIDTH, 2.5, 1, 3)
-  query, key = np.mgrid[:12, :12]
-  shown = {'causal': Window(12), 'prefix of 5': Prefix(5), 'window of 5': Window(5)}
-  for ax, (name, mask) in zip(axes[0], shown.items()):
-    ax.imshow(mask.keep(query, key), cmap='Blues', vmin=0, vmax=1.3, extent=(0.5, 12.5, 12.5, 0.5))
-    label(ax, name, 'key', 'query')
   return figure
 
 

@@ -32,8 +32,6 @@ HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 's
             'k-bias': 'softmax with a K bias'}
 OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were mended
 _TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
-
-
 Page = tuple[list[AnyPath], list[str]]  # files that were written, and what the first screen says
 
 
@@ -94,7 +92,7 @@ def _render(path: AnyPath, template: str, **context: Any) -> AnyPath:
       loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
       undefined=jinja2.StrictUndefined)
   names = {'cell': escaped, 'short': short, 'spread': spread, 'compare': compare, 'paper': paper,
-           'EMERGED': EMERGED}
+           'metric_name': claims.metric_name, 'EMERGED': EMERGED}
   text = templates.get_template(template).render(names | context)
   path.write_text(re.sub(r'\n\s*\n+', '\n\n', text).strip() + '\n')
   return path
@@ -102,6 +100,7 @@ def _render(path: AnyPath, template: str, **context: Any) -> AnyPath:
 
 def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   full = table(runs)
+  begun = full[~full.status.isin(['not run', 'not expressible'])]
   # The pages show one budget and protocol: those of most runs.
   every = full[full.task.eq('paper') & full.status.ne('not expressible')]
   counts = every[['budget', 'protocol']].value_counts()
@@ -109,7 +108,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   shown = full[full.task.eq('paper') & full.budget.eq(budget) & full.protocol.eq(protocol)]
   open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
   judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
-  beside = paper.beside(shown)
+  beside, good = paper.beside(shown), shown[shown.valid.eq('') & shown.sink_1.notna()]
   dots, rank, same = paper.agreement(beside)
   grafts = full[full.task.eq('graft') & ~full.trial.str.startswith('desk-')]
   tuned = full[full.task == 'sft']
@@ -118,16 +117,16 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   drawn = {f'remedies-{task["key"]}': task['picture'] for task in tasks}
   probed = set(shown.trial[shown.sink_1.notna()])
   if trials := {trial: name for trial, name in HEADLINE.items() if trial in probed}:
-    rates = shown[shown.valid == ''].groupby('trial').sink_1.mean()
+    rates = good.groupby('trial').sink_1.mean()
     sinks = ' and '.join(name for trial, name in trials.items() if rates.get(trial, 0) >= EMERGED)
-    title = f'A sink emerges with {sinks}' if sinks else 'No sink emerges'
+    title = f'Mean Sink_1 of {EMERGED} % or more: {sinks or "in none"}'
     drawn['dynamics'] = figures.panels(runs, shown, trials, title)
   if len(dots):
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
     drawn['scatter'] = figures.scatter(
-        pd.concat([dots.assign(crossed=False), bad]), f'{same} of {len(dots)} trials lie on the same side of '
-        f'{EMERGED} %\n(rank correlation {rank:.2f})', EMERGED)
+        pd.concat([dots.assign(crossed=False), bad]), f'{same} of {len(dots)} experiments lie on the same side of '
+        f'{EMERGED} %' + f'\n(rank correlation {rank:.2f})' * (rank == rank), EMERGED)
   if len(grafts):
     drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
                                      title='Sink_1 after a graft onto the trained default')
@@ -139,11 +138,12 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
   models = {name: list(dict.fromkeys(row['model'] for row in of)) for name, of in rows.items()}
   files = [_render(
-      out / 'README.md', 'results.md', full=full, shown=shown, valid=shown[shown.valid == ''], budget=budget,
-      begun=full[~full.status.isin(['not run', 'not expressible'])],
+      out / 'README.md', 'results.md', full=full, shown=shown, budget=budget,
+      begun=begun, others=begun[~begun.task.isin(['paper', 'graft', 'sft', *REMEDIES])],
       unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
                 .groupby('trial') if of.valid.ne('').all()],
-      claims=judged, headline=HEADLINE, stored=(out / 'metrics.csv.gz').exists(),
+      claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=counts[1:].sum(),
+      headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
       beside=beside, rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
@@ -153,9 +153,10 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       see=pictures | {
           item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
           for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
-      made=full[full.code.notna()].groupby(['task', 'code', 'hardware'], dropna=False).agg(
+      made=begun[begun.code.notna()].groupby(['task', 'code', 'hardware'], dropna=False).agg(
           runs=('run', 'size'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')))]
-  summary = re.findall(r'^\*\*What .*', files[0].read_text(), re.MULTILINE)
+  summary = [line.replace('*', '').replace('\\', '') for line in re.findall(
+      r'^\*\*(?:Run|Reproduced|Open):.*', files[0].read_text(), re.MULTILINE)]
   if tasks:
     files.append(_render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
   return [*files, *(out / name for name in pictures.values())], summary
@@ -164,9 +165,12 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
 def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.DataFrame) -> Figure | None:
   """A figure of the paper, drawn from training runs; None without any."""
   probed, kind = set(shown.trial[shown.sink_1.notna()]), figure['kind']
-  title, names = f'{paper.name_of(figure)}: ours', [trial for trial in figure['trials'] if trial in probed]
-  if kind == 'mask':
-    return figures.masks() if figure['number'] == '5' else None
+  title, names = paper.name_of(figure), [trial for trial in figure['trials'] if trial in probed]
+  what, column = ('largest ratio', 'hidden_ratio') if kind == 'ratios' else ('Sink_1', 'sink_1')
+  good = shown[shown.valid.eq('') & shown.trial.isin(names)]
+  means = pd.Series(good.groupby('trial')[column].mean()).sort_values()
+  title += f'\n{what} ' * bool(names) + ' to '.join(
+      f'{means[trial]:.3g} ({trial})' for trial in dict.fromkeys(means.index[[0, -1][:len(means)]]))
   if kind == 'fine-tuning' and len(tuned):
     tuned = tuned[tuned.protocol == tuned.protocol.mode()[0]]
     return figures.curves(runs, tuned, sorted(set(tuned.trial)), ['train_loss', 'grad_norm'], title=title)
@@ -209,6 +213,7 @@ def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: An
   groups, files, words = [], [], []
   for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False)):
     title = re.sub(r'\(.*?\)', '', next(filter(pd.notna, of.source), 'Unknown data'))
+    title += f' (data {i + 1})' * any(title == group['title'] for group in groups)
     key, names, drawn = re.split(r'\W', title)[0].lower(), list(dict.fromkeys(of.trial)), {}
     key += f'-{i}' * (f'curves-{key}.png' in files)
     if of[['sink_1', 'valid_loss', 'train_loss']].notna().to_numpy().any():
@@ -223,7 +228,10 @@ def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: An
     probed = of[of.valid.eq('') & of.sink_1.notna()].groupby('trial').sink_1.min()
     sinks = [trial for trial in names if probed.get(trial, -1) >= EMERGED]
     words.append(f'{title}: a sink stands on the first token in every valid seed of {len(sinks)} of '
-                 f'{len(names)} trials' + f' ({", ".join(sinks)})' * bool(sinks) + '.')
+                 f'{len(names)} trials' + f' ({", ".join(sinks)})' * bool(sinks) + '.' if len(probed) else
+                 f'{title}: no valid run was probed, so that nothing can be said of a sink.')
+    if bad := of.valid.ne('').sum():
+      words[-1] += f' {bad} of {len(of)} runs are invalid and crossed out.'
     groups.append({
         'title': title, 'table': of, 'pictures': list(drawn), 'notes': missing, 'shared': sorted(shared),
         'different': {trial: sorted(of_trial - shared) for trial, of_trial in settings.items()},
@@ -246,7 +254,7 @@ def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bo
   for trial, runs in of.groupby('trial', sort=False):
     first = runs.sort_values(['valid', 'seed']).iloc[0]
     try:
-      run = load_run(root / first.run)
+      run = load_run(root / first.run if (root / first.run).is_dir() else root)  # of one workdir
       if run.probe_tokens is None:
         raise ValueError('it has no probe_tokens.npy')
       maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), pd.notna(first.sink_star)

@@ -16,6 +16,7 @@ from scipy import stats
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.io.paths import AnyPath
+from sink_jax.train.workdir import read_object
 
 SINK = 10  # percent of heads, from which there is a sink
 LENGTH = 64  # tokens of the inputs of open models
@@ -82,7 +83,8 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
       value = row['values'].get(metric)
       text = _text(metric, value) + '*' * (row.get('proxy', False) and metric.startswith('sink'))
       valid = [run for run in runs if not run['valid'] or metric == 'converges']
-      ours = pd.Series([run.get(metric) for run in valid], dtype=float).dropna()
+      values = pd.DataFrame([(run['seed'], run.get(metric)) for run in valid], columns=['seed', 'value'])
+      ours = pd.Series(values.dropna().astype(float).groupby('seed').value.mean())  # runs may share a seed
       rows.append({
           'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
           'metric': metric, 'value': math.nan if value is None or isinstance(value, list) else float(value),
@@ -130,7 +132,8 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       of = f'{len(ours)} of {len(trials) or len(ours)} trials, {len(runs)} runs'
       run = f'{", ".join(sorted({run["budget"] for run in runs}))}: {of}' if runs else ''
     rows.append({'key': item['key'], 'name': name_of(item), 'title': item.get('title') or item['caption'],
-                 'command': command and f'python -m sink_jax {command}', 'run': run or 'not run'})
+                 'command': command and f'python -m sink_jax {command}',
+                 'run': run or ('a drawing' if item['needs'] == 'nothing' else 'not run')})
   return pd.DataFrame(rows)
 
 
@@ -146,7 +149,7 @@ def open_models(folder: AnyPath) -> pd.DataFrame:
   """
   found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   for path in sorted(folder.glob('*.json')):
-    content = json.loads(path.read_text('utf-8'))
+    content = read_object(path) or {}
     for row in content.get('rows', ()):
       if row.get('epsilon', EPSILON) == EPSILON and not ('head' in row and row['importance'] <= EPSILON):
         kind = (row.get('kind') or row.get('change') or '').replace(' ', '_')

@@ -133,7 +133,6 @@ def table(runs: Runs) -> pd.DataFrame:
   for k in (1, 2, 3):
     t[f'lead_{k}'] = t[f'sink_{k}'] - t[sinks].drop(columns=f'sink_{k}').max(axis=1)
   t['largest_sink'], t['untrained_sink_1'] = t[sinks].max(axis=1), untrained('sink_1')
-  t['peak_sink_1'] = curve('sink_1').groupby('run').value.max()
   t['emergence_step'] = pd.Series({
       run: emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
       for run, rows in curve('sink_1').groupby('run')}, dtype=float).fillna(math.inf)
@@ -145,7 +144,6 @@ def table(runs: Runs) -> pd.DataFrame:
     if ''.join(filter(str.isalpha, name.partition(':')[2].lower())) == 'pilecc':  # as the paper's loss is
       t['valid_loss'] = t[name].fillna(t.valid_loss)
   t['converges'] = t.status.map({'done': 1.0, 'diverged': 0.0})
-  t['massive_norm'] = t.hidden_ratio
   t['massive'] = np.minimum(t.max_over_median / MEDIANS, t.hidden_ratio / untrained('hidden_ratio'))
   t['massive_before_norm'] = largest('hidden_before_norm_ratio')
   t['massive_sink_token'] = largest('sink_token_ratio')
@@ -186,9 +184,14 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
     experiment = from_dict(read_config(workdir))
     row |= _facts(experiment, read_data_summary(workdir))
     blocks = [layer + 1 for layer in experiment.model_before_data().attention_layers]
-    points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft'),
-              *_analysed(read_object(workdir / 'analyses.json') or {}, row['steps'])]
-    return row | {'step': max([step for _, step, *_ in points] + [row['step'] or 0])}, points
+    points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft')]
+    last = max((step for _, step, *_ in points), default=0)
+    if row['status'] == 'done' and last < row['steps']:
+      raise ValueError(f'metrics.jsonl ends at step {last}')  # its last numbers are not the run's
+    if row['status'] == 'not run' and points:
+      raise ValueError('status.json is missing or damaged')
+    points += _analysed(read_object(workdir / 'analyses.json') or {}, row['steps'])
+    return row | {'step': max(last, row['step'] or 0)}, points
   except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
     what = f'there is no {error}' if isinstance(error, KeyError) else ' '.join(str(error).split())
     return row | {'status': 'unreadable', 'reason': what}, []

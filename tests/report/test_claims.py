@@ -76,7 +76,7 @@ def test_no_difference_of_losses_and_of_rates():
   assert judged('valid_loss: k-bias = default +- 0.1', rows).verdict == REPRODUCED
   rows = runs('default', (25, 25, 25)) + runs('k-bias', (25, 25, 25))
   found = judged('sink_1: k-bias = default +- 2', rows)
-  assert found.verdict == OPEN and '63%' in found.why  # what three seeds cannot exclude
+  assert found.verdict == OPEN and '63 %' in found.why  # what three seeds cannot exclude
 
 
 def test_dead_and_other_invalid_runs_are_no_evidence():
@@ -154,7 +154,7 @@ def test_one_measurement_of_a_published_model_decides(tmp_path):
   both = pd.concat([pd.DataFrame(runs('default')), paper.open_models(tmp_path)])
   found = claims.judge(claims.parse('a | 3.3 | B. | kinds_repeat_sink_1: GPT2-XL > 10 | ')[0], both)
   assert found.verdict == REPRODUCED and 'Another 2' in found.measured  # shown, and no part of the verdict
-  assert found.paper == 'kinds repeat Sink_1: GPT2-XL 62.28'
+  assert found.paper == 'Sink_1 (repeat): GPT2-XL 62.28'
   assert claims.judge(claims.parse('a | 3.3 | B. | kinds_random_sink_1: GPT2-XL, Mistral-7B > 10 | ')[0],
                       both).verdict == NOT_TESTABLE
   # Of the heads with a sink, 2 and 3: 0.5 - 0.25.

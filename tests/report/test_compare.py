@@ -13,8 +13,8 @@ from sink_jax.report.compare import MEASURES, against, written
 def table(trials, **columns):
   """A table of runs: trials of {name: Sink_1 by seed}."""
   rows = [{'trial': trial, 'seed': seed, 'content': 'data', 'steps': 100, 'valid': '', 'heads': 8.0,
-           'sink_1': value, 'sink_star': math.nan, 'valid_loss': 3.0 + seed / 100, 'value_ratio': 0.2,
-           'massive_norm': 3.0} for trial, values in trials.items() for seed, value in enumerate(values)]
+           'budget': 'desk', 'protocol': '', 'sink_1': value, 'sink_star': math.nan, 'valid_loss': 3.0 + seed / 100, 'value_ratio': 0.2,
+           'hidden_ratio': 3.0} for trial, values in trials.items() for seed, value in enumerate(values)]
   return pd.DataFrame(rows).assign(**columns)
 
 
@@ -63,10 +63,11 @@ def test_softmax_without_a_sink_leaves_nothing_to_remove():
       'gate': 'nothing to change'}
 
 
-def test_other_data_or_steps_make_no_pairs():
-  runs = table({'softmax': [25.0, 24.0, 23.0], 'gate': [0.0, 1.0, 0.0], 'long': [0.0, 1.0, 0.0]})
+def test_other_data_steps_or_budgets_make_no_pairs():
+  runs = table({'softmax': [25.0, 24.0, 23.0], **dict.fromkeys(('gate', 'long', 'wide'), [0.0, 1.0, 0.0])})
   runs.loc[runs.trial == 'gate', 'content'] = 'other'
   runs.loc[runs.trial == 'long', 'steps'] = 200
+  runs.loc[runs.trial == 'wide', 'budget'] = 'full'
   found = against(runs, 'softmax')
   assert set(found.n) == {0} and set(found.verdict) == {'open'}
   assert written(found.iloc[0], MEASURES['sink_1']) == '-'

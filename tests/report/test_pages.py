@@ -56,28 +56,30 @@ def test_nothing_run(tmp_path, undrawn):
   (tmp_path / 'runs').mkdir()
   files, summary = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
-  assert summary == ['**What was run:** nothing yet. The tables have the paper\'s numbers only.']
+  assert summary == ['Run: nothing yet. The tables have the paper\'s numbers only.']
   assert text.count('not testable here') >= len(claims.CLAIMS) and 'not run' in text
   with pytest.raises(ValueError, match='--runs'):
     make_report(tmp_path / 'out', None)
   with pytest.raises(ValueError, match='nowhere'):
     make_report(tmp_path / 'out', None, ['nowhere'])
+  with pytest.raises(ValueError, match='--analyses=.*README.md'):
+    make_report(tmp_path / 'out', None, [files[0]])
 
 
 def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn):
   (files, (ran, reproduces, unsaid)) = make_report(tmp_path / 'out', planted)
-  assert '10 runs, 8 of them of 4 experiments' in ran and '1 to 3 seeds' in ran
-  assert 'softmax 25 % (n = 3)' in reproduces and 'sigmoid' not in reproduces
-  assert '5 of 10 runs are no evidence' in unsaid and '3 dead' in unsaid and '1 diverged' in unsaid
-  assert 'No run is valid of sigmoid.' in unsaid
+  assert '10 training runs; 8 of them belong to 4 experiments' in ran and '1 to 3 seeds' in ran
+  assert 'softmax 25 % (n = 3),' in reproduces and 'sigmoid' not in reproduces
+  assert '5 of 10 runs are invalid' in unsaid and '3 dead' in unsaid and '1 diverged' in unsaid
+  assert 'no valid run: sigmoid.' in unsaid
   text = files[0].read_text()
   last = table(read_runs(planted))
   judged = [claims.judge(claim, last) for claim in claims.CLAIMS]
   count = lambda verdict: sum(each.verdict == verdict for each in judged)
   assert f'{count("reproduced")} of {len(judged)} claims' in reproduces
   assert f'{count("open")} claims are open' in unsaid
-  assert '| softmax (default) | sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
-  assert '| sigmoid | sink\\_1 | 0.44\\* | - | -, 3 invalid |' in text
+  assert '| softmax (default) | Sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
+  assert '| sigmoid | Sink\\_1 | 0.44\\* | - | -, 3 invalid |' in text
   check_links(files[0])
 
 
@@ -113,6 +115,34 @@ def test_names_in_the_scatter_cover_nothing():
   boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]  # without the lines to the dots
   assert len(boxes) == 12
   assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_what_is_missing_is_said_and_in_no_mean(tmp_path, undrawn):
+  """Numbers of a run whose file was cut, runs without a probe, and data that differ."""
+  for seed in range(3):
+    whole = write_run(tmp_path / 'runs', 'soft', seed, task='')
+    blind = write_run(tmp_path / 'runs', 'blind', seed, task='', content='other') / 'metrics.jsonl'
+    blind.write_text(re.sub('.*"probe".*\n', '', blind.read_text()))
+  cut = whole / 'metrics.jsonl'
+  cut.write_bytes(cut.read_bytes()[:cut.stat().st_size // 2])
+  (whole.parent / 'soft-seed-1/status.json').write_text('{')
+  files, words = make_report(tmp_path / 'out', tmp_path / 'runs', maps=False)
+  text = files[1].read_text()
+  assert '| soft | softmax | 1 of 3 | 25.0 | - |' in text and 'unreadable: metrics.jsonl ends at' in text
+  assert any('nothing can be said' in line for line in words) and 'Stdlib, Bytes (data 2)' in text
+  assert any('(soft). 2 of 3 runs are invalid' in line for line in words)
+
+
+def test_other_budgets_and_tasks_are_counted_and_seeds_once(tmp_path, undrawn):
+  for seed in range(2):
+    write_run(tmp_path / 'runs', seed=seed)
+    write_run(tmp_path / 'runs/again', seed=seed, sink_1=35.0)
+  write_run(tmp_path / 'runs', 'v-bias', config={'label.budget': 'full'})
+  write_run(tmp_path / 'runs', 'mine', task='')
+  files, (ran, reproduces, _) = make_report(tmp_path / 'out', tmp_path / 'runs')
+  assert 'leaves out 1 runs' in ran and 'softmax 30 % (n = 2)' in reproduces and 'nan' not in reproduces
+  assert '| mine | 25.0, n = 1 |' in files[0].read_text()
+  assert '| Sink\\_1 | 18.18 | 30.0 (30.0 to 30.0) | 2 |' in files[0].read_text()
 
 
 def test_other_runs_are_side_by_side(tmp_path):
@@ -199,11 +229,11 @@ def test_the_committed_pages_are_made_of_the_stored_table(tmp_path, undrawn):
 def test_the_first_sentences_are_recomputed(stored):
   """With other code than the pages'."""
   text = (ROOT / 'results/README.md').read_text()
-  ran, reproduces, unsaid = re.findall(r'^\*\*What .*', text, re.MULTILINE)
+  ran, reproduces, unsaid = re.findall(r'^\*\*(?:Run|Reproduced|Open):.*', text, re.MULTILINE)
   begun = stored[~stored.status.isin(['not run', 'not expressible'])]
   mine = stored[(stored.task == 'paper') & (stored.status == 'done')]
-  assert re.findall(r'[\d,]+ runs|\d+ of them of \d+', ran) == [
-      f'{len(begun):,} runs', f'{len(mine)} of them of {len(set(mine.trial))}']
+  assert re.findall(r'[\d,]+ training runs|\d+ of them belong to \d+', ran) == [
+      f'{len(begun):,} training runs', f'{len(mine)} of them belong to {len(set(mine.trial))}']
   for trial, name in pages.HEADLINE.items():
     values = [row.sink_1 for row in mine.itertuples() if row.trial == trial and not row.valid]
     assert f' {name} {np.mean(values):.0f} %' in reproduces

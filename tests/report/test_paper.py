@@ -33,7 +33,8 @@ TABLE = pd.DataFrame(
      ('default', 'paper', 'done', 'dead', 0.0), ('default', 'paper', 'running', 'not finished', 1.0),
      ('alibi', 'paper', 'done', '', 5.0), ('nope', 'paper', 'done', '', 40.0),
      ('post-norm', 'paper', 'done', 'dead', 0.0), ('softmax', 'sft', 'done', '', 1.0)],
-    columns=['trial', 'task', 'status', 'valid', 'sink_1']).assign(budget='desk')
+    columns=['trial', 'task', 'status', 'valid', 'sink_1']).assign(
+        budget='desk', seed=range(8))
 
 
 def test_our_numbers_stand_next_to_the_papers():

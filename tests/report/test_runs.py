@@ -36,12 +36,12 @@ def test_a_run_is_read_at_its_numbers(tmp_path):
   runs = read_runs(tmp_path)
   row = table(runs).iloc[0]
   assert (row.run, row.trial, row.seed, row.heads) == ('text/k-bias-seed-3', 'k-bias', 3, 8)
-  assert (row.sink_1, row.sink_star, row.untrained_sink_1, row.peak_sink_1) == (40, 60, 0, 40)
+  assert (row.sink_1, row.sink_star, row.untrained_sink_1) == (40, 60, 0)
   assert (row.emergence_step, row.lead_1, row.lead_2, row.largest_sink) == (30, 38.5, -38.5, 40)
   assert (row.prefix_sink, row.least_entropy, row.value_ratio) == (41.5, 0.5, 0.4)
   assert row.prefix_first == 100 * 40 / 41.5 and math.isnan(row.window)
   # 160 medians in block 1; the first token is 3 / 1.3 times as long as the untrained model's.
-  assert row.massive == 1.6 and row.massive_norm == 3.0 and row.massive_before_norm == 3.0
+  assert row.massive == 1.6 and row.hidden_ratio == 3.0 and row.massive_before_norm == 3.0
   assert (row.valid_loss, row.converges, row.tokens, row.epochs) == (3.0, 1, 100 * 512 * 64, 3.2768)
   assert row.train_loss == pytest.approx(2.9) and row.overfitting == pytest.approx(0.1)
   settings = json.loads(row.settings)
@@ -149,7 +149,7 @@ def test_the_stored_table():
   assert rows.run.is_unique and set(rows.task) >= {'paper', 'text', 'graft', 'sft', 'synthetic', 'quickstart'}
   default = rows[(rows.task == 'paper') & (rows.trial == 'default')]
   # As the first report of these runs had them.
-  np.testing.assert_allclose(default[['sink_1', 'valid_loss', 'massive_norm']].mean(), [27.02, 3.024, 3.13],
+  np.testing.assert_allclose(default[['sink_1', 'valid_loss', 'hidden_ratio']].mean(), [27.02, 3.024, 3.13],
                              atol=0.005)
   assert (rows[rows.task == 'paper'].valid == 'dead').sum() == 43
 
