@@ -100,6 +100,12 @@ def _render(path: AnyPath, template: str, **context: Any) -> AnyPath:
 
 def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   full = table(runs)
+  # A run that was trained with other settings than most of its trial is not a seed of it.
+  same = full.settings.fillna('').astype(str).str.replace(
+      r'"seed": \d+, |(, )?"seed": \d+|(?<=seed-)\d+', '', regex=True)
+  usual = same.groupby([full[key] for key in ('task', 'trial', 'budget', 'protocol')]).transform(
+      lambda of: of.value_counts().index[0])
+  full['valid'] = full.valid.mask(full.valid.eq('') & same.ne(usual), 'of other settings')
   begun = full[~full.status.isin(['not run', 'not expressible'])]
   # The pages show one budget and protocol: those of most runs.
   every = full[full.task.eq('paper') & full.status.ne('not expressible')]
@@ -109,7 +115,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
   judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
   beside, good = paper.beside(shown), shown[shown.valid.eq('') & shown.sink_1.notna()]
-  dots, rank, same = paper.agreement(beside)
+  dots, rank, alike = paper.agreement(beside)
   grafts = full[full.task.eq('graft') & ~full.trial.str.startswith('desk-')]
   tuned = full[full.task == 'sft']
   tasks = [task for key in REMEDIES if (task := _remedies(key, full))]
@@ -125,7 +131,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
     drawn['scatter'] = figures.scatter(
-        pd.concat([dots.assign(crossed=False), bad]), f'{same} of {len(dots)} experiments lie on the same side of '
+        pd.concat([dots.assign(crossed=False), bad]), f'{alike} of {len(dots)} experiments lie on the same side of '
         f'{EMERGED} %' + f'\n(rank correlation {rank:.2f})' * (rank == rank), EMERGED)
   if len(grafts):
     drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
@@ -146,7 +152,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
-      beside=beside, rank=rank, same=same, dots=dots, pictures=pictures, tasks=tasks,
+      beside=beside, rank=rank, same=alike, dots=dots, pictures=pictures, tasks=tasks,
       grafts=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
       coverage=paper.coverage(full, models),

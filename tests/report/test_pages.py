@@ -66,6 +66,13 @@ def test_nothing_run(tmp_path, undrawn):
     make_report(tmp_path / 'out', None, [files[0]])
 
 
+def test_a_run_with_other_settings_is_not_a_seed_of_its_trial(tmp_path, undrawn):
+  for seed in range(4):
+    write_run(tmp_path / 'runs', seed=seed, config={'optimizer.learning_rate': 1.0} if seed == 3 else None)
+  _, (_, reproduces, unsaid) = make_report(tmp_path / 'out', tmp_path / 'runs')
+  assert 'softmax 25 % (n = 3)' in reproduces and '1 of 4 runs are invalid' in unsaid
+
+
 def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn):
   (files, (ran, reproduces, unsaid)) = make_report(tmp_path / 'out', planted)
   assert '10 training runs; 8 of them belong to 4 experiments' in ran and '1 to 3 seeds' in ran
