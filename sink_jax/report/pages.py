@@ -130,9 +130,9 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   if len(dots):
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
-    drawn['scatter'] = figures.scatter(
-        pd.concat([dots.assign(crossed=False), bad]), f'{alike} of {len(dots)} experiments lie on the same side of '
-        f'{EMERGED} %' + f'\n(rank correlation {rank:.2f})' * (rank == rank), EMERGED)
+    title = f'{alike} of {len(dots)} experiments lie on the same side of {EMERGED} %'
+    title += f'\n(rank correlation {rank:.2f})' * (rank == rank)
+    drawn['scatter'] = figures.scatter(pd.concat([dots.assign(crossed=False), bad]), title, EMERGED)
   if len(grafts):
     drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
                                      title='Sink_1 after a graft onto the trained default')
