@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from sink_jax.report.runs import EMERGED
 from sink_jax.report.stats import equal, holm, interval, unseen
 
 ERROR = 0.05  # of all tests of one measure together
 LEAST = 3  # seeds for a verdict
-SINK, NO_SINK = 10, 5  # percent of heads: from where there is a sink, below which there is none
+NO_SINK = 5  # percent of heads, below which there is no sink
 
 
 class Measure(NamedTuple):
@@ -35,7 +36,7 @@ class Measure(NamedTuple):
 
 
 MEASURES = {
-    'sink_1': Measure('Sink_1, points', 5, present=SINK),
+    'sink_1': Measure('Sink_1, points', 5, present=EMERGED),
     'valid_loss': Measure('validation loss, nats', 0.02),
     'value_ratio': Measure('least value ratio, times', 0.1, True, 0.5, True),
     'hidden_ratio': Measure('largest hidden ratio, times', 0.1, True, 2),
@@ -92,7 +93,7 @@ def _verdict(row: Mapping[str, Any], p: float, measure: Measure) -> str:
   if not p < ERROR or row['low'] <= 0 <= row['high'] or abs(row['difference']) <= measure.margin:
     return 'open'
   if sinks and row['difference'] < 0 and row['most'] < NO_SINK:
-    return 'moved to the extra key' if row['star'] >= SINK else 'removed'
+    return 'moved to the extra key' if row['star'] >= EMERGED else 'removed'
   return 'lower' if row['difference'] < 0 else 'higher'
 
 

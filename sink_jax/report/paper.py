@@ -16,9 +16,9 @@ from scipy import stats
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.io.paths import AnyPath
+from sink_jax.report.runs import EMERGED
 from sink_jax.train.workdir import read_object
 
-SINK = 10  # percent of heads, from which there is a sink
 LENGTH = 64  # tokens of the inputs of open models
 _CONTENT = json.loads((resources.files('sink_jax.report') / 'numbers.json').read_text('utf-8'))
 TABLES: list[dict[str, Any]] = _CONTENT['tables'] + _CONTENT['text']  # and numbers of the running text
@@ -101,7 +101,7 @@ def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
     These rows, Spearman's rank correlation, and how many trials lie on the same side of 10 %.
   """
   dots = both.query('metric == "sink_1" and n > 0').dropna(subset='value').drop_duplicates('trial')
-  same = sum((theirs >= SINK) == (ours >= SINK) for theirs, ours in zip(dots['value'], dots['mean']))
+  same = sum((theirs >= EMERGED) == (ours >= EMERGED) for theirs, ours in zip(dots['value'], dots['mean']))
   return dots, float(np.asarray(stats.spearmanr(dots['value'], dots['mean']))[0]), same
 
 
