@@ -120,7 +120,7 @@ def test_walk_throughs(project):
   done = subprocess.run([sys.executable, '-c', program], cwd=folder, env=ENVIRONMENT,
                         capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
-  assert "['backcopy', '" in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
+  assert 'backcopy      1    100' in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
 
 
 def test_extras_that_are_named_exist():
