@@ -19,7 +19,6 @@ from sink_jax.io.paths import AnyPath
 from sink_jax.report.runs import EMERGED
 from sink_jax.train.workdir import read_object
 
-LENGTH = 64  # tokens of the inputs of open models
 _CONTENT = json.loads((resources.files('sink_jax.report') / 'numbers.json').read_text('utf-8'))
 TABLES: list[dict[str, Any]] = _CONTENT['tables'] + _CONTENT['text']  # and numbers of the running text
 FIGURES: list[dict[str, Any]] = _CONTENT['figures']
@@ -61,8 +60,8 @@ def same_bos(description: Mapping[str, Any]) -> bool:
 
 
 def comparable(length: int, epsilon: float) -> bool:
-  """Whether rates of these inputs can be compared with the paper's, of other text."""
-  return length == LENGTH and epsilon == EPSILON
+  """Whether rates of these inputs can be compared with the paper's, of other text of 64 tokens."""
+  return length == 64 and epsilon == EPSILON
 
 
 def beside(table: pd.DataFrame) -> pd.DataFrame:
