@@ -219,11 +219,11 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
       decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
       mean, low, high, level = (_text(metric, value) for value in (*x[:3], condition.level))
-      than = f' {"over" if _RATIO.match(metric) else "minus"} {other}' if other else ''
-      sign = {'=': 'within +-'}.get(condition.sign, f'{condition.sign} ')
-      words = f'{prefix}{metric_name(metric)} of {trial}{than} {sign}{level}: {mean} ('
-      words += f'{low} to {high}, ' * (x.n > 1) + f'n = {x.n})'
-      parts.append(Part(decided, x.n, words + f' ({remarks})' * bool(remarks), x.unseen))
+      than = f' {"over" if _RATIO.match(metric) else "minus"} {other}' * bool(other)
+      sign = 'within +-' if condition.sign == '=' else f'{condition.sign} '
+      words = f'{prefix}{metric_name(metric)} of {trial}{than} {sign}{level}: '
+      words += 'geometric mean ' * bool(_RATIO.match(metric)) + f'{mean} (' + f'{low} to {high}, ' * (x.n > 1)
+      parts.append(Part(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), x.unseen))
   return parts
 
 
