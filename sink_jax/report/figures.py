@@ -147,7 +147,7 @@ def scatter(pairs: pd.DataFrame, title: str, level: float = 10) -> Figure:
   ax.plot(bad.value, bad['mean'], 'x', color=GREY, markersize=6, markeredgewidth=1.6)
   farthest = (good.value - good['mean'])[apart].abs().sort_values(ascending=False).index[:12]
   _names(ax, good.loc[farthest])
-  label(ax, title, "the paper's Sink_1 in %", 'our Sink_1 in %, mean of valid seeds')
+  label(ax, title, "the paper's Sink_1 in %", 'our Sink_1 in %, mean of seeds')
   return figure
 
 

@@ -78,7 +78,7 @@ def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn)
   assert '10 training runs; 8 of them belong to 4 experiments' in ran and '1 to 3 seeds' in ran
   assert 'softmax 25 % (n = 3),' in reproduces and 'sigmoid' not in reproduces
   assert '5 of 10 runs are invalid' in unsaid and '3 dead' in unsaid and '1 diverged' in unsaid
-  assert 'no valid run: sigmoid.' in unsaid
+  assert 'only invalid runs: sigmoid.' in unsaid
   text = files[0].read_text()
   last = table(read_runs(planted))
   judged = [claims.judge(claim, last) for claim in claims.CLAIMS]
