@@ -5,18 +5,20 @@
 `tenth`: models, batches, learning rates, weight decays and windows as in the paper; a tenth of the steps
 and of the unique tokens, so that epochs stay the same; a warm-up of 100 steps, as in the paper.
 
-`desk`, for two CPU cores, about two minutes a trial:
-  model: 2 blocks, d = 64, 4 heads of 16, FFN 128, float32 (1B: 4 blocks, d = 128, 8 heads, FFN 352)
-  text: the standard library of the Python that runs, in sequences of 64 tokens of a byte-pair encoding of
-    512; each begins with a fixed token, unless the trial itself edits sequences
-  steps times 0.2 (20,000 become 4,000), sequences per batch times 1/32 (512 become 16)
-  learning rate times 50, weight decay times 5: rate times decay times steps is 50 times the paper's
-  unique tokens, where a trial limits them, and windows: the paper's share of all tokens seen, and of the
-    sequence (32 of 2048 becomes 1 of 64); heads times 1/2
-  positions of fixed and random tokens, prefixes, norms of fixed values, learnable dimensions of k*: as in
-    the paper, where they fit into 64 tokens and heads of 16
+`desk` and `night`, for one CPU core, 80 seconds and two hours a trial: `python -m configs.budget` prints
+both beside the paper. Each is one `Small`; what it does not say follows from these rules.
+
+  The learning rate is the best of a grid by the validation loss of softmax, at a product of rate, decay
+  and steps that is the best of three (configs/grid.py). Whether a sink emerges decides nothing.
+  Weight decay: what gives that product. Warm-up: the paper's share of the steps. Clip: the paper's.
+  Unique tokens, where a trial limits them: the paper's share of all tokens seen. Windows: the paper's
+  share of the sequence (32 of 2048 becomes 1 of 64).
+  What a trial changes of a rate, a decay, steps or a batch it changes by the paper's factor.
+  Positions of fixed and random tokens, prefixes, norms of fixed values, learnable dimensions of k*: as in
+  the paper, where they fit.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +30,9 @@ from sink_jax.attention.extra_key_value import ExtraKeyValue, KBias
 from sink_jax.attention.mask import Mask, Window
 from sink_jax.component import from_string
 from sink_jax.data.token_edits import RandomTokens, TokenEdit
-from sink_jax.train.config import NotExpressible
+from sink_jax.io.terminal import text_table
+from sink_jax.models.sizes import parameter_count
+from sink_jax.train.config import NotExpressible, from_dict
 
 # The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; BUILD.md says where from.
 _PAPER_DATA = {
@@ -91,73 +95,119 @@ def _tenth(config: _Config) -> dict[str, Any]:
           'data.max_tokens': round((config['data']['max_tokens'] or _UNIQUE_TOKENS) / 10)}
 
 
-_CONTEXT, _HEAD_DIM = 64, 16
-_DESK = {
+@dataclasses.dataclass(frozen=True)
+class Small:
+  """A budget for a CPU: how it scales the paper's default, and what stands in place of the rest.
+
+  steps, batch: what divides the paper's. rate: what multiplies its learning rate. product: what
+  multiplies rate x decay x steps. heads: what divides a number of heads that a trial states.
+  width: of a head. edits: of the sequences, where a trial has none. large: sizes of the 1B models.
+  """
+  steps: float
+  batch: int
+  rate: float
+  context: int
+  heads: int
+  settings: Mapping[str, Any]
+  product: float = 1.0
+  width: int = 16
+  edits: str = ''
+  large: Mapping[str, int] | None = None
+
+  def __call__(self, config: _Config) -> dict[str, Any]:
+    data, optimizer, model = config['data'], config['optimizer'], config['model']
+    steps, batch = round(config['steps'] / self.steps), round(config['batch_size'] / self.batch)
+    rate = optimizer['learning_rate'] * self.rate
+    decay = optimizer['weight_decay'] * self.product * self.steps / self.rate
+    if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
+      raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
+    seen = config['steps'] * config['batch_size'] * data['context']
+    changes = _SMALL | dict(self.settings) | {
+        'steps': steps, 'batch_size': batch, 'data.context': self.context,
+        'optimizer.learning_rate': rate, 'optimizer.weight_decay': decay,
+        'optimizer.warmup_steps': round(optimizer['warmup_steps'] / self.steps),
+        'data.max_tokens': round(data['max_tokens'] / seen * steps * batch * self.context),
+        'data.interventions': self._edits(data['interventions']) or self.edits}
+    if model['size'] == '1b':
+      if self.large is None:
+        raise NotExpressible('the 1B models')
+      changes |= {f'model.{key}': value for key, value in self.large.items()}
+    if model['heads']:  # where the trial says how many
+      if model['heads'] < self.heads:
+        raise NotExpressible(f"{model['heads']} of the paper's 8 heads would be less than one head")
+      changes['model.heads'] = model['heads'] // self.heads
+    return changes | self._attention(config['attention'], data['context'])
+
+  def _attention(self, attention: _Config, context: int) -> dict[str, str]:
+    """Components whose numbers mean something else in shorter sequences and narrower heads."""
+    changes = {}
+    mask = from_string(Mask, attention['mask'])
+    extra = from_string(ExtraKeyValue, attention['kv_bias'])
+    if isinstance(mask, Window):
+      size = mask.size * self.context / context
+      if size < 1:
+        raise NotExpressible(
+            f'a window of {mask.size} of {context} tokens would be {size:g} of {self.context}')
+      changes['attention.mask'] = repr(Window(size=round(size)))
+    if attention['position'].startswith('Learned('):
+      changes['attention.position'] = f'Learned(max_length={self.context})'
+    # Equal is refused, too: with all channels learned, a row of Table 13 would be the plain K bias.
+    if isinstance(extra, KBias) and (extra.learnable_dims or 0) >= self.width:
+      raise NotExpressible(f'{extra.learnable_dims} learnable dimensions; heads have {self.width}')
+    return changes
+
+  def _edits(self, text: str) -> str:
+    """Edits of the sequences, for shorter ones and for the vocabulary of the small model."""
+    if not text.startswith('RandomTokens('):
+      return text
+    edit = from_string(TokenEdit, text)
+    assert isinstance(edit, RandomTokens)
+    if edit.last >= self.context:
+      raise NotExpressible(f'{edit.last} random tokens; sequences have {self.context} tokens')
+    return repr(RandomTokens(first=edit.first, last=edit.last))
+
+
+_SMALL = {
     'model.size': 'tiny',
     'model.vocab_size': None,  # that of the tokenizer, and not the paper's padded one
     'model.dtype': 'float32',
-    'data.source': 'Stdlib()',
-    'data.tokenizer': 'TrainedBpe(vocab_size=512)',
-    'data.context': _CONTEXT,
-    'data.valid_fraction': 0.05,
     'checkpoints_kept': 1,
     'checkpoint_every': 500,
-    'optimizer.warmup_steps': 100,
-    'probe.every': 100,
     'validation.every': 500,
-    'validation.batches': 20,
+    'validation.batches': 40,
 }
+# Two blocks, d = 64, 4 heads, FFN 128. A chunk begins anywhere in a text; the fixed token is the
+# first token that open models have.
+DESK = Small(steps=2.5, batch=64, rate=10, context=64, heads=2, edits='FixedToken(position=1)', settings={
+    'data.source': 'Stdlib()', 'data.tokenizer': 'TrainedBpe(vocab_size=512)', 'data.valid_fraction': 0.05,
+    'probe.every': 200}, large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352})
+# The paper's 60M model with a sixth of its widths.
+NIGHT = Small(steps=2, batch=32, rate=10, context=128, heads=1, settings={
+    'model.layers': 10, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 256,
+    'data.source': 'InstalledPackages()', 'data.tokenizer': 'TrainedBpe(vocab_size=2048)',
+    'data.valid_fraction': 0.01, 'probe.every': 250})
+BUDGETS = {'full': lambda config: {}, 'tenth': _tenth, 'desk': DESK, 'night': NIGHT}
 
 
-def _desk(config: _Config) -> dict[str, Any]:
-  data, optimizer, model = config['data'], config['optimizer'], config['model']
-  steps, batch = round(config['steps'] / 5), round(config['batch_size'] / 32)
-  rate, decay = optimizer['learning_rate'] * 50, optimizer['weight_decay'] * 5
-  if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
-    raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
-  seen = config['steps'] * config['batch_size'] * data['context']
-  changes = _DESK | {
-      'steps': steps, 'batch_size': batch,
-      'optimizer.learning_rate': rate, 'optimizer.weight_decay': decay,
-      'data.max_tokens': round(data['max_tokens'] / seen * steps * batch * _CONTEXT),
-      # Without it no sink emerges in these steps: a chunk begins anywhere in a text.
-      'data.interventions': _edits(data['interventions']) or 'FixedToken(position=1)'}
-  if model['size'] == '1b':
-    changes |= {'model.layers': 4, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 352}
-  if model['heads']:  # where the trial says how many
-    if model['heads'] < 2:
-      raise NotExpressible(f"{model['heads']} of the paper's 8 heads would be half a head of 4")
-    changes['model.heads'] = model['heads'] // 2
-  return changes | _attention(config['attention'], data['context'])
+def main() -> None:
+  """Prints the rules and the default trial of each budget."""
+  columns = []
+  for name in BUDGETS:
+    run = from_dict(config({'default': {}}, f'default,budget={name}').to_dict())
+    model, optimizer = run.model_before_data(), run.optimizer
+    weights, tokens = parameter_count(model, embeddings=False), run.steps * run.tokens_per_step
+    columns.append({
+        'budget': name, 'million weights without embeddings': f'{weights / 1e6:.2f}',
+        'blocks, width, heads': f'{model.layers}, {model.d_model}, {model.heads}',
+        'steps': f'{run.steps:,}', 'sequences, tokens of each': f'{run.batch_size}, {run.data.context}',
+        'million tokens': f'{tokens / 1e6:,.1f}', 'tokens per weight': f'{tokens / weights:.0f}',
+        'learning rate': f'{optimizer.learning_rate:g}', 'weight decay': f'{optimizer.weight_decay:g}',
+        'rate x decay x steps': f'{optimizer.learning_rate * optimizer.weight_decay * run.steps:.3g}',
+        'warm-up': f'{optimizer.warmup_steps / run.steps:.2%}', 'clip': f'{optimizer.clip:g}'})
+  print(__doc__)
+  head, *rows = [[key, *(column[key] for column in columns)] for key in columns[0]]
+  print(*text_table(head, rows), sep='\n')
 
 
-def _attention(attention: _Config, context: int) -> dict[str, str]:
-  """Components whose numbers mean something else in shorter sequences and narrower heads."""
-  changes = {}
-  mask = from_string(Mask, attention['mask'])
-  extra = from_string(ExtraKeyValue, attention['kv_bias'])
-  if isinstance(mask, Window):
-    size = mask.size * _CONTEXT / context
-    if size < 1:
-      raise NotExpressible(f'a window of {mask.size} of {context} tokens would be {size:g} of {_CONTEXT}')
-    changes['attention.mask'] = repr(Window(size=round(size)))
-  if attention['position'].startswith('Learned('):
-    changes['attention.position'] = f'Learned(max_length={_CONTEXT})'
-  # Equal is refused, too: with all channels learned, a row of Table 13 would be the plain K bias.
-  if isinstance(extra, KBias) and (extra.learnable_dims or 0) >= _HEAD_DIM:
-    raise NotExpressible(f'{extra.learnable_dims} learnable dimensions; heads have {_HEAD_DIM}')
-  return changes
-
-
-def _edits(text: str) -> str:
-  """Edits of the sequences, for shorter ones and for the vocabulary of the small model."""
-  if not text.startswith('RandomTokens('):
-    return text
-  edit = from_string(TokenEdit, text)
-  assert isinstance(edit, RandomTokens)
-  if edit.last >= _CONTEXT:
-    raise NotExpressible(f'{edit.last} random tokens; sequences have {_CONTEXT} tokens')
-  return repr(RandomTokens(first=edit.first, last=edit.last))
-
-
-BUDGETS = {'full': lambda config: {}, 'tenth': _tenth, 'desk': _desk}
+if __name__ == '__main__':
+  main()

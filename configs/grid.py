@@ -1,0 +1,32 @@
+"""The grid by which the budgets desk and night choose their learning rate and weight decay.
+
+  python -m sink_jax sweep --config=configs/grid.py --budget=desk --workdir=runs/grid/desk --processes=2
+  python -m sink_jax sweep --config=configs/grid.py --budget=night --workdir=runs/grid/night \\
+    --processes=2 --only="*-product-0.8"
+
+The default trial, seed 0, at five learning rates and three products of rate, decay and steps: a tenth
+of the paper's, the paper's 0.8, and ten times as much. The choice is the trial with the least
+validation loss; configs/budget.py holds it. A night is too long for a grid: its trials here take a tenth
+of its steps, and the other products are tried at the best rate only.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import budget
+
+_RATES = {name: float(name) for name in ('1e-3', '2e-3', '4e-3', '8e-3', '1.6e-2')}
+_PRODUCTS = (0.08, 0.8, 8.0)
+_VALUES = {f'rate-{name}-product-{product:g}': (rate, product)
+           for product in _PRODUCTS for name, rate in _RATES.items()}
+TRIALS = {name: {} for name in _VALUES}
+
+
+def get_config(argument: str = '') -> ConfigDict:
+  config = budget.config(TRIALS, argument, default='desk', task='grid')
+  rate, product = _VALUES[argument.partition(',')[0]]
+  if config.label.budget == 'night':
+    config.steps //= 10
+    config.optimizer.warmup_steps //= 10
+  config.optimizer.learning_rate = rate
+  config.optimizer.weight_decay = product / rate / config.steps
+  return config
