@@ -182,7 +182,7 @@ DESK = Small(steps=2.5, batch=64, rate=10, context=64, heads=2, edits='FixedToke
     'data.source': 'Stdlib()', 'data.tokenizer': 'TrainedBpe(vocab_size=512)', 'data.valid_fraction': 0.05,
     'probe.every': 200}, large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352})
 # The paper's 60M model with a sixth of its widths.
-NIGHT = Small(steps=2, batch=32, rate=10, context=128, heads=1, settings={
+NIGHT = Small(steps=2.5, batch=32, rate=10, context=128, heads=1, settings={
     'model.layers': 10, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 256,
     'data.source': 'InstalledPackages()', 'data.tokenizer': 'TrainedBpe(vocab_size=2048)',
     'data.valid_fraction': 0.01, 'probe.every': 250})

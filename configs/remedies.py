@@ -6,8 +6,8 @@
 
 A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report
 (after 2603.11487), with only attention; `bigram`, Bigram-Backcopy with one block (after
-2410.13835); `desk`, text at the budget of that name. Both tasks that are not text have four heads:
-with one, no number of seeds would show that a rate of heads has not changed. Variants of a norm are
+2410.13835); `lm`, language modelling at a budget, desk by default. Both tasks that are not text have
+four heads: with one, no number of seeds would show that a rate of heads has not changed. Variants of a norm are
 left out where the model has none.
 """
 
@@ -41,7 +41,7 @@ _MUON = {'optimizer.rule': 'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2=0.9
 # What a model of fixed length knows of it, of each task: -log T is the bias of Apple's sigmoid, and
 # -12/T the low end of the clipped softmax that its paper chose for OPT-125M. A window is a quarter
 # of the sequence, which a budget takes of the paper's 2048.
-_LENGTHS = {'trigger': (16, 16), 'bigram': (64, 64), 'desk': (64, 2048)}
+_LENGTHS = {'trigger': (16, 16), 'bigram': (64, 64), 'lm': (64, 2048)}
 
 
 def _of_length(length: int, unscaled: int) -> dict[str, dict[str, Any]]:
@@ -81,6 +81,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'slice-gate': attention(head="HeadGate(source='slice', opening=0.25)"),
     'head-gate-qk-norm': _HEAD_GATE | _QK_NORM,
     'head-norm': attention(head='HeadNorm()'),
+    'xsa': attention(head='Exclusive()'),
     'value-scale': attention(value='ValueScale()'),
     # Norms and blocks.
     'ssnorm': _SSNORM,
@@ -97,7 +98,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # Without a norm in the model these would compare a norm with none, and not with RMSNorm.
 _OF_NORMS = ('ssnorm', 'dyt', 'post-norm', 'sandwich', 'protected', 'ssnorm-muon')
-_TASKS = {'trigger': _TRIGGER, 'bigram': _BACKCOPY, 'desk': {}}
+_TASKS = {'trigger': _TRIGGER, 'bigram': _BACKCOPY, 'lm': {}}
 TRIALS = {f'{task}-{variant}': settings | changes
           for task, settings in _TASKS.items()
           for variant, changes in (VARIANTS | _of_length(*_LENGTHS[task])).items()
@@ -105,6 +106,6 @@ TRIALS = {f'{task}-{variant}': settings | changes
 
 
 def get_config(name: str = '') -> ConfigDict:
-  if name.startswith('desk-'):
-    return budget.config(TRIALS, name, default='desk', task='text')
+  if name.startswith('lm-'):
+    return budget.config(TRIALS, name, default='desk', task='lm')
   return base.trial(TRIALS, name, name.partition('-')[0])

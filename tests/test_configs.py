@@ -135,22 +135,24 @@ def test_budgets_keep_the_ratios_of_what_is_swept(name):
     assert seen / data.data.max_tokens == pytest.approx(epochs, rel=0.01)
 
 
-def test_grafts_begin_with_the_default_run_and_take_its_steps():
-  trials = load_trials(CONFIGS / 'graft.py', {'budget': 'desk'})
-  default = paper.get_config('default,budget=desk').to_dict()
-  continued = trials['continued'].config
-  assert continued | {name: default[name] for name in ('init', 'label')} == default
-  assert {trial.config['init']['source'] for trial in trials.values()} == {
-      'runs/desk/default-seed-{seed}'}
+def test_grafts_share_a_source_and_a_control():
+  trials = load_trials(CONFIGS / 'graft.py')
+  assert {trial.config['init']['source'] for trial in trials.values()} == {'SmolLM2-135M-Instruct'}
   assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == ['continued']
-  sizes = dict.fromkeys(('layers', 'd_model', 'heads', 'ffn_hidden'))
-  with pytest.raises(ValueError, match='init.source'):  # a cost needs the run that is there first
-    cost_of(continued | {'init': continued['init'] | {'source': 'no/such/run'},
-                         'model': continued['model'] | sizes})
+  assert {name for name, trial in trials.items() if trial.config['init']['train'] == 'new'} == {
+      'only-k-bias', 'only-kv-bias', 'only-sink-logit', 'only-gate'}
+
+
+def test_a_grid_tries_every_rate_at_every_product():
+  for name, steps in (('desk', 8_000), ('night', 800)):
+    of = [from_dict(trial.config) for trial in load_trials(CONFIGS / 'grid.py', {'budget': name}).values()]
+    products = {round(run.optimizer.learning_rate * run.optimizer.weight_decay * run.steps, 6) for run in of}
+    assert products == {0.08, 0.8, 8} and len({run.optimizer.learning_rate for run in of}) == 5
+    assert {run.steps for run in of} == {steps} and {run.optimizer.warmup_steps for run in of} == {steps // 200}
 
 
 def test_a_budget_says_what_it_cannot_express():
-  for name in ('learnable-dims-64', 'heads-1', 'random-1-64', 'weight-decay-10'):
+  for name in ('learnable-dims-64', 'heads-1', 'random-1-64'):
     with pytest.raises(NotExpressible):
       paper.get_config(f'{name},budget=desk')
   trials = load_trials(CONFIGS / 'paper.py', {'budget': 'desk'})
@@ -219,6 +221,6 @@ def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_ra
     assert tuned.optimizer.learning_rate == pytest.approx(pretrained.optimizer.learning_rate / 20)
     assert tuned.model_config(512) == pretrained.model_config(512)
   unstable, softmax = (trials[f'{name}-seed-1'].config for name in ('sft-unstable', 'sft-softmax'))
-  assert differences(unstable, softmax) == ['optimizer.learning_rate: 1.0 -> 0.001']
+  assert differences(unstable, softmax) == ['optimizer.learning_rate: 0.2 -> 0.0002']
   full = from_dict(sft.get_config('sft-softmax').to_dict())
   assert full.model_config(50432) == of_paper('1b-softmax').model_config(50432)

@@ -27,7 +27,7 @@ from sink_jax.report.model_page import model_page, to_html
 from sink_jax.report.runs import EMERGED, Runs, table
 from sink_jax.train.checkpoint import CheckpointError
 
-REMEDIES = {'text': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
+REMEDIES = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
 HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 'sigmoid': 'sigmoid',
             'k-bias': 'softmax with a K bias'}
 OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were mended
@@ -116,7 +116,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
   beside, good = paper.beside(shown), shown[shown.valid.eq('') & shown.sink_1.notna()]
   dots, rank, alike = paper.agreement(beside)
-  grafts = full[full.task.eq('graft') & ~full.trial.str.startswith('desk-')]
+  grafts = full[full.task.eq('graft')]
   tuned = full[full.task == 'sft']
   tasks = [task for key in REMEDIES if (task := _remedies(key, full))]
 
@@ -194,7 +194,7 @@ def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.D
 def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
   """What the pages show of the remedies on one task; None without a comparison."""
   of = full[full.task.eq(key)]
-  of = of.assign(trial=of.trial.str.replace(rf'^({key}|desk)-', '', regex=True))
+  of = of.assign(trial=of.trial.str.replace(rf'^{key}-', '', regex=True))
   rows = compare.against(of, 'softmax')
   if rows.empty:
     return None

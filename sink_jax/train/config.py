@@ -105,7 +105,7 @@ class Label:
 
   trial: str = option('', 'of a config file', where=True)
   task: str = option('', 'what reports compare it with, such as paper or synthetic', where=True)
-  budget: str = option('', 'desk, tenth or full', where=True)
+  budget: str = option('', 'desk, night, tenth or full', where=True)
   protocol: str = option('', 'paper or released', where=True)
 
 

@@ -92,8 +92,8 @@ def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn)
 
 def test_mixed_data_are_not_compared(tmp_path, undrawn):
   for seed in range(3):
-    write_run(tmp_path / 'runs', 'desk-softmax', seed, task='text')
-    write_run(tmp_path / 'runs', 'desk-k-bias', seed, task='text', content='other', sink_1=0.0)
+    write_run(tmp_path / 'runs', 'lm-softmax', seed, task='lm')
+    write_run(tmp_path / 'runs', 'lm-k-bias', seed, task='lm', content='other', sink_1=0.0)
   files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
   assert [path.name for path in files[:2]] == ['README.md', 'remedies.md']
   assert '| k-bias | - | open |' in files[1].read_text()
