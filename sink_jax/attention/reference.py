@@ -55,10 +55,12 @@ def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, pa
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, k_BxTxHkvxDh, i_L, j_T)
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
+  if 'edit' in params:  # keys (B, H, T) that later queries do not see
+    keep = keep & (params['edit']['keep'][:, :, None, j_T] | (i_L[:, None] == j_T))
   extra = extra_key_logit(spec, q_BxLxHxDh, params, i_L)
   if extra is not None:  # column 0, which every query sees
     s = jnp.concatenate([extra[..., None], s], -1)
-    keep = jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
+    keep = jnp.pad(keep, [(0, 0)] * (keep.ndim - 1) + [(1, 0)], constant_values=True)
   normalized = {'exponential': _exponential, 'additive': _additive,
                 'rectified': _rectified}[spec.similarity.kind]
   weights, proxy = normalized(spec, s, keep)

@@ -72,7 +72,8 @@ class Attention(nn.Module):
       new = KVCache(*(jnp.swapaxes(x, 1, 2) for x in (kept, v_BxTxHkvxDh)))
     if positions is None or positions.keys_LxE is None:
       # Tokens that begin a text attend to each other only, so the ordinary implementations serve.
-      transformed = position_qk(spec, q, k, params)
+      transformed, v_BxTxHkvxDh, params = self.mixed(
+          position_qk(spec, q, k, params), v_BxTxHkvxDh, params)
       o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params, gate_BxTxD,
                                       implementation=config.implementation)
     else:
@@ -89,6 +90,11 @@ class Attention(nn.Module):
     record = self._record(record_options, normalized, transformed, v_BxTxHkvxDh, o_BxTxHxDh,
                           params)
     return out, record, new, first
+
+  def mixed(self, transformed: TransformedQK, v_BxTxHkvxDh: jax.Array,
+            params: Params) -> tuple[TransformedQK, jax.Array, Params]:
+    """What attention reads. An analysis intercepts it (`nn.intercept_methods`) to change some of it."""
+    return transformed, v_BxTxHkvxDh, params
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
               transformed: TransformedQK, v_BxTxHkvxDh: jax.Array, o_BxTxHxDh: jax.Array,

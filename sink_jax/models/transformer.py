@@ -211,7 +211,8 @@ class Transformer(nn.Module):
     # The stream is the carry. Parameters, caches and records are slices along axis 0; record options
     # and positions are the same in every iteration.
     in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
-    scanned = nn.scan(body, variable_axes={'params': 0}, split_rngs={'params': True},
+    # 'edits' has what analyses put in the place of activations, see `Attention.mixed`.
+    scanned = nn.scan(body, variable_axes={'params': 0, 'edits': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern), in_axes=in_axes,
                       unroll=max(1, blocks // len(config.pattern)))
     return scanned(config, name='blocks')
