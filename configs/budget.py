@@ -185,7 +185,7 @@ DESK = Small(steps=2.5, batch=64, rate=10, context=64, heads=2, edits='FixedToke
 NIGHT = Small(steps=2.5, batch=32, rate=10, context=128, heads=1, settings={
     'model.layers': 10, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 256,
     'data.source': 'InstalledPackages()', 'data.tokenizer': 'TrainedBpe(vocab_size=2048)',
-    'data.valid_fraction': 0.01, 'probe.every': 250})
+    'data.valid_fraction': 0.05, 'probe.every': 250})
 BUDGETS = {'full': lambda config: {}, 'tenth': _tenth, 'desk': DESK, 'night': NIGHT}
 
 
