@@ -213,7 +213,7 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       if any(values is None for values, _ in found):
         continue  # the budget has no such trial
       if not all(values for values, _ in found):
-        parts.append(Part(None, 0, prefix + remarks))
+        parts.append(Part(None, 0, remarks))
         continue
       heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
       head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0

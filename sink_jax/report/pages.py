@@ -116,9 +116,18 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
   beside, good = paper.beside(shown), shown[shown.valid.eq('') & shown.sink_1.notna()]
   dots, rank, alike = paper.agreement(beside)
+  elsewhere = full[full.task.isin(['paper', 'lm']) & full.budget.ne(budget) & full.status.eq('done')]
   grafts = full[full.task.eq('graft')]
+  grid = full[full.task.eq('grid') & full.status.eq('done')]
+  grid = grid.join(grid.trial.str.extract(r'rate-(?P<rate>.*)-product-(?P<product>.*)')).assign(
+      best=grid.valid_loss.eq(grid.groupby('budget').valid_loss.transform('min')))
+  grid['cell'] = [f'{"**" * run.best}{run.valid_loss:.3f}{"**" * run.best} ({run.sink_1:.1f} %)'
+                  for run in grid.itertuples()]
+  grid = grid.pivot(index=['budget', 'rate'], columns='product', values='cell').fillna('-').sort_index(
+      key=lambda of: of.astype(float) if of.name == 'rate' else of)
   tuned = full[full.task == 'sft']
-  tasks = [task for key in REMEDIES if (task := _remedies(key, full))]
+  compared = full[full.budget.isin([budget, ''])] if budget else full
+  tasks = [task for key in REMEDIES if (task := _remedies(key, compared))]
 
   drawn = {f'remedies-{task["key"]}': task['picture'] for task in tasks}
   probed = set(shown.trial[shown.sink_1.notna()])
@@ -135,7 +144,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     drawn['scatter'] = figures.scatter(pd.concat([dots.assign(crossed=False), bad]), title, EMERGED)
   if len(grafts):
     drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
-                                     title='Sink_1 after a graft onto the trained default')
+                                     title='Sink_1 after a graft')
   drawn |= {item['key']: found for item in paper.FIGURES if (found := _figure(item, runs, shown, tuned))}
   for key, picture in drawn.items():
     figures.save(picture, out / f'{key}.png')
@@ -145,10 +154,10 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   models = {name: list(dict.fromkeys(row['model'] for row in of)) for name, of in rows.items()}
   files = [_render(
       out / 'README.md', 'results.md', full=full, shown=shown, budget=budget,
-      begun=begun, others=begun[~begun.task.isin(['paper', 'graft', 'sft', *REMEDIES])],
+      begun=begun, others=begun[~begun.task.isin(['paper', 'graft', 'grid', 'sft', *REMEDIES])],
       unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
                 .groupby('trial') if of.valid.ne('').all()],
-      claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=counts[1:].sum(),
+      claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=elsewhere, grid=grid,
       headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
       count=Counter(verdict.verdict for _, verdict in judged),
       lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
@@ -159,10 +168,10 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       see=pictures | {
           item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
           for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
-      made=begun[begun.code.notna()].groupby(['task', 'code', 'hardware'], dropna=False).agg(
-          runs=('run', 'size'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')))]
+      made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(['task', 'code', 'hardware'], dropna=False).agg(
+          runs=('run', 'size'), hours=('hours', 'sum'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')))]
   summary = [line.replace('*', '').replace('\\', '') for line in re.findall(
-      r'^\*\*(?:Run|Reproduced|Open):.*', files[0].read_text(), re.MULTILINE)]
+      r'^\*\*(?:Run|-?\d|Reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
   if tasks:
     files.append(_render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
   return [*files, *(out / name for name in pictures.values())], summary

@@ -46,7 +46,7 @@ _BLOCKS = ('value_ratio key_ratio hidden_ratio hidden_before_norm_ratio sink_tok
            'activation_median activations_beyond_100 activations_beyond_1000 kurtosis_moment '
            'kurtosis_channels').split()
 _WHOLE = ('value_ratio hidden_ratio max_over_median least_entropy valid_loss removed_sink_1 removed_loss '
-          'window_absolute window_relative prefix_share chain_difference').split()
+          'window_absolute window_relative prefix_share chain_difference tokens_per_second').split()
 # What components are called where all of their arguments have their defaults; '' changes nothing.
 _WORDS = {'Exp()': 'exp', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
           'Linear()': 'linear', 'EluPlusOne()': 'elu plus one', 'Softpick()': 'softpick',

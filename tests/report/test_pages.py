@@ -13,7 +13,7 @@ import pytest
 from matplotlib.text import Text
 
 from sink_jax.cli.report import make_report
-from sink_jax.report import claims, figures, pages
+from sink_jax.report import claims, figures, pages, paper
 from sink_jax.report.runs import read_runs, table
 from tests.report.fake_runs import DEAD, write_run
 
@@ -69,22 +69,23 @@ def test_nothing_run(tmp_path, undrawn):
 def test_a_run_with_other_settings_is_not_a_seed_of_its_trial(tmp_path, undrawn):
   for seed in range(4):
     write_run(tmp_path / 'runs', seed=seed, config={'optimizer.learning_rate': 1.0} if seed == 3 else None)
-  _, (_, reproduces, unsaid) = make_report(tmp_path / 'out', tmp_path / 'runs')
-  assert 'softmax 25 % (n = 3)' in reproduces and '1 of 4 runs are invalid' in unsaid
+  (page, *_), _ = make_report(tmp_path / 'out', tmp_path / 'runs')
+  assert 'softmax 25 % (n = 3)' in page.read_text() and '1 of all 4 runs are invalid' in page.read_text()
 
 
 def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn):
-  (files, (ran, reproduces, unsaid)) = make_report(tmp_path / 'out', planted)
-  assert '10 training runs; 8 of them belong to 4 experiments' in ran and '1 to 3 seeds' in ran
-  assert 'softmax 25 % (n = 3),' in reproduces and 'sigmoid' not in reproduces
-  assert '5 of 10 runs are invalid' in unsaid and '3 dead' in unsaid and '1 diverged' in unsaid
-  assert 'only invalid runs: sigmoid.' in unsaid
+  files, (first, reproduces, unsaid) = make_report(tmp_path / 'out', planted)
   text = files[0].read_text()
+  assert '8 of 4 experiments' in text and '1 to 3 seeds' in text
+  assert 'softmax 25 % (n = 3),' in text and 'sigmoid 0 %' not in text
+  assert '5 of all 10 runs are invalid' in text and '3 dead' in text and '1 diverged' in text
+  assert 'only invalid runs: sigmoid.' in text
   last = table(read_runs(planted))
-  judged = [claims.judge(claim, last) for claim in claims.CLAIMS]
-  count = lambda verdict: sum(each.verdict == verdict for each in judged)
-  assert f'{count("reproduced")} of {len(judged)} claims' in reproduces
-  assert f'{count("open")} claims are open' in unsaid
+  judged = {claim.key: claims.judge(claim, last).verdict for claim in claims.CLAIMS if claim.headline}
+  for verdict, line in (('reproduced', reproduces), ('open', unsaid)):
+    assert all((key.replace('-', ' ') in line.split(';')[0]) == (found == verdict) for key, found in judged.items())
+  dots, rank, _ = paper.agreement(paper.beside(last))
+  assert first.startswith(f'{rank:.2f} is the rank correlation') and f'{len(dots)} of its experiments' in first
   assert '| softmax (default) | Sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
   assert '| sigmoid | Sink\\_1 | 0.44\\* | - | -, 3 invalid |' in text
   check_links(files[0])
@@ -146,8 +147,9 @@ def test_other_budgets_and_tasks_are_counted_and_seeds_once(tmp_path, undrawn):
     write_run(tmp_path / 'runs/again', seed=seed, sink_1=35.0)
   write_run(tmp_path / 'runs', 'v-bias', config={'label.budget': 'full'})
   write_run(tmp_path / 'runs', 'mine', task='')
-  files, (ran, reproduces, _) = make_report(tmp_path / 'out', tmp_path / 'runs')
-  assert 'leaves out 1 runs' in ran and 'softmax 30 % (n = 2)' in reproduces and 'nan' not in reproduces
+  files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
+  text = files[0].read_text()
+  assert '## The budget full' in text and 'softmax 30 % (n = 2)' in text and 'nan' not in text
   assert '| mine | 25.0, n = 1 |' in files[0].read_text()
   assert '| Sink\\_1 | 18.18 | 30.0 (30.0 to 30.0) | 2 |' in files[0].read_text()
 
