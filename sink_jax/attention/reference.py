@@ -60,7 +60,7 @@ def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, pa
   extra = extra_key_logit(spec, q_BxLxHxDh, params, i_L)
   if extra is not None:  # column 0, which every query sees
     s = jnp.concatenate([extra[..., None], s], -1)
-    keep = jnp.pad(keep, [(0, 0)] * (keep.ndim - 1) + [(1, 0)], constant_values=True)
+    keep = jnp.pad(keep, [(0, 0)] * (jnp.ndim(keep) - 1) + [(1, 0)], constant_values=True)
   normalized = {'exponential': _exponential, 'additive': _additive,
                 'rectified': _rectified}[spec.similarity.kind]
   weights, proxy = normalized(spec, s, keep)

@@ -80,7 +80,7 @@ class Attention(nn.Module):
       assert cache is not None and new is not None
       o = attend_cached(spec, q, cache, new, params, positions)
       o_BxTxHxDh = spec.head.output(o, v_BxTxHkvxDh, gate_BxTxD, params.get('head', {}))
-    o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh.astype(x_BxTxD.dtype))
+    o_BxTxHxDh = self.head_outputs(sharding_constraint('bthd', o_BxTxHxDh.astype(x_BxTxD.dtype)))
     o = (o_BxTxHxDh.sum(2) if config.combine_heads == 'add' else
          o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1))
     out = sharding_constraint('btd', Linear(config.d_model, config, group='out', name='out')(o))
@@ -95,6 +95,10 @@ class Attention(nn.Module):
             params: Params) -> tuple[TransformedQK, jax.Array, Params]:
     """What attention reads. An analysis intercepts it (`nn.intercept_methods`) to change some of it."""
     return transformed, v_BxTxHkvxDh, params
+
+  def head_outputs(self, o_BxTxHxDh: jax.Array) -> jax.Array:
+    """What W_O reads of every head; it is intercepted like `mixed`."""
+    return o_BxTxHxDh
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
               transformed: TransformedQK, v_BxTxHkvxDh: jax.Array, o_BxTxHxDh: jax.Array,

@@ -1,0 +1,187 @@
+"""Causal edits: what a model loses without its sinks, next to the same edits of random targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import Mesh
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sink_jax.analyses.models import Model
+from sink_jax.analyses.pictures import Row
+from sink_jax.analyses.runner import analysis
+from sink_jax.evaluate import EPSILON, plots
+from sink_jax.evaluate.activations import BEYOND
+from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.probe import probed
+from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.kernels.shard import mesh_of
+from sink_jax.models.arrays import ParamTree
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.edits import edit_tree, edited_logits
+from sink_jax.models.record import RecordOptions
+from sink_jax.models.run import record
+
+Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to each edit.')]
+_FIRST = 4  # tokens that no control edits: sinks may lie there
+
+
+def _draw(rows: list[Row]) -> Figure:
+  """The change of every edit with its interval, on the range of the controls in grey."""
+  models = list(dict.fromkeys(row['model'] for row in rows))
+  figure, axes = plots.canvas(7, 0.6 + 2.4 * len(models), len(models), 1)
+  for ax, name in zip(axes.flat, models):
+    shown = [row for row in rows if row['model'] == name and 'change' in row]
+    for y, row in enumerate(shown):
+      ax.plot([row['control_low'], row['control_high']], [y, y], color='0.75', linewidth=9)
+      ax.plot([row['low'], row['high']], [y, y], color=plots.COLOURS[0], linewidth=2)
+      ax.plot(row['change'], y, 'o', color=plots.COLOURS[0])
+    ax.set_yticks(range(len(shown)), labels=[f'{row["edit"]}: {row["targets"]}' for row in shown])
+    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.grid(alpha=0.25, axis='x')
+    plots.label(ax, name, 'change of the loss (nats); grey: random targets', '')
+  return figure
+
+
+@analysis('causal edits', _draw, sequences=16, length=64)
+def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
+  """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
+
+  Losses are those of the tokens from the third on, in nats, and the interval is that of the change over
+  sequences. `beyond` says that it lies above the changes of all controls. An edit without targets, or
+  without as many others for a control, is a row without numbers.
+
+  - drop the key: later tokens do not see the key of a sink, in all blocks and heads. Sinks are positions
+    whose mean importance exceeds 0.3, or else position 1. Controls are other positions of the first half,
+    from the fifth on.
+  - zero the value: the value of the same positions is zero, and their weight stays.
+  - cap the massive channels: channels with an entry above 100 medians of a block's hidden states (Sun et
+    al., arXiv 2402.17762), in most sequences, are clipped after every block to the largest entry of all
+    other channels: `cap`, its median over blocks. Controls are other channels, which are zero after every
+    block: more than a cap would remove.
+  - remove the dormant heads: outputs of heads below a quarter of their block's mean norm (HONOR, arXiv
+    2504.03889) are zero. Controls are as many other heads, of the same block while it has them.
+  - leave out BOS: the same texts without it. The only control leaves out the second token instead.
+  """
+  if controls < 1:
+    raise ValueError(f'--controls={controls} must be at least 1.')
+  inputs = model.inputs()
+  tokens_SxT, report = inputs.tokens, model.report(inputs.tokens)
+  positions, kept = _sinks(report, model.run.config.sink_tokens, controls)
+  channels, caps, cap = _massive_channels(model, tokens_SxT, controls)
+  heads, others = _dormant_heads(report, controls)
+  base_S, rows = _losses(model, tokens_SxT)[:, 1:].mean(1), []
+  # Of each list of arrays, the first is that of the targets, and the rest are controls.
+  for name, targets, argument, arrays in (
+      ('drop the key', positions, 'keep_NxBxHxT', kept), ('zero the value', positions, 'values_NxBxT', kept),
+      ('cap the massive channels', channels, 'caps_MxD', caps),
+      ('remove the dormant heads', heads, 'heads_NxH', others)):
+    rows.append({'edit': name, 'targets': targets})
+    if targets != 'none' and len(arrays) > 1:
+      rows[-1] |= _changes(base_S, [_losses(model, tokens_SxT, **{argument: x})[:, 1:].mean(1) for x in arrays])
+  if 'change' in rows[2]:
+    rows[2]['cap'] = cap
+  rows.append({'edit': 'leave out BOS', 'targets': 'none'})
+  if inputs.description['bos']['applied'] != 'none':
+    # A token that goes to the end is read by none, and the program is that of all other edits.
+    moved = [np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, k:k + 1], 1) for k in (0, 1)]
+    rows[-1] |= {'targets': 'BOS'} | _changes(base_S, [_losses(model, ids)[:, :-1].mean(1) for ids in moved])
+  return rows
+
+
+def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> tuple[str, list[np.ndarray]]:
+  """The positions of sinks in words, and masks (T,) without them and without others."""
+  alpha_T = report.importance.mean((0, 1, 2))
+  half = len(alpha_T) // 2  # few rows see a later token
+  sinks = np.flatnonzero(alpha_T[:half] > EPSILON)
+  sinks = sinks if sinks.size else np.array([0])
+  chosen = [sinks, *_others(np.setdiff1d(np.arange(_FIRST, half), sinks), sinks.size, controls)]
+  positions_T = np.arange(-sink_tokens, len(alpha_T))  # learned sink tokens come first
+  return (f'position{"s" * (sinks.size > 1)} {", ".join(str(k + 1) for k in sinks)}',
+          [~np.isin(positions_T, k) for k in chosen])
+
+
+def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int
+                      ) -> tuple[str, list[np.ndarray], float]:
+  """The number of massive channels in words, caps (M, D) of them and of others, and `cap`."""
+  config = probed(model.run.config, model.options.dtype)
+  parts = []
+  for batch_BxT in model.batches(tokens_SxT):
+    layers: Any = record(config, RecordOptions(describe_hidden=_sizes), mesh_of(model.run.params),
+                         model.run.params, batch_BxT).layers
+    parts.append(layers.hidden_description)
+  largest_MxSxD, median_MxSx1 = (np.concatenate(x, 1) for x in zip(*parts))
+  massive_D = ((largest_MxSxD > BEYOND[0] * median_MxSx1).mean(1) > 0.5).any(0)
+  channels = np.flatnonzero(massive_D)
+  caps_M = largest_MxSxD[..., ~massive_D].max((1, 2), initial=0)
+  caps = [np.where(massive_D, caps_M[:, None], np.inf)]
+  for chosen in _others(np.flatnonzero(~massive_D), channels.size, controls):
+    caps.append(np.where(np.isin(np.arange(massive_D.size), chosen), 0, np.full_like(caps[0], np.inf)))
+  return _number(channels.size, 'channel'), caps, float(np.median(caps_M))
+
+
+def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The largest |h| of each channel (B, D), and the median (B, 1) over all channels and tokens."""
+  size_BxTxD = jnp.abs(hidden_BxTxD.astype(jnp.float32))
+  return size_BxTxD.max(1), jnp.median(size_BxTxD, axis=(1, 2))[:, None]
+
+
+def _dormant_heads(report: SinkReport, controls: int) -> tuple[str, list[np.ndarray]]:
+  """The number of dormant heads in words, and masks (N, H) without them and without others."""
+  norms = report.summary()['head_norm']  # of every head over its block's mean; None without any output
+  dormant_NxH = np.array([[x is None or x < 0.25 for x in block] for block in norms])
+  rng, masks = np.random.default_rng(0), [~dormant_NxH]
+  for _ in range(controls if dormant_NxH.mean() <= 0.5 else 0):
+    chosen_NxH = np.zeros_like(dormant_NxH)
+    for dormant_H, chosen_H in zip(dormant_NxH, chosen_NxH):
+      chosen_H[rng.permutation(np.flatnonzero(~dormant_H))[:dormant_H.sum()]] = True
+    rest = np.flatnonzero(~dormant_NxH & ~chosen_NxH)
+    missing = dormant_NxH.sum() - chosen_NxH.sum()
+    chosen_NxH.flat[rng.choice(rest, missing, replace=False)] = True
+    masks.append(~chosen_NxH)
+  return _number(dormant_NxH.sum(), 'head'), masks
+
+
+def _others(candidates: np.ndarray, count: int, controls: int) -> list[np.ndarray]:
+  """So many draws of `count` candidates each; none where there are fewer."""
+  rng = np.random.default_rng(0)
+  return [rng.choice(candidates, count, replace=False)
+          for _ in range(controls if candidates.size >= count else 0)]
+
+
+def _number(count: int, noun: str) -> str:
+  return f'{count} {noun}{"s" * (count > 1)}' if count else 'none'
+
+
+def _losses(model: Model, tokens_SxT: np.ndarray, **changes: np.ndarray) -> np.ndarray:
+  """The losses (S, T - 1) of tokens 2 to T, in nats, with the arrays of an `edit_tree`."""
+  run = model.run
+  config = dataclasses.replace(probed(run.config, model.options.dtype), implementation='chunked')
+  edits = edit_tree(config, batch=1, length=tokens_SxT.shape[1] + config.sink_tokens, **changes)
+  return np.concatenate([_batch_losses(config, mesh_of(run.params), run.params, edits, batch_BxT)
+                         for batch_BxT in model.batches(tokens_SxT)], dtype=np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _batch_losses(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree,
+                  tokens_BxT: jax.Array) -> jax.Array:
+  logits_BxTxV = edited_logits(config, mesh, params, edits, tokens_BxT)[:, :-1]
+  picked_BxT = jnp.take_along_axis(logits_BxTxV, tokens_BxT[:, 1:, None], -1)[..., 0]
+  return jax.nn.logsumexp(logits_BxTxV, -1) - picked_BxT
+
+
+def _changes(base_S: np.ndarray, losses_CxS: list[np.ndarray]) -> Row:
+  """The columns of an edit, whose losses come first, and of its controls."""
+  low, high = bootstrap(losses_CxS[0] - base_S)
+  change, *control = (float((losses_S - base_S).mean()) for losses_S in losses_CxS)
+  return {'loss': float(losses_CxS[0].mean()), 'change': change, 'low': float(low), 'high': float(high),
+          'controls': len(control), 'control': float(np.mean(control)), 'control_low': min(control),
+          'control_high': max(control), 'beyond': bool(low > max(control))}

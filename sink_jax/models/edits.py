@@ -1,0 +1,78 @@
+"""A model with edits: keys that are hidden, values and heads that are zero, hidden states that are clipped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import ArrayLike
+
+from sink_jax.kernels.shard import mesh_context
+from sink_jax.models.arrays import ParamTree, precise
+from sink_jax.models.attention import Attention
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.transformer import Block, Transformer
+
+
+def edit_tree(config: ModelConfig, *, batch: int, length: int, keep_NxBxHxT: ArrayLike = True,
+              values_NxBxT: ArrayLike = True, heads_NxH: ArrayLike = True,
+              caps_MxD: ArrayLike = np.inf) -> ParamTree:
+  """The collection 'edits' of a model with N blocks of attention among M, which mirrors its parameters.
+
+  Each array is broadcast to its shape; by default it edits nothing. A batch of 1 serves all sequences.
+
+  Args:
+    batch, length: B and T, which counts learned sink tokens: they are the first positions.
+    keep_NxBxHxT: False hides a key from later queries, whose weights are normalised without it.
+    values_NxBxT: False makes the value of a token zero.
+    heads_NxH: False makes the output of a head zero, before W_O.
+    caps_MxD: hidden states after a block are clipped to +-cap, in each channel.
+  """
+  layers, period = config.attention_layers, len(config.pattern)
+  full = lambda x, *shape: np.broadcast_to(x, (len(layers), *shape))
+  attention = {'keep': full(keep_NxBxHxT, batch, config.heads, length),
+               'values': full(values_NxBxT, batch, length), 'heads': full(heads_NxH, config.heads)}
+  caps = np.broadcast_to(np.asarray(caps_MxD, np.float32), (config.layers, config.d_model))
+  blocks: dict[str, Any] = {}
+  for i in range(period):
+    blocks[f'layer{i}'] = {'caps': caps[i::period]}
+    if at := [n for n, layer in enumerate(layers) if layer % period == i]:
+      blocks[f'layer{i}']['attention'] = {name: x[at] for name, x in attention.items()}
+  return {'blocks': blocks if period > 1 else blocks['layer0']}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def edited_logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree,
+                  tokens_BxT: jax.Array | np.ndarray) -> jax.Array:
+  """The logits (B, T, V) of a model with an `edit_tree`; one program serves all edits.
+
+  The implementation of attention must be 'reference' or 'chunked', the ones that can hide keys.
+  """
+  assert config.implementation in ('reference', 'chunked')
+  with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(_edited):
+    logits = Transformer(config).apply({'params': params, 'edits': edits}, tokens_BxT)
+  assert isinstance(logits, jax.Array)
+  return logits
+
+
+def _edited(call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+  """The result of a method of a module, edited as the variables of the module say."""
+  result, module, method = call(*args, **kwargs), context.module, context.method_name
+  edit = functools.partial(module.get_variable, 'edits')
+  if isinstance(module, Attention) and method == 'mixed':
+    transformed, v_BxTxHkvxDh, params = result
+    return (transformed, jnp.where(edit('values')[..., None, None], v_BxTxHkvxDh, 0),
+            params | {'edit': {'keep': edit('keep')}})
+  if isinstance(module, Attention) and method == 'head_outputs':
+    return jnp.where(edit('heads')[:, None], result, 0)
+  if isinstance(module, Block) and method == '__call__':
+    (h_BxTxD, first), rest = result
+    cap_D = edit('caps').astype(h_BxTxD.dtype)
+    return (jnp.clip(h_BxTxD, -cap_D, cap_D), first), rest
+  return result
