@@ -12,7 +12,6 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row
@@ -30,6 +29,8 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import record
 
 Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to each edit.')]
+# The beginning of a row, the argument of `edit_tree`, and its arrays: of the targets, then of controls.
+Edit = tuple[Row, str, list[np.ndarray]]
 _FIRST = 4  # tokens that no control edits: sinks may lie there
 
 
@@ -45,7 +46,6 @@ def _draw(rows: list[Row]) -> Figure:
       ax.plot(row['change'], y, 'o', color=plots.COLOURS[0])
     ax.set_yticks(range(len(shown)), labels=[f'{row["edit"]}: {row["targets"]}' for row in shown])
     ax.set_ylim(len(shown) - 0.5, -0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.grid(alpha=0.25, axis='x')
     plots.label(ax, name, 'change of the loss (nats); grey: random targets', '')
   return figure
@@ -55,18 +55,21 @@ def _draw(rows: list[Row]) -> Figure:
 def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
 
-  Losses are those of the tokens from the third on, in nats, and the interval is that of the change over
-  sequences. `beyond` says that it lies above the changes of all controls. An edit without targets, or
-  without as many others for a control, is a row without numbers.
+  Losses are those of the tokens from the third on, in nats, and `low` and `high` bound the mean change over
+  sequences. `beyond` says that the change exceeds those of all controls, from its interval. An edit
+  without targets, or without as many others for a control, is a row without numbers.
 
-  - drop the key: later tokens do not see the key of a sink, in all blocks and heads. Sinks are positions
-    whose mean importance exceeds 0.3, or else position 1. Controls are other positions of the first half,
-    from the fifth on.
+  - drop the key: later tokens do not see a sink, in all blocks and heads. Sinks are positions whose mean
+    importance exceeds 0.3, or else position 1. Controls are other positions of the first half, from the
+    fifth on. With rotary positions this is the text without its first token, and the second, which sees
+    only itself, becomes the sink.
+  - drop the key in sink heads: only in heads that give a sink more than 0.3. Other heads still tell the
+    second token that it is not the first, so no sink takes over. Controls: other positions, same heads.
   - zero the value: the value of the same positions is zero, and their weight stays.
   - cap the massive channels: channels with an entry above 100 medians of a block's hidden states (Sun et
     al., arXiv 2402.17762), in most sequences, are clipped after every block to the largest entry of all
-    other channels: `cap`, its median over blocks. Controls are other channels, which are zero after every
-    block: more than a cap would remove.
+    other channels, so that they are not larger than others; `cap` is its median over blocks. Controls are
+    other channels, which are zero after every block: none of their entries is left.
   - remove the dormant heads: outputs of heads below a quarter of their block's mean norm (HONOR, arXiv
     2504.03889) are zero. Controls are as many other heads, of the same block while it has them.
   - leave out BOS: the same texts without it. The only control leaves out the second token instead.
@@ -75,20 +78,13 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
     raise ValueError(f'--controls={controls} must be at least 1.')
   inputs = model.inputs()
   tokens_SxT, report = inputs.tokens, model.report(inputs.tokens)
-  positions, kept = _sinks(report, model.run.config.sink_tokens, controls)
-  channels, caps, cap = _massive_channels(model, tokens_SxT, controls)
-  heads, others = _dormant_heads(report, controls)
   base_S, rows = _losses(model, tokens_SxT)[:, 1:].mean(1), []
-  # Of each list of arrays, the first is that of the targets, and the rest are controls.
-  for name, targets, argument, arrays in (
-      ('drop the key', positions, 'keep_NxBxHxT', kept), ('zero the value', positions, 'values_NxBxT', kept),
-      ('cap the massive channels', channels, 'caps_MxD', caps),
-      ('remove the dormant heads', heads, 'heads_NxH', others)):
-    rows.append({'edit': name, 'targets': targets})
-    if targets != 'none' and len(arrays) > 1:
-      rows[-1] |= _changes(base_S, [_losses(model, tokens_SxT, **{argument: x})[:, 1:].mean(1) for x in arrays])
-  if 'change' in rows[2]:
-    rows[2]['cap'] = cap
+  for row, argument, arrays in (*_sinks(report, model.run.config.sink_tokens, controls),
+                                _massive_channels(model, tokens_SxT, controls),
+                                _dormant_heads(report, controls)):
+    if row['targets'] != 'none' and len(arrays) > 1:
+      row |= _changes(base_S, [_losses(model, tokens_SxT, **{argument: x})[:, 1:].mean(1) for x in arrays])
+    rows.append(row)
   rows.append({'edit': 'leave out BOS', 'targets': 'none'})
   if inputs.description['bos']['applied'] != 'none':
     # A token that goes to the end is read by none, and the program is that of all other edits.
@@ -97,35 +93,38 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   return rows
 
 
-def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> tuple[str, list[np.ndarray]]:
-  """The positions of sinks in words, and masks (T,) without them and without others."""
-  alpha_T = report.importance.mean((0, 1, 2))
-  half = len(alpha_T) // 2  # few rows see a later token
-  sinks = np.flatnonzero(alpha_T[:half] > EPSILON)
+def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
+  alpha_NxHxT = report.importance.mean(0)
+  length = alpha_NxHxT.shape[-1]
+  early_T = np.arange(length // 2)  # few rows see a later token
+  sinks = early_T[alpha_NxHxT.mean((0, 1))[early_T] > EPSILON]
   sinks = sinks if sinks.size else np.array([0])
-  chosen = [sinks, *_others(np.setdiff1d(np.arange(_FIRST, half), sinks), sinks.size, controls)]
-  positions_T = np.arange(-sink_tokens, len(alpha_T))  # learned sink tokens come first
-  return (f'position{"s" * (sinks.size > 1)} {", ".join(str(k + 1) for k in sinks)}',
-          [~np.isin(positions_T, k) for k in chosen])
+  chosen = [sinks, *_others(np.setdiff1d(early_T[_FIRST:], sinks), sinks.size, controls)]
+  kept = [~np.isin(np.arange(-sink_tokens, length), k) for k in chosen]  # learned sink tokens come first
+  others_NxH = ~(alpha_NxHxT[..., sinks] > EPSILON).any(-1)
+  words = f'position{"s" * (sinks.size > 1)} {", ".join(str(k + 1) for k in sinks)}'
+  heads = 'none' if others_NxH.all() else f'{words} in {_number((~others_NxH).sum(), "head")}'
+  return [({'edit': 'drop the key', 'targets': words}, 'keep_NxBxHxT', kept),
+          ({'edit': 'drop the key in sink heads', 'targets': heads}, 'keep_NxBxHxT',
+           [others_NxH[:, None, :, None] | kept_T for kept_T in kept]),
+          ({'edit': 'zero the value', 'targets': words}, 'values_NxBxT', kept)]
 
 
-def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int
-                      ) -> tuple[str, list[np.ndarray], float]:
-  """The number of massive channels in words, caps (M, D) of them and of others, and `cap`."""
-  config = probed(model.run.config, model.options.dtype)
-  parts = []
-  for batch_BxT in model.batches(tokens_SxT):
-    layers: Any = record(config, RecordOptions(describe_hidden=_sizes), mesh_of(model.run.params),
-                         model.run.params, batch_BxT).layers
-    parts.append(layers.hidden_description)
-  largest_MxSxD, median_MxSx1 = (np.concatenate(x, 1) for x in zip(*parts))
+def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int) -> Edit:
+  config, params = probed(model.run.config, model.options.dtype), model.run.params
+  records: Any = [record(config, RecordOptions(describe_hidden=_sizes), mesh_of(params), params, batch_BxT)
+                  for batch_BxT in model.batches(tokens_SxT)]
+  largest_MxSxD, median_MxSx1 = (
+      np.concatenate(x, 1) for x in zip(*(part.layers.hidden_description for part in records)))
   massive_D = ((largest_MxSxD > BEYOND[0] * median_MxSx1).mean(1) > 0.5).any(0)
-  channels = np.flatnonzero(massive_D)
-  caps_M = largest_MxSxD[..., ~massive_D].max((1, 2), initial=0)
-  caps = [np.where(massive_D, caps_M[:, None], np.inf)]
-  for chosen in _others(np.flatnonzero(~massive_D), channels.size, controls):
-    caps.append(np.where(np.isin(np.arange(massive_D.size), chosen), 0, np.full_like(caps[0], np.inf)))
-  return _number(channels.size, 'channel'), caps, float(np.median(caps_M))
+  row = {'edit': 'cap the massive channels', 'targets': _number(massive_D.sum(), 'channel')}
+  if not massive_D.any():
+    return row, 'caps_MxD', []
+  caps_Mx1 = largest_MxSxD[..., ~massive_D].max((1, 2), initial=0)[:, None]
+  other = _others(np.flatnonzero(~massive_D), massive_D.sum(), controls)
+  zeros_D = [np.where(np.isin(np.arange(massive_D.size), channels), 0, np.inf) for channels in other]
+  return (row | {'cap': float(np.median(caps_Mx1))}, 'caps_MxD',
+          [np.where(massive_D, caps_Mx1, np.inf), *zeros_D])
 
 
 def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -134,20 +133,19 @@ def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
   return size_BxTxD.max(1), jnp.median(size_BxTxD, axis=(1, 2))[:, None]
 
 
-def _dormant_heads(report: SinkReport, controls: int) -> tuple[str, list[np.ndarray]]:
-  """The number of dormant heads in words, and masks (N, H) without them and without others."""
+def _dormant_heads(report: SinkReport, controls: int) -> Edit:
   norms = report.summary()['head_norm']  # of every head over its block's mean; None without any output
   dormant_NxH = np.array([[x is None or x < 0.25 for x in block] for block in norms])
-  rng, masks = np.random.default_rng(0), [~dormant_NxH]
+  rng, kept = np.random.default_rng(0), [~dormant_NxH]
   for _ in range(controls if dormant_NxH.mean() <= 0.5 else 0):
     chosen_NxH = np.zeros_like(dormant_NxH)
     for dormant_H, chosen_H in zip(dormant_NxH, chosen_NxH):
       chosen_H[rng.permutation(np.flatnonzero(~dormant_H))[:dormant_H.sum()]] = True
-    rest = np.flatnonzero(~dormant_NxH & ~chosen_NxH)
-    missing = dormant_NxH.sum() - chosen_NxH.sum()
-    chosen_NxH.flat[rng.choice(rest, missing, replace=False)] = True
-    masks.append(~chosen_NxH)
-  return _number(dormant_NxH.sum(), 'head'), masks
+    rest = rng.permutation(np.flatnonzero(~dormant_NxH & ~chosen_NxH))
+    chosen_NxH.flat[rest[:dormant_NxH.sum() - chosen_NxH.sum()]] = True
+    kept.append(~chosen_NxH)
+  row = {'edit': 'remove the dormant heads', 'targets': _number(dormant_NxH.sum(), 'head')}
+  return row, 'heads_NxH', kept
 
 
 def _others(candidates: np.ndarray, count: int, controls: int) -> list[np.ndarray]:
@@ -158,7 +156,7 @@ def _others(candidates: np.ndarray, count: int, controls: int) -> list[np.ndarra
 
 
 def _number(count: int, noun: str) -> str:
-  return f'{count} {noun}{"s" * (count > 1)}' if count else 'none'
+  return f'{count} {noun}{"s" if count > 1 else ""}' if count else 'none'
 
 
 def _losses(model: Model, tokens_SxT: np.ndarray, **changes: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A model with edits: keys that are hidden, values and heads that are zero, hidden states that are clipped."""
+"""A model with edits: hidden keys, values and heads that are zero, hidden states that are clipped."""
 
 from __future__ import annotations
 
