@@ -56,15 +56,15 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
 
   Losses are those of the tokens from the third on, in nats, and `low` and `high` bound the mean change over
-  sequences. `beyond` says that the change exceeds those of all controls, from its interval. An edit
-  without targets, or without as many others for a control, is a row without numbers.
+  sequences. `beyond` says that `low` exceeds the change of every control. An edit without targets, or
+  without as many others for a control, is a row without numbers.
 
   - drop the key: later tokens do not see a sink, in all blocks and heads. Sinks are positions whose mean
     importance exceeds 0.3, or else position 1. Controls are other positions of the first half, from the
-    fifth on. With rotary positions this is the text without its first token, and the second, which sees
-    only itself, becomes the sink.
-  - drop the key in sink heads: only in heads that give a sink more than 0.3. Other heads still tell the
-    second token that it is not the first, so no sink takes over. Controls: other positions, same heads.
+    fifth on. With relative positions, position 1 is dropped as if the text began at its second token,
+    which takes the sink over: this edit moves a sink.
+  - drop the key in sink heads: only in heads that give a sink more than 0.3, so that the second token still
+    sees the first in other heads. Controls are other positions in the same heads.
   - zero the value: the value of the same positions is zero, and their weight stays.
   - cap the massive channels: channels with an entry above 100 medians of a block's hidden states (Sun et
     al., arXiv 2402.17762), in most sequences, are clipped after every block to the largest entry of all

@@ -1,6 +1,7 @@
 """Causal edits against a decoder in NumPy float64, and their controls on a model with a planted sink."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import numpy as np
@@ -21,8 +22,8 @@ SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()', kv_bias='KVBias()')
 def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps_MxD=np.inf):
   """Logits (B, T, V), hidden states (M, B, T, D), and norms of head outputs (M, B, T, H)."""
   config, params = run.config, jax.tree.map(lambda x: np.asarray(x, np.float64), run.params)
-  (batch, length), heads, width = ids.shape, config.heads, config.dims.head_dim
-  period, full = len(config.pattern), lambda x, *shape: np.broadcast_to(x, (config.layers, *shape))
+  (batch, length), heads, width, period = ids.shape, config.heads, config.dims.head_dim, len(config.pattern)
+  full = lambda x, *shape: np.broadcast_to(x, (config.layers, *shape))
   keep, values = full(keep_NxBxHxT, batch, heads, length), full(values_NxBxT, batch, length)
   left, caps = full(heads_NxH, heads), full(caps_MxD, config.d_model)
   h, hidden, norms = params['embed'][ids], [], []
@@ -38,8 +39,7 @@ def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps
     q, k = ((x[..., :width // 2] + 1j * x[..., width // 2:]) * turn for x in (q, k))  # pairs of channels
     q, k = (np.concatenate([x.real, x.imag], -1) for x in (q, k))
     k, v = (np.repeat(x, heads // x.shape[2], 2) for x in (k, v * values[n][..., None, None]))
-    seen = (j <= i) & (i - j < getattr(spec.mask, 'size', length))
-    seen = seen & (keep[n][:, :, None] | (i == j))
+    seen = (j <= i) & (i - j < getattr(spec.mask, 'size', length)) & (keep[n][:, :, None] | (i == j))
     weights = np.where(seen, np.exp(np.einsum('bihd,bjhd->bhij', q, k) / np.sqrt(width)), 0)
     o = np.einsum('bhij,bjhd->bihd', weights / weights.sum(-1, keepdims=True), v)
     norms.append(np.linalg.norm(o, axis=-1))
@@ -109,14 +109,10 @@ def planted():
 
 
 def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
-  asked, measured = [], edits._losses
-
-  def recorded(model, ids, **changes):
-    asked.append((ids, changes))
-    return measured(model, ids, **changes)
-
-  monkeypatch.setattr(edits, '_losses', recorded)
+  spy = mock.Mock(wraps=edits._losses)
+  monkeypatch.setattr(edits, '_losses', spy)
   result = sj.analyse('edits', planted, controls=3, inputs='random', bos='force', sequences=5, length=24)
+  asked = [(call.args[1], call.kwargs) for call in spy.call_args_list]
   rows, ids = {row['edit']: row for row in result.rows}, asked[0][0]
   sink_heads = importance(planted, ids)[..., 0].mean(1) > 0.3
   assert sink_heads[:, :2].all()
@@ -167,5 +163,8 @@ def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
   assert not any('change' in row for row in rows)  # in 8 tokens no position is a control
   assert rows[0]['targets'] == 'position 1' and [row['targets'] for row in rows[3:]] == ['none'] * 3
+  change = np.full(3, 0.3)  # beyond one control, and not the other
+  assert not edits._changes(0 * change, [change, change / 3, 2 * change])['beyond']
+  assert edits._changes(0 * change, [change, change / 3, change / 2])['beyond']
   with pytest.raises(ValueError, match='--controls=0'):
     sj.analyse('edits', small_run(), tokens(2, 8), controls=0)
