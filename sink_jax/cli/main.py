@@ -33,6 +33,7 @@ from sink_jax.io.terminal import quiet_logs
 COMMANDS = {
     'train': 'trains one model',
     'evaluate': 'probes a run or a published model for attention sinks',
+    'card': 'says where the sinks of a model are, whether they matter, and what to do',
     'generate': 'continues a text',
     'sweep': 'trains every trial of a config file',
     'report': 'compares runs, or puts them next to the paper',

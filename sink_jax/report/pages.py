@@ -87,7 +87,7 @@ def finding(runs: pd.DataFrame) -> str:
   return '. '.join(words) + '.'
 
 
-def _render(path: AnyPath, template: str, **context: Any) -> AnyPath:
+def render(path: AnyPath, template: str, **context: Any) -> AnyPath:
   templates = jinja2.Environment(
       loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
       undefined=jinja2.StrictUndefined)
@@ -152,7 +152,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   pictures = {key: f'{key}.png' for key in drawn}
   rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
   models = {name: list(dict.fromkeys(row['model'] for row in of)) for name, of in rows.items()}
-  files = [_render(
+  files = [render(
       out / 'README.md', 'results.md', full=full, shown=shown, budget=budget,
       begun=begun, others=begun[~begun.task.isin(['paper', 'graft', 'grid', 'sft', *REMEDIES])],
       unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
@@ -173,7 +173,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   summary = [line.replace('*', '').replace('\\', '') for line in re.findall(
       r'^\*\*(?:Run|-?\d|Reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
   if tasks:
-    files.append(_render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
+    files.append(render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
   return [*files, *(out / name for name in pictures.values())], summary
 
 
@@ -258,7 +258,7 @@ def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: An
   for name in re.findall(r'\]\(([\w.-]+\.png)\)', model):
     (out / name).write_bytes(((evaluation or out) / name).read_bytes())
   words = words or ['There are no runs yet.']
-  text = _render(out / 'report.md', 'runs.md', groups=groups, words=words, full=full, model=model)
+  text = render(out / 'report.md', 'runs.md', groups=groups, words=words, full=full, model=model)
   (out / 'index.html').write_text(to_html(text.read_text(), out))
   return [out / 'index.html', text, *(out / name for name in files)], words
 

@@ -1,0 +1,37 @@
+"""Writes the sink card of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+
+from sink_jax.cli.main import say
+from sink_jax.cli.results import Model, load, writable_folder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Model):
+  """Writes one page: where a model's sinks are, whether they matter, and what to do about them.
+
+      sink-jax card --checkpoint=SmolLM2-135M-Instruct --out=card
+
+  It prints what each part will compute, and how long it took.
+  """
+
+  out: str | None = None  # folder to write to.
+  source: str = ''  # where text comes from; by default the documentation in Python's standard library.
+
+
+def main(options: Options) -> None:
+  """Measures the model, writes the page, and prints its sentences."""
+  from sink_jax.io import compile_cache
+  from sink_jax.report.card import card, cost
+
+  folder = writable_folder(options.out)
+  compile_cache.enable()
+  run = load(options)
+  say(cost(run))
+  made = card(run, say=say, source=options.source, dtype=options.dtype)
+  paths = made.write(folder, f'sink-jax card {shlex.join(sys.argv[2:])}')
+  print(made, *paths, sep='\n')

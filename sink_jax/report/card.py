@@ -1,0 +1,188 @@
+"""A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
+
+Its numbers are the rows of four analyses. Its sentences are rules over these rows, at most eight, and no
+number stands in one without a null or a control beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sink_jax.analyses import runner
+from sink_jax.analyses.pictures import Row
+from sink_jax.io.files import write_atomically
+from sink_jax.io.paths import AnyPath
+from sink_jax.io.terminal import short
+from sink_jax.models.run import Run
+from sink_jax.models.sizes import flops_per_token
+from sink_jax.report.model_page import to_html
+from sink_jax.report.pages import render
+
+PARTS = {'signature': 'Where the sinks are', 'edits': 'Whether they matter', 'cache': 'What a cache has to keep',
+         'quantisation': 'What quantisation does'}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Card:
+  """The card of a model. results: of the four analyses by name, or of some."""
+
+  name: str
+  results: dict[str, runner.Result]
+
+  @property
+  def sentences(self) -> list[str]:
+    """At most eight, each a rule with its numbers."""
+    rows = {part: result.rows for part, result in self.results.items()}
+    return [words for part, rule in _RULES if part in rows and (words := rule(rows[part]))]
+
+  def __str__(self) -> str:
+    return '\n'.join([self.name, *self.sentences])
+
+  def write(self, folder: AnyPath, command: str = '') -> list[AnyPath]:
+    """Writes index.html, its text card.md, a picture of each part, and the rows as card.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, result in self.results.items():
+      result.plot(folder / f'{part}.png')
+    page = render(folder / 'card.md', 'card.md', card=self, parts=PARTS, command=command)
+    # The masses of all pairs of first and last tokens are many, and drawn by none.
+    rows = {part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]
+            for part, result in self.results.items()}
+    write_atomically(folder / 'card.json', json.dumps({
+        'model': self.name, 'sentences': self.sentences, 'rows': rows,
+        'inputs': {part: result.models for part, result in self.results.items()}}, indent=0) + '\n')
+    write_atomically(folder / 'index.html', to_html(page.read_text(), folder))
+    return [folder / 'index.html', page, folder / 'card.json']
+
+
+def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card:
+  """Measures a model with all four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
+
+  Args:
+    say: takes a line after each part.
+    inputs: options of the inputs of all parts, such as source= (`analyses.models.InputOptions`).
+  """
+  results = {}
+  for part, title in PARTS.items():
+    start = time.monotonic()
+    results[part] = runner.analyse(part, run, **inputs)
+    say(f'{title}: {time.monotonic() - start:.0f} s')
+  return Card(run.name or 'model', results)
+
+
+def cost(run: Run) -> str:
+  """What a card computes, in words: tokens of forward passes by part, and FLOPs of matrix products."""
+  passes = {'signature': 3, 'edits': 46, 'cache': 8, 'quantisation': 96 + run.config.layers}  # at most
+  inputs = {part: runner.find(part).inputs for part in PARTS}
+  tokens = {part: passes[part] * inputs[part].sequences * inputs[part].length for part in PARTS}
+  flops = sum(count * flops_per_token(run.config, inputs[part].length) / 3 for part, count in tokens.items())
+  return (f'forward passes of at most {", ".join(f"{short(count)} tokens ({part})" for part, count in tokens.items())}'
+          f': {flops:.1e} FLOPs in matrix products')
+
+
+def card_of(*, name: str = 'model', **arrays: Any) -> Card:
+  """The card of a foreign model's arrays, without edits, caches and quantisation, which need the model.
+
+  arrays: those of `analyses.signature.from_arrays`: importance or attentions, hidden, values, keys, heads.
+  """
+  from sink_jax.analyses.signature import from_arrays
+
+  rows = from_arrays(name=name, **arrays)
+  return Card(name, {'signature': runner.Result(runner.find('signature'), rows, [])})
+
+
+def _sink(rows: Sequence[Row]) -> str:
+  row = _first(rows, measure='sink rate', position=1)
+  if row is None:
+    return ''
+  nulls = _nulls(row, 100)
+  if not row['beyond']:
+    return f'The first token is not a sink beyond its nulls: Sink_1 is {100 * row["value"]:.1f} % ({nulls}).'
+  return (f'The first token is a sink: in {100 * row["value"]:.1f} % of heads and sequences it gets more than '
+          f'0.3 of the attention ({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
+
+
+def _further_sinks(rows: Sequence[Row]) -> str:
+  found = [row for row in rows if row['measure'] == 'sink rate' and row['position'] > 1 and row['beyond']]
+  words = ', '.join(f'token {row["position"]} ({100 * row["value"]:.1f} %; {_nulls(row, 100)})'
+                    for row in found[:3])
+  return found and f'{len(found)} further token{"s are sinks" if len(found) > 1 else " is a sink"}: {words}.' or ''
+
+
+def _massive(rows: Sequence[Row]) -> str:
+  row = _first(rows, measure='massive activation')
+  if row is None or not row['beyond']:
+    return ''
+  return (f'Token {row["position"]} has a massive activation in channel {row["channel"]} after block '
+          f'{row["block"]}: {row["value"]:,.0f} times the median ({_nulls(row)}).')
+
+
+def _drained(rows: Sequence[Row]) -> str:
+  row = _first(rows, measure='value norm ratio')
+  if row is None or not row['beyond']:
+    return ''
+  return (f'The value of the first token is {row["value"]:.2f} times as long as those of the others in block '
+          f'{row["block"]} ({_nulls(row)}).')
+
+
+def _matters(rows: Sequence[Row]) -> str:
+  found = []
+  for row in rows:
+    if row['edit'] in _EDITS and 'change' in row:
+      found.append(f'{_EDITS[row["edit"]].format(row["targets"])} {"" if row["beyond"] else "only "}'
+                   f'{row["change"]:+.2f} nats ({row["low"]:+.2f} to {row["high"]:+.2f}; '
+                   f'{row["controls"]} controls: {row["control_low"]:+.2f} to {row["control_high"]:+.2f})')
+  verdict = 'matters' if any(row.get('beyond') for row in rows if row['edit'] in _EDITS) else 'does not matter'
+  return f'The sink {verdict}. {"; ".join(found)}.' if found else ''
+
+
+_EDITS = {'drop the key in sink heads': 'Hiding the key of {} costs', 'zero the value': 'a value of zero at {}',
+          'cap the massive channels': 'a cap on {}', 'remove the dormant heads': 'removing {}'}
+
+
+def _cache(rows: Sequence[Row]) -> str:
+  advice = _first(rows, part='advice')
+  if advice is None or 'size' not in advice:
+    return advice['words'] if advice else ''
+  control = _first(rows, part='cache', size=advice['size'], first=0)
+  without = f' Without first tokens: {control["change"]:+.1f} %.' if control and 'change' in control else ''
+  return f'{advice["words"]}{without if advice["sinks"] else ""}'
+
+
+def _heads(rows: Sequence[Row]) -> str:
+  roles = [row for row in rows if 'role' in row]
+  streams = sum(row['role'] == 'streams' for row in roles)
+  return roles and (f'{streams} of {len(roles)} heads stream: they keep 95 % of their attention on the first '
+                    f'{roles[0]["first"]} and the last {roles[0]["recent"]} tokens (uniform attention would keep '
+                    f'{100 * roles[0]["uniform"]:.0f} %).') or ''
+
+
+def _quantisation(rows: Sequence[Row]) -> str:
+  found = []
+  for scale in ('per tensor', 'per token'):
+    of = {row['spared']: row for row in rows if row['part'] == 'all' and row['what'] == 'activations'
+          and row['bits'] == 8 and row['scale'] == scale}
+    none, sinks, random = of['none'], of['sinks'], of['random']
+    found.append(f'{none["change"]:+.2f} nats {scale}{" (destroyed)" if none["destroyed"] else ""}, of which '
+                 f'sparing the sinks recovers {sinks["recovered"]:.2f} ({sinks["recovered_low"]:.2f} to '
+                 f'{sinks["recovered_high"]:.2f}) and sparing as many random tokens {random["recovered"]:.2f}')
+  return f'Activations of 8 bits cost {"; ".join(found)}.'
+
+
+_RULES: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
+    ('signature', _sink), ('signature', _further_sinks), ('signature', _massive), ('signature', _drained),
+    ('edits', _matters), ('cache', _cache), ('cache', _heads), ('quantisation', _quantisation))
+
+
+def _first(rows: Sequence[Row], **values: Any) -> Row | None:
+  """The first row with these values."""
+  return next((row for row in rows if all(row.get(key) == value for key, value in values.items())), None)
+
+
+def _nulls(row: Row, times: float = 1) -> str:
+  """The nulls of a measure in words, such as 'random positions 2.5, untrained 0.0'."""
+  return ', '.join(f'{name.replace("_", " ")} {times * row[name]:.3g}' for name in (
+      'uniform', 'random_positions', 'untrained', 'shuffled') if row.get(name) is not None)
