@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
-from sink_jax.attention import AnyArray, reference
+from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, Params
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
@@ -46,8 +46,8 @@ TOLERANCE = 1.0  # per cent of the loss
 _SCORES = 2**21  # of one head at a time, whatever T is
 
 
-def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
-              k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params,
+def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[Array, 'B T H Dh'],
+              k_BxTxHkvxDh: Float[Array, 'B T Hkv Dh'], params: Params,
               pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H G']:
   """The share of attention that the first s and the last W tokens keep, by head and pair (s, W).
 
@@ -63,7 +63,6 @@ def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
   first_G, recent_G = np.asarray(pairs).T
   dropped_BxHxG = jnp.zeros((batch, heads, len(pairs)))
   for start, end, lo, hi in chunked.spans(spec, length):
-
     def add_block(total_BxHxG, block):
       i_L, q_BxLxHxDh = block
       j_T = jnp.arange(lo, hi)
@@ -81,7 +80,6 @@ def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
 
 
 def _draw(rows: list[Row]) -> Figure:
-  """The change of the loss by size and first tokens, with text positions."""
   return lines([row for row in rows if row['part'] == 'cache' and row['positions'] == 'text'], 'size',
                'change', ('first',), label='change of the loss (%)')
 
@@ -93,8 +91,8 @@ def cache(model: Model) -> list[Row]:
   Caches hold an eighth, a quarter and half of the text, with its first 4 tokens and, as the control, without.
   Intervals are 99 %, over sequences. Rows by part:
 
-  'mass': the share of attention that a pair (first, recent) keeps, by block and head, and the share that
-  `uniform` attention would leave. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
+  'mass': the share of attention that a pair (first, recent) keeps, by block and head, and that it would keep
+  of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
   'cache': the mean share of all heads, the loss (nats) of the second half of the text, where every cache is
   full, and its change (per cent) from the `full` cache's. A cache is safe if the upper bound of the change is
   at most 1 %. One that was not tried has the reason. Positions are those of the text; of the advised cache
@@ -105,6 +103,8 @@ def cache(model: Model) -> list[Row]:
   """
   run, tokens_SxT = model.run, model.inputs('long text').tokens
   length, config = tokens_SxT.shape[1], run.config
+  if len(tokens_SxT) < 2:
+    raise ValueError('--sequences must be at least 2: the interval of a change is over sequences.')
   caches = [(first, size - first) for size in (length // 8, length // 4, length // 2)
             for first in (0, SINKS) if size > first]
   pairs = tuple(dict.fromkeys([pair for pair in itertools.product(FIRST, RECENT) if sum(pair) < length]
@@ -117,8 +117,7 @@ def cache(model: Model) -> list[Row]:
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
   tried = [_cache_row(model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent],
                       full_S) for first, recent in caches]
-  safe = [row for row in tried if row.get('safe')]
-  if not safe:
+  if not (safe := [row for row in tried if row.get('safe')]):
     return [*rows, *tried, {'part': 'advice', 'words': 'Keep the full cache: none of those tried is safe.'}]
   best = min(safe, key=lambda row: (row['size'], row['change']))
   size, first, recent = best['size'], best['first'], best['recent']
@@ -156,8 +155,9 @@ def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxH
     row = {'part': 'mass', 'block': blocks[n], 'head': h + 1, 'first': pairs[g][0], 'recent': pairs[g][1],
            'kept': float(mean[n, h, g]), 'low': float(low[n, h, g]), 'high': float(high[n, h, g]),
            'uniform': float(np.mean(size / np.arange(size + 1, length + 1)))}
-    role = {'role': 'streams' if row['kept'] >= STREAMS else 'retrieves'} if pairs[g] == ROLE else {}
-    rows.append(row | role)
+    if pairs[g] == ROLE:
+      row['role'] = 'streams' if row['kept'] >= STREAMS else 'retrieves'
+    rows.append(row)
   return rows
 
 
@@ -182,9 +182,8 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
 
 def _late_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
   """The mean loss (S,) of the second half of each text, which every cache of half the text has filled."""
-  count, pieces = tokens_SxT.shape[1] - 1, []
-  name = f'{model.run.name}, first {policy.sinks} and last {policy.recent}'
-  with contextlib.closing(Progress(name, count, unit='token')) as progress:
+  count, pieces, name = tokens_SxT.shape[1] - 1, [], f'{policy.sinks} + {policy.recent}'
+  with contextlib.closing(Progress(f'{model.run.name}, {name}', count, unit='token')) as progress:
     for piece in text_losses(model.run, tokens_SxT, policy):
       pieces.append(np.asarray(piece, np.float64))
       progress.update(sum(x.shape[1] for x in pieces))
