@@ -43,7 +43,6 @@ SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the 
 ROLE, STREAMS = (SINKS, 64), 0.95  # a head streams where this cache keeps so much of its mass
 LEAST_KEPT = 0.5  # a cache that keeps less than half of the mass is not tried
 TOLERANCE = 1.0  # per cent of the loss
-_SCORES = 2**21  # of one head at a time, whatever T is
 
 
 def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[Array, 'B T H Dh'],
@@ -59,24 +58,24 @@ def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[Array, 'B T H Dh'],
     params: {component: {name: array}}, as for `attend`.
     pairs: (s, W) with s + W < T; W includes the query's token.
   """
-  batch, length, heads, _ = q_BxTxHxDh.shape
-  first_G, recent_G = np.asarray(pairs).T
-  dropped_BxHxG = jnp.zeros((batch, heads, len(pairs)))
+  length, size_G, total_BxHxG = q_BxTxHxDh.shape[1], np.sum(pairs, 1), jnp.zeros(())
+  first_Gx1x1, recent_Gx1x1 = np.asarray(pairs).T[..., None, None]
   for start, end, lo, hi in chunked.spans(spec, length):
-    def add_block(total_BxHxG, block):
+    def block_mass(block):
       i_L, q_BxLxHxDh = block
       j_T = jnp.arange(lo, hi)
       rows = reference.rows(spec, q_BxLxHxDh, k_BxTxHkvxDh[:, lo:hi], params, i_L, j_T)
-      age_LxT = i_L[:, None] - j_T
-      dropped_GxLxT = (j_T >= first_G[:, None, None]) & (age_LxT >= recent_G[:, None, None])
-      dropped_GxLxT &= (i_L < length)[:, None]  # rows of padding count nothing
-      return total_BxHxG + jnp.einsum('bhlt,glt->bhg', rows.proxy_BxHxLxT, dropped_GxLxT.astype(jnp.float32),
-                                      precision=jax.lax.Precision.HIGHEST), None
+      kept_GxLxT = (j_T < first_Gx1x1) | (i_L[:, None] - j_T < recent_Gx1x1)
+      kept_BxHxGxL = jnp.einsum('bhlt,glt->bhgl', rows.proxy_BxHxLxT, kept_GxLxT.astype(jnp.float32),
+                                precision=jax.lax.Precision.HIGHEST)
+      if (extra_BxHxL := rows.extra_proxy_BxHxL) is None:
+        extra_BxHxL = 1 - rows.proxy_BxHxLxT.any(-1)  # a row without any weight loses nothing
+      counted_GxL = (i_L >= size_G[:, None]) & (i_L < length)  # without the rows of padding
+      return ((kept_BxHxGxL + extra_BxHxL[:, :, None]) * counted_GxL).sum(-1)
 
-    size = max(1, min(chunked.BLOCK, _SCORES // (hi - lo)))
-    dropped_BxHxG, _ = jax.lax.scan(add_block, dropped_BxHxG, chunked.query_blocks(
-        q_BxTxHxDh[:, start:end], start, size))
-  return 1 - dropped_BxHxG / (length - first_G - recent_G)
+    # Sums of blocks and of spans, one after the other: one long sum would round too often.
+    total_BxHxG += jax.lax.map(block_mass, chunked.query_blocks(q_BxTxHxDh[:, start:end], start)).sum(0)
+  return total_BxHxG / (length - size_G)
 
 
 def _draw(rows: list[Row]) -> Figure:
@@ -86,34 +85,34 @@ def _draw(rows: list[Row]) -> Figure:
 
 @analysis('cache advice', _draw, sequences=8, length=1024)
 def cache(model: Model) -> list[Row]:
-  """The smallest cache of first and last tokens that keeps the loss of a text within 1 %.
+  """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
 
-  Caches hold an eighth, a quarter and half of the text, with its first 4 tokens and, as the control, without.
-  Intervals are 99 %, over sequences. Rows by part:
+  Caches hold an eighth, a quarter and half of each, with its first 4 tokens and, as the control, without.
+  Intervals are 99 %, over documents. Rows by part:
 
   'mass': the share of attention that a pair (first, recent) keeps, by block and head, and that it would keep
   of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
-  'cache': the mean share of all heads, the loss (nats) of the second half of the text, where every cache is
-  full, and its change (per cent) from the `full` cache's. A cache is safe if the upper bound of the change is
-  at most 1 %. One that was not tried has the reason. Positions are those of the text; of the advised cache
-  those within the cache are measured as well.
+  'cache': the mean share of all heads, the loss (nats) of the second half of them, where caches are full,
+  and its change (per cent) from the `full` cache's. A cache is safe if the upper bound of the change is at
+  most 1 %; one that was not tried has the reason. The advised one is tried with both kinds of positions.
   'advice': the safe cache of fewest entries, for this package, llama.cpp and kvpress. llama.cpp drops half of
   the recent tokens at a time and numbers the others anew, so that it needs twice the window; kvpress drops
-  tokens of a prompt once, here one as long as these texts, and keeps their positions.
+  tokens of a prompt once, here one as long as these documents, and keeps their positions.
   """
-  run, tokens_SxT = model.run, model.inputs('long text').tokens
-  length, config = tokens_SxT.shape[1], run.config
+  # Documents, since parts of one are too alike for their interval to hold for others.
+  run, tokens_SxT = model.run, model.inputs().tokens
+  length = tokens_SxT.shape[1]
   if len(tokens_SxT) < 2:
-    raise ValueError('--sequences must be at least 2: the interval of a change is over sequences.')
+    raise ValueError('--sequences must be at least 2: intervals are over sequences.')
   caches = [(first, size - first) for size in (length // 8, length // 4, length // 2)
             for first in (0, SINKS) if size > first]
-  pairs = tuple(dict.fromkeys([pair for pair in itertools.product(FIRST, RECENT) if sum(pair) < length]
-                              + caches))
+  grid = dict.fromkeys([*itertools.product(FIRST, RECENT), *caches])
+  pairs, config = tuple(pair for pair in grid if sum(pair) < length), probed(run.config, model.options.dtype)
   mass_SxNxHxG = np.concatenate([np.moveaxis(np.asarray(_masses(
-      probed(config, model.options.dtype), mesh_of(run.params), pairs, run.params, batch_BxT)), 1, 0)
+      config, mesh_of(run.params), pairs, run.params, batch_BxT)), 1, 0)
       for batch_BxT in model.batches(tokens_SxT)])
   rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
-  full_S = _late_losses(model, tokens_SxT, CachePolicy(length + config.sink_tokens, positions='text'))
+  full_S = _late_losses(model, tokens_SxT, CachePolicy(length + run.config.sink_tokens, positions='text'))
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
   tried = [_cache_row(model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent],
                       full_S) for first, recent in caches]
@@ -125,7 +124,7 @@ def cache(model: Model) -> list[Row]:
   advice = {'part': 'advice', 'size': size, 'sinks': first,
             'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
             'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
-            'words': f'Keep the first {first} and the last {recent} tokens: the loss changes by '
+            'words': f'Keep the first {first} and the last {recent} of {length} tokens: the loss changes by '
                      f'{best["change"]:+.2f} % ({best["low"]:+.2f} to {best["high"]:+.2f}).'}
   if renumbered.get('safe'):  # llama.cpp has no other positions
     advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
@@ -151,10 +150,11 @@ def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxH
                length: int) -> list[Row]:
   mean, (low, high), rows = mass_SxNxHxG.mean(0), bootstrap(mass_SxNxHxG), []
   for n, h, g in np.ndindex(mean.shape):
-    size = sum(pairs[g])
-    row = {'part': 'mass', 'block': blocks[n], 'head': h + 1, 'first': pairs[g][0], 'recent': pairs[g][1],
+    first, recent = pairs[g]
+    uniform = (first + recent) / np.arange(first + recent + 1, length + 1)
+    row = {'part': 'mass', 'block': blocks[n], 'head': h + 1, 'first': first, 'recent': recent,
            'kept': float(mean[n, h, g]), 'low': float(low[n, h, g]), 'high': float(high[n, h, g]),
-           'uniform': float(np.mean(size / np.arange(size + 1, length + 1)))}
+           'uniform': float(uniform.mean())}
     if pairs[g] == ROLE:
       row['role'] = 'streams' if row['kept'] >= STREAMS else 'retrieves'
     rows.append(row)

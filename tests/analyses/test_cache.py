@@ -41,6 +41,7 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
   rng = np.random.default_rng(1)
   q, k = rng.standard_normal((2, 1, 130, 2, 4), np.float32)
   for spec, params in ((sj.AttentionSpec(kv_bias=sj.SinkLogit()), {'kv_bias': {'logit': np.ones(2)}}),
+                       (sj.AttentionSpec(similarity=sj.Relu(), normalizer=sj.Unnormalized()), {}),
                        (sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), {})):
     rows = sj.attention_map(spec, q, k, params, proxy=True)
     found = module.kept_mass(spec, *transform_qk(spec, q, k, params), params, PAIRS)
@@ -61,7 +62,7 @@ def test_memory_is_linear_in_the_length():
   # Where all keys are alike attention is uniform: the mass is a share of the keys.
   ones = np.ones((1, 65536, 1, 8), np.float32)
   expected = [np.mean((s + w) / np.arange(s + w + 1, 65537)) for s, w in pairs]
-  np.testing.assert_allclose(program(ones, ones)[0, 0], expected, atol=1e-5)  # sums of 65,536 numbers
+  np.testing.assert_allclose(program(ones, ones)[0, 0], expected, atol=2e-6)
 
 
 def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
@@ -153,7 +154,6 @@ def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
 def test_advice_holds_on_texts_it_was_not_made_on(seed):
   run, ids = small_run(sharp=1 + seed), np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96))
   rows, others = (sj.analyse('cache', run, part).rows for part in (ids[:24], ids[24:]))
-  if 'size' in (advice := rows[-1]):
-    same = next(row for row in others if row['part'] == 'cache' and row['positions'] == 'text'
-                and (row['size'], row['first']) == (advice['size'], advice['sinks']))
-    assert same['low'] <= 1  # within 1 % up to the interval of the new texts
+  same = next(row for row in others if row['part'] == 'cache' and row['positions'] == 'text'
+              and (row['size'], row['first']) == (rows[-1]['size'], rows[-1]['sinks']))
+  assert same['low'] <= 1  # within 1 % up to the interval of the new texts
