@@ -1,0 +1,190 @@
+"""Cache advice: how much attention a cache of the first and the last tokens keeps, and the smallest safe one.
+
+A cache of the first s and the last W tokens (StreamingLLM, arXiv:2309.17453) drops the attention mass that
+lies between them. Heads that need only a few first tokens and a short window stream, the others retrieve
+(DuoAttention, arXiv:2410.10819, which finds them by an optimisation; here their mass tells).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from matplotlib.figure import Figure
+
+from sink_jax.analyses.models import Model
+from sink_jax.analyses.pictures import Row, lines
+from sink_jax.analyses.runner import analysis
+from sink_jax.attention import reference
+from sink_jax.attention.spec import AttentionSpec, Params
+from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.probe import probed
+from sink_jax.io.terminal import Progress
+from sink_jax.kernels import chunked
+from sink_jax.kernels.shard import mesh_context, mesh_of
+from sink_jax.models.arrays import ParamTree, precise
+from sink_jax.models.config import ModelConfig
+from sink_jax.models.decode import CachePolicy, check_policy
+from sink_jax.models.layers import apply
+from sink_jax.models.record import RecordOptions
+from sink_jax.models.run import text_losses
+from sink_jax.models.transformer import Transformer
+
+FIRST, RECENT = (0, 1, 2, 4, 8), (16, 64, 256)
+SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the control has 0
+ROLE, STREAMS = (SINKS, 64), 0.95  # a head streams where this cache keeps so much of its mass
+LEAST_KEPT = 0.5  # a cache that keeps less than half of the mass is not tried
+TOLERANCE = 1.0  # per cent of the loss
+
+
+def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[Array, 'B T H Dh'],
+              k_BxTxHkvxDh: Float[Array, 'B T Hkv Dh'], params: Params,
+              pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H G']:
+  """The share of attention that the first s and the last W tokens keep, by head and pair (s, W).
+
+  It is exact, in memory linear in T. Means are over the T - s - W queries that see more than s + W tokens;
+  all others keep everything. Scores other than softmax are row-normalised; an extra key counts as kept.
+
+  Args:
+    q_BxTxHxDh, k_BxTxHkvxDh: queries and keys that are transformed already (`transform_qk`).
+    params: {component: {name: array}}, as for `attend`.
+    pairs: (s, W) with s + W < T; W includes the query's token.
+  """
+  length, size_G, total_BxHxG = q_BxTxHxDh.shape[1], np.sum(pairs, 1), jnp.zeros(())
+  first_Gx1x1, recent_Gx1x1 = np.asarray(pairs).T[..., None, None]
+  for start, end, lo, hi in chunked.spans(spec, length):
+    def block_mass(block):
+      i_L, q_BxLxHxDh = block
+      j_T = jnp.arange(lo, hi)
+      rows = reference.rows(spec, q_BxLxHxDh, k_BxTxHkvxDh[:, lo:hi], params, i_L, j_T)
+      kept_GxLxT = (j_T < first_Gx1x1) | (i_L[:, None] - j_T < recent_Gx1x1)
+      kept_BxHxGxL = jnp.einsum('bhlt,glt->bhgl', rows.proxy_BxHxLxT, kept_GxLxT.astype(jnp.float32),
+                                precision=jax.lax.Precision.HIGHEST)
+      if (extra_BxHxL := rows.extra_proxy_BxHxL) is None:
+        extra_BxHxL = 1 - rows.proxy_BxHxLxT.any(-1)  # a row without any weight loses nothing
+      counted_GxL = (i_L >= size_G[:, None]) & (i_L < length)  # without the rows of padding
+      return ((kept_BxHxGxL + extra_BxHxL[:, :, None]) * counted_GxL).sum(-1)
+
+    # Sums of blocks and of spans, one after the other: one long sum would round too often.
+    total_BxHxG += jax.lax.map(block_mass, chunked.query_blocks(q_BxTxHxDh[:, start:end], start)).sum(0)
+  return total_BxHxG / (length - size_G)
+
+
+def _draw(rows: list[Row]) -> Figure:
+  return lines([row for row in rows if row['part'] == 'cache' and row['positions'] == 'text'], 'size',
+               'change', ('first',), label='change of the loss (%)')
+
+
+@analysis('cache advice', _draw, sequences=8, length=1024)
+def cache(model: Model) -> list[Row]:
+  """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
+
+  Caches hold an eighth, a quarter and half of each, with its first 4 tokens and, as the control, without.
+  Intervals are 99 %, over documents. Rows by part:
+
+  'mass': the share of attention that a pair (first, recent) keeps, by block and head, and that it would keep
+  of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
+  'cache': the mean share of all heads, the loss (nats) of the second half of them, where caches are full,
+  and its change (per cent) from the `full` cache's. A cache is safe if the upper bound of the change is at
+  most 1 %; one that was not tried has the reason. The advised one is tried with both kinds of positions.
+  'advice': the safe cache of fewest entries, for this package, llama.cpp and kvpress. llama.cpp drops half of
+  the recent tokens at a time and numbers the others anew, so that it needs twice the window; kvpress drops
+  tokens of a prompt once, here one as long as these documents, and keeps their positions.
+  """
+  # Documents, since parts of one are too alike for their interval to hold for others.
+  run, tokens_SxT = model.run, model.inputs().tokens
+  length = tokens_SxT.shape[1]
+  if len(tokens_SxT) < 2:
+    raise ValueError('--sequences must be at least 2: intervals are over sequences.')
+  caches = [(first, size - first) for size in (length // 8, length // 4, length // 2)
+            for first in (0, SINKS) if size > first]
+  grid = dict.fromkeys([*itertools.product(FIRST, RECENT), *caches])
+  pairs, config = tuple(pair for pair in grid if sum(pair) < length), probed(run.config, model.options.dtype)
+  mass_SxNxHxG = np.concatenate([np.moveaxis(np.asarray(_masses(
+      config, mesh_of(run.params), pairs, run.params, batch_BxT)), 1, 0)
+      for batch_BxT in model.batches(tokens_SxT)])
+  rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
+  full_S = _late_losses(model, tokens_SxT, CachePolicy(length + run.config.sink_tokens, positions='text'))
+  kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
+  tried = [_cache_row(model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent],
+                      full_S) for first, recent in caches]
+  if not (safe := [row for row in tried if row.get('safe')]):
+    return [*rows, *tried, {'part': 'advice', 'words': 'Keep the full cache: none of those tried is safe.'}]
+  best = min(safe, key=lambda row: (row['size'], row['change']))
+  size, first, recent = best['size'], best['first'], best['recent']
+  renumbered = _cache_row(model, tokens_SxT, CachePolicy(size, first), kept_G[first, recent], full_S)
+  advice = {'part': 'advice', 'size': size, 'sinks': first,
+            'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
+            'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
+            'words': f'Keep the first {first} and the last {recent} of {length} tokens: the loss changes by '
+                     f'{best["change"]:+.2f} % ({best["low"]:+.2f} to {best["high"]:+.2f}).'}
+  if renumbered.get('safe'):  # llama.cpp has no other positions
+    advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
+  return [*rows, *tried, renumbered, advice]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _masses(config: ModelConfig, mesh: Mesh | None, pairs: tuple[tuple[int, int], ...], params: ParamTree,
+            tokens_BxT: jax.Array) -> jax.Array:
+  """`kept_mass` (N, B, H, G) of all blocks with attention; learned sink tokens count as first tokens."""
+  def measured(next_function, arguments, options, context):
+    result = next_function(*arguments, **options)
+    if context.method_name != '_record':
+      return result
+    _, _, (q, k), _, _, params = arguments
+    return result._replace(angles=kept_mass(context.module.spec, q, k, params, pairs))
+
+  with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(measured):
+    return apply(Transformer(config), params, tokens_BxT, RecordOptions())[1].layers.angles
+
+
+def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray,
+               length: int) -> list[Row]:
+  mean, (low, high), rows = mass_SxNxHxG.mean(0), bootstrap(mass_SxNxHxG), []
+  for n, h, g in np.ndindex(mean.shape):
+    first, recent = pairs[g]
+    uniform = (first + recent) / np.arange(first + recent + 1, length + 1)
+    row = {'part': 'mass', 'block': blocks[n], 'head': h + 1, 'first': first, 'recent': recent,
+           'kept': float(mean[n, h, g]), 'low': float(low[n, h, g]), 'high': float(high[n, h, g]),
+           'uniform': float(uniform.mean())}
+    if pairs[g] == ROLE:
+      row['role'] = 'streams' if row['kept'] >= STREAMS else 'retrieves'
+    rows.append(row)
+  return rows
+
+
+def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float,
+               full_S: np.ndarray) -> Row:
+  """The loss with a cache next to the full cache's, by sequence; or the reason why it was not tried."""
+  row = {'part': 'cache', 'first': policy.sinks, 'recent': policy.recent, 'size': policy.size,
+         'positions': policy.positions, 'kept': float(kept)}
+  if policy.sinks and kept < LEAST_KEPT:
+    return row | {'reason': f'it keeps less than {LEAST_KEPT:.0%} of the attention'}
+  try:
+    check_policy(model.run.config, policy, tokens_SxT.shape[1])
+  except ValueError as error:
+    return row | {'reason': str(error)}
+  late_S = _late_losses(model, tokens_SxT, policy)
+  # Relative to one number, the mean of the full cache, the mean of changes is the change of the mean.
+  change_S = 100 * (late_S - full_S) / full_S.mean()
+  low, high = bootstrap(change_S)
+  return row | {'loss': float(late_S.mean()), 'full': float(full_S.mean()), 'change': float(change_S.mean()),
+                'low': float(low), 'high': float(high), 'safe': bool(high <= TOLERANCE)}
+
+
+def _late_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
+  """The mean loss (S,) of the second half of each text, which every cache of half the text has filled."""
+  count, pieces, name = tokens_SxT.shape[1] - 1, [], f'{policy.sinks} + {policy.recent}'
+  with contextlib.closing(Progress(f'{model.run.name}, {name}', count, unit='token')) as progress:
+    for piece in text_losses(model.run, tokens_SxT, policy):
+      pieces.append(np.asarray(piece, np.float64))
+      progress.update(sum(x.shape[1] for x in pieces))
+  return np.concatenate(pieces, 1)[:, count // 2:].mean(1)

@@ -1,0 +1,159 @@
+"""Kept attention and cache advice against NumPy on whole maps and models that read what a cache keeps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.analyses import cache as module
+from sink_jax.attention.spec import transform_qk
+from tests.analyses.small import HYBRID, VOCABULARY, maps, small_run, tokens
+
+PAIRS = ((0, 1), (0, 16), (1, 5), (4, 64), (8, 100))
+
+
+def kept(weights_xTxT, first, recent):
+  """The definition: the mean over queries i >= first + recent of 1 minus the mass of dropped keys."""
+  length = weights_xTxT.shape[-1]
+  i, j = np.ogrid[:length, :length]
+  dropped = (weights_xTxT * ((j >= first) & (j <= i - recent))).sum(-1)
+  return 1 - dropped[..., first + recent:].mean(-1)
+
+
+@pytest.mark.typed
+@pytest.mark.parametrize('window', [None, 40])
+def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
+  # 200 queries are several blocks, the last of them padded; two query heads read a key/value head.
+  rng = np.random.default_rng(0)
+  q, k = rng.standard_normal((2, 200, 4, 8), np.float32) * 2, rng.standard_normal((2, 200, 2, 8), np.float32)
+  spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Window(window) if window else sj.Causal())
+  s = np.einsum('bihd,bjhd->bhij', np.float64(q), np.repeat(np.float64(k), 2, 2)) / np.sqrt(8)
+  i, j = np.ogrid[:200, :200]
+  p = np.exp(s) * ((j <= i) & (i - j < (window or 200)))
+  p /= p.sum(-1, keepdims=True)
+  found = module.kept_mass(spec, jnp.asarray(q), jnp.asarray(k), {}, PAIRS)
+  # Masses are sums of at most 200 numbers that are rounded to 2^-24 of themselves.
+  np.testing.assert_allclose(found, np.stack([kept(p, *pair) for pair in PAIRS], -1), atol=1e-6)
+
+
+def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
+  rng = np.random.default_rng(1)
+  q, k = rng.standard_normal((2, 1, 130, 2, 4), np.float32)
+  for spec, params in ((sj.AttentionSpec(kv_bias=sj.SinkLogit()), {'kv_bias': {'logit': np.ones(2)}}),
+                       (sj.AttentionSpec(similarity=sj.Relu(), normalizer=sj.Unnormalized()), {}),
+                       (sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), {})):
+    rows = sj.attention_map(spec, q, k, params, proxy=True)
+    found = module.kept_mass(spec, *transform_qk(spec, q, k, params), params, PAIRS)
+    np.testing.assert_allclose(found, np.stack([kept(np.float64(rows), *pair) for pair in PAIRS], -1),
+                               atol=1e-6)
+
+
+@pytest.mark.full
+def test_memory_is_linear_in_the_length():
+  spec, pairs = sj.AttentionSpec(position=sj.Nope()), ((0, 64), (4, 60), (4, 1020))
+  program = jax.jit(lambda q, k: module.kept_mass(spec, q, k, {}, pairs))
+  lengths, peaks = (16384, 65536), []
+  for length in lengths:
+    x = jax.ShapeDtypeStruct((1, length, 1, 8), np.float32)
+    compiled = program.lower(x, x).compile()
+    peaks.append(compiled.memory_analysis().temp_size_in_bytes)
+  assert peaks[1] < 4.4 * peaks[0] and peaks[1] < 65536**2 / 8  # bytes; a map has 4 T^2
+  # Where all keys are alike attention is uniform: the mass is a share of the keys.
+  ones = np.ones((1, 65536, 1, 8), np.float32)
+  expected = [np.mean((s + w) / np.arange(s + w + 1, 65537)) for s, w in pairs]
+  np.testing.assert_allclose(program(ones, ones)[0, 0], expected, atol=2e-6)
+
+
+def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
+  monkeypatch.setattr(module, '_late_losses', lambda model, tokens_SxT, policy: np.ones(len(tokens_SxT)))
+  for layers in ({}, dict(pattern=HYBRID)):
+    run, ids = small_run(sharp=3.0, **layers), tokens(3, 80)
+    rows = [row for row in sj.analyse('cache', run, ids).rows if row['part'] == 'mass']
+    weights_NxSxHxTxT = maps(run, ids)
+    assert {row['block'] for row in rows} == ({2} if layers else {1, 2})
+    for row in rows:
+      n = row['block'] - 1 if not layers else 0
+      mass_S = kept(weights_NxSxHxTxT[n, :, row['head'] - 1], row['first'], row['recent'])
+      assert row['kept'] == pytest.approx(mass_S.mean(), abs=1e-5)
+      assert mass_S.min() - 1e-5 <= row['low'] <= row['kept'] <= row['high'] <= mass_S.max() + 1e-5
+      null = kept(np.tri(80) / np.arange(1, 81)[:, None], row['first'], row['recent'])
+      assert row['uniform'] == pytest.approx(null)
+      if (row['first'], row['recent']) == (4, 64):
+        assert row['role'] == ('streams' if mass_S.mean() >= 0.95 else 'retrieves')
+
+
+def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch):
+  """One block without positions: the last query of a text reads the tokens themselves, in any place."""
+  monkeypatch.setattr(module, 'LEAST_KEPT', 0)
+  run, ids = small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope())), tokens(4, 48)
+  rows = sj.analyse('cache', run, ids).rows
+  caches = [row for row in rows if row['part'] == 'cache' and row['positions'] == 'text']
+  assert [(row['first'], row['size']) for row in caches] == [
+      (0, 6), (4, 6), (0, 12), (4, 12), (0, 24), (4, 24)]
+
+  def late_S(first, recent):
+    losses = []
+    for t in range(24, 48):  # the second half; its first token is the loss number 23 of 47
+      kept_t = np.unique([*range(min(first, t)), *range(max(0, t - recent), t)])
+      x = np.asarray(run.logits(ids[:, kept_t]), float)[:, -1]
+      losses.append(np.log(np.exp(x).sum(-1)) - x[range(4), ids[:, t]])
+    return np.mean(losses, 0)
+
+  full = late_S(0, 48)
+  for row in caches:
+    late = late_S(row['first'], row['recent'])
+    assert (row['loss'], row['full']) == pytest.approx((late.mean(), full.mean()), rel=1e-5)
+    change = 100 * (late.mean() / full.mean() - 1)
+    assert row['change'] == pytest.approx(change, abs=1e-2)  # per cent, of losses known to 1e-6
+    assert row['low'] <= row['change'] <= row['high'] and row['safe'] == (row['high'] <= 1)
+
+
+def advised(change):
+  """The advice where the late loss is 1 with the full cache and changes as told, in per cent, by text."""
+  def losses(model, tokens_SxT, policy):
+    if policy.size >= tokens_SxT.shape[1]:
+      return np.ones(len(tokens_SxT))
+    return 1 + np.asarray(change(policy)) / 100 * np.ones(len(tokens_SxT))
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(module, '_late_losses', losses)
+    patch.setattr(module, 'LEAST_KEPT', 0)
+    return sj.analyse('cache', small_run(), tokens(8, 128)).rows
+
+
+def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
+  rows = advised(lambda policy: 0.5 if policy.sinks and policy.size >= 32 else 3)
+  advice = rows[-1]
+  assert (advice['size'], advice['sinks']) == (32, 4)
+  assert eval(advice['policy'], {'CachePolicy': sj.CachePolicy}) == sj.CachePolicy(32, 4, 'text')
+  assert advice['kvpress'] == 'StreamingLLMPress(n_sink=4, compression_ratio=0.75)'
+  # After llama.cpp has dropped half of c - keep tokens, as many as the window are left.
+  assert advice['llama_cpp'] == '--context-shift --keep 4 -c 60'
+  # A mean within 1 % is not enough: the interval over texts reaches further.
+  unsure = advised(lambda policy: [0, 0, 0, 0, 0, 0, 0, 7])
+  assert all(row['change'] < 1 < row['high'] and not row['safe'] for row in unsure if row['part'] == 'cache')
+  assert unsure[-1]['part'] == 'advice' and 'size' not in unsure[-1]
+  # Where the numbers of positions must not change, there is nothing for llama.cpp.
+  assert 'llama_cpp' not in advised(lambda policy: 0 if policy.positions == 'text' else 5)[-1]
+
+
+def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
+  run = small_run(attention=sj.AttentionSpec(position=sj.Nope()))
+  run.params['blocks']['attention']['query']['kernel'] *= 0  # uniform attention
+  rows = [row for row in sj.analyse('cache', run, tokens(2, 96)).rows if row['part'] == 'cache']
+  for row in rows:
+    assert ('reason' in row) == (row['first'] > 0 and row['kept'] < 0.5) == ('loss' not in row)
+  assert any('reason' in row for row in rows)
+  with pytest.raises(ValueError, match='sequences'):
+    sj.analyse('cache', run, tokens(1, 96))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('seed', range(4))
+def test_advice_holds_on_texts_it_was_not_made_on(seed):
+  run, ids = small_run(sharp=1 + seed), np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96))
+  rows, others = (sj.analyse('cache', run, part).rows for part in (ids[:24], ids[24:]))
+  same = next(row for row in others if row['part'] == 'cache' and row['positions'] == 'text'
+              and (row['size'], row['first']) == (rows[-1]['size'], rows[-1]['sinks']))
+  assert same['low'] <= 1  # within 1 % up to the interval of the new texts
