@@ -12,7 +12,6 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,14 +28,13 @@ from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
 from sink_jax.io.terminal import Progress
 from sink_jax.kernels import chunked
-from sink_jax.kernels.shard import mesh_context, mesh_of
-from sink_jax.models.arrays import ParamTree, precise
+from sink_jax.kernels.shard import mesh_of
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import CachePolicy, check_policy
-from sink_jax.models.layers import apply
+from sink_jax.models.edits import intercepted
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import text_losses
-from sink_jax.models.transformer import Transformer
 
 FIRST, RECENT = (0, 1, 2, 4, 8), (16, 64, 256)
 SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the control has 0
@@ -142,8 +140,8 @@ def _masses(config: ModelConfig, mesh: Mesh | None, pairs: tuple[tuple[int, int]
     _, _, (q, k), _, _, params = arguments
     return result._replace(angles=kept_mass(context.module.spec, q, k, params, pairs))
 
-  with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(measured):
-    return apply(Transformer(config), params, tokens_BxT, RecordOptions())[1].layers.angles
+  record = intercepted(measured, config, mesh, params, tokens_BxT, options=RecordOptions())[1]
+  return record.layers.angles
 
 
 def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray,

@@ -26,7 +26,7 @@ class Options(Model):
 def main(options: Options) -> None:
   """Measures the model, writes the page, and prints its sentences."""
   from sink_jax.io import compile_cache
-  from sink_jax.report.card import card, cost
+  from sink_jax.analyses.card import card, cost
 
   folder = writable_folder(options.out)
   compile_cache.enable()

@@ -17,6 +17,7 @@ from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.arrays import ParamTree, precise
 from sink_jax.models.attention import Attention
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.record import RecordOptions
 from sink_jax.models.transformer import Block, Transformer
 
 
@@ -55,10 +56,19 @@ def edited_logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edi
   The implementation of attention must be 'reference' or 'chunked', the ones that can hide keys.
   """
   assert config.implementation in ('reference', 'chunked')
-  with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(_edited):
-    logits = Transformer(config).apply({'params': params, 'edits': edits}, tokens_BxT)
-  assert isinstance(logits, jax.Array)
-  return logits
+  return intercepted(_edited, config, mesh, params, tokens_BxT, edits)
+
+
+def intercepted(change: Callable, config: ModelConfig, mesh: Mesh | None, params: ParamTree,
+                tokens_BxT: jax.Array | np.ndarray, edits: ParamTree | None = None,
+                options: RecordOptions | None = None) -> Any:
+  """What the model returns where `change(call, args, kwargs, context)` stands in for each of its methods.
+
+  To be called under `jax.jit`. edits: a collection whose arrays have a leading axis over periods, of which
+  a method finds its slice by `context.module.get_variable('edits', name)`.
+  """
+  with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(change):
+    return Transformer(config).apply({'params': params, 'edits': edits or {}}, tokens_BxT, options)
 
 
 def _edited(call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
