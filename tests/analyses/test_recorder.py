@@ -13,7 +13,7 @@ from tests.analyses import foreign_loop
 def test_statistics_are_those_of_whole_maps(length, window):
   rng = np.random.default_rng(0)
   q, k = (3 * rng.standard_normal((2, length, heads, 8)).astype(np.float32) for heads in (4, 2))
-  spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Causal(window=window))
+  spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Window(window) if window else sj.Causal())
   found = jax.jit(lambda q, k: record_attention(q, k, spec=spec))(q, k)
   scores = np.einsum('bihd,bjhd->bhij', q.astype(float), np.repeat(k, 2, 2)) / np.sqrt(8)
   age = np.arange(length)[:, None] - np.arange(length)
