@@ -31,7 +31,7 @@ class Attention(NamedTuple):
 
 
 class Hidden(NamedTuple):
-  """Statistics of one layer's hidden states, means over the first 10 sequences; massive: above 100 medians."""
+  """Statistics of one layer's hidden states, means over the first 10 sequences."""
 
   largest: jax.Array  # |h|
   median: jax.Array  # of |h|

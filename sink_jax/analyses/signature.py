@@ -25,17 +25,17 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
 
-# importance (S, N, H, T); norms of value and key (S, N, T), hidden (S, M, T), head (S, N, H); entropy (S, N, H);
-# activation, kurtosis, token, channel and normal (S, M).
+# importance (S, N, H, T); norms of value and key (S, N, T), hidden (S, M, T), head (S, N, H); entropy
+# (S, N, H); activation, kurtosis, token, channel and normal (S, M).
 Arrays = dict[str, np.ndarray]
 UNTRAINED = 300_000_000  # parameters, up to which an untrained model is measured
 DORMANT = 0.25  # of the mean output norm of a block's heads (HONOR, arXiv:2504.03889)
 _STATISTICS: dict[str, Callable[[np.ndarray], Any]] = {
     'mean': np.mean, 'max': np.max, 'min': np.min, 'above': lambda x: (x > EPSILON).mean(),
     'below': lambda x: (x < DORMANT).mean()}
-# {measure: (array, statistic over blocks and heads, sign, least effect that counts)}; None: one head. Sources:
-# 0.3 is the paper's, 100 medians Sun et al.'s (arXiv:2402.17762); a factor of 2, and of 10 for the kurtosis
-# of a normal distribution, are conventions.
+# {measure: (array, statistic over blocks and heads, sign, least effect that counts)}; None: one head. 0.3 is
+# the paper's, 100 medians Sun et al.'s (arXiv:2402.17762); half of 0.3, a factor of 2, and ten times the
+# kurtosis of a normal distribution are conventions.
 MEASURES = {
     'sink rate': ('rate', 'mean', 1, None), 'sink heads': ('alpha', 'above', 1, None),
     'largest importance': ('alpha', 'max', 1, EPSILON), 'mean importance': ('alpha', 'mean', 1, EPSILON / 2),
@@ -44,7 +44,8 @@ MEASURES = {
     'mean entropy': ('entropy', 'mean', -1, 1 / 2), 'massive activation': ('activation', 'max', 1, BEYOND[0]),
     'kurtosis': ('kurtosis', 'max', 1, 30), 'dormant heads': ('head', 'below', 1, None),
     'least head norm': ('head', 'min', -1, DORMANT)}
-_OF_POSITION, _OF_HIDDEN = ('rate', 'alpha', 'value', 'key', 'hidden'), ('hidden', 'activation', 'kurtosis')
+_OF_POSITION = ('rate', 'alpha', 'value', 'key', 'hidden')
+_OF_HIDDEN = ('hidden', 'activation', 'kurtosis')
 _describe_each = jax.vmap(lambda hidden_TxD: describe(hidden_TxD[None]))
 
 
@@ -162,7 +163,9 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
     at_S, reduce = np.full(sequences, at), _STATISTICS[statistic]
     x = _values(found, at_S)[key].astype(np.float64)
     least = 1 / x[0].size if least is None else least
-    x_SxC = x.reshape(sequences, -1).mean(1, keepdims=True) if statistic == 'mean' else x.reshape(sequences, -1)
+    x_SxC = x.reshape(sequences, -1)
+    if statistic == 'mean':
+      x_SxC = x_SxC.mean(1, keepdims=True)
     mean_C, bounds = x_SxC.mean(0), np.stack(bootstrap(x_SxC))
     where: Row = dict.fromkeys(('block', 'head', 'position', 'text', 'channel'))
     if statistic in ('max', 'min'):
@@ -170,13 +173,13 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
       n, *head = map(int, np.unravel_index(chosen, x.shape[1:]))
       where |= {'block': n + 1 if key in _OF_HIDDEN else blocks[n], 'head': head[0] + 1 if head else None}
       if key == 'activation':
-        where |= {name: _mode(found[source][:, n]) for name, source in (('position', 'token'),
-                                                                        ('channel', 'channel'))}
+        where |= {'position': _mode(found['token'][:, n]), 'channel': _mode(found['channel'][:, n])}
     low, high = sorted(float(reduce(bound)) for bound in bounds)
     mass = (1 / np.arange(at + 1, length + 1)).sum() / (length - at)  # of uniform attention
-    none = {'alpha': mass, 'rate': mass > EPSILON, 'kurtosis': 3.0, 'activation': found.get('normal', [[0]])[0][0]}
+    none = {'alpha': mass, 'rate': mass > EPSILON, 'kurtosis': 3} | (
+        {'activation': found['normal'][0, 0]} if key == 'activation' else {})
     nulls: Row = dict.fromkeys(('random_positions', 'shuffled', 'untrained'))
-    nulls |= {'uniform': float(reduce(np.asarray([none.get(key, 1.0)])))}
+    nulls['uniform'] = float(reduce(np.asarray([none.get(key, 1)])))
     nulls |= {name: float(reduce(_values(x, at_S)[key].mean(0))) for name, x in others.items()}
     if key in _OF_POSITION:
       where['position'] = at + 1
@@ -186,13 +189,13 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
     return {'measure': measure, 'value': float(reduce(mean_C)), 'low': low, 'high': high, **nulls,
             'beyond': bound > max(beaten) and bound >= sign * least - 1e-9, **where}
 
-  rows = [row(name, 0) for name, (key, *_) in MEASURES.items() if key in _values(found, np.zeros(sequences, int))]
+  rows = [row(measure, 0) for measure, (key, *_) in MEASURES.items() if key in draws[0]]
   if 'importance' not in found:
     return rows
   alpha_SxNxHxT = found['importance']
-  rates_T = (alpha_SxNxHxT > EPSILON).mean((0, 1, 2))
-  rows += [row('sink rate', k) for k in range(1, length // 2) if rates_T[k] * alpha_SxNxHxT[0, ..., 0].size >= 1]
-  uniform = rows[2]['uniform']
+  sinks_T = (alpha_SxNxHxT > EPSILON).sum((0, 1, 2))  # at least one head's worth, as the least effect is
+  rows += [row('sink rate', k) for k in range(1, length // 2) if sinks_T[k] >= sequences]
+  uniform = float((1 / np.arange(1, length + 1)).mean())
   means_NxH, (low_NxH, high_NxH) = alpha_SxNxHxT[..., 0].mean(0), bootstrap(alpha_SxNxHxT[..., 0])
   return rows + [{'measure': 'importance', 'value': float(means_NxH[n, h]), 'low': float(low_NxH[n, h]),
                   'high': float(high_NxH[n, h]), 'uniform': uniform, 'block': blocks[n], 'head': h + 1,

@@ -31,7 +31,8 @@ def record(p, x):
   return record_attention(q, k, spec=AttentionSpec(position='Nope()')), record_hidden(h)
 
 def train(steps, every=50, batch=16, half=16, vocabulary=32, width=64):
-  shapes = dict(embed=(vocabulary, width), position=(2 * half, width), qkv=(3, width, 2, 32), out=(2, 32, width))
+  shapes = dict(embed=(vocabulary, width), position=(2 * half, width), qkv=(3, width, 2, 32),
+                out=(2, 32, width))
   keys = jax.random.split(jax.random.key(0), steps)
   p = {name: 0.1 * jax.random.normal(key, shapes[name]) for name, key in zip(shapes, keys)}
   for i, key in enumerate(keys):
