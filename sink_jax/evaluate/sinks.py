@@ -136,17 +136,17 @@ def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
 def _array(x: Any, name: str) -> tuple[Any, Any]:
   """The library of an argument, and the argument as an array of it: of real numbers, not empty."""
   xp = jnp if isinstance(x, jax.Array) else np
-  x = xp.asarray(_without_tensors(x))
+  x = xp.asarray(without_tensors(x))
   if not x.size or not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
     raise ValueError(f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: of a transformers '
                      "model, load it with attn_implementation='eager' and give it output_attentions=True.")
   return xp, x
 
 
-def _without_tensors(x: Any) -> Any:
+def without_tensors(x: Any) -> Any:
   """The argument with NumPy arrays in place of PyTorch's tensors, which is not imported."""
   if isinstance(x, (list, tuple)):
-    return [_without_tensors(part) for part in x]
+    return [without_tensors(part) for part in x]
   if not isinstance(x, Tensor):
     return x
   tensor = x.detach()  # NumPy has no bfloat16
