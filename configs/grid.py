@@ -24,9 +24,10 @@ TRIALS = {name: {} for name in _VALUES}
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument, default='desk', task='grid')
   rate, product = _VALUES[argument.partition(',')[0]]
-  if config.label.budget == 'night':
-    config.steps //= 10
-    config.optimizer.warmup_steps //= 10
-  config.optimizer.learning_rate = rate
-  config.optimizer.weight_decay = product / rate / config.steps
+  values = config.to_dict()
+  shorter = 10 if values['label']['budget'] == 'night' else 1
+  steps = values['steps'] // shorter
+  config.update_from_flattened_dict({
+      'steps': steps, 'optimizer.warmup_steps': values['optimizer']['warmup_steps'] // shorter,
+      'optimizer.learning_rate': rate, 'optimizer.weight_decay': product / rate / steps})
   return config

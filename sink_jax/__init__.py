@@ -31,6 +31,8 @@ _MODULES = {
     'sink_jax.evaluate.sink_report': 'SinkReport',
     'sink_jax.pretrained.load': 'load_run load_pretrained tokenize',
     'sink_jax.analyses.runner': 'analyse',
+    'sink_jax.analyses.card': 'card card_of',
+    'sink_jax.analyses.recorder': 'record_attention record_hidden',
     'sink_jax.report.runs': 'read_runs',
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -14,6 +14,7 @@ from typing import Any
 
 from sink_jax.analyses import runner
 from sink_jax.analyses.pictures import Row
+from sink_jax.analyses.signature import from_arrays
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import short
@@ -88,8 +89,6 @@ def card_of(*, name: str = 'model', **arrays: Any) -> Card:
 
   arrays: those of `analyses.signature.from_arrays`: importance or attentions, hidden, values, keys, heads.
   """
-  from sink_jax.analyses.signature import from_arrays
-
   rows = from_arrays(name=name, **arrays)
   return Card(name, {'signature': runner.Result(runner.find('signature'), rows, [])})
 
@@ -109,7 +108,9 @@ def _further_sinks(rows: Sequence[Row]) -> str:
   found = [row for row in rows if row['measure'] == 'sink rate' and row['position'] > 1 and row['beyond']]
   words = ', '.join(f'token {row["position"]} ({100 * row["value"]:.1f} %; {_nulls(row, 100)})'
                     for row in found[:3])
-  return found and f'{len(found)} further token{"s are sinks" if len(found) > 1 else " is a sink"}: {words}.' or ''
+  if not found:
+    return ''
+  return f'{len(found)} further token{"s are sinks" if len(found) > 1 else " is a sink"}: {words}.'
 
 
 def _massive(rows: Sequence[Row]) -> str:
@@ -154,10 +155,12 @@ def _cache(rows: Sequence[Row]) -> str:
 
 def _heads(rows: Sequence[Row]) -> str:
   roles = [row for row in rows if 'role' in row]
+  if not roles:
+    return ''
   streams = sum(row['role'] == 'streams' for row in roles)
-  return roles and (f'{streams} of {len(roles)} heads stream: they keep 95 % of their attention on the first '
+  return (f'{streams} of {len(roles)} heads stream: they keep 95 % of their attention on the first '
                     f'{roles[0]["first"]} and the last {roles[0]["recent"]} tokens (uniform attention would keep '
-                    f'{100 * roles[0]["uniform"]:.0f} %).') or ''
+                    f'{100 * roles[0]["uniform"]:.0f} %).')
 
 
 def _quantisation(rows: Sequence[Row]) -> str:
