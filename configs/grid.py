@@ -7,7 +7,7 @@
 The default trial, seed 0, at five learning rates and three products of rate, decay and steps: a tenth
 of the paper's, the paper's 0.8, and ten times as much. The choice is the trial with the least
 validation loss; configs/budget.py holds it. A night is too long for a grid: its trials here take a tenth
-of its steps, and the other products are tried at the best rate only.
+of its steps, with its warm-up, and the other products are tried at the best rate only.
 """
 
 from ml_collections import ConfigDict
@@ -25,9 +25,7 @@ def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument, default='desk', task='grid')
   rate, product = _VALUES[argument.partition(',')[0]]
   values = config.to_dict()
-  shorter = 10 if values['label']['budget'] == 'night' else 1
-  steps = values['steps'] // shorter
+  steps = values['steps'] // (10 if values['label']['budget'] == 'night' else 1)
   config.update_from_flattened_dict({
-      'steps': steps, 'optimizer.warmup_steps': values['optimizer']['warmup_steps'] // shorter,
-      'optimizer.learning_rate': rate, 'optimizer.weight_decay': product / rate / steps})
+      'steps': steps, 'optimizer.learning_rate': rate, 'optimizer.weight_decay': product / rate / steps})
   return config
