@@ -37,7 +37,6 @@ _DRAWS = 8  # of random tokens
 
 
 def _draw(rows: list[Row]) -> Figure:
-  """The change of the loss by bits, a line for each scale and each choice of spared tokens."""
   return lines([row for row in rows if row['part'] == 'all'], 'bits', 'change', ('scale', 'spared'),
                ('model', 'what'), label='change of the loss (nats)')
 
@@ -64,11 +63,11 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   alpha = model.report(tokens_SxT).importance
   rates_T = sink_rate(alpha)[:max(1, alpha.shape[-1] // 2)]  # few rows see a later token
   sinks = np.flatnonzero(rates_T > sink_rate_null(alpha))
-  choices = _spared(tokens_SxT.shape, first, sinks)
+  choices, rows = _spared(tokens_SxT.shape, first, sinks), []
   named = {'none': '', f'first {first}': f'1 to {first}', 'random': f'{choices["random"][0, 0].sum()} others',
            'sinks': ', '.join(str(k + 1) for k in sinks) or 'none found'}
   measure = functools.partial(_losses, model, tokens_SxT)
-  none_SxT, rows = choices['none'][0], []
+  none_SxT = choices['none'][0]
   base_S = measure(lambda block, layer: False, none_SxT, 8, False)
   for what, bits, scale in itertools.product(('activations', _CACHE), (8, 4), ('per tensor', 'per token')):
     on = lambda block, layer: (layer == _CACHE) == (what == _CACHE)
@@ -85,12 +84,11 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
         row |= {'least': float(change_RxS.mean(1).min()), 'most': float(change_RxS.mean(1).max())}
       rows.append(row)
   setting = {'what': 'activations', 'bits': 8, 'scale': 'per tensor', 'spared': 'none'}
-  layers = dict.fromkeys(layer for _, layer in _modules(model.run) if layer != _CACHE)
-  for part, values in (('module', layers), ('block', range(1, model.run.config.layers + 1))):
-    for value in values:
-      on = lambda block, layer: layer != _CACHE and value == (layer if part == 'module' else block)
-      rows.append({'part': part, part: value} | setting | _change(
-          base_S, measure(on, none_SxT, 8, False) - base_S))
+  kinds = dict.fromkeys(('module', layer) for _, layer in _modules(model.run) if layer != _CACHE)
+  for part, value in [*kinds, *(('block', n + 1) for n in range(model.run.config.layers))]:
+    on = lambda block, layer: layer != _CACHE and value == {'module': layer, 'block': block}[part]
+    changed_S = measure(on, none_SxT, 8, False)
+    rows.append({'part': part, part: value} | setting | _change(base_S, changed_S - base_S))
   return rows
 
 
@@ -99,8 +97,8 @@ def quantised(x_BxTx: jax.Array, levels: jax.Array | float, per_token: jax.Array
   """Values (B, T, ...) by symmetric integers up to `levels`, rounded to even; spared tokens do not count."""
   x = x_BxTx.astype(jnp.float32)
   spared = jnp.reshape(spared_BxT, (*x.shape[:2], *[1] * (x.ndim - 2)))
-  largest = jnp.where(spared, 0, jnp.abs(x)).max(tuple(range(2, x.ndim)), keepdims=True)
-  largest = jnp.where(per_token, largest, largest.max(1, keepdims=True))
+  token = jnp.where(spared, 0, jnp.abs(x)).max(tuple(range(2, x.ndim)), keepdims=True)
+  largest = jnp.where(per_token, token, token.max(1, keepdims=True))
   scale = jnp.where(largest > 0, largest / levels, 1)
   return jnp.where(spared, x, jnp.round(x / scale) * scale).astype(x_BxTx.dtype)
 
@@ -117,9 +115,9 @@ def _spared(shape: tuple[int, int], first: int, sinks: np.ndarray) -> dict[str, 
 
 
 def _change(base_S: np.ndarray, change_S: np.ndarray) -> Row:
-  low, high = bootstrap(change_S)
-  return {'loss': float((base_S + change_S).mean()), 'change': float(change_S.mean()), 'low': float(low),
-          'high': float(high), 'destroyed': bool(change_S.mean() >= math.log(10))}
+  (low, high), change = bootstrap(change_S), float(change_S.mean())
+  return {'loss': float(base_S.mean()) + change, 'change': change, 'low': float(low), 'high': float(high),
+          'destroyed': change >= math.log(10)}
 
 
 def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -138,15 +136,15 @@ def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
 def _losses(model: Model, tokens_SxT: np.ndarray, on: Callable[[int, str], bool], spared_SxT: np.ndarray,
             bits: int, per_token: bool) -> np.ndarray:
   """Mean losses (S,) in nats, float64; `on` says of a block from 1 and a layer if it is quantised."""
-  run, config = model.run, probed(model.run.config, model.options.dtype)
-  periods = range(0, config.layers, len(config.pattern))
-  edits = unflatten_dict({(*path, 'quantised'): np.array([on(number + n, layer) for n in periods])
-                          for (number, layer), path in _modules(run).items()})
-  losses, size = [], model.options.at_a_time(tokens_SxT.shape[1])
+  run, config, losses = model.run, probed(model.run.config, model.options.dtype), []
+  edits = unflatten_dict({(*path, 'quantised'): np.array(
+      [on(block, layer) for block in range(number, config.layers + 1, len(config.pattern))])
+      for (number, layer), path in _modules(run).items()})
+  size = model.options.at_a_time(tokens_SxT.shape[1])
   for start in range(0, len(tokens_SxT), size):
     at = slice(start, start + size)
-    logits = _logits(config, mesh_of(run.params), run.params, {'blocks': edits}, tokens_SxT[at], spared_SxT[at],
-                     2.0 ** (bits - 1) - 1, per_token)[:, :-1]
+    logits = _logits(config, mesh_of(run.params), run.params, {'blocks': edits}, tokens_SxT[at],
+                     spared_SxT[at], 2.0 ** (bits - 1) - 1, per_token)[:, :-1]
     picked = jnp.take_along_axis(logits, tokens_SxT[at, 1:, None], -1)[..., 0]
     losses.append((jax.nn.logsumexp(logits, -1) - picked).mean(1))
   return np.concatenate(losses).astype(np.float64)

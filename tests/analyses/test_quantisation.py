@@ -48,8 +48,9 @@ def test_what_is_not_quantised_is_the_model_bit_for_bit(monkeypatch, changes):
   base = measure(lambda block, layer: False)
   assert np.array_equal(seen[0], run.logits(ids))
   # Each block changes the loss by itself, and differently; they count from 1.
-  blocks = [measure(lambda block, layer: block == n and layer != 'cache') for n in range(1 + run.config.layers)]
-  assert np.array_equal(blocks[0], base) and len({float(x.sum()) for x in blocks}) == 1 + run.config.layers
+  count = 1 + run.config.layers
+  blocks = [measure(lambda block, layer: block == n and layer != 'cache') for n in range(count)]
+  assert np.array_equal(blocks[0], base) and len({float(x.sum()) for x in blocks}) == count
   assert not np.array_equal(measure(lambda block, layer: layer == 'cache'), base)
   exact = np.asarray(run.logits(ids), np.float64)[:, :-1]
   loss = np.log(np.exp(exact).sum(-1)) - np.take_along_axis(exact, ids[:, 1:, None], -1)[..., 0]
@@ -90,26 +91,33 @@ def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
 @pytest.fixture(scope='module')
 def planted():
   """A token 0 at position 1 with a massive channel, which no layer of a block reads."""
-  run, ids = small_run(norm='none', sharp=3.0), tokens(4, 16)
-  ids[:, 1:] = np.maximum(ids[:, 1:], 1)
-  ids[:, 0] = 0
+  run, ids = small_run(norm='none', sharp=3.0), tokens(4, 2) * [0, 1]
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, 0] = params['embed'][0] = 0
   params['embed'][0, 0] = 3000
   for part, names in (('attention', ('query', 'key', 'value')), ('ffn', ('w1', 'w2'))):
     for name in names:
       params['blocks'][part][name]['kernel'][:, 0] = 0
-  return dataclasses.replace(run, params=params), ids
+  params['unembed']['kernel'][0] = 0
+  run = dataclasses.replace(run, params=params)
+  return run, np.concatenate([ids, run.generate(ids, 14)], 1)  # the likeliest tokens: noise adds to the loss
 
 
 def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   run, ids = planted
   rows = sj.analyse('quantisation', run, ids, first=1).rows
-  table = {(row['what'], row['bits'], row['scale'], row['spared']): row for row in rows if row['part'] == 'all'}
+  table = {tuple(row[name] for name in ('what', 'bits', 'scale', 'spared')): row
+           for row in rows if row['part'] == 'all'}
   assert len(table) == 32
-  none, first, random = (table['activations', 8, 'per tensor', name] for name in ('none', 'first 1', 'random'))
-  assert abs(none['change']) > 20 * abs(first['change'])
+  none, first, random = (table['activations', 8, 'per tensor', x] for x in ('none', 'first 1', 'random'))
+  assert none['destroyed'] and none['change'] > 20 * abs(first['change'])
   assert first['recovered'] == pytest.approx(none['change'] - first['change']) and first['recovered_low'] > 0
+  # Sparing it is exact: the loss is that of a token without the channel.
+  spare = lambda run: quantisation._losses(model(run, ids), ids, lambda _, layer: layer != 'cache',
+                                           np.arange(16) + np.zeros((4, 1)) == 0, 8, False)
+  params = jax.tree.map(np.array, run.params)
+  params['embed'][0, 0] = 0
+  assert np.array_equal(spare(run), spare(dataclasses.replace(run, params=params)))
   # Random tokens do not have the channel: the scale stays. A scale for each token needs nobody spared.
   assert abs(random['recovered']) < abs(first['recovered']) / 2 and random['least'] < random['most']
   token = table['activations', 8, 'per token', 'none']
