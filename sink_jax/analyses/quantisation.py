@@ -54,7 +54,6 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   `least` and `most`. `change` is the loss minus that of the float model, in nats, and `recovered` the change
   with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are spared; both
   with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
-
   Rows of part 'module' and 'block' quantise only one kind of layer, or one block, by 8 bits per tensor.
   """
   tokens_SxT = model.inputs().tokens
