@@ -81,7 +81,7 @@ def _draw(rows: list[Row]) -> Figure:
                'change', ('first',), label='change of the loss (%)')
 
 
-@analysis('cache advice', _draw, sequences=8, length=1024)
+@analysis('cache advice', _draw, sequences=8, length=512)
 def cache(model: Model) -> list[Row]:
   """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
 
