@@ -79,6 +79,8 @@ def _run(words, folder):
     options += ['--only=default,heads-1', '--config.steps=12', '--config.validation.batches=1']
   elif 'configs/base.py' in line:
     options += ['--config.validation.batches=1', '--config.probe.sequences=4']
+  elif name == 'card':  # of a small model
+    options = ['--checkpoint=exported', *options[1:]]
   elif 'analyses streaming' in line:
     options += ['--sequences=2', '--length=100']  # the later ones count
   if name == 'sweep' and not dry:  # its processes need the devices of this one

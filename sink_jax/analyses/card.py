@@ -68,8 +68,10 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
   """
   results = {}
   for part, title in PARTS.items():
-    start = time.monotonic()
-    results[part] = runner.analyse(part, run, **inputs)
+    start, more = time.monotonic(), {}
+    if part == 'cache' and run.probe_tokens is not None:  # a run has learned sequences of this length
+      more = {'length': run.probe_tokens.shape[1]}
+    results[part] = runner.analyse(part, run, **inputs, **more)
     say(f'{title}: {time.monotonic() - start:.0f} s')
   return Card(run.name or 'model', results)
 

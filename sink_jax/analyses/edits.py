@@ -32,6 +32,7 @@ Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to ea
 # The beginning of a row, the argument of `edit_tree`, and its arrays: of the targets, then of controls.
 Edit = tuple[Row, str, list[np.ndarray]]
 _FIRST = 4  # tokens that no control edits: sinks may lie there
+_LEAST = 0.02  # nats, below which a change of the loss counts as none
 
 
 def _draw(rows: list[Row]) -> Figure:
@@ -182,4 +183,4 @@ def _changes(base_S: np.ndarray, losses_CxS: list[np.ndarray]) -> Row:
   change, *control = (float((losses_S - base_S).mean()) for losses_S in losses_CxS)
   return {'loss': float(losses_CxS[0].mean()), 'change': change, 'low': float(low), 'high': float(high),
           'controls': len(control), 'control': float(np.mean(control)), 'control_low': min(control),
-          'control_high': max(control), 'beyond': bool(low > max(control))}
+          'control_high': max(control), 'beyond': bool(low > max(*control, _LEAST))}

@@ -1,0 +1,65 @@
+"""The card: its sentences are rules over rows, with a null or a control beside each number."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.analyses import card as cards
+from sink_jax.analyses.runner import Result, find
+from sink_jax.models.transformer import init_params
+from tests.analyses.small import small_run
+from tests.analyses.test_signature import planted_maps
+
+
+@pytest.fixture(scope='module')
+def made():
+  said = []
+  run = small_run()
+  untrained = dataclasses.replace(run, params=init_params(run.config, 1))
+  return sj.card(untrained, say=said.append, sequences=4, length=72), said
+
+
+def test_a_page_with_all_parts(made, tmp_path):
+  card, said = made
+  assert [line.split(':')[0] for line in said] == list(cards.PARTS.values())
+  page, text, numbers = card.write(tmp_path / 'card', 'sink-jax card --checkpoint=x')
+  assert not re.search(r'(src|href)="(?!data:|#)', page.read_text())
+  assert page.read_text().count('<img') == 4 and 'nan' not in text.read_text().lower()
+  rows = json.loads(numbers.read_text())['rows']
+  assert {row['part'] for row in rows['cache']} >= {'mass', 'cache', 'advice'}
+  assert all('role' in row for row in rows['cache'] if row['part'] == 'mass')
+  assert 1 <= len(card.sentences) <= 8 and all(f'- {line[:9]}' in text.read_text() for line in card.sentences)
+
+
+def test_an_untrained_model_has_no_finding(made):
+  card, _ = made
+  assert 'is not a sink beyond its nulls' in card.sentences[0]
+  assert not any('massive' in line or 'The sink matters' in line for line in card.sentences)
+
+
+def test_the_card_of_arrays_has_what_arrays_tell():
+  hidden = np.random.default_rng(0).normal(size=(6, 3, 40, 16))
+  hidden[:, 1, 0, 7] = 500
+  card = sj.card_of(name='theirs', attentions=list(planted_maps()), hidden=hidden)
+  sink, massive = card.sentences
+  assert sink.startswith('The first token is a sink: in 8.3 % of heads') and 'random positions' in sink
+  assert 'Token 1 has a massive activation in channel 7 after block 2' in massive
+
+
+def test_cache_and_quantisation_sentences_have_their_controls():
+  advice = {'part': 'advice', 'size': 32, 'sinks': 4, 'words': 'Keep the first 4.'}
+  control = {'part': 'cache', 'first': 0, 'size': 32, 'change': 35.0}
+  quantised = [{'part': 'all', 'what': 'activations', 'bits': 8, 'scale': scale, 'spared': spared,
+                'change': 0.771 if scale == 'per tensor' else 3.0, 'destroyed': scale == 'per token',
+                'recovered': 0.629 if spared == 'sinks' else 0.078, 'recovered_low': 0.5, 'recovered_high': 0.7}
+               for scale in ('per tensor', 'per token') for spared in ('none', 'sinks', 'random')]
+  results = {part: Result(find(part), rows, [])
+             for part, rows in (('cache', [advice, control]), ('quantisation', quantised))}
+  cache, words = cards.Card('x', results).sentences
+  assert cache == 'Keep the first 4. Without first tokens: +35.0 %.'
+  assert '+0.77 nats per tensor, of which sparing the sinks recovers 0.63 (0.50 to 0.70)' in words
+  assert 'as many random tokens 0.08' in words and '+3.00 nats per token (destroyed)' in words
