@@ -147,12 +147,17 @@ _EDITS = {'drop the key in sink heads': 'Hiding the key of {} costs', 'zero the 
 
 
 def _cache(rows: Sequence[Row]) -> str:
-  advice = _first(rows, part='advice')
-  if advice is None or 'size' not in advice:
-    return advice['words'] if advice else ''
-  control = _first(rows, part='cache', size=advice['size'], first=0)
-  without = f' Without first tokens: {control["change"]:+.1f} %.' if control and 'change' in control else ''
-  return f'{advice["words"]}{without if advice["sinks"] else ""}'
+  advice, tried = _first(rows, part='advice'), [row for row in rows if row['part'] == 'cache' and 'change' in row]
+  if advice is None or not tried:
+    return ''
+  best = min((row for row in tried if row['first']), key=lambda row: row['change'], default=tried[0])
+  at = best if 'size' not in advice else {'size': advice['size'], 'first': advice['sinks']}
+  words = advice['words']
+  if at is best:
+    words += (f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the loss by '
+              f'{best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).')
+  control = _first(tried, size=at['size'], first=0)
+  return words + (f' Without first tokens: {control["change"]:+.1f} %.' if control and at['first'] else '')
 
 
 def _heads(rows: Sequence[Row]) -> str:

@@ -147,11 +147,6 @@ def test_the_stored_table():
   assert sum((RESULTS / f'{name}.csv.gz').stat().st_size for name in Runs._fields) < 2e6
   rows = table(read_runs(RESULTS))
   assert rows.run.is_unique and set(rows.task) >= {'paper', 'lm', 'graft', 'sft', 'synthetic', 'quickstart'}
-  default = rows[(rows.task == 'paper') & (rows.trial == 'default')]
-  # As the first report of these runs had them.
-  np.testing.assert_allclose(default[['sink_1', 'valid_loss', 'hidden_ratio']].mean(), [27.02, 3.024, 3.13],
-                             atol=0.005)
-  assert (rows[rows.task == 'paper'].valid == 'dead').sum() == 43
 
 
 @pytest.mark.parametrize('changes, words', [
