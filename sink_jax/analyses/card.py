@@ -68,22 +68,23 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
   """
   results = {}
   for part, title in PARTS.items():
-    start, more = time.monotonic(), {}
+    start, chosen = time.monotonic(), dict(inputs)
     if part == 'cache' and run.probe_tokens is not None:  # a run has learned sequences of this length
-      more = {'length': run.probe_tokens.shape[1]}
-    results[part] = runner.analyse(part, run, **inputs, **more)
+      chosen['length'] = run.probe_tokens.shape[1]
+    results[part] = runner.analyse(part, run, **chosen)
     say(f'{title}: {time.monotonic() - start:.0f} s')
   return Card(run.name or 'model', results)
 
 
 def cost(run: Run) -> str:
   """What a card computes, in words: tokens of forward passes by part, and FLOPs of matrix products."""
-  passes = {'signature': 3, 'edits': 46, 'cache': 8, 'quantisation': 96 + run.config.layers}  # at most
-  inputs = {part: runner.find(part).inputs for part in PARTS}
-  tokens = {part: passes[part] * inputs[part].sequences * inputs[part].length for part in PARTS}
-  flops = sum(count * flops_per_token(run.config, inputs[part].length) / 3 for part, count in tokens.items())
-  return (f'forward passes of at most {", ".join(f"{short(count)} tokens ({part})" for part, count in tokens.items())}'
-          f': {flops:.1e} FLOPs in matrix products')
+  flops, words = 0.0, []
+  for part, passes in {'signature': 3, 'edits': 46, 'cache': 8, 'quantisation': 96 + run.config.layers}.items():
+    inputs = runner.find(part).inputs
+    tokens = passes * inputs.sequences * inputs.length  # at most
+    flops += tokens * flops_per_token(run.config, inputs.length) / 3
+    words.append(f'{short(tokens)} tokens ({part})')
+  return f'forward passes of at most {", ".join(words)}: {flops:.1e} FLOPs in matrix products'
 
 
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:

@@ -60,9 +60,8 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   sequences. `beyond` says that `low` exceeds the change of every control. An edit without targets, or
   without as many others for a control, is a row without numbers.
 
-  - drop the key: later tokens do not see a sink, in all blocks and heads. Sinks are positions whose mean
-    importance exceeds 0.3, or else position 1. Controls are other positions of the first half, from the
-    fifth on. With relative positions, position 1 is dropped as if the text began at its second token,
+  - drop the key: later tokens do not see a sink (`SinkReport.sink_positions`), in all blocks and heads.
+    Controls are other positions of the first half, from the fifth on. With relative positions, position 1 is dropped as if the text began at its second token,
     which takes the sink over: this edit moves a sink.
   - drop the key in sink heads: only in heads that give a sink more than 0.3, so that the second token still
     sees the first in other heads. Controls are other positions in the same heads.
@@ -98,8 +97,7 @@ def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
   alpha_NxHxT = report.importance.mean(0)
   length = alpha_NxHxT.shape[-1]
   early_T = np.arange(length // 2)  # few rows see a later token
-  sinks = early_T[alpha_NxHxT.mean((0, 1))[early_T] > EPSILON]
-  sinks = sinks if sinks.size else np.array([0])
+  sinks = report.sink_positions() - 1
   chosen = [sinks, *_others(np.setdiff1d(early_T[_FIRST:], sinks), sinks.size, controls)]
   kept = [~np.isin(np.arange(-sink_tokens, length), k) for k in chosen]  # learned sink tokens come first
   others_NxH = ~(alpha_NxHxT[..., sinks] > EPSILON).any(-1)

@@ -22,7 +22,6 @@ from sink_jax.analyses.runner import analysis
 from sink_jax.attention.spec import TransformedQK
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
-from sink_jax.evaluate.sinks import sink_rate, sink_rate_null
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -48,9 +47,8 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   mixers, experts, weights and (un)embeddings keep their values. The cache has keys as attention reads
   them, and the values. A scale, max|x| / (2^(bits - 1) - 1), serves one sequence (per tensor) or one token.
 
-  Spared tokens keep their values and do not count for the scale: none, the `first`, the sinks (positions of
-  the first half whose sink rate exceeds its null), and as many random others, the mean of 8 draws, between
-  `least` and `most`. `change` is the loss minus that of the float model, in nats, and `recovered` the change
+  Spared tokens keep their values and do not count for the scale: none, the `first`, the sinks
+  (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and `most`. `change` is the loss minus that of the float model, in nats, and `recovered` the change
   with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are spared; both
   with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
   Rows of part 'module' and 'block' quantise only one kind of layer, or one block, by 8 bits per tensor.
@@ -58,12 +56,10 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   tokens_SxT = model.inputs().tokens
   if not 0 < first < tokens_SxT.shape[1]:
     raise ValueError(f'--first={first} must be between 1 and {tokens_SxT.shape[1] - 1}.')
-  alpha = model.report(tokens_SxT).importance
-  rates_T = sink_rate(alpha)[:max(1, alpha.shape[-1] // 2)]  # few rows see a later token
-  sinks = np.flatnonzero(rates_T > sink_rate_null(alpha))
+  sinks = model.report(tokens_SxT).sink_positions() - 1
   choices, rows = _spared(tokens_SxT.shape, first, sinks), []
   named = {'none': '', f'first {first}': f'1 to {first}', 'random': f'{choices["random"][0, 0].sum()} others',
-           'sinks': ', '.join(str(k + 1) for k in sinks) or 'none found'}
+           'sinks': ', '.join(str(k + 1) for k in sinks)}
   measure = functools.partial(_losses, model, tokens_SxT)
   none_SxT = choices['none'][0]
   base_S = measure(lambda block, layer: False, none_SxT, 8, False)
@@ -105,7 +101,7 @@ def _spared(shape: tuple[int, int], first: int, sinks: np.ndarray) -> dict[str, 
   """{words: masks (R, S, T)} of spared tokens; random ones are neither sinks nor among the first."""
   at = np.arange(shape[1])
   others = np.setdiff1d(at[first:], sinks)
-  count = min(len(sinks) or first, len(others))
+  count = min(len(sinks), len(others))
   order = np.random.default_rng(0).permuted(np.broadcast_to(others, (_DRAWS, shape[0], len(others))), axis=2)
   same = {'none': at < 0, f'first {first}': at < first, 'sinks': np.isin(at, sinks)}
   return {name: np.broadcast_to(mask_T, (1, *shape)) for name, mask_T in same.items()} | {

@@ -76,6 +76,14 @@ class SinkReport:
     """Returns Sink_k^epsilon of the token at a position in 1..T, as a share."""
     return float(self.sink_rates(epsilon)[self._index(position)])
 
+  def sink_positions(self) -> np.ndarray:
+    """Returns the positions, from 1, of the sinks: those whose rate is at least half of the largest rate.
+
+    Only those of the first half, since few rows see a later token; position 1 where no head has a sink.
+    """
+    rates_T = self.sink_rates()[:max(1, self.importance.shape[-1] // 2)]
+    return np.flatnonzero(rates_T >= rates_T.max() / 2) + 1 if rates_T.any() else np.array([1])
+
   def head_importance(self, position: int = 1) -> Float[np.ndarray, 'N H']:
     """Returns the importance of one token by layer and head (N, H), averaged over sequences."""
     return self.importance[..., self._index(position)].mean(0)

@@ -162,7 +162,7 @@ def test_a_key_that_nobody_sees_is_a_text_without_its_token():
 def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
   assert not any('change' in row for row in rows)  # in 8 tokens no position is a control
-  assert rows[0]['targets'] == 'position 1' and [row['targets'] for row in rows[3:]] == ['none'] * 3
+  assert rows[0]['targets'].startswith('position') and [row['targets'] for row in rows[3:]] == ['none'] * 3
   change = np.full(3, 0.3)  # beyond one control, and not the other
   assert not edits._changes(0 * change, [change, change / 3, 2 * change])['beyond']
   assert edits._changes(0 * change, [change, change / 3, change / 2])['beyond']

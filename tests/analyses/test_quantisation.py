@@ -8,7 +8,6 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import quantisation
-from sink_jax.evaluate.sinks import sink_rate_null
 from sink_jax.models.config import Layer
 from tests.analyses.small import HYBRID, importance, model, small_run, tokens
 
@@ -115,8 +114,8 @@ def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   assert len({row['module'] for row in rows if row['part'] == 'module'}) == 7
   assert [row['block'] for row in rows if row['part'] == 'block'] == [1, 2]
   alpha_SxNxHxT = importance(run, ids).swapaxes(0, 1)
-  sinks = (alpha_SxNxHxT > 0.3).mean((0, 1, 2))[:8] > sink_rate_null(alpha_SxNxHxT)
-  named = ', '.join(map(str, 1 + np.flatnonzero(sinks))) or 'none found'
+  rates_T = (alpha_SxNxHxT > 0.3).mean((0, 1, 2))[:8]
+  named = ', '.join(map(str, 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)))
   assert all(row['positions'] == named for row in table.values() if row['spared'] == 'sinks')
 
 

@@ -209,3 +209,14 @@ print(sj.streaming_importance(sj.AttentionSpec(), x, x).raw.shape)
 '''
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
+
+
+def test_sink_positions_are_those_of_the_largest_rates():
+  alpha_SxNxHxT = np.full((2, 1, 4, 12), 0.05)
+  report = lambda: sj.SinkReport(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {})
+  assert report().sink_positions().tolist() == [1]  # no head has a sink
+  alpha_SxNxHxT[:, :, :4, 1] = 0.5
+  alpha_SxNxHxT[:, :, 0, [0, 9]] = 0.4  # a quarter of the rate; a late token
+  assert report().sink_positions().tolist() == [2]
+  alpha_SxNxHxT[:, :, :2, 4] = 0.4
+  assert report().sink_positions().tolist() == [2, 5]
