@@ -5,7 +5,7 @@
 `tenth`: models, batches, learning rates, weight decays and windows as in the paper; a tenth of the steps
 and of the unique tokens, so that epochs stay the same; a warm-up of 100 steps, as in the paper.
 
-`desk` and `night`, for one CPU core, 80 seconds and two hours a trial: `python -m configs.budget` prints
+`desk` and `night`, for one CPU core, 80 seconds and an hour and a half a trial: `python -m configs.budget` prints
 both beside the paper. Each is one `Small`; what it does not say follows from these rules.
 
   The learning rate is the best of a grid by the validation loss of softmax, at a product of rate, decay
@@ -182,7 +182,7 @@ DESK = Small(steps=2.5, batch=64, rate=10, context=64, heads=2, edits='FixedToke
     'data.source': 'Stdlib()', 'data.tokenizer': 'TrainedBpe(vocab_size=512)', 'data.valid_fraction': 0.05,
     'probe.every': 200}, large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352})
 # The paper's 60M model with a sixth of its widths.
-NIGHT = Small(steps=2.5, batch=32, rate=10, context=128, heads=1, settings={
+NIGHT = Small(steps=2.5, batch=32, rate=20, context=128, heads=1, settings={
     'model.layers': 10, 'model.d_model': 128, 'model.heads': 8, 'model.ffn_hidden': 256,
     'data.source': 'InstalledPackages()', 'data.tokenizer': 'TrainedBpe(vocab_size=2048)',
     'data.valid_fraction': 0.05, 'probe.every': 250})
