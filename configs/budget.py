@@ -5,8 +5,8 @@
 `tenth`: models, batches, learning rates, weight decays and windows as in the paper; a tenth of the steps
 and of the unique tokens, so that epochs stay the same; a warm-up of 100 steps, as in the paper.
 
-`desk` and `night`, for one CPU core, 80 seconds and an hour and a half a trial: `python -m configs.budget` prints
-both beside the paper. Each is one `Small`; what it does not say follows from these rules.
+`desk` and `night`, for one CPU core, about 80 seconds and an hour and a half a trial; `python -m
+configs.budget` prints both next to the paper. Each is a `Small`; the rest follows from these rules.
 
   The learning rate is the best of a grid by the validation loss of softmax, at a product of rate, decay
   and steps that is the best of three (configs/grid.py). Whether a sink emerges decides nothing.
@@ -99,9 +99,9 @@ def _tenth(config: _Config) -> dict[str, Any]:
 class Small:
   """A budget for a CPU: how it scales the paper's default, and what stands in place of the rest.
 
-  steps, batch: what divides the paper's. rate: what multiplies its learning rate. product: what
-  multiplies rate x decay x steps. heads: what divides a number of heads that a trial states.
-  width: of a head. edits: of the sequences, where a trial has none. large: sizes of the 1B models.
+  steps, batch: what divides the paper's. rate: what multiplies its learning rate.
+  heads: what divides a number of heads that a trial states. edits: of the sequences, where a trial
+  has none. large: sizes of the 1B models.
   """
   steps: float
   batch: int
@@ -109,8 +109,6 @@ class Small:
   context: int
   heads: int
   settings: Mapping[str, Any]
-  product: float = 1.0
-  width: int = 16
   edits: str = ''
   large: Mapping[str, int] | None = None
 
@@ -118,7 +116,7 @@ class Small:
     data, optimizer, model = config['data'], config['optimizer'], config['model']
     steps, batch = round(config['steps'] / self.steps), round(config['batch_size'] / self.batch)
     rate = optimizer['learning_rate'] * self.rate
-    decay = optimizer['weight_decay'] * self.product * self.steps / self.rate
+    decay = optimizer['weight_decay'] * self.steps / self.rate
     if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
       raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
     seen = config['steps'] * config['batch_size'] * data['context']
@@ -152,8 +150,8 @@ class Small:
     if attention['position'].startswith('Learned('):
       changes['attention.position'] = f'Learned(max_length={self.context})'
     # Equal is refused, too: with all channels learned, a row of Table 13 would be the plain K bias.
-    if isinstance(extra, KBias) and (extra.learnable_dims or 0) >= self.width:
-      raise NotExpressible(f'{extra.learnable_dims} learnable dimensions; heads have {self.width}')
+    if isinstance(extra, KBias) and (extra.learnable_dims or 0) >= _HEAD_DIM:
+      raise NotExpressible(f'{extra.learnable_dims} learnable dimensions; heads have {_HEAD_DIM}')
     return changes
 
   def _edits(self, text: str) -> str:
@@ -167,6 +165,7 @@ class Small:
     return repr(RandomTokens(first=edit.first, last=edit.last))
 
 
+_HEAD_DIM = 16
 _SMALL = {
     'model.size': 'tiny',
     'model.vocab_size': None,  # that of the tokenizer, and not the paper's padded one
@@ -176,8 +175,8 @@ _SMALL = {
     'validation.every': 500,
     'validation.batches': 40,
 }
-# Two blocks, d = 64, 4 heads, FFN 128. A chunk begins anywhere in a text; the fixed token is the
-# first token that open models have.
+# Two blocks, d = 64, 4 heads, FFN 128. A fixed token begins every
+# sequence where the trial edits none.
 DESK = Small(steps=2.5, batch=64, rate=10, context=64, heads=2, edits='FixedToken(position=1)', settings={
     'data.source': 'Stdlib()', 'data.tokenizer': 'TrainedBpe(vocab_size=512)', 'data.valid_fraction': 0.05,
     'probe.every': 200}, large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352})

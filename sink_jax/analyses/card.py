@@ -7,6 +7,7 @@ number stands in one without a null or a control beside it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -79,12 +80,12 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
 def cost(run: Run) -> str:
   """What a card computes, in words: tokens of forward passes by part, and FLOPs of matrix products."""
   flops, words = 0.0, []
-  for part, passes in {'signature': 3, 'edits': 46, 'cache': 8, 'quantisation': 96 + run.config.layers}.items():
+  for part, passes in {'signature': 3, 'edits': 48, 'cache': 8, 'quantisation': 96 + run.config.layers}.items():
     inputs = runner.find(part).inputs
-    tokens = passes * inputs.sequences * inputs.length  # at most
+    tokens = passes * inputs.sequences * inputs.length
     flops += tokens * flops_per_token(run.config, inputs.length) / 3
     words.append(f'{short(tokens)} tokens ({part})')
-  return f'forward passes of at most {", ".join(words)}: {flops:.1e} FLOPs in matrix products'
+  return f'forward passes of about {", ".join(words)}: {flops:.1e} FLOPs in matrix products'
 
 
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:
@@ -116,20 +117,16 @@ def _further_sinks(rows: Sequence[Row]) -> str:
   return f'{len(found)} further token{"s are sinks" if len(found) > 1 else " is a sink"}: {words}.'
 
 
-def _massive(rows: Sequence[Row]) -> str:
-  row = _first(rows, measure='massive activation')
-  if row is None or not row['beyond']:
-    return ''
-  return (f'Token {row["position"]} has a massive activation in channel {row["channel"]} after block '
-          f'{row["block"]}: {row["value"]:,.0f} times the median ({_nulls(row)}).')
+def _effect(measure: str, words: str, rows: Sequence[Row]) -> str:
+  row = _first(rows, measure=measure)
+  return words.format(**row, nulls=_nulls(row)) if row and row['beyond'] else ''
 
 
-def _drained(rows: Sequence[Row]) -> str:
-  row = _first(rows, measure='value norm ratio')
-  if row is None or not row['beyond']:
-    return ''
-  return (f'The value of the first token is {row["value"]:.2f} times as long as those of the others in block '
-          f'{row["block"]} ({_nulls(row)}).')
+_massive = functools.partial(_effect, 'massive activation', (
+    'Token {position} has a massive activation in channel {channel} after block {block}: {value:,.0f} times '
+    'the median ({nulls}).'))
+_drained = functools.partial(_effect, 'value norm ratio', (
+    'The value of the first token is {value:.2f} times as long as those of the others in block {block} ({nulls}).'))
 
 
 def _matters(rows: Sequence[Row]) -> str:
@@ -139,8 +136,9 @@ def _matters(rows: Sequence[Row]) -> str:
       found.append(f'{_EDITS[row["edit"]].format(row["targets"])} {"" if row["beyond"] else "only "}'
                    f'{row["change"]:+.2f} nats ({row["low"]:+.2f} to {row["high"]:+.2f}; '
                    f'{row["controls"]} controls: {row["control_low"]:+.2f} to {row["control_high"]:+.2f})')
-  verdict = 'matters' if any(row.get('beyond') for row in rows if row['edit'] in _EDITS) else 'does not matter'
-  return f'The sink {verdict}. {"; ".join(found)}.' if found else ''
+  matters = any(row.get('beyond') for row in rows if row['edit'] in _EDITS)
+  verdict = 'The sink matters.' if matters else 'No edit costs more than its controls.'
+  return f'{verdict} {"; ".join(found)}.' if found else ''
 
 
 _EDITS = {'drop the key in sink heads': 'Hiding the key of {} costs', 'zero the value': 'a value of zero at {}',
@@ -167,8 +165,8 @@ def _heads(rows: Sequence[Row]) -> str:
     return ''
   streams = sum(row['role'] == 'streams' for row in roles)
   return (f'{streams} of {len(roles)} heads stream: they keep 95 % of their attention on the first '
-                    f'{roles[0]["first"]} and the last {roles[0]["recent"]} tokens (uniform attention would keep '
-                    f'{100 * roles[0]["uniform"]:.0f} %).')
+          f'{roles[0]["first"]} and the last {roles[0]["recent"]} tokens (uniform attention would keep '
+          f'{100 * roles[0]["uniform"]:.0f} %).')
 
 
 def _quantisation(rows: Sequence[Row]) -> str:

@@ -20,7 +20,7 @@ from sink_jax.evaluate import EPSILON, plots
 from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
-from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.evaluate.sink_report import DORMANT, SinkReport
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -57,12 +57,12 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
 
   Losses are those of the tokens from the third on, in nats, and `low` and `high` bound the mean change over
-  sequences. `beyond` says that `low` exceeds the change of every control. An edit without targets, or
-  without as many others for a control, is a row without numbers.
+  sequences. `beyond` says that `low` exceeds the change of every control, and 0.02 nats. An edit
+  without targets, or without as many others for a control, is a row without numbers.
 
   - drop the key: later tokens do not see a sink (`SinkReport.sink_positions`), in all blocks and heads.
-    Controls are other positions of the first half, from the fifth on. With relative positions, position 1 is dropped as if the text began at its second token,
-    which takes the sink over: this edit moves a sink.
+    Controls are other positions of the first half, from the fifth on. With relative positions, position 1
+    is dropped as if the text began at its second token, which takes the sink over: this edit moves a sink.
   - drop the key in sink heads: only in heads that give a sink more than 0.3, so that the second token still
     sees the first in other heads. Controls are other positions in the same heads.
   - zero the value: the value of the same positions is zero, and their weight stays.
@@ -134,7 +134,7 @@ def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _dormant_heads(report: SinkReport, controls: int) -> Edit:
   norms = report.summary()['head_norm']  # of every head over its block's mean; None without any output
-  dormant_NxH = np.array([[x is None or x < 0.25 for x in block] for block in norms])
+  dormant_NxH = np.array([[x is None or x < DORMANT for x in block] for block in norms])
   rng, kept = np.random.default_rng(0), [~dormant_NxH]
   for _ in range(controls if dormant_NxH.mean() <= 0.5 else 0):
     chosen_NxH = np.zeros_like(dormant_NxH)

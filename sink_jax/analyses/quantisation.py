@@ -48,7 +48,8 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   them, and the values. A scale, max|x| / (2^(bits - 1) - 1), serves one sequence (per tensor) or one token.
 
   Spared tokens keep their values and do not count for the scale: none, the `first`, the sinks
-  (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and `most`. `change` is the loss minus that of the float model, in nats, and `recovered` the change
+  (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and `most`.
+  `change` is the loss minus that of the float model, in nats, and `recovered` the change
   with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are spared; both
   with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
   Rows of part 'module' and 'block' quantise only one kind of layer, or one block, by 8 bits per tensor.

@@ -19,7 +19,7 @@ from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, describe
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
-from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.evaluate.sink_report import DORMANT, SinkReport
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
@@ -29,7 +29,6 @@ from sink_jax.models.transformer import init_params
 # (S, N, H); activation, kurtosis, token, channel and normal (S, M).
 Arrays = dict[str, np.ndarray]
 UNTRAINED = 300_000_000  # parameters, up to which an untrained model is measured
-DORMANT = 0.25  # of the mean output norm of a block's heads (HONOR, arXiv:2504.03889)
 _STATISTICS: dict[str, Callable[[np.ndarray], Any]] = {
     'mean': np.mean, 'max': np.max, 'min': np.min, 'above': lambda x: (x > EPSILON).mean(),
     'below': lambda x: (x < DORMANT).mean()}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
+DORMANT = 0.25  # of the mean output norm of a block's heads (HONOR, arXiv 2504.03889)
 _EXACT = 'attention weights'  # protocol['scores'], where they are not a proxy
 
 
@@ -131,7 +132,7 @@ class SinkReport:
         'entropy_ratio': None if self.entropy is None else [finite(block) for block in self.entropy.mean(0)],
         'head_norm': [finite(block) for block in head_norms],
         # Below a quarter of their block's mean (HONOR, arXiv 2504.03889), or NaN in a block without output.
-        'dormant_heads': 100 * float((~(head_norms >= 0.25)).mean()),
+        'dormant_heads': 100 * float((~(head_norms >= DORMANT)).mean()),
         **{f'{kind}_ratio': finite(self.norm_ratio(kind))
            for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},
         # Of the learned sink token to the mean of all tokens (Figure 7 middle).

@@ -159,8 +159,6 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
                 .groupby('trial') if of.valid.ne('').all()],
       claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=elsewhere, grid=grid,
       headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
-      count=Counter(verdict.verdict for _, verdict in judged),
-      lead=Counter(verdict.verdict for claim, verdict in judged if claim.headline),
       beside=beside, rank=rank, same=alike, dots=dots, pictures=pictures, tasks=tasks,
       grafts=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
@@ -168,8 +166,10 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       see=pictures | {
           item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
           for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
-      made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(['task', 'code', 'hardware'], dropna=False).agg(
-          runs=('run', 'size'), hours=('hours', 'sum'), first=('date', 'min'), last=('date', 'max'), command=('command', 'first')))]
+      made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(
+          ['task', 'code', 'hardware'], dropna=False).agg(
+              runs=('run', 'size'), hours=('hours', 'sum'), first=('date', 'min'), last=('date', 'max'),
+              command=('command', 'first')))]
   summary = [line.replace('*', '').replace('\\', '') for line in re.findall(
       r'^\*\*(?:Run|-?\d|Reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
   if tasks:
