@@ -18,6 +18,7 @@ _TUNED = {
     'init.source': 'SmolLM2-135M-Instruct',
     'data.source': 'Stdlib()',
     'data.context': 128,
+    'attention.position': 'Rope(base=100000.0)',  # that of SmolLM2
     'data.valid_fraction': 0.05,
     'model.dtype': 'float32',
     'steps': 400,
