@@ -77,32 +77,36 @@ def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[Array, 'B T H Dh'],
 
 
 def _draw(rows: list[Row]) -> Figure:
-  return lines([row for row in rows if row['part'] == 'cache' and row['positions'] == 'text'], 'size',
-               'change', ('first',), label='change of the loss (%)')
+  shown = [row | {'keeps': f'{row["first"] or "no"} first tokens'} for row in rows
+           if row['part'] == 'cache' and row['positions'] == 'text']
+  return lines(shown, 'size', 'change', ('keeps',), label='change of the loss (%)')
 
 
-@analysis('cache advice', _draw, sequences=8, length=512)
+@analysis('cache advice', _draw, sequences=16, length=512)
 def cache(model: Model) -> list[Row]:
   """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
 
-  Caches hold an eighth, a quarter and half of each, with its first 4 tokens and, as the control, without.
-  Intervals are 99 %, over documents. Rows by part:
+  Caches hold an eighth, a quarter, a half and three quarters of each, with its first 4 tokens and, as the
+  control, without. The first half of the documents chooses, the second checks. Intervals are 99 %, over
+  documents. Rows by part:
 
   'mass': the share of attention that a pair (first, recent) keeps, by block and head, and that it would keep
   of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
-  'cache': the mean share of all heads, the loss (nats) of the second half of them, where caches are full,
-  and its change (per cent) from the `full` cache's. A cache is safe if the upper bound of the change is at
-  most 1 %; one that was not tried has the reason. The advised one is tried with both kinds of positions.
+  'cache': the mean share of all heads, the loss (nats) of a document's second half, or from where the cache
+  is full if that is later, and its change (per cent) from the `full` cache's. A cache is safe if the upper
+  bound of the change is at most 1 %; one that was not tried has the reason. The advised one is tried with
+  both kinds of positions.
+  'held out': the advised cache on the second half of the documents, which it was not chosen on.
   'advice': the safe cache of fewest entries, for this package, llama.cpp and kvpress. llama.cpp drops half of
   the recent tokens at a time and numbers the others anew, so that it needs twice the window; kvpress drops
   tokens of a prompt once, here one as long as these documents, and keeps their positions.
   """
   # Documents, since parts of one are too alike for their interval to hold for others.
-  run, tokens_SxT = model.run, model.inputs().tokens
+  run, (tokens_SxT, others_SxT) = model.run, np.array_split(model.inputs().tokens, 2)
   length = tokens_SxT.shape[1]
-  if len(tokens_SxT) < 2:
-    raise ValueError('--sequences must be at least 2: intervals are over sequences.')
-  caches = [(first, size - first) for size in (length // 8, length // 4, length // 2)
+  if len(others_SxT) < 2:
+    raise ValueError('--sequences must be at least 4: intervals are over sequences, and half of them check.')
+  caches = [(first, size - first) for size in (length // 8, length // 4, length // 2, 3 * length // 4)
             for first in (0, SINKS) if size > first]
   grid = dict.fromkeys([*itertools.product(FIRST, RECENT), *caches])
   pairs, config = tuple(pair for pair in grid if sum(pair) < length), probed(run.config, model.options.dtype)
@@ -110,23 +114,27 @@ def cache(model: Model) -> list[Row]:
       config, mesh_of(run.params), pairs, run.params, batch_BxT)), 1, 0)
       for batch_BxT in model.batches(tokens_SxT)])
   rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
-  full_S = _late_losses(model, tokens_SxT, CachePolicy(length + run.config.sink_tokens, positions='text'))
+  full = CachePolicy(length + run.config.sink_tokens, positions='text')
+  full_SxT = _losses(model, tokens_SxT, full)
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
   tried = [_cache_row(model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent],
-                      full_S) for first, recent in caches]
+                      full_SxT) for first, recent in caches]
   if not (safe := [row for row in tried if row.get('safe')]):
     return [*rows, *tried, {'part': 'advice', 'words': 'Keep the full cache: none of those tried is safe.'}]
   best = min(safe, key=lambda row: (row['size'], row['change']))
   size, first, recent = best['size'], best['first'], best['recent']
-  renumbered = _cache_row(model, tokens_SxT, CachePolicy(size, first), kept_G[first, recent], full_S)
+  held = _cache_row(model, others_SxT, CachePolicy(size, first, 'text'), kept_G[first, recent],
+                    _losses(model, others_SxT, full)) | {'part': 'held out'}
+  renumbered = _cache_row(model, tokens_SxT, CachePolicy(size, first), kept_G[first, recent], full_SxT)
   advice = {'part': 'advice', 'size': size, 'sinks': first,
             'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
             'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
             'words': f'Keep the first {first} and the last {recent} of {length} tokens: the loss changes by '
-                     f'{best["change"]:+.2f} % ({best["low"]:+.2f} to {best["high"]:+.2f}).'}
+                     f'{best["change"]:+.2f} % ({best["low"]:+.2f} to {best["high"]:+.2f}), and on documents that '
+                     f'did not choose it by {held["change"]:+.2f} % ({held["low"]:+.2f} to {held["high"]:+.2f}).'}
   if renumbered.get('safe'):  # llama.cpp has no other positions
     advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
-  return [*rows, *tried, renumbered, advice]
+  return [*rows, *tried, renumbered, held, advice]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -160,7 +168,7 @@ def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxH
 
 
 def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float,
-               full_S: np.ndarray) -> Row:
+               full_SxT: np.ndarray) -> Row:
   """The loss with a cache next to the full cache's, by sequence; or the reason why it was not tried."""
   row = {'part': 'cache', 'first': policy.sinks, 'recent': policy.recent, 'size': policy.size,
          'positions': policy.positions, 'kept': float(kept)}
@@ -170,7 +178,8 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
     check_policy(model.run.config, policy, tokens_SxT.shape[1])
   except ValueError as error:
     return row | {'reason': str(error)}
-  late_S = _late_losses(model, tokens_SxT, policy)
+  late = slice(max(tokens_SxT.shape[1] // 2, policy.size) - 1, None)  # the first token has no loss
+  late_S, full_S = (x[:, late].mean(1) for x in (_losses(model, tokens_SxT, policy), full_SxT))
   # Relative to one number, the mean of the full cache, the mean of changes is the change of the mean.
   change_S = 100 * (late_S - full_S) / full_S.mean()
   low, high = bootstrap(change_S)
@@ -178,11 +187,11 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
                 'low': float(low), 'high': float(high), 'safe': bool(high <= TOLERANCE)}
 
 
-def _late_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
-  """The mean loss (S,) of the second half of each text, which every cache of half the text has filled."""
-  count, pieces, name = tokens_SxT.shape[1] - 1, [], f'{policy.sinks} + {policy.recent}'
-  with contextlib.closing(Progress(f'{model.run.name}, {name}', count, unit='token')) as progress:
+def _losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
+  """The losses (S, T - 1) of the tokens of each text but its first."""
+  pieces, name = [], f'{model.run.name}, {policy.sinks} + {policy.recent}'
+  with contextlib.closing(Progress(name, tokens_SxT.shape[1] - 1, unit='token')) as progress:
     for piece in text_losses(model.run, tokens_SxT, policy):
       pieces.append(np.asarray(piece, np.float64))
       progress.update(sum(x.shape[1] for x in pieces))
-  return np.concatenate(pieces, 1)[:, count // 2:].mean(1)
+  return np.concatenate(pieces, 1)

@@ -130,18 +130,16 @@ _drained = functools.partial(_effect, 'value norm ratio', (
 
 
 def _matters(rows: Sequence[Row]) -> str:
-  found = []
-  for row in rows:
-    if row['edit'] in _EDITS and 'change' in row:
-      found.append(f'{_EDITS[row["edit"]].format(row["targets"])} {"" if row["beyond"] else "only "}'
-                   f'{row["change"]:+.2f} nats ({row["low"]:+.2f} to {row["high"]:+.2f}; '
-                   f'{row["controls"]} controls: {row["control_low"]:+.2f} to {row["control_high"]:+.2f})')
-  matters = any(row.get('beyond') for row in rows if row['edit'] in _EDITS)
-  verdict = 'The sink matters.' if matters else 'No edit costs more than its controls.'
-  return f'{verdict} {"; ".join(found)}.' if found else ''
+  made = [row for row in rows if row['edit'] in _EDITS and 'change' in row]
+  words = '; '.join(
+      f'{_EDITS[row["edit"]].format(row["targets"])} {row["change"]:+.2f} nats ({row["low"]:+.2f} to '
+      f'{row["high"]:+.2f}; {row["controls"]} controls: {row["control_low"]:+.2f} to {row["control_high"]:+.2f})'
+      for row in made)
+  beyond = sum(row['beyond'] for row in made)
+  return f'{beyond} of {len(made)} edits cost more than their controls: {words}.' if made else ''
 
 
-_EDITS = {'drop the key in sink heads': 'Hiding the key of {} costs', 'zero the value': 'a value of zero at {}',
+_EDITS = {'drop the key in sink heads': 'hiding the key of {}', 'zero the value': 'a value of zero at {}',
           'cap the massive channels': 'a cap on {}', 'remove the dormant heads': 'removing {}'}
 
 

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row
+from sink_jax.analyses.pictures import Row, intervals
 from sink_jax.analyses.runner import analysis
-from sink_jax.evaluate import EPSILON, plots
+from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
@@ -24,7 +24,7 @@ from sink_jax.evaluate.sink_report import DORMANT, SinkReport
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.edits import edit_tree, edited_logits
+from sink_jax.models.edits import edit_tree, edited_logits, next_token_losses
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import record
 
@@ -36,20 +36,8 @@ _LEAST = 0.02  # nats, below which a change of the loss counts as none
 
 
 def _draw(rows: list[Row]) -> Figure:
-  """The change of every edit with its interval, on the range of the controls in grey."""
-  models = list(dict.fromkeys(row['model'] for row in rows))
-  figure, axes = plots.canvas(7, 0.6 + 2.4 * len(models), len(models), 1)
-  for ax, name in zip(axes.flat, models):
-    shown = [row for row in rows if row['model'] == name and 'change' in row]
-    for y, row in enumerate(shown):
-      ax.plot([row['control_low'], row['control_high']], [y, y], color='0.75', linewidth=9)
-      ax.plot([row['low'], row['high']], [y, y], color=plots.COLOURS[0], linewidth=2)
-      ax.plot(row['change'], y, 'o', color=plots.COLOURS[0])
-    ax.set_yticks(range(len(shown)), labels=[f'{row["edit"]}: {row["targets"]}' for row in shown])
-    ax.set_ylim(len(shown) - 0.5, -0.5)
-    ax.grid(alpha=0.25, axis='x')
-    plots.label(ax, name, 'change of the loss (nats); grey: random targets', '')
-  return figure
+  return intervals([row for row in rows if 'change' in row], ('edit', 'targets'),
+                   label='change of the loss (nats); grey: random targets')
 
 
 @analysis('causal edits', _draw, sequences=16, length=64)
@@ -170,9 +158,7 @@ def _losses(model: Model, tokens_SxT: np.ndarray, **changes: np.ndarray) -> np.n
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _batch_losses(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree,
                   tokens_BxT: jax.Array) -> jax.Array:
-  logits_BxTxV = edited_logits(config, mesh, params, edits, tokens_BxT)[:, :-1]
-  picked_BxT = jnp.take_along_axis(logits_BxTxV, tokens_BxT[:, 1:, None], -1)[..., 0]
-  return jax.nn.logsumexp(logits_BxTxV, -1) - picked_BxT
+  return next_token_losses(edited_logits(config, mesh, params, edits, tokens_BxT), tokens_BxT)
 
 
 def _changes(base_S: np.ndarray, losses_CxS: list[np.ndarray]) -> Row:

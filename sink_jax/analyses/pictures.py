@@ -1,4 +1,4 @@
-"""Three kinds of pictures, drawn from the rows of an analysis: lines, bars and heat maps.
+"""Four kinds of pictures, drawn from the rows of an analysis: lines, bars, intervals and heat maps.
 
 `panel`, `by` and the like are names of columns: rows that agree in them share a panel or a line.
 """
@@ -22,7 +22,7 @@ _WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t
           'epsilon': 'ε', 'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
           'score': r'$q k^\top / \sqrt{d_h}$', 'map': 'attention', 'raw_map': 'raw weights',
           'position': 'position t', 'first': 'first token', 'others': 'mean of the others',
-          'tokens': 'tokens read', 'attention': 'attention on the first token'}
+          'tokens': 'tokens read', 'size': 'cache (tokens)', 'attention': 'attention on the first token'}
 
 
 def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel: Columns = ('model',), *,
@@ -101,6 +101,31 @@ def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) 
     ax.set_xticks(range(len(places)), labels=places, rotation=60 if len(places) > 4 else 0)
     ax.legend(fontsize=8, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     plots.label(ax, title, '', _word(y))
+  return figure
+
+
+def intervals(rows: Sequence[Row], names: Columns, panel: Columns = ('model',), *, label: str,
+              log: float | None = None) -> Figure:
+  """Draws the `change` of each row from `low` to `high`, on the range of its controls in grey where it has some.
+
+  names: the columns that name a row. log: up to where the axis is linear; it is logarithmic beyond.
+  """
+  groups = _groups(rows, panel)
+  figure, axes = _canvas(len(groups), 1, 6, 0.9 + 0.2 * max(map(len, groups.values())))
+  for ax, (title, inside) in zip(axes, groups.items()):
+    for y, row in enumerate(inside):
+      if 'control_low' in row:
+        ax.plot([row['control_low'], row['control_high']], [y, y], color='0.75', linewidth=8)
+      ax.plot([row['low'], row['high']], [y, y], color=plots.COLOURS[0], linewidth=2)
+      ax.plot(row['change'], y, 'o', color=plots.COLOURS[0], markersize=5)
+    ax.set_yticks(range(len(inside)), labels=[', '.join(str(row[name]) for name in names) for row in inside])
+    ax.set_ylim(len(inside) - 0.5, -0.5)
+    if log is not None:
+      ax.set_xscale('symlog', linthresh=log)
+      ax.xaxis.set_major_formatter(ScalarFormatter())
+    ax.axvline(0, color='0.5', linewidth=1)
+    ax.grid(alpha=0.25, axis='x')
+    plots.label(ax, title, label, '')
   return figure
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, lines
+from sink_jax.analyses.pictures import Row, intervals
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention.spec import TransformedQK
 from sink_jax.evaluate.bootstrap import bootstrap
@@ -25,7 +25,7 @@ from sink_jax.evaluate.probe import probed
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.edits import intercepted
+from sink_jax.models.edits import intercepted, next_token_losses
 from sink_jax.models.layers import Linear
 from sink_jax.models.run import Run
 
@@ -35,8 +35,9 @@ _DRAWS = 8  # of random tokens
 
 
 def _draw(rows: list[Row]) -> Figure:
-  return lines([row for row in rows if row['part'] == 'all'], 'bits', 'change', ('scale', 'spared'),
-               ('model', 'what'), label='change of the loss (nats)')
+  shown = [row | {'spares': f'spares {row["spared"]}', 'of': f'{row["bits"]} bits'}
+           for row in rows if row['part'] == 'all']
+  return intervals(shown, ('of', 'scale', 'spares'), ('model', 'what'), label='change of the loss (nats)', log=0.1)
 
 
 @analysis('quantisation', _draw, sequences=16, length=64)
@@ -138,17 +139,16 @@ def _losses(model: Model, tokens_SxT: np.ndarray, on: Callable[[int, str], bool]
   size = model.options.at_a_time(tokens_SxT.shape[1])
   for start in range(0, len(tokens_SxT), size):
     at = slice(start, start + size)
-    logits = _logits(config, mesh_of(run.params), run.params, {'blocks': edits}, tokens_SxT[at],
-                     spared_SxT[at], 2.0 ** (bits - 1) - 1, per_token)[:, :-1]
-    picked = jnp.take_along_axis(logits, tokens_SxT[at, 1:, None], -1)[..., 0]
-    losses.append((jax.nn.logsumexp(logits, -1) - picked).mean(1))
-  return np.concatenate(losses).astype(np.float64)
+    losses.append(_batch_losses(config, mesh_of(run.params), run.params, {'blocks': edits}, tokens_SxT[at],
+                                spared_SxT[at], 2.0 ** (bits - 1) - 1, per_token))
+  return np.concatenate(losses, dtype=np.float64).mean(1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree,
-            tokens_BxT: jax.Array, spared_BxT: jax.Array, levels: jax.Array, per_token: jax.Array) -> Any:
-  """Logits (B, T, V) where `edits` says which modules are quantised; learned sink tokens are not spared."""
+def _batch_losses(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree,
+                  tokens_BxT: jax.Array, spared_BxT: jax.Array, levels: jax.Array,
+                  per_token: jax.Array) -> jax.Array:
+  """Losses (B, T - 1) where `edits` says which modules are quantised; learned sink tokens are not spared."""
   spared_BxT = jnp.pad(spared_BxT, ((0, 0), (config.sink_tokens, 0)))
 
   def edited(function, args, kwargs, context):
@@ -162,4 +162,5 @@ def _logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: Pa
     (q, k), v, attention = function(*args, **kwargs)
     return TransformedQK(q, change(k)), change(v), attention
 
-  return intercepted(edited, config, mesh, params, tokens_BxT, edits)
+  logits_BxTxV = intercepted(edited, config, mesh, params, tokens_BxT, edits)
+  return next_token_losses(logits_BxTxV, tokens_BxT)

@@ -45,8 +45,9 @@ def record_attention(q_BxTxHxDh: Float[Array, 'B T H Dh'], k_BxTxHkvxDh: Float[A
   """Records the attention of queries and keys, in memory linear in T; to be called under `jax.jit`.
 
   Args:
-    q_BxTxHxDh, k_BxTxHkvxDh: before the rotation that `spec` does; those that are rotated already take
+    q_BxTxHxDh: queries before the rotation that `spec` does; those that are rotated already take
       spec=AttentionSpec(position='Nope()').
+    k_BxTxHkvxDh: keys, alike.
     keys: how many keys are measured, from the first on.
     spec: how scores become weights, without learned parameters.
   """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import re
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
+from PIL import Image
 
 from sink_jax.evaluate.activations import not_finite
 from sink_jax.models.record import RecordOptions
@@ -30,7 +32,7 @@ from sink_jax.models.run import ModelInputs, Run
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 SINK_1 = r'$\mathrm{Sink}_1^{\epsilon}$'
 SINK_EXTRA_KEY = r'$\mathrm{Sink}_*^{\epsilon}$'
-DPI = 150  # of every picture
+DPI = 120  # of every picture
 File = str | os.PathLike | IO[bytes]  # a path, on a disk or gs://, or a binary stream
 _TICKS = 16  # numbers on an axis of an importance map; more would touch one another
 _FONT = 11
@@ -189,11 +191,17 @@ def mathematical(text: str) -> str:
 
 
 def save(figure: Figure, file: File) -> None:
-  """Writes a figure as PNG to a path, on a disk or gs://, or to a binary stream."""
+  """Writes a figure to a path, on a disk or gs://, or to a binary stream, as a PNG.
+
+  It has 256 colours, which takes a third of the space, and not the version of Matplotlib: equal figures are
+  equal files.
+  """
+  raw = io.BytesIO()
+  figure.savefig(raw, dpi=DPI, format='png', bbox_inches='tight')
+  image = Image.open(raw).convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
   path = isinstance(file, (str, os.PathLike))
   with epath.Path(file).open('wb') if path else contextlib.nullcontext(file) as stream:
-    # Equal figures are equal files under any version of Matplotlib, whose name is left out.
-    figure.savefig(stream, dpi=DPI, format='png', bbox_inches='tight', metadata={'Software': None})
+    image.save(stream, 'png', optimize=True)
 
 
 def _colour_bar(ax: Axes, image: AxesImage, name: str, ticks: Sequence[float] | None = None) -> Any:

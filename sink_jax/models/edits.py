@@ -59,6 +59,13 @@ def edited_logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edi
   return intercepted(_edited, config, mesh, params, tokens_BxT, edits)
 
 
+def next_token_losses(logits_BxTxV: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
+  """Losses (B, T - 1) in nats of tokens 2 to T; under `jax.jit`, so that no copy of the logits is made."""
+  before_BxTxV = logits_BxTxV[:, :-1]
+  picked_BxT = jnp.take_along_axis(before_BxTxV, tokens_BxT[:, 1:, None], -1)[..., 0]
+  return jax.nn.logsumexp(before_BxTxV, -1) - picked_BxT
+
+
 def intercepted(change: Callable, config: ModelConfig, mesh: Mesh | None, params: ParamTree,
                 tokens_BxT: jax.Array | np.ndarray, edits: ParamTree | None = None,
                 options: RecordOptions | None = None) -> Any:

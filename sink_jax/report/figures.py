@@ -7,7 +7,6 @@ Runs that are no valid evidence are grey, dashed and end in a cross; no mean has
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,11 +14,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from PIL import Image
 
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label
-from sink_jax.io.paths import AnyPath
 from sink_jax.report.compare import Measure
 from sink_jax.report.runs import Runs
 
@@ -32,14 +29,6 @@ _AXES = {'sink_1': 'Sink_1 in % of heads', 'valid_loss': 'validation loss (nats)
          'hidden_ratio': 'hidden norm ratio', 'grad_norm': 'gradient norm', 'window': 'window (tokens)',
          'unique_tokens': 'different tokens', 'block': 'block (0: the embedding)',
          'window_absolute': 'token 1 (times uniform)', 'window_relative': 'first key (times uniform)'}
-
-
-def save(figure: Figure, path: AnyPath) -> None:
-  """Writes a PNG of 64 colours, which takes a fifth of the space."""
-  raw = io.BytesIO()
-  figure.savefig(raw, dpi=115, format='png', bbox_inches='tight')
-  image = Image.open(raw).convert('RGB').quantize(64, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
-  image.save(path, optimize=True)
 
 
 def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, colour: str, name: str,

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_jax.evaluate.plots import HeadMaps, head_maps
+from sink_jax.evaluate.plots import HeadMaps, head_maps, save
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import escaped, short
 from sink_jax.pretrained.load import load_run
@@ -147,7 +147,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
                                      title='Sink_1 after a graft')
   drawn |= {item['key']: found for item in paper.FIGURES if (found := _figure(item, runs, shown, tuned))}
   for key, picture in drawn.items():
-    figures.save(picture, out / f'{key}.png')
+    save(picture, out / f'{key}.png')
 
   pictures = {key: f'{key}.png' for key in drawn}
   rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
@@ -252,7 +252,7 @@ def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: An
         'different': {trial: sorted(of_trial - shared) for trial, of_trial in settings.items()},
         'findings': {trial: finding(of[of.trial == trial]) for trial in names}})
     for name, picture in drawn.items():
-      figures.save(picture, out / name)
+      save(picture, out / name)
     files += drawn
   model = model_page(evaluation) if evaluation else ''
   for name in re.findall(r'\]\(([\w.-]+\.png)\)', model):

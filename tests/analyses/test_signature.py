@@ -15,19 +15,6 @@ from sink_jax.models.transformer import init_params
 from tests.analyses.small import VOCABULARY, small_run, tokens
 
 S, N, H, T = 6, 3, 4, 40
-# The arrays of a model of transformers, for `from_arrays` (which `sink_jax` exports as `card_of`):
-#
-#   import torch, transformers
-#   name = 'HuggingFaceTB/SmolLM2-135M'
-#   tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-#   model = transformers.AutoModelForCausalLM.from_pretrained(name, attn_implementation='eager')
-#   ids = torch.stack([tokenizer(text, return_tensors='pt').input_ids[0, :64] for text in texts])
-#   with torch.no_grad():  # texts of 64 tokens or more, so that there is no padding
-#     out = model(ids, output_attentions=True, output_hidden_states=True, use_cache=True)
-#   layers = out.past_key_values.layers  # keys and values (S, Hkv, T, Dh)
-#   rows = sj.card_of(attentions=out.attentions, hidden=torch.stack(out.hidden_states[1:], 1),
-#                     keys=torch.stack([layer.keys for layer in layers], 1),
-#                     values=torch.stack([layer.values for layer in layers], 1), name=name)
 
 
 def planted_maps(mass=0.6, second=None):
@@ -179,8 +166,8 @@ FAMILIES = {
 
 def alarms(name, seed):
   run = sj.Run(FAMILIES[name], init_params(FAMILIES[name], seed), name)
-  rows = runner.analyse('signature', run, tokens(16, 64)).rows
-  return [(name, seed, row['measure'], row['value']) for row in rows if row.get('beyond')]
+  rows = [row for part in ('signature', 'edits') for row in runner.analyse(part, run, tokens(16, 64)).rows]
+  return [(name, seed, row) for row in rows if row.get('beyond')]
 
 
 def test_untrained_models_raise_no_alarm():

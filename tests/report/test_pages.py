@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
+from PIL import Image
 
 from sink_jax.cli.report import make_report
 from sink_jax.report import claims, figures, pages, paper
@@ -25,7 +26,7 @@ BROWSER = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which
 @pytest.fixture
 def undrawn(monkeypatch):
   """Pictures take seconds: here they are empty files."""
-  monkeypatch.setattr(figures, 'save', lambda figure, path: path.write_bytes(b'drawn'))
+  monkeypatch.setattr(pages, 'save', lambda figure, path: path.write_bytes(b'drawn'))
 
 
 @pytest.fixture
@@ -211,8 +212,8 @@ def test_colours_of_lines_survive_the_palette(tmp_path):
   write_run(tmp_path / 'runs', 'a')
   write_run(tmp_path / 'runs', 'b', sink_1=50.0)
   runs = read_runs(tmp_path / 'runs')
-  figures.save(figures.curves(runs, table(runs), ['a', 'b'], ['sink_1']), tmp_path / 'a.png')
-  pixels = np.asarray(figures.Image.open(tmp_path / 'a.png').convert('RGB')).reshape(-1, 3).astype(int)
+  pages.save(figures.curves(runs, table(runs), ['a', 'b'], ['sink_1']), tmp_path / 'a.png')
+  pixels = np.asarray(Image.open(tmp_path / 'a.png').convert('RGB')).reshape(-1, 3).astype(int)
   for colour in figures.COLOURS[:2]:
     wanted = np.round(255 * np.array(matplotlib.colors.to_rgb(colour)))
     assert abs(pixels - wanted).max(1).min() <= 3
