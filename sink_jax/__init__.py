@@ -20,6 +20,7 @@ _MODULES = {
     'sink_jax.attention.reference': 'attention_map',
     'sink_jax.kernels.dispatch': 'attend',
     'sink_jax.kernels.importance': 'Importance streaming_importance',
+    'sink_jax.kernels.check': 'SinkCheck check_sink_gradients',
     'sink_jax.models.decode': 'CachePolicy',
     'sink_jax.models.config': 'ModelConfig',
     'sink_jax.models.run': 'Run',

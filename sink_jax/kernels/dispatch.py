@@ -58,7 +58,7 @@ def attend(
         Softpick and Clipped, in float32 or bfloat16, with a head dimension up to 256 that is a
         multiple of 16 on GPUs and of 8 elsewhere, where they are interpreted and very slow. Inside
         your own shard_map they need check_vma=False.
-      - 'cudnn', 'splash': plain softmax by the libraries for GPUs and for TPUs.
+      - 'cudnn', 'splash': softmax, with any extra key, by the libraries for GPUs and for TPUs.
 
   Raises:
     ValueError: shapes or dtypes do not fit, parameters are missing, the implementation is unknown,
@@ -121,9 +121,9 @@ _TABLE = {
     'chunked': (lambda *case: None, chunked.attend),
     'pallas': (flash.unsupported, _pallas),
     'cudnn': (library_kernels.cudnn_unsupported,
-              functools.partial(library_kernels.attend, library_kernels.cudnn)),
+              functools.partial(library_kernels.attend, library_kernels.CUDNN)),
     'splash': (library_kernels.splash_unsupported,
-               functools.partial(library_kernels.attend, library_kernels.splash)),
+               functools.partial(library_kernels.attend, library_kernels.SPLASH)),
 }
 IMPLEMENTATIONS = tuple(_TABLE)
 # By platform, what `choose` tries in turn; 'chunked' where none of them runs the case. Libraries

@@ -44,19 +44,25 @@ def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAtte
   Args:
     q_BxTxHxDh: the transformed queries, for the score of the extra key.
   """
+  extra_BxHxT, value = extra_key_value(spec, q_BxTxHxDh, params)
+  combine = _exponential if spec.similarity.kind == 'exponential' else _additive
+  out, factor = combine(spec, rows, extra_BxHxT, value)
+  return _with_output_bias(spec, out if factor is None else out * per_row(factor), params)
+
+
+def extra_key_value(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
+                    params: Params) -> tuple[jax.Array | None, jax.Array | None]:
+  """The score (B, H, T) of the extra key, and its value (H, Dh); None where there is none."""
   # NumPy positions: a score that depends on them only is then a constant of the program.
   extra_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params, np.arange(q_BxTxHxDh.shape[1]))
   # The number of key heads is unknown here and does not matter: an extra key is one of query heads.
   heads, head_dim = q_BxTxHxDh.shape[2:]
-  value = spec.kv_bias.value_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
-  combine = _exponential if spec.similarity.kind == 'exponential' else _additive
-  out, factor = combine(spec, rows, extra_BxHxT, value)
-  return _with_output_bias(spec, out if factor is None else out * _per_row(factor), params)
+  return extra_BxHxT, spec.kv_bias.value_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
 
 
 def apply_softmax_epilogue(spec: AttentionSpec, out_BxTxHxDh: jax.Array,
                            params: Params) -> jax.Array:
-  """The same for softmax rows of a library, which gives no statistic: without an extra key."""
+  """The same for softmax rows of a library, which have the extra key already."""
   assert isinstance(spec.normalizer, RowSum), 'library kernels refuse others'
   return _with_output_bias(spec, out_BxTxHxDh.astype(jnp.float32) * spec.normalizer.scale, params)
 
@@ -76,9 +82,9 @@ def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array |
   if extra is not None:
     # exp(extra) / (exp(extra) + exp(lse)), without either exponential: softmax of two.
     weight = jax.nn.sigmoid(extra - lse)
-    out = out * _per_row(1 - weight)
+    out = out * per_row(1 - weight)
     if value is not None:
-      out = out + _per_row(weight) * value
+      out = out + per_row(weight) * value
     lse = jnp.logaddexp(lse, extra)
     power_lse = lse if power == 1 else jnp.logaddexp(power_lse, power * extra)
   return out, jnp.exp(spec.normalizer.log_factor(lse, power_lse))
@@ -91,11 +97,11 @@ def _additive(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | No
   if extra is not None:
     weight = spec.similarity(extra)
     if value is not None:
-      out = out + _per_row(weight) * value
+      out = out + per_row(weight) * value
     if power is not None:
       total = total + (weight if power == 1 else safe_power(weight, power))
   return out, None if power is None else spec.normalizer.factor(total)
 
 
-def _per_row(x_BxHxT: jax.Array) -> jax.Array:
+def per_row(x_BxHxT: jax.Array) -> jax.Array:
   return jnp.swapaxes(x_BxHxT, 1, 2)[..., None]

@@ -1,8 +1,8 @@
-"""Plain softmax attention by the kernels of libraries: cuDNN on NVIDIA GPUs, splash on TPUs.
+"""Softmax attention by the kernels of libraries: cuDNN on NVIDIA GPUs, splash on TPUs.
 
-Either returns finished softmax rows and no statistics, so it serves neither an extra key nor
-another normalizer; the scale of RowSum and VBias act on the rows afterwards. XLA cannot partition
-these kernels: every device calls them for its share.
+Plain softmax calls their public functions. An extra key joins the softmax afterwards: the library
+gives the logarithms of its row sums, and its backward kernels take those of the sums with the
+extra key. XLA cannot partition these kernels: every device calls them for its share.
 
 Similarities, normalizers and masks are compared by class here, where others ask what a value
 says of itself: a library computes what its authors wrote, so only the very classes that mean
@@ -14,28 +14,90 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import core
+from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention.mask import Causal, Mask, Prefix, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec, Params
-from sink_jax.kernels.epilogue import ATTENTION, Shaped, apply_softmax_epilogue
+from sink_jax.kernels.epilogue import ATTENTION, Shaped, apply_softmax_epilogue, extra_key_value, per_row
 from sink_jax.kernels.shard import shard_map_batch_heads
 
 _LANES = 128  # of a TPU's vector registers, which splash fills
 
 
-def attend(rows: Callable[..., jax.Array], spec: AttentionSpec, q_BxTxHxDh: jax.Array,
-           k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
-  """Attention output (B, T, H, Dh) float32, by the rows of a library: `cudnn` or `splash`."""
-  out, = shard_map_batch_heads('bthd bthd bthd -> bthd', lambda *share: (rows(spec, *share),),
-                               q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
+class Library(NamedTuple):
+  """The kernels of a library, all of a spec and of q, k, v; grouped heads stay grouped.
+
+  Attributes:
+    rows: finished rows of plain softmax (B, T, H, Dh), in the dtype of v; differentiable.
+    forward: the same rows, not differentiable, and the logarithms (B, H, T) of their sums, float32.
+    backward: takes rows, logarithms and the cotangent of the rows too; (dq, dk, dv).
+  """
+
+  rows: Callable[..., jax.Array]
+  forward: Callable[..., tuple[jax.Array, jax.Array]]
+  backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+
+
+def attend(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+           v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
+  """Attention output (B, T, H, Dh) float32, by the kernels of a library: `CUDNN` or `SPLASH`."""
+  out: Any
+  if spec.kv_bias.has_extra_key:
+    out = _with_extra_key(library, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh,
+                          *extra_key_value(spec, q_BxTxHxDh, params))
+  else:
+    out, = shard_map_batch_heads('bthd bthd bthd -> bthd', lambda *share: (library.rows(spec, *share),),
+                                 q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
   return apply_softmax_epilogue(spec, out, params)
+
+
+# With p the softmax without the extra key, whose score is s and whose sum of exponentials exp(L):
+# L' = log(exp(L) + exp(s)) and o' = exp(L - L') o + exp(s - L') v* are those of all keys. The
+# backward pass of softmax reads scores, o', L' and the cotangent only, so that a library's kernels
+# give the exact dq, dk and dv of the tokens from them.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _with_extra_key(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                    v_BxTxHkvxDh: jax.Array, extra_BxHxT: jax.Array,
+                    value_HxDh: jax.Array | None) -> jax.Array:
+  """Rows (B, T, H, Dh) of softmax with an extra key, in the dtype of v."""
+  return _extra_forward(library, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, extra_BxHxT, value_HxDh)[0]
+
+
+def _extra_forward(library: Library, spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
+                   extra_BxHxT: jax.Array, value_HxDh: jax.Array | None) -> tuple[jax.Array, Any]:
+  out, lse_BxHxT = shard_map_batch_heads('bthd bthd bthd -> bthd bht', functools.partial(library.forward, spec),
+                                         q, k, v)
+  total_BxHxT = jnp.logaddexp(lse_BxHxT, extra_BxHxT)
+  out = out * per_row(jnp.exp(lse_BxHxT - total_BxHxT))
+  if value_HxDh is not None:
+    out = out + per_row(jnp.exp(extra_BxHxT - total_BxHxT)) * value_HxDh
+  out, total_BxHxT = checkpoint_name((out.astype(v.dtype), total_BxHxT), ATTENTION)
+  return out, (q, k, v, extra_BxHxT, value_HxDh, out, total_BxHxT)
+
+
+def _extra_backward(library: Library, spec: AttentionSpec, saved: Any, do_BxTxHxDh: jax.Array) -> tuple:
+  q, k, v, extra_BxHxT, value_HxDh, out, total_BxHxT = saved
+  of_tokens = shard_map_batch_heads(
+      'bthd bthd bthd bthd bht bthd -> bthd bthd bthd', functools.partial(library.backward, spec),
+      q, k, v, out, total_BxHxT, do_BxTxHxDh)
+  do = do_BxTxHxDh.astype(jnp.float32)
+  weight_BxHxT, d_value = jnp.exp(extra_BxHxT - total_BxHxT), None
+  d_weight_BxHxT = -jnp.einsum('bthd,bthd->bht', do, out.astype(jnp.float32))
+  if value_HxDh is not None:
+    d_weight_BxHxT += jnp.einsum('bthd,hd->bht', do, value_HxDh.astype(jnp.float32))
+    d_value = jnp.einsum('bht,bthd->hd', weight_BxHxT, do).astype(value_HxDh.dtype)
+  return *of_tokens, weight_BxHxT * d_weight_BxHxT, d_value
+
+
+_with_extra_key.defvjp(_extra_forward, _extra_backward)
 
 
 def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
@@ -62,13 +124,50 @@ def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Sha
 def cudnn(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
           v_BxTxHkvxDh: jax.Array) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped."""
-  window = None
-  if spec.mask.window and spec.mask.window < q_BxTxHxDh.shape[1]:
-    window = (spec.mask.window - 1, 0)  # how many keys to the left and right of the query
   # A window without is_causal has no right edge in cuDNN: queries would see the future.
+  window = _cudnn_window(spec, q_BxTxHxDh)
   return jax.nn.dot_product_attention(
-      q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, is_causal=True, local_window_size=window,
-      implementation='cudnn')
+      q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, is_causal=True, implementation='cudnn',
+      local_window_size=None if window is None else (window - 1, 0))  # keys left and right of the query
+
+
+def _cudnn_window(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> int | None:
+  window = spec.mask.window
+  return window if window and window < q_BxTxHxDh.shape[1] else None
+
+
+def _cudnn_options(spec: AttentionSpec, q_BxTxHxDh: jax.Array) -> tuple[Any, ...]:
+  """What both rules of JAX's cuDNN attention take beside arrays; JAX has no public function that does."""
+  from jax._src.cudnn import fused_attention_stablehlo as fused
+
+  return (1 / math.sqrt(q_BxTxHxDh.shape[-1]), 42, 0.0, (False, False), fused.MaskType.CAUSAL,
+          fused.AttentionLayout.BTNH.value, _cudnn_window(spec, q_BxTxHxDh), fused.check_cudnn_version())
+
+
+def _cudnn_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                   v_BxTxHkvxDh: jax.Array) -> tuple[jax.Array, jax.Array]:
+  from jax._src.cudnn import fused_attention_stablehlo as fused
+
+  # The public function rounds the logarithms to the dtype of the rows.
+  unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7
+  rule: Any = fused._dot_product_attention_fwd_rule
+  (out, lse_BxHxT), _ = rule(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *unused,
+                             *_cudnn_options(spec, q_BxTxHxDh), True)
+  return out, lse_BxHxT
+
+
+def _cudnn_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                    v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
+                    do_BxTxHxDh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  from jax._src.cudnn import fused_attention_stablehlo as fused
+
+  unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7
+  saved = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *unused, lse_BxHxT, out_BxTxHxDh
+  rule: Any = fused._dot_product_attention_bwd_rule
+  return rule(*_cudnn_options(spec, q_BxTxHxDh), False, saved, do_BxTxHxDh)[:3]
+
+
+CUDNN = Library(cudnn, _cudnn_forward, _cudnn_backward)
 
 
 def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
@@ -97,16 +196,53 @@ def splash(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
 
   interpret: run the kernel in Pallas' interpreter, which works on any machine.
   """
-  length, heads, head_dim = q_BxTxHxDh.shape[1:]
+  kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret)
+  out = jax.vmap(kernel)(*map(_heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh)))
+  return _heads_first(out).astype(v_BxTxHkvxDh.dtype)
+
+
+def _splash_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                    v_BxTxHkvxDh: jax.Array, *, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
+  kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret, save_residuals=True)
+  out, (lse_BxHxT,) = jax.vmap(kernel)(*map(_heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh)))
+  return _heads_first(out).astype(v_BxTxHkvxDh.dtype), lse_BxHxT
+
+
+def _splash_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
+                     v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
+                     do_BxTxHxDh: jax.Array, *, interpret: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as module
+
+  kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret)
+
+  def backward(q: Any, k: Any, v: Any, out: Any, lse: Any, do: Any) -> Any:
+    saved = q, k, v, None, None, out, lse, kernel.dq_mask_info, kernel.dkv_mask_info
+    return module._splash_attention_bwd(**kernel.kwargs, res=saved, do=do)[3:6]
+
+  q, k, v, out, do = map(_heads_first, (
+      _scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh, out_BxTxHxDh, do_BxTxHxDh))
+  d_scaled, dk, dv = map(_heads_first, jax.vmap(backward)(q, k, v, out, lse_BxHxT, do))
+  return _scaled(d_scaled).astype(q_BxTxHxDh.dtype), dk.astype(k_BxTxHkvxDh.dtype), dv.astype(v_BxTxHkvxDh.dtype)
+
+
+SPLASH = Library(splash, _splash_forward, _splash_backward)
+
+
+def _scaled(q_BxTxHxDh: jax.Array) -> jax.Array:
   # The kernel has no factor for the scores, so the queries carry it. A product in float32
   # and one rounding leave errors that differ from entry to entry and average out in a
   # score, and for 64 or 256 channels the factor is a power of two and nothing is rounded.
   # A factor rounded to bfloat16 would bend all scores the same way, like a temperature.
-  q = (q_BxTxHxDh.astype(jnp.float32) / math.sqrt(head_dim)).astype(q_BxTxHxDh.dtype)
-  kernel = _splash_kernel(spec.mask, length, heads, _block(spec.mask, q), interpret)
-  heads_first = lambda x: jnp.swapaxes(x, 1, 2)
-  out = jax.vmap(kernel)(*map(heads_first, (q, k_BxTxHkvxDh, v_BxTxHkvxDh)))
-  return heads_first(out).astype(v_BxTxHkvxDh.dtype)
+  return (q_BxTxHxDh.astype(jnp.float32) / math.sqrt(q_BxTxHxDh.shape[-1])).astype(q_BxTxHxDh.dtype)
+
+
+def _heads_first(x: jax.Array) -> jax.Array:
+  return jnp.swapaxes(x, 1, 2)
+
+
+def _splash_case(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> tuple[Mask, int, int, int]:
+  _, length, heads, _ = q_BxTxHxDh.shape
+  return spec.mask, length, heads, _block(spec.mask, q_BxTxHxDh)
 
 
 def _block(mask: Mask, q_BxTxHxDh: Shaped) -> int:
@@ -123,7 +259,8 @@ def _block(mask: Mask, q_BxTxHxDh: Shaped) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: bool):
+def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: bool,
+                   save_residuals: bool = False):
   """A kernel for [heads, length, Dh], without a batch.
 
   Kept, since setting it up looks at every block of the T x T mask. It is set up outside
@@ -153,7 +290,8 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
   with core.eval_context():
     kernel = splash_attention.make_splash_mha(
         splash_attention.MultiHeadMask([OfPackage()] * heads), block_sizes=sizes, head_shards=1,
-        q_seq_shards=1, interpret=interpret, residual_checkpoint_name=ATTENTION)
+        q_seq_shards=1, interpret=interpret, save_residuals=save_residuals,
+        residual_checkpoint_name=ATTENTION)
     return jax.tree.map(np.asarray, kernel)
 
 
@@ -162,8 +300,6 @@ def _not_plain_softmax(spec: AttentionSpec, kernel: str) -> str | None:
     return f'{kernel} computes softmax, so the similarity must be Exp(), not {spec.similarity}'
   if type(spec.normalizer) is not RowSum:
     return f'{kernel} computes softmax, so the normalizer must be RowSum(), not {spec.normalizer}'
-  if spec.kv_bias.has_extra_key:
-    return f'{kernel} gives no row statistics, which {spec.kv_bias} needs to join the softmax'
   if spec.position.has_bias:
     return f'{kernel} takes no bias on the scores, and {spec.position} adds one'
   return None

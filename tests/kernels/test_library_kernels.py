@@ -110,6 +110,98 @@ def test_splash_tiles_divide_the_length_and_fit(mask, length, head_dim, dtype, b
   assert library_kernels._block(mask, shapes(length, head_dim=head_dim, dtype=dtype)[0]) == block
 
 
+EXTRA_KEYS = [sj.SinkLogit(), sj.ZeroSink(), sj.KBias(), sj.KBias(shared=True, value_norm=2.0, learnable_dims=5),
+              sj.KVBias(), sj.PseudoMask(context=300)]
+
+
+def attends(library, spec, length=256, dtype=jnp.float32):
+  """The rows by a library and by the definition, with all gradients: those of parameters too."""
+  q, k, v = random_heads(length, 4, 2, dtype=dtype)
+  rng, shapes = np.random.default_rng(2), spec.params(sj.Dims(4, 2, 24, 96))
+  params = jax.tree.map(lambda p: jnp.asarray(rng.standard_normal(p.shape), jnp.float32), shapes,
+                        is_leaf=lambda p: hasattr(p, 'shape'))
+  def run(f, *inputs):
+    inputs = *inputs, params
+    rows, vjp = jax.vjp(f, *inputs)
+    weight = np.random.default_rng(1).standard_normal(rows.shape)
+    return jax.tree.leaves((rows, vjp(jnp.asarray(weight, rows.dtype))))
+  by_library = lambda q, k, v, params: library_kernels.attend(library, spec, q, k, v, params)
+  by_definition = lambda q, k, v, params: sj.attend(spec, q, k, v, params, implementation='reference')
+  exact = [x.astype(jnp.float32) for x in (q, k, v)]
+  return jax.jit(run, static_argnums=0)(by_library, q, k, v), run(by_definition, *exact)
+
+
+_on_a_cpu = functools.partial(functools.partial, interpret=True)
+INTERPRETED = library_kernels.Library(*map(_on_a_cpu, library_kernels.SPLASH))
+
+
+@pytest.mark.parametrize('kv_bias', EXTRA_KEYS, ids=str)
+def test_an_extra_key_joins_the_softmax_of_splash(kv_bias):
+  spec = softmax(kv_bias=kv_bias, mask=sj.Window(size=100), normalizer=sj.RowSum(scale=0.7))
+  assert worst_error(*attends(INTERPRETED, spec)) < 1e-5  # float32, as for plain softmax
+
+
+def test_an_extra_key_in_bfloat16_is_near_float32():
+  assert worst_error(*attends(INTERPRETED, softmax(kv_bias=sj.KVBias()), dtype=jnp.bfloat16)) < 0.015
+
+
+@pytest.fixture
+def cudnn_by_definition(monkeypatch):
+  """cuDNN's two rules in JAX, from what cuDNN reads: (q, k, v), and backward the rows and their logarithms."""
+  fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
+  monkeypatch.setattr(fused, 'check_cudnn_version', lambda: 91002)
+
+  def scores(q, k, scale, mask_type, layout, window):
+    assert mask_type == fused.MaskType.CAUSAL and layout == fused.AttentionLayout.BTNH.value
+    i, j = np.ogrid[:q.shape[1], :q.shape[1]]
+    s = jnp.einsum('bihd,bjhd->bhij', q, jnp.repeat(k, q.shape[2] // k.shape[2], 2)) * scale
+    return jnp.where((j <= i) & (i - j < (window or 10**9)), s, -jnp.inf)
+
+  def forward(q, k, v, *rest):
+    *unused, scale, seed, dropout, variadic, mask, layout, window, version, residual = rest
+    assert len(unused) == 7 and all(x.size == 0 for x in unused) and dropout == 0 and residual
+    s = scores(q, k, scale, mask, layout, window)
+    out = jnp.einsum('bhij,bjhd->bihd', jax.nn.softmax(s), jnp.repeat(v, q.shape[2] // v.shape[2], 2))
+    return (out, jax.nn.logsumexp(s, -1)), None
+
+  def backward(scale, seed, dropout, variadic, mask, layout, window, version, residual, saved, do):
+    q, k, v, *unused, lse, out = saved
+    assert len(unused) == 7 and not residual
+    groups = q.shape[2] // k.shape[2]
+    p = jnp.exp(scores(q, k, scale, mask, layout, window) - lse[..., None])
+    of = lambda x: jnp.repeat(x, groups, 2)
+    ds = p * (jnp.einsum('bihd,bjhd->bhij', do, of(v)) - jnp.einsum('bihd,bihd->bhi', do, out)[..., None]) * scale
+    grouped = lambda x: x.reshape(*x.shape[:2], -1, groups, x.shape[-1]).sum(3)
+    return (jnp.einsum('bhij,bjhd->bihd', ds, of(k)), grouped(jnp.einsum('bhij,bihd->bjhd', ds, q)),
+            grouped(jnp.einsum('bhij,bihd->bjhd', p, do)), *[None] * 7)
+
+  monkeypatch.setattr(fused, '_dot_product_attention_fwd_rule', forward)
+  monkeypatch.setattr(fused, '_dot_product_attention_bwd_rule', backward)
+
+
+@pytest.mark.parametrize('kv_bias', EXTRA_KEYS, ids=str)
+@pytest.mark.parametrize('mask', [sj.Causal(), sj.Window(size=7)], ids=str)
+def test_an_extra_key_joins_the_softmax_of_cudnn(cudnn_by_definition, kv_bias, mask):
+  assert worst_error(*attends(library_kernels.CUDNN, softmax(kv_bias=kv_bias, mask=mask), length=30)) < 1e-5
+
+
+@pytest.mark.parametrize('kernels, platform, calls', [
+    (library_kernels.SPLASH, 'tpu', 3), (library_kernels.CUDNN, 'cuda', 2)], ids=['splash', 'cudnn'])
+def test_an_extra_key_lowers_to_the_kernels_of_plain_softmax(monkeypatch, kernels, platform, calls):
+  fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
+  monkeypatch.setattr(fused, 'check_cudnn_version', lambda: 91002)
+  spec, params = softmax(kv_bias=sj.SinkLogit(), mask=sj.Window(size=256)), {'kv_bias': {'logit': jnp.zeros(8)}}
+  programs = []
+  for attend in (functools.partial(library_kernels.attend, kernels, spec, params=params),
+                 functools.partial(kernels.rows, softmax(mask=spec.mask))):
+    text = jax.jit(gradient(attend)).trace(*shapes(kv_heads=2)).lower(lowering_platforms=(platform,)).as_text()
+    assert '2048x2048' not in text
+    name = 'tpu_custom_call|__cudnn[^(]*'
+    found = re.findall(rf'custom_call @({name})\(.*?backend_config = "(.*?)"[,}}]', text)
+    programs.append(sorted((name, config if platform == 'cuda' else '') for name, config in found))
+  assert programs[0] == programs[1] and len(programs[0]) == calls
+
+
 @pytest.mark.parametrize('kv_heads', [8, 2])
 @pytest.mark.parametrize('mask', MASKS, ids=str)
 def test_splash_lowers_for_tpus(mask, kv_heads):
@@ -186,7 +278,6 @@ CPU = tuple((unsupported, 'cpu') for unsupported, _ in BOTH)
 @pytest.mark.parametrize('kernels, slots, sizes, reason', [
     (BOTH, dict(similarity=sj.CappedExp()), {}, r'similarity must be Exp\(\), not CappedExp\(cap=50.0\)'),
     (BOTH, dict(normalizer=sj.PNorm(p=2.0)), {}, r'normalizer must be RowSum\(\), not PNorm\(p=2.0\)'),
-    (BOTH, dict(kv_bias=sj.KBias()), {}, r'no row statistics, which KBias\(.*\) needs'),
     (BOTH, dict(position=sj.Alibi()), {}, r'takes no bias on the scores, and Alibi\(\) adds'),
     (CUDNN, dict(mask=sj.Prefix(length=3)), {},
      r'the masks Causal\(\) and Window\(\), not Prefix\(length=3\)'),
@@ -201,6 +292,7 @@ CPU = tuple((unsupported, 'cpu') for unsupported, _ in BOTH)
     (BOTH, dict(mask=Mask()), {}, r'Causal\(\).* not Mask\('), (CPU, {}, {}, 'not cpu'),
     # What acts before or after the softmax is no obstacle.
     (BOTH, dict(position=sj.Rope(), normalizer=sj.RowSum(scale=0.2)), {}, None),
+    (BOTH, dict(kv_bias=sj.SinkLogit()), {}, None),
     (BOTH, dict(kv_bias=sj.VBias(), feature_map=sj.Mlp(), qk_norm=sj.QKNorm()), {}, None),
     (BOTH, dict(mask=sj.Window(size=3)), {}, None), (CUDNN, {}, dict(length=333, dtype=jnp.float16), None),
     (SPLASH, {}, dict(length=128, head_dim=100, dtype=jnp.float32), None)])

@@ -1,0 +1,118 @@
+"""Checks the attention of others, softmax with sink logits, against the definition, gradients included."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import DTypeLike
+
+from sink_jax.attention.extra_key_value import SinkLogit
+from sink_jax.attention.mask import Causal, Window
+from sink_jax.attention.position import Nope
+from sink_jax.attention.spec import AttentionSpec
+from sink_jax.io.terminal import text_table
+from sink_jax.kernels import chunked
+
+_NAMES = 'output', 'dq', 'dk', 'dv', 'd sinks'
+_MARGIN = 4  # times the error of a careful implementation: other orders of sums are no errors
+_KNOWN = {
+    'the sink is left out': dict(sink=False),
+    'the gradient takes the weight of the sink as a constant (a dropped cotangent)': dict(cotangent=False)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkCheck:
+  """What `check_sink_gradients` found.
+
+  Attributes:
+    rows: by array: its `error`, the largest difference over the largest entry of the definition, and what
+      is `allowed`: 4 times the error of a careful implementation in the same dtype.
+    findings: what is wrong, in words; empty where every array is right.
+  """
+
+  rows: list[dict[str, Any]]
+  findings: list[str]
+
+  @property
+  def ok(self) -> bool:
+    return not self.findings
+
+  def __str__(self) -> str:
+    cells = [[row['array'], f'{row["error"]:.1e}', f'{row["allowed"]:.1e}', 'yes' if row['ok'] else 'NO']
+             for row in self.rows]
+    return '\n'.join([*text_table(['array', 'error', 'allowed', 'right'], cells), *self.findings])
+
+
+def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 512, heads: int = 4,
+                         kv_heads: int = 2, head_dim: int = 64, dtype: DTypeLike = 'bfloat16',
+                         window: int | None = None, seed: int = 0) -> SinkCheck:
+  """Compares softmax attention with sink logits with its definition: its output and all four gradients.
+
+  The definition is exp(s_ij) / (exp(sink_h) + sum_j exp(s_ij)) on values, s = q . k / sqrt(Dh), in float64.
+  A sink that is dropped, a cotangent that is dropped, and sums in 16 bits are found and named.
+
+  Args:
+    attention: attention(q, k, v, sinks) -> output, of arrays (B, T, H, Dh), (B, T, Hkv, Dh), the same, and
+      (H,); causal, differentiable by `jax.vjp`. sinks are float32, all other arrays of `dtype`.
+    window: the keys that a query sees, with its own; None for all before it.
+
+  Raises:
+    ValueError: the output does not have the shape of the queries.
+  """
+  rng = np.random.default_rng(seed)
+  draw = lambda n: jnp.asarray(rng.standard_normal((2, length, n, head_dim)), dtype)
+  q, k, v, do = draw(heads), draw(kv_heads), draw(kv_heads), draw(heads)
+  # About as much as all tokens together, so that nothing about a sink is small.
+  sinks = jnp.asarray(np.log(window or length) + rng.standard_normal(heads), jnp.float32)
+  inputs = q, k, v, sinks
+  spec = AttentionSpec(position=Nope(), kv_bias=SinkLogit(), mask=Window(window) if window else Causal())
+  careful = lambda q, k, v, sinks: chunked.attend(spec, q, k, v, {'kv_bias': {'logit': sinks}}).astype(q.dtype)
+
+  def results(f: Callable[..., jax.Array]) -> list[np.ndarray]:
+    out, vjp = jax.vjp(f, *inputs)
+    if out.shape != q.shape:
+      raise ValueError(f'attention returned an output of shape {out.shape}, not that of the queries, {q.shape}.')
+    return [np.asarray(x, np.float64) for x in (out, *vjp(do.astype(out.dtype)))]
+
+  wide = [np.asarray(x, np.float64) for x in (*inputs, do)]
+  exact = lambda **known: _definition(*wide, window=window, **known)
+  truth, found = exact(), results(attention)
+  errors = lambda xs, ys: [float(abs(x - y).max() / max(abs(y).max(), 1e-30)) for x, y in zip(xs, ys)]
+  allowed = [max(_MARGIN * x, 1e-6) for x in errors(results(careful), truth)]
+  rows = [{'array': name, 'error': error, 'allowed': most, 'ok': error <= most}  # NaN is not
+          for name, error, most in zip(_NAMES, errors(found, truth), allowed)]
+  wrong = [row['array'] for row in rows if not row['ok']]
+  if not wrong:
+    return SinkCheck(rows, [])
+  for words, known in _KNOWN.items():
+    if all(error <= most for error, most in zip(errors(found, exact(**known)), allowed)):
+      return SinkCheck(rows, [f'{", ".join(wrong)}: {words}.'])
+  rounded = all(row['error'] < 0.1 for row in rows) and jnp.dtype(dtype).itemsize == 2
+  words = 'off as by sums in 16 bits; sum in float32' if rounded else 'wrong, for none of the known reasons'
+  return SinkCheck(rows, [f'{", ".join(wrong)}: {words}.'])
+
+
+def _definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, do: np.ndarray, *,
+                window: int | None, sink: bool = True, cotangent: bool = True) -> list[np.ndarray]:
+  """Output, dq, dk, dv and d sinks in float64; or what they are without the sink, or without its cotangent."""
+  groups, (length, head_dim) = q.shape[2] // k.shape[2], q.shape[1::2]
+  k, v = (np.repeat(x, groups, 2) for x in (k, v))
+  i, j = np.ogrid[:length, :length]
+  s = np.einsum('bihd,bjhd->bhij', q, k) / np.sqrt(head_dim)
+  s = np.where((j <= i) & (i - j < (window or length)), s, -np.inf)
+  extra = np.where(sink, sinks, -np.inf)[:, None, None]
+  largest = np.maximum(s.max(-1, keepdims=True), extra)
+  total = np.exp(s - largest).sum(-1, keepdims=True) + np.exp(extra - largest)
+  p, rest = np.exp(s - largest) / total, np.exp(extra - largest) / total
+  out = np.einsum('bhij,bjhd->bihd', p, v)
+  # Softmax without the sink, times a factor: a dropped cotangent takes the factor as a constant.
+  read = np.einsum('bihd,bihd->bhi', do, out)[..., None] / (1 if cotangent else 1 - rest)
+  ds = p * (np.einsum('bihd,bjhd->bhij', do, v) - read) / np.sqrt(head_dim)
+  grouped = lambda x: x.reshape(*x.shape[:2], -1, groups, head_dim).sum(3)
+  return [out, np.einsum('bhij,bjhd->bihd', ds, k), grouped(np.einsum('bhij,bihd->bjhd', ds, q)),
+          grouped(np.einsum('bhij,bihd->bjhd', p, do)), -(rest * read).sum((0, 2, 3)) * cotangent]
