@@ -32,7 +32,7 @@ Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to ea
 # The beginning of a row, the argument of `edit_tree`, and its arrays: of the targets, then of controls.
 Edit = tuple[Row, str, list[np.ndarray]]
 _FIRST = 4  # tokens that no control edits: sinks may lie there
-_LEAST = 0.02  # nats, below which a change of the loss counts as none
+_LEAST = 0.01  # of the loss, below which a change counts as none; the tolerance of cache advice too
 
 
 def _draw(rows: list[Row]) -> Figure:
@@ -45,7 +45,7 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
 
   Losses are those of the tokens from the third on, in nats, and `low` and `high` bound the mean change over
-  sequences. `beyond` says that `low` exceeds the change of every control, and 0.02 nats. An edit
+  sequences. `beyond` says that `low` exceeds the change of every control, and 1 % of the loss. An edit
   without targets, or without as many others for a control, is a row without numbers.
 
   - drop the key: later tokens do not see a sink (`SinkReport.sink_positions`), in all blocks and heads.
@@ -167,4 +167,4 @@ def _changes(base_S: np.ndarray, losses_CxS: list[np.ndarray]) -> Row:
   change, *control = (float((losses_S - base_S).mean()) for losses_S in losses_CxS)
   return {'loss': float(losses_CxS[0].mean()), 'change': change, 'low': float(low), 'high': float(high),
           'controls': len(control), 'control': float(np.mean(control)), 'control_low': min(control),
-          'control_high': max(control), 'beyond': bool(low > max(*control, _LEAST))}
+          'control_high': max(control), 'beyond': bool(low > max(*control, _LEAST * base_S.mean()))}

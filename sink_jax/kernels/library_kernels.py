@@ -136,35 +136,31 @@ def _cudnn_window(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> int | None:
   return window if window and window < q_BxTxHxDh.shape[1] else None
 
 
-def _cudnn_options(spec: AttentionSpec, q_BxTxHxDh: jax.Array) -> tuple[Any, ...]:
-  """What both rules of JAX's cuDNN attention take beside arrays; JAX has no public function that does."""
-  from jax._src.cudnn import fused_attention_stablehlo as fused
-
-  return (1 / math.sqrt(q_BxTxHxDh.shape[-1]), 42, 0.0, (False, False), fused.MaskType.CAUSAL,
-          fused.AttentionLayout.BTNH.value, _cudnn_window(spec, q_BxTxHxDh), fused.check_cudnn_version())
-
-
 def _cudnn_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
                    v_BxTxHkvxDh: jax.Array) -> tuple[jax.Array, jax.Array]:
+  # jax.nn.dot_product_attention, which calls this function, would round the logarithms to 16 bits.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
-  # The public function rounds the logarithms to the dtype of the rows.
-  unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7
-  rule: Any = fused._dot_product_attention_fwd_rule
-  (out, lse_BxHxT), _ = rule(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *unused,
-                             *_cudnn_options(spec, q_BxTxHxDh), True)
-  return out, lse_BxHxT
+  attention: Any = fused.dot_product_attention
+  return attention(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]),
+                   mask_type=fused.MaskType.CAUSAL, sliding_window_length=_cudnn_window(spec, q_BxTxHxDh),
+                   return_residual=True)
 
 
 def _cudnn_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
                     v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
                     do_BxTxHxDh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  # JAX has no other way to cuDNN's backward kernel with statistics of one's own.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
-  unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7
-  saved = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *unused, lse_BxHxT, out_BxTxHxDh
-  rule: Any = fused._dot_product_attention_bwd_rule
-  return rule(*_cudnn_options(spec, q_BxTxHxDh), False, saved, do_BxTxHxDh)[:3]
+  unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7  # bias, lengths, offsets, page tables
+  since_0_12 = {} if jax.__version_info__ < (0, 12) else {'score_mod': None}
+  dq, dk, dv = fused._dot_product_attention_bwd_p_wrapper.bind(
+      q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *unused, lse_BxHxT, out_BxTxHxDh, do_BxTxHxDh,
+      scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]), seed=42, dropout_rate=0.0, variadic_args=(False, False),
+      mask_type=fused.MaskType.CAUSAL, layout=fused.AttentionLayout.BTNH.value,
+      sliding_window_length=_cudnn_window(spec, q_BxTxHxDh), **since_0_12)
+  return dq, dk, dv
 
 
 CUDNN = Library(cudnn, _cudnn_forward, _cudnn_backward)

@@ -147,36 +147,37 @@ def test_an_extra_key_in_bfloat16_is_near_float32():
 
 @pytest.fixture
 def cudnn_by_definition(monkeypatch):
-  """cuDNN's two rules in JAX, from what cuDNN reads: (q, k, v), and backward the rows and their logarithms."""
+  """cuDNN's two calls in JAX, from what cuDNN reads: (q, k, v), and backward the rows and their logarithms."""
   fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
-  monkeypatch.setattr(fused, 'check_cudnn_version', lambda: 91002)
 
-  def scores(q, k, scale, mask_type, layout, window):
-    assert mask_type == fused.MaskType.CAUSAL and layout == fused.AttentionLayout.BTNH.value
+  def scores(q, k, scale, mask_type, window):
+    assert mask_type == fused.MaskType.CAUSAL
     i, j = np.ogrid[:q.shape[1], :q.shape[1]]
     s = jnp.einsum('bihd,bjhd->bhij', q, jnp.repeat(k, q.shape[2] // k.shape[2], 2)) * scale
     return jnp.where((j <= i) & (i - j < (window or 10**9)), s, -jnp.inf)
 
-  def forward(q, k, v, *rest):
-    *unused, scale, seed, dropout, variadic, mask, layout, window, version, residual = rest
-    assert len(unused) == 7 and all(x.size == 0 for x in unused) and dropout == 0 and residual
-    s = scores(q, k, scale, mask, layout, window)
+  def forward(q, k, v, *, scale, mask_type, sliding_window_length, return_residual):
+    s = scores(q, k, scale, mask_type, sliding_window_length)
     out = jnp.einsum('bhij,bjhd->bihd', jax.nn.softmax(s), jnp.repeat(v, q.shape[2] // v.shape[2], 2))
-    return (out, jax.nn.logsumexp(s, -1)), None
+    return out, jax.nn.logsumexp(s, -1)
 
-  def backward(scale, seed, dropout, variadic, mask, layout, window, version, residual, saved, do):
-    q, k, v, *unused, lse, out = saved
-    assert len(unused) == 7 and not residual
-    groups = q.shape[2] // k.shape[2]
-    p = jnp.exp(scores(q, k, scale, mask, layout, window) - lse[..., None])
-    of = lambda x: jnp.repeat(x, groups, 2)
-    ds = p * (jnp.einsum('bihd,bjhd->bhij', do, of(v)) - jnp.einsum('bihd,bihd->bhi', do, out)[..., None]) * scale
-    grouped = lambda x: x.reshape(*x.shape[:2], -1, groups, x.shape[-1]).sum(3)
-    return (jnp.einsum('bhij,bjhd->bihd', ds, of(k)), grouped(jnp.einsum('bhij,bihd->bjhd', ds, q)),
-            grouped(jnp.einsum('bhij,bihd->bjhd', p, do)), *[None] * 7)
+  class Backward:
+    @staticmethod
+    def bind(q, k, v, *arrays, scale, mask_type, layout, sliding_window_length, dropout_rate, **rest):
+      *unused, lse, out, do = arrays
+      assert len(unused) == 7 and not any(x.size for x in unused) and not dropout_rate
+      assert layout == fused.AttentionLayout.BTNH.value
+      groups = q.shape[2] // k.shape[2]
+      of, grouped = (lambda x: jnp.repeat(x, groups, 2),
+                     lambda x: x.reshape(*x.shape[:2], -1, groups, x.shape[-1]).sum(3))
+      p = jnp.exp(scores(q, k, scale, mask_type, sliding_window_length) - lse[..., None])
+      read = jnp.einsum('bihd,bihd->bhi', do, out)[..., None]
+      ds = p * (jnp.einsum('bihd,bjhd->bhij', do, of(v)) - read) * scale
+      return (jnp.einsum('bhij,bjhd->bihd', ds, of(k)), grouped(jnp.einsum('bhij,bihd->bjhd', ds, q)),
+              grouped(jnp.einsum('bhij,bihd->bjhd', p, do)))
 
-  monkeypatch.setattr(fused, '_dot_product_attention_fwd_rule', forward)
-  monkeypatch.setattr(fused, '_dot_product_attention_bwd_rule', backward)
+  monkeypatch.setattr(fused, 'dot_product_attention', forward)
+  monkeypatch.setattr(fused, '_dot_product_attention_bwd_p_wrapper', Backward)
 
 
 @pytest.mark.parametrize('kv_bias', EXTRA_KEYS, ids=str)
