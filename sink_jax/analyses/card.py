@@ -80,7 +80,7 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
 def cost(run: Run) -> str:
   """What a card computes, in words: tokens of forward passes by part, and FLOPs of matrix products."""
   flops, words = 0.0, []
-  for part, passes in {'signature': 3, 'edits': 48, 'cache': 8, 'quantisation': 96 + run.config.layers}.items():
+  for part, passes in {'signature': 3, 'edits': 48, 'cache': 6, 'quantisation': 96 + run.config.layers}.items():
     inputs = runner.find(part).inputs
     tokens = passes * inputs.sequences * inputs.length
     flops += tokens * flops_per_token(run.config, inputs.length) / 3
