@@ -30,6 +30,7 @@ from sink_jax.kernels.epilogue import ATTENTION, Shaped, apply_softmax_epilogue,
 from sink_jax.kernels.shard import shard_map_batch_heads
 
 _LANES = 128  # of a TPU's vector registers, which splash fills
+_FUSED = 2  # tiles of keys, up to which splash has one backward kernel
 
 
 class Library(NamedTuple):
@@ -279,10 +280,14 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
       i, j = (tokens[part] for part in index)
       return mask.keep(i[:, None], j[None, :])
 
+  # One backward kernel takes 5 products of a tile where two take 7. It writes a dq for each tile of keys,
+  # whose sum follows, so that many tiles would take much memory.
+  fused = length <= _FUSED * block
+  of_dq = None if fused else block
   sizes = splash_attention.BlockSizes(
       block_q=block, block_kv=block, block_kv_compute=block,
       block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
-      block_q_dq=block, block_kv_dq=block)
+      block_q_dq=of_dq, block_kv_dq=of_dq, use_fused_bwd_kernel=fused)
   with core.eval_context():
     kernel = splash_attention.make_splash_mha(
         splash_attention.MultiHeadMask([OfPackage()] * heads), block_sizes=sizes, head_shards=1,

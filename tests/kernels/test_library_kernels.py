@@ -79,7 +79,11 @@ def test_splash_equals_the_reference(monkeypatch, mask, heads, kv_heads):
   assert worst_error(ours, value_and_grads(by_definition(spec), inputs)) < 1e-5
 
 
-def test_splash_in_bfloat16_is_near_float32():
+@pytest.mark.parametrize('fused', [0, 2])
+def test_splash_in_bfloat16_is_near_float32(monkeypatch, fused):
+  monkeypatch.setattr(library_kernels, '_block', lambda mask, q: 128)
+  monkeypatch.setattr(library_kernels, '_FUSED', fused)
+  library_kernels._splash_kernel.cache_clear()
   spec, inputs = softmax(), random_heads(256, 4, 2, dtype=jnp.bfloat16)
   near = value_and_grads(interpreted(spec), inputs)
   exact = value_and_grads(by_definition(spec), [x.astype(jnp.float32) for x in inputs])
@@ -211,7 +215,8 @@ def test_splash_lowers_for_tpus(mask, kv_heads):
   lower = lambda f: jax.jit(f).trace(*inputs).lower(lowering_platforms=('tpu',)).as_text()
   assert lower(f).count('custom_call @tpu_custom_call') == 1
   text = lower(gradient(f))
-  assert text.count('custom_call @tpu_custom_call') == 3  # forward, dq, dk with dv
+  # Forward and one backward kernel; two where a window makes tiles small and many.
+  assert text.count('custom_call @tpu_custom_call') == (3 if mask.window else 2)
   assert '2048x2048' not in text  # neither scores nor a mask of T x T
 
 
@@ -230,7 +235,7 @@ def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
 
   arguments = parameter_shapes(config), jax.ShapeDtypeStruct((2, 256), jnp.int32)
   text = jax.jit(jax.grad(loss)).trace(*arguments).lower(lowering_platforms=('tpu',)).as_text()
-  assert text.count('custom_call @tpu_custom_call') == 3
+  assert text.count('custom_call @tpu_custom_call') == 2
   assert training_implementation(config, 256) == 'chunked'  # here
 
 
