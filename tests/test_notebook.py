@@ -1,4 +1,4 @@
-"""launch/sink_jax.ipynb runs from its first cell to its last, as in a fresh kernel on Colab."""
+"""The notebooks of launch/ run from their first cells to their last, as in a fresh kernel on Colab."""
 
 import json
 import os
@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.data.tokenizer import Bytes
-from tests.pretrained import tiny
+from sink_jax.pretrained.hub import PACKAGED
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = json.loads((ROOT / 'launch' / 'sink_jax.ipynb').read_text())
-CELLS = [''.join(cell['source']) for cell in NOTEBOOK['cells'] if cell['cell_type'] == 'code']
+NOTEBOOKS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / 'launch').glob('*.ipynb'))}
 # What a cell shows is its last expression.
 KERNEL = '''
 import ast, sys
+import matplotlib; matplotlib.use('agg')
 scope = {'__name__': '__main__'}
 for source in eval(sys.stdin.read()):
   body = ast.parse(source).body
@@ -26,42 +25,52 @@ for source in eval(sys.stdin.read()):
     value = eval(compile(ast.Expression(last), 'cell', 'eval'), scope)
     if hasattr(value, '_repr_png_'):
       print('PICTURE', len(value._repr_png_()))
+    elif value is not None:
+      print(repr(value)[:500])
 '''
 
 
-def run(cells, folder):
-  """What cells print in a folder, where the notebook may clone this repository and has its packages."""
-  cells = [cell.replace("REPOSITORY = ''", f"REPOSITORY = 'file://{ROOT}'") for cell in cells]
-  done = subprocess.run([sys.executable, '-P', '-c', KERNEL], input=repr(cells), text=True, cwd=folder,
-                        capture_output=True, timeout=300, env=os.environ | {'PYTHONPATH': str(ROOT)})
+def cells(name):
+  return [''.join(cell['source']) for cell in NOTEBOOKS[name]['cells'] if cell['cell_type'] == 'code']
+
+
+def run(name, folder, **changes):
+  """What the cells print in an empty folder, where they may clone this repository and have its packages."""
+  sources = cells(name)
+  changes = {'https://github.com/OWNER/sink_jax': f'file://{ROOT}'} | changes
+  for old, new in changes.items():
+    assert any(old in source for source in sources), old
+    sources = [source.replace(old, new) for source in sources]
+  done = subprocess.run([sys.executable, '-P', '-c', KERNEL], input=repr(sources), text=True, cwd=folder,
+                        capture_output=True, timeout=600, env=os.environ | {'PYTHONPATH': str(ROOT)})
   assert done.returncode == 0, done.stderr
   return done.stdout
 
 
 @pytest.mark.full
-def test_it_runs_from_start_to_end_in_an_empty_folder(tmp_path):
-  short = [source.replace('--config.steps=1200', '--config.steps=40') for source in CELLS]
-  assert short != CELLS
-  shown = run(short, tmp_path)
+@pytest.mark.skipif(PACKAGED['SmolLM2-135M-Instruct'].find() is None, reason='launch/smollm2.txt is not installed')
+def test_a_published_model_is_measured(tmp_path):
+  shown = run('measure', tmp_path)
   pictures = [int(line.split()[1]) for line in shown.splitlines() if 'PICTURE' in line]
   assert len(pictures) == 2 and min(pictures) > 5000
-  assert 'Sink_1 = ' in shown and 'probed on texts of' in shown
-  clone = tmp_path / 'sink_jax'
-  assert (clone / 'lengths.png').exists() and (clone / 'notebook-run' / 'status.json').exists()
+  assert 'Sink_1 to Sink_4: [0.7' in shown and "HeadGate(scale=2)'}: Sink_1 = 7" in shown
 
 
 @pytest.mark.full
-def test_a_checkpoint_is_probed_on_text_in_the_clone_that_holds_the_notebook(tmp_path):
-  clone = ['git', 'clone', '--quiet', '--depth=1', f'file://{ROOT}', 'clone']
-  subprocess.run(clone, cwd=tmp_path, check=True)
-  tiny.write(tmp_path / 'model', tiny.LLAMA | {'vocab_size': 258})
-  Bytes().open().save(tmp_path / 'model')
-  first, second, model, *_ = CELLS
-  chosen = [model.replace("TEXTS = '', []", f'TEXTS = {str(tmp_path / "model")!r}, {texts}')
-            for texts in ('[]', "['some text ' * 9]")]
-  # The first cells may run twice, and begin in the folder of the notebook.
-  folder = tmp_path / 'clone' / 'launch'
-  shown = run([first, second, first, second, 'print("IN", os.getcwd())', *chosen], folder)
-  assert f'IN {(tmp_path / "clone").resolve()}\n' in shown
-  inputs = [line.split('probed on ')[1] for line in shown.splitlines() if 'probed on' in line]
-  assert inputs == ['texts of the Python standard library', 'TEXTS'] and 'some text some' in shown
+def test_trainings_are_compared(tmp_path):
+  shown = run('compare', tmp_path, **{'STEPS = 1200': 'STEPS = 40'})
+  assert 'text-k-bias\ntext-sigmoid\ntext-softmax\n' in shown
+
+
+def test_results_are_read():
+  done = subprocess.run([sys.executable, '-P', '-c', KERNEL], input=repr(cells('results')[1:]), text=True, cwd=ROOT,
+                        capture_output=True, timeout=300, env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert done.returncode == 0 and 'default' in done.stdout, done.stderr
+
+
+def test_committed_outputs_are_small_and_of_no_machine():
+  for name, notebook in NOTEBOOKS.items():
+    text = json.dumps(notebook)
+    assert len(text) < 400_000 and '/home/' not in text and str(ROOT) not in text, name
+    assert all(cell['outputs'] for cell in notebook['cells'][2:] if cell['cell_type'] == 'code'), name
+    assert f'/launch/{name}.ipynb' in text  # its badge
