@@ -187,8 +187,8 @@ class Learned(Position):
 class Alibi(Position):
   """g = -slope_h |i - j| with slope_h = 2^(-8h/H), h = 1..H (Eq. 7).
 
-  If H is not a power of two, they are those of the next lower power, then every other one of the
-  next higher power, as of the ALiBi authors and in the official code.
+  If H is not a power of two, the slopes are those of the next lower power, then every other one of the next
+  higher power, as in the ALiBi authors' code and the official code.
   """
 
   has_bias = True

@@ -43,7 +43,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   if texts is not None:
     rows = run.tokenizer.tokens(texts, length)
     tokens = [row[:min(map(len, rows))] for row in rows]
-    # These texts begin as the tokenizer has it, whatever the inputs of the run were.
+    # These texts begin as the tokenizer prescribes, unlike the inputs of a run.
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
   tokens = np.asarray(tokens)
   config = probed(run.config, dtype)

@@ -43,7 +43,7 @@ class Experts(Component):
 
   count: int
   active: int
-  # Weights are a softmax over the active networks (gpt-oss), instead of shares of that over all (Jamba).
+  # Weights are a softmax over the active networks (gpt-oss), not over all networks (Jamba).
   renormalize: bool = False
 
   def __post_init__(self):
@@ -52,7 +52,7 @@ class Experts(Component):
 
 
 class Layer(Component):
-  """What is particular to one block of a repeating pattern; None keeps what the model has."""
+  """Differences of one block of a repeating pattern from the model; None: no difference."""
 
   mask: Mask | None = None
   mamba: Mamba | None = None  # in place of attention
@@ -93,9 +93,9 @@ class ModelConfig:
       N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
     dtype: of activations. Norms, row statistics, logits and trained parameters are float32.
     implementation, remat: see `attend`, and `transformer.SAVED`.
-    unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
-      of the pattern, or one period with a `remat`; from `layers` on there is no loop. A loop copies
-      what it keeps for the backward pass; without one compiling takes longer.
+    unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods of the
+      pattern; one period with a `remat`; no loop for `layers` or more. A loop copies the activations it keeps
+      for the backward pass; without one compiling takes longer.
   """
 
   layers: int
@@ -170,7 +170,7 @@ class ModelConfig:
     yield ((self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size,
            'model.tied, model.embedding_dim and model.logit_cap need a vocabulary.')
     yield (not 0 <= self.logit_cap < math.inf,
-           f'model.logit_cap = {self.logit_cap} must be finite and at least 0, which is no cap.')
+           f'model.logit_cap = {self.logit_cap} must be finite and at least 0 (no cap).')
     yield not 0 < self.norm_eps <= 1, f'model.norm_eps must be > 0 and <= 1, not {self.norm_eps}.'
     yield (sinks and spec.kv_bias.has_extra_key,
            f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose one.')
@@ -189,7 +189,7 @@ class ModelConfig:
 
   @property
   def attention_layers(self) -> tuple[int, ...]:
-    """Indices, from 0, of the blocks with attention, which records of it count; others have Mamba."""
+    """Indices, from 0, of the blocks with attention, the only ones in its records; others have Mamba."""
     return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
 
   @property
