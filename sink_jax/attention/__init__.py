@@ -53,7 +53,7 @@ class Learnable:
 
 
 def require(component: object, holds: bool, rule: str) -> None:
-  """Raises a ValueError with the rule, unless the component holds it."""
+  """Raises a ValueError with the rule of a component unless it holds."""
   if not holds:
     raise ValueError(f'{component}: {rule}.')
 

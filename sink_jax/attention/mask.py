@@ -18,7 +18,7 @@ class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
 
   window: ClassVar[int | None] = None  # the largest number of keys that a query can see
-  prefix: ClassVar[int | None] = None  # the number of leading tokens that every query sees
+  prefix: ClassVar[int | None] = None  # number of leading tokens that every query sees, even an earlier one
 
   def keep(self, i: Positions, j: Positions) -> Positions:
     """Whether query i sees key j, by elementwise operations only: it runs inside kernel tiles."""

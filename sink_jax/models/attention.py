@@ -93,7 +93,7 @@ class Attention(nn.Module):
 
   def mixed(self, transformed: TransformedQK, v_BxTxHkvxDh: jax.Array,
             params: Params) -> tuple[TransformedQK, jax.Array, Params]:
-    """Returns the input of attention; analyses intercept it (`nn.intercept_methods`) to edit its arguments."""
+    """Returns what attention reads; analyses intercept it (`nn.intercept_methods`) to edit its arguments."""
     return transformed, v_BxTxHkvxDh, params
 
   def head_outputs(self, o_BxTxHxDh: jax.Array) -> jax.Array:

@@ -2,8 +2,8 @@
 
 A safetensors file is 8 bytes with the length of its header, the header, a JSON object with the
 name, dtype, shape and byte range of every tensor, and then the numbers, little-endian and in
-row-major order. Nothing in it can run, unlike in a pickle, and one tensor can be read without
-the others. A large checkpoint is several files, and an index says which tensor is in which.
+row-major order. It holds no code, unlike a pickle, and one tensor can be read without the others. A large
+checkpoint is several files, and an index says which tensor is in which.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class TensorHeader:
 
 
 class Checkpoint:
-  """A checkpoint folder, with the headers of its files read and no tensor.
+  """A checkpoint folder, of which only the headers have been read.
 
-  path: of the model. source: where `config`, the object in config.json, stands, for messages.
-  entries: the headers of all tensors by name, file after file, in the order of their numbers there,
-  so that reading them in turn reads every file once. quantization: how a GGUF file was quantised.
+  path: of the model. source: names the file of `config`, the object in config.json, in messages. entries: the
+  headers of all tensors by name, file after file, in the order of their numbers there, so that reading them
+  in turn reads every file once. quantization: how a GGUF file was quantised.
 
   Raises:
     ValueError: config.json or weights are missing or damaged; names the file and the remedy.
@@ -55,7 +55,7 @@ class Checkpoint:
     self.source = str(self.path / 'config.json')
     self.config: dict[str, Any] = _json(self.path / 'config.json')
     files = [WEIGHTS]
-    if not (self.path / WEIGHTS).exists():  # a single file goes before an index, as in transformers
+    if not (self.path / WEIGHTS).exists():  # a single file precedes an index, as in transformers
       with refused(f'{self.path / INDEX} is damaged'):
         files = sorted(set(_json(self.path / INDEX)['weight_map'].values()))
     self.entries: dict[str, TensorHeader] = {}
