@@ -67,7 +67,7 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   """Probes the model that a person names, and writes the results below --out.
 
   Args:
-    given: names of the options of inputs that count; the others are as the model has them.
+    given: names of the options of inputs that apply; the others are the model's.
 
   Returns:
     What sink_report.json holds, and the paths of the files written.

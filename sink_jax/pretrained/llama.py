@@ -325,7 +325,7 @@ def _olmo(hf: Json, masks: Sequence[Mask], positions: Position | Sequence[Positi
 def olmo3(hf: Json) -> ModelConfig:
   """OLMo 3: OLMo 2 with windows in three of four blocks, where rotary positions are not scaled."""
   masks = keys.masks(hf, lambda i: (i + 1) % 4 != 0, take(hf, 'sliding_window', int, 4096))
-  # In the old form transformers uses the default base in blocks with a window, whatever the file says.
+  # In the old form transformers uses the default base in blocks with a window for any rope_theta.
   base = float(take(hf, 'rope_theta', (500000, 500000.0)))
   full, sliding = keys.rope_by_kind(hf, base, base)
   return _olmo(hf, masks, [sliding if mask.window else full for mask in masks])

@@ -1,4 +1,4 @@
-"""What the paper reports (numbers.json), and our runs next to it."""
+"""The numbers of the paper (numbers.json), and our runs next to them."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def open_models(folder: AnyPath) -> pd.DataFrame:
-  """Numbers of published models, a row each like those of `runs.table`, of files of `sink_jax analyses`.
+  """Numbers of published models, rows like those of `runs.table`, from files of `sink_jax analyses`.
 
   Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
-  of X_first and X_others also X_lead. At epsilon 0.3, and of heads those with a sink.
+  X_lead from X_first and X_others. They are at epsilon 0.3, and over heads with a sink.
   """
   found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   for path in sorted(folder.glob('*.json')):
