@@ -73,7 +73,7 @@ class Window(Causal):
 
 
 class Prefix(Causal):
-  """Query i sees key j if j <= i or j < length: all see the whole prefix (Figure 5)."""
+  """Query i sees key j if j <= i or j < length: all queries see the prefix (Figure 5)."""
 
   length: int = 5
 

@@ -116,8 +116,8 @@ class YarnRope(Rope):
   """YaRN: Rope with interpolated low frequencies and scaled queries and keys (gpt-oss).
 
   Channel pairs that turn more than beta_fast times within original_length positions keep their
-  frequency. Those that turn fewer than beta_slow times have it divided by `factor`. A linear ramp
-  over the channels in between mixes the two; with `truncate` its ends are whole channels.
+  frequency. Pairs that turn fewer than beta_slow times have it divided by `factor`. A linear ramp over the
+  channels in between mixes the two; with `truncate` its ends are rounded to channels.
 
   attention_factor: the factor of queries and keys; None means the YaRN paper's recommendation,
   0.1 ln(factor) + 1, or 1 if factor is at most 1.

@@ -1,4 +1,4 @@
-"""The definition of every attention variant, T x T, on whole rows.
+"""The definition of every attention variant, T x T, on complete rows.
 
 Kernels are tested against it, and maps of a recorded model come from it. The extra key is one
 more column of scores here, while the kernels add it to finished rows.
@@ -20,7 +20,7 @@ PROXY_EPS = 1e-8
 
 
 class Rows(NamedTuple):
-  """Attention weights A = f / Z of whole rows, and their row-normalised proxy.
+  """Attention weights A = f / Z of complete rows, and their row-normalised proxy.
 
   The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not normalised. For exp it is
   softmax; for softpick f is max(exp(s) - 1, 0); for clipped softmax A takes the place of f. Entries of the

@@ -2,7 +2,7 @@
 
 They act on rows of C + 1 tokens, before these are split into inputs and targets, in training and
 validation alike: a replaced token at position p > 1 is also the target at p - 1; in a loss of
-answers it has no weight. Positions count from 1, as in the paper. What an edit writes follows from
+answers it has no weight. Positions count from 1, as in the paper. The tokens that an edit writes follow from
 the number of the row, so that rows can be edited in any order and by any process.
 """
 

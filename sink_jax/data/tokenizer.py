@@ -38,8 +38,8 @@ class TextTokenizer:
   """Text to ids and back.
 
   A text never produces the ids of BOS, EOS or padding: a document that spells '</s>', which would
-  end it in the middle, is read letter by letter. What a tokenizer.json adds at the end of a text
-  (EOS, [SEP]) is left out, since a probe is the beginning of a document.
+  end it in the middle, is read letter by letter. Tokens that a tokenizer.json adds at the end of a text (EOS,
+  [SEP]) are left out, since a probe is the beginning of a document.
 
   Attributes:
     model: the tokenizer of the library `tokenizers`.

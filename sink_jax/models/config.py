@@ -71,8 +71,8 @@ class ModelConfig:
       input_features and output_features.
     kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
     pattern: the blocks of one period, which repeats; it may replace parts of `attention`.
-    ffn: one of CHOICES; those that end with 'glu' have three matrices, others two. Those with 'tanh'
-      approximate GELU by tanh, as Gemma 2 does, and 'clamped_swiglu' is gpt-oss's.
+    ffn: one of CHOICES; those that end with 'glu' have three matrices, others two. With 'tanh' they
+      approximate GELU by tanh, as Gemma 2 does; 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
       (Gemma 2, arXiv:2408.00118); 'after', h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1);

@@ -31,7 +31,7 @@ class KVCache(NamedTuple):
 
 
 class MambaCache(NamedTuple):
-  """What a Mamba mixer keeps of all tokens so far; its size does not depend on their number."""
+  """The state of a Mamba mixer after all tokens so far; its size does not depend on their number."""
 
   inputs_BxKxI: jax.Array  # the last K - 1 inputs of the convolution, which has K taps
   state_BxIxS: jax.Array  # the recurrent state of every channel, in float32

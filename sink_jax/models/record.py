@@ -88,7 +88,7 @@ class Record(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraftReport:
-  """What `sink_jax.graft` changed in a model, and the loss before and after.
+  """The changes that `sink_jax.graft` made to a model, and the loss before and after.
 
   Attributes:
     changed: the changes, one line each: 'attention.head: PlainOutput() -> HeadGate()'.

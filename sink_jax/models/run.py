@@ -244,7 +244,7 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
     read = functools.partial(_read, config, mesh, policy)
     carry = _begin(config, mesh, policy, run.params, given_SxT[:, :start])
     key, together = jax.random.key(seed), min(_TOGETHER, policy.recent)
-    while start + together <= counts_S.min():  # one program, whatever the lengths
+    while start + together <= counts_S.min():  # one program for all lengths
       carry, _ = read(None, together, run.params, carry, key, start,
                       given_SxT[:, start:start + together], counts_S)
       start += together

@@ -97,8 +97,8 @@ def plan(config: Mapping[str, Any], where: Slices) -> Plan:
 def smaller(config: Mapping[str, Any], planned: Plan) -> Iterator[dict[str, Any]]:
   """Configs of the same training that need less memory, from the fastest to the smallest.
 
-  They recompute the blocks in the backward pass, split the state over a whole slice, and then
-  divide the batch into more and more micro-batches.
+  They recompute the blocks in the backward pass, split the state over all of a slice, and then divide the
+  batch into more and more micro-batches.
   """
   tensor = planned.mesh['tensor']
   remat = {'model.remat': 'blocks'}

@@ -267,7 +267,7 @@ def _gemma3_tensors(hf: Json, config: ModelConfig) -> Table:
   tensors = _gemma_tensors(_of_text(hf), config)
   if hf['model_type'] != 'gemma3':
     return tensors
-  # Published files have the first names, transformers 5 writes the second ones where it is told to.
+  # Published files have the first names, transformers 5 writes the second ones on request.
   older = {name: f'language_model.{name}' for name in tensors}
   newer = {name: name.replace('model.', 'model.language_model.', 1) for name in tensors}
   return {names[name]: dataclasses.replace(

@@ -51,7 +51,7 @@ def _mixtral_tensors(hf: Json, config: ModelConfig) -> Table:
   """Published files have a tensor for every matrix of every expert.
 
   transformers 5 computes with the matrices of all experts of a layer in one tensor, gate above up,
-  and saves those where it is told to (`save_pretrained(save_original_format=False)`).
+  and saves those on request (`save_pretrained(save_original_format=False)`).
   """
   tensors, count, width, hidden = table(hf, config), _experts(hf).count, config.d_model, config.ffn_hidden
   for layer in range(config.layers):

@@ -60,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """One of VERDICTS; n: the fewest seeds of a trial; measured, paper: means in words, with n if it differs."""
+  """One of VERDICTS; n: the fewest seeds of a trial; measured, paper: means in words, with other n."""
 
   verdict: str
   n: int

@@ -108,5 +108,5 @@ def written(row: Any, measure: Measure) -> str:
 
 
 def excluded(n: int) -> str:
-  """What n seeds that agree cannot exclude, in words."""
+  """The possibility that n seeds that agree cannot exclude, in words."""
   return f'{n} seeds that agree leave open whether up to {100 * unseen(n):.0f} % of all seeds do otherwise'

@@ -38,7 +38,7 @@ def judge(table: pd.DataFrame) -> pd.DataFrame:
   dead = (table.least_entropy >= 1 - UNIFORM).where(
       known, alike(table.largest_importance) & alike(table.mean_importance))
   valid = table.status.replace({'done': '', 'running': 'not finished', 'interrupted': 'not finished'})
-  # Comparisons with NaN are false: an unknown value is not a reason. Overfitting is no reason either: the
+  # Comparisons with NaN are false: an unknown value is not a reason. Overfitting is not a reason either: the
   # training loss shows what was learned.
   untaught = table[['valid_loss', 'train_loss']].min(axis=1) >= table.unigram_loss
   for reason, rows in (('dead', dead), ('no better than unigram', untaught)):

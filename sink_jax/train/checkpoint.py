@@ -196,7 +196,7 @@ def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
 
 
 def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int = 1) -> str | None:
-  """Says what is wrong with the part of a saved step that a process verifies; None: nothing.
+  """The defect in the part of a saved step that a process verifies; None if it is sound.
 
   The files that process i wrote are verified by process i modulo `processes`, so that the work
   grows with the hosts. A step without checksums, of a run that was killed right after the commit,

@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sink_jax.models.config import ModelConfig
 
-Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings in their place
+Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings instead
 
 # How a parameter's path ends, its number of axes with that of the layers (experts have one more),
 # and the axis that 'tensor' splits: outputs of one product and inputs of the next, so that nothing

@@ -126,8 +126,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   """Returns `update(state, batch, rate) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
-  summed over equal slices of the batch, each divided by the weight of the whole. How the
-  devices of the mesh in context, `mesh_context`, add them up:
+  summed over equal slices of the batch, each divided by the weight of the batch. How the devices of the mesh
+  in context, `mesh_context`, add them up:
 
     over 'data': once in a step, after the last micro-batch, in `gradient_dtype`. The products of
       the backward pass are in the dtype of the model; their sums are float32.
