@@ -8,13 +8,14 @@ and of the unique tokens, so that epochs stay the same; a warm-up of 100 steps, 
 `desk` and `night`, for one CPU core, about 80 seconds and an hour and a half a trial; `python -m
 configs.budget` prints both next to the paper. Each is a `Small`; the rest follows from these rules.
 
-  The learning rate is the best of a grid by the validation loss of softmax, at the best of three products of
-  rate, decay and steps (configs/grid.py). Sinks play no part in the choice. Weight decay: what gives that
-  product. Warm-up: the paper's share of the steps. Clip: the paper's. Unique tokens, where a trial limits
-  them: the paper's share of all tokens seen. Windows: the paper's share of the sequence (32 of 2048 becomes 1
-  of 64). A trial that changes the rate, decay, steps or batch changes it by the paper's factor. Positions of
-  fixed and random tokens, prefixes, norms of fixed values, learnable dimensions of k*: as in the paper, where
-  they fit.
+  The learning rate is the best of a grid by the validation loss of softmax, at the best of three products
+  of rate, decay and steps (configs/grid.py). Sinks play no part in the choice.
+  Weight decay: what gives that product. Warm-up: the paper's share of the steps. Clip: the paper's.
+  Unique tokens, where a trial limits them: the paper's share of all tokens seen. Windows: the paper's
+  share of the sequence (32 of 2048 becomes 1 of 64).
+  A trial that changes the rate, decay, steps or batch changes it by the paper's factor.
+  Positions of fixed and random tokens, prefixes, norms of fixed values, learnable dimensions of k*: as in
+  the paper, where they fit.
 """
 
 import dataclasses

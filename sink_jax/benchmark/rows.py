@@ -28,9 +28,10 @@ class Rates(NamedTuple):
 class Case(NamedTuple):
   """A timed program, which becomes a row.
 
-  row: its first values; times are added, or in `failed` the reason why there are none. prepare: compiles it;
-  may add to the row, and raise. flops, bytes: of one operation on one device. base: whether it may be the
-  baseline; the first such case that runs is.
+  row: its first values; times are added, or in `failed` the reason why there are none.
+  prepare: compiles it; may add to the row, and raise.
+  flops, bytes: of one operation on one device.
+  base: whether it may be the baseline; the first such case that runs is.
   """
 
   row: dict[str, Any]

@@ -1,9 +1,9 @@
 """Builds packed data: documents are tokenized, joined, and cut into the rows of a shard.
 
 The documents of a corpus are divided into groups of a fixed number of characters, and each group becomes one
-shard, the same from every process. A shard appears under its name by one rename (an object of gs://, by its
-upload), and the manifest comes last. So a killed build keeps its complete shards, and the next one makes the
-others: a process loses at most a shard of work.
+shard, the same from every process. A shard appears under its name by one rename (an
+object of gs://, by its upload), and the manifest comes last. So a killed build keeps its complete shards, and
+the next one makes the others: a process loses at most a shard of work.
 
 Within a shard, the tokens of the documents of a domain and split are one stream (Figure 1, right);
 its last, incomplete row is dropped, and the manifest counts the tokens.

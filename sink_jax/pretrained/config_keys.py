@@ -33,8 +33,9 @@ def take(hf: Json, key: str, kind: type | tuple, default: Any = _NEEDED, *,
   Args:
     kind: bool; float, for a finite number; int, for a positive integer, or None where the file has null; or a
       tuple of the supported values, the first of which is the default.
-    default: the family's default in transformers; without one the file must have the key. above: the number
-    must be larger than this. why: the reason why only these values are supported.
+    default: the family's default in transformers; without one the file must have the key.
+    above: the number must be larger than this.
+    why: the reason why only these values are supported.
 
   Raises:
     ValueError: the value is missing or not supported; names the key.
@@ -103,8 +104,8 @@ def rope(hf: Json, *, base: float = 10000.0, fraction: float | None = None) -> R
   c + Dh / 2, as transformers stores them, so no weight is reordered.
 
   Args:
-    base: the family's default. fraction: share of a head's channels that the family rotates where config.json
-    does not
+    base: the family's default.
+    fraction: share of a head's channels that the family rotates where config.json does not
       say; None where it always rotates all of them.
   """
   rotary = rotary_parameters(hf)

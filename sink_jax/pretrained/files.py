@@ -39,9 +39,9 @@ class TensorHeader:
 class Checkpoint:
   """A checkpoint folder, of which only the headers have been read.
 
-  path: of the model. source: names the file of `config`, the object in config.json, in messages. entries: the
-  headers of all tensors by name, file after file, in the order of their numbers there, so that reading them
-  in turn reads every file once. quantization: how a GGUF file was quantised.
+  path: of the model. source: names the file of `config`, the object in config.json, in messages.
+  entries: the headers of all tensors by name, file after file, in the order of their numbers there,
+  so that reading them in turn reads every file once. quantization: how a GGUF file was quantised.
 
   Raises:
     ValueError: config.json or weights are missing or damaged; names the file and the remedy.

@@ -43,11 +43,12 @@ class StoredTensor:
   shape: in the file; checked.
   parts: of parameters that it fills; several where one tensor holds queries, keys and values;
     none if it is read together with another tensor, or is a copy of one.
-  optional: a checkpoint may lack it; its part of a leaf then stays zero. quantized: it holds bytes instead of
-  floating-point numbers. read_with: full names of tensors read together with it, which have entries, too.
-  copy_of: full name of the tensor that it must equal, as a tied unembedding does. combine: (this tensor,
-  *those of `read_with`) -> the one array that `parts` take from. instead_of: full names of the tensors that
-  this one may replace; see `held`.
+  optional: a checkpoint may lack it; its part of a leaf then stays zero.
+  quantized: it holds bytes instead of floating-point numbers.
+  read_with: full names of tensors read together with it, which have entries, too.
+  copy_of: full name of the tensor that it must equal, as a tied unembedding does.
+  combine: (this tensor, *those of `read_with`) -> the one array that `parts` take from.
+  instead_of: full names of the tensors that this one may replace; see `held`.
   """
 
   shape: tuple[int, ...]

@@ -40,8 +40,8 @@ def write(runs: Runs, out: AnyPath, root: AnyPath | None = None, analyses: Seque
   """Writes the results pages where a run has a task of the paper's, else a page that compares the runs.
 
   Args:
-    root: the folder of the runs' workdirs, whose checkpoints give the maps; None draws none. analyses: files
-    that `python -m sink_jax analyses` wrote. evaluation: a folder that `evaluate` wrote.
+    root: the folder of the runs' workdirs, whose checkpoints give the maps; None draws none.
+    analyses: files that `python -m sink_jax analyses` wrote. evaluation: a folder that `evaluate` wrote.
   """
   out.mkdir(parents=True, exist_ok=True)
   of_paper = set(runs.runs.task) & {'paper', 'synthetic', 'graft', 'sft', *REMEDIES}

@@ -116,8 +116,9 @@ def table(runs: Runs) -> pd.DataFrame:
 
   massive: above 1 exactly if activations are massive by Sun et al. (arXiv 2402.17762): the largest exceeds
   100 medians, and the first token's norm ratio exceeds that before training. lead_k: Sink_k minus the largest
-  of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges. converges: 1 or 0.
-  Others are named after their metrics; a ratio is the largest over blocks, for values the least.
+  of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges.
+  converges: 1 or 0. Others are named after their metrics; a ratio is the largest over blocks, for values the
+  least.
   """
   metrics = runs.metrics.sort_values('step', kind='stable')
   of_blocks, whole = metrics.loc[metrics.block > 0], metrics.loc[metrics.block.isna()]

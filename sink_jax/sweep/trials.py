@@ -58,10 +58,10 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
 
   Args:
     path: the file, which has a table TRIALS and a function get_config.
-    options: arguments of get_config, such as {'budget': 'desk', 'protocol': 'released'}. seeds: a trial is
-    then called NAME-seed-N; by default the config's seed, and NAME. settings: dotted config keys and values
-    as text, the same for all. Those that change the computation become a part of the label's budget: 'desk
-      with steps=50'.
+    options: arguments of get_config, such as {'budget': 'desk', 'protocol': 'released'}.
+    seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
+    settings: dotted config keys and values as text, the same for all. Those that change the computation
+      become a part of the label's budget: 'desk with steps=50'.
 
   Raises:
     ValueError: names the file, or the trial, and what is wrong with it.

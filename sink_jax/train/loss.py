@@ -70,8 +70,8 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   of a tensor group, which all have h, take a share of its positions each. Differentiable in h and
   W: their gradients are computed along with the loss, so that no logits are computed twice.
 
-  logits: the most at a time on a device; by default 2^28 on a GPU or TPU, else 2^26. cap: the logits become
-  cap tanh(h W / cap); 0 for no cap.
+  logits: the most at a time on a device; by default 2^28 on a GPU or TPU, else 2^26.
+  cap: the logits become cap tanh(h W / cap); 0 for no cap.
   """
   # Where no gradient is asked for, the compiler drops those that `_forward` computes, too.
   return _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits, cap)[0]

@@ -167,7 +167,8 @@ class StopHandler:
   """Turns the signals that ask to stop into a request, so that a step can end and be saved.
 
   As a context it handles the signals; a second Ctrl-C raises Unsaved. A request that was not acted on by the
-  end of the context is passed to the previous handler. asked: the signal that asked this process, or None.
+  end of the context is passed to the previous handler.
+  asked: the signal that asked this process, or None.
   """
 
   def __init__(self):
