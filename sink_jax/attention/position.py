@@ -138,7 +138,7 @@ class YarnRope(Rope):
 
   def frequencies(self, channels: int) -> np.ndarray:
     full = self.base ** (-np.arange(0, channels, 2) / channels)
-    # The (fractional) channel pair that turns so many times within the original length.
+    # The (fractional) channel pair that turns `turns` times within the original length.
     pair = lambda turns: (channels * math.log(self.original_length / (turns * 2 * math.pi))
                           / (2 * math.log(self.base)))
     first, last = pair(self.beta_fast), pair(self.beta_slow)

@@ -68,7 +68,7 @@ class AttentionSpec:
         (bias.needs_exponential and not exponential,
          f'{bias} adds to a sum of exponentials, not of {f}: use Exp(), or KVBias().'),
         (not z.power and valueless,
-         f'{bias} acts only through a sum of similarities, which {z} has not: use KVBias() or '
+         f'{bias} acts only through a sum of similarities, which {z} lacks: use KVBias() or '
          'RowSum().'),
         (bias.future is not None and self.mask.prefix is not None,
          f'{bias} stands for keys after the query, which {self.mask} shows: use Causal().')):

@@ -50,7 +50,7 @@ COLUMNS: list[Column] = [
     *ratio_columns('x library'), *FLOOR, ('mb', 'MB', ',.0f'), ('failed', '', '')]
 NOTES = ('x library: over softmax at the same shape by the first library that ran (cudnn, splash, '
          'torch-flash, ...). FLOPs: 4 B H Dh per score that the mask leaves, 3.5 times that with '
-         'the backward pass, whatever is really computed.')
+         'the backward pass, for every implementation.')
 
 
 def run(rates: Rates, dtype: str, seconds: float, shape: Sequence[Shape], variants: Sequence[str],

@@ -210,7 +210,7 @@ class CorpusDataset(Dataset):
     names = dict.fromkeys(name for packed in self._packed.values() for name in packed.domains
                           if packed.split_by_rows(name))
     return [f'{", ".join(names)}: too few documents to hold some out, so the last rows are for '
-            'validation; they go on where the training text ends.'] if names else []
+            'validation; they continue the training text.'] if names else []
 
   def summary(self) -> dict[str, Any]:
     training, valid = (self._packed[split].manifest for split in ('train', 'valid'))

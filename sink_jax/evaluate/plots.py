@@ -157,7 +157,7 @@ def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed:
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
            panels: int | None = None) -> tuple[Figure, np.ndarray]:
-  """A white figure of a size in inches, and its axes (rows, columns); only so many panels are switched on."""
+  """A white figure of a size in inches, and its axes (rows, columns); panels: how many are switched on."""
   figure = Figure((width, height), facecolor='white', layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
   axes = figure.subplots(rows, columns, squeeze=False)
   for ax in axes.flat[panels:] if panels else ():

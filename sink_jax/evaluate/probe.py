@@ -109,7 +109,7 @@ def _not_finite_in(joined: dict[str, Any], config: ModelConfig) -> str | None:
     if name == 'norms' or x is None or (finite := np.isfinite(x)).all():
       continue
     layer, head, *_ = *np.argwhere(~finite.all(0))[0], 0
-    if name.startswith(('hidden', 'sink_token')):  # entry 0 is the embedding, which no norm goes before
+    if name.startswith(('hidden', 'sink_token')):  # entry 0 is the embedding, before any norm
       block = layer + (name == 'hidden_before_norm norm')
       return f'{name} {f"in block {block}" if block else "of the embedding"}'
     return f'{name} in block {config.attention_layers[layer] + 1}, head {head + 1}'

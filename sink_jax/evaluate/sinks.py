@@ -138,7 +138,7 @@ def _array(x: Any, name: str) -> tuple[Any, Any]:
   xp = jnp if isinstance(x, jax.Array) else np
   x = xp.asarray(without_tensors(x))
   if not x.size or not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-    raise ValueError(f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: of a transformers '
+    raise ValueError(f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: for a transformers '
                      "model, load it with attn_implementation='eager' and give it output_attentions=True.")
   return xp, x
 

@@ -187,6 +187,6 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once:
   for component, least in ((spec.kv_bias, spec.kv_bias.future or 0),  # it counts tokens to come
                            (spec.temperature, keys if spec.temperature.counts_keys else 0)):
     if size < least and used < total:
-      raise ValueError(f'{component} follows the length of the text, which positions of the cache '
-                       f"do not tell: give the cache positions='text', or a size of at least {least}.")
+      raise ValueError(f'{component} depends on the length of the text, which positions of the cache '
+                       f"do not give: give the cache positions='text', or a size of at least {least}.")
   spec.position.check_length(used - sinks)

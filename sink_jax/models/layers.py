@@ -23,7 +23,7 @@ _tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 _ACTIVATIONS = {
     'relu': jax.nn.relu, 'reglu': jax.nn.relu, 'gelu': _erf_gelu, 'geglu': _erf_gelu,
     'gelu_tanh': _tanh_gelu, 'tanh_geglu': _tanh_gelu, 'swish': jax.nn.silu, 'swiglu': jax.nn.silu}
-_VECTOR = 'singular'  # the name of the leaf that has the singular vector of a kernel
+_VECTOR = 'singular'  # the leaf with the singular vector of a kernel
 # (W W^T)^(2^n) has the singular values to the power 2^(n+1): a smaller one still mixes into the vector only
 # if it is within 1e-4 of the largest.
 _SQUARINGS = 13

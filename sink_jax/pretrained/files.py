@@ -29,7 +29,7 @@ WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-  """A tensor in the header of a file; dtype is as it stands there, such as 'BF16'."""
+  """A tensor in the header of a file; dtype is its name there, such as 'BF16'."""
 
   file: Path
   shape: tuple[int, ...]
@@ -105,7 +105,7 @@ def check_weights(folder: Path, source: str = '') -> None:
   new = f'{Path(name).name}-safetensors'
   if (folder / 'adapter_config.json').exists():
     raise ValueError(
-        f'{name} is an adapter: merge it where torch, peft and transformers are, by peft.AutoPeftModel'
+        f'{name} is an adapter: merge it where torch, peft and transformers are installed, by peft.AutoPeftModel'
         f"ForCausalLM.from_pretrained('{name}').merge_and_unload().save_pretrained('{new}'), and load "
         'that folder.')
   if is_workdir(folder):
@@ -116,7 +116,7 @@ def check_weights(folder: Path, source: str = '') -> None:
   if source or any(path.suffix in ('.bin', '.pth', '.pt', '.ckpt') for path in folder.glob('*')):
     raise ValueError(
         f'{name} has no {WEIGHTS}. Pickled weights can run any code when they are read, so sink_jax '
-        'does not read them: if you trust them, convert them where torch and transformers are, by '
+        'does not read them: if you trust them, convert them where torch and transformers are installed, by '
         f"AutoModelForCausalLM.from_pretrained('{name}').save_pretrained('{new}') and the same of "
         'AutoTokenizer, and load that folder.')
   raise ValueError(f'{folder} has no {WEIGHTS} or {INDEX}: the download is incomplete, or this is not '

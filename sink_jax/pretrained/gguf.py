@@ -134,7 +134,7 @@ def _config(architecture: str, file: GgufFile) -> dict[str, Any]:
     return config | {'attention_bias': 'blk.0.attn_q.bias' in file.tensors,
                      'mlp_bias': 'blk.0.ffn_down.bias' in file.tensors}
   # The file lacks the pattern of windows and the scale of the scores. Both are the same in all
-  # published models, but for the scale of the one with 62 layers.
+  # published models, except the scale of the one with 62 layers.
   return config | {
       'model_type': 'gemma3_text', 'sliding_window_pattern': 6,
       'query_pre_attn_scalar': width // heads if config['num_hidden_layers'] == 62 else size,

@@ -30,7 +30,7 @@ from sink_jax.report.stats import Interval, compare, equal, interval
 REPRODUCED, NOT_REPRODUCED, OPEN, NOT_TESTABLE = VERDICTS = (
     'reproduced', 'not reproduced', 'open', 'not testable here')
 SEEDS = 3  # fewer decide nothing
-NOISE = 1  # points by which a monotone row of trials may step back
+NOISE = 1  # points by which a step of a row A > B > C may go the wrong way
 _PART = re.compile(r'(?:(\w+): )?(.+?)(?: ([<>=]) (.+?)(?: (\+-|[-+*]) ([\d.]+))?)?')
 _ENDS = {'diverges': '<', 'trains': '>'}  # of `converges`, 1 or 0 by seed, against 0.5
 _RATE = re.compile('(untrained_|removed_|largest_)?sink(_|$)|lead_|prefix_')

@@ -68,7 +68,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   """
   settings, chosen = dict(settings or {}), list(seeds or [])
   if chosen and 'seed' in settings:
-    raise ValueError('the config key seed is set next to --seeds: leave one of them out.')
+    raise ValueError('the config key seed and --seeds are both set: leave one of them out.')
   if one := str(path).partition(':')[2]:
     raise ValueError(f'--config={path}: a sweep takes the whole file; --only={one} chooses.')
   module = import_file(path)

@@ -57,7 +57,7 @@ def init_distributed() -> None:
     if int(count) == 1:
       return
     where = {'coordinator_address': address, 'num_processes': int(count), 'process_id': int(index)}
-    if host in ('127.0.0.1', 'localhost'):  # else it listens at all addresses of the machine
+    if host in ('127.0.0.1', 'localhost'):  # else it listens on all addresses of the machine
       where['coordinator_bind_address'] = address
   try:
     jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)

@@ -151,7 +151,7 @@ def check_data(source: Source, data: Dataset) -> None:
   for name in ('input_features', 'output_features'):
     if getattr(data, name) != getattr(source.model, name):
       raise ValueError(f'{where} has {name} = {getattr(source.model, name)}, and the data have '
-                       f'{getattr(data, name)}: train it on data of its kind.')
+                       f'{getattr(data, name)}: train it on matching data.')
   if data.vocab_size > source.model.vocab_size:
     raise ValueError(f'{where} has {source.model.vocab_size} tokens, and the data have '
                      f'{data.vocab_size}: use the tokenizer of the source.')
