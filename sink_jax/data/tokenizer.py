@@ -105,7 +105,7 @@ class TextTokenizer:
     ends = [eos_id, *(ends if isinstance(ends, list) else [ends])]
     read = cls(model, str(file), bos_id, known(ends), pad_id)
     if 'digest' in settings and settings['digest'] != read.digest:
-      raise ValueError(f'{file} is damaged: its digest differs: {_REMEDY}.')
+      raise ValueError(f'{file} is damaged, since its digest differs: {_REMEDY}.')
     if (added := settings.get('add_bos_token')) is not None:
       prefix = read.before('force') if added else tuple(i for i in prefix if i != bos_id)
     return dataclasses.replace(read, prefix=prefix)

@@ -105,8 +105,8 @@ def check_weights(folder: Path, source: str = '') -> None:
   new = f'{Path(name).name}-safetensors'
   if (folder / 'adapter_config.json').exists():
     raise ValueError(
-        f'{name} is an adapter: merge it where torch, peft and transformers are installed, by peft.AutoPeftModel'
-        f"ForCausalLM.from_pretrained('{name}').merge_and_unload().save_pretrained('{new}'), and load "
+        f'{name} is an adapter: merge it where torch, peft and transformers are installed, by '
+        f"peft.AutoPeftModelForCausalLM.from_pretrained('{name}').merge_and_unload().save_pretrained('{new}'), and load "
         'that folder.')
   if is_workdir(folder):
     raise ValueError(f'{folder} is a run trained with sink_jax: name it by --workdir, or load it by '

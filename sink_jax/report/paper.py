@@ -73,7 +73,7 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
   Returns:
     table (its key), name, setting, trial, metric; value (NaN: none, or a range), text and note of the paper;
     mean, least, largest and n of our finished runs that are valid, and invalid, how many are not. Diverged
-    runs count for what converges.
+    runs count for `converges`.
   """
   rows, finished = [], _finished(table)
   for item, row in ((item, row) for item in TABLES for row in item['rows'] if row['trial']):

@@ -28,7 +28,7 @@ _log = logging.getLogger('sink_jax')
 
 
 class CheckpointError(RuntimeError):
-  """No checkpoint can be used or written, or one holds another tree than the one asked for."""
+  """No checkpoint can be used or written, or one holds another tree than expected."""
 
 
 class Checkpoints:

@@ -47,7 +47,7 @@ class InitConfig:
   source: str = option('', "a run's folder, or a model's folder or name; {seed} is the run's seed")
   graft: str = option('', 'identity or random: attention, norm and sink tokens that differ from '
                       "the defaults replace the source's", choices=('', *STARTS))
-  kept: str | None = option(None, "keys that a graft keeps of the source; empty: all at their "
+  kept: str | None = option(None, "keys that a graft keeps of the source; unset: all at their "
                             "default; '': none")
   train: str = option('all', 'what updates change: all, new (what the source lacks), attention',
                       choices=('all', 'new', 'attention'))
@@ -143,7 +143,7 @@ class Experiment:
   checkpoint_every: int = option(1_000, 'steps; 0: only after the last one', where=True, least=0)
   checkpoints_kept: int = option(2, 'the newest ones', where=True, least=1)
   wandb: str = option('', 'a project of Weights & Biases that gets the metrics too', where=True)
-  plugins: str = option('', 'Python files with components of your own; a run fills it in',
+  plugins: str = option('', 'Python files with your components; a run fills it in',
                         where=True)
   init: InitConfig = InitConfig()
   model: ModelOptions = ModelOptions()  # pyright: ignore[reportInvalidTypeForm]
