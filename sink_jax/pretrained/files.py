@@ -106,8 +106,8 @@ def check_weights(folder: Path, source: str = '') -> None:
   if (folder / 'adapter_config.json').exists():
     raise ValueError(
         f'{name} is an adapter: merge it where torch, peft and transformers are installed, by '
-        f"peft.AutoPeftModelForCausalLM.from_pretrained('{name}').merge_and_unload().save_pretrained('{new}'), and load "
-        'that folder.')
+        f"peft.AutoPeftModelForCausalLM.from_pretrained('{name}').merge_and_unload()"
+        f".save_pretrained('{new}'), and load that folder.")
   if is_workdir(folder):
     raise ValueError(f'{folder} is a run trained with sink_jax: name it by --workdir, or load it by '
                      'load_run; python -m sink_jax export makes a checkpoint of it.')
