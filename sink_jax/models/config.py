@@ -155,7 +155,7 @@ class ModelConfig:
     yield (all(layer.mamba for layer in layers), 'model.pattern has no block with attention.')
     yield (any(layer.position and not all(isinstance(position, (Rope, Nope)) for position in
                                           (layer.position, spec.position)) for layer in layers),
-           'model.pattern: blocks differ only in rotary encodings, such as Rope(), or Nope().')
+           'model.pattern: blocks differ in rotary encodings, Rope() and others, or Nope() only.')
     yield (self.parallel_residual and self.norm_location != 'pre',
            "model.parallel_residual needs model.norm_location = 'pre'.")
     yield ((self.linear != 'plain' or self.norm_location == 'protected')
