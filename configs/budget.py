@@ -8,12 +8,12 @@ and of the unique tokens, so that epochs stay the same; a warm-up of 100 steps, 
 `desk` and `night`, for one CPU core, about 80 seconds and an hour and a half a trial; `python -m
 configs.budget` prints both next to the paper. Each is a `Small`; the rest follows from these rules.
 
-  The learning rate is the best of a grid by the validation loss of softmax, at a product of rate, decay
-  and steps that is the best of three (configs/grid.py). Whether a sink emerges decides nothing.
+  The learning rate is the best of a grid by the validation loss of softmax, at the best of three products
+  of rate, decay and steps (configs/grid.py). Sinks play no part in the choice.
   Weight decay: what gives that product. Warm-up: the paper's share of the steps. Clip: the paper's.
   Unique tokens, where a trial limits them: the paper's share of all tokens seen. Windows: the paper's
   share of the sequence (32 of 2048 becomes 1 of 64).
-  What a trial changes of a rate, a decay, steps or a batch it changes by the paper's factor.
+  A trial that changes the rate, decay, steps or batch changes it by the paper's factor.
   Positions of fixed and random tokens, prefixes, norms of fixed values, learnable dimensions of k*: as in
   the paper, where they fit.
 """
@@ -56,8 +56,8 @@ def config(trials: base.Trials, argument: str, default: str = 'full',
            protocols: base.Trials = PROTOCOLS, task: str = 'paper') -> ConfigDict:
   """The config that e.g. 'window-32,budget=desk,protocol=released' names.
 
-  default: the budget where none is given; the protocol is 'paper' then. protocols: what each
-  changes, of a file with protocols of its own. task: of the label.
+  default: the budget where none is given; the protocol is 'paper' then. protocols: the changes of each, for a
+  file with its own protocols. task: of the label.
 
   Raises:
     ValueError: unknown trial, option, budget or protocol; lists the choices.
@@ -97,11 +97,10 @@ def _tenth(config: _Config) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Small:
-  """A budget for a CPU: how it scales the paper's default, and what stands in place of the rest.
+  """A budget for a CPU: how it scales the paper's default, and its replacements for the rest.
 
-  steps, batch: what divides the paper's. rate: what multiplies its learning rate.
-  heads: what divides a number of heads that a trial states. edits: of the sequences, where a trial
-  has none. large: sizes of the 1B models.
+  steps, batch: divisors of the paper's. rate: factor of its learning rate. heads: divisor of a number of
+  heads that a trial states. edits: of the sequences, if a trial has none. large: sizes of the 1B models.
   """
   steps: float
   batch: int

@@ -3,7 +3,7 @@
 Batches of 32k tokens, 32 times fewer than the paper's, and contexts a quarter as long, for 4,000
 steps on the sources of the installed packages: no download. That is little text, seen more than
 once, and too little data hides the sink (Figure 5 right), so the report says how often. The most
-important trials come first, for a machine that is there for half an hour.
+important trials come first, for a machine that is available for half an hour.
 """
 
 from ml_collections import ConfigDict

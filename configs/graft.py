@@ -3,10 +3,10 @@
   python -m sink_jax sweep --config=configs/graft.py --seeds=0,1,2 --workdir=runs/graft --processes=2
   python -m sink_jax report --runs=runs/graft --out=report
 
-A trial takes 400 steps of 512 tokens, an hour of one CPU core, on Python's standard library, which is
-text of the kind that the model was trained on. All parameters are trained, in trials `only-*` those that
-the model lacks. `continued` is the control: the model as it is, trained on in the same way. The order of
-the data is a matter of the seed, as are the initial values of new parameters.
+A trial takes 400 steps of 512 tokens, an hour of one CPU core, on Python's standard library, which resembles
+text that the model was trained on. All parameters are trained, in trials `only-*` those that the model lacks.
+`continued` is the control: the model as it is, trained on in the same way. The seed decides the order of the
+data and the initial values of new parameters.
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +24,7 @@ _TUNED = {
     'steps': 400,
     'batch_size': 4,
     'optimizer.learning_rate': 1e-4,
-    'optimizer.schedule': 'constant',  # no step is told apart by its rate
+    'optimizer.schedule': 'constant',  # all steps have one rate
     'optimizer.warmup_steps': 20,
     'optimizer.weight_decay': 0.0,
     'probe.every': 20,

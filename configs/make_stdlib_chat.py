@@ -4,7 +4,7 @@
 
 Writes train.jsonl and valid.jsonl, which `ChatJsonl` reads. Each definition with a docstring becomes
 one conversation of one to three questions, with answers from the library's own text. The same library
-gives the same files. A package is held out as a whole, as `Stdlib` does.
+gives the same files. All of a package is held out together, as `Stdlib` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from sink_jax.data.stdlib import Stdlib, modules
 
 _HELD_OUT = 0.05
-_LONGEST_SOURCE = 1500  # characters of a definition that is shown as a whole
+_LONGEST_SOURCE = 1500  # characters of a definition that is shown completely
 _SYSTEM = ('You are a helpful assistant who knows the Python standard library.',
            'Answer in a few words, from the documentation of the Python standard library.',
            'You explain Python to somebody who knows another language.')

@@ -2,8 +2,8 @@
 
   python -m sink_jax sweep --config=configs/paper.py --budget=desk --only="window-*" --workdir=runs/desk
 
-Figures 4, 7, 8, 28 and 29 show how these same runs went, and need no further trials. A sweep
-trains in this order: first what carries the paper, last the 1B models.
+Figures 4, 7, 8, 28 and 29 show the course of these runs, and need no further trials. A sweep trains in this
+order: first the main results of the paper, last the 1B models.
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +20,7 @@ def _operation(similarity: str = 'Linear()', normalizer: str = 'Unnormalized()',
 _ROW_SUM, _ABS_FLOOR = 'RowSum(eps=1e-08)', 'AbsFloor(floor=1.0)'
 SIGMOID = _operation('Sigmoid()')
 _LARGE = {'model.size': '1b', 'steps': 40_000}
-# The text gives p of softmax only; those of sigmoid are in Figure 29, and the same here.
+# The text gives p for softmax only; for sigmoid Figure 29 does, and they are the same here.
 _P = {'quarter': 0.25, 'third': 1 / 3, 'half': 0.5, '2': 2.0, '3': 3.0, '4': 4.0}
 _SIMILARITIES = {'softmax': {}, 'sigmoid': {'attention.similarity': 'Sigmoid()'}}
 

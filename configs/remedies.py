@@ -38,9 +38,9 @@ _HEAD_GATE = attention(head='HeadGate()')
 _SSNORM = {'model.norm': 'single'}
 _ORTHO_ADAM = {'optimizer.rule': 'OrthoAdam(b1=0.9, b2=0.95, eps=1e-08, seed=0, longest=4096)'}
 _MUON = {'optimizer.rule': 'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2=0.95, eps=1e-08)'}
-# What a model of fixed length knows of it, of each task: -log T is the bias of Apple's sigmoid, and
-# -12/T the low end of the clipped softmax that its paper chose for OPT-125M. A window is a quarter
-# of the sequence, which a budget takes of the paper's 2048.
+# {task: (T, T before a budget)}, for variants of fixed length: -log T is the bias of Apple's sigmoid, and
+# -12/T the low end of the clipped softmax that its paper chose for OPT-125M. A window is a quarter of the
+# sequence; a budget scales that of the paper's 2048.
 _LENGTHS = {'trigger': (16, 16), 'bigram': (64, 64), 'lm': (64, 2048)}
 
 

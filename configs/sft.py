@@ -17,9 +17,9 @@ The paper states its 1B models with softmax and with sigmoid without normalisati
 200,000 conversations; all parameters; a learning rate of 2e-5 with a cosine; batches of 64 x 2048
 tokens; one epoch; and alignment-handbook. From the latter's recipe (zephyr-7b-beta/sft/config_full.yaml)
 and the defaults of its trainer are the warm-up of 10 % of the steps, the zephyr template, a loss of all
-tokens, AdamW with b2 = 0.999, no weight decay, gradients clipped at 1, and a cosine down to 0. How many
-steps an epoch has depends on the tokenizer, which is written nowhere: 2,200 steps are 288 million tokens.
-data/ultrachat holds ultrachat_200k as .jsonl files.
+tokens, AdamW with b2 = 0.999, no weight decay, gradients clipped at 1, and a cosine down to 0. The steps of
+an epoch depend on the tokenizer, which is written nowhere: 2,200 steps are 288 million tokens. data/ultrachat
+holds ultrachat_200k as .jsonl files.
 
 The budget `desk` takes the text of configs/make_stdlib_chat.py, 300 steps, and the paper's share of the
 pre-training rate, 2e-5 of 4e-4. `sft-unstable` is a positive control: 1,000 times the learning rate.
@@ -37,7 +37,7 @@ _WARMUP = 0.1  # of the steps
 _TUNING = {
     'steps': 2_200,
     'batch_size': 64,
-    'log_every': 1,  # stability is a matter of single steps
+    'log_every': 1,  # stability shows in single steps
     'optimizer.rule': 'AdamW(b1=0.9, b2=0.999, eps=1e-08)',
     'optimizer.learning_rate': 2e-5,
     'optimizer.final_fraction': 0.0,
@@ -60,7 +60,7 @@ def _chat(path: str, loss: str) -> str:
 
 
 def _sizes(size: str) -> dict[str, int]:
-  """The source's, written out: what a run costs is then known before the source is there."""
+  """The source's, written out, so that the cost of a run is known before the source exists."""
   return {f'model.{key}': SIZES[size][key] for key in ('layers', 'd_model', 'heads', 'ffn_hidden')}
 
 

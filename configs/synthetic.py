@@ -1,8 +1,8 @@
 """Variants of each component on Bigram-Backcopy, which one layer with one head learns.
 
-After a trigger the token before it comes again; everything else is a Markov chain. The head
-has work at triggers only, so a sink tells how it rests. Names are those of the paper's
-trials where there is one; run it with --seeds=0,1,2.
+After a trigger the token before it comes again; everything else is a Markov chain. The head is needed only at
+triggers, so a sink shows how it idles. Names are those of the paper's trials where there is one; run it with
+--seeds=0,1,2.
 """
 
 from ml_collections import ConfigDict

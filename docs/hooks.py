@@ -1,8 +1,8 @@
-"""Hooks of mkdocs: the site has README.md as its home, and what pages link outside of docs/.
+"""Hooks of mkdocs: the site begins with README.md and includes linked files outside of docs/.
 
-Pages link what lies outside, such as `../results/compiled/README.md`, by the path that also works on
-a disk and on a code host. The site has such files where the repository has them, with docs/ as its
-top; only Markdown is followed further.
+Pages link such files, as in `../results/compiled/README.md`, by paths that also work on a disk and on a code
+host. In the site the files keep the paths of the repository, with docs/ as its top; only links of Markdown
+files are followed.
 """
 
 import posixpath

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sourced by the launchers: settings, dry runs, the check of a job, and what exit codes ask for.
+# Sourced by the launchers: settings, dry runs, the check of a job, and the exit codes.
 #
 # Exit codes of a job: 0 is done; 42 is saved, start it again; 127 and more is dead, start it again;
-# any other is an error, where a person has to look.
+# any other is an error that a person must correct.
 
 # shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

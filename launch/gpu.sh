@@ -11,7 +11,7 @@ bash launch/gpu.sh [--dry_run] [DIR]
 Compares every variant of the paper with its T x T definition on this GPU, times attention, the loss,
 importance and training steps (DIR/NAME.json), trains the five 60M models of configs/emergence.py
 (DIR/runs, minutes each, on the sources of the installed packages) and compares them (DIR/report).
-Called again, it skips the tests that passed and the benchmarks that were written, and resumes the
+Run again, it skips the tests that passed and the benchmarks that were written, and resumes the
 training. DIR is results/gpu in the repository, unless given. --dry_run prints the commands.
 
 Exit code: 0 all was done; 42 the training was stopped and saved; any other: tests or a command failed.

@@ -8,13 +8,13 @@ usage() {
   cat <<'HELP'
 bash launch/local.sh [--restarts=K] [--dry_run] train|sweep ARGUMENTS
 
-Runs python -m sink_jax train|sweep ARGUMENTS in one process, which uses all devices that are here:
+Runs python -m sink_jax train|sweep ARGUMENTS in one process, on all devices of this machine:
 
   bash launch/local.sh --restarts=3 train --config=configs/base.py --workdir=runs/a
 
 SIGTERM, Ctrl-C and SIGHUP reach it as SIGTERM: it saves; under nohup SIGHUP stays ignored.
 
-  --restarts=K   starts again, at most K times, after exit code 42 or one from 127 on (0)
+  --restarts=K   starts again, at most K times, after exit code 42, or 127 or more (0)
   --dry_run      loads the config, prints the command and runs nothing
 
 HELP

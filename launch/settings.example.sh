@@ -6,10 +6,10 @@ NAME=sink-jax            # of the job: small letters, digits and -
 JOB=train                # train, or sweep
 CONFIG=configs/base.py   # a config file, such as configs/paper.py:1b-softmax; of this repository
 WORKDIR=                 # gs://BUCKET/PATH: the same command on the same workdir resumes
-DATA=                    # gs://BUCKET/PATH of python -m sink_jax data_build; tokenizer and context are its own
+DATA=                    # gs://BUCKET/PATH of python -m sink_jax data_build; with its tokenizer and context
 ARGUMENTS=()             # more: (--config.mesh.fsdp=16 --config.model.remat=blocks); plan prints them
-RESTARTS=100             # how often a job that was stopped or died is started again
-GRACE=120                # seconds a job gets to save when it is told to stop
+RESTARTS=100             # how often a stopped or dead job is started again
+GRACE=120                # seconds that a job gets to save when it is stopped
 
 # The TPUs
 PROJECT=                 # Google Cloud project, as gcloud projects list shows it

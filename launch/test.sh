@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests, in an environment of their own. bash launch/test.sh --help
+# The tests, in a virtual environment. bash launch/test.sh --help
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -11,13 +11,13 @@ bash launch/test.sh [--full] [--parity] [--compile[=TARGETS]] [arguments of pyte
 Runs the tests on the CPU.
   --full             also the tests that take long or go through every combination
   --compile          instead of the tests, compiles kernels and training steps for TPUs (v5e, v5p, v6e, v7x)
-                     and an NVIDIA GPU (h200) that are not here; --compile=v5e,h200: for these. Their compilers
+                     and an NVIDIA GPU (h200), without them; --compile=v5e,h200: for these. Their compilers
                      are installed once (1.3 GB) into COMPILERS=DIR, unset: compilers in the environment
   --parity           instead of the tests, compares importers and exports of open models with transformers on
                      new random weights; installs it and PyTorch once (1.3 GB and more) into PARITY=DIR, unset:
                      parity in the environment
   WORKERS=2          processes that run the tests; 0: all in one, as a debugger needs
-  BUCKET=DIR         where the emulator of gs:// lies (69 MB), unset: gs in the environment
+  BUCKET=DIR         folder of the emulator of gs:// (69 MB), unset: gs in the environment
   JAX_PLATFORMS=cpu  set it to run the tests on another device
   PYTHON= VENV=      the Python and the environment (BUILD.md)
 HELP

@@ -12,16 +12,16 @@ With gcloud, by launch/settings.sh:
 
   create   asks for the TPU VM by a queued resource, and waits until it is there
   setup    copies the committed state of this repository to all hosts and installs it there, with a
-           Python 3.12 that uv brings
-  run      starts the job on all hosts and returns; it goes on when this machine is off
-  logs     what the first host writes, until Ctrl-C
+           Python 3.12 that uv installs
+  run      starts the job on all hosts and returns; it continues when this machine is off
+  logs     the output of the first host, until Ctrl-C
   stop     tells all hosts to save and end, and waits for that
   delete   gives the TPU back
   --dry_run  checks the config, prints the commands and runs none
 
-Each host starts its own process again after exit code 42 or a death. The hosts do not know of each
-other: after an error of one, the others start in vain, five minutes each, until `stop`. xpk restarts
-all of them together. After a spot TPU was taken away: delete, create, setup, run.
+Each host restarts its own process after exit code 42 or a death. After an error on one host the
+others start in vain, five minutes each, until `stop`. xpk restarts all of them together. After a spot
+TPU was taken away: delete, create, setup, run.
 HELP
 }
 

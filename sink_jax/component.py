@@ -17,12 +17,12 @@ from sink_jax.arguments import check_known
 class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
-  A subclass is a frozen dataclass without saying so. A direct subclass is the base of its choices; a class
-  that only stands for its subclasses sets `abstract = True`. Fields are plain numbers, strings, booleans,
-  tuples of them or components: `from_string(Base, repr(component)) == component`.
+  Every subclass becomes a frozen dataclass. A direct subclass is the base class of some choices; a class that
+  is not itself a choice sets `abstract = True`. Fields are plain numbers, strings, booleans, tuples of them
+  or components: `from_string(Base, repr(component)) == component`.
   """
 
-  __dataclass_fields__: ClassVar[dict[str, Any]]  # by which type checkers know that it is a dataclass
+  __dataclass_fields__: ClassVar[dict[str, Any]]  # shows type checkers that it is a dataclass
 
   def __init_subclass__(cls, **options: Any) -> None:
     super().__init_subclass__(**options)
@@ -34,26 +34,26 @@ C = TypeVar('C', bound=Component)
 
 def option(default: Any, about: str, *, where: bool = False, least: float | None = None,
            most: float | None = None, choices: Collection[str] = ()) -> Any:
-  """A field of a dataclass that is a section of a config: the one declaration of a config key.
+  """Declares a config key, as a field of the dataclass of its section.
 
-  about: its meaning. where: whether a run may be resumed with another value, as it decides only where and
-  how fast a run computes, or what it records. least, most: of a number, which must be finite, too.
+  about: its meaning. where: the key decides only where and how fast a run computes, or what it records, so a
+  run may be resumed with another value. least, most: bounds of a number, which must also be finite.
   """
   return dataclasses.field(default=default, metadata=dict(
       about=about, where=where, least=least, most=most, choices=choices))
 
 
 def registry(base: type[C]) -> dict[str, type[C]]:
-  """The concrete classes below `base`, by name: of modules that have been imported."""
+  """The concrete subclasses of `base` by name, from the modules imported so far."""
   classes = {}
   for cls in base.__subclasses__():
-    # `vars`, since an attribute would be inherited by the concrete ones.
+    # `vars`, since concrete subclasses would inherit an attribute.
     classes |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
   return dict(sorted(classes.items()))  # not in the order of imports
 
 
 def short_text(component: Component) -> str:
-  """The config string of a component, without the arguments that are at their defaults."""
+  """The config string of a component, without arguments that have their default values."""
   given = [f'{field.name}={value!r}' for field in dataclasses.fields(component)
            if (value := getattr(component, field.name)) != field.default]
   return f'{type(component).__name__}({", ".join(given)})'
@@ -77,16 +77,16 @@ def from_string(base: type[C], text: str | Component) -> C:
 
 
 def check_types(section: Any, name: str) -> None:
-  """Raises a ValueError that names the first field of a dataclass without the type of its annotation.
+  """Raises a ValueError that names the first field whose value does not have the annotated type.
 
-  An int becomes a float where the annotation says so. name: what stands before the field's.
+  An int becomes a float where the annotation is float. name: of the section, for the message.
   """
   for key, hint in typing.get_type_hints(type(section)).items():
     object.__setattr__(section, key, _typed(name, key, getattr(section, key), hint))
 
 
 def _parsed(base: type[C], text: object) -> C:
-  kind, known = base.__name__, registry(base) or {base.__name__: base}  # a concrete class names itself
+  kind, known = base.__name__, registry(base) or {base.__name__: base}  # or a concrete class itself
   try:
     if not isinstance(text, str):
       raise ValueError('must be a config string')
@@ -118,9 +118,9 @@ def _parsed(base: type[C], text: object) -> C:
 
 
 def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
-  """The value of an argument as its annotation has it; an int may stand for a float, a list for a tuple."""
+  """Returns a value of the annotated type, made from an int for a float, or from a list for a tuple."""
   allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-  # tuple[int, ...] is checked as a tuple; what its elements have to be is for the class to check.
+  # tuple[int, ...] is checked only as a tuple; the class checks its elements.
   allowed = [typing.get_origin(one) or one for one in allowed]
   for one in allowed:
     if issubclass(one, Component) and isinstance(value, (str, one)):

@@ -20,9 +20,9 @@ MASKED = -1e30  # the score of a hidden key: finite, so that a row without any k
 class Dims:
   """The sizes of one attention layer.
 
-  heads, kv_heads: of queries, and of keys and values, which divides it; query heads that share keys
-  are neighbours. head_dim: Dh. d_model: the width of the layer's input, which gates of heads may
-  read; None where only queries and keys are known.
+  heads, kv_heads: numbers of query heads, and of key and value heads, which divides it; neighbouring query
+  heads share a key head. head_dim: Dh. d_model: the width of the layer's input, which head gates may read;
+  None if only queries and keys are known.
   """
 
   heads: int
@@ -53,23 +53,23 @@ class Learnable:
 
 
 def require(component: object, holds: bool, rule: str) -> None:
-  """Raises a ValueError with a rule that a component breaks."""
+  """Raises a ValueError with the rule of a component unless it holds."""
   if not holds:
     raise ValueError(f'{component}: {rule}.')
 
 
 def rms_norm(x: jax.Array, gain: AnyArray, eps: float, axis: int | tuple[int, ...] = -1) -> jax.Array:
-  """x / sqrt(mean(x^2) + eps) * gain over the last axis, or these, in float32, rounded once."""
+  """x / sqrt(mean(x^2) + eps) * gain over one or several axes, in float32, rounded once."""
   x32 = x.astype(jnp.float32)
   scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, axis, keepdims=True) + eps))
   return (x32 * scale * gain).astype(x.dtype)
 
 
 def soft_cap(x: jax.Array, cap: float, scale: float = 1.0) -> jax.Array:
-  """cap tanh(x / cap) of an x in units of 1 / scale, in those units; x itself for a cap of 0."""
+  """cap tanh(s / cap) / scale for the score s = scale x; x itself for a cap of 0."""
   return jnp.tanh(x * (scale / cap)) * (cap / scale) if cap else x
 
 
 def soft_cap_slope(capped: jax.Array, cap: float, scale: float = 1.0) -> jax.Array:
-  """The derivative 1 - tanh(x / cap)^2 of `soft_cap`, given its value; not for a cap of 0."""
+  """The derivative 1 - tanh(s / cap)^2 of `soft_cap`, given its value; not for a cap of 0."""
   return 1 - (capped * (scale / cap)) ** 2

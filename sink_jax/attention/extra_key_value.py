@@ -20,7 +20,7 @@ from sink_jax.component import Component
 
 
 class ExtraKeyValue(Learnable, Component):
-  """What attention has next to its tokens: an extra key, an extra value, both or neither.
+  """An extra key, an extra value, both or neither, next to the tokens.
 
   An extra key is one more key that every query sees, without rotation and position bias. Its value
   is v*, or zero if `value_HxDh` returns None.
@@ -29,7 +29,7 @@ class ExtraKeyValue(Learnable, Component):
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
   # Is its score the logarithm of what is added to a sum of exponentials, so that f must be exp?
   needs_exponential: ClassVar[bool] = False
-  future: ClassVar[int | None] = None  # the text length, if it stands for all tokens after the query
+  future: ClassVar[int | None] = None  # the text length, if the key stands for all later tokens
 
   @property
   def acts_only_through_normalisation(self) -> bool:
@@ -169,14 +169,14 @@ class PseudoMask(ExtraKeyValue):
 
   These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779). They
   stand at the keys that a causal mask hides, and their weights multiply no value. Their sum shrinks
-  from position to position, which tells a model without position embeddings where it is. The paper
-  could not be read: a summary has the score -gamma (j - 1) for the j-th position, and the slopes
-  m_h are those of the authors' code (MikaStars39/StableMask), whose src/model.py has the scores
-  -m_h (j - i + 1) at 8adc057 and, by an exchange of axes, zeros later.
+  from position to position, which tells a model without position embeddings where it is. We could not read
+  the paper: a summary gives the score -gamma (j - 1) for the j-th position. The slopes m_h are those of the
+  authors' code (MikaStars39/StableMask), whose src/model.py has the scores -m_h (j - i + 1) at 8adc057, and
+  later, because two axes are swapped, zeros.
 
-  context: the number of positions, usually the length of the training sequences; it is fixed, so
-  that decoding gives the same as one pass, and from there on attention is plain softmax. gamma: one
-  slope for all heads; None means the slopes of ALiBi.
+  context: the number of positions, usually the length of the training sequences. It is fixed, so that
+  decoding equals one pass; beyond it attention is plain softmax. gamma: one slope for all heads; None means
+  the slopes of ALiBi.
   """
 
   context: int = 2048

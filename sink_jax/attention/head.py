@@ -13,7 +13,7 @@ from sink_jax.component import Component
 
 
 class HeadOutput(Learnable, Component):
-  """A function of every head's output o_i that reads no token but i.
+  """A function of every head's output o_i that reads no other token.
 
   It acts after the values are averaged, so attention maps and importances do not include it.
   """
@@ -25,10 +25,10 @@ class HeadOutput(Learnable, Component):
     return None
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
-    """Returns what W_O gets instead of the outputs o (B, L, H, Dh) of L tokens, float32 if changed.
+    """Returns the input of W_O, given the outputs o (B, L, H, Dh) of L tokens; float32 if changed.
 
-    v: the values (B, L, Hkv, Dh) of the same tokens as attention mixes them. x: the input (B, L, D)
-    of attention for these tokens if `reads_input`, else None.
+    v: the values (B, L, Hkv, Dh) of the same tokens, as attention mixes them. x: the input (B, L, D) of
+    attention for these tokens if `reads_input`, else None.
     """
     return o
 
@@ -79,7 +79,7 @@ class HeadGate(HeadOutput):
     require(self, self.source != 'slice' or dims.d_model in (None, dims.heads * dims.head_dim),
             f'{dims.heads} slices of {dims.head_dim} channels do not make {dims.d_model}: use '
             "source='input'")
-    # The heads are the outer part of the outputs: 'tensor' splits them as those of queries.
+    # Heads come first in the output axis, so that 'tensor' splits gates as it splits queries.
     inputs = {'input': dims.d_model, 'value': dims.kv_heads * dims.head_dim,
               'slice': dims.head_dim}[self.source]
     assert inputs is not None
@@ -100,7 +100,7 @@ class HeadGate(HeadOutput):
       z = jnp.einsum('...hd,dhf->...hf', x.reshape(o.shape), kernel)
     else:
       z = jnp.einsum('...d,df->...f', x, kernel)
-    # Of every head one gate, or Dh elementwise ones.
+    # One gate for each head, or Dh elementwise ones.
     z = z.reshape(*o.shape[:-1], -1).astype(jnp.float32)
     if self.opening is not None:
       z = z + (math.log(self.opening / (1 - self.opening)) + params['bias'].reshape(o.shape[-2], -1))
@@ -137,7 +137,7 @@ class HeadNorm(HeadOutput):
 
 
 class Exclusive(HeadOutput):
-  """o_h <- o_h - (o_h . v_h) v_h / |v_h|^2, without what o_h shares with the token's value v_h.
+  """o_h <- o_h - (o_h . v_h) v_h / |v_h|^2, o_h without its component along the value v_h.
 
   It is exclusive self attention (XSA) of Zhai 2026 (arXiv 2603.09078, Eq. 2 and Algorithm 1, by a
   transcription), which acts on each head before W_O. |v_h| is at least 1e-12.

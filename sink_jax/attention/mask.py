@@ -18,7 +18,7 @@ class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
 
   window: ClassVar[int | None] = None  # the largest number of keys that a query can see
-  prefix: ClassVar[int | None] = None  # how many leading tokens every query sees, later ones too
+  prefix: ClassVar[int | None] = None  # number of leading tokens that every query sees, even an earlier one
 
   def keep(self, i: Positions, j: Positions) -> Positions:
     """Whether query i sees key j, by elementwise operations only: it runs inside kernel tiles."""
@@ -73,7 +73,7 @@ class Window(Causal):
 
 
 class Prefix(Causal):
-  """Query i sees key j if j <= i or j < length: all see the whole prefix (Figure 5)."""
+  """Query i sees key j if j <= i or j < length: all queries see the prefix (Figure 5)."""
 
   length: int = 5
 

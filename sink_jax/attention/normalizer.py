@@ -1,7 +1,7 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
 A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm if f = exp. A normalizer
-turns it into the factor 1 / Z_i of the row; `reference` applies AbsSum, of softpick only, itself.
+turns it into the factor 1 / Z_i of the row; `reference` itself applies AbsSum, which only softpick uses.
 """
 
 from typing import ClassVar
@@ -17,9 +17,9 @@ class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j, where factor_i = 1 / Z_i."""
 
   needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
-  # Does it change the weights of a row one by one once their sum is known? A kernel cannot.
+  # Does it change each weight once the sum of its row is known? A kernel cannot do that.
   clips: ClassVar[bool] = False
-  # The exponent in a row's statistic sum_j f_ij^power, 0 to count keys; None without any.
+  # The exponent in a row's statistic sum_j f_ij^power; 0 counts keys, None needs no statistic.
   power: ClassVar[float | None] = 1.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
@@ -32,7 +32,7 @@ class Normalizer(Component):
 
 
 def _floor(p: float) -> float:
-  """The least row sum x that counts: x^(-1/p) and its derivative stay within float32."""
+  """The floor of a row sum x, from which on x^(-1/p) and its derivative stay within float32."""
   # At a sum x the derivative of x^(-1/p) has the size x^(-(1/p + 1)) / p, which is 1e36 / p here:
   # below 3.4e38, the largest float32 number, for every p of the paper, 1/4 to 4.
   return 10 ** (-36 / (1 / p + 1))
@@ -97,7 +97,7 @@ class Count(Normalizer):
   power = 0.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
-    # Rows that see no key, those of padding, are zero whatever divides them.
+    # Rows that see no key, those of padding, are zero for every divisor.
     return 1 / jnp.maximum(row_sum, 1)
 
 
@@ -124,9 +124,8 @@ class AbsFloor(Normalizer):
 class AbsSum(Normalizer):
   """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); only for Softpick.
 
-  As in the paper (arXiv 2504.20966) and its released kernels, where eps is 1e-6; no gradient flows
-  through m_i. Theirs is max_j s_ij without the 0, which makes no difference: a row of negative
-  scores is zero.
+  It is that of the paper (arXiv 2504.20966) and its released kernels, where eps is 1e-6; no gradient flows
+  through m_i. Their m_i lacks the 0, which changes nothing: a row of negative scores is zero.
   """
 
   eps: float = 1e-6

@@ -116,8 +116,8 @@ class YarnRope(Rope):
   """YaRN: Rope with interpolated low frequencies and scaled queries and keys (gpt-oss).
 
   Channel pairs that turn more than beta_fast times within original_length positions keep their
-  frequency. Those that turn fewer than beta_slow times have it divided by `factor`. A linear ramp
-  over the channels in between mixes the two; with `truncate` its ends are whole channels.
+  frequency. Pairs that turn fewer than beta_slow times have it divided by `factor`. A linear ramp over the
+  channels in between mixes the two; with `truncate` its ends are rounded to channels.
 
   attention_factor: the factor of queries and keys; None means the YaRN paper's recommendation,
   0.1 ln(factor) + 1, or 1 if factor is at most 1.
@@ -138,7 +138,7 @@ class YarnRope(Rope):
 
   def frequencies(self, channels: int) -> np.ndarray:
     full = self.base ** (-np.arange(0, channels, 2) / channels)
-    # The (fractional) channel pair that turns so many times within the original length.
+    # The (fractional) channel pair that turns `turns` times within the original length.
     pair = lambda turns: (channels * math.log(self.original_length / (turns * 2 * math.pi))
                           / (2 * math.log(self.base)))
     first, last = pair(self.beta_fast), pair(self.beta_slow)
@@ -187,8 +187,8 @@ class Learned(Position):
 class Alibi(Position):
   """g = -slope_h |i - j| with slope_h = 2^(-8h/H), h = 1..H (Eq. 7).
 
-  If H is not a power of two, they are those of the next lower power, then every other one of the
-  next higher power, as of the ALiBi authors and in the official code.
+  If H is not a power of two, the slopes are those of the next lower power, then every other one of the next
+  higher power, as in the ALiBi authors' code and the official code.
   """
 
   has_bias = True

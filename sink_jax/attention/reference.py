@@ -1,4 +1,4 @@
-"""The definition of every attention variant, T x T, on whole rows.
+"""The definition of every attention variant, T x T, on complete rows.
 
 Kernels are tested against it, and maps of a recorded model come from it. The extra key is one
 more column of scores here, while the kernels add it to finished rows.
@@ -20,11 +20,11 @@ PROXY_EPS = 1e-8
 
 
 class Rows(NamedTuple):
-  """Attention weights A = f / Z of whole rows, and their row-normalised proxy.
+  """Attention weights A = f / Z of complete rows, and their row-normalised proxy.
 
-  The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not normalised; for
-  exp it is softmax, for softpick f is the part of exp(s) - 1 that has weight, and where softmax is
-  clipped it is the same of A instead of f. Without an extra key its entries are None.
+  The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not normalised. For exp it is
+  softmax; for softpick f is max(exp(s) - 1, 0); for clipped softmax A takes the place of f. Entries of the
+  extra key are None without one.
   """
 
   weights_BxHxLxT: jax.Array
@@ -37,10 +37,10 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
            j_T: jax.Array) -> jax.Array:
   """Scores (B, H, L, T) of transformed queries and keys at positions i_L and j_T, float32."""
   B, L, H, Dh = q_BxLxHxDh.shape
-  # The query heads of a group are rows of one product with their keys, which are not repeated: a
-  # cache of keys would be copied for every token that is decoded.
+  # One product serves the query heads of a group: repeated keys would copy the whole cache for every decoded
+  # token.
   q_BxLxHkvxGxDh = q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)
-  # Summed and kept in float32: rounding s to bfloat16 would change exp(s) by up to 2^-9 s of it.
+  # Summed and kept in float32: rounding s to bfloat16 would change exp(s) by a share of up to 2^-9 s.
   s = jnp.einsum('blkgd,btkd->bkglt', q_BxLxHkvxGxDh, k_BxTxHkvxDh,
                  preferred_element_type=jnp.float32).reshape(B, H, L, -1) / math.sqrt(Dh)
   if spec.position.has_bias:
@@ -85,8 +85,8 @@ def _exponential(spec, s, keep):
 
 
 def _additive(spec, s, keep):
-  # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
-  # The inner where keeps f's own derivative finite where it is not used.
+  # Masked after f, so that a hidden key has f = 0 for every similarity. The inner where keeps f's own
+  # derivative finite where it is not used.
   f = jnp.where(keep, spec.similarity(jnp.where(keep, s, 0)), 0)
   size = jnp.abs(f)  # shares of signed similarities could be negative or larger than one
   proxy = size / (size.sum(-1, keepdims=True) + PROXY_EPS)
@@ -100,7 +100,7 @@ def _additive(spec, s, keep):
 
 def _rectified(spec, s, keep):
   assert isinstance(spec.normalizer, AbsSum), 'AttentionSpec refuses others'
-  s = jnp.where(keep, s, 0)  # exp(0) - 1 is nothing, in the sum as in the weights
+  s = jnp.where(keep, s, 0)  # exp(0) - 1 adds nothing to the sum or the weights
   # What scales eps is a constant for the gradient, as in the released kernels.
   largest = jax.lax.stop_gradient(jnp.maximum(s.max(-1, keepdims=True), 0))
   # exp(s - largest) - exp(-largest), by expm1 near s = 0. The minimum keeps expm1 finite where it is

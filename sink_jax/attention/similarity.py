@@ -17,8 +17,8 @@ class Similarity(Component):
   """
 
   signed: ClassVar[bool] = False  # may f(s) be negative?
-  # 'additive' rows sum f as it is, and only they call it; 'exponential' ones, f = exp, are computed
-  # relative to their maximum; 'rectified' is Softpick, which weighs values by one function and sums another.
+  # 'additive': rows sum f(s), and only they call it. 'exponential': f = exp, computed relative to the row's
+  # maximum. 'rectified': Softpick, whose weights and whose sum are of different functions.
   kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
   cap: ClassVar[float] = 0.0  # the c by which scores of keys become c tanh(s / c); 0 for none
 

@@ -20,17 +20,17 @@ from sink_jax.component import Component, from_string
 
 Params = Mapping[str, Mapping[str, AnyArray]]  # of one layer: {component: {name: array}}
 
-# The largest eps of a sum of similarities that leaves a row's weights shares of one. The official
-# code (sail-sg/Attention-Sink) adds 1e-8; a sum of sigmoids is about half the number of keys.
+# The largest eps with which a row's weights still count as summing to one. The official code
+# (sail-sg/Attention-Sink) adds 1e-8; a sum of sigmoids is about half the number of keys.
 _NEGLECTED = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
   """out_i = 1/Z_i sum_j M(i,j) f(phi(q_i).phi(k_j)/sqrt(Dh) + g(i,j)) v_j.
 
-  Afterwards `head` may change each head's out before W_O. The defaults are the paper's baseline:
-  softmax, a causal mask, rotary positions. Each component may also be given as its config string. A
-  spec is hashable and compared by value, so it can be a static argument of jitted functions.
+  Afterwards `head` may change each head's output before W_O. The defaults are the paper's baseline: softmax,
+  a causal mask, rotary positions. Each component may also be given as its config string. A spec is hashable
+  and compared by value, so it can be a static argument of jitted functions.
 
   Raises:
     ValueError: the components make no sense together; the message gives the reason and a remedy.
@@ -68,7 +68,7 @@ class AttentionSpec:
         (bias.needs_exponential and not exponential,
          f'{bias} adds to a sum of exponentials, not of {f}: use Exp(), or KVBias().'),
         (not z.power and valueless,
-         f'{bias} acts only through a sum of similarities, which {z} has not: use KVBias() or '
+         f'{bias} acts only through a sum of similarities, which {z} lacks: use KVBias() or '
          'RowSum().'),
         (bias.future is not None and self.mask.prefix is not None,
          f'{bias} stands for keys after the query, which {self.mask} shows: use Causal().')):
@@ -91,7 +91,7 @@ class AttentionSpec:
     return type(z) is RowSum and z.scale == 1 and z.eps <= _NEGLECTED
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
-    """Returns the parameters of one layer, {component: {name: Param}}, of components with any."""
+    """Returns the parameters of one layer, {component: {name: Param}}, of components that have any."""
     return {name: params for name in COMPONENTS
             if isinstance(part := getattr(self, name), Learnable)
             and (params := part.params(dims))}
@@ -101,7 +101,7 @@ class AttentionSpec:
     return {name: repr(getattr(self, name)) for name in COMPONENTS}
 
 
-# The fields of a spec, by the names that they have in configs, and the base of their values.
+# {name of a field, as in configs: the base class of its values}
 COMPONENTS: dict[str, type[Component]] = typing.get_type_hints(AttentionSpec)
 
 
@@ -131,7 +131,7 @@ def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
                      'empty, with the same batch, length and head_dim, and the query heads must be '
                      f'a multiple of the key heads; here q and k are {q} and {k}.')
   check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh)
-  # Queries and keys do not show the width of what they were projected from.
+  # Queries and keys do not show the width of the layer's input.
   width = spec.head.input_width(params.get('head', {}))
   shapes = lambda tree: {component: {name: tuple(x.shape) for name, x in by_name.items()}
                          for component, by_name in tree.items()}
@@ -173,7 +173,7 @@ def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, posi
 
 def transform_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: Params,
                      first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
-  """The values that attention mixes; first: the projected ones of the first block, in a later."""
+  """The values that attention mixes; first: the first block's projected values, for a later block."""
   return spec.value.values(v_BxTxHkvxDh, params.get('value', {}), first_BxTxHkvxDh)
 
 

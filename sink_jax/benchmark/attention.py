@@ -41,8 +41,8 @@ SHAPES: dict[bool, tuple[Shape, ...]] = {  # by whether there is a GPU or TPU
     True: ((8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)),
     False: ((1, 8, 2048, 96),),
 }
-# Seconds. Starting a program takes some 10 us: where an operation could be shorter than this, a
-# program of JAX makes several.
+# Seconds. Starting a program takes some 10 us: where an operation could be shorter than this, a program of
+# JAX repeats it.
 _SHORT, _REPEATS = 1e-4, 20
 COLUMNS: list[Column] = [
     ('shape', 'B,H,T,Dh', ''), ('passes', 'passes', ''), ('variant', 'variant', ''),
@@ -50,12 +50,12 @@ COLUMNS: list[Column] = [
     *ratio_columns('x library'), *FLOOR, ('mb', 'MB', ',.0f'), ('failed', '', '')]
 NOTES = ('x library: over softmax at the same shape by the first library that ran (cudnn, splash, '
          'torch-flash, ...). FLOPs: 4 B H Dh per score that the mask leaves, 3.5 times that with '
-         'the backward pass, whatever is really computed.')
+         'the backward pass, for every implementation.')
 
 
 def run(rates: Rates, dtype: str, seconds: float, shape: Sequence[Shape], variants: Sequence[str],
         implementations: Sequence[str]) -> list[dict[str, Any]]:
-  """The rows of every implementation of every variant at every shape; all of those that are not given.
+  """The rows of every implementation of every variant at every shape; an empty argument means all.
 
   Raises:
     ValueError: an unknown name, or no implementation of these computes these variants here.

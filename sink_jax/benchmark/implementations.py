@@ -173,7 +173,7 @@ def _flex(torch, spec, shape, device):
 def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
   """`Implementation.program` of f(q, k, v) = make(torch, spec, shape, device) in PyTorch."""
   def program(row: dict[str, Any], work: Work) -> Program:
-    torch = importlib.import_module('torch')  # by name: it is no dependency
+    torch = importlib.import_module('torch')  # by name: it is not a dependency
     device = 'cuda' if platform() == 'cuda' else 'cpu'
     generator = torch.Generator(device).manual_seed(0)
     q, k, v, do = (torch.randn(work.shape, generator=generator, device=device)

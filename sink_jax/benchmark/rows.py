@@ -26,12 +26,12 @@ class Rates(NamedTuple):
 
 
 class Case(NamedTuple):
-  """What is timed and becomes a row.
+  """A timed program, which becomes a row.
 
-  row: what is known of it; the times are added to it, or in `failed` why there are none.
+  row: its first values; times are added, or in `failed` the reason why there are none.
   prepare: compiles it; may add to the row, and raise.
   flops, bytes: of one operation on one device.
-  base: whether the others may be compared with it; they are with the first such case that runs.
+  base: whether it may be the baseline; the first such case that runs is.
   """
 
   row: dict[str, Any]
@@ -54,7 +54,7 @@ def time_group(cases: Sequence[Case], seconds: float, rates: Rates) -> None:
     print(f'compiling {number + 1} of {len(cases)}: {words}', file=sys.stderr, flush=True)
     try:
       programs[number] = case.prepare()
-    except Exception as error:  # libraries raise whatever they like; most often memory is short
+    except Exception as error:  # libraries raise any type; most often memory is short
       case.row['failed'] = reason(error)
   times, failed = compare(programs, seconds)
   for number, why in failed.items():
@@ -74,7 +74,7 @@ def time_group(cases: Sequence[Case], seconds: float, rates: Rates) -> None:
 
 def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any],
                 notes: str) -> None:
-  """Prints the machine, the rows and the notes; what a row lacks is a dash, or empty in the last column."""
+  """Prints the machine, the rows and the notes; a missing value is a dash, or empty in the last column."""
   lacks = ['-'] * (len(columns) - 1) + ['']
   cells = [[lack if row.get(key) is None else format(row[key], form)
             for (key, _, form), lack in zip(columns, lacks)] for row in rows]

@@ -25,7 +25,7 @@ class Program(NamedTuple):
 def interval(values: list[float]) -> tuple[float, float | None, float | None]:
   """The median, and the second smallest and second largest of nine rounds; of fewer rounds None.
 
-  The interval has the median of the distribution with a probability of 96 %: 1 - 2 (1 + 9) / 2^9.
+  The interval contains the median of the distribution with a probability of 96 %: 1 - 2 (1 + 9) / 2^9.
   """
   ordered = sorted(values)
   low, high = (ordered[1], ordered[-2]) if len(ordered) == ROUNDS else (None, None)
@@ -48,7 +48,7 @@ def compare(programs: Mapping[Any, Program], seconds: float) -> tuple[dict[Any, 
     try:
       _elapsed(program, 1)  # with what is done once: PyTorch compiles, memory is mapped
       once = _elapsed(program, 1)
-    except Exception as error:  # libraries raise whatever they like
+    except Exception as error:  # libraries raise any type
       failed[name] = reason(error)
       continue
     times[name] = [once / program.repeats] if once > seconds else []
@@ -61,7 +61,7 @@ def compare(programs: Mapping[Any, Program], seconds: float) -> tuple[dict[Any, 
 
 
 def _elapsed(program: Program, calls: int) -> float:
-  """Seconds of so many calls. They are queued, but on a CPU, which would run them side by side."""
+  """Seconds of so many calls. They are queued, except on a CPU, which would run them in parallel."""
   one_by_one = platform() == 'cpu'
   began = time.perf_counter()
   for _ in range(calls):

@@ -1,4 +1,4 @@
-"""`train_step`: whole training steps of a model with AdamW, in tokens per second."""
+"""`train_step`: complete training steps of a model with AdamW, in tokens per second."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(rates: Rates, dtype: str, seconds: float, size: str | None, batch: Seque
 
 
 def _prepare(row: dict[str, Any], model: ModelConfig) -> Program:
-  """A training step whose state goes on from call to call."""
+  """A training step that passes its state from call to call."""
   mesh, optimizer = make_mesh(), OptimizerConfig()
   shape = row['batch'], row['length']
   tokens = np.random.default_rng(0).integers(

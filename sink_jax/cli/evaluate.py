@@ -67,7 +67,7 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   """Probes the model that a person names, and writes the results below --out.
 
   Args:
-    given: names of the options of inputs that count; the others are as the model has them.
+    given: names of the options of inputs that apply; the others are the model's.
 
   Returns:
     What sink_report.json holds, and the paths of the files written.
@@ -108,7 +108,7 @@ def _with_page(result: dict[str, Any], paths: list[AnyPath]) -> tuple[dict[str, 
 
 def _trained(options: Options, given: dict[str, Any],
              workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
-  """Probes a run on the probe tokens that it stores, all of them where no part is asked for."""
+  """Probes a run on the probe tokens that it stores, by default all of them."""
   for name in {'inputs', 'source', 'bos', 'seed'} & set(given):
     raise ValueError(f'--{name}: a run is probed on the tokens that it stores; leave it out.')
   config = read_config(workdir)

@@ -14,8 +14,8 @@ class Options:
 
       python -m sink_jax export --workdir=runs/quickstart/text-softmax --out=exported
 
-  The class is the first that computes what the run does; --as names another. A run that has none is
-  refused, with the name of what no class has. The tokenizer is written where it can be.
+  The class is the first that computes what the run does; --as names another. A run that no class can express
+  is refused, with the name of the missing part. The tokenizer is written if possible.
   """
 
   workdir: str  # Folder of the run.

@@ -39,7 +39,7 @@ def load(options: Model) -> Run:
 
 
 def writable_folder(out: str | AnyPath | None) -> AnyPath:
-  """The folder to write to, after a try, before work that may take hours; makes nothing.
+  """Returns the folder to write to, and first tries to write, before work of hours; makes nothing.
 
   Raises:
     ValueError: it is not named, or cannot be written to.
@@ -77,7 +77,7 @@ def write_found(path: AnyPath, found: dict[str, Any]) -> None:
 
 
 def to_json(value: Any) -> str:
-  """A value as indented JSON, what holds no other on one line; numbers that are not finite are null."""
+  """A value as indented JSON, innermost lists and objects on one line; non-finite numbers are null."""
   # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
   text = json.dumps(_mapped(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False)
   # A bracket at the end of a line opens a list or an object: within quotes JSON has no line break.
@@ -86,7 +86,7 @@ def to_json(value: Any) -> str:
 
 
 def rounded(value: Any) -> Any:
-  """The same with six significant digits, which is more than a float32 result has to say."""
+  """The same with six significant digits, enough for a float32 result."""
   return _mapped(value, lambda x: float(f'{x:.6g}'))
 
 

@@ -1,4 +1,4 @@
-"""Runs the trials of a config file that a person has chosen, or tells about them."""
+"""Runs the chosen trials of a config file, or prints their names, costs or progress."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
 
 
 def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
-  """Runs the trials, and prints how each ended; returns how they did."""
+  """Runs the trials, and prints how each ended; returns their statuses."""
   from sink_jax.io.process import exit_saved_until_training, stop_signals
   from sink_jax.io.paths import to_path
   from sink_jax.sweep.pool import run_in_parallel

@@ -1,4 +1,4 @@
-"""What a training loop sees: `Batch`, and the interface `Dataset` that makes batches."""
+"""The data interface of a training loop: `Batch`, and `Dataset`, which makes batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FixedBatches(Sequence):
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)
-    # The first of the list stands for those beyond its end.
+    # Numbers beyond the end repeat the first row.
     numbers = index * self._batch_size + self._rows
     real = numbers < len(self._listed)
     batch = self._make(self._listed[np.where(real, numbers, 0)])
@@ -59,12 +59,12 @@ class Dataset:
   input_features: int = 0   # 0 where the inputs are tokens
   output_features: int = 0
   tokenizer: TextTokenizer | None = None  # None where the data are not text
-  _read_threads = 1  # a disk likes the order of reads of one thread, which works while the device does
+  _read_threads = 1  # one thread reads a disk in order, while the device computes
 
   def batch(self, step: int, batch_size: int, seed: int, rows: np.ndarray | None = None) -> Batch:
-    """These rows of global batch `step`, all of them for None.
+    """The given rows of global batch `step`; None: all rows.
 
-    Processes that each make some of the rows make together the batch of a single process.
+    Processes that each make some of the rows together make the batch of a single process.
     """
     rows = np.arange(batch_size) if rows is None else rows
     return self._training_batch(step * batch_size + rows, seed)
@@ -91,7 +91,7 @@ class Dataset:
     raise NotImplementedError
 
   def remarks(self) -> list[str]:
-    """What a person who trains on the data should know, a line each."""
+    """Remarks for a person who trains on the data, a line each."""
     return []
 
   @functools.cached_property

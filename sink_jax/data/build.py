@@ -1,9 +1,9 @@
 """Builds packed data: documents are tokenized, joined, and cut into the rows of a shard.
 
-The documents of a corpus are divided into groups of a fixed number of characters, and each group
-becomes one shard, whichever process makes it. A shard appears under its name by one rename (an
-object of gs://, by its upload), and the manifest comes last. So a build that was killed has its
-complete shards, and the next one makes the others: at most a shard of work is lost per process.
+The documents of a corpus are divided into groups of a fixed number of characters, and each group becomes one
+shard, the same from every process. A shard appears under its name by one rename (an
+object of gs://, by its upload), and the manifest comes last. So a killed build keeps its complete shards, and
+the next one makes the others: a process loses at most a shard of work.
 
 Within a shard, the tokens of the documents of a domain and split are one stream (Figure 1, right);
 its last, incomplete row is dropped, and the manifest counts the tokens.
@@ -43,12 +43,12 @@ SHARD_CHARACTERS = 1 << 26  # of its documents: 13 s of work, 30 MB of tokens
 _AT_ONCE = 1 << 20  # characters that are tokenized by one call: ids take much more memory
 _PROMPTS = 512  # validation documents of each length and domain whose beginnings can be probes
 
-Info = dict[str, Any]  # what a shard says of itself in its last record
+Info = dict[str, Any]  # the last record of a shard, which describes it
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """What decides the rows of a shard, next to its documents."""
+  """The settings that, with its documents, decide the rows of a shard."""
   tokenizer: TextTokenizer
   source: DocumentSource
   context: int
@@ -63,10 +63,10 @@ class Layout:
 
 
 def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: int = 0) -> None:
-  """Makes a folder of packed data complete; it does nothing where it is.
+  """Builds or completes a folder of packed data; does nothing if it is complete.
 
-  On a disk, other processes that want the folder wait. `settings`, which are kept in settings.json
-  and in the manifest, must be those with which the folder was begun.
+  On a disk, other processes that want the folder wait. `settings`, which settings.json and the manifest keep,
+  must equal those of an unfinished build.
 
   Args:
     workers: processes that tokenize; 0 is only this one, with the threads of the tokenizer.
@@ -88,7 +88,7 @@ def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: in
 
 
 def _shards(folder: AnyPath, layout: Layout, workers: int) -> Iterator[Info]:
-  """Yields what the shards of a build say of themselves, in their order, once they are there."""
+  """Yields the info of each shard of a build, in order, once the shard is there."""
   done = []
   while (path := folder / _name(len(done))).exists():
     done.append(_info(path))
@@ -170,7 +170,7 @@ class _Stream:
 
 
 def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
-  """Writes the shard of a group of documents, if it is not there; returns what it says of itself."""
+  """Writes the shard of a group of documents, if it is not there; returns its info."""
   if path.exists():
     return _info(path)
   streams: dict[str, dict[str, _Stream]] = {}
@@ -239,7 +239,7 @@ def _array_record(records: list[bytes]) -> bytes:
 
 
 def _info(path: AnyPath) -> Info:
-  """What a shard that an earlier process has made says of itself."""
+  """The info of a shard that an earlier process made."""
   reader = ArrayRecordReader(os.fspath(path))
   try:
     return json.loads(reader.read([reader.num_records() - 1])[0])
@@ -248,7 +248,7 @@ def _info(path: AnyPath) -> Info:
 
 
 def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> dict[str, Any]:
-  """What manifest.json holds; a ValueError where there is too little text, or no answer in it."""
+  """The content of manifest.json; a ValueError if there is too little text, or no answer in it."""
   domains: dict[str, dict[str, Any]] = {}
   length = layout.context + 1
   for name in sorted({name for info in shards for name in info['domains']}):

@@ -103,8 +103,8 @@ def load_template(name: str) -> Mapping[str, str]:
 def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -> tuple[Part, ...]:
   """A conversation of (role, content) as the parts of a document; none of them is empty.
 
-  What ends an answer belongs to it: the template's text up to the first '{eos}', else up to the
-  last character that is not white space, else all.
+  An answer includes its end: the template's text up to the first '{eos}', else up to the last character that
+  is not white space, else all.
   """
   parts = []
   for role, content in messages:
@@ -152,7 +152,7 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tupl
         yield special.get(piece, piece) if is_template else piece, is_answer
 
   pieces_D = [list(pieces_of(document)) for document in documents]
-  # What begins a document is encoded differently from what goes on in it.
+  # The beginning of a document is encoded differently from its continuation.
   begin = iter(tokenizer.encode_batch([pieces[0][0] for pieces in pieces_D
                                        if isinstance(pieces[0][0], str)]))
   go_on = iter(_continuing([text for pieces in pieces_D for text, _ in pieces[1:]
@@ -167,10 +167,10 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tupl
 
 
 def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:
-  """The ids of texts that go on where another text ends."""
+  """The ids of texts that continue another text."""
   alone = tokenizer.encode_batch(texts)
-  # Tokenizers made with sentencepiece put a space before whatever they are given, which does not
-  # belong into the middle of a text. Behind a line break they put none.
+  # Tokenizers made with sentencepiece put a space before every text, which would be wrong in the middle of a
+  # document. They put none after a line break.
   lead, a, both = tokenizer.encode_batch(['\n', 'a', '\na'])
   if both == lead + a:
     return alone

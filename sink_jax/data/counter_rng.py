@@ -2,8 +2,8 @@
 
 There is no generator with a state, which would have to be advanced through all earlier draws, saved
 with a checkpoint, and kept apart in several processes: the draw for row 10**9 is computed from that
-number. It needs NumPy alone, and none of NumPy's generators, so that a draw is the same on any host
-and with any version.
+number. It needs only NumPy, and none of NumPy's generators, so that a draw is the same on any host and with
+any version.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, made odd: SplitM
 def bits(*keys: ArrayLike) -> np.ndarray:
   """64 random bits (uint64) for each tuple of integer keys, which broadcast like arrays.
 
-  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key. A key of more is
-  another draw, never a continuation.
+  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key. An additional key gives another
+  draw, never a continuation.
   """
   state = np.zeros((), np.uint64)
   with np.errstate(over='ignore'):  # the arithmetic is modulo 2**64 on purpose

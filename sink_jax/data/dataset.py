@@ -37,10 +37,10 @@ _SUBSET_KEY, _VALID_KEY = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """Everything that decides the tokens of a run, but for seed and batch size.
+  """Everything that decides the tokens of a run, except seed and batch size.
 
-  With a `valid_source` nothing of `source` is held out, and each of them has domains of its own.
-  A synthetic task has no use for `eos` and `cache_dir`, and its `length` must equal `context`.
+  With a `valid_source` nothing of `source` is held out, and each source has its own domains. A synthetic task
+  has no use for `eos` and `cache_dir`, and its `length` must equal `context`.
   """
   source: Source = option(stdlib.Stdlib(), 'Stdlib, TextFolder, Jsonl, ChatJsonl, Tfds, HubDataset, '
                           'PackedDataset, InstalledPackages, or a synthetic task')
@@ -51,7 +51,7 @@ class DataConfig:
   eos: bool = option(True, 'put EOS after every document')
   max_tokens: int = option(0, 'amount of training data (Figure 5 right); 0: all', least=0)
   interventions: tuple[TokenEdit, ...] = option((), "'FixedToken(position=1); RandomTokens(first=2)'")
-  valid_fraction: float = option(0.05, 'of the documents, held out')
+  valid_fraction: float = option(0.05, 'share of documents held out')
   valid_source: Source | None = option(None, 'another source for validation; empty: hold documents out')
   cache_dir: str = option('', 'of packed text, also gs://; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax',
                           where=True)
@@ -80,7 +80,7 @@ def open_data(config: DataConfig) -> Dataset:
 
 
 def as_packed(config: DataConfig) -> DataConfig:
-  """The config with tokenizer, context, BOS and EOS of its `PackedDataset`; others as they are.
+  """The config with tokenizer, context, BOS and EOS of its `PackedDataset`; others are unchanged.
 
   A value that equals the default counts as not set.
 
@@ -192,9 +192,9 @@ class CorpusDataset(Dataset):
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first tokens (S, T) of validation documents, int32, without BOS and EOS.
 
-    Where they are too few, pieces of validation rows follow. Only FixedToken of the interventions
-    is applied: a model trained with random tokens is measured on ordinary text, as in the official
-    implementation (sail-sg/Attention-Sink).
+    Where they are too few, pieces of validation rows follow. The only intervention applied is FixedToken: a
+    model trained with random tokens is measured on ordinary text, as in the official implementation
+    (sail-sg/Attention-Sink).
     """
     probes = self._packed['valid'].prompts(sequences, length)
     if len(probes) < sequences:
@@ -210,7 +210,7 @@ class CorpusDataset(Dataset):
     names = dict.fromkeys(name for packed in self._packed.values() for name in packed.domains
                           if packed.split_by_rows(name))
     return [f'{", ".join(names)}: too few documents to hold some out, so the last rows are for '
-            'validation; they go on where the training text ends.'] if names else []
+            'validation; they continue the training text.'] if names else []
 
   def summary(self) -> dict[str, Any]:
     training, valid = (self._packed[split].manifest for split in ('train', 'valid'))

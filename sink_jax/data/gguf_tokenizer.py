@@ -26,7 +26,7 @@ _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 # How llama.cpp cuts a text into words, by the name that the file gives.
 _WORDS = {
     'gpt-2': [_GPT2],
-    # Every digit is a word of its own; the other words are those of GPT-2.
+    # Every digit is a separate word; the other words are those of GPT-2.
     'smollm': [pre_tokenizers.Digits(individual_digits=True), _GPT2],
     'llama-bpe': [pre_tokenizers.Split(Regex(_LLAMA3), 'isolated'),
                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]}

@@ -10,10 +10,10 @@ A folder of packed data, which is never changed once it is complete, holds:
                              without it is not complete.
 
 A row is its tokens (uint16 or uint32, little-endian), then its weights (uint8) where only answers
-count in the loss, then the CRC32 of both. As all rows have one length and lie uncompressed in
-groups of one, the manifest knows the bytes of each, and just these are read, on a disk and on gs://
-alike. (The reader of ArrayRecord, Grain's source, takes the same rows from a disk. Its requests to
-gs:// have no end, so that a row of 4 KB costs 150 KB: https://github.com/google/array_record/pull/209.)
+count in the loss, then the CRC32 of both. All rows have one length and lie uncompressed in groups of one, so
+the manifest gives the byte range of each row, and only these bytes are read, on a disk and on gs:// alike.
+(The reader of ArrayRecord, Grain's source, takes the same rows from a disk. Its requests to gs:// are
+open-ended, so that a row of 4 KB costs 150 KB: https://github.com/google/array_record/pull/209.)
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class Packed:
     return tokens, content[:, size:-4] if self.weighted else None
 
   def prompts(self, count: int, length: int) -> np.ndarray:
-    """Up to `count` pieces of validation text (n, length) int32, as varied as there are.
+    """Up to `count` pieces of validation text (n, length) int32, as varied as possible.
 
-    First the beginnings of held-out documents, the domains in turn, each in the order of its
-    documents. Where they are too few, validation rows are cut into pieces.
+    First come beginnings of held-out documents, alternating between domains, in the order of the documents.
+    If they are too few, validation rows are cut into pieces.
     """
     listed = []  # of each domain: (turn, domain, first row, first token of it)
     for d, domain in enumerate(self.domains):

@@ -47,7 +47,7 @@ class DocumentSource(Source):
   answers_only = False  # whether the loss counts only the answers of conversations
 
   def documents(self, start: int = 0) -> Iterator[Document]:
-    """All documents in their order, but for the first `start`, which a stopped build has done."""
+    """All documents in their order, except the first `start`, which a stopped build has done."""
     raise NotImplementedError
 
   def held_out(self, name: str, fraction: float) -> bool:
@@ -61,7 +61,7 @@ class DocumentSource(Source):
     return int.from_bytes(digest, 'big') < fraction * 2**64
 
   def fingerprint(self) -> str:
-    """A cheap string that changes when the corpus does: of names, sizes and times of change."""
+    """A cheap string that changes when the corpus does: from names, sizes and modification times."""
     raise NotImplementedError
 
 
@@ -151,7 +151,7 @@ class Jsonl(JsonLines):
 
 
 class Tfds(DocumentSource):
-  """A dataset of TensorFlow Datasets, which is downloaded and prepared as ArrayRecord if it must be.
+  """A dataset of TensorFlow Datasets, which is downloaded and prepared as ArrayRecord if needed.
 
   `name` is 'dataset' or 'dataset/config', either with ':version'; an empty `data_dir` is the
   default of TFDS; `field` is the feature that holds the text. All documents are of the domain
@@ -192,7 +192,7 @@ class Tfds(DocumentSource):
         builder = tfds.builder(self.name, data_dir=folder, file_format='array_record', try_gcs=False)
         builder.download_and_prepare()
       except (ImportError, ValueError, RuntimeError, AssertionError) as error:
-        reason = f'{type(error).__name__}: {error}'.splitlines()[0]  # of a page, at times
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]  # it may be as long as a page
         raise ValueError(f'{self!r} cannot be prepared here ({reason}): prepare it where TensorFlow is '
                          'installed, or take the text as HubDataset or Jsonl.') from None
     return builder
@@ -258,7 +258,7 @@ def existing_path(path: str, source: str) -> pathlib.Path:
 
 
 def files_fingerprint(files: Iterable[tuple[str, str | pathlib.Path]]) -> str:
-  """A digest of the names, sizes and times of change of files."""
+  """A digest of the names, sizes and modification times of files."""
   stats = [(name, os.stat(file)) for name, file in files]
   return digest_of([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
@@ -269,7 +269,7 @@ def digest_of(items: Sequence[Any]) -> str:
 
 
 def listing(root: pathlib.Path, files: Iterable[pathlib.Path]) -> list[File]:
-  """The files that there are, with their names below a folder, sorted by these."""
+  """The files that exist, with their names relative to a folder, sorted by name."""
   return sorted((f.relative_to(root).as_posix(), f) for f in files if f.is_file())
 
 

@@ -49,7 +49,7 @@ class Stdlib(DocumentSource):
 
 
 class InstalledPackages(Stdlib):
-  """As `Stdlib`, of the packages that are installed for the running Python; its code by default."""
+  """As `Stdlib`, for the packages installed for the running Python; only code by default."""
   domains: str = 'code'
   _folder = 'purelib'
 
@@ -57,7 +57,7 @@ class InstalledPackages(Stdlib):
 def modules(most: int = 0, folder: str = 'stdlib') -> Iterator[tuple[str, str]]:
   """(name, source) of modules, such as 'json/decoder.py', of the first `most` if not 0."""
   for name, path in _files(most, folder):
-    # A module is in the encoding that it declares, but for examples of errors in some packages.
+    # A module is in the encoding that it declares, except examples of errors in some packages.
     with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
       yield name, file.read()
 

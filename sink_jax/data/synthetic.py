@@ -18,8 +18,8 @@ class SyntheticTask(Source):
   """A task: sequences that are computed from their number, and named sets of their targets."""
 
   abstract = True
-  # Without annotations these are no fields, which would come before those of a subclass in its
-  # `repr` and so in its config string.
+  # Without annotations these are not fields: those would come before a subclass's fields in its `repr` and so
+  # in its config string.
   length = 0           # T
   valid_sequences = 0  # in the validation set
   vocab_size = 0       # 0 where the inputs are continuous
@@ -35,7 +35,7 @@ class SyntheticTask(Source):
     return {}
 
   def facts(self) -> dict[str, float]:
-    """What is known about the optimum, for reports."""
+    """Known quantities of the optimum, for reports."""
     return {}
 
   def _check(self, **at_least: float) -> None:
@@ -84,8 +84,8 @@ class BigramBackcopy(SyntheticTask):
     table[:, 1:first_ordinary] *= self.boost
     table[1:first_ordinary, 1:first_ordinary] = 0
     table /= table.sum(-1, keepdims=True)
-    # Of the ids from 1 on, so that start[i] is that of id i + 1. Triggers are taken out, since the
-    # token after x_1 would otherwise copy x_0, the BOS.
+    # For the ids from 1 on, so that start[i] is that of id i + 1. Triggers are taken out, since the token
+    # after x_1 would otherwise copy x_0, the BOS.
     start = _stationary(table[1:, 1:])
     start[:self.triggers] = 0
     table[0, 1:] = start / start.sum()
@@ -108,8 +108,8 @@ class BigramBackcopy(SyntheticTask):
     for _ in range(self.length):
       nats += drawn @ entropy
       targets += drawn.sum()
-      # A trigger is followed by the copy of the token before it. That is no trigger, for two of
-      # them never meet, and so a bigram step follows the copy again.
+      # A trigger is followed by a copy of the token before it. The copy is not a trigger, since two of them
+      # never meet, so a bigram step follows it.
       following = drawn @ table
       drawn, waiting = (np.where(trigger, 0, following) + waiting,
                         drawn * table[:, trigger].sum(-1))
@@ -134,8 +134,8 @@ class BigramBackcopy(SyntheticTask):
 
   def _sequences(self, stream: str, seed: int, indices_B: np.ndarray) -> np.ndarray:
     """(B, T + 1) int32: x_0, ..., x_T of each sequence."""
-    # One uniform number for each sequence and step, whatever was drawn before it: so sequence i is
-    # the same whichever process makes it, and in whichever batch.
+    # One uniform number for each sequence and step, independent of earlier draws: so sequence i is the same
+    # in every process and in every batch.
     draws = counter_rng.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
                                 np.arange(self.length)[None])
     steps = np.cumsum(self.transitions, axis=-1)

@@ -2,7 +2,7 @@
 
 They act on rows of C + 1 tokens, before these are split into inputs and targets, in training and
 validation alike: a replaced token at position p > 1 is also the target at p - 1; in a loss of
-answers it has no weight. Positions count from 1, as in the paper. What an edit writes follows from
+answers it has no weight. Positions count from 1, as in the paper. The tokens that an edit writes follow from
 the number of the row, so that rows can be edited in any order and by any process.
 """
 
@@ -41,11 +41,11 @@ class TokenEdit(Component):
 
   @property
   def written(self) -> slice:
-    """The places of a row, from 0, that the edit writes."""
+    """The positions of a row, from 0, that the edit writes."""
     raise NotImplementedError
 
   def vocab_size(self, vocab_size: int) -> int:
-    """The ids that there are after the edit, where the text has ids below `vocab_size`."""
+    """The number of ids after the edit, where the text has ids below `vocab_size`."""
     return vocab_size
 
 
@@ -68,7 +68,7 @@ class RandomTokens(TokenEdit):
 
   def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
             vocab_size: int) -> np.ndarray:
-    # The keys of a draw name the place that it is for; the 0 stands for all epochs.
+    # The keys of a draw name its position; the 0 stands for all epochs.
     rows_BxT = rows_BxT.copy()
     rows_BxT[:, self.written] = counter_rng.integers(
         self.below or vocab_size, self.seed, _SPLIT_KEYS[split], np.asarray(numbers_B)[:, None], 0,

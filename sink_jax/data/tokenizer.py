@@ -38,8 +38,8 @@ class TextTokenizer:
   """Text to ids and back.
 
   A text never produces the ids of BOS, EOS or padding: a document that spells '</s>', which would
-  end it in the middle, is read letter by letter. What a tokenizer.json adds at the end of a text
-  (EOS, [SEP]) is left out, since a probe is the beginning of a document.
+  end it in the middle, is read letter by letter. Tokens that a tokenizer.json adds at the end of a text (EOS,
+  [SEP]) are left out, since a probe is the beginning of a document.
 
   Attributes:
     model: the tokenizer of the library `tokenizers`.
@@ -100,12 +100,12 @@ class TextTokenizer:
     if not named:  # null, not missing: there is no BOS
       others = prefix if prefix or 'bos_token' in settings else [config.get('bos_token_id')]
       bos_id = (*known(others), None)[0]
-    # What transformers generates with: a chat model ends an answer with a token of its own.
+    # The ids with which transformers ends a text: a chat model ends an answer with a special token.
     ends = (config | {key: i for key, i in generation.items() if i is not None}).get('eos_token_id')
     ends = [eos_id, *(ends if isinstance(ends, list) else [ends])]
     read = cls(model, str(file), bos_id, known(ends), pad_id)
     if 'digest' in settings and settings['digest'] != read.digest:
-      raise ValueError(f'{file} is damaged, since its digest is another: {_REMEDY}.')
+      raise ValueError(f'{file} is damaged, since its digest differs: {_REMEDY}.')
     if (added := settings.get('add_bos_token')) is not None:
       prefix = read.before('force') if added else tuple(i for i in prefix if i != bos_id)
     return dataclasses.replace(read, prefix=prefix)
@@ -126,7 +126,7 @@ class TextTokenizer:
 
   @property
   def bos_in_texts(self) -> bool:
-    """Whether the BOS is an ordinary token, which a text may hold as well: the first of some runs."""
+    """Whether the BOS is an ordinary token, which a text may hold as well: the first token of some runs."""
     return self.bos_id is not None and self.bos_id not in self.special_tokens.values()
 
   @functools.cached_property
@@ -178,7 +178,7 @@ class TextTokenizer:
     return {'none': (), 'tokenizer': self.prefix, 'force': (self.bos_id,)}[bos]
 
   def with_prefix(self, ids: Ids, bos: str) -> np.ndarray:
-    """The ids of a text behind those of `before`, (T,) int32; they are not put there twice."""
+    """The ids of `before`, unless the text begins with them, and the ids of a text, (T,) int32."""
     first, text = self.before(bos), np.asarray(ids, np.int32)
     return text if tuple(text[:len(first)]) == first else np.concatenate([first, text]).astype(np.int32)
 
@@ -200,7 +200,7 @@ class TextTokenizer:
   def save(self, folder: str | os.PathLike, **settings: Any) -> None:
     """Writes tokenizer.json and tokenizer_config.json, for transformers and for `from_path`.
 
-    In other programs the name of a special token inside a text is this token, unlike here.
+    Other programs read the name of a special token inside a text as that token, unlike this one.
 
     Args:
       settings: more entries of tokenizer_config.json, such as model_max_length; `from_path` refuses
@@ -274,7 +274,7 @@ class Tokenizer(Component):
     """Makes the tokenizer, with BOS, EOS and padding, and nothing before a text.
 
     Args:
-      source, valid_fraction: the corpus, on whose training documents it is trained if it must be.
+      source, valid_fraction: the corpus, on whose training documents it is trained if needed.
 
     Raises:
       ValueError: the tokenizer's file is missing, damaged, or lacks a token.
@@ -282,7 +282,7 @@ class Tokenizer(Component):
     raise NotImplementedError
 
   def fingerprint(self) -> str:
-    """What the config string leaves open: the content of a file, or the version of a library."""
+    """Details that the config string leaves open: the content of a file, or the version of a library."""
     return ''
 
 
@@ -330,9 +330,9 @@ class HuggingFace(Tokenizer):
 class TrainedBpe(Tokenizer):
   """Byte-level BPE, trained on the training documents of the corpus.
 
-  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents,
-  of held-out ones only where there are no others, since their words must not be in the vocabulary.
-  A small corpus may support fewer merges than `vocab_size` asks for, and then has fewer ids.
+  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents. It reads
+  held-out documents only if there are no others, since their words must not be in the vocabulary. A small
+  corpus may support fewer merges than `vocab_size` asks for, and then has fewer ids.
   """
   vocab_size: int = 4096
   characters: int = 100_000_000
@@ -345,8 +345,8 @@ class TrainedBpe(Tokenizer):
     if source is None:
       raise ValueError(f'{self!r} is trained on a corpus, and there is none.')
     model = _byte_level(models.BPE())
-    # Special tokens get the first ids, in this order. All 256 bytes are in the alphabet, so that
-    # any text can be encoded, whatever the training text holds.
+    # Special tokens get the first ids, in this order. All 256 bytes are in the alphabet, so that any text can
+    # be encoded after any training text.
     model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainers.BpeTrainer(
         vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))

@@ -1,7 +1,8 @@
-"""Statistics that a model takes of its activations while it records them, and the error for what overflows.
+"""Statistics of activations, computed while a model records them, and the error for those that overflow.
 
 Massive activations lie in fixed channels of the first token's hidden states (Section 3.1, Figures 2 and 7;
-Sun et al., arXiv 2402.17762: beyond 100 and about 1,000 medians), whose key has another angle to the queries.
+Sun et al., arXiv 2402.17762: above 100, and about 1,000 times the median). The key of that token has another
+angle to the queries.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from sink_jax.attention.spec import repeat_heads
 from sink_jax.models.arrays import first_not_finite
 from sink_jax.models.run import Run
 
-SEQUENCES = 10  # of a probe that are described, as many as Sun et al. average over
-BEYOND = (100, 1000)  # medians, beyond which entries are counted
+SEQUENCES = 10  # that are described of a probe; Sun et al. average over as many
+BEYOND = (100, 1000)  # entries above so many medians are counted
 
 
 class Activations(NamedTuple):
@@ -40,7 +41,7 @@ class Activations(NamedTuple):
 
 def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
   """Describes the hidden states of the first sequences of a batch; for `RecordOptions.describe_hidden`."""
-  # The median sorts T * D numbers of each sequence: of all sequences it would be most of a probe.
+  # The median sorts T * D numbers of each sequence; over all sequences that would dominate a probe.
   hidden_SxTxD = hidden_BxTxD[:SEQUENCES].astype(jnp.float32)
   size_SxTxD = jnp.abs(hidden_SxTxD)
   median_S = jnp.median(size_SxTxD.reshape(len(size_SxTxD), -1), axis=-1)

@@ -12,8 +12,8 @@ LEVEL = 0.99
 def bootstrap(values_SxM: Float[np.ndarray, 'S ...']) -> tuple[np.ndarray, np.ndarray]:
   """Bounds (low, high) of the mean over the first axis: percentiles over resampled sequences.
 
-  The same sequences are drawn in every call, so that differences of two measures on the same sequences
-  are those of pairs. One sequence gives an interval of no width: it says nothing about others.
+  Every call draws the same sequences, so that a difference of two measures is paired. One sequence gives an
+  interval of width 0, which says nothing about other sequences.
   """
   count = len(values_SxM)
   weights_RxS = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), DRAWS) / count

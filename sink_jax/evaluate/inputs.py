@@ -1,4 +1,4 @@
-"""What a published model is probed with: text, random tokens, one repeated token (Section 3.3).
+"""Inputs for the probe of a published model: text, random tokens, one repeated token (Section 3.3).
 
 A sink sits on the first token. `bos` is the protocol for it, as in `TextTokenizer.before`: 'none',
 'tokenizer' or 'force'. No sequence begins with two BOS tokens, and the description records what was done.
@@ -94,7 +94,7 @@ def long_text(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: in
 
 def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, seed: int = 0,
                   bos: str = 'none', tokenizer: TextTokenizer | None = None, repeat: bool = False) -> Inputs:
-  """Tokens drawn uniformly from the vocabulary, but for the BOS that `tokenizer` names.
+  """Tokens drawn uniformly from the vocabulary, except the BOS of `tokenizer`.
 
   repeat: whether every sequence repeats one token.
   """
@@ -151,7 +151,7 @@ def _described(rows: Sequence[np.ndarray] | np.ndarray, tokenizer: TextTokenizer
     most = (tokens == bos_id).sum(1).max()
     if most > 1 and not tokenizer.bos_in_texts:
       raise ValueError(f'{tokenizer.name} begins texts with {most} BOS tokens: use --bos=force or none.')
-    if (tokens[:, 0] == bos_id).all():  # what the sequences are, whatever was asked for
+    if (tokens[:, 0] == bos_id).all():  # the actual beginning, not the one asked for
       applied = f'bos id {bos_id} at position 1'
   counts = collections.Counter(domains).items()
   description = dict.fromkeys(('source', 'vocab_size', 'seed', 'tokenizer')) | more | {

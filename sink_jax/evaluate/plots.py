@@ -132,15 +132,15 @@ def head_panel(ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool, nam
 
 
 def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed: bool = False) -> None:
-  """Draws one map, queries down and keys across, with `kind` next to its colours; signed: of both signs."""
+  """Draws one map, queries down and keys across; `kind` names its colours; signed: with negative weights."""
   weights_TxT = np.array(map_TxT, float)
   length = len(weights_TxT)
   if not np.triu(weights_TxT, 1).any():  # causal: above the diagonal nothing is drawn
     weights_TxT[np.triu_indices(length, 1)] = np.nan
   low, high = float(np.nanmin(weights_TxT)), float(np.nanmax(weights_TxT))
   signed = signed or low < 0
-  # Symmetrical where some may be negative, so that zero has the colour in the middle; else by square roots,
-  # which show the small ones, from 0 to 1, by which maps can be compared, or to raw weights above one.
+  # Symmetrical if weights may be negative, so that zero has the colour in the middle. Otherwise by square
+  # roots, which show small weights; from 0 to 1, so that maps can be compared, or to larger raw weights.
   limit = max(-low, high)
   colours: dict[str, Any] = (dict(cmap='RdBu_r', vmin=-limit, vmax=limit) if signed else
                              dict(cmap='viridis', norm=PowerNorm(0.5, 0, max(1, high))))
@@ -157,7 +157,7 @@ def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed:
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
            panels: int | None = None) -> tuple[Figure, np.ndarray]:
-  """A white figure of a size in inches, and its axes (rows, columns); only so many panels are switched on."""
+  """A white figure of a size in inches, and its axes (rows, columns); panels: how many are switched on."""
   figure = Figure((width, height), facecolor='white', layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
   axes = figure.subplots(rows, columns, squeeze=False)
   for ax in axes.flat[panels:] if panels else ():
@@ -171,7 +171,7 @@ def new_axes(width: float, height: float) -> Axes:
 
 
 def figure_of(ax: Axes) -> Figure:
-  """The figure that axes are of, also where they are in a part of it."""
+  """The figure of axes, also of axes in a subfigure."""
   figure = ax.get_figure(root=True)
   assert isinstance(figure, Figure), 'axes that have been removed from their figure'
   return figure
@@ -193,8 +193,8 @@ def mathematical(text: str) -> str:
 def save(figure: Figure, file: File) -> None:
   """Writes a figure to a path, on a disk or gs://, or to a binary stream, as a PNG.
 
-  It has 256 colours, which takes a third of the space, and not the version of Matplotlib: equal figures are
-  equal files.
+  The file has 256 colours, which takes a third of the space, and does not name Matplotlib's version, so that
+  equal figures are equal files.
   """
   raw = io.BytesIO()
   figure.savefig(raw, dpi=DPI, format='png', bbox_inches='tight')

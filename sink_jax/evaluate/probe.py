@@ -43,7 +43,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   if texts is not None:
     rows = run.tokenizer.tokens(texts, length)
     tokens = [row[:min(map(len, rows))] for row in rows]
-    # These texts begin as the tokenizer has it, whatever the inputs of the run were.
+    # These texts begin as the tokenizer prescribes, unlike the inputs of a run.
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
   tokens = np.asarray(tokens)
   config = probed(run.config, dtype)
@@ -109,7 +109,7 @@ def _not_finite_in(joined: dict[str, Any], config: ModelConfig) -> str | None:
     if name == 'norms' or x is None or (finite := np.isfinite(x)).all():
       continue
     layer, head, *_ = *np.argwhere(~finite.all(0))[0], 0
-    if name.startswith(('hidden', 'sink_token')):  # entry 0 is the embedding, which no norm goes before
+    if name.startswith(('hidden', 'sink_token')):  # entry 0 is the embedding, before any norm
       block = layer + (name == 'hidden_before_norm norm')
       return f'{name} {f"in block {block}" if block else "of the embedding"}'
     return f'{name} in block {config.attention_layers[layer] + 1}, head {head + 1}'

@@ -29,9 +29,9 @@ class SinkReport:
   A report of only attention maps has no activations, and empty `norms`.
 
   Attributes:
-    importance: alpha of every token (S, N, H, T), of the attention weights of softmax, else of the paper's
-      row-normalised proxy scores.
-    raw_importance: that of the weights that multiply the values, the raw mass that a token receives.
+    importance: alpha of every token (S, N, H, T), from softmax weights, else from the paper's row-normalised
+      proxy scores.
+    raw_importance: the same from the weights that multiply the values: the raw mass that a token receives.
     bias_slot: the mean normalised weight (S, N, H) of the extra key, or of the learned sink tokens together;
       None without either.
     bias_slot_released: this mean as the official implementation (sail-sg/Attention-Sink) computes it, which
@@ -42,7 +42,7 @@ class SinkReport:
       is the largest norm among the hidden states of learned sink tokens.
     activations: statistics (M + 1,) of the same hidden states, over the first sequences only.
     protocol: how the report was made, as plain values for JSON; see `probe`.
-    entropy: that of attention over uniform attention's (S, N, H), see `Importance`; 1 is uniform.
+    entropy: of attention, as a share of uniform attention's (S, N, H), see `Importance`; 1 is uniform.
   """
 
   importance: Float[np.ndarray, 'S N H T']
@@ -92,12 +92,12 @@ class SinkReport:
   def norm_ratio(self, kind: str, position: int = 1) -> Float[np.ndarray, ' layers']:
     """Returns, per layer, the mean norm at a position over that at all others (Figures 7 and 8).
 
-    kind: a key of `norms` but 'sink_token'. Not finite if all other norms are zero.
+    kind: a key of `norms` except 'sink_token'. Not finite if all other norms are zero.
     """
     if kind not in (choices := [name for name in self.norms if name != 'sink_token']):
       raise ValueError(f'There are no norms of {kind!r} by position, and none in a report of only attention '
                        f'maps; choices: {", ".join(choices)}.')
-    # Over sequences, and heads where the norms are of heads.
+    # Over sequences, and over heads where the norms have such an axis.
     norms_NxT = self.norms[kind].mean((0, *range(2, self.norms[kind].ndim - 1)), np.float64)
     at = self._index(position)
     with np.errstate(divide='ignore', invalid='ignore'):
@@ -135,7 +135,7 @@ class SinkReport:
         'dormant_heads': 100 * float((~(head_norms >= DORMANT)).mean()),
         **{f'{kind}_ratio': finite(self.norm_ratio(kind))
            for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},
-        # Of the learned sink token to the mean of all tokens (Figure 7 middle).
+        # The learned sink token's norm over the mean of all tokens (Figure 7 middle).
         'sink_token_ratio': None if sink_token is None else finite(
             sink_token.mean(0, np.float64) / self.norms['hidden'].mean((0, 2), np.float64)),
         **{name: finite(values) for name, values in self.activations._asdict().items()},

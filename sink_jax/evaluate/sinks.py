@@ -69,14 +69,14 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
 
   Returns:
-    The rates (T,), of the library of the importance; entry 0 is Sink_1.
+    The rates (T,), in the library of the importance; entry 0 is Sink_1.
 
   Raises:
     ValueError: the importance has another shape, epsilon lies outside (0, 1), or an importance lies
       outside 0 and T / (T - k + 1), which a prefix mask reaches. Names the first such.
   """
   xp, alpha = _array(importance, 'importance')
-  # Maps of four axes are told from importances by causal rows that sum to one.
+  # Maps with four axes are recognised by causal rows that sum to one.
   square = alpha.ndim == 4 and alpha.shape[-1] == alpha.shape[-2] and not isinstance(alpha, Tracer)
   if alpha.ndim != 4 or square and not xp.triu(alpha, 1).any() and (abs(alpha.sum(-1) - 1) < 0.01).all():
     raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, keys. This is '
@@ -84,7 +84,7 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
   if not isinstance(epsilon, Tracer) and not 0 < epsilon < 1:
     raise ValueError(f'epsilon={epsilon!r}: importance lies between 0 and 1; the paper uses {EPSILON}.')
   keys = alpha.shape[-1]
-  # A thousandth for the rounding of long sums. Of only the first keys, this is above the bound of the text.
+  # A thousandth for the rounding of long sums. For only the first keys, this exceeds the text's bound.
   highest_T = 1.001 * _ROW_LIMIT * keys / (keys - np.arange(keys))
   _check('importance', (alpha >= 0) & (alpha <= highest_T), alpha,
          'it must be between 0 and T / (T - k + 1), as that of attention weights is')
@@ -99,7 +99,7 @@ def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
                    level: float = 0.1) -> int | None:
   """Returns the first of ascending steps from which on `rate` stays at or above `level`; None without one.
 
-  A ValueError says if they are not one-dimensional and equally long, or a rate is not finite.
+  Raises a ValueError unless both are one-dimensional and equally long, with finite rates.
   """
   rates_P = np.asarray(rate, np.float64)
   if rates_P.ndim != 1 or np.shape(steps) != rates_P.shape or not np.isfinite(rates_P).all():
@@ -134,11 +134,11 @@ def hidden_ratio_null(norms_SxMxT: Float[np.ndarray, 'S M T']) -> float:
 
 
 def _array(x: Any, name: str) -> tuple[Any, Any]:
-  """The library of an argument, and the argument as an array of it: of real numbers, not empty."""
+  """(library of an argument, the argument as its array); a ValueError unless it holds real numbers."""
   xp = jnp if isinstance(x, jax.Array) else np
   x = xp.asarray(without_tensors(x))
   if not x.size or not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-    raise ValueError(f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: of a transformers '
+    raise ValueError(f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: for a transformers '
                      "model, load it with attn_implementation='eager' and give it output_attentions=True.")
   return xp, x
 

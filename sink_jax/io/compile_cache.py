@@ -15,14 +15,14 @@ VARIABLE = 'SINK_JAX_COMPILE_CACHE'
 def enable() -> None:
   """Makes JAX store every program it compiles, and load those that an earlier process stored.
 
-  In $SINK_JAX_COMPILE_CACHE, which may be gs://bucket/folder or empty for none, else in `compiled` below that
-  of all caches; a cache that the user configured in JAX stays as it is.
+  The folder is $SINK_JAX_COMPILE_CACHE, which may be gs://bucket/folder, or empty for no cache; by default
+  `compiled` in the folder of all caches. A cache that the user configured in JAX is not changed.
   """
   folder = os.environ.get(VARIABLE)
-  options: Any = jax.config  # gets its attributes while jax is imported, so that no type has them
+  options: Any = jax.config  # gets its attributes at import, unseen by type checkers
   if folder == '' or options.jax_compilation_cache_dir is not None:
     return
-  if '://' not in (folder or ''):  # an object store has no times of use
+  if '://' not in (folder or ''):  # an object store keeps no access times
     folder = str((expanded(folder) if folder else cache_root() / 'compiled').absolute())
     jax.config.update('jax_compilation_cache_max_size', 4 << 30)
   jax.config.update('jax_compilation_cache_dir', folder)

@@ -14,13 +14,13 @@ from typing import BinaryIO
 
 from sink_jax.io.paths import AnyPath, is_local
 
-SMALL = 1 << 23  # bytes of a JSON file of a run, which may take thirty times as much memory
+SMALL = 1 << 23  # most bytes of a run's JSON file, which may take thirty times as much memory
 _TEMPORARY = re.compile(r'\..+\.[0-9a-f]{12}')
 
 
 @contextlib.contextmanager
 def named_in_errors(path: str | os.PathLike) -> Iterator[None]:
-  """Names the file in errors of the system that do not, such as of a full disk."""
+  """Adds the file's name to system errors that lack it, such as that of a full disk."""
   try:
     yield
   except OSError as error:
@@ -31,7 +31,7 @@ def named_in_errors(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refused(what: str) -> Iterator[None]:
-  """Errors of a file from elsewhere as a ValueError that begins with `what`."""
+  """Turns any error of a foreign file into a ValueError that begins with `what`."""
   try:
     yield
   except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -44,10 +44,10 @@ def refused(what: str) -> Iterator[None]:
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
   """Yields a file to write, which replaces `path` when the block ends without error, and not before.
 
-  What a killed process leaves is for `remove_temporaries`.
+  `remove_temporaries` deletes what a killed process leaves.
   """
-  # Beside `path`, since only within one file system is a rename atomic.
-  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')  # as _TEMPORARY has it
+  # Next to `path`, since a rename is atomic only within one file system.
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}')  # matches _TEMPORARY
   try:
     with named_in_errors(path), open(temporary, 'wb') as file:
       yield file
@@ -61,7 +61,7 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: AnyPath, content: str | bytes) -> None:
-  """Writes a complete file or nothing, also through a power cut; on a disk or in an object store."""
+  """Writes the complete file or nothing, even in a power cut; on a disk or in an object store."""
   data = content.encode() if isinstance(content, str) else content
   if is_local(path):
     with replace_atomically(path) as file:
@@ -71,7 +71,7 @@ def write_atomically(path: AnyPath, content: str | bytes) -> None:
 
 
 def remove_temporaries(folder: AnyPath) -> None:
-  """Removes what killed processes have left of `replace_atomically` in a folder."""
+  """Removes the files that `replace_atomically` left in a folder when its process was killed."""
   if is_local(folder) and folder.is_dir():
     for path in folder.iterdir():
       if _TEMPORARY.fullmatch(path.name):
@@ -79,7 +79,7 @@ def remove_temporaries(folder: AnyPath) -> None:
 
 
 def read_text_limited(path: str | AnyPath, largest: int = 1 << 27) -> str:
-  """Reads a text in UTF-8; a ValueError says if it has more than `largest` bytes, or is a device."""
+  """Reads a UTF-8 text; raises a ValueError for a device, or for more than `largest` bytes."""
   path = Path(path) if isinstance(path, str) else path
   with path.open('rb') as file:
     data = file.read(largest + 1) if path.is_file() else None  # a device has no end
@@ -89,7 +89,7 @@ def read_text_limited(path: str | AnyPath, largest: int = 1 << 27) -> str:
 
 
 def sha256_of_files(files: Iterable[AnyPath]) -> list[str]:
-  """The hexadecimal digests of files, in order, several at a time: hashing leaves the interpreter free."""
+  """The hexadecimal digests of files, in order, several at a time: hashing releases the GIL."""
   def digest(path: AnyPath) -> str:
     with path.open('rb') as file:
       found = hashlib.sha256()

@@ -1,9 +1,9 @@
 """GGUF, the file format of llama.cpp: metadata, and tensors that are quantised block by block.
 
 The layout is little-endian: 'GGUF', version, number of tensors, number of metadata pairs, the
-pairs, a header for each tensor, and from the next multiple of the alignment on the numbers. The
-reader of the package `gguf` makes a Python object for every element of an array, which takes ten
-seconds for a vocabulary of 262,144 tokens; only its dequantisation is used.
+pairs, a header for each tensor, and the numbers, which begin at the next multiple of the alignment. The
+reader of the package `gguf` makes a Python object for every element of an array, which takes ten seconds for
+a vocabulary of 262,144 tokens; only its dequantisation is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from sink_jax.io.files import refused
 from sink_jax.io.paths import expanded
 
-# Those that llama.cpp writes for most models; `gguf.quants` has the layouts of their blocks.
+# The types that llama.cpp writes for most models; `gguf.quants` has the layouts of their blocks.
 TYPES = ('F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q4_K', 'Q5_K', 'Q6_K')
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate(('u1', 'i1', '<u2', '<i2', '<u4', '<i4', '<f4', '?'))) | {
@@ -64,7 +64,7 @@ class GgufFile:
 
 
 class _Header:
-  """Reads the bytes before the numbers, from a position that moves."""
+  """Reads the bytes before the numbers, one field after another."""
 
   def __init__(self, data: mmap.mmap):
     self.data, self.at = data, 0
@@ -86,9 +86,9 @@ class _Header:
     return metadata, found
 
   def _tensor(self) -> tuple[str, GgufTensor]:
-    """A name and its header, whose start counts from the first of all numbers."""
+    """A name and its header, whose start is relative to the first number of the file."""
     name, axes = self._string(), self._number('<u4')
-    # The axis whose numbers lie side by side is the first one in the file.
+    # The file lists the contiguous axis first.
     shape = tuple(self._number('<u8') for _ in range(axes))[::-1]
     kind = gguf.GGMLQuantizationType(self._number('<u4'))
     if kind.name not in TYPES:

@@ -36,9 +36,9 @@ def cache_root() -> Path:
 
 
 def to_path(path: str | os.PathLike) -> AnyPath:
-  """A path object of what a user names, absolute where it is on a disk; its results are returned as they are.
+  """Returns a path object for a user's path, absolute on a disk; path objects are returned unchanged.
 
-  A ValueError says if a gs:// path cannot be reached, and if it is another URL.
+  Raises a ValueError if a gs:// path cannot be reached, and for any other URL.
   """
   if os.fspath(path).startswith('gs:/') and isinstance(path, Path):
     raise ValueError(f'{path} has lost a slash in pathlib.Path: give gs:// paths as text.')
@@ -55,7 +55,7 @@ def to_path(path: str | os.PathLike) -> AnyPath:
     raise ValueError(f'{path}: name a folder of a disk, or gs://bucket/folder.') from None
   except ImportError:
     raise ValueError(f'{path}: gs:// paths need gcsfs: pip install "etils[epath-gcs]".') from None
-  except Exception as error:  # credentials, names of buckets, the network: of many libraries
+  except Exception as error:  # credentials, buckets, the network: from many libraries
     raise ValueError(f'{path} cannot be reached: {" ".join(str(error).split())[:300]}.') from error
   return remote
 
@@ -99,7 +99,7 @@ def move_folder(source: AnyPath, target: AnyPath) -> None:
 
 
 def import_file(path: str | Path) -> ModuleType:
-  """The module of a Python file, imported once; it can import others of its folder as configs.NAME."""
+  """Imports a Python file once; it can import other files of its folder as configs.NAME."""
   file = Path(path).expanduser().resolve()
   if not file.is_file() and not os.path.isabs(path):  # the configs of this project, from anywhere
     file = Path(__file__).parents[2] / path

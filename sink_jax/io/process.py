@@ -15,7 +15,7 @@ EXIT_UNSAVED = 128 + signal.SIGINT  # stopped before it had saved; it can be sta
 
 
 def stop_signals() -> list[signal.Signals]:
-  """The signals that stop this process: SIGTERM, SIGINT, SIGHUP, but for those that it ignores."""
+  """The signals that stop this process: SIGTERM, SIGINT, SIGHUP, except those that it ignores."""
   # SIGHUP is ignored under `nohup`, SIGINT by background jobs and by the workers of a sweep.
   asked = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
   return [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
@@ -35,7 +35,7 @@ def _exit_saved(number: int, frame: FrameType | None) -> None:
 
 
 def call(function: str, *arguments: Any) -> None:
-  """Calls 'MODULE:FUNCTION' in a child that ends with its parent, and by a signal with EXIT_SAVED."""
+  """Calls 'MODULE:FUNCTION' in a child, which ends with its parent, or with EXIT_SAVED at a signal."""
   exit_saved_until_training()  # before the import, which may take seconds
   end_with_parent()
   module, name = function.split(':')
@@ -43,7 +43,7 @@ def call(function: str, *arguments: Any) -> None:
 
 
 def end_with_parent() -> None:
-  """Lets this process, which multiprocessing started, end when its parent is gone, as by kill -9."""
+  """Lets this child of multiprocessing end when its parent is gone, for example by kill -9."""
   def wait() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None

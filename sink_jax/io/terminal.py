@@ -1,4 +1,4 @@
-"""What a person sees: tables as Markdown and for a terminal, numbers in them, progress and messages."""
+"""Output for people: tables for Markdown and for a terminal, formatted numbers, progress, messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SPECIAL = re.compile(r'[\\`*_|<\[\]]|&(?=#?\w+;)')
 
 
 class Markdown(str):
-  """A text that is Markdown already; any other text is words, in which nothing is markup."""
+  """Text that is Markdown already; any other text is escaped."""
 
 
 def escaped(words: object) -> Markdown:
-  """Words as Markdown on one line: nothing in them is markup."""
+  """Text as one line of Markdown, with everything escaped that would be markup."""
   if isinstance(words, Markdown):
     return words
   return Markdown(_SPECIAL.sub(r'\\\g<0>', ' '.join(str(words).split())))
@@ -34,7 +34,7 @@ def number(value: float | None, form: str, unknown: str = '-') -> str:
 
 
 def short(number: float, digits: int = 3) -> str:
-  """1228800 -> '1.23 M'; digits: at most so many, but all of those before the point."""
+  """1228800 -> '1.23 M'; digits: significant ones, but at least those before the point."""
   for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
     if number >= size:
       return f'{number / size:.{max(digits, len(str(int(number / size))))}g} {letter}'
@@ -43,7 +43,7 @@ def short(number: float, digits: int = 3) -> str:
 
 def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]],
                    left: Collection[int] = (0,)) -> list[str]:
-  """The lines of a table in Markdown; `left` are the columns of words, which begin at the left."""
+  """The lines of a table in Markdown; left: indices of the left-aligned columns."""
   rule = [Markdown('---' if i in left else '---:') for i in range(len(head))]
   # A bar would end its cell even within code, where a backslash before one is lost.
   cell = lambda words: re.sub(r'(?<!\\)\|', r'\\|', escaped(words))
@@ -52,16 +52,16 @@ def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]],
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,),
                width: int | None = None, wrapped: Collection[str] = ()) -> list[str]:
-  """The lines of a table for a terminal; left: the columns of words.
+  """The lines of a table for a terminal; left: indices of the left-aligned columns.
 
-  width: letters of a line, for which headings, the first column and the cells `wrapped` are wrapped.
+  width: letters of a line; headings, the first column and the cells `wrapped` are wrapped to fit it.
   """
   widths = [max(1, *map(len, column)) for column in zip(head, *rows)]
   if width is not None:
     longest_word = lambda words: max(map(len, words.split()), default=1)
     least = lambda cell: longest_word(cell) if cell in wrapped else len(cell)
     widths[1:] = [max(longest_word(name), *map(least, cells)) for name, *cells in [*zip(head, *rows)][1:]]
-    # Twelve letters even where the numbers take the line, which is then longer.
+    # At least twelve letters, even if the line then exceeds the width.
     widths[0] = max(12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
 
   def lines(cells: Sequence[str]) -> list[str]:
@@ -105,7 +105,7 @@ class _Lines:
 
 
 def quiet_logs() -> None:
-  """Sends messages of this package to stderr with their time, and of libraries only errors."""
+  """Sends this package's messages to stderr with their time; libraries report only errors."""
   absl.flags.FLAGS.mark_as_parsed()  # else the first message comes with a warning about them
   absl.logging.use_absl_handler()
   absl.logging.set_verbosity(absl.logging.ERROR)

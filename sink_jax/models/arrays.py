@@ -1,4 +1,4 @@
-"""Arrays that models take: their types, token ids, the precision of products, numbers not finite."""
+"""Arrays that models take: their types, checks of them, and the precision of matrix products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ArrayTree = Any  # any tree of arrays that JAX knows: a named tuple, a mapping, 
 
 
 def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
-  """Raises a ValueError, which calls the ids by `name`, unless all are in the vocabulary."""
+  """Raises a ValueError unless all ids are in the vocabulary; name: what it calls them."""
   # JAX would take the last embedding, or count from the end.
   if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
     raise ValueError(f'{name} reach from {ids.min()} to {ids.max()}, and the vocabulary has '
@@ -28,9 +28,9 @@ def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
 
 
 def checked_inputs(config: ModelConfig, inputs: Any, least: int = 1) -> jax.Array:
-  """Ids (S, T), T at least `least`, or features (S, T, F) of a model without a vocabulary, as an array.
+  """Returns ids (S, T), or features (S, T, F) of a model without a vocabulary; T is at least `least`.
 
-  Ids are compared with the vocabulary where they are known and lie in this process.
+  Ids are compared with the vocabulary unless they are traced or lie in other processes.
   """
   inputs = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
   fits = (inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer) if config.vocab_size else
@@ -54,14 +54,14 @@ def matmul_precision(dtype: str) -> str:
 
 
 def precise(dtype: str) -> AbstractContextManager:
-  """A context in which products of float32 are traced in float32, and others as by default.
+  """A context in which float32 products are traced in full float32, and others as by default.
 
-  It belongs inside of the function that jit traces: around its call it would be part of jit's key.
+  Use it inside a jitted function: around the call it would become part of jit's cache key.
   """
   return jax.default_matmul_precision('highest' if dtype == 'float32' else None)
 
 
-# Whether each entry along the first axis of each leaf is finite; the values stay on their devices.
+# Is each entry along the first axis of each leaf finite? The values stay on their devices.
 _finite = jax.jit(lambda params: jax.tree.map(
     lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim))), params))
 

@@ -21,7 +21,7 @@ from sink_jax.models.record import LayerRecord, RecordOptions
 
 
 class FirstValues(NamedTuple):
-  """The projected values of the first block, on their way through the blocks."""
+  """The projected values of the first block, for later blocks."""
 
   v_BxTxHkvxDh: jax.Array
   read: jax.Array  # whether the first block has been read, (); before, the values are zeros
@@ -40,8 +40,8 @@ class Attention(nn.Module):
                ) -> tuple[jax.Array, LayerRecord | None, KVCache | None, FirstValues | None]:
     """Returns the output (B, T, D), the record, keys and values, and the first block's values.
 
-    With a cache the tokens attend to it as `positions` says, and keys and values are returned as it
-    keeps them; None without a cache.
+    With a cache the tokens attend to it at `positions`, and keys and values are returned as the cache stores
+    them; None without a cache.
     """
     config, dims, spec = self.config, self.config.dims, self.spec
     # 'bthd' splits batch and heads over the mesh, so attention itself needs no communication.
@@ -93,17 +93,17 @@ class Attention(nn.Module):
 
   def mixed(self, transformed: TransformedQK, v_BxTxHkvxDh: jax.Array,
             params: Params) -> tuple[TransformedQK, jax.Array, Params]:
-    """What attention reads. An analysis intercepts it (`nn.intercept_methods`) to change some of it."""
+    """Returns what attention reads; analyses intercept it (`nn.intercept_methods`) to edit its arguments."""
     return transformed, v_BxTxHkvxDh, params
 
   def head_outputs(self, o_BxTxHxDh: jax.Array) -> jax.Array:
-    """What W_O reads of every head; it is intercepted like `mixed`."""
+    """Returns the heads' outputs, which W_O reads; analyses intercept it like `mixed`."""
     return o_BxTxHxDh
 
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
               transformed: TransformedQK, v_BxTxHkvxDh: jax.Array, o_BxTxHxDh: jax.Array,
               params: Params) -> LayerRecord:
-    """normalized: queries and keys whose norms are recorded; transformed: those of the scores."""
+    """normalized: queries and keys whose norms are recorded; transformed: those that make the scores."""
     spec, sinks = self.spec, self.config.sink_tokens
     # Records are about tokens: the rows and columns of learned sink tokens are cut off.
     tokens = slice(sinks, None)
@@ -132,13 +132,13 @@ def l2_norm(x: jax.Array) -> jax.Array:
 
 def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: Params,
                        importance: Importance, sink_tokens: int) -> Importance:
-  """The importance of tokens only; learned sink tokens together are where an extra key would be.
+  """The importance of tokens only; learned sink tokens together count as an extra key.
 
-  Their rows are left out of the means, unlike in the official code (sail-sg/Attention-Sink).
+  The rows of sink tokens are left out of the means, unlike in the official code (sail-sg/Attention-Sink).
   """
   q, k = transformed
   length = k.shape[1]
-  # Under most masks these rows give sink tokens all their weight; in a prefix they reach tokens.
+  # Under most masks these rows see only sink tokens; under a prefix mask they see tokens too.
   of_sinks = rows(spec, q[:, :sink_tokens], k, params, jnp.arange(sink_tokens), jnp.arange(length))
   weights, proxy = of_sinks.weights_BxHxLxT.sum(2), of_sinks.proxy_BxHxLxT.sum(2)
   rows_seeing_k = length - jnp.arange(length)  # the divisors that importance has
@@ -151,9 +151,9 @@ def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: 
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:
-  """Names, with commas, of what runs attention in the blocks for sequences of `length` tokens.
+  """The implementations of attention in the blocks, for sequences of `length` tokens, joined by commas.
 
-  A ValueError says why `config.implementation` does not run a block on this platform.
+  Raises a ValueError, with the reason, if `config.implementation` does not run a block here.
   """
   q, k = (jax.ShapeDtypeStruct((1, length + config.sink_tokens, heads, config.dims.head_dim),
                                config.dtype) for heads in (config.dims.heads, config.dims.kv_heads))

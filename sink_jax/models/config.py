@@ -43,7 +43,7 @@ class Experts(Component):
 
   count: int
   active: int
-  # Weights are a softmax over the active networks (gpt-oss), instead of shares of that over all (Jamba).
+  # Weights are a softmax over the active networks (gpt-oss), not over all networks (Jamba).
   renormalize: bool = False
 
   def __post_init__(self):
@@ -52,12 +52,12 @@ class Experts(Component):
 
 
 class Layer(Component):
-  """What is particular to one block of a repeating pattern; None keeps what the model has."""
+  """Differences of one block of a repeating pattern from the model; None: no difference."""
 
   mask: Mask | None = None
   mamba: Mamba | None = None  # in place of attention
   experts: Experts | None = None  # in place of the feed-forward network
-  position: Position | None = None  # positions that differ must be rotary or Nope()
+  position: Position | None = None  # where blocks differ: rotary or Nope()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +71,8 @@ class ModelConfig:
       input_features and output_features.
     kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
     pattern: the blocks of one period, which repeats; it may replace parts of `attention`.
-    ffn: one of CHOICES; those that end with 'glu' have three matrices, others two. Those with 'tanh'
-      approximate GELU by tanh, as Gemma 2 does, and 'clamped_swiglu' is gpt-oss's.
+    ffn: one of CHOICES; those that end with 'glu' have three matrices, others two. With 'tanh' they
+      approximate GELU by tanh, as Gemma 2 does; 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
       (Gemma 2, arXiv:2408.00118); 'after', h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1);
@@ -93,9 +93,9 @@ class ModelConfig:
       N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
     dtype: of activations. Norms, row statistics, logits and trained parameters are float32.
     implementation, remat: see `attend`, and `transformer.SAVED`.
-    unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
-      of the pattern, or one period with a `remat`; from `layers` on there is no loop. A loop copies
-      what it keeps for the backward pass; without one compiling takes longer.
+    unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods of the
+      pattern; one period with a `remat`; no loop for `layers` or more. A loop copies the activations it keeps
+      for the backward pass; without one compiling takes longer.
   """
 
   layers: int
@@ -170,7 +170,7 @@ class ModelConfig:
     yield ((self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size,
            'model.tied, model.embedding_dim and model.logit_cap need a vocabulary.')
     yield (not 0 <= self.logit_cap < math.inf,
-           f'model.logit_cap = {self.logit_cap} must be finite and at least 0, which is no cap.')
+           f'model.logit_cap = {self.logit_cap} must be finite and at least 0 (no cap).')
     yield not 0 < self.norm_eps <= 1, f'model.norm_eps must be > 0 and <= 1, not {self.norm_eps}.'
     yield (sinks and spec.kv_bias.has_extra_key,
            f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose one.')
@@ -189,7 +189,7 @@ class ModelConfig:
 
   @property
   def attention_layers(self) -> tuple[int, ...]:
-    """Indices, from 0, of the blocks with attention, which records of it count; others have Mamba."""
+    """Indices, from 0, of the blocks with attention, the only ones in its records; others have Mamba."""
     return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
 
   @property

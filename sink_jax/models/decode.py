@@ -31,7 +31,7 @@ class KVCache(NamedTuple):
 
 
 class MambaCache(NamedTuple):
-  """What a Mamba mixer keeps of all tokens so far; its size does not depend on their number."""
+  """The state of a Mamba mixer after all tokens so far; its size does not depend on their number."""
 
   inputs_BxKxI: jax.Array  # the last K - 1 inputs of the convolution, which has K taps
   state_BxIxS: jax.Array  # the recurrent state of every channel, in float32
@@ -45,14 +45,14 @@ class DecodePositions(NamedTuple):
 
   entries_L: jax.Array  # entries that the new tokens overwrite
   queries_L: jax.Array  # positions of the new tokens
-  kept_L: jax.Array | None  # rotate their keys before they are kept; None where that is done on use
-  # For each new token the positions at which it uses the C entries as they were and, behind them, the
-  # L new tokens; None where these begin the text and attend to each other only.
+  kept_L: jax.Array | None  # rotate their keys before they are stored; None: rotated on use
+  # For each new token, the positions of the C old entries, then of the L new tokens; None where these begin
+  # the text and attend only to each other.
   keys_LxE: jax.Array | None
 
 
 class DecodeState(NamedTuple):
-  """A cache for every block of the pattern, with a leading axis over periods, and what was read."""
+  """A cache for every block of the pattern, with a leading axis over periods, and the tokens read."""
 
   layers: tuple[LayerCache, ...]
   tokens_read: jax.Array  # equal for all texts; learned sink tokens count
@@ -92,10 +92,10 @@ class CachePolicy:
     return DecodePositions(tokens_L, tokens_L, tokens_L if self.positions == 'text' else None, None)
 
   def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
-    """The positions of `count` tokens, at most `recent`, after others, as if read one by one."""
+    """The positions of `count` further tokens, at most `recent`, as if they were read one by one."""
     new_L, entries_C = tokens_read + jnp.arange(count), jnp.arange(self.size)
-    # The token in each entry: entries fill up in order. Then those after the sinks are a ring, in
-    # which the newest token overwrites the oldest, so that nothing is ever moved.
+    # The token in each entry. Entries fill up in order; then those after the sinks are a ring buffer: the
+    # newest token overwrites the oldest, so that nothing is moved.
     last = new_L[0] - 1
     newest_C = last - (last - entries_C) % self.recent
     text_C = jnp.where((entries_C < self.sinks) | (last < self.size), entries_C, newest_C)
@@ -141,8 +141,8 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, ne
 def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCache:
   """The cache of some blocks after L tokens.
 
-  The entries of all blocks are written at once, in place: a loop over blocks that took whole caches
-  in and out would copy all that they hold at every token.
+  The entries of all blocks are written at once, in place: a loop with caches as inputs and outputs would copy
+  all of them at every token.
   """
   if isinstance(cache, MambaCache):
     return new
@@ -168,7 +168,7 @@ def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once: int = 1) -> None:
-  """Raises a ValueError, with the remedy, unless a policy reads `length` tokens, `at_once` together."""
+  """Raises a ValueError, with the remedy, unless a policy can read `length` tokens, `at_once` at a time."""
   if not config.vocab_size:
     raise ValueError('a model of continuous inputs has no tokens to generate or to score.')
   sinks, size = config.sink_tokens, policy.size
@@ -187,6 +187,6 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once:
   for component, least in ((spec.kv_bias, spec.kv_bias.future or 0),  # it counts tokens to come
                            (spec.temperature, keys if spec.temperature.counts_keys else 0)):
     if size < least and used < total:
-      raise ValueError(f'{component} follows the length of the text, which positions of the cache '
-                       f"do not tell: give the cache positions='text', or a size of at least {least}.")
+      raise ValueError(f'{component} depends on the length of the text, which positions of the cache '
+                       f"do not give: give the cache positions='text', or a size of at least {least}.")
   spec.position.check_length(used - sinks)

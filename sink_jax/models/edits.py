@@ -24,7 +24,7 @@ from sink_jax.models.transformer import Block, Transformer
 def edit_tree(config: ModelConfig, *, batch: int, length: int, keep_NxBxHxT: ArrayLike = True,
               values_NxBxT: ArrayLike = True, heads_NxH: ArrayLike = True,
               caps_MxD: ArrayLike = np.inf) -> ParamTree:
-  """The collection 'edits' of a model with N blocks of attention among M, which mirrors its parameters.
+  """The collection 'edits' of a model of M blocks, N with attention; it mirrors the parameters.
 
   Each array is broadcast to its shape; by default it edits nothing. A batch of 1 serves all sequences.
 
@@ -69,10 +69,10 @@ def next_token_losses(logits_BxTxV: jax.Array, tokens_BxT: jax.Array) -> jax.Arr
 def intercepted(change: Callable, config: ModelConfig, mesh: Mesh | None, params: ParamTree,
                 tokens_BxT: jax.Array | np.ndarray, edits: ParamTree | None = None,
                 options: RecordOptions | None = None) -> Any:
-  """What the model returns where `change(call, args, kwargs, context)` stands in for each of its methods.
+  """Runs the model with `change(call, args, kwargs, context)` in place of each of its methods.
 
-  To be called under `jax.jit`. edits: a collection whose arrays have a leading axis over periods, of which
-  a method finds its slice by `context.module.get_variable('edits', name)`.
+  Call it under `jax.jit`. edits: a collection whose arrays have a leading axis over periods; a method gets
+  its slice by `context.module.get_variable('edits', name)`.
   """
   with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(change):
     return Transformer(config).apply({'params': params, 'edits': edits or {}}, tokens_BxT, options)

@@ -1,4 +1,4 @@
-"""A model with another attention, norm or sink token, and the parameters that it was trained with.
+"""Grafts: a trained model with another attention, norm or sink token, and its trained parameters.
 
 Gates that start at zero barely move, and random ones raise the loss at once
 (qiuzh20/gated_attention, issue 10): both starts are here, and the loss is measured before training.
@@ -68,8 +68,8 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
     norm: as in `ModelConfig`; None keeps the source's.
     sink_tokens: as in `ModelConfig`; None keeps the source's.
     start: 'identity' or 'random', see above.
-    tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs, and
-      of a published model 32 texts of 64 tokens, the documentation in Python's standard library.
+    tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs; for a
+      published model 32 texts of 64 tokens from the documentation in Python's standard library.
     offset: of sink logits, see above.
     seed: of random initial values.
 
@@ -91,7 +91,7 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
 
 def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
              tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:
-  """`graft` to the model of a config, which must differ in nothing else, without printing."""
+  """`graft` to the model of a config, which may differ in nothing else; prints nothing."""
   parts = [('attention', name, run.config.attention, config.attention) for name in COMPONENTS]
   parts += [('model', name, run.config, config) for name in ('norm', 'sink_tokens')]
   changes = {f'{where}.{name}': (a, b) for where, name, source, target in parts
@@ -114,7 +114,7 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
   if fresh:
     values |= _initial(config, fresh, seed)
   if logits:
-    # The rows are those of the new model without the logit: what else is new acts on them too.
+    # Rows of the new model without the logit: its other new parts act on them too.
     plain = dataclasses.replace(config, attention=dataclasses.replace(
         config.attention, kv_bias=NoBias()))
     values |= _sink_logits(_with_values(run, plain, values), logits, batch, offset)
@@ -141,7 +141,7 @@ def without_bias(run: Run) -> Run:
 
 
 def start_like(before: Component, after: Component) -> dict[str, float] | None:
-  """Values {name: of all entries} with which a component computes what another did, if there are any."""
+  """{name: value of all entries} with which `after` computes what `before` did; None without such."""
   match before, after:
     case NoBias(), VBias():
       return {'value': 0.0}
@@ -214,9 +214,9 @@ def _loss(run: Run, batch: np.ndarray) -> float:
 
 
 def _with_values(run: Run, config: ModelConfig, values: Mapping[_Path, AnyArray]) -> Run:
-  """The run with another config, with these parameters and otherwise those that it has."""
+  """The run with another config and these new values; it keeps its other parameters."""
   mesh, kept = mesh_of(run.params), flatten_dict(run.params)
-  # On every device of the mesh of the others.
+  # Replicated over the mesh of the other parameters.
   placed = (functools.partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec()))
             if isinstance(mesh, Mesh) else jnp.asarray)
   params = {path: placed(values[path]) if path in values else kept[path] for path in _shapes(config)}

@@ -23,9 +23,9 @@ _tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 _ACTIVATIONS = {
     'relu': jax.nn.relu, 'reglu': jax.nn.relu, 'gelu': _erf_gelu, 'geglu': _erf_gelu,
     'gelu_tanh': _tanh_gelu, 'tanh_geglu': _tanh_gelu, 'swish': jax.nn.silu, 'swiglu': jax.nn.silu}
-_VECTOR = 'singular'  # the name of the leaf that has the singular vector of a kernel
-# (W W^T)^(2^n) has the powers 2^(n+1) of the singular values: two have to be as near as 1e-4 for the
-# smaller to have a part in the vector.
+_VECTOR = 'singular'  # the leaf with the singular vector of a kernel
+# (W W^T)^(2^n) has the singular values to the power 2^(n+1): a smaller one still mixes into the vector only
+# if it is within 1e-4 of the largest.
 _SQUARINGS = 13
 # Accelerators round the factors of float32 products by default, and sigma scales the layer.
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -55,12 +55,12 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
 
 
 def apply(module: nn.Module, params: ParamTree, *inputs, **options) -> Any:
-  """`module.apply` without the types of collections that change, which no module here has."""
+  """`module.apply`, typed for modules without mutable collections, as all are here."""
   return module.apply({'params': params}, *inputs, **options)
 
 
 def activate(ffn: str, h: jax.Array, linear: jax.Array | None = None) -> jax.Array:
-  """act(h), or act(h) * linear for the gated kinds of feed-forward networks."""
+  """act(h), or act(h) * linear for gated feed-forward networks."""
   if ffn == 'clamped_swiglu':
     assert linear is not None
     h, linear = jnp.minimum(h, _CLAMP), jnp.clip(linear, -_CLAMP, _CLAMP)
@@ -75,14 +75,14 @@ def reparametrised(kernel_IxO: jax.Array, gamma: jax.Array, vector_I: jax.Array)
   sigma(W) is the largest singular value and gamma a learned scalar that starts at 1: scores grow no
   faster than the gammas do, and attention keeps its entropy. The releases of Zhai et al. 2023
   (apple/ml-sigma-reparam) do so in every linear layer of a block and in the last of the model, with
-  one step of the power iteration in each forward pass of training. Here it is the linear layers of
-  the blocks, without the kernels of heads' gates.
+  one step of the power iteration in each forward pass of training. Here it applies to the linear layers of
+  the blocks, except head gates.
 
-  The singular vector is a leaf of the parameters next to its kernel, so that whatever saves, splits
-  or copies a model has it. It gets no gradient, and a forward pass only reads it.
+  The singular vector is a leaf of the parameters next to its kernel, so that it is saved, split and copied
+  with the model. It gets no gradient, and a forward pass only reads it.
   """
-  # The derivative of |v W| at a fixed v is that of sigma where v is the left singular vector: how
-  # the vector follows W is of second order.
+  # The derivative of |v W| at a fixed v is that of sigma if v is the left singular vector: the change of v
+  # with W is of second order.
   image_O = _product('i,io->o', jax.lax.stop_gradient(vector_I), kernel_IxO)
   return kernel_IxO * (gamma / jnp.linalg.norm(image_O))
 
@@ -105,10 +105,10 @@ def singular_vector(kernel_IxO: jax.Array) -> jax.Array:
 
 
 def after_update(params: Mapping[Any, Any]) -> Mapping[Any, Any]:
-  """The parameters with the singular vectors of their kernels, which may have leading axes.
+  """Returns the parameters with new singular vectors of their kernels, which may have leading axes.
 
-  Each update of training ends with it. Vectors are computed afresh: one that follows by steps of the
-  power iteration lags while another singular value overtakes the largest.
+  Each training update ends with it. Vectors are computed from scratch: one that follows by power iteration
+  lags when another singular value overtakes the largest.
   """
   if _VECTOR in params:
     vectors = jnp.vectorize(singular_vector, signature='(i,o)->(i)')
@@ -168,12 +168,12 @@ class Norm(nn.Module):
   RMSNorm is x / sqrt(mean(x^2) + eps) g, and LayerNorm the same of the centred x, plus a bias.
 
   'single' is SSNorm (Outlier-Safe Pre-Training, arXiv:2506.19697): RMSNorm with one scalar g in
-  place of a vector, so that no channel has a scale of its own. g starts at 1, as in the release
+  place of a vector, so that all channels share a scale. g starts at 1, as in the release
   (dmis-lab/Outlier-Safe-Pre-Training); it would be sqrt(D) on x / |x|_2, the same function.
 
   'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic of x.
-  a starts at 0.5, the default of the release (jiachenzhu/DyT), which for LLaMA has smaller ones, by the
-  width, no b, and a learned scale sqrt(D) on embeddings.
+  a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA the release has a smaller a, which
+  depends on the width, no b, and a learned scale sqrt(D) on embeddings.
   """
 
   config: ModelConfig
@@ -202,14 +202,14 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
              ) -> tuple[jax.Array, jax.Array, Any]:
   """h + beta f(h), with the norms where `config.norm_location` has them.
 
-  f is the sub-layer `number` of its block, 1 or 2, reads h or read_BxTxD, and returns its output and
-  anything else; norm takes a name and what it normalises. Returns the stream after the sub-layer,
-  the same before the norm of a post-norm block, and what else f returned.
+  f is sub-layer `number`, 1 or 2, of its block; it reads h or read_BxTxD, and returns (output, extra).
+  norm(name, x) normalises x. Returns the stream after the sub-layer, the stream before the norm of a
+  post-norm block, and extra.
 
-  beta is 1, but in the Outlier Protected block of He et al. (arXiv:2405.19279) 1 / sqrt(2 layers): the
-  outputs of all sub-layers together have the size of one. The authors' code
-  (bobby-he/simplified_transformers, op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the first
-  attention, since its embeddings start at 0.02; here they start at 1.
+  beta is 1, but 1 / sqrt(2 layers) in the Outlier Protected block of He et al. (arXiv:2405.19279), so that
+  all sub-layers together add an output of size one. The authors' code (bobby-he/simplified_transformers,
+  op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the first attention, since its embeddings start at
+  0.02; here they start at 1.
   """
   location = config.norm_location
   x = h_BxTxD if read_BxTxD is None else read_BxTxD
@@ -225,8 +225,8 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
 class FeedForward(nn.Module):
   """act(x W1) W2, or (act(x W1) * x W2) W3 for the gated kinds (Table 11).
 
-  In a protected block act takes sqrt(3) x W1, a scale that He et al. (arXiv:2405.19279) leave
-  optional: of inputs with a mean square of one, kernels from U(+-1/sqrt(D)) make a third of that.
+  In a protected block act reads sqrt(3) x W1, a scale that He et al. (arXiv:2405.19279) leave optional:
+  kernels from U(+-1/sqrt(D)) turn a mean square of one into a third.
   """
 
   config: ModelConfig
@@ -249,8 +249,8 @@ class FeedForward(nn.Module):
 class MixtureOfExperts(nn.Module):
   """The sum over the active experts e of weight_e FFN_e(x), weighted by a softmax router (Jamba, gpt-oss).
 
-  All X experts run on all tokens, one after the other, and those that are not active get a weight of
-  zero: exact, in the memory of one expert and the time of all, for evaluation.
+  All X experts run on all tokens, one after another, and inactive ones get weight zero. That is exact, takes
+  the memory of one expert and the time of all, and is meant for evaluation.
   """
 
   config: ModelConfig
@@ -265,7 +265,7 @@ class MixtureOfExperts(nn.Module):
     if experts.renormalize:
       top = jax.nn.softmax(top, -1)
     else:
-      # These do not sum to one: the shares of the experts that are not active are lost.
+      # These do not sum to one: the shares of inactive experts are lost.
       top = jnp.take_along_axis(jax.nn.softmax(logits_BxTxX, -1), active, -1)
     # (B, T, active, X) summed over the active ones: a weight for each of the X experts.
     weights_BxTxX = jnp.sum(jax.nn.one_hot(active, experts.count) * top[..., None], -2)
@@ -304,7 +304,7 @@ class MambaMixer(nn.Module):
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array, cache: MambaCache | None = None,
                ) -> tuple[jax.Array, MambaCache | None]:
-    """The output (B, T, D), and the cache after these tokens, which continue its texts, if any."""
+    """The output (B, T, D), and the cache after these tokens, which continue the texts of `cache`."""
     config, sizes = self.config, self.sizes
     batch, length, _ = x_BxTxD.shape
     linear = lambda features, name, group: Linear(features, config, group=group, name=name)
@@ -347,5 +347,5 @@ class MambaMixer(nn.Module):
     y = jnp.swapaxes(y_TxBxI, 0, 1) + d_I.astype(jnp.float32) * x_BxTxI.astype(jnp.float32)
     y = y * jax.nn.silu(gate.astype(jnp.float32))
     out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
-    # Of the K - 1 + T inputs, the last K - 1 are those that the next token's convolution reads.
+    # The convolution of the next token reads the last K - 1 of these K - 1 + T inputs.
     return out, None if cache is None else MambaCache(inputs[:, length:], state)

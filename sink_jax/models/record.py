@@ -1,4 +1,4 @@
-"""What a model records of a forward pass, and what a graft reports.
+"""The record of a forward pass, and the report of a graft.
 
 N counts layers, B or S sequences, T tokens without a learned sink token, H heads. Arrays are
 float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every leaf.
@@ -20,7 +20,7 @@ _LATER: Any = None  # attention and its block fill a record one after the other
 
 @dataclasses.dataclass(frozen=True)
 class RecordOptions:
-  """What a model records besides importance and norms, which it always records.
+  """The parts of a record that are optional; importance and norms are always recorded.
 
   Attributes:
     entropy: the entropy of attention by head, see `Importance`.
@@ -88,7 +88,7 @@ class Record(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraftReport:
-  """What `sink_jax.graft` changed in a model, and the loss before and after.
+  """The changes that `sink_jax.graft` made to a model, and the loss before and after.
 
   Attributes:
     changed: the changes, one line each: 'attention.head: PlainOutput() -> HeadGate()'.

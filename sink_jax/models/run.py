@@ -1,7 +1,7 @@
 """A model with its parameters, ready to be called: logits, records, generated texts and losses.
 
-Generation and losses take a cache of bounded size, and one loop over positions, `_read`: it reads
-the tokens of the texts where there are any, and otherwise the model's.
+Generation and losses share a cache of bounded size and one loop over positions, `_read`: it reads the tokens
+of the texts, and after their end those that the model generates.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sink_jax.models.layers import apply
 from sink_jax.models.record import GraftReport, Record, RecordOptions
 from sink_jax.models.transformer import Transformer
 
-# Tokens of a text that are read at once; where positions are those of the cache, each layer holds as
-# many rotated copies of the keys.
+# Tokens of a text that are read at once; with positions='cache' each layer holds as many rotated copies of
+# the keys.
 _TOGETHER = 16
 _SCORED = 128  # tokens that are scored between two transfers to the host, about
-# Caches of texts of different lengths are a multiple of so many tokens, to share a program.
+# The size of a cache is a multiple of this, so that texts of different lengths share a program.
 _CACHE_STEP = 64
 _COLDEST = 1e-6  # temperature; below it the most likely token is taken
 
@@ -85,7 +85,7 @@ class Run:
   def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
     """Returns the next-token logits (S, T, V), float32, for tokens (S, T).
 
-    A ValueError says that they are not ids of the vocabulary, or more than learned positions.
+    Raises a ValueError for ids outside the vocabulary, or more tokens than learned positions.
     """
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, None, mesh_of(self.params), self.params, tokens)
@@ -103,9 +103,9 @@ class Run:
     """Continues texts (S, T) by `length` tokens (S, length), or by fewer if all texts end earlier.
 
     If the run has a first token, texts that do not begin with it get it in front;
-    `dataclasses.replace(run, first_token=None)` reads them as they are. Errors are those of
-    `models.run.stream_texts`, and options too: policy, temperature, top_k, top_p, seed and
-    eos_token_id, the (first) one of which fills the row of a text that has ended.
+    `dataclasses.replace(run, first_token=None)` reads them as they are. Errors and options are those of
+    `models.run.stream_texts`: policy, temperature, top_k, top_p, seed and eos_token_id, the first of which
+    fills the row of a text that has ended.
 
     Args:
       mask: (S, T), 1 for the tokens of a text and 0 for padding on its left or its right, as
@@ -161,8 +161,8 @@ class Sampling(NamedTuple):
 
   temperature: float = 0.0  # 0 takes the most likely token, 1 samples from the model's distribution
   top_k: int | None = None  # the number of most likely tokens that are sampled from; None for all
-  # The least total probability of the most likely tokens that are sampled from, at this temperature
-  # and among those of top_k (nucleus sampling, arXiv:1904.09751); None for all.
+  # Samples from the fewest most likely tokens of this total probability, at this temperature and among those
+  # of top_k (nucleus sampling, arXiv:1904.09751); None for all.
   top_p: float | None = None
 
   def check(self, vocab_size: int) -> None:
@@ -197,8 +197,8 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
                  chunk: int = 32) -> Iterator[list[Integer[np.ndarray, 'n']]]:
   """Continues S texts of different lengths by `length` tokens, in pieces.
 
-  What all texts have is read at once, and the rest of the longer ones token after token, next to
-  the tokens that the shorter ones already generate: nothing is padded.
+  The length that all texts have is read at once. Longer texts are then read token by token, while shorter
+  ones already generate: nothing is padded.
 
   Args:
     texts: token ids, one or more of each.
@@ -208,10 +208,11 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
     chunk: the largest number of tokens in a piece, which the device makes between two transfers.
 
   Returns:
-    An iterator of S arrays with the new tokens, of which a shorter text gets its first ones earlier.
+    An iterator over lists of S arrays with new tokens; a shorter text gets its first ones earlier.
 
   Raises:
-    ValueError: there is no text, an empty one, an id or option out of range, or no position for all.
+    ValueError: there is no text or an empty one, an id or option is out of range, or positions do not
+    suffice.
   """
   counts_S, config = np.asarray([len(text) for text in texts], np.int32), run.config
   if not counts_S.size or not counts_S.all():
@@ -243,7 +244,7 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
     read = functools.partial(_read, config, mesh, policy)
     carry = _begin(config, mesh, policy, run.params, given_SxT[:, :start])
     key, together = jax.random.key(seed), min(_TOGETHER, policy.recent)
-    while start + together <= counts_S.min():  # one program, whatever the lengths
+    while start + together <= counts_S.min():  # one program for all lengths
       carry, _ = read(None, together, run.params, carry, key, start,
                       given_SxT[:, start:start + together], counts_S)
       start += together
@@ -269,9 +270,9 @@ def text_losses(run: Run, tokens: Tokens, policy: CachePolicy,
                 ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
 
-  There are T - 1 losses in all, in nats. As many tokens as the cache has recent ones are read
-  together, 16 at most, with the losses of reading one at a time, to rounding. Memory does not grow
-  with the text. A ValueError says that T < 2, or what the cache or the vocabulary lacks.
+  There are T - 1 losses in all, in nats. Up to 16 tokens, but not more than the cache's recent ones, are read
+  together, which gives the losses of reading one at a time, up to rounding. Memory does not grow with the
+  text. Raises a ValueError if T < 2, or if the cache or the vocabulary is too small.
   """
   config, tokens = run.config, np.asarray(checked_inputs(run.config, tokens, least=2))
   check_policy(config, policy, tokens.shape[1])
@@ -290,7 +291,7 @@ def text_losses(run: Run, tokens: Tokens, policy: CachePolicy,
 
 
 def _end_ids(eos_token_id: int | Sequence[int] | None) -> np.ndarray:
-  """The ids that end a text, which may be none."""
+  """The ids that end a text; may be empty."""
   return np.asarray([] if eos_token_id is None else np.atleast_1d(eos_token_id), np.int64)
 
 

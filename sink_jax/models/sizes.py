@@ -57,15 +57,15 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
   Look-ups, feature maps, biases and the recurrence of Mamba mixers do not count.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
-  # 'head_kernel' is that of a gate: its size is its products per token, whatever it reads.
+  # 'head_kernel' is that of a gate: its size is its products per token for any input.
   linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key.endswith('kernel'))
-  if config.tied:  # a product with the embedding's table, which is no kernel
+  if config.tied:  # a product with the embedding's table, which is not a kernel
     linear += config.vocab_size * (config.embedding_dim or config.d_model)
   return 3 * (2 * linear + attention_flops(config, length))
 
 
 def attention_flops(config: ModelConfig, length: int) -> float:
-  """FLOPs of attention per token in the forward pass, with the keys that masks leave a query."""
+  """FLOPs of attention per token in the forward pass, over the keys that masks let a query see."""
   masks = [config.attention_of(layer).mask for layer in config.pattern if not layer.mamba]
   keys = sum(hi - lo for mask in masks
              for lo, hi in (mask.key_range(i, i, length) for i in range(length)))

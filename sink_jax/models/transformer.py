@@ -60,7 +60,7 @@ class Block(nn.Module):
   def __call__(self, stream: Stream, record_options: RecordOptions | None,
                cache: Any = None, positions: DecodePositions | None = None,
                ) -> tuple[Stream, tuple[LayerRecord | None, LayerCache | None]]:
-    """Returns what goes on to the next block, and (record, cache); `cache` is attention's or Mamba's."""
+    """Returns the stream for the next block, and (record, cache); `cache` is attention's or Mamba's."""
     config, layer, (h_BxTxD, first) = self.config, self.layer, stream
     # The names of modules are the keys of parameters in checkpoints: they must not change.
     norm = lambda name, x: Norm(config, name=name)(x)
@@ -116,7 +116,7 @@ class Period(nn.Module):
       new_caches.append(cache)
     if record_options is None:
       return stream, (None, tuple(new_caches))
-    # What mixers of Mamba have not is stacked over the other blocks.
+    # Fields that Mamba mixers do not record are stacked over the other blocks.
     stacked: Any = [
         jax.tree.map(lambda *parts: jnp.stack(parts), *(x for x in field if x is not None))
         if any(x is not None for x in field) else None for field in zip(*records)]
@@ -127,9 +127,8 @@ class Transformer(nn.Module):
   """A model that maps tokens to next-token logits.
 
   `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits (B, T, V), and
-  with `record_options` (logits, Record). With `unembed=False` it returns what the matrix of the
-  unembedding multiplies, (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits
-  is then still to come.
+  with `record_options` (logits, Record). With `unembed=False` it returns the input of the unembedding matrix,
+  (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits is left to the caller.
 
   With `state` and `positions` it decodes, and returns (logits, state): logits (B, V) of the last of
   the tokens that begin the texts, and (B, T, V) of tokens after those that the state holds.
@@ -211,7 +210,7 @@ class Transformer(nn.Module):
     # The stream is the carry. Parameters, caches and records are slices along axis 0; record options
     # and positions are the same in every iteration.
     in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
-    # 'edits' has what analyses put in the place of activations, see `Attention.mixed`.
+    # 'edits' has what analyses put in place of activations, see `Attention.mixed`.
     scanned = nn.scan(body, variable_axes={'params': 0, 'edits': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern), in_axes=in_axes,
                       unroll=max(1, blocks // len(config.pattern)))

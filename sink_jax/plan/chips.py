@@ -1,7 +1,7 @@
 """TPU chips and slices: the table of their constants, and names such as v5e:16x16.
 
 The numbers are those of the Google Cloud TPU documentation, in its pages on TPU v5e, v5p, v6e and
-TPU7x; `usable` is what their compiler says.
+TPU7x; `usable` is from their compiler.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Slices(NamedTuple):
 
   @property
   def name(self) -> str:
-    """What it is called in options and text, such as '2 x v5e:16x16'."""
+    """The name in options and text, such as '2 x v5e:16x16'."""
     return (f'{self.count} x ' if self.count > 1 else '') + f'{self.kind}:{"x".join(map(str, self.shape))}'
 
   @property
   def compiler_name(self) -> str:
-    """What the compiler calls one of the slices, such as 'tpu7x:4x4x4'."""
+    """The compiler's name of one of the slices, such as 'tpu7x:4x4x4'."""
     return f'{self.chip.prefix}:{"x".join(map(str, self.shape))}'
 
 

@@ -26,12 +26,12 @@ class Memory(NamedTuple):
 
   @property
   def total(self) -> int:
-    """All of them: what has to fit, except for the program's code."""
+    """The sum, which has to fit, except for the program's code."""
     return sum(self)
 
 
 def memory(compiled: jax.stages.Compiled) -> Memory:
-  """What a compiled program needs in the memory of a device."""
+  """The memory of a device that a compiled program needs."""
   m = compiled.memory_analysis()
   assert m is not None, 'compilers for TPUs, GPUs and CPUs have one'
   # An output that takes the place of a donated argument is in both sizes; the training step donates

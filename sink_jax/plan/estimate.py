@@ -26,7 +26,7 @@ def step_seconds(plan: Plan) -> dict[str, float]:
   # The forward pass is a third of the products; these policies compute it twice.
   repeated = 4 / 3 if model.remat in ('blocks', 'save_attention') else 1
   parameters, width = parameter_count(model) / tensor, jnp.dtype(model.dtype).itemsize
-  # In a ring of n devices each sends all of an array but its n-th part, for a sum twice.
+  # In a ring of n devices each sends (n - 1) / n of an array, for a sum twice that.
   ring = lambda n, bytes_: (n - 1) / n * bytes_
   near = data // plan.where.count  # devices of 'data' in a slice
   gradients = 4 * parameters / fsdp
@@ -45,7 +45,7 @@ def step_seconds(plan: Plan) -> dict[str, float]:
 
 
 def model_seconds(plan: Plan) -> float:
-  """Seconds that the model's products take at the peak of the datasheet: those of MFU 100 %."""
+  """Seconds that the model's products take at the peak of the datasheet, where MFU is 100 %."""
   flops = plan.experiment.tokens_per_step * flops_per_token(plan.model, plan.experiment.data.context)
   return flops / plan.where.devices / plan.where.chip.peak
 

@@ -25,12 +25,12 @@ from sink_jax.train.step import batch_layout, make_train_step, make_validation_s
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a run needs on each of its devices.
+  """The needs of a run on each of its devices.
 
   mesh: the sizes of 'data', 'fsdp' and 'tensor'. attention: the implementation.
   parameters, optimizer: bytes of the state. step: of the training step, None where it does not fit.
   peaks: bytes of all that a device holds during training, validation and the probe, up to the first
-  that does not fit. refused: the compiler's words about that one.
+  that does not fit. refused: the compiler's message about that one.
   """
 
   experiment: Experiment
@@ -51,7 +51,7 @@ class Plan:
 
   @property
   def options(self) -> list[str]:
-    """Options of the command line for all that decides whether it fits."""
+    """The options of the command line that decide whether it fits."""
     values = {'batch_size': self.experiment.batch_size,
               'microbatches': self.experiment.microbatches, 'model.remat': self.model.remat,
               **{f'mesh.{name}': size for name, size in self.mesh.items() if name != 'data'}}
@@ -61,8 +61,7 @@ class Plan:
 def plan(config: Mapping[str, Any], where: Slices) -> Plan:
   """Compiles training, validation and the probe of a config.
 
-  Empty `model.remat` means 'none' here. What comes after a program that does not fit is not
-  compiled.
+  Empty `model.remat` means 'none' here. Programs after one that does not fit are not compiled.
 
   Raises:
     ValueError: libtpu is missing, or the config does not fit the devices or has no vocabulary.
@@ -98,8 +97,8 @@ def plan(config: Mapping[str, Any], where: Slices) -> Plan:
 def smaller(config: Mapping[str, Any], planned: Plan) -> Iterator[dict[str, Any]]:
   """Configs of the same training that need less memory, from the fastest to the smallest.
 
-  They recompute the blocks in the backward pass, split the state over a whole slice, and then
-  divide the batch into more and more micro-batches.
+  They recompute the blocks in the backward pass, split the state over all of a slice, and then divide the
+  batch into more and more micro-batches.
   """
   tensor = planned.mesh['tensor']
   remat = {'model.remat': 'blocks'}

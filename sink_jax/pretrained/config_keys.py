@@ -31,14 +31,14 @@ def take(hf: Json, key: str, kind: type | tuple, default: Any = _NEEDED, *,
   """A value of config.json.
 
   Args:
-    kind: bool; float, for a finite number; int, for a positive integer, or None where the file has
-      null; or a tuple of the values that are supported, the first one where the file has none.
-    default: the family's in transformers, where the file has none. Without one there must be one.
-    above: what a number must be above.
-    why: the reason for what is supported.
+    kind: bool; float, for a finite number; int, for a positive integer, or None where the file has null; or a
+      tuple of the supported values, the first of which is the default.
+    default: the family's default in transformers; without one the file must have the key.
+    above: the number must be larger than this.
+    why: the reason why only these values are supported.
 
   Raises:
-    ValueError: the value is missing or not such a one; names the key.
+    ValueError: the value is missing or not supported; names the key.
   """
   value = hf.get(key)
   if isinstance(kind, tuple):
@@ -76,7 +76,7 @@ def check_not_quantized(hf: Json) -> None:
 
 
 def head_dim(hf: Json, default: int | None = None) -> int | None:
-  """The size of a head where it is not the width over the number of heads, else None."""
+  """The size of a head if it differs from the width over the number of heads, else None."""
   width, heads = take(hf, 'hidden_size', int), take(hf, 'num_attention_heads', int)
   size = take(hf, 'head_dim', int, default)
   if size is None and width % heads:
@@ -104,7 +104,7 @@ def rope(hf: Json, *, base: float = 10000.0, fraction: float | None = None) -> R
   c + Dh / 2, as transformers stores them, so no weight is reordered.
 
   Args:
-    base: the family's, where config.json has none.
+    base: the family's default.
     fraction: share of a head's channels that the family rotates where config.json does not
       say; None where it always rotates all of them.
   """
@@ -123,7 +123,7 @@ def rope(hf: Json, *, base: float = 10000.0, fraction: float | None = None) -> R
     return Rope(base=base, fraction=share)
   if kind == 'linear':
     return Rope(base=base, fraction=share, factor=take(rotary, 'factor', float))
-  # A length at the top level goes before the one among the parameters, as in transformers.
+  # A length at the top level takes precedence over the one among the parameters, as in transformers.
   key = 'original_max_position_embeddings'
   length = take(rotary if hf.get(key) is None else hf, key, int, None)
   length = length or take(hf, 'max_position_embeddings', int)
@@ -149,8 +149,7 @@ def rope(hf: Json, *, base: float = 10000.0, fraction: float | None = None) -> R
 def rope_by_kind(hf: Json, full: float, sliding: float) -> tuple[Rope, Rope]:
   """The rotations of layers with full attention, and of those with a window.
 
-  full, sliding: the base of each kind, where config.json has none. In the older form a scaling is
-  that of the full ones.
+  full, sliding: the default base of each. In the older form a scaling applies only to full attention.
   """
   given = hf.get('rope_parameters')
   if given is None:
@@ -164,7 +163,7 @@ def rope_by_kind(hf: Json, full: float, sliding: float) -> tuple[Rope, Rope]:
 
 
 def masks(hf: Json, slides: Callable[[int], bool], window: int | None) -> list[Mask]:
-  """The mask of every layer, by `layer_types`; `slides` says which have a window where it is missing."""
+  """The mask of every layer, by `layer_types`; without it, `slides` says which layers have a window."""
   layers, kinds = take(hf, 'num_hidden_layers', int), hf.get('layer_types')
   kinds = [SLIDING if slides(i) else FULL for i in range(layers)] if kinds is None else kinds
   if not isinstance(kinds, list) or len(kinds) != layers:

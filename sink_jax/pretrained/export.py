@@ -1,8 +1,8 @@
 """A training run as a checkpoint that transformers loads, where it has a counterpart there.
 
-config.json is written for a class of transformers and read back by our importer of this class: what
-differs from the run is what the class cannot express. The tensors are those of the importer's
-table, so an exported run comes back as it was.
+config.json is written for a class of transformers and read back by our importer of this class: a difference
+from the run is something that the class cannot express. The tensors are those of the importer's table, so an
+exported run comes back as it was.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sink_jax.pretrained.stored_tensors import StoredTensor
 from sink_jax.train.config import from_dict
 from sink_jax.train.workdir import read_config
 
-# How training begins and runs, which changes no function; attention and pattern are read by layer.
+# Initialisation and execution do not change the function; attention and pattern are read by layer.
 _UNREAD = ('init', 'dtype', 'implementation', 'remat', 'unroll', 'attention', 'pattern')
 
 
-# In the order in which they are tried: first those that most programs serve.
+# In the order in which they are tried: first those that most programs support.
 TARGETS = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen3': 'Qwen3ForCausalLM',
            'granite_swa': 'GraniteSWAForCausalLM'}
 
@@ -46,7 +46,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     folder: it is made where it does not exist, and must be empty.
     dtype: of the weights, 'float32' or 'bfloat16'.
     context: the max_position_embeddings of config.json.
-    target: the class that it must be, a key of `TARGETS`; None for the first that holds it.
+    target: the class to write, a key of `TARGETS`; None for the first that can express the model.
     shard_bytes: weights above this size go into several files of at most this size (a
       larger tensor into a separate file), with an index.
 
@@ -71,13 +71,13 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     index |= dict.fromkeys(names, file)
   if len(shards) > 1:
     write_json(folder / INDEX, {'metadata': {'total_size': sum(sizes.values())}, 'weight_map': index})
-  # Last: a folder without it is not taken for a checkpoint, so an export that is killed is none.
+  # Last: a folder without it is not a checkpoint, so a killed export is not taken for one.
   write_json(folder / 'config.json', hf)
   return hf
 
 
 def _config(config: ModelConfig, target: str | None, context: int) -> dict[str, Any]:
-  """config.json of the first class that holds the model, or of the one that is named."""
+  """config.json of the first class that can express the model, or of the named class."""
   if not config.vocab_size:
     raise ValueError('model.input_features: a model of continuous inputs has no class in transformers.')
   if target and target not in TARGETS:
@@ -100,7 +100,7 @@ def _config(config: ModelConfig, target: str | None, context: int) -> dict[str, 
 
 
 def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
-  """config.json of a class, as near to the model as it comes."""
+  """config.json of a class, as close to the model as the class allows."""
   specs = [config.attention_of(layer) for layer in _layers(config)]
   window = next((spec.mask.window for spec in specs if spec.mask.window), None)
   kinds = [SLIDING if spec.mask.window else FULL for spec in specs]
@@ -122,7 +122,7 @@ def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
         'sliding_window': window or context, 'layer_types': kinds, 'mlp_bias': 'ffn' in config.biases,
         'attention_multiplier': 1 / math.sqrt(config.dims.head_dim), 'embedding_multiplier': 1.0,
         'residual_multiplier': 1.0, 'logits_scaling': 1.0}
-  # Both names of the type: of new versions of transformers, and of old ones.
+  # Both names of the type, for new and for old versions of transformers.
   hf |= {'rope_theta': bases[0] or 10000.0, 'rope_scaling': None if factor == 1 else {
       'rope_type': 'linear', 'type': 'linear', 'factor': factor}}
   if name == 'llama':
@@ -139,7 +139,7 @@ def _layers(config: ModelConfig) -> list[Layer]:
 
 
 def _parts(config: ModelConfig) -> dict[str, Any]:
-  """All that decides the function of a model, by the names of configs; by layer where they differ."""
+  """All that decides the function of a model, by config key; by layer where layers differ."""
   layers = _layers(config)
   parts = {f'model.{field.name}': getattr(config, field.name)
            for field in dataclasses.fields(config) if field.name not in _UNREAD}
@@ -206,7 +206,7 @@ def write_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike, context
   Args:
     context: the longest sequence in tokens.
   """
-  if tokenizer.pad_id in tokenizer.prefix:  # padding is masked out, and what comes first must not be
+  if tokenizer.pad_id in tokenizer.prefix:  # padding is masked out, and the first token must not be
     tokenizer = dataclasses.replace(tokenizer, pad_id=tokenizer.eos_id)
   tokenizer.save(folder, model_max_length=context)
   ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id,

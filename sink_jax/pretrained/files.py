@@ -2,8 +2,8 @@
 
 A safetensors file is 8 bytes with the length of its header, the header, a JSON object with the
 name, dtype, shape and byte range of every tensor, and then the numbers, little-endian and in
-row-major order. Nothing in it can run, unlike in a pickle, and one tensor can be read without
-the others. A large checkpoint is several files, and an index says which tensor is in which.
+row-major order. It holds no code, unlike a pickle, and one tensor can be read without the others. A large
+checkpoint is several files, and an index says which tensor is in which.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-  """A tensor in the header of a file; dtype is as it stands there, such as 'BF16'."""
+  """A tensor in the header of a file; dtype is its name there, such as 'BF16'."""
 
   file: Path
   shape: tuple[int, ...]
@@ -37,9 +37,9 @@ class TensorHeader:
 
 
 class Checkpoint:
-  """A checkpoint folder, with the headers of its files read and no tensor.
+  """A checkpoint folder, of which only the headers have been read.
 
-  path: of the model. source: where `config`, the object in config.json, stands, for messages.
+  path: of the model. source: names the file of `config`, the object in config.json, in messages.
   entries: the headers of all tensors by name, file after file, in the order of their numbers there,
   so that reading them in turn reads every file once. quantization: how a GGUF file was quantised.
 
@@ -55,7 +55,7 @@ class Checkpoint:
     self.source = str(self.path / 'config.json')
     self.config: dict[str, Any] = _json(self.path / 'config.json')
     files = [WEIGHTS]
-    if not (self.path / WEIGHTS).exists():  # a single file goes before an index, as in transformers
+    if not (self.path / WEIGHTS).exists():  # a single file precedes an index, as in transformers
       with refused(f'{self.path / INDEX} is damaged'):
         files = sorted(set(_json(self.path / INDEX)['weight_map'].values()))
     self.entries: dict[str, TensorHeader] = {}
@@ -105,9 +105,9 @@ def check_weights(folder: Path, source: str = '') -> None:
   new = f'{Path(name).name}-safetensors'
   if (folder / 'adapter_config.json').exists():
     raise ValueError(
-        f'{name} is an adapter: merge it where torch, peft and transformers are, by peft.AutoPeftModel'
-        f"ForCausalLM.from_pretrained('{name}').merge_and_unload().save_pretrained('{new}'), and load "
-        'that folder.')
+        f'{name} is an adapter: merge it where torch, peft and transformers are installed, by '
+        f"peft.AutoPeftModelForCausalLM.from_pretrained('{name}').merge_and_unload()"
+        f".save_pretrained('{new}'), and load that folder.")
   if is_workdir(folder):
     raise ValueError(f'{folder} is a run trained with sink_jax: name it by --workdir, or load it by '
                      'load_run; python -m sink_jax export makes a checkpoint of it.')
@@ -116,7 +116,7 @@ def check_weights(folder: Path, source: str = '') -> None:
   if source or any(path.suffix in ('.bin', '.pth', '.pt', '.ckpt') for path in folder.glob('*')):
     raise ValueError(
         f'{name} has no {WEIGHTS}. Pickled weights can run any code when they are read, so sink_jax '
-        'does not read them: if you trust them, convert them where torch and transformers are, by '
+        'does not read them: if you trust them, convert them where torch and transformers are installed, by '
         f"AutoModelForCausalLM.from_pretrained('{name}').save_pretrained('{new}') and the same of "
         'AutoTokenizer, and load that folder.')
   raise ValueError(f'{folder} has no {WEIGHTS} or {INDEX}: the download is incomplete, or this is not '

@@ -47,7 +47,7 @@ _OF_GEMMA3 = ('attention.sliding_window', 'rope.freq_base_swa', 'final_logit_sof
 
 
 class GgufCheckpoint(Checkpoint):
-  """A GGUF file with its header read and no tensor; stands where a `Checkpoint` does.
+  """A GGUF file in place of a `Checkpoint` folder; only its header has been read.
 
   config: as config.json would have it. entries: by their names in the file. quantization: the name
   that llama.cpp gives to its mixture of types, such as 'Q4_K_M'; '' where it is not quantised.
@@ -107,7 +107,7 @@ def _quantization(file: GgufFile) -> str:
 
 
 def _config(architecture: str, file: GgufFile) -> dict[str, Any]:
-  """The metadata as a config.json; those that are not read and could change a result are refused."""
+  """The metadata as a config.json; unknown keys that could change a result are refused."""
   known = [f'{architecture}.{key}' for key in _READ + (_OF_GEMMA3 if architecture == 'gemma3' else ())]
   for key, value in file.metadata.items():
     if not (_UNREAD.fullmatch(key) or key in known or key == 'split.count' and value in (0, 1)):
@@ -134,7 +134,7 @@ def _config(architecture: str, file: GgufFile) -> dict[str, Any]:
     return config | {'attention_bias': 'blk.0.attn_q.bias' in file.tensors,
                      'mlp_bias': 'blk.0.ffn_down.bias' in file.tensors}
   # The file lacks the pattern of windows and the scale of the scores. Both are the same in all
-  # published models, but for the scale of the one with 62 layers.
+  # published models, except the scale of the one with 62 layers.
   return config | {
       'model_type': 'gemma3_text', 'sliding_window_pattern': 6,
       'query_pre_attn_scalar': width // heads if config['num_hidden_layers'] == 62 else size,
@@ -148,7 +148,7 @@ def _llama3_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
   factors, size = file.read(_ROPE_FACTORS), config['head_dim']
   low, high, length, most = 1.0, 4.0, 8192, float(factors.max())
   wavelengths = 2 * math.pi * config['rope_theta'] ** (np.arange(0, size, 2) / size)
-  share = np.clip((length / wavelengths - low) / (high - low), 0, 1)  # of the rotation as it was
+  share = np.clip((length / wavelengths - low) / (high - low), 0, 1)  # of the unscaled rotation
   expected = 1 / ((1 - share) / most + share)
   if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
     raise ValueError(f'the tensor {_ROPE_FACTORS} must hold the factors of LLaMA 3')

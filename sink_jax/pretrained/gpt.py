@@ -66,9 +66,8 @@ def gpt2(hf: Json) -> ModelConfig:
 def _gpt2_tensors(hf: Json, config: ModelConfig) -> Table:
   """Weights are stored as (in, out), with q, k and v side by side.
 
-  Attention that is not scaled by 1 / sqrt(Dh), or that is scaled by 1 / layer as well, has
-  the difference in its query weights and biases here. Scores are the checkpoint's; recorded
-  queries and their norms are larger or smaller by that factor.
+  If attention is not scaled by 1 / sqrt(Dh), or also by 1 / layer, its query weights and biases take up the
+  difference here. Scores are the checkpoint's; recorded queries and their norms differ by that factor.
   """
   width, hidden, position = config.d_model, config.ffn_hidden, config.attention.position
   assert isinstance(position, Learned), 'the family has learned positions'
@@ -99,7 +98,7 @@ def _gpt2_tensors(hf: Json, config: ModelConfig) -> Table:
 def _columns(first: int, width: int, factor: float) -> Take:
   def columns(x: np.ndarray) -> np.ndarray:
     part = x[..., first:first + width]
-    # In float32, since the product of a float16 number and the factor is rounded otherwise.
+    # In float32, since float16 would round the product with the factor.
     return part if factor == 1 else np.float32(factor) * part.astype(np.float32)
   return columns
 
@@ -168,7 +167,7 @@ def falcon(hf: Json) -> ModelConfig:
   if keys.head_dim(hf) is not None:
     raise keys.unsupported('head_dim', hf['head_dim'], 'a head of this family has hidden_size / '
                   'num_attention_heads channels')
-  if _is_new(hf):  # 40B, 180B and 11B; 7B is of the older kind
+  if _is_new(hf):  # 40B, 180B and 11B; 7B has the older layout
     kv_heads = take(hf, 'num_kv_heads', int, None) or heads
     take(hf, 'parallel_attn', (True,), why='new_decoder_architecture is true')
     take(hf, 'num_ln_in_parallel_attn', (2, 1))
@@ -214,7 +213,7 @@ def _grouped(config: ModelConfig, blocks: str, attention: str, norms: tuple[str,
     name = f'{blocks}.{layer}'
     for ours, theirs in enumerate(norms, 1):
       for key, tensor in _layer_norm(f'{name}.{theirs}', f'blocks/norm{ours}', (layer,), width).items():
-        # One stored norm that is both fills both.
+        # One stored norm may fill both.
         known = tensors[key].parts if key in tensors else ()
         tensors[key] = StoredTensor(tensor.shape, (*known, *tensor.parts))
     tensors |= linears(name, 'blocks', (layer,), [

@@ -88,9 +88,9 @@ class Packaged(NamedTuple):
   sha256: str = ''
 
   def find(self) -> Path | None:
-    """The GGUF file, where all packages are installed; parts are put together in the cache once.
+    """The GGUF file if all packages are installed; parts are put together in the cache once.
 
-    A package is found by the list of its files, and not imported: its dependencies are not wanted.
+    A package is located by the list of its files and not imported, since its dependencies are not needed.
 
     Raises:
       ValueError: the parts are not those of the file.
@@ -155,8 +155,8 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   Args:
     path_or_name: a folder, a GGUF file, a name of the catalogue such as 'Pythia-14M', or
       'owner/name' on the Hugging Face hub; a branch, tag or commit of the hub may follow, as in
-      'Pythia-14M@step1000'. A folder goes first. SmolLM2-135M-Instruct and Gemma3-270M are taken
-      from installed packages of the package index, and else from the hub.
+      'Pythia-14M@step1000'. A folder takes precedence. SmolLM2-135M-Instruct and Gemma3-270M are taken from
+      installed packages of the package index, and else from the hub.
 
   Raises:
     ValueError: no such folder or model, or it cannot be downloaded: offline, gated, or without
@@ -185,7 +185,7 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-  """Is a path that of a GGUF file, by its name?"""
+  """Whether the name of a path is that of a GGUF file."""
   return os.fspath(path).casefold().endswith('.gguf')
 
 

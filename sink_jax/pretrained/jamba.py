@@ -14,7 +14,7 @@ from sink_jax.pretrained.stored_tensors import Table, linear, linears, vector
 
 
 def jamba(hf: Json) -> ModelConfig:
-  """Left unread: which kernels compute the mixers, and what only training or a cache needs."""
+  """Jamba; keys about kernels, and keys that only training or a cache needs, are left unread."""
   keys.check_not_quantized(hf)
   take(hf, 'hidden_act', ('silu', 'swish'))
   take(hf, 'mamba_inner_layernorms', (True,))
@@ -26,8 +26,7 @@ def jamba(hf: Json) -> ModelConfig:
   mamba = Mamba(inner=take(hf, 'mamba_expand', int) * width, state=take(hf, 'mamba_d_state', int),
                 conv=take(hf, 'mamba_d_conv', int),
                 rank=rank or -(-width // 16))  # ceil(hidden_size / 16), as in transformers
-  # Two independent rhythms, of attention among mixers and of experts among networks; the pattern
-  # is their common period.
+  # Attention and experts recur with independent periods; the pattern is their common period.
   attention, mixture = _layers(hf, 'attn', 8, 4), _layers(hf, 'expert', 2, 1)
   return ModelConfig(
       layers=layers, d_model=width, heads=take(hf, 'num_attention_heads', int),
@@ -43,7 +42,7 @@ def jamba(hf: Json) -> ModelConfig:
 
 
 def _layers(hf: Json, kind: str, period: int, offset: int) -> Callable[[int], bool]:
-  """layer -> does it have what comes once in a period? With the family's defaults."""
+  """Tells which layers have attention or experts, once in a period; with the family's defaults."""
   period, key = take(hf, f'{kind}_layer_period', int, period), f'{kind}_layer_offset'
   offset = take({key: offset} | hf, key, tuple(range(period)))
   return lambda layer: layer % period == offset

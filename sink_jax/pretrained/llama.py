@@ -1,7 +1,7 @@
 """LLaMA, and the families that are built like it.
 
-A family is a function from config.json to the model; where its tensors are not only those of
-`table`, a function that changes this table as well; and a row of `FAMILIES`.
+A family is a function from config.json to the model, a row of `FAMILIES` and, if its tensors differ from
+those of `table`, a function that changes this table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NORMS = {
     'sandwich': {'input_layernorm': 'norm1', 'post_attention_layernorm': 'norm1_after',
                  'pre_feedforward_layernorm': 'norm2', 'post_feedforward_layernorm': 'norm2_after'}}
 _GATES = {'headwise_attn_output_gate': HeadGate(), 'elementwise_attn_output_gate': ElementGate()}
-# Gemma 3's, which published files of the type 'gemma3' leave out.
+# Gemma 3's defaults, which published files of the type 'gemma3' leave out.
 _GEMMA3 = {'vocab_size': 262208, 'hidden_size': 2304, 'intermediate_size': 9216,
            'num_hidden_layers': 26, 'num_attention_heads': 8}
 
@@ -77,7 +77,7 @@ def llama_like(hf: Json, *, kv_heads: int | None = None, head_size: int | None =
 
 
 def table(hf: Json, config: ModelConfig) -> Table:
-  """Every tensor of a model like LLaMA, by full name; of blocks with experts all but these."""
+  """Every tensor of a model like LLaMA, by full name, except experts."""
   dims, width, hidden, spec = config.dims, config.d_model, config.ffn_hidden, config.attention
   inner, inner_kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
   tensors = embeddings(config, 'model.embed_tokens.weight') | {
@@ -134,7 +134,7 @@ def phi3(hf: Json) -> ModelConfig:
   for key in ('rope_type', 'type'):
     # The family calls LongRoPE 'su' or 'yarn', too, in its older files.
     take(keys.rotary_parameters(hf), key, ('default',), why='LongRoPE has angles that depend on the length '
-         'of the input; models with a context of 4k or 8k have none of it')
+         'of the input; models with a context of 4k or 8k do not use it')
   return llama_like(hf, eps=1e-5, attention=AttentionSpec(
       position=keys.rope(hf, fraction=1.0), mask=keys.one_mask(hf, None)))
 
@@ -159,7 +159,7 @@ def _blocks_of_qwen(hf: Json, **components: Any) -> dict[str, Any]:
 
 
 def qwen2(hf: Json) -> ModelConfig:
-  """Qwen2 and Qwen2.5: LLaMA with biases of queries, keys and values, always."""
+  """Qwen2 and Qwen2.5: LLaMA with biases on queries, keys and values."""
   return llama_like(hf, kv_heads=32, biases=('qkv',), **_blocks_of_qwen(hf))
 
 
@@ -211,7 +211,7 @@ def _gemma(hf: Json, **options: Any) -> ModelConfig:
 
 
 def _cap(hf: Json, key: str, default: float | None) -> float:
-  """A soft cap: the default where the key is missing, and 0 where it is null: there is none."""
+  """A soft cap: the default where the key is missing, and 0 (no cap) where it is null."""
   return 0.0 if hf.get(key, default) is None else take(hf, key, float, default, above=0)
 
 
@@ -253,12 +253,12 @@ def _of_text(hf: Json) -> Json:
 
 
 def _gemma_tensors(hf: Json, config: ModelConfig) -> Table:
-  """Constants are in the weights: embeddings times sqrt(D), gains plus one, the scale of scores."""
+  """Folds constants into the weights: embeddings times sqrt(D), gains plus one, the scale of scores."""
   embedding = math.sqrt(config.d_model)
   scores = math.sqrt(config.dims.head_dim / take(hf, 'query_pre_attn_scalar', float, 256))
-  # QK-norm takes a factor on the weights of queries away, so there the scale goes into its gain.
+  # QK-norm would cancel a factor on the weights of queries, so the scale goes into its gain.
   queries = 'q_proj' if config.attention.qk_norm == NoQKNorm() else 'q_norm'
-  # A tied unembedding is the scaled embedding, and logits are not: the last gain undoes it.
+  # A tied unembedding is the scaled embedding, but logits are not scaled: the last gain undoes it.
   last = 1 / embedding if config.tied else 1.0
   return folded(table(hf, config), {'embed_tokens': embedding, 'model.norm': last, queries: scores}, plus=1)
 
@@ -267,7 +267,7 @@ def _gemma3_tensors(hf: Json, config: ModelConfig) -> Table:
   tensors = _gemma_tensors(_of_text(hf), config)
   if hf['model_type'] != 'gemma3':
     return tensors
-  # Published files have the first names, transformers 5 writes the second ones where it is told to.
+  # Published files have the first names, transformers 5 writes the second ones on request.
   older = {name: f'language_model.{name}' for name in tensors}
   newer = {name: name.replace('model.', 'model.language_model.', 1) for name in tensors}
   return {names[name]: dataclasses.replace(
@@ -325,7 +325,7 @@ def _olmo(hf: Json, masks: Sequence[Mask], positions: Position | Sequence[Positi
 def olmo3(hf: Json) -> ModelConfig:
   """OLMo 3: OLMo 2 with windows in three of four blocks, where rotary positions are not scaled."""
   masks = keys.masks(hf, lambda i: (i + 1) % 4 != 0, take(hf, 'sliding_window', int, 4096))
-  # With another base in the old form transformers gives blocks with a window the default one.
+  # In the old form transformers uses the default base in blocks with a window for any rope_theta.
   base = float(take(hf, 'rope_theta', (500000, 500000.0)))
   full, sliding = keys.rope_by_kind(hf, base, base)
   return _olmo(hf, masks, [sliding if mask.window else full for mask in masks])

@@ -1,4 +1,4 @@
-"""Trained runs and published models: as callable models, and as what a training run begins with."""
+"""Loads trained runs and published models, as callable models or to begin a training run with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
   """Loads the model of a training run from its newest good checkpoint.
 
   Neither the data nor the devices of the training are needed, and nothing is written. Attention
-  runs with the default implementation of this platform, whichever the run was trained with.
+  runs with the default implementation of this platform, not the one of the training.
 
   Args:
     workdir: the workdir of the run.
@@ -57,7 +57,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
 
 
 def _saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
-  """The experiment of a workdir and the model that it trains; no checkpoint is looked at."""
+  """The experiment of a workdir and the model that it trains; reads no checkpoint."""
   if (folder / 'config.json').exists() and not is_workdir(folder):
     raise ValueError(f'{folder} holds a config.json but no run trained with sink_jax: a published '
                      'model is named by --checkpoint, or loaded by load_pretrained.')
@@ -87,8 +87,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
       run = sj.load_pretrained('SmolLM2-135M-Instruct')
       run.logits(tokens)
 
-  A GGUF file of the architecture llama or gemma3 is dequantised; its name ends with the way in
-  which it was quantised, as in 'SmolLM2-135M-Instruct (Q4_1)'.
+  A GGUF file of the architecture llama or gemma3 is dequantised; its name ends with its quantisation, as in
+  'SmolLM2-135M-Instruct (Q4_1)'.
 
   Besides the parameters, memory holds one stored tensor at a time, or two that belong together
   (MXFP4 values and their scales, a tied unembedding that is stored as well).
@@ -97,8 +97,7 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
     path_or_name: a folder with config.json and safetensors files, a GGUF file, a name of the
       catalogue (SmolLM2-135M-Instruct, Gemma3-270M, or one from the paper's Table 8), or
       'owner/name' on the hub.
-    dtype: the dtype of parameters and activations, 'float32' or 'bfloat16', whatever the files
-      store.
+    dtype: the dtype of parameters and activations, 'float32' or 'bfloat16', for any dtype of the files.
     mesh: a (data, fsdp) mesh over whose devices the parameters are split, see
       `sink_jax.train.sharding.make_mesh`; None for one device.
     implementation: the implementation of attention, see `attend`.
@@ -117,10 +116,10 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
 
 
 def _open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
-  """(checkpoint, name) of a published model, of which only the headers are read."""
+  """(checkpoint, name) of a published model; reads only headers."""
   path, name = resolve(path_or_name)
   checkpoint = GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
-  # Results name the model, and a quantised one is another model than the one before.
+  # Results name the model, and a quantised model is a different one.
   if checkpoint.quantization.casefold() not in name.casefold():
     name = f'{name} ({checkpoint.quantization})'
   return checkpoint, name
@@ -168,8 +167,8 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
     The ids (S, length), or without a length a list of S arrays (T,).
 
   Raises:
-    ValueError: there is no text, or one is shorter than `length`; length is below 1; `bos` is no
-      choice, or 'force' where the tokenizer has no BOS; or the model has no tokenizer.
+    ValueError: there is no text, or one is shorter than `length`; length is below 1; `bos` is unknown, or
+      'force' where the tokenizer has no BOS; or the model has no tokenizer.
   """
   return run.tokenizer.tokens(texts, length, bos)
 
@@ -219,7 +218,7 @@ def open_source(name: str) -> Source:
     read = lambda: TextTokenizer.from_path(path)
   try:
     tokenizer = read()
-  except ValueError:  # a synthetic task, or a format that is not read: the data bring another
+  except ValueError:  # a synthetic task, or an unknown format: the data bring another
     return Source(name, model, params)
   letters = ''.join(map(chr, range(32, 127)))
   bytes_too = tokenizer.encode(letters) == Bytes().open().encode(letters)

@@ -37,12 +37,12 @@ _YARN = {'rope_type': 'yarn', 'factor': 32.0, 'beta_fast': 32.0, 'beta_slow': 1.
 
 
 def _experts(hf: Json) -> Experts:
-  # The softmax over all experts, divided by its sum over the active ones, is that over these.
+  # The softmax over all experts, divided by its sum over the active ones, is a softmax over these.
   return Experts(take(hf, 'num_local_experts', int), take(hf, 'num_experts_per_tok', int), renormalize=True)
 
 
 def mixtral(hf: Json) -> ModelConfig:
-  """Mistral with experts; what only training needs is left unread, as the router's noise."""
+  """Mistral with experts; keys that only training needs, such as the router's noise, are left unread."""
   return llama_like(hf, kv_heads=8, eps=1e-5, **keys.blocks(
       [keys.one_mask(hf, None)], keys.rope(hf, base=1e6), _experts(hf)))
 
@@ -51,7 +51,7 @@ def _mixtral_tensors(hf: Json, config: ModelConfig) -> Table:
   """Published files have a tensor for every matrix of every expert.
 
   transformers 5 computes with the matrices of all experts of a layer in one tensor, gate above up,
-  and saves those where it is told to (`save_pretrained(save_original_format=False)`).
+  and saves those on request (`save_pretrained(save_original_format=False)`).
   """
   tensors, count, width, hidden = table(hf, config), _experts(hf).count, config.d_model, config.ffn_hidden
   for layer in range(config.layers):
@@ -94,9 +94,9 @@ def gpt_oss(hf: Json) -> ModelConfig:
 def _gpt_oss_tensors(hf: Json, config: ModelConfig) -> Table:
   """The outputs of gate and up alternate along one matrix: even ones are the gate's, odd ones up's.
 
-  Not packed a matrix is (in, out); in MXFP4 it is (out, in), since the groups of 32 numbers that
-  share a scale lie along the inputs: blocks (experts, out, in / 32, 16), two numbers a byte, and
-  scales (experts, out, in / 32).
+  Unpacked, a matrix is (in, out); in MXFP4 it is (out, in), since the groups of 32 numbers that share a scale
+  lie along the inputs: blocks (experts, out, in / 32, 16), two numbers a byte, and scales (experts, out, in /
+  32).
   """
   tensors, packed, count = table(hf, config), _packed(hf), _experts(hf).count
   width, hidden = config.d_model, config.ffn_hidden
@@ -126,7 +126,7 @@ def _gpt_oss_tensors(hf: Json, config: ModelConfig) -> Table:
 
 
 def _half(first: int, rows: bool = False) -> Take:
-  """Every second output, which are the last axis of a stored matrix, but the rows of a packed one."""
+  """Every second output: along the last axis of a stored matrix, or the rows of a packed one."""
   return (lambda x: x[..., first::2, :]) if rows else (lambda x: x[..., first::2])
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint into a parameter tree, one tensor at a time, straight onto the devices.
+"""Loads a checkpoint into a parameter tree, one tensor at a time, straight onto the devices.
 
 The leaves are made on the devices first, as zeros, and every stored tensor is then written into
 its part of them. The memory of the host holds one stored tensor, and that of the devices the
@@ -109,7 +109,7 @@ def _not_finite(where: str, x: np.ndarray) -> str:
 
 
 def _check_covered(tensors: Table, shapes: dict[str, Any]) -> None:
-  """Leaves that nothing fills would silently stay zero: this is an error of a family's table."""
+  """Asserts that a family's table fills every leaf once; others would silently stay zero."""
   indices: dict[str, list[tuple[int, ...]]] = {path: [] for path in shapes}
   for tensor in tensors.values():
     for part in tensor.parts:
@@ -142,7 +142,7 @@ def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> tuple[jax.Arr
 
 
 def _part_sharding(sharding: Sharding, axes: int, depth: int, transposed: bool) -> Sharding:
-  """That of a part of a leaf with so many axes, the first `depth` of which are the part's index."""
+  """The sharding of a part of a leaf with `axes` axes, the first `depth` of which index the part."""
   if not isinstance(sharding, NamedSharding):
     return sharding
   # Axes that the spec leaves out are not split; those of the index are gone in the part.

@@ -23,8 +23,8 @@ def identity(x: np.ndarray) -> np.ndarray:
 class LeafPart:
   """A part of one parameter leaf, and which numbers of a stored tensor it consists of.
 
-  path: of the leaf, such as 'blocks/attention/query/kernel'. The leaves of alike blocks are
-    stacked: their first axis is the layer, and of experts the second is the expert.
+  path: of the leaf, such as 'blocks/attention/query/kernel'. Equal blocks are stacked: the first axis of a
+    leaf is the layer, and for experts the second is the expert.
   index: which part of the leaf, along these axes: (), (layer,) or (layer, expert).
   take: the stored tensor -> that part, in NumPy; a view is enough.
   transposed: the last two axes are then swapped, which the device does.
@@ -42,13 +42,13 @@ class StoredTensor:
 
   shape: in the file; checked.
   parts: of parameters that it fills; several where one tensor holds queries, keys and values;
-    none where another tensor is read together with it, or where it is a copy of another.
-  optional: a checkpoint may lack it; a part of a leaf that is then not given stays zero.
+    none if it is read together with another tensor, or is a copy of one.
+  optional: a checkpoint may lack it; its part of a leaf then stays zero.
   quantized: it holds bytes instead of floating-point numbers.
   read_with: full names of tensors read together with it, which have entries, too.
   copy_of: full name of the tensor that it must equal, as a tied unembedding does.
   combine: (this tensor, *those of `read_with`) -> the one array that `parts` take from.
-  instead_of: full names of the tensors in whose place a checkpoint may have this one; see `held`.
+  instead_of: full names of the tensors that this one may replace; see `held`.
   """
 
   shape: tuple[int, ...]
@@ -93,7 +93,7 @@ def vector(path: str, index: tuple[int, ...], *shape: int, optional: bool = Fals
 
 def linears(name: str, path: str, index: tuple[int, ...],
             rows: Iterable[tuple[str, str, tuple[int, int]]], biases: bool = False) -> Table:
-  """Linear layers, by rows of their name, ours and the shape (out, in), with biases where asked."""
+  """Linear layers from rows (name in the file, our name, shape (out, in)), with biases if asked."""
   tensors = {}
   for theirs, ours, shape in rows:
     tensors[f'{name}.{theirs}.weight'] = linear(f'{path}/{ours}/kernel', index, shape)
@@ -141,9 +141,9 @@ def group_by_group(path: str, index: tuple[int, ...], leaf: str, dims: Dims,
 
 
 def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Table:
-  """The tensors with constants of config.json in the weights: (x + plus of norms) factor.
+  """Folds constants of config.json into the weights: x factor, for norms (x + plus) factor.
 
-  factors: by a part of a name, as 'q_proj' or 'model.norm'. plus: what gains are stored without.
+  factors: {part of a name, such as 'q_proj' or 'model.norm': factor}. plus: added to stored gains.
   """
   out = dict(tensors)
   for name, tensor in tensors.items():
@@ -151,7 +151,7 @@ def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Tabl
     added = plus if 'norm' in name else 0
     if factor != 1 or added:
       part, = tensor.parts
-      # In float32 whatever the file holds: the product is rounded once.
+      # In float32 for any dtype of the file, so that the product is rounded once.
       out[name] = dataclasses.replace(tensor, parts=(dataclasses.replace(
           part, take=lambda x, factor=factor, added=added: (np.asarray(x, np.float32) + added) * factor),))
   return out
@@ -172,8 +172,7 @@ def held(tensors: Table, names: Iterable[str]) -> Table:
 def block(config: ModelConfig, layer: int) -> tuple[str, int]:
   """Path of the leaves of a layer's block, and the layer's index along their first axis.
 
-  Blocks that are alike are stacked. In a pattern of several kinds, each kind has a stack: of
-  a pattern of two, layer 5 is the entry 2 of 'blocks/layer1'.
+  Each block of the pattern has a stack: in a pattern of two, layer 5 is entry 2 of 'blocks/layer1'.
   """
   period = len(config.pattern)
   if period == 1:

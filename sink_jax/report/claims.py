@@ -1,13 +1,13 @@
-"""The paper's claims, a line each in claims.txt, and what runs say to them.
+"""The paper's claims, a line each in claims.txt, and their verdicts from runs.
 
-A condition is decided where the 99 % t interval of its mean over seeds, paired by seed where it compares
-two trials, lies on one side of its level; an equality by two one-sided tests. A claim is reproduced where
-all of its conditions are decided for it, not reproduced where one is decided against it, and open where
-seeds are too few (less than 3) or too unlike. It is not testable where runs are missing or invalid, are of
-several data sets, or where what it presupposes is not so. Ratios are compared as logarithms.
+A condition is decided if the 99 % t interval of its mean over seeds lies on one side of its level; seeds are
+paired if it compares two trials. An equality is decided by two one-sided tests. A claim is reproduced if all
+of its conditions hold, not reproduced if one is refuted, and open if seeds are fewer than 3 or vary too much.
+It is not testable if runs are missing or invalid, use several data sets, or fail its preconditions. Ratios
+are compared as logarithms.
 
-Where the seeds of a rate agree within one head, a verdict on a level is about the seeds that were run, and
-states the share of all seeds that may do otherwise. It takes more than that to say that two rates are equal.
+If the seeds of a rate agree within one head, a verdict on a level is about the seeds that were run, and
+states the share of all seeds that may differ. To call two rates equal takes more evidence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sink_jax.report.stats import Interval, compare, equal, interval
 REPRODUCED, NOT_REPRODUCED, OPEN, NOT_TESTABLE = VERDICTS = (
     'reproduced', 'not reproduced', 'open', 'not testable here')
 SEEDS = 3  # fewer decide nothing
-NOISE = 1  # points by which a step of a row may go the other way
+NOISE = 1  # points by which a step of a row A > B > C may go the wrong way
 _PART = re.compile(r'(?:(\w+): )?(.+?)(?: ([<>=]) (.+?)(?: (\+-|[-+*]) ([\d.]+))?)?')
 _ENDS = {'diverges': '<', 'trains': '>'}  # of `converges`, 1 or 0 by seed, against 0.5
 _RATE = re.compile('(untrained_|removed_|largest_)?sink(_|$)|lead_|prefix_')
@@ -38,7 +38,7 @@ _RATIO = re.compile('massive|window_|.+_ratio')
 
 
 class Condition(NamedTuple):
-  """METRIC of each trial, or minus that of `other` by seed, compared (<, >, or = for +-) with a level."""
+  """The metric of each trial, or its difference from `other` by seed, against a level; = is within +-."""
 
   metric: str
   trials: list[str]
@@ -48,7 +48,7 @@ class Condition(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """A claim. criterion: its conditions as they stand in the file; needs: what it presupposes."""
+  """A claim. criterion: its conditions as written in the file; needs: its preconditions."""
 
   key: str
   section: str
@@ -60,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """One of VERDICTS; n: seeds of the trial with fewest; measured, paper: means, with other n, in words."""
+  """One of VERDICTS; n: the fewest seeds of a trial; measured, paper: means in words, with other n."""
 
   verdict: str
   n: int
@@ -117,7 +117,7 @@ def _conditions(text: str) -> Iterator[Condition]:
 
 
 def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
-  """What runs say to a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
+  """The verdict on a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
   pairs = dict.fromkeys((metric, trial) for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
                         for trial in (*trials, other) if trial)
   trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
@@ -128,7 +128,7 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   for key in ('budget', 'protocol', 'content'):
     if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
       needs.append(Part(None, 0, f'its runs differ in {key}'))
-  # One part against a claim is enough, whatever the others would say if their runs were there.
+  # One refuted part is enough, also if the runs of others are missing.
   order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (parts, -1, NOT_REPRODUCED),
            (parts, None, NOT_TESTABLE), (needs, 0, OPEN), (parts, 0, OPEN), (parts, 1, REPRODUCED))
   verdict, deciding = next(((verdict, found) for of, decided, verdict in order if (
@@ -137,7 +137,7 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
-  # Numbers of other published models are shown, and decide nothing.
+  # Numbers of other published models are shown, but decide nothing.
   n = min(part.n for part in deciding)
   ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
   others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
@@ -166,7 +166,7 @@ def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int
   values, reasons = collections.defaultdict[int, list[float]](list), []
   for row in runs:
     value, reason = row.get(metric, math.nan), row['valid']
-    if metric == 'converges' and row['status'] in ('done', 'diverged'):  # either is what it is about
+    if metric == 'converges' and row['status'] in ('done', 'diverged'):  # both are outcomes of it
       reason = ''
     elif metric == 'sink_1' and row.get('window', math.nan) <= EPSILON * row.get('length', math.nan):
       reason = 'with a window too small for a sink'  # the first token has window / length at most

@@ -1,7 +1,7 @@
 """Trials against a baseline, paired by seed: remedies, grafts, fine-tuning.
 
 Attention, values, hidden states and the loss move separately (Sun et al. 2603.05498, Owen et al.
-2503.22329), so that each is judged for itself. The margins were written before the runs.
+2503.22329), so that each is judged separately. The margins were written before the runs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NO_SINK = 5  # percent of heads, below which there is no sink
 
 
 class Measure(NamedTuple):
-  """What is compared: a column of the table of runs.
+  """A column of the table of runs that is compared.
 
-  margin: differences within it count as none: points of a rate, nats, or a logarithm of a `ratio`. present:
-  a baseline above it, or with `small` below it, has what a remedy is to change; None: any has.
+  margin: smaller differences count as none; points of a rate, nats, or the logarithm of a `ratio`. present: a
+  baseline above it (below it with `small`) has something for a remedy to change; None: every one has.
   """
 
   heading: str
@@ -86,7 +86,7 @@ def _verdict(row: Mapping[str, Any], p: float, measure: Measure) -> str:
   if measure.present is not None and (row['base'] < measure.present) != measure.small:
     return 'nothing to change'
   sinks = row['metric'] == 'sink_1'
-  if sinks and row['widest'] <= measure.margin:  # seeds that agree prove nothing of others: see `excluded`
+  if sinks and row['widest'] <= measure.margin:  # seeds that agree prove nothing about others: see `excluded`
     return f'no difference in {row["n"]} seeds'
   if not sinks and row['same']:
     return 'no difference'
@@ -108,5 +108,5 @@ def written(row: Any, measure: Measure) -> str:
 
 
 def excluded(n: int) -> str:
-  """What n seeds that agree cannot exclude, in words."""
+  """The possibility that n seeds that agree cannot exclude, in words."""
   return f'{n} seeds that agree leave open whether up to {100 * unseen(n):.0f} % of all seeds do otherwise'

@@ -1,6 +1,6 @@
 """Pictures of runs, drawn from their tables: a thin line or a dot for a run, a thick line for a mean.
 
-Runs that are no valid evidence are grey, dashed and end in a cross; no mean has them.
+Runs that are not valid evidence are grey, dashed and end in a cross; means leave them out.
 """
 # pandas does not say whether an expression is a table or a column.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -33,7 +33,7 @@ _AXES = {'sink_1': 'Sink_1 in % of heads', 'valid_loss': 'validation loss (nats)
 
 def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, colour: str, name: str,
           x: str = 'step', style: str = '-') -> bool:
-  """Draws a metric of a trial against 'step', or 'block' at the last probe; whether there was any."""
+  """Draws a metric of a trial against 'step', or 'block' at the last probe; returns whether it exists."""
   data = runs.metrics[runs.metrics.metric.eq(metric) & runs.metrics.run.isin(table.run[table.trial == trial])]
   data = data[data.block.notna() == (x == 'block')]
   if x == 'block':
@@ -60,7 +60,7 @@ def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, co
 
 def curves(runs: Runs, table: pd.DataFrame, trials: Sequence[str], metrics: Sequence[str], x: str = 'step',
            title: str = '') -> Figure:
-  """A panel for each metric that there is, a colour for each trial; dotted: Sink_* of an extra key."""
+  """A panel for each available metric, a colour for each trial; dotted: Sink_* of an extra key."""
   known = set(runs.metrics.metric[runs.metrics.run.isin(table.run[table.trial.isin(trials)])])
   shown = [metric for metric in metrics if metric in known] or metrics[:1]
   figure, axes = canvas(WIDTH, 2.7 * len(shown) + 0.6 + 0.2 * len(trials), len(shown))
@@ -99,7 +99,7 @@ def panels(runs: Runs, table: pd.DataFrame, trials: Mapping[str, str], title: st
 
 
 def sweep(table: pd.DataFrame, trials: Sequence[str], x: str, metrics: Sequence[str], title: str) -> Figure:
-  """Ends of runs against a column of the table, such as 'window': a dot for a run, a line for means."""
+  """Final values of runs against a column, such as 'window': a dot for a run, a line for means."""
   figure, axes = canvas(WIDTH, 2.4 * len(metrics) + 0.3, len(metrics))
   of = table[table.trial.isin(trials) & table[x].notna()]
   for ax, metric in zip(axes[:, 0], metrics):
@@ -141,7 +141,7 @@ def scatter(pairs: pd.DataFrame, title: str, level: float = 10) -> Figure:
 
 
 def _names(ax: Axes, dots: pd.DataFrame) -> None:
-  """Writes names next to dots, each at the nearest place where it covers no other name and no dot."""
+  """Writes names next to dots, each at the nearest position where it covers no other name and no dot."""
   (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
   w, h = (right - left) / 100, (top - bottom) / 100
   taken = [(x, y, 1.5 * w, 1.5 * h) for line in ax.get_lines() if line.get_linestyle() == 'None'
@@ -191,7 +191,7 @@ def attention_maps(maps: Mapping[str, tuple[HeadMaps, bool]], length: int = 32) 
   """One head of each run: the weights of its first tokens.
 
   maps: {name: (its maps, whether it has an extra key)}. The head is the one that gives most to token 1, or to
-  the extra key, which is the last column, `*`: what the row leaves of 1. Rows of unnormalised weights are
+  the extra key, which is the last column, `*`: one minus the row's sum. Rows of unnormalised weights are
   divided by their sums.
   """
   across = min(2, len(maps))

@@ -30,9 +30,9 @@ from sink_jax.train.checkpoint import CheckpointError
 REMEDIES = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
 HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 'sigmoid': 'sigmoid',
             'k-bias': 'softmax with a K bias'}
-OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were mended
+OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were corrected
 _TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
-Page = tuple[list[AnyPath], list[str]]  # files that were written, and what the first screen says
+Page = tuple[list[AnyPath], list[str]]  # files that were written, and the first sentences
 
 
 def write(runs: Runs, out: AnyPath, root: AnyPath | None = None, analyses: Sequence[AnyPath] = (),
@@ -40,7 +40,7 @@ def write(runs: Runs, out: AnyPath, root: AnyPath | None = None, analyses: Seque
   """Writes the results pages where a run has a task of the paper's, else a page that compares the runs.
 
   Args:
-    root: the folder of the runs' workdirs, of whose checkpoints maps are drawn; None draws none.
+    root: the folder of the runs' workdirs, whose checkpoints give the maps; None draws none.
     analyses: files that `python -m sink_jax analyses` wrote. evaluation: a folder that `evaluate` wrote.
   """
   out.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = T
 
 
 def finding(runs: pd.DataFrame) -> str:
-  """What the runs of one trial say, with n. runs: rows of `runs.table`."""
+  """Sentences about the runs of one trial, with n. runs: rows of `runs.table`."""
   good, bad = runs[runs.valid.eq('') & runs.sink_1.notna()], Counter(runs.valid[runs.valid != ''])
   left = ', '.join(f'{n} of {len(runs)} runs {why}' for why, n in bad.items())
   if good.empty:
@@ -201,7 +201,7 @@ def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.D
 
 
 def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
-  """What the pages show of the remedies on one task; None without a comparison."""
+  """The content of the pages about remedies on one task; None without a comparison."""
   of = full[full.task.eq(key)]
   of = of.assign(trial=of.trial.str.replace(rf'^{key}-', '', regex=True))
   rows = compare.against(of, 'softmax')
@@ -221,7 +221,8 @@ def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
 
 def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: AnyPath | None) -> Page:
   full = table(runs)
-  # A folder of another name holds no trial, or one with changes: it names the run. Softmax comes first.
+  # A folder that is not named after its trial holds a changed trial or none: its name is the run's. Softmax
+  # comes first.
   folder = full.run.str.replace(r'-seed-\d+$', '', regex=True)
   full['trial'] = folder.where(folder.str.rpartition('/')[2] != full.trial, full.trial)
   full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])

@@ -1,4 +1,4 @@
-"""What the paper reports (numbers.json), and our runs next to it."""
+"""The numbers of the paper (numbers.json), and our runs next to them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
   Returns:
     table (its key), name, setting, trial, metric; value (NaN: none, or a range), text and note of the paper;
     mean, least, largest and n of our finished runs that are valid, and invalid, how many are not. Diverged
-    runs count for what converges.
+    runs count for `converges`.
   """
   rows, finished = [], _finished(table)
   for item, row in ((item, row) for item in TABLES for row in item['rows'] if row['trial']):
@@ -141,10 +141,10 @@ def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def open_models(folder: AnyPath) -> pd.DataFrame:
-  """Numbers of published models, a row each like those of `runs.table`, of files of `sink_jax analyses`.
+  """Numbers of published models, rows like those of `runs.table`, from files of `sink_jax analyses`.
 
   Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
-  of X_first and X_others also X_lead. At epsilon 0.3, and of heads those with a sink.
+  X_lead from X_first and X_others. They are at epsilon 0.3, and over heads with a sink.
   """
   found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   for path in sorted(folder.glob('*.json')):

@@ -28,7 +28,7 @@ from sink_jax.train.workdir import read_config, read_data_summary, read_object, 
 EMERGED = 10  # percent: a sink has emerged once Sink_1 stays at or above it (our definition)
 FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
 MEDIANS = 100  # beyond which an activation is massive (Sun et al., arXiv 2402.17762)
-_LAST = 0.1  # share of the steps whose mean is the training loss at the end
+_LAST = 0.1  # the last share of the steps; its mean is the final training loss
 _POINTS = 400  # of a training curve
 _TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' where they are missing; NaN elsewhere
 _KEYS = {**dict.fromkeys(['run', *_TEXTS], 'str'), 'seed': float}
@@ -47,7 +47,7 @@ _BLOCKS = ('value_ratio key_ratio hidden_ratio hidden_before_norm_ratio sink_tok
            'kurtosis_channels').split()
 _WHOLE = ('value_ratio hidden_ratio max_over_median least_entropy valid_loss removed_sink_1 removed_loss '
           'window_absolute window_relative prefix_share chain_difference tokens_per_second').split()
-# What components are called where all of their arguments have their defaults; '' changes nothing.
+# Words for components with default arguments; '' adds nothing.
 _WORDS = {'Exp()': 'exp', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
           'Linear()': 'linear', 'EluPlusOne()': 'elu plus one', 'Softpick()': 'softpick',
           'NoBias()': '', 'KBias()': 'K bias', 'KVBias()': 'KV bias', 'VBias()': 'V bias',
@@ -114,11 +114,11 @@ def write_runs(runs: Runs, folder: str | AnyPath) -> None:
 def table(runs: Runs) -> pd.DataFrame:
   """One row a run: the columns of `runs.runs`, what was measured last, and `valid` and `known`.
 
-  massive: above 1 exactly where activations are massive by Sun et al. (arXiv 2402.17762): the largest
-  exceeds 100 medians, and the first token's norm ratio exceeds that before training. lead_k: Sink_k minus
-  the largest of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges.
-  converges: 1 or 0. Others have the names of their metrics; a ratio is the largest over blocks, of values
-  the least.
+  massive: above 1 exactly if activations are massive by Sun et al. (arXiv 2402.17762): the largest exceeds
+  100 medians, and the first token's norm ratio exceeds that before training. lead_k: Sink_k minus the largest
+  of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges.
+  converges: 1 or 0. Others are named after their metrics; a ratio is the largest over blocks, for values the
+  least.
   """
   metrics = runs.metrics.sort_values('step', kind='stable')
   of_blocks, whole = metrics.loc[metrics.block > 0], metrics.loc[metrics.block.isna()]
@@ -157,7 +157,7 @@ def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
   spec, f, z = experiment.attention, experiment.attention.similarity, experiment.attention.normalizer
   named = lambda component: _WORDS.get(short_text(component), str(component))
-  # exp(score) divided by the sum of its row is softmax, whatever the parts are called.
+  # exp(score) divided by the sum of its row is softmax under any names of the parts.
   if f.kind == 'exponential' and isinstance(z, RowSum):
     words = 'softmax' if z.scale == 1 else f'softmax times {z.scale:g}'
     words += f' of scores capped at {f.cap:g}' if f.cap else ''
@@ -198,7 +198,7 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
 
 
 def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
-  """What a config and `Dataset.summary()` say of a run; epochs are of all its steps."""
+  """Columns of a run from its config and `Dataset.summary()`; epochs are of all its steps."""
   source, mask, model = experiment.data.source, experiment.attention.mask, experiment.model_before_data()
   tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
   tokenizer = f', {experiment.data.tokenizer}' if isinstance(source, DocumentSource) else ''
@@ -242,7 +242,7 @@ def _measured(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradient
 
 
 def _probed(row: Mapping[str, Any], blocks: Sequence[int], is_last: bool) -> Iterator[_Point]:
-  """The points of a row of the probe; entry 0 of what is measured between blocks is the embedding."""
+  """The points of a row of the probe; entry 0 of quantities between blocks is the embedding."""
   medians = list(zip(row['activation_max'], row['activation_median'], strict=True))[1:]
   nulls, found = row.get('null_p99') or {}, {(name, None): row[key] for name, key in _EVERY.items()}
   found['value_ratio', None] = min(row['value_ratio'], default=None)
@@ -283,5 +283,5 @@ def _analysed(results: Mapping[str, Any], step: int) -> Iterator[_Point]:
 
 
 def _is_finite(value: Any) -> TypeGuard[float]:
-  """Whether a value is a number; to Python a truth is an int."""
+  """Whether a value is a finite number; a bool, which Python counts as an int, is not."""
   return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

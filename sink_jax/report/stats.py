@@ -1,9 +1,9 @@
-"""Intervals of means over seeds, of their differences, and what seeds that agree cannot exclude.
+"""Intervals of means over seeds and of their differences, and limits of seeds that agree.
 
-A rate counts heads, so that seeds with the same heads have a variance of 0, whatever other seeds would do.
-n seeds miss a share p of seeds that do otherwise with the chance (1 - p)^n: those that agree leave
-p = 1 - 0.05^(1/n) open at 95 %, about 3 / n for large n (the rule of three). A verdict on a level states p.
-"No difference" has to hold even if those seeds lie at the end of the scale.
+A rate counts heads, so seeds with the same heads have a variance of 0, even if other seeds would differ. If a
+share p of all seeds differs, n seeds miss it with probability (1 - p)^n: n seeds that agree leave p = 1 -
+0.05^(1/n) open at 95 %, about 3 / n for large n (the rule of three). A verdict on a level states p. "No
+difference" must hold even if those seeds lie at the end of the scale.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ONE_SIDED = 0.95  # of each of the two tests of an equality, and of the share of
 class Interval(NamedTuple):
   """A mean of n seeds, or of n differences by seed, and its interval.
 
-  p: of the mean being 0, two-sided. unseen: the share of seeds that may do otherwise, where those that were
-  run agree within one head; 0 where they do not, and where the quantity is not a rate.
+  p: two-sided p value of a mean of 0. unseen: the share of seeds that may differ, if those that were run
+  agree within one head; 0 if they do not, or if the quantity is not a rate.
   """
 
   mean: float

@@ -1,4 +1,4 @@
-"""Whether a run is evidence about attention sinks at all, before anything is concluded from it."""
+"""Checks that a run is evidence about attention sinks, before conclusions are drawn from it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def uniform_importance(spec: AttentionSpec, length: int, sink_tokens: int = 0) -
 def judge(table: pd.DataFrame) -> pd.DataFrame:
   """The columns `valid` and `known` of a table of runs with their last quantities.
 
-  A run is dead where its attention is uniform: where the entropy of every head lies within 1 % of uniform
-  attention's. Of runs without a stored entropy only the largest and the mean importance of the first token
-  are known; they are dead where both lie within 1 % of `uniform_importance`, which other maps can have too.
+  A run is dead if its attention is uniform: if the entropy of every head lies within 1 % of uniform
+  attention's. For runs without a stored entropy only the largest and the mean importance of the first token
+  are known; they are dead if both lie within 1 % of `uniform_importance`, which other maps can have too.
 
   Returns:
     `valid`: '' for valid evidence, as far as known, else the reason: 'dead', 'no better than unigram',
     'diverged', 'not finished' or the status of a run that did not begin. `known`: whether entropy was stored.
-    What is not stored makes no run invalid.
+    A value that is not stored does not make a run invalid.
   """
   alike = lambda importance: (importance / table.uniform_importance - 1).abs() <= UNIFORM
   known = table.least_entropy.notna()
   dead = (table.least_entropy >= 1 - UNIFORM).where(
       known, alike(table.largest_importance) & alike(table.mean_importance))
   valid = table.status.replace({'done': '', 'running': 'not finished', 'interrupted': 'not finished'})
-  # Comparisons with NaN are false: what is not known is no reason.
-  # Overfitting is no reason either: the training loss shows what was learned.
+  # Comparisons with NaN are false: an unknown value is not a reason. Overfitting is not a reason either: the
+  # training loss shows what was learned.
   untaught = table[['valid_loss', 'train_loss']].min(axis=1) >= table.unigram_loss
   for reason, rows in (('dead', dead), ('no better than unigram', untaught)):
     valid = valid.mask((valid == '') & rows.astype(bool), reason)

@@ -28,12 +28,12 @@ _STATUSES = ('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'b
 
 
 class SweepStopped(KeyboardInterrupt):
-  """By any signal the sweep was asked to stop; what was running is saved."""
+  """A signal asked the sweep to stop; the trials that were running are saved."""
 
 
 def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
                     processes: int) -> Iterator[tuple[str, str]]:
-  """Runs trials in processes of their own; yields (name, status) as each ends.
+  """Runs each trial in a process; yields (name, status) as each ends.
 
   A process that dies takes only its trial with it, which is recorded as failed.
 
@@ -75,8 +75,8 @@ def _started(trial: Trial, root: str | AnyPath, place: int, processes: int) -> B
   context = multiprocessing.get_context('spawn')  # the threads of JAX do not survive a fork
   process = context.Process(
       target=call, args=(f'{__name__}:work', trial, str(to_path(root)), place, processes))
-  # A terminal sends Ctrl-C to every process of its group. The trial inherits that it is ignored;
-  # this process hears it, and passes it on as SIGTERM (`_ending`).
+  # A terminal sends Ctrl-C to every process of its group. The trial inherits that it is ignored; this process
+  # receives it and sends SIGTERM (`_ending`).
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
     process.start()
@@ -87,7 +87,7 @@ def _started(trial: Trial, root: str | AnyPath, place: int, processes: int) -> B
 
 @contextlib.contextmanager
 def _ending(running: Mapping[int, tuple[str, BaseProcess]]) -> Iterator[None]:
-  """On leaving asks the trials that run to save, and waits for them for a while."""
+  """On exit asks the running trials to save, and waits for them up to a minute."""
   try:
     yield
   finally:

@@ -47,8 +47,8 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
   except Diverged as error:  # the run has recorded it
     if is_first():
       print(f'{trial.name}: {error}', file=sys.stderr)
-  except Exception as error:  # whatever it is, the other trials can still run
-    # Only a ValueError is of all processes: after another the rest may wait for this one.
+  except Exception as error:  # after any error the other trials can still run
+    # Only a ValueError is raised in all processes: after others the rest may wait for this one.
     if jax.process_count() > 1 and not isinstance(error, ValueError):
       raise
     _print_error(trial, error)
@@ -60,7 +60,7 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
 
 
 def record_outcome(trial: Trial, root: str | AnyPath, status: str, **details: str) -> None:
-  """Records in a trial's folder what became of it where its process could not; keeps results."""
+  """Records the status of a trial whose process could not record it; keeps results."""
   folder = to_path(root) / trial.name
   if status == 'not expressible' and (folder / 'config.json').exists():
     raise ValueError(f'{folder} holds a run of another budget: use another --workdir.')

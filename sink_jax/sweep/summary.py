@@ -1,4 +1,4 @@
-"""How far the trials of a sweep are, from what they have written, and what they cost."""
+"""The progress of the trials of a sweep, read from their files, and their cost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def keep_summary(trials: Mapping[str, Trial], file: AnyPath) -> Iterator[None]:
 
 
 class Cost(NamedTuple):
-  """What training one trial costs: parameters with and without embeddings, tokens, FLOPs."""
+  """The cost of training one trial: parameters with and without embeddings, tokens, FLOPs."""
 
   parameters: int
   without_embeddings: int
@@ -96,7 +96,7 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
 
 
 def dry_run(trials: Mapping[str, Trial]) -> str:
-  """A table of what every trial costs, and the sum."""
+  """A table of the cost of every trial, and the sum."""
   costs = {name: cost_of(trial.config) for name, trial in trials.items() if trial.config}
   hours = lambda flops: f'{flops / (_SHARE * _H100) / 3600:,.3g} h'
   lines = text_table(

@@ -15,7 +15,7 @@ from sink_jax.io.paths import import_file
 from sink_jax.train.config import NotExpressible, from_dict, where_keys
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
-# Keys that do not make a trial another one, so that a label need not name them.
+# Keys that do not make a trial a different one, so that a label need not name them.
 _NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'validation.')
 
 
@@ -58,17 +58,17 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
 
   Args:
     path: the file, which has a table TRIALS and a function get_config.
-    options: what get_config takes, such as {'budget': 'desk', 'protocol': 'released'}.
+    options: arguments of get_config, such as {'budget': 'desk', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
-    settings: dotted config keys and values as text, the same for all. What changes the
-      computation becomes a part of the label's budget: 'desk with steps=50'.
+    settings: dotted config keys and values as text, the same for all. Those that change the computation
+      become a part of the label's budget: 'desk with steps=50'.
 
   Raises:
     ValueError: names the file, or the trial, and what is wrong with it.
   """
   settings, chosen = dict(settings or {}), list(seeds or [])
   if chosen and 'seed' in settings:
-    raise ValueError('the config key seed is set next to --seeds: leave one of them out.')
+    raise ValueError('the config key seed and --seeds are both set: leave one of them out.')
   if one := str(path).partition(':')[2]:
     raise ValueError(f'--config={path}: a sweep takes the whole file; --only={one} chooses.')
   module = import_file(path)
@@ -87,7 +87,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
         config.label.budget += f' with {changes}'
       for suffix, seed in of_seeds.items():
         values = config.to_dict() | seed
-        from_dict(values)  # so that what is wrong is said before anything is trained
+        from_dict(values)  # so that errors come before anything is trained
         trials[name + suffix] = Trial(name + suffix, values, values['label'])
     except NotExpressible as error:  # its absence has a reason
       trials |= {name + suffix: Trial(name + suffix, None, error.label, str(error))

@@ -23,12 +23,12 @@ from sink_jax.io.paths import AnyPath, files_below, is_local, move_folder, to_pa
 from sink_jax.train.multihost import broadcast_from_process0, gather, is_first
 from sink_jax.train.step import Params, TrainState
 
-_COMMIT_SECONDS = 120  # until process 0 has given a step its name, after this one has written
+_COMMIT_SECONDS = 120  # after this process has written, until process 0 names the step
 _log = logging.getLogger('sink_jax')
 
 
 class CheckpointError(RuntimeError):
-  """No checkpoint can be used or written, or one holds another tree than the one asked for."""
+  """No checkpoint can be used or written, or one holds another tree than expected."""
 
 
 class Checkpoints:
@@ -37,7 +37,7 @@ class Checkpoints:
   def __init__(self, workdir: str | AnyPath, kept: int = 2):
     """kept: how many of the newest steps stay."""
     self._workdir, self._kept = to_path(workdir), kept
-    self._manager: ocp.CheckpointManager | None = None  # knows the steps of when it was opened
+    self._manager: ocp.CheckpointManager | None = None  # knows the steps that existed when it was opened
     self._pending: int | None = None  # the step that Orbax is writing
     self._hashing: threading.Thread | None = None
 
@@ -49,8 +49,8 @@ class Checkpoints:
   def restore(self, target: TrainState) -> TrainState | None:
     """The newest good state, laid out as `target` (shapes with shardings); None if there is none.
 
-    A damaged step, of which a process cannot read its part, is moved to damaged/, so that its
-    number can be saved again, and the one before it is tried. Called before any `save`.
+    A step of which some process cannot read its part is moved to damaged/, so that its number can be saved
+    again, and the step before it is tried. Called before any `save`.
 
     Raises:
       CheckpointError: the checkpoint holds another tree, or other shapes.
@@ -86,7 +86,7 @@ class Checkpoints:
           item_handlers={'state': ocp.StandardCheckpointHandler()},
           options=ocp.CheckpointManagerOptions(
               max_to_keep=self._kept, cleanup_tmp_directories=True))
-      # force: Orbax otherwise skips what is not beyond its newest step; the caller decides that.
+      # force: Orbax otherwise skips steps that are not beyond its newest; the caller decides that.
       self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
                          force=True)
     self._pending = step
@@ -95,7 +95,7 @@ class Checkpoints:
     """Hashes a save once it is committed; cheap, to be called at every step.
 
     Args:
-      wait: for the save and its checksums, instead of looking whether they are there.
+      wait: waits for the save and its checksums, instead of only checking for them.
     """
     if self._manager is None:
       return
@@ -184,7 +184,7 @@ def saved_steps(workdir: str | AnyPath) -> list[int]:
   On a disk a step has its name once it is complete; in an object store it has a mark.
   """
   checkpoints = step_folder(workdir, 0).parent
-  # What is still being written has a name with a suffix.
+  # A step that is still being written has a name with a suffix.
   return sorted((int(path.name) for path in (checkpoints.iterdir() if checkpoints.exists() else ())
                  if re.fullmatch('0|[1-9][0-9]*', path.name)
                  and (is_local(path) or (path / 'commit_success.txt').exists())), reverse=True)
@@ -196,7 +196,7 @@ def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
 
 
 def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int = 1) -> str | None:
-  """What is wrong with the part of a saved step that a process reads; None for nothing.
+  """The defect in the part of a saved step that a process verifies; None if it is sound.
 
   The files that process i wrote are verified by process i modulo `processes`, so that the work
   grows with the hosts. A step without checksums, of a run that was killed right after the commit,

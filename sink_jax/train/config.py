@@ -47,7 +47,7 @@ class InitConfig:
   source: str = option('', "a run's folder, or a model's folder or name; {seed} is the run's seed")
   graft: str = option('', 'identity or random: attention, norm and sink tokens that differ from '
                       "the defaults replace the source's", choices=('', *STARTS))
-  kept: str | None = option(None, "keys that a graft keeps of the source; empty: all at their "
+  kept: str | None = option(None, "keys that a graft keeps of the source; unset: all at their "
                             "default; '': none")
   train: str = option('all', 'what updates change: all, new (what the source lacks), attention',
                       choices=('all', 'new', 'attention'))
@@ -101,7 +101,7 @@ class ProfileConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-  """Where a config is from: a trial of a config file, its task, budget and protocol, if it has them."""
+  """The origin of a config: a trial of a config file, its task, budget and protocol, if it has them."""
 
   trial: str = option('', 'of a config file', where=True)
   task: str = option('', 'what reports compare it with, such as paper or synthetic', where=True)
@@ -122,7 +122,7 @@ def _model_fields() -> Iterator[tuple[str, Any, Any]]:
           default, f'see ModelConfig.{field.name}', where=where)
 
 
-# A named size, and what takes the place of its values; None leaves a value as it is.
+# A named size, and values that replace its own; None keeps a value.
 ModelOptions: Any = dataclasses.make_dataclass('ModelOptions', _model_fields(), frozen=True)
 
 
@@ -143,7 +143,7 @@ class Experiment:
   checkpoint_every: int = option(1_000, 'steps; 0: only after the last one', where=True, least=0)
   checkpoints_kept: int = option(2, 'the newest ones', where=True, least=1)
   wandb: str = option('', 'a project of Weights & Biases that gets the metrics too', where=True)
-  plugins: str = option('', 'Python files with components of your own; a run fills it in',
+  plugins: str = option('', 'Python files with your components; a run fills it in',
                         where=True)
   init: InitConfig = InitConfig()
   model: ModelOptions = ModelOptions()  # pyright: ignore[reportInvalidTypeForm]
@@ -172,13 +172,13 @@ class Experiment:
 
   @property
   def sizes_are_known(self) -> bool:
-    """Whether the model is known: not before `with_source` where its sizes are the source's."""
+    """Whether the model is known; sizes of a source are known only after `with_source`."""
     return not self.init.source or None not in (
         self.model.layers, self.model.d_model, self.model.heads, self.model.ffn_hidden)
 
   @property
   def microbatch_size(self) -> int:
-    """Sequences that are computed at a time: those of a slice of a batch."""
+    """Sequences that are computed at a time: one slice of a batch."""
     return self.batch_size // self.microbatches
 
   @property
@@ -228,8 +228,7 @@ class Experiment:
 def from_dict(config: Mapping[str, Any]) -> Experiment:
   """Builds the Experiment that a (JSON) dict describes.
 
-  A key that decides what is computed has to be there: a default that changed would silently change
-  what a stored run is.
+  A key that decides what is computed is required: a changed default would silently change a stored run.
 
   Raises:
     ValueError: an unknown or missing key, an unknown component or value; lists the choices.
@@ -283,7 +282,7 @@ def _value(key: str, value: Any, hint: Any, about: Mapping[str, Any]) -> Any:
 
 def unrolled(model: ModelConfig, experiment: Experiment, platform: str,
              mesh: Mapping[str, int]) -> ModelConfig:
-  """The model without a loop over few blocks where the config leaves `model.unroll` empty.
+  """Unrolls the loop over blocks if they are few and the config leaves `model.unroll` empty.
 
   platform: 'cpu', 'cuda' or 'tpu'; on a CPU compiling takes longer than a loop costs.
   mesh: {axis: devices}.
@@ -335,9 +334,9 @@ def where_keys() -> list[str]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """Lines 'key: old -> new' of two configs, of the keys that decide what is computed.
+  """Lines 'key: old -> new' for the keys that decide what is computed and differ.
 
-  A key that is empty in `new` takes what the run began with, and makes no difference.
+  A key that is empty in `new` takes the run's value, and does not differ.
   """
   pairs = zip(leaves(from_dict(old)), leaves(from_dict(new)))
   return [f'{key}: {before!r} -> {after!r}' for (key, before, field), (_, after, _) in pairs
@@ -345,7 +344,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-  # Files of models write 1e-5 as the float32 next to it, too.
+  # Files of models also write 1e-5 as the nearest float32.
   return a == b or isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b)
 
 
@@ -360,7 +359,7 @@ def leaves(section: Any, prefix: str = '') -> Iterator[tuple[str, Any, Mapping[s
 
 
 def resolved(config: Mapping[str, Any], experiment: Experiment, data: Dataset) -> dict[str, Any]:
-  """The config with what the data decide: a stored run is read without them."""
+  """The config with the values that the data decide, so that a stored run can be read without data."""
   model = dict(config['model'])
   if data.vocab_size:
     model['vocab_size'] = model['vocab_size'] or data.vocab_size
@@ -385,7 +384,7 @@ def _is_section(value: Any) -> bool:
 
 
 def _component(hint: Any) -> type[Component] | None:
-  """The kind of component that a field holds, if it holds one."""
+  """The base class of the component that a field holds; None for other fields."""
   return next((kind for kind in (hint, *typing.get_args(hint))
                if isinstance(kind, type) and issubclass(kind, Component)), None)
 

@@ -22,13 +22,13 @@ from sink_jax.train.step import Params, make_validation_step
 
 
 class Diverged(RuntimeError):
-  """The loss, the gradient or the state of a step was not finite, or what its model computes.
+  """The loss, gradient or state of a step is not finite, or a result of its model is not.
 
-  step, loss: where, and what the loss was.
+  step, loss: of that step.
   """
 
   def __init__(self, step: int, loss: SupportsFloat, reason: str = ''):
-    """reason: in words, in place of the loss; nothing for a loss, a gradient or a state."""
+    """reason: a sentence in place of the one about the loss; empty for a loss, a gradient or a state."""
     self.step, self.loss = step, float(loss)
     reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
                         'after it are not finite.')
@@ -48,7 +48,7 @@ class Evaluation:
     self._experiment, self._model, self._metrics = experiment, model, metrics
     self._probe_tokens, self.last = probe_tokens, {}
     self._validation_step = make_validation_step(model, mesh, loss_logits=experiment.loss_logits)
-    # As many sequences at a time as a training step has: the memory of a device is its bound.
+    # As many sequences at a time as a training step: the memory of a device holds them.
     size, count = experiment.microbatch_size, experiment.validation.batches
     self._global_batches = GlobalBatches(mesh, size)
     self._sets = data.validation(size, count * experiment.microbatches, self._global_batches.rows)
@@ -60,7 +60,7 @@ class Evaluation:
     return [kind for kind, n in every.items() if always or n and step % n == 0]
 
   def __call__(self, step: int, params: Params, there: Collection[str] = ()) -> None:
-    """Measures and writes what is due at a step, except for the kinds that are there.
+    """Measures and writes what is due at a step, except what `there` names as written.
 
     Raises:
       Diverged: the probe or a validation loss is not finite.

@@ -101,7 +101,7 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
     config: the nested dict of a config, e.g. `ConfigDict.to_dict()`.
     name: what the progress display calls the run.
     open_source: opens the model that `init.source` names, where there is one:
-      `pretrained.load.open_source`, which is of a room above this one.
+      `pretrained.load.open_source`, which belongs to a higher room.
 
   Raises:
     ValueError: the config, the data, the devices or the workdir do not fit; before any
@@ -128,7 +128,7 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
             open_source: OpenSource | None = None) -> Job:
   """Checks a config against the devices, the data and the workdir, and makes what it describes.
 
-  All processes of a job call it. Nothing is written but a corpus that was not built yet.
+  All processes of a job call it. It writes nothing except a corpus that was not built yet.
   """
   packed = on_all_processes(lambda: as_packed(from_dict(config).data))
   config = {**config, 'data': {
@@ -149,7 +149,7 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
       experiment.optimizer, trained=trained_paths(source, experiment.init, model))
   tokens = on_all_processes(
       lambda: data.probe_tokens(experiment.probe.sequences, experiment.probe.length))
-  # Processes with other programs would wait for each other in the first collective for ever.
+  # Processes with different programs would wait for each other forever in the first collective.
   same = gather(json.dumps([config, data.summary(), jax.__version__], sort_keys=True))
   if other := [i for i, text in enumerate(same) if text != same[0]]:
     raise ValueError(f'Process {other[0]} has another config, data or jax than process 0: start '
@@ -158,7 +158,7 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
 
 
 def _checked(config: Mapping[str, Any], workdir: AnyPath) -> Experiment:
-  """The typed config; raises for all that is known without data, and writes nothing."""
+  """The typed config; checks all that can be checked without data, and writes nothing."""
   experiment = from_dict(config)
   experiment.check_devices()
   if is_first():
@@ -213,13 +213,13 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
     1. the step is dispatched, which returns before the devices have computed it;
     2. the metrics of the step before are read, checked and logged: they are there by now, or
        almost, and the devices compute the next step meanwhile;
-    3. where the probe, the validation, a checkpoint or a request to stop wants the state of this
-       very step, its metrics are read too, which waits for the devices, and the state is checked;
-    4. it is saved, which a request to stop waits for and nothing else; then probed and validated.
+    3. where the probe, the validation, a checkpoint or a request to stop needs the state of this step, its
+       metrics are read too, which waits for the devices, and the state is checked;
+    4. the state is saved, and only a request to stop waits for that; then probed and validated.
 
-  Only finite states are saved, so a run can always resume from its newest checkpoint. What was not
-  probed at that step, because the process was killed, is probed first when it resumes there. The
-  state is saved before the next step is dispatched, which donates its memory.
+  Only finite states are saved, so a run can always resume from its newest checkpoint. A probe that was lost
+  when the process was killed comes first when it resumes at that step. The state is saved before the next
+  step is dispatched, which donates its memory.
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
 
@@ -279,7 +279,7 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
       if not (saving or evaluation.due(step)):
         continue
       read_metrics_of_step()
-      # A finite loss can come with parameters that are not: those of the update after it.
+      # The loss can be finite and the parameters after its update not.
       if not _all_finite(state):
         raise Diverged(step, values['loss'])
       if saving:
@@ -296,7 +296,7 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
 
 
 def _first_state(job: Job) -> tuple[TrainState, Any]:
-  """The state before the first step, and what a graft has done to its parameters."""
+  """The state before the first step, and the report of a graft."""
   experiment = job.experiment
   limits = first_token_limits(job.model, experiment.probe.length)
   if note := limit_note(limits, experiment.probe.length, experiment.probe.epsilon):
@@ -313,7 +313,7 @@ def _first_state(job: Job) -> tuple[TrainState, Any]:
 @contextlib.contextmanager
 def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metrics,
               evaluation: Evaluation, start: int) -> Iterator[None]:
-  """Leaves a status behind, however the block ends, once what it saves is on the disk."""
+  """Writes a status, however the block ends, once its saves are on the disk."""
   attention = training_implementation(job.model, job.experiment.data.context)
   folder.write_status('running', step=start, attention=attention)
   status, details = 'done', {'step': job.experiment.steps}
@@ -331,13 +331,13 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
     raise
   except BaseException as error:
     status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
-    # What breaks between processes is a ValueError too, and not a mistake in the config.
+    # A failure between processes is a ValueError too, but not a mistake in the config.
     if isinstance(error, ValueError) and jax.process_count() > 1:
       raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
     raise
   finally:
     try:
-      # Where only this process has failed, the others are not there to complete a save.
+      # If only this process failed, the others do not complete a save.
       if status is not None and (status != 'failed' or jax.process_count() == 1):
         checkpoints.close()
     except CheckpointError as error:
@@ -352,7 +352,7 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
 
 
 def _banner(job: Job, name: str) -> str:
-  """What is about to be trained, in three lines."""
+  """Describes the coming training in three lines."""
   experiment, model = job.experiment, job.model
   total = parameter_count(model)
   tokens = experiment.steps * experiment.tokens_per_step
@@ -388,6 +388,6 @@ def _all_finite(state: TrainState) -> jax.Array:
 
 
 def _log_once(remark: str) -> None:
-  """Logs what concerns the whole job, in one of its processes."""
+  """Logs a remark about the job in one of its processes."""
   if is_first():
     _log.warning(remark)

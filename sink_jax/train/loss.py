@@ -70,8 +70,8 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   of a tensor group, which all have h, take a share of its positions each. Differentiable in h and
   W: their gradients are computed along with the loss, so that no logits are computed twice.
 
-  logits: most that exist at a time on a device; by default 2^28 on a GPU or TPU, else 2^26.
-  cap: of the logits, in whose place there is then cap tanh(h W / cap); 0 for none.
+  logits: the most at a time on a device; by default 2^28 on a GPU or TPU, else 2^26.
+  cap: the logits become cap tanh(h W / cap); 0 for no cap.
   """
   # Where no gradient is asked for, the compiler drops those that `_forward` computes, too.
   return _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits, cap)[0]
@@ -119,7 +119,7 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
     (loss, dkernel), dh = jax.lax.scan(chunk, zeros, tuple(map(split, (h, targets, weights))))
     return loss, dkernel, jnp.moveaxis(dh, 0, 1).reshape(batch, count * size, -1)[:, :length]
 
-  # The axis that 'h' names here, to be split over 'tensor', is that of the positions.
+  # Here 'h', the axis that is split over 'tensor', is that of the positions.
   loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
                                             weights_BxT, kernel_DxV.astype(h_BxTxD.dtype))
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))

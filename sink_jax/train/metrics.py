@@ -25,8 +25,8 @@ from sink_jax.train.multihost import is_first
 
 _PROTO: Any = event_pb2  # protobuf makes its classes on import, where no type checker sees them
 _SECONDS_BETWEEN_COPIES = 30  # to an object store, which cannot append
-# Dense bfloat16 FLOP/s of a device (of TPU7x a core) by its datasheet, by a part of `device_kind`;
-# the first counts.
+# Dense bfloat16 FLOP/s of a device (for TPU7x of a core) from datasheets; the first key that is a part of
+# `device_kind` counts.
 PEAK_FLOPS = {
     'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5e': 197e12, 'TPU v5': 459e12,
     'TPU v6': 918e12, 'TPU7x': 1153.5e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
@@ -58,9 +58,9 @@ class Metrics:
     write_atomically(self._local / 'metrics.jsonl',
                      b''.join(line for line, row in rows if row['step'] <= step))
     self._file = open(self._local / 'metrics.jsonl', 'ab', buffering=0)
-    # Not tensorboardX's SummaryWriter: a full disk ends its thread, and whoever gives it more then
-    # waits for ever. It names a file by its second, and a second start within that would overwrite
-    # it; TensorBoard reads files by their names' order, which is that of these numbers.
+    # Not tensorboardX's SummaryWriter: a full disk ends its thread, and later writes wait forever. It names a
+    # file by the second, so a second start within it would overwrite the file; TensorBoard reads files in the
+    # order of their names, here of these numbers.
     (self._local / 'tensorboard').mkdir(exist_ok=True)
     self._events = EventsWriter(str(self._local / 'tensorboard' / 'events'), f'.{time.time_ns()}')
     # TensorBoard then drops what a run that was killed had written at this step or beyond.
@@ -88,7 +88,7 @@ class Metrics:
       self.flush()
 
   def flush(self) -> None:
-    """Puts everything so far where a lost machine does not take it along."""
+    """Writes everything so far to where it survives the loss of the machine."""
     if not self._active:
       return
     with named_in_errors(self._workdir):
@@ -100,7 +100,7 @@ class Metrics:
       self._copied = time.monotonic()
 
   def abandon(self) -> None:
-    """Writes nothing more: the files are another job's by now, or nothing is to be waited for."""
+    """Writes nothing more: the files belong to another job, or the process must end at once."""
     self._active = False
 
   def close(self) -> None:
@@ -148,13 +148,13 @@ def _wandb_run(project: str, workdir: AnyPath, config: Mapping[str, Any] | None)
     import wandb  # pyright: ignore[reportMissingImports]  an optional package
   except ImportError:
     raise ValueError(f'wandb = {project!r} needs its package: pip install wandb.') from None
-  # One run of theirs per workdir: a resumed run goes on in it.
+  # One W&B run per workdir, which a resumed run continues.
   name = re.sub(r'\W', '-', str(workdir))[-100:]
   return wandb.init(project=project, name=workdir.name, id=name, resume='allow', config=config)
 
 
 class Clock:
-  """Seconds of a run by what they were spent on, from the end of its first step, which compiles."""
+  """Counts the seconds of a run by their use, from the end of its first step, which compiles."""
 
   def __init__(self, tokens_per_step: int, flops_per_token: float):
     kind = jax.devices()[0].device_kind
@@ -182,9 +182,9 @@ class Clock:
   def read(self) -> tuple[dict[str, float | str], dict[str, float]]:
     """Since the last reading: (tokens per second and MFU, or 'n/a'; seconds of a step by part).
 
-    MFU is the share of the datasheet's peak; probes and saves are not a part of either number. A
-    part is in seconds per step: `step` as the devices have done them, of which `data` was waiting
-    for a batch; next to it `probe` (with validation) and `save`.
+    MFU is the share of the datasheet's peak; neither number counts probes and saves. Parts are in seconds per
+    step: `step` on the devices, which includes `data`, the wait for a batch; next to it `probe` (with
+    validation) and `save`.
     """
     if not self._steps or self._since is None:
       return {'tokens_per_second': 'n/a', 'mfu': 'n/a'}, {}

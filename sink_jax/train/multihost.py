@@ -1,9 +1,8 @@
 """Several processes as one job: how they find each other, agree, and stop at the same step.
 
-Every process runs the same program, and a collective waits until all have come to it. So whatever
-could send one of them another way, such as an error in opening a file, is first made known to all.
-Only process 0 writes the files of the workdir, except for checkpoints: each process writes its part
-of the arrays.
+Every process runs the same program, and a collective waits until all have come to it. So anything that could
+make one process act differently, such as an error in opening a file, is first made known to all. Only process
+0 writes the files of the workdir, except for checkpoints: each process writes its part of the arrays.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from sink_jax.io.process import stop_signals
 HEARTBEAT_SECONDS = 60  # a process that is silent for so long is dead, and the others end as well
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 _CLUSTERS = ('TPU_WORKER_HOSTNAMES', 'SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
-_PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30  # after which a dead process has been missed
+_PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30  # after which a dead process has been noticed
 Value = TypeVar('Value')
 
 
 def init_distributed() -> None:
   """Makes this process a part of its job; called once, before anything asks for a device.
 
-  Taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID where they are set,
-  else from what runs the job (Cloud TPU, SLURM's srun, Open MPI), else it is one process. Until the
-  others come SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the runtime does, with
-  exit code 134 and a message.
+  The job is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if they are set, else
+  from its launcher (Cloud TPU, SLURM's srun, Open MPI); otherwise it is one process. Until the others
+  connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the runtime ends it, with exit code
+  134 and a message.
 
   Raises:
     ValueError: only some of the variables are set, or one of them is wrong.
@@ -58,7 +57,7 @@ def init_distributed() -> None:
     if int(count) == 1:
       return
     where = {'coordinator_address': address, 'num_processes': int(count), 'process_id': int(index)}
-    if host in ('127.0.0.1', 'localhost'):  # else it listens at all addresses of the machine
+    if host in ('127.0.0.1', 'localhost'):  # else it listens on all addresses of the machine
       where['coordinator_bind_address'] = address
   try:
     jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
@@ -119,9 +118,9 @@ def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
 def fail(message: str, alone: bool = False) -> NoReturn:
   """Prints what is wrong and ends this process with exit code 1.
 
-  alone: the other processes may not know of it; they end when this one is missed. Where it was
-  rather another process that died, which breaks what is under way between them, this one waits to
-  be ended for that, with the exit code after which the job is to be started again.
+  alone: the other processes may not know of it; they end when they notice that this one is gone. If the death
+  of another process caused the error, by breaking an operation between them, this one waits to be ended for
+  that, with an exit code after which the job is started again.
   """
   if jax.process_count() == 1:
     sys.exit(message)
@@ -132,12 +131,12 @@ def fail(message: str, alone: bool = False) -> NoReturn:
           f'within {_PATIENCE_SECONDS} seconds.', file=sys.stderr, flush=True)
     time.sleep(_PATIENCE_SECONDS)
   elif is_first():
-    time.sleep(3)  # without the coordinator the others cannot say theirs
+    time.sleep(3)  # without the coordinator the others cannot print theirs
   os._exit(1)  # sys.exit would wait for the others
 
 
 def collective(call: Callable[..., Value], *arguments: Any) -> Value:
-  """Calls what all processes do together, and returns its result.
+  """Calls an operation of all processes together, and returns its result.
 
   Raises:
     RuntimeError: another process has died. JAX raises a ValueError, which would be a mistake
@@ -167,17 +166,17 @@ class Unsaved(KeyboardInterrupt):
 class StopHandler:
   """Turns the signals that ask to stop into a request, so that a step can end and be saved.
 
-  A context, inside which it handles the signals; a second Ctrl-C raises Unsaved. A request that
-  nothing acted on by the end of the context is passed on to the handler from before.
+  As a context it handles the signals; a second Ctrl-C raises Unsaved. A request that was not acted on by the
+  end of the context is passed to the previous handler.
   asked: the signal that asked this process, or None.
   """
 
   def __init__(self):
     self.asked: int | None = None
-    self._last_answer: jax.Array | None = None  # of all processes, to the poll before
+    self._last_answer: jax.Array | None = None  # of all processes, to the previous poll
 
   def poll(self, wait: bool = False) -> bool:
-    """Whether any process was asked: the same in all, which must call it equally often.
+    """Whether any process was asked; the same in all processes, which must call it equally often.
 
     A scheduler signals one process, or all of them a little apart, and a step is saved by all or
     by none. So the processes combine their requests, in a computation of the devices, and read the

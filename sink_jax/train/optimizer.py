@@ -78,14 +78,14 @@ class Sgd(UpdateRule):
 
 
 class Muon(UpdateRule):
-  """Orthogonalized momentum for the matrices of hidden layers, and AdamW for all else.
+  """Orthogonalized momentum for the matrices of hidden layers, and AdamW for everything else.
 
   Jordan et al. 2024 (kellerjordan.github.io/posts/muon, github.com/KellerJordan/Muon): the update
   of a matrix (in, out) is the Nesterov momentum of its gradient, divided by its Frobenius norm and
-  taken through `steps` Newton-Schulz iterations, which bring its singular values near 1. Each layer
-  and each expert has a matrix of its own. Embeddings, the unembedding, depthwise convolutions and
-  vectors get AdamW's scaling. Optax computes it (`optax.contrib.scale_by_muon`); unlike Jordan's
-  code it corrects the bias of the momentum.
+  taken through `steps` Newton-Schulz iterations, which bring its singular values near 1. The matrix of each
+  layer and each expert is separate. Embeddings, the unembedding, depthwise convolutions and vectors get
+  AdamW's scaling. Optax computes it (`optax.contrib.scale_by_muon`); unlike Jordan's code it corrects the
+  bias of the momentum.
 
   momentum: decay of the average of the gradients. b1, b2, eps: of AdamW, as there.
   rms: root mean square of the entries of an update, over the learning rate: 0.2 is about AdamW's,
@@ -139,12 +139,11 @@ class OrthoAdam(AdamW):
   """Adam's scaling in a basis that is drawn at random for each parameter and then kept.
 
   Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
-  and Q^T takes the update back, so that no channel is singled out by the basis in which Adam
-  divides. The formula is from descriptions of the paper and an independent reproduction
-  (Tristan22400/xai-outlier-repro). A Q of all entries of a matrix does not fit a device, so here,
-  as there, it is a Kronecker product: the gradient G (m, n) becomes R G C^T. Layers and experts
-  have rotations of their own. The state holds the rotations: at 60m with 50432 tokens they have 1.1
-  times the bytes of the parameters.
+  and Q^T rotates the update back, so that no channel is singled out by the basis in which Adam divides. The
+  formula is from descriptions of the paper and an independent reproduction (Tristan22400/xai-outlier-repro).
+  A Q of all entries of a matrix does not fit a device, so here, as there, it is a Kronecker product: the
+  gradient G (m, n) becomes R G C^T. Each layer and each expert has separate rotations. The state holds the
+  rotations: at 60m with 50432 tokens they have 1.1 times the bytes of the parameters.
 
   b1, b2, eps: as in AdamW. seed: of the rotations.
   longest: axes with more entries are not rotated, such as that of a large vocabulary; 1 is AdamW.
@@ -170,7 +169,7 @@ class OrthoAdam(AdamW):
     return optax.GradientTransformation(init, update)
 
   def _rotations(self, params: optax.Params) -> Any:
-    """Those of `OrthoAdamState`, from the paths and shapes of the parameters."""
+    """The rotations of `OrthoAdamState`, from the paths and shapes of the parameters."""
     def rotations(path: tuple[Any, ...], x: jax.Array) -> dict[str, jax.Array]:
       name = jax.tree_util.keystr(path, simple=True, separator='/')
       # The last two axes are rotated; of a block's parameter the first one counts the layers.
@@ -178,11 +177,11 @@ class OrthoAdam(AdamW):
       counted, drawn = x.shape[:x.ndim - rotated], {}
       for side, size in list(zip(('columns', 'rows'), x.shape[::-1]))[:rotated]:
         if 1 < size <= self.longest:
-          # By the path, so that another parameter more changes nothing.
+          # By the path, so that an additional parameter changes no other rotation.
           key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f'{name}/{side}'.encode()))
           draw = functools.partial(jax.random.orthogonal, n=size, dtype=x.dtype)
-          # In turn: on a CPU, QR of a batch waits for threads of the pool that its callers run in,
-          # and with several simulated devices it waits for ever.
+          # One at a time: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and
+          # with several simulated devices it waits forever.
           drawn[side] = jax.lax.map(draw, jax.random.split(key, math.prod(counted))).reshape(
               *counted, size, size)
       return drawn
@@ -197,7 +196,7 @@ def is_matrix(path: tuple[Any, ...]) -> bool:
 
 
 def _rotated(x: jax.Array, rotations: dict[str, jax.Array], back: bool = False) -> jax.Array:
-  """R X C^T, or R^T X C with `back`; a rotation that is not there is the identity."""
+  """R X C^T, or R^T X C with `back`; a missing rotation is the identity."""
   # Not in bfloat16: Adam divides by the root of the square, which makes a wrong sign of a small
   # number as large as any other.
   product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -224,7 +223,7 @@ class OptimizerConfig:
                          'implementation)', choices=('cosine', 'constant'))
   final_fraction: float = option(0.1, 'of the learning rate, after the cosine', least=0, most=1)
   warmup_steps: int = option(100, 'of a linear warm-up', least=0)
-  weight_decay: float = option(0.1, 'an update takes learning rate x this of a parameter away',
+  weight_decay: float = option(0.1, 'an update subtracts learning rate x this x the parameter',
                                least=0)
   decay: str = option('all', 'parameters that decay: all (the official implementation) or matrices',
                       choices=('all', 'matrices'))
@@ -235,8 +234,8 @@ class OptimizerConfig:
 def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
   """The learning rate of update 0, 1, ..., steps - 1.
 
-  Update s of the warm-up has (s + 1) / warmup_steps of it; the official implementation, which
-  raises it with each of m micro-batches, has (s + 1 - 1/m) / warmup_steps.
+  Update s of the warm-up has (s + 1) / warmup_steps of the peak; the official implementation, which raises
+  the rate with each of m micro-batches, has (s + 1 - 1/m) / warmup_steps.
   """
   peak, warmup, last = config.learning_rate, config.warmup_steps, config.final_fraction
   if update < warmup:
@@ -252,8 +251,8 @@ def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransfor
 
   rate: a float, which may be traced; the tree of the state does not depend on it.
   """
-  # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is of
-  # the parameters as they were before the update.
+  # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is that of the
+  # parameters before the update.
   matrices = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: is_matrix(path))
   return optax.chain(
       optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
@@ -277,5 +276,5 @@ def trained_part(config: OptimizerConfig, params: Any) -> Any:
 
 
 def with_trained(params: Any, trained: Any) -> Any:
-  """The parameters with those of `trained`, a part of the tree, in the place of their own."""
+  """The parameters, with those of `trained`, a part of the tree, replaced."""
   return unflatten_dict(flatten_dict(params) | flatten_dict(trained))

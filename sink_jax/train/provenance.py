@@ -27,7 +27,7 @@ def command() -> str:
 
 
 def pass_on_command() -> None:
-  """Makes the processes that this one starts record its command: nobody gave theirs."""
+  """Makes the processes that this one starts record its command, which a person gave."""
   os.environ[_COMMAND] = command()
 
 
@@ -40,7 +40,7 @@ def code() -> str:
   package = Path(sink_jax.__file__).parent
   if (package.parent / '.git').exists():
     try:
-      # Without optional locks: this must not stand in the way of a commit that a person makes.
+      # Without optional locks, which could block a commit that a person makes.
       found = subprocess.run(
           ['git', '--no-optional-locks', '-C', package.parent, 'describe', '--always', '--dirty',
            '--abbrev=40', '--exclude=*'], capture_output=True, text=True, timeout=20, check=True)

@@ -9,8 +9,8 @@ parameters before it computes the block, and scatters the sums of its gradients 
 et al. 2020).
 
 The devices of a tensor group have the same sequences and some of the heads and hidden units each;
-they add up what comes out of `out` and of `w_out` (Shoeybi et al. 2019). An axis that does not
-divide is not split, and the axis of the layers never is.
+they add up what comes out of `out` and of `w_out` (Shoeybi et al. 2019). An axis that is not divisible is not
+split, and the axis of the layers never is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sink_jax.models.config import ModelConfig
 
-Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings in their place
+Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings instead
 
 # How a parameter's path ends, its number of axes with that of the layers (experts have one more),
 # and the axis that 'tensor' splits: outputs of one product and inputs of the next, so that nothing
@@ -50,11 +50,11 @@ _TENSOR = (
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
               devices: Sequence | None = None) -> Mesh:
-  """A (data, fsdp, tensor) mesh over all devices, or these; -1 takes the devices that remain.
+  """A (data, fsdp, tensor) mesh over all devices, or the given ones; -1 takes the devices that remain.
 
-  Devices of a tensor group are neighbours: of one process, or on a TPU of one another. They add
-  up activations twice in every block, which only the fastest links bear. Where there are several
-  slices of TPUs, 'data' goes over the network between them and within them, the others only within.
+  Devices of a tensor group are in one process, or neighbours on a TPU: they add up activations twice in every
+  block, for which only the fastest links suffice. With several slices of TPUs only 'data' crosses the network
+  between them.
 
   Args:
     devices: those of `jax.devices()` by default.
@@ -93,7 +93,7 @@ def check_tensor(config: ModelConfig, tensor: int) -> None:
   """Raises a ValueError where a model cannot be split over a 'tensor' axis of this size."""
   sizes = {'heads': config.heads, 'kv_heads': config.dims.kv_heads}
   if config.ffn != 'none' and any(not layer.experts for layer in config.pattern):
-    # Experts are not split, so a model of experts alone has no hidden units to divide.
+    # Experts are not split, so a model of only experts has no hidden units to divide.
     sizes['ffn_hidden'] = config.ffn_hidden
   for name, size in sizes.items():
     if size % tensor:
@@ -103,7 +103,7 @@ def check_tensor(config: ModelConfig, tensor: int) -> None:
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-  """The same whole array on every device."""
+  """The full array on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -113,10 +113,9 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def state_shardings(mesh: Mesh, state: Tree) -> Tree:
-  """Shardings of parameters and optimizer state, from their paths and shapes alone.
+  """Shardings of parameters and optimizer state, from only their paths and shapes.
 
-  Small and odd arrays are replicated: a vector that is split saves little and is gathered in every
-  step.
+  Small and odd arrays are replicated: splitting a vector saves little, and it is gathered in every step.
   """
   def sharding_of(path: tuple[Any, ...], x: Any) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator='/')

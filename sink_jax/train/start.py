@@ -1,8 +1,8 @@
 """The parameters of another model that a run begins with.
 
 `init.source` of a config names the model. Its sizes fill those that the config leaves empty, and
-its parameters and tokenizer become the run's. The caller hands over a function that opens it, since
-published models are of a room above.
+its parameters and tokenizer become the run's. The caller passes a function that opens it, since published
+models belong to a higher room.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def with_source(config: Mapping[str, Any],
   if not experiment.init.source:
     return dict(config), None
   if open_source is None:
-    raise ValueError('init.source is set, and this caller of `train` has not said how to open it.')
+    raise ValueError('init.source is set, and `train` was called without open_source, which opens it.')
   name = experiment.init.source.replace('{seed}', str(experiment.seed))
   try:
     source = on_all_processes(lambda: open_source(name))
@@ -100,7 +100,7 @@ def with_source(config: Mapping[str, Any],
 
 def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mesh,
                  batch: np.ndarray, seed: int) -> tuple[ParamTree, GraftReport | None]:
-  """The parameters of a run before its first step, float32, and what a graft has done to them.
+  """The parameters of a run before its first step, float32, and the report of a graft.
 
   They are laid out over the mesh. All processes of a job call it.
 
@@ -116,8 +116,7 @@ def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mes
   before = dataclasses.replace(after, **{name: getattr(source.model, name) for name in GRAFTED})
   grafted = graft_to(Run(before, params, init.source), after, start=init.graft, tokens=batch,
                      seed=seed)
-  # New ones lie on every device as a whole. Not device_put, which moves no array that lies on
-  # devices of several processes.
+  # New ones are replicated. Not device_put, which cannot move an array on devices of several processes.
   lay_out = jax.jit(lambda params: params, out_shardings=state_shardings(mesh, grafted.params))
   return lay_out(grafted.params), grafted.graft
 
@@ -152,7 +151,7 @@ def check_data(source: Source, data: Dataset) -> None:
   for name in ('input_features', 'output_features'):
     if getattr(data, name) != getattr(source.model, name):
       raise ValueError(f'{where} has {name} = {getattr(source.model, name)}, and the data have '
-                       f'{getattr(data, name)}: train it on data of its kind.')
+                       f'{getattr(data, name)}: train it on matching data.')
   if data.vocab_size > source.model.vocab_size:
     raise ValueError(f'{where} has {source.model.vocab_size} tokens, and the data have '
                      f'{data.vocab_size}: use the tokenizer of the source.')
@@ -171,7 +170,7 @@ def _kept(experiment: Experiment) -> list[str]:
 
 
 def _check_same(config: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> None:
-  """Raises a ValueError if the model of a config is not that of its source, but for a graft."""
+  """Raises a ValueError if the model of a config is not that of its source, except for a graft."""
   name, graft = config['init']['source'], config['init']['graft']
   of_source = {section: config[section] | {key: value for key, value in values.items()
                                            if config[section][key] is not None}

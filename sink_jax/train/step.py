@@ -1,4 +1,4 @@
-"""One training step, and one of the validation: what is compiled, and how it lies on the mesh."""
+"""The compiled training and validation steps, and their layout on the mesh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has t
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars
 
 # Compiled programs of each kind that a process keeps. The functions that make them are cached by
-# their arguments, so that trials of a sweep that differ in their seed trace and compile them once.
+# their arguments, so that trials of a sweep that differ only in their seed trace and compile them once.
 _PROGRAMS = 8
 
 
@@ -69,7 +69,7 @@ def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh: Mesh)
 def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
                mesh: Mesh) -> TrainState:
   """A fresh state; each device computes the part of it that it will hold."""
-  # The seed is an argument of the program, so that runs that differ in it alone share the program.
+  # The seed is an argument of the program, so that runs that differ only in it share the program.
   return _compiled_init(config, optimizer, mesh)(jnp.int32(seed))
 
 
@@ -113,8 +113,8 @@ def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
                                         gradient_dtype=gradient_dtype))
   state_sharding = _shardings(config, optimizer, mesh)
   # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
-  # memory: without donation a device would hold parameters and both moments twice. Whoever calls
-  # the step must not touch the old state again. Metrics are replicated: every process reads them.
+  # memory: without donation a device would hold parameters and both moments twice. The caller must not use
+  # the old state again. Metrics are replicated: every process reads them.
   return jax.jit(step, donate_argnums=0,
                  in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
                  out_shardings=(state_sharding, replicated(mesh)))
@@ -126,14 +126,13 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   """Returns `update(state, batch, rate) -> (state, metrics)`, to be compiled by the caller.
 
   The loss is the weighted mean over the whole batch. With microbatches, gradients are
-  summed over equal slices of the batch, each divided by the weight of the whole. How the
-  devices of the mesh in context, `mesh_context`, add them up:
+  summed over equal slices of the batch, each divided by the weight of the batch. How the devices of the mesh
+  in context, `mesh_context`, add them up:
 
     over 'data': once in a step, after the last micro-batch, in `gradient_dtype`. The products of
       the backward pass are in the dtype of the model; their sums are float32.
-    over 'fsdp': after each micro-batch, which reduce-scatters its gradients into a sum that is
-      split as the parameters are, in the dtype of the products; a whole sum on each device would
-      need their memory.
+    over 'fsdp': after each micro-batch, whose gradients are reduce-scattered into a sum that is split as the
+      parameters are, in the dtype of the products; an unsplit sum would need the memory of all parameters.
 
   rate: the learning rate of this update. loss_logits: most logits at a time on a device, see
     `cross_entropy`.
@@ -143,8 +142,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   def value_and_grads(params: Params, total: jax.Array,
                       batch: Batch) -> tuple[jax.Array, Params]:
     # Divided by the weight of the whole batch, not of the slice: sequences weigh differently, and a
-    # mean of the slices' means would be another loss. Gradients are those of the parameters that
-    # are trained: of the others none is computed.
+    # mean of the slices' means would be another loss. Gradients are computed only for the parameters that are
+    # trained.
     def loss(trained: Params) -> jax.Array:
       weights = training_weights(batch.weights, config)
       return summed_loss(config, with_trained(params, trained), batch, weights,
@@ -195,8 +194,8 @@ def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, 
                          loss_logits: int | None = None) -> jax.stages.Wrapped:
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
 
-  The blocks are looped over, whatever `config.unroll` is: there is no backward pass, for which a
-  loop would copy what it keeps, and the program compiles sooner.
+  The blocks are looped over for any `config.unroll`: without a backward pass a loop copies no activations,
+  and it compiles faster.
 
   Args:
     mesh: None for parameters on one device, such as those of `load_run`.

@@ -50,7 +50,7 @@ def check_workdir(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
 
 
 class Workdir:
-  """A folder that one job may write to: a context that makes and locks it for this very run.
+  """A folder that one job may write to: a context that makes and locks it for one run.
 
   All processes of a job enter it; the first one acts.
 
@@ -60,7 +60,7 @@ class Workdir:
   """
 
   def __init__(self, path: str | AnyPath, config: Mapping[str, Any], data: Mapping[str, Any]):
-    """data: `Dataset.summary()`; what it says of the content of the data must not change."""
+    """data: `Dataset.summary()`; its digests of the data must not change."""
     self.path, self._config, self._data = to_path(path), config, data
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
     self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE)
@@ -95,7 +95,7 @@ class Workdir:
       except filelock.Timeout:
         raise WorkdirLocked(f'Another process ({self._owner()}) is training in {self.path}: wait '
                             'for it, or use another --workdir.') from None
-      except NotImplementedError:  # a file system without locks: `owner` has to do
+      except NotImplementedError:  # a file system without locks: `owner` must suffice
         pass
     # Under the lock: only now does no other process write what is compared.
     check_workdir(self.path, self._config)
@@ -106,7 +106,7 @@ class Workdir:
                        'another --workdir, or put the old data back.')
     for name in ('', 'checksums', 'tokenizer'):
       remove_temporaries(self.path / name)
-    # config.json first: whoever finds anything else of a run finds what it is a run of.
+    # config.json first, so that no other file of a run exists without it.
     write_atomically(self.path / 'config.json', json.dumps(self._config, indent=2))
     write_atomically(self.path / 'data.json', json.dumps(self._data, indent=2))
     write_atomically(self.path / 'owner', self._name)
