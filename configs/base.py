@@ -32,7 +32,7 @@ def trial(trials: Trials, name: str, task: str = '', config: ConfigDict | None =
 
   Args:
     task: of the label, by which reports choose what to compare.
-    config: in place of the defaults; it is changed.
+    config: instead of the defaults; it is changed.
 
   Raises:
     ValueError: no trial is named, or an unknown one; lists the choices.

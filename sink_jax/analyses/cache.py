@@ -95,7 +95,7 @@ def cache(model: Model) -> list[Row]:
   'cache': the mean share of all heads, the loss (nats) of a document's second half, or from where the cache
   is full if that is later, and its change (per cent) from the `full` cache's. A cache is safe if the upper
   bound of the change is at most 1 %; one that was not tried has the reason. The advised one is tried with
-  both kinds of positions.
+  both numberings of positions.
   'held out': the advised cache on the second half of the documents, which it was not chosen on.
   'advice': the safe cache of fewest entries, for this package, llama.cpp and kvpress. llama.cpp drops half of
   the recent tokens at a time and numbers the others anew, so that it needs twice the window; kvpress drops

@@ -1,7 +1,7 @@
 """A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
 
-Its numbers are the rows of four analyses. Its sentences are rules over these rows, at most eight, and no
-number stands in one without a null or a control beside it.
+Its numbers are the rows of four analyses. Its sentences are rules over these rows, at most eight, and each
+number in them has a null or a control next to it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
 
 
 def cost(run: Run) -> str:
-  """What a card computes, in words: tokens of forward passes by part, and FLOPs of matrix products."""
+  """The cost of a card in words: tokens of forward passes by part, and FLOPs of matrix products."""
   flops, words = 0.0, []
   for part, passes in {'signature': 3, 'edits': 48, 'cache': 6, 'quantisation': 96 + run.config.layers}.items():
     inputs = runner.find(part).inputs

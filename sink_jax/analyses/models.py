@@ -64,7 +64,7 @@ class InputOptions:
 class Model:
   """A model under analysis: it makes its inputs, and keeps their descriptions for the record.
 
-  given: a caller's inputs, in place of those that the options ask for. blocks: those with attention, from 1.
+  given: a caller's inputs, instead of those that the options ask for. blocks: those with attention, from 1.
   """
 
   def __init__(self, run: Run, options: InputOptions, given: Inputs | None = None):

@@ -1,4 +1,4 @@
-"""Four kinds of pictures, drawn from the rows of an analysis: lines, bars, intervals and heat maps.
+"""Four pictures, drawn from the rows of an analysis: lines, bars, intervals and heat maps.
 
 `panel`, `by` and the like are names of columns: rows that agree in them share a panel or a line.
 """

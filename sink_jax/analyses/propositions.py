@@ -100,7 +100,7 @@ def proposition_number(config: ModelConfig) -> int:
   # Appendix B.1 goes from block to block: equal hidden states give equal values, and a mean of equal values
   # is the same at every position. Each of these breaks that step, or the form of the scores.
   reasons = {
-      f'{spec.position} gives every position its own embedding': number is None,
+      f'{spec.position} gives every position another embedding': number is None,
       f'{spec.similarity} with {spec.normalizer} is not softmax':
           not (isinstance(spec.similarity, Exp) and spec.rows_sum_to_one),
       f'{spec.feature_map} changes queries and keys': not isinstance(spec.feature_map, Identity),
@@ -123,7 +123,7 @@ def compared(config: ModelConfig, layers: Any) -> dict[str, Any]:
   gap = np.linalg.norm(hidden_NxTxD - hidden_NxTxD[:, :1], axis=-1)
   length, closed = maps_NxHxTxT.shape[-1], []
   bounded = isinstance(config.attention.position, Rope)
-  for n in range(config.layers):  # each block may have a mask of its own
+  for n in range(config.layers):  # masks may differ by block
     spec = config.attention_of(config.pattern[n % len(config.pattern)])
     closed.append(rotary_bound(_largest_score(layers, n), spec.mask, length) if bounded
                   else closed_form(spec, config.heads, length))

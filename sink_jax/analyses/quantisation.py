@@ -53,7 +53,7 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   `change` is the loss minus that of the float model, in nats, and `recovered` the change
   with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are spared; both
   with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
-  Rows of part 'module' and 'block' quantise only one kind of layer, or one block, by 8 bits per tensor.
+  Rows of part 'module' and 'block' quantise only layers of one name, or one block, by 8 bits per tensor.
   """
   tokens_SxT = model.inputs().tokens
   if not 0 < first < tokens_SxT.shape[1]:

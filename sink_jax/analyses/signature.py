@@ -137,7 +137,7 @@ def _activations(found: Any, size: int) -> Arrays:
 
 
 def _values(found: Arrays, at_S: np.ndarray) -> Arrays:
-  """What measures reduce, by sequence, block and perhaps head, of a position in each sequence, from 0."""
+  """The arrays that measures reduce, by sequence, block and perhaps head, of a position in each sequence, from 0."""
   s, result = np.arange(len(at_S)), {key: found[key] for key in ('entropy', 'activation', 'kurtosis')
                                      if key in found}
   if 'importance' in found:

@@ -115,7 +115,7 @@ def last_query(model: Model) -> list[Row]:
 def _weights(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens_BxT: jax.Array) -> jax.Array:
   """The weights (N, B, H) of the first token in the last row.
 
-  A program of its own, from which the compiler leaves out what is not returned, such as the importance of
+  A separate program, from which the compiler leaves out what is not returned, such as the importance of
   all keys, which takes as long as attention itself.
   """
   layers: Any = record(config, RecordOptions(last_query=True), mesh, params, tokens_BxT).layers

@@ -33,7 +33,7 @@ class ExtraKeyValue(Learnable, Component):
 
   @property
   def acts_only_through_normalisation(self) -> bool:
-    """Whether the extra key has no value, so that it changes nothing but the sum of a row."""
+    """True if the extra key has no value, so that it changes nothing but the sum of a row."""
     return self.has_extra_key and type(self).value_HxDh is ExtraKeyValue.value_HxDh
 
   def key_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:

@@ -21,7 +21,7 @@ class Mask(Component):
   prefix: ClassVar[int | None] = None  # number of leading tokens that every query sees, even an earlier one
 
   def keep(self, i: Positions, j: Positions) -> Positions:
-    """Whether query i sees key j, by elementwise operations only: it runs inside kernel tiles."""
+    """True if query i sees key j, by elementwise operations only: it runs inside kernel tiles."""
     raise NotImplementedError
 
   def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:

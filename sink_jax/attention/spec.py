@@ -77,7 +77,7 @@ class AttentionSpec:
 
   @property
   def signed(self) -> bool:
-    """Whether a similarity f(s) can be negative."""
+    """True if a similarity f(s) can be negative."""
     # A sink logit is learned, and not a product of features.
     positive = (self.feature_map.positive and not self.position.has_bias
                 and not isinstance(self.kv_bias, SinkLogit))
@@ -85,7 +85,7 @@ class AttentionSpec:
 
   @property
   def rows_sum_to_one(self) -> bool:
-    """Whether a row's weights, with the extra key's, are >= 0 and sum to one, as in softmax."""
+    """True if a row's weights, with the extra key's, are >= 0 and sum to one, as in softmax."""
     # `type` and not isinstance: a subclass may divide by something else.
     z = self.normalizer
     return type(z) is RowSum and z.scale == 1 and z.eps <= _NEGLECTED

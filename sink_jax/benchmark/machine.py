@@ -42,7 +42,7 @@ def describe(rates: Rates, dtype: str) -> dict[str, Any]:
 
 
 def accelerated() -> bool:
-  """Whether there is a GPU or TPU for which sink_jax has kernels."""
+  """True if there is a GPU or TPU for which sink_jax has kernels."""
   return platform() in ('cuda', 'tpu')
 
 

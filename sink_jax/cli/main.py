@@ -137,7 +137,7 @@ def say(line: str) -> None:
 
 
 def memory_is_full(error: BaseException) -> bool:
-  """Whether it is jax's error for a device whose memory is full."""
+  """True if it is jax's error for a device whose memory is full."""
   # Its message lists all of the memory, and begins with INTERNAL where the device is a CPU.
   return isinstance(error, RuntimeError) and (
       'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error))

@@ -40,7 +40,7 @@ def uniform(*keys: ArrayLike) -> np.ndarray:
 
 def integers(bound: int, *keys: ArrayLike) -> np.ndarray:
   """Uniform int64 in [0, bound), for bounds below 2**32 (bias at most bound / 2**32)."""
-  # The upper half of a product of 32 bits with the bound, in place of a remainder, which takes a
+  # The upper half of a product of 32 bits with the bound, instead of a remainder, which takes a
   # division.
   high = bits(*keys) >> np.uint64(32)
   return (high * np.uint64(bound) >> np.uint64(32)).astype(np.int64)

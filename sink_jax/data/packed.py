@@ -90,7 +90,7 @@ class Packed:
     return self.bounds[split][-1]
 
   def split_by_rows(self, domain: str) -> bool:
-    """Whether its last rows are for validation, since all its documents are on one side."""
+    """True if its last rows are for validation, since all its documents are on one side."""
     rows = [self.manifest['domains'][domain][split]['rows'] for split in SPLITS]
     return self.manifest['valid_fraction'] not in (0, 1) and sum(rows) > 1 and not all(rows)
 

@@ -126,7 +126,7 @@ class TextTokenizer:
 
   @property
   def bos_in_texts(self) -> bool:
-    """Whether the BOS is an ordinary token, which a text may hold as well: the first token of some runs."""
+    """True if the BOS is an ordinary token, which a text may hold as well: the first token of some runs."""
     return self.bos_id is not None and self.bos_id not in self.special_tokens.values()
 
   @functools.cached_property

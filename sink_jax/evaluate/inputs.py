@@ -106,7 +106,7 @@ def random_tokens(vocab_size: int, *, sequences: int = 100, length: int = 64, se
   tokens = np.repeat(tokens, length // tokens.shape[1], 1)
   if left_out is not None:
     tokens += tokens >= left_out
-  tokens[:, :len(first)] = first  # in place of drawn tokens: the length is the one asked for
+  tokens[:, :len(first)] = first  # instead of drawn tokens: the length is the one asked for
   return _described(tokens, tokenizer, 'repeat' if repeat else 'random', bos, vocab_size=vocab_size,
                     seed=seed)
 

@@ -56,7 +56,7 @@ class HeadMaps:
 
   @property
   def proxy(self) -> bool:
-    """Whether the proxy scores differ from the attention weights."""
+    """True if the proxy scores differ from the attention weights."""
     return not np.allclose(self.raw, self.normalized, atol=1e-4)
 
 

@@ -26,7 +26,7 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   Args:
     run: the model.
     tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
-    texts: S strings in place of tokens, which the run's tokenizer encodes; see `sink_jax.tokenize`.
+    texts: S strings instead of tokens, which the run's tokenizer encodes; see `sink_jax.tokenize`.
     length: the number T of tokens that are taken of each text; by default that of the shortest.
     dtype: of activations. With 'float32' matrix products are float32 on every device. The official
       implementation probes in 'bfloat16', whose rounding lowers importances near the threshold.

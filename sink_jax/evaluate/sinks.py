@@ -144,7 +144,7 @@ def _array(x: Any, name: str) -> tuple[Any, Any]:
 
 
 def without_tensors(x: Any) -> Any:
-  """The argument with NumPy arrays in place of PyTorch's tensors, which is not imported."""
+  """The argument with NumPy arrays instead of PyTorch's tensors, which is not imported."""
   if isinstance(x, (list, tuple)):
     return [without_tensors(part) for part in x]
   if not isinstance(x, Tensor):

@@ -61,7 +61,7 @@ def to_path(path: str | os.PathLike) -> AnyPath:
 
 
 def is_local(path: object) -> TypeGuard[Path]:
-  """Whether a path is on a disk, with locks, appending and renaming."""
+  """True if a path is on a disk, with locks, appending and renaming."""
   return isinstance(path, Path)
 
 

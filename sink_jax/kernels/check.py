@@ -19,7 +19,7 @@ from sink_jax.io.terminal import text_table
 from sink_jax.kernels import chunked
 
 _NAMES = 'output', 'dq', 'dk', 'dv', 'd sinks'
-_MARGIN = 4  # times the error of a careful implementation: other orders of sums are no errors
+_MARGIN = 4  # times the error of a careful implementation: another order of sums is not an error
 _KNOWN = {
     'the sink is left out': dict(sink=False),
     'the gradient takes the weight of the sink as a constant (a dropped cotangent)': dict(cotangent=False)}
@@ -27,7 +27,7 @@ _KNOWN = {
 
 @dataclasses.dataclass(frozen=True)
 class SinkCheck:
-  """What `check_sink_gradients` found.
+  """The result of `check_sink_gradients`.
 
   Attributes:
     rows: by array: its `error`, the largest difference over the largest entry of the definition, and what
@@ -54,12 +54,12 @@ def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 5
   """Compares softmax attention with sink logits with its definition: its output and all four gradients.
 
   The definition is exp(s_ij) / (exp(sink_h) + sum_j exp(s_ij)) on values, s = q . k / sqrt(Dh), in float64.
-  A sink that is dropped, a cotangent that is dropped, and sums in 16 bits are found and named.
+  It names a dropped sink, a dropped cotangent and sums in 16 bits.
 
   Args:
     attention: attention(q, k, v, sinks) -> output, of arrays (B, T, H, Dh), (B, T, Hkv, Dh), the same, and
       (H,); causal, differentiable by `jax.vjp`. sinks are float32, all other arrays of `dtype`.
-    window: the keys that a query sees, with its own; None for all before it.
+    window: how many keys a query sees, up to its position; None for all of them.
 
   Raises:
     ValueError: the output does not have the shape of the queries.

@@ -1,7 +1,7 @@
 """`attend`: one entry to every implementation of attention, and the choice among them.
 
-The choice reads the platform, shapes and the spec; it never tries and catches. What was asked for
-by name either runs or raises, since a sweep that quietly changes kernels is a wrong table.
+The choice reads the platform, shapes and the spec; it never tries and catches. An implementation
+that is named either runs or raises, since a sweep that quietly changes kernels is a wrong table.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _TABLE = {
                functools.partial(library_kernels.attend, library_kernels.SPLASH)),
 }
 IMPLEMENTATIONS = tuple(_TABLE)
-# By platform, what `choose` tries in turn; 'chunked' where none of them runs the case. Libraries
+# By platform, what `choose` tries in this order; 'chunked' where none of them runs the case. Libraries
 # come before our kernels, which are slower on plain softmax.
 _PREFERRED = {'cuda': ('cudnn', 'pallas'), 'tpu': ('splash', 'pallas')}
 

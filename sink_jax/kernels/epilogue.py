@@ -1,8 +1,8 @@
 """The epilogue of the Pallas and library kernels: extra key and normalizer, on finished rows.
 
 A Pallas kernel computes rows without extra key and normalizer, and row statistics in float32. For
-f = exp the rows are softmax rows and the statistics logarithms. What has parameters or differs
-between variants is then plain JAX on (B, H, T) statistics, which XLA differentiates.
+f = exp the rows are softmax rows and the statistics logarithms. Everything with parameters is
+then plain JAX on (B, H, T) statistics, which XLA differentiates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Pallas kernels as one differentiable function, for whichever platform it is lowered.
+"""The Pallas kernels as one differentiable function for any platform.
 
 `flash_tpu` and `flash_gpu` have the same two functions, forward and backward. A primitive stands
 for them until a program is lowered: then one of the two is imported and traced, that of the

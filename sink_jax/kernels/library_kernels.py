@@ -151,7 +151,7 @@ def _cudnn_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax
 def _cudnn_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
                     v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
                     do_BxTxHxDh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  # JAX has no other way to cuDNN's backward kernel with statistics of one's own.
+  # JAX has no other way to cuDNN's backward kernel with other statistics.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
   unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7  # bias, lengths, offsets, page tables

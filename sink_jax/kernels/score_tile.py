@@ -92,7 +92,7 @@ class ScoreTile:
       if power is not None and power != 1:
         sums[1] = sums[1] * jnp.exp2(change * power) + total(jnp.exp2(exponent * power))
       return p, factor, (new, *sums)
-    # The mask multiplies after f: f of a masked score is 0, whatever f(-inf) may be.
+    # The mask multiplies after f: f of a masked score is 0 even where f(-inf) is not.
     f = _where(keep, self.spec.similarity(s * self.scale))
     if power is None:
       return f, None, state
@@ -126,7 +126,7 @@ class ScoreTile:
           keep, jnp.exp2((s * (self.scale * power) - log) * _LOG2E))
       p = relative(rows[0], 1)
       # p (dp - do.o) comes by way of the softmax, and p times the cotangent of lse, whose
-      # derivative is p, by way of the statistic; rows[1] holds both terms beside dp.
+      # derivative is p, by way of the statistic; rows[1] holds both terms that are added to dp.
       ds = p * (dp + rows[1])
       if power != 1:
         ds = ds + relative(rows[2], power) * rows[3]

@@ -105,7 +105,7 @@ def sum_over_axis(name: str, f: Callable[[Any, Any], Any], whole: Any, batch: An
       lambda *share: jax.tree.map(lambda x: x[None], f(*share)), axis_names=names,
       in_specs=(PartitionSpec(), PartitionSpec(name)), out_specs=PartitionSpec(name),
       check_vma=False)(whole, batch)
-  # A psum of bfloat16 beside axes that the compiler splits ends XLA's compiler for CPUs; and
+  # A psum of bfloat16 next to axes that the compiler splits ends XLA's compiler for CPUs; and
   # jnp.sum would send float32.
   return jax.tree.map(lambda x: jax.lax.reduce(x, x.dtype.type(0), jax.lax.add, (0,)), sums)
 

@@ -55,8 +55,8 @@ class Layer(Component):
   """Differences of one block of a repeating pattern from the model; None: no difference."""
 
   mask: Mask | None = None
-  mamba: Mamba | None = None  # in place of attention
-  experts: Experts | None = None  # in place of the feed-forward network
+  mamba: Mamba | None = None  # instead of attention
+  experts: Experts | None = None  # instead of the feed-forward network
   position: Position | None = None  # where blocks differ: rotary or Nope()
 
 

@@ -69,7 +69,7 @@ def next_token_losses(logits_BxTxV: jax.Array, tokens_BxT: jax.Array) -> jax.Arr
 def intercepted(change: Callable, config: ModelConfig, mesh: Mesh | None, params: ParamTree,
                 tokens_BxT: jax.Array | np.ndarray, edits: ParamTree | None = None,
                 options: RecordOptions | None = None) -> Any:
-  """Runs the model with `change(call, args, kwargs, context)` in place of each of its methods.
+  """Runs the model with `change(call, args, kwargs, context)` instead of each of its methods.
 
   Call it under `jax.jit`. edits: a collection whose arrays have a leading axis over periods; a method gets
   its slice by `context.module.get_variable('edits', name)`.

@@ -290,7 +290,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class MambaMixer(nn.Module):
-  """A selective state space model (Gu and Dao 2023) in place of attention, as in Jamba.
+  """A selective state space model (Gu and Dao 2023) instead of attention, as in Jamba.
 
   state_t = exp(dt_t A) state_{t-1} + dt_t B_t x_t and y_t = C_t state_t + D x_t per channel,
   with dt, B and C made from x_t. The recurrence runs token after token, in float32.

@@ -210,7 +210,7 @@ class Transformer(nn.Module):
     # The stream is the carry. Parameters, caches and records are slices along axis 0; record options
     # and positions are the same in every iteration.
     in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
-    # 'edits' has what analyses put in place of activations, see `Attention.mixed`.
+    # 'edits' has what analyses put instead of activations, see `Attention.mixed`.
     scanned = nn.scan(body, variable_axes={'params': 0, 'edits': 0}, split_rngs={'params': True},
                       length=config.layers // len(config.pattern), in_axes=in_axes,
                       unroll=max(1, blocks // len(config.pattern)))

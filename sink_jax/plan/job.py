@@ -46,7 +46,7 @@ class Plan:
 
   @property
   def fits(self) -> bool:
-    """Whether a device has the memory for all three programs."""
+    """True if a device has the memory for all three programs."""
     return not self.refused and max(self.peaks.values()) <= self.where.chip.usable
 
   @property

@@ -47,7 +47,7 @@ _OF_GEMMA3 = ('attention.sliding_window', 'rope.freq_base_swa', 'final_logit_sof
 
 
 class GgufCheckpoint(Checkpoint):
-  """A GGUF file in place of a `Checkpoint` folder; only its header has been read.
+  """A GGUF file instead of a `Checkpoint` folder; only its header has been read.
 
   config: as config.json would have it. entries: by their names in the file. quantization: the name
   that llama.cpp gives to its mixture of types, such as 'Q4_K_M'; '' where it is not quantised.

@@ -185,7 +185,7 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-  """Whether the name of a path is that of a GGUF file."""
+  """True if the name of a path is that of a GGUF file."""
   return os.fspath(path).casefold().endswith('.gguf')
 
 

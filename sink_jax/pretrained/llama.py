@@ -224,7 +224,7 @@ def gemma2(hf: Json) -> ModelConfig:
 
 
 def gemma3(hf: Json) -> ModelConfig:
-  """Gemma 3: QK-norm in place of soft caps, and windows in five of six blocks.
+  """Gemma 3: QK-norm instead of soft caps, and windows in five of six blocks.
 
   Blocks with a window have another rotary base. Only the language model is read; a checkpoint of the
   type 'gemma3', which sees images as well, has it under other names.
@@ -304,7 +304,7 @@ def _granite_tensors(hf: Json, config: ModelConfig) -> Table:
   embedding, scores, residual, logits = _multipliers(hf)
   return folded(table(hf, config), {
       'embed_tokens': embedding, 'o_proj': residual, 'down_proj': residual,
-      # Scores are multiplied by it in place of 1/sqrt(Dh), which the model has.
+      # Scores are multiplied by it instead of 1/sqrt(Dh), which the model has.
       'q_proj': scores * math.sqrt(config.dims.head_dim),
       # Logits are divided by it; a tied unembedding is the scaled embedding, which is undone, too.
       'model.norm': 1 / (logits * embedding) if config.tied else 1 / logits})

@@ -228,7 +228,7 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
 
 
 def _published(trial: str) -> bool:
-  """Whether it is a published model: their names begin with a capital, those of trials do not."""
+  """True if it is a published model: their names begin with a capital, those of trials do not."""
   return trial[0].isupper()
 
 

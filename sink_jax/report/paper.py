@@ -55,12 +55,12 @@ def table_number(table: str, setting: str, metric: str) -> float | None:
 
 
 def same_bos(description: Mapping[str, Any]) -> bool:
-  """Whether inputs begin as the paper's: text as the tokenizer has it, others without BOS."""
+  """True if inputs begin as the paper's: text as the tokenizer has it, others without BOS."""
   return description['bos']['protocol'] == ('tokenizer' if description['kind'] == 'natural' else 'none')
 
 
 def comparable(length: int, epsilon: float) -> bool:
-  """Whether rates of these inputs can be compared with the paper's, of other text of 64 tokens."""
+  """True if rates of these inputs can be compared with the paper's, of other text of 64 tokens."""
   return length == 64 and epsilon == EPSILON
 
 

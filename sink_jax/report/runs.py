@@ -283,5 +283,5 @@ def _analysed(results: Mapping[str, Any], step: int) -> Iterator[_Point]:
 
 
 def _is_finite(value: Any) -> TypeGuard[float]:
-  """Whether a value is a finite number; a bool, which Python counts as an int, is not."""
+  """True if a value is a finite number; a bool, which Python counts as an int, is not."""
   return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

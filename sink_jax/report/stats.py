@@ -81,7 +81,7 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL
 
 
 def equal(differences: Sequence[float], margin: float, level: float = ONE_SIDED, head: float = 0.0) -> bool:
-  """Whether the mean of differences by seed lies within +-margin: two one-sided tests (Schuirmann 1987).
+  """True if the mean of differences by seed lies within +-margin: two one-sided tests (Schuirmann 1987).
 
   Differences of rates (head: points of one head) that agree are widened to +-100.
   """

@@ -42,7 +42,7 @@ class NotExpressible(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class InitConfig:
-  """Parameters of another model to begin with, in place of those that the seed draws."""
+  """Parameters of another model to begin with, instead of those that the seed draws."""
 
   source: str = option('', "a run's folder, or a model's folder or name; {seed} is the run's seed")
   graft: str = option('', 'identity or random: attention, norm and sink tokens that differ from '
@@ -172,7 +172,7 @@ class Experiment:
 
   @property
   def sizes_are_known(self) -> bool:
-    """Whether the model is known; sizes of a source are known only after `with_source`."""
+    """True if the model is known; sizes of a source are known only after `with_source`."""
     return not self.init.source or None not in (
         self.model.layers, self.model.d_model, self.model.heads, self.model.ffn_hidden)
 

@@ -28,7 +28,7 @@ class Diverged(RuntimeError):
   """
 
   def __init__(self, step: int, loss: SupportsFloat, reason: str = ''):
-    """reason: a sentence in place of the one about the loss; empty for a loss, a gradient or a state."""
+    """reason: a sentence instead of the one about the loss; empty for a loss, a gradient or a state."""
     self.step, self.loss = step, float(loss)
     reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
                         'after it are not finite.')

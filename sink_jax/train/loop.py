@@ -383,7 +383,7 @@ def _shown(loss: float, speed: Mapping[str, Any], evaluation: Evaluation) -> dic
 
 @jax.jit
 def _all_finite(state: TrainState) -> jax.Array:
-  """Whether all floating-point numbers of a state are finite."""
+  """True if all floating-point numbers of a state are finite."""
   return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]))
 
 

@@ -71,7 +71,7 @@ def init_distributed() -> None:
 
 
 def is_first() -> bool:
-  """Whether this is process 0, which writes, prints and decides for all."""
+  """True if this is process 0, which writes, prints and decides for all."""
   return jax.process_index() == 0
 
 
@@ -176,7 +176,7 @@ class StopHandler:
     self._last_answer: jax.Array | None = None  # of all processes, to the previous poll
 
   def poll(self, wait: bool = False) -> bool:
-    """Whether any process was asked; the same in all processes, which must call it equally often.
+    """True if any process was asked; the same in all processes, which must call it equally often.
 
     A scheduler signals one process, or all of them a little apart, and a step is saved by all or
     by none. So the processes combine their requests, in a computation of the devices, and read the
@@ -214,7 +214,7 @@ class StopHandler:
 
 
 def _any(flag: bool) -> jax.Array:
-  """Whether the flag is set in any process; computed by the devices after this has returned."""
+  """True if the flag is set in any process; computed by the devices after this has returned."""
   mesh = Mesh(np.array(jax.devices()), ('device',))
   # One element for each device of the job; a process fills those of its own devices.
   return _combined(jax.make_array_from_process_local_data(

@@ -190,7 +190,7 @@ class OrthoAdam(AdamW):
 
 
 def is_matrix(path: tuple[Any, ...]) -> bool:
-  """Whether the parameter at a path is a matrix of linear layers or of the MLP feature map."""
+  """True if the parameter at a path is a matrix of linear layers or of the MLP feature map."""
   # By name: with the axis of the layers a gain has two axes, too.
   return path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map')
 

@@ -119,7 +119,7 @@ class Workdir:
 
 
 def is_workdir(path: str | AnyPath) -> bool:
-  """Whether a run was begun in the folder; that of a published model has a config.json too."""
+  """True if a run was begun in the folder; that of a published model has a config.json too."""
   return (to_path(path) / 'data.json').exists()
 
 
@@ -175,7 +175,7 @@ def write_status(workdir: str | AnyPath, status: str, **details: Any) -> None:
 
 
 def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
-  """Whether this very config was trained here to its end, or until it diverged."""
+  """True if this very config was trained here to its end, or until it diverged."""
   return (read_status(workdir)['status'] in ('done', 'diverged')
           and not differences(read_config(workdir), config))
 
