@@ -36,7 +36,7 @@ from sink_jax.kernels.score_tile import ScoreTile
 
 _OWN = 64  # rows that a warpgroup owns: those of a wgmma
 _CHANNELS = 64  # of bfloat16, in a row of 128 bytes, which shared memory is swizzled by
-_COMPUTE_REGISTERS, _COPY_REGISTERS = 232, 40  # of a thread; a multiprocessor has 65536
+_COMPUTE_REGISTERS, _COPY_REGISTERS = 240, 24  # of a thread; a multiprocessor has 65536
 
 
 class Blocks(NamedTuple):
