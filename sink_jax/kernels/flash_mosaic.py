@@ -160,6 +160,8 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
       body, out_type=shapes, scratch_types=scratch, kernel_name=f'attention_{kernel}',
       grid=(heads, len(ranges.first), batch), grid_names=('head', 'tile', 'batch'),
       num_threads=blocks.warpgroups + 1, thread_name='warpgroup',
+      # Approximations err by 2^-22, but that of tanh by 2^-11, of scores that are limited by the cap.
+      compiler_params=plgpu.CompilerParams(approx_math=not spec.similarity.cap),
       interpret=plgpu.InterpretGPUParams() if interpret is True else interpret or None,
   )(jnp.asarray(np.stack(ranges)), slopes_H, *arrays)
   return tuple(x[:, :length, :, :head_dim] if x.ndim == 4 else x[..., :length] for x in out)
