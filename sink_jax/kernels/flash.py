@@ -146,8 +146,8 @@ def _batched(arrays, axes, **options):
   return [x.reshape(size, -1, *x.shape[1:]) for x in results], [0] * len(results)
 
 
-def _refuse(*arguments, **options):
-  raise NotImplementedError("attention has no second derivative by implementation 'pallas': use "
+def _refuse(*arguments, backend, **options):
+  raise NotImplementedError(f"attention has no second derivative by implementation '{backend}': use "
                             "implementation='chunked'.")
 
 

@@ -139,7 +139,7 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
   arrays = [padded(x) for x in (*own, *other)]
   shapes = [jax.eval_shape(padded, x) for x in results]
   buffers = lambda count, rows, xs: [_shared(count, rows, x) for x in xs]
-  scratch = dict(
+  scratch: dict[str, Any] = dict(
       own_bufs=buffers(blocks.warpgroups, _OWN, arrays[:len(own)]),
       ring=buffers(blocks.stages, blocks.other, arrays[len(own):]),
       # A result (T, Dh) leaves by the buffer of an input; rows have buffers.
@@ -162,7 +162,7 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
       num_threads=blocks.warpgroups + 1, thread_name='warpgroup',
       # Approximations err by 2^-22, but that of tanh by 2^-11, of scores that are limited by the cap.
       compiler_params=plgpu.CompilerParams(approx_math=not spec.similarity.cap),
-      interpret=plgpu.InterpretGPUParams() if interpret is True else interpret or None,
+      interpret=interpret or None,
   )(jnp.asarray(np.stack(ranges)), slopes_H, *arrays)
   return tuple(x[:, :length, :, :head_dim] if x.ndim == 4 else x[..., :length] for x in out)
 
@@ -287,13 +287,13 @@ def _backward_step(tiling: Tiling, own, go_through, product):
   tile, by_queries = tiling.tile, tiling.by_queries
   # Rows belong to queries: they lie next to what is owned for dq, else next to what is gone through.
   layout = plgpu.Layout.WGMMA.reduce(tile.axis)
-  load = lambda refs: [plgpu.load(ref, layout=layout) for ref in refs[2:]]
-  own_rows = load(own) if by_queries else None
+  load = lambda refs: [plgpu.layout_cast(ref[...], layout) for ref in refs[2:]]
+  own_rows = load(own)  # none for dk and dv
 
   def visit_tile(tiles, slope, i, j, masked, carry):
     s = tile.scores(_product(own[0], tiles[0].T), slope, i, j)
     dp = _product(own[1], tiles[1].T)
-    rows = [tile.spread(row, s) for row in (own_rows if by_queries else load(tiles))]
+    rows = [tile.spread(row, s) for row in own_rows + load(tiles)]  # one of them is empty
     p, ds = tile.cotangent(s, tile.keep(i, j) if masked else None, dp, rows)
     dx = product(carry[0], ds.astype(tiles[0].dtype), tiles[0])
     if by_queries:
@@ -329,13 +329,14 @@ def _product(a_buf, b_buf) -> jax.Array:
     return product_ref[...]  # waits for it
 
   shape = a_buf.shape[0], b_buf.shape[1]
-  return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+  return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
 def _add_product(a_buf, total: jax.Array, a: jax.Array, b_buf) -> jax.Array:
   """total + a b; on a device a_buf is None, and both total and a stay in registers."""
   if a_buf is None:
-    return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b_buf))(plgpu.ACC.init(total))
+    accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
+    return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b_buf))(accumulator)
   # The interpreter knows neither form.
   a_buf[...] = a
   plgpu.commit_smem()
