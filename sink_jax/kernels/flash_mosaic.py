@@ -206,7 +206,7 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
 
     def copy(g, n, carry):
       at = slot(visit(g, n))
-      pl.when(visit(g, n) >= blocks.stages)(lambda: plgpu.barrier_wait(used.at[at]))
+      pl.when(visit(g, n) >= blocks.stages)(lambda: _wait(used.at[at]))
       for ref, buffer in zip(other, ring):
         plgpu.copy_gmem_to_smem(_rows_of(ref, other_head(g), n * blocks.other, blocks.other),
                                 buffer.at[at], copied.at[at])
@@ -221,14 +221,14 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
     mine = [buffer.at[warpgroup] for buffer in own_bufs]
     for ref, buffer in zip(own, mine):
       plgpu.copy_gmem_to_smem(_rows_of(ref, head, start, _OWN), buffer, own_copied.at[warpgroup])
-    _wait_for_copies(own_copied.at[warpgroup])
+    _wait(own_copied.at[warpgroup])
 
     def go_through(visit_tile, carry):
       """carry = visit_tile(tiles, slope, i, j, is it masked?, carry) over all that is needed."""
 
       def one(g, masked, n, carry):
         at = slot(visit(g, n))
-        _wait_for_copies(copied.at[at])
+        _wait(copied.at[at])
         own_position, other_position = _positions(start, n * blocks.other, blocks.other)
         i, j = (own_position, other_position) if tiling.by_queries else (
             other_position, own_position)
@@ -307,7 +307,7 @@ def _backward_step(tiling: Tiling, own, go_through, product):
 _STEPS = {'forward': _forward_step, 'dq': _backward_step, 'dkv': _backward_step}
 
 
-def _wait_for_copies(barrier) -> None:
+def _wait(barrier) -> None:
   plgpu.barrier_wait(barrier)
 
 
