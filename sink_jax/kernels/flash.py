@@ -2,7 +2,7 @@
 
 `flash_tpu`, `flash_gpu` and `flash_mosaic` have the same two functions, forward and backward. A
 primitive stands for them until a program is lowered: then one module is imported and traced, that of
-the platform, which need not be here, or `flash_mosaic` for whom asks for it. The forward pass keeps q, k, v, its output and the statistics of
+the platform, which need not be here, or `flash_mosaic` where that was asked for. The forward pass keeps q, k, v, its output and the statistics of
 its rows; the backward kernels compute the scores again, tile by tile.
 """
 
@@ -50,7 +50,7 @@ def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
 
 def mosaic_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
                        platform: str) -> str | None:
-  """The same for the kernels by Mosaic GPU."""
+  """Why the kernels by Mosaic GPU do not run this, or None."""
   if jax.__version_info__ < _MOSAIC_JAX:
     return f'it needs jax {".".join(map(str, _MOSAIC_JAX))} or newer, not {jax.__version__}'
   # A mesh without devices, for which programs are compiled elsewhere, does not say what it stands for.
