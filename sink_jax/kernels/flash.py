@@ -1,9 +1,10 @@
 """The Pallas kernels as one differentiable function, for whichever platform it is lowered.
 
 `flash_tpu`, `flash_gpu` and `flash_mosaic` have the same two functions, forward and backward. A
-primitive stands for them until a program is lowered: then one module is imported and traced, that of
-the platform, which need not be here, or `flash_mosaic` where that was asked for. The forward pass keeps q, k, v, its output and the statistics of
-its rows; the backward kernels compute the scores again, tile by tile.
+primitive stands for them until a program is lowered: then one module is imported and traced, that
+of the platform, which need not be here, or `flash_mosaic` where that was asked for. The forward
+pass keeps q, k, v, its output and the statistics of its rows; the backward kernels compute the
+scores again, tile by tile.
 """
 
 from __future__ import annotations

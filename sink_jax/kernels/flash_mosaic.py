@@ -13,7 +13,8 @@ never needs a transposition. Head dimensions are padded with zeros to multiples 
 
 JAX's interpreter for GPUs runs these kernels on a CPU and finds missing waits for copies. It does
 not know the two forms of wgmma that `_add_product` hides, and takes every wgmma as finished at
-once: it does not see a missing wait for one.
+once: it does not see a missing wait for one. JAX's own kernel, ops/gpu/attention_mgpu.py, refuses
+causal masks with CUDA 12.8.0 to 12.9.0, whose ptxas miscompiles them.
 """
 
 from __future__ import annotations
@@ -51,15 +52,18 @@ class Blocks(NamedTuple):
   stages: int
 
 
-# By kernel. Chosen by the shared memory (227 KB) and the registers that ptxas reports for sm_90a at
-# a head dimension of 128; never timed.
+# By kernel. Chosen by the shared memory (227 KB) and the spills that ptxas reports for sm_90a at a head
+# dimension of 128, which are up to 52 bytes for dk and dv; never timed.
 BLOCKS = {'forward': Blocks(2, 128, 2), 'dq': Blocks(2, 64, 2), 'dkv': Blocks(2, 64, 2)}
 
 
 def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
             k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, *,
             interpret: Any = False) -> tuple[jax.Array, ...]:
-  """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
+  """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32.
+
+  interpret: parameters of JAX's interpreter for GPUs; False on a GPU.
+  """
   q, k, v = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
   row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
   return _call('forward', spec, slopes_H, [q], [k, v],
@@ -158,9 +162,9 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
 
   out = plgpu.kernel(
       body, out_type=shapes, scratch_types=scratch, kernel_name=f'attention_{kernel}',
-      grid=(heads, len(ranges.first), batch), grid_names=('head', 'tile', 'batch'),
+      grid=(heads, tiling.tiles, batch), grid_names=('head', 'tile', 'batch'),
       num_threads=blocks.warpgroups + 1, thread_name='warpgroup',
-      # Approximations err by 2^-22, but that of tanh by 2^-11, of scores that are limited by the cap.
+      # Approximate exp2 and log2 err by 2^-22, but tanh, which caps scores, by 2^-11.
       compiler_params=plgpu.CompilerParams(approx_math=not spec.similarity.cap),
       interpret=interpret or None,
   )(jnp.asarray(np.stack(ranges)), slopes_H, *arrays)
@@ -197,9 +201,6 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
   visit = lambda g, n: g * (last - first) + n - first
   slot = lambda visit: lax.rem(visit, jnp.int32(blocks.stages))
 
-  def loop(lo, hi, body, carry):
-    return lax.fori_loop(lo, hi, body, carry)
-
   @pl.when(warpgroup == blocks.warpgroups)
   def _copy():
     plgpu.set_max_registers(_COPY_REGISTERS, action='decrease')
@@ -212,7 +213,8 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
                                 buffer.at[at], copied.at[at])
       return carry
 
-    loop(0, heads, lambda g, carry: loop(first, last, functools.partial(copy, g), carry), None)
+    lax.fori_loop(0, heads, lambda g, carry: lax.fori_loop(
+        first, last, functools.partial(copy, g), carry), None)
 
   @pl.when(warpgroup < blocks.warpgroups)
   def _compute():
@@ -245,10 +247,10 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
                                        (first_full, last_full, False, True),
                                        (last_full, last, True, tiling.masked_after)):
           if needed:
-            carry = loop(lo, hi, functools.partial(one, g, masked), carry)
+            carry = lax.fori_loop(lo, hi, functools.partial(one, g, masked), carry)
         return carry
 
-      return loop(0, heads, all_tiles, carry) if heads > 1 else all_tiles(0, carry)
+      return lax.fori_loop(0, heads, all_tiles, carry) if heads > 1 else all_tiles(0, carry)
 
     product = functools.partial(_add_product, None if weights is None else weights.at[warpgroup])
     values = step(tiling, mine, go_through, product)
@@ -264,6 +266,7 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
 
 
 def _forward_step(tiling: Tiling, own, go_through, product):
+  """Rows and their statistics, of (q,)."""
   [q_buf], tile = own, tiling.tile
 
   def visit_tile(tiles, slope, i, j, masked, carry):

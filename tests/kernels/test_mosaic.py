@@ -85,7 +85,8 @@ def check(name, gradients=True):
   cotangents = PartialAttention(draw(*inputs[0].shape), draw(*statistic), draw(*statistic))
   cotangents = cotangents if gradients else None
   actual = computed(rows, inputs, cotangents)
-  expected = computed(lambda *x: plain_rows(attention, *x), [x.astype(jnp.float32) for x in inputs], cotangents)
+  exact = [x.astype(jnp.float32) for x in inputs]
+  expected = computed(lambda *x: plain_rows(attention, *x), exact, cotangents)
   for what, a, b in zip(('out', 'stat', 'power stat', 'dq', 'dk', 'dv'), actual, expected):
     error = np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-9)
     # Statistics are float32; others are rounded to bfloat16 after weights that are, 2^-9 each.
@@ -93,8 +94,8 @@ def check(name, gradients=True):
     assert error < limit, f'{name}: {what} has an error of {error:.1e}, more than {limit:.1e}'
 
 
-# {planted error: how it is found}. The waits are those of the program, in its order: for a free buffer, for what
-# a warpgroup owns, for a tile under the mask.
+# {planted error: how it is found}. The waits are those of the program, in its order: for a free buffer,
+# for what a warpgroup owns, for a tile without the mask.
 ERRORS = {'wait 0': 'race', 'wait 1': 'race', 'wait 2': 'race', 'commit': 'race', 'mask': 'out has an error'}
 
 
