@@ -198,6 +198,8 @@ _GPU = 'cpu', 'cuda'
 # By their names in --implementations. The others are compared with the first library that runs.
 IMPLEMENTATIONS = {
     'pallas': Implementation('ours', _ours('pallas'), _IN_TILES, ('cuda', 'tpu')),
+    'mosaic': Implementation('ours', _ours('mosaic'), tuple(
+        name for name in _IN_TILES if name != 'relative'), ('cuda',)),
     'chunked': Implementation('ours', _ours('chunked')),
     'cudnn': Implementation('library', _ours('cudnn'), _WINDOWED, ('cuda',)),
     'splash': Implementation('library', _ours('splash'), _WINDOWED, ('tpu',)),

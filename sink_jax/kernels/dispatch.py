@@ -58,6 +58,8 @@ def attend(
         Softpick and Clipped, in float32 or bfloat16, with a head dimension up to 256 that is a
         multiple of 16 on GPUs and of 8 elsewhere, where they are interpreted and very slow. Inside
         your own shard_map they need check_vma=False.
+      - 'mosaic': the same by Mosaic GPU, for Hopper GPUs and jax from 0.11.2 on, in bfloat16 with
+        a head dimension up to 128; not Relative.
       - 'cudnn', 'splash': softmax, with any extra key, by the libraries for GPUs and for TPUs.
 
   Raises:
@@ -106,11 +108,11 @@ def _reference(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
   return reference.attend(spec, q, k, v, params, tokens, tokens)
 
 
-def _pallas(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
-            params: Params) -> jax.Array:
+def _pallas(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, params: Params, *,
+            backend: flash.Backend = 'pallas') -> jax.Array:
   if platform() not in ('cuda', 'tpu'):
     _log_once(f"attention: 'pallas' is interpreted on {platform()}, and very slow")
-  return apply_epilogue(spec, q, flash.rows(spec, q, k, v), params)
+  return apply_epilogue(spec, q, flash.rows(spec, q, k, v, backend), params)
 
 
 # {name: (unsupported(spec, q, k, platform), attend(spec, q, k, v, params))}: why it does not run a
@@ -120,6 +122,7 @@ _TABLE = {
     'reference': (lambda *case: None, _reference),
     'chunked': (lambda *case: None, chunked.attend),
     'pallas': (flash.unsupported, _pallas),
+    'mosaic': (flash.mosaic_unsupported, functools.partial(_pallas, backend='mosaic')),
     'cudnn': (library_kernels.cudnn_unsupported,
               functools.partial(library_kernels.attend, library_kernels.CUDNN)),
     'splash': (library_kernels.splash_unsupported,

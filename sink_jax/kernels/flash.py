@@ -1,9 +1,10 @@
 """The Pallas kernels as one differentiable function for any platform.
 
-`flash_tpu` and `flash_gpu` have the same two functions, forward and backward. A primitive stands
-for them until a program is lowered: then one of the two is imported and traced, that of the
-platform, which need not be here. The forward pass keeps q, k, v, its output and the statistics of
-its rows; the backward kernels compute the scores again, tile by tile.
+`flash_tpu`, `flash_gpu` and `flash_mosaic` have the same two functions, forward and backward. A
+primitive stands for them until a program is lowered: then one module is imported and traced, that
+of the platform, which need not be here, or `flash_mosaic` where that was asked for. The forward
+pass keeps q, k, v, its output and the statistics of its rows; the backward kernels compute the
+scores again, tile by tile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from sink_jax.attention.position import Relative
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.epilogue import ATTENTION, PartialAttention, Shaped
 from sink_jax.kernels.score_tile import row_cotangents
@@ -25,6 +27,8 @@ from sink_jax.kernels.shard import shard_map_batch_heads
 
 _INTERPRETED = 'tpu'  # whose kernels are interpreted on a platform without kernels; slow
 _LARGEST_HEAD_DIM = 256
+_MOSAIC_JAX = (0, 11, 2)  # the first jax whose Mosaic GPU the kernels are written for
+Backend = Literal['pallas', 'mosaic']
 
 
 def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
@@ -45,49 +49,69 @@ def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
   return None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def mosaic_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
+                       platform: str) -> str | None:
+  """Why the kernels by Mosaic GPU do not run this, or None."""
+  if jax.__version_info__ < _MOSAIC_JAX:
+    return f'it needs jax {".".join(map(str, _MOSAIC_JAX))} or newer, not {jax.__version__}'
+  # A mesh without devices, for which programs are compiled elsewhere, does not say what it stands for.
+  capability = getattr(jax.devices()[0], 'compute_capability', '9.0')
+  if platform != 'cuda' or not capability.startswith('9.'):
+    return 'it needs an NVIDIA GPU of the Hopper generation (compute capability 9.0)'
+  if q_BxTxHxDh.dtype != jnp.bfloat16 or q_BxTxHxDh.shape[-1] > 128:
+    return (f'it takes bfloat16 and a head_dim up to 128, not {q_BxTxHxDh.dtype} and '
+            f'{q_BxTxHxDh.shape[-1]}')
+  if isinstance(spec.position, Relative):
+    return f'Mosaic GPU has no floor function, by which {spec.position} makes buckets'
+  return unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-         v_BxTxHkvxDh: jax.Array) -> PartialAttention:
+         v_BxTxHkvxDh: jax.Array, backend: Backend = 'pallas') -> PartialAttention:
   """Rows, in the dtype of v, and statistics of transformed queries and keys; differentiable."""
-  return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)[0]
+  return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, backend)[0]
 
 
-def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[
+def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
+             backend: Backend) -> tuple[
     PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
-  rows = _on_every_device('forward', 'bthd bthd bthd -> bthd bht bht', spec, q, k, v)
+  rows = _on_every_device('forward', 'bthd bthd bthd -> bthd bht bht', spec, backend, q, k, v)
   result = checkpoint_name(PartialAttention(*rows), ATTENTION)
   return result, (q, k, v, result)
 
 
 def _backward(
-    spec: AttentionSpec, saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
+    spec: AttentionSpec, backend: Backend, saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
     cotangents: PartialAttention) -> tuple[jax.Array, ...]:
   q, k, v, result = saved
   per_row = row_cotangents(spec, result, cotangents)
   layout = f'bthd bthd bthd bthd{" bht" * len(per_row)} -> bthd bthd bthd'
-  return _on_every_device('backward', layout, spec, q, k, v, cotangents.out_BxTxHxDh, *per_row)
+  return _on_every_device('backward', layout, spec, backend, q, k, v, cotangents.out_BxTxHxDh,
+                          *per_row)
 
 
 rows.defvjp(_forward, _backward)
 
 
 def _on_every_device(kernels: Literal['forward', 'backward'], layout: str, spec: AttentionSpec,
-                     q_BxTxHxDh: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+                     backend: Backend, q_BxTxHxDh: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   # The slopes are an input next to the arrays, so that a device which has some of the heads gets
   # the slopes of just those.
   slopes_H = jnp.asarray(spec.position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
-  bind = functools.partial(_kernels_p.bind, kernels=kernels, spec=spec)
+  bind = functools.partial(_kernels_p.bind, kernels=kernels, spec=spec,
+                           backend=backend)
   return shard_map_batch_heads(f'h {layout}', bind, slopes_H, q_BxTxHxDh, *arrays)
 
 
 # `jax.lax.platform_dependent` would trace the kernels of all platforms for each call.
 _kernels_p = Primitive('attention_kernels')
 _kernels_p.multiple_results = True
-_kernels_p.def_impl(jax.jit(_kernels_p.bind, static_argnames=('kernels', 'spec')))
+_kernels_p.def_impl(jax.jit(_kernels_p.bind, static_argnames=('kernels', 'spec', 'backend')))
 
 
 @_kernels_p.def_abstract_eval
-def _shapes(slopes, q, k, v, *rest, kernels, spec):
+def _shapes(slopes, q, k, v, *rest, kernels, spec, backend):
   if kernels == 'backward':
     return [ShapedArray(x.shape, x.dtype) for x in (q, k, v)]
   batch, length, heads, _ = q.shape
@@ -96,9 +120,11 @@ def _shapes(slopes, q, k, v, *rest, kernels, spec):
 
 
 def _lowered_for(platform: str | None):
-  def run(slopes_H, *arrays, kernels, spec):
+  def run(slopes_H, *arrays, kernels, spec, backend):
     # Imported here, so that nothing needs the compiler of a platform until a program is for it.
-    if (platform or _INTERPRETED) == 'cuda':
+    if backend == 'mosaic':
+      from sink_jax.kernels import flash_mosaic as module
+    elif (platform or _INTERPRETED) == 'cuda':
       from sink_jax.kernels import flash_gpu as module
     else:
       from sink_jax.kernels import flash_tpu as module
@@ -121,8 +147,8 @@ def _batched(arrays, axes, **options):
   return [x.reshape(size, -1, *x.shape[1:]) for x in results], [0] * len(results)
 
 
-def _refuse(*arguments, **options):
-  raise NotImplementedError("attention has no second derivative by implementation 'pallas': use "
+def _refuse(*arguments, backend, **options):
+  raise NotImplementedError(f"attention has no second derivative by implementation '{backend}': use "
                             "implementation='chunked'.")
 
 

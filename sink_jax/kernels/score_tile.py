@@ -12,8 +12,9 @@ T x T is ever stored.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,18 @@ class ScoreTile:
     keep = jnp.asarray(self.spec.mask.keep(i, j))
     return keep if self.length is None else keep & (i < self.length) & (j < self.length)
 
+  # A back end may have another form of these three.
+  def reduce(self, f: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    """f of every row of a tile, such as jnp.sum."""
+    return f(x, self.axis, keepdims=True)
+
+  def spread(self, row: jax.Array, x: jax.Array) -> jax.Array:
+    """Rows, to be combined with a tile x."""
+    return row
+
+  def to_power(self, f: jax.Array, power: float) -> jax.Array:
+    return safe_power(f, power)
+
   def start(self, shape: tuple[int, ...]) -> State:
     """The state of rows that have seen no key.
 
@@ -78,15 +91,15 @@ class ScoreTile:
       The weights of the values, the factor of what was summed before (None for one), and the
       new state.
     """
-    power, total = self.spec.normalizer.power, lambda x: jnp.sum(x, self.axis, keepdims=True)
+    power, total = self.spec.normalizer.power, functools.partial(self.reduce, jnp.sum)
     if self.spec.similarity.kind == 'exponential':
       s = s if keep is None else jnp.where(keep, s, _MASKED)
       # Online softmax: weights are relative to the largest score so far, and older sums are
       # rescaled when it grows, so that no exponential exceeds one. The difference comes before
       # the factor: large scores then lose nothing.
       old, *sums = state
-      new = jnp.maximum(old, jnp.max(s, self.axis, keepdims=True))
-      exponent, change = ((x - new) * (self.scale * _LOG2E) for x in (s, old))
+      new = jnp.maximum(old, self.reduce(jnp.max, s))
+      exponent, change = (x * (self.scale * _LOG2E) for x in (s - self.spread(new, s), old - new))
       p, factor = jnp.exp2(exponent), jnp.exp2(change)
       sums[0] = sums[0] * factor + total(p)
       if power is not None and power != 1:
@@ -96,7 +109,7 @@ class ScoreTile:
     f = _where(keep, self.spec.similarity(s * self.scale))
     if power is None:
       return f, None, state
-    added = f if power == 1 else _where(keep, safe_power(f, power))
+    added = f if power == 1 else _where(keep, self.to_power(f, power))
     return f, None, (state[0] + total(added),)
 
   def finish(self, state: State) -> tuple[jax.Array | None, ...]:
@@ -138,7 +151,7 @@ class ScoreTile:
     f, df = jax.jvp(self.spec.similarity, (s,), (jnp.ones_like(s),))
     if power:  # no similarity changes the number of keys
       # The derivative of f^p is p f^(p - 1), and `row_cotangents` has multiplied by p already.
-      dp = dp + (rows[0] if power == 1 else rows[0] * safe_power(f, power - 1))
+      dp = dp + (rows[0] if power == 1 else rows[0] * self.to_power(f, power - 1))
     # df is f', dp all that flows into f; masked scores have neither weight nor cotangent.
     return _where(keep, f), _where(keep, df * dp)
 

@@ -118,6 +118,8 @@ def _gpus():
   sys.path.append(str(directory))
   [plugin] = (directory / 'jax_plugins').glob('xla_cuda*')
   importlib.import_module(f'jax_plugins.{plugin.name}').initialize()
+  for library in directory.glob('jax_cuda*_plugin/libmosaic_gpu_runtime.so'):
+    os.environ['MOSAIC_GPU_RUNTIME_LIB_PATH'] = str(library)  # what programs with its kernels link to
   make = xla_bridge._topology_factories['cuda']
   return make('', topology='1x1x4', target_config=_H200)._make_compile_only_devices()
 
@@ -163,7 +165,8 @@ def ptx_report(f: Callable[..., Any], *args: Any) -> tuple[jax.stages.Compiled, 
     options = {'xla_dump_to': directory}
     if jax.__version_info__ >= (0, 11):
       options['xla_dump_emitter_re'] = 'ptx'
-    compiled = compile_for('h200', f, *args, options=options)
+    with mock.patch.dict(os.environ, MOSAIC_GPU_DUMP_PTX='1', MOSAIC_GPU_DUMP_TO=directory):
+      compiled = compile_for('h200', f, *args, options=options)
     pallas = set(re.findall(r'"__gpu\$xla\.gpu\.triton".* name = "(\w+)"', compiled.as_text()))
     kernels = [kernel for path in sorted(dump.glob('*.ptx')) if '.entry' in path.read_text()
                for kernel in _assemble(path, pallas)]
@@ -179,7 +182,8 @@ def _assemble(path, pallas):
   for name, printed in _by_kernel(done.stdout + done.stderr).items():
     body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start():].partition('\n}')[0]
     number = lambda pattern: sum(map(int, re.findall(pattern, printed)))
-    ours = name.partition('__')[0] in pallas or name in pallas  # a second one ends in __1
+    # A second one by Triton ends in __1; those by Mosaic GPU say so.
+    ours = name.partition('__')[0] in pallas or name in pallas or '_mosaic_gpu_' in name
     yield Kernel(
         name, ours, number(r'Used (\d+) registers'), number(r'(\d+) bytes spill stores'),
         'wgmma.mma_async' in body, _SERIALIZED in printed)

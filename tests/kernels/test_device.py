@@ -70,10 +70,10 @@ def test_values_and_gradients(name, head_dim, length):
   with jax.default_matmul_precision('highest'):  # without it a GPU may round products to TF32
     true = with_gradients(spec, 'reference', exact)
     allowed = 2 * errors(with_gradients(spec, 'reference', arrays), true) + TOLERANCE
-  for implementation in ('pallas', 'cudnn', 'splash'):
+  for implementation in ('pallas', 'mosaic', 'cudnn', 'splash'):
     if not unsupported(implementation, spec, *arrays[:2]):
       found = with_gradients(spec, implementation, arrays)
       assert (errors(found, true) <= allowed).all(), implementation
-      if implementation == 'pallas':  # libraries may add up in any order
+      if implementation in ('pallas', 'mosaic'):  # libraries may add up in any order
         again = with_gradients(spec, implementation, arrays)
         assert all(map(np.array_equal, *map(jax.tree.leaves, (found, again))))

@@ -1,0 +1,174 @@
+"""The kernels by Mosaic GPU, interpreted on a CPU: values, gradients, races and planted errors.
+
+    python -m tests.kernels.test_mosaic sigmoid 'wait 0'  # cases and planted errors by their names
+
+The interpreter blocks one thread of XLA for every warpgroup and needs others, or it waits for ever: the cases
+run in processes with as many devices as it takes.
+"""
+
+import faulthandler
+import itertools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.kernels import flash
+from sink_jax.kernels.epilogue import PartialAttention
+from tests.kernels.test_flash import plain_rows
+from tests.train.runs import run_python
+
+HAS_MOSAIC = jax.__version_info__ >= (0, 11, 2)
+needs_mosaic = pytest.mark.skipif(not HAS_MOSAIC, reason='needs jax 0.11.2')
+
+
+def spec(**components):
+  return sj.AttentionSpec(**{'position': sj.Nope()} | components)
+
+
+# {name: (spec, length, heads, key heads, head dimension, (warpgroups, rows of other tiles))}
+CASES = {
+    'softmax': (spec(), 256, 2, 1, 64, (1, 64)),
+    'sigmoid': (spec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), 100, 1, 1, 64, (1, 64)),
+    'window': (spec(mask=sj.Window(size=40), normalizer=sj.PNorm(p=2.0)), 180, 2, 1, 96, (2, 128)),
+    'prefix': (spec(mask=sj.Prefix(length=70), similarity=sj.Sigmoid(), normalizer=sj.PNorm(p=0.5)),
+               130, 2, 2, 128, (1, 64)),
+    'capped': (spec(position=sj.Alibi(), similarity=sj.CappedExp(cap=2.0)), 130, 2, 1, 64, (1, 64)),
+    'identity': (spec(similarity=sj.Linear(), normalizer=sj.AbsFloor()), 128, 4, 2, 64, (2, 64)),
+    'squared relu': (spec(similarity=sj.SquaredRelu(), normalizer=sj.Count()), 70, 1, 1, 32, (1, 128)),
+}
+FEW = ('softmax', 'sigmoid', 'window')
+
+
+def computed(rows, inputs, cotangents):
+  """Leaves of rows(*inputs) and, given cotangents, of those of the inputs; float32."""
+  def both(inputs, cotangents):
+    if cotangents is None:
+      return rows(*inputs)
+    result, pull = jax.vjp(rows, *inputs)
+    return result, pull(jax.tree.map(lambda x, like: x.astype(like.dtype), cotangents, result))
+
+  return [np.asarray(x, np.float32) for x in jax.tree.leaves(jax.jit(both)(inputs, cotangents))]
+
+
+def prepared(name):
+  """The rows of a case by interpreted kernels, and its inputs."""
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
+  from sink_jax.kernels import flash_mosaic
+  attention, length, heads, kv_heads, head_dim, (warpgroups, other) = CASES[name]
+  flash_mosaic.BLOCKS = dict.fromkeys(flash_mosaic.BLOCKS, flash_mosaic.Blocks(warpgroups, other, 2))
+  interpreter = plgpu.InterpretGPUParams(detect_races=True)  # a race is an error
+
+  def interpreted(kernels, layout, spec, backend, q, *arrays):
+    slopes = jnp.asarray(spec.position.slopes(q.shape[2]), jnp.float32)
+    return getattr(flash_mosaic, kernels)(spec, slopes, q, *arrays, interpret=interpreter)
+
+  # Without the primitive, which has no effects, while the interpreter has.
+  flash._on_every_device = interpreted
+  rng = np.random.default_rng(0)
+  q, k, v = (jnp.asarray(rng.standard_normal((1, length, h, head_dim)), jnp.bfloat16)
+             for h in (heads, kv_heads, kv_heads))
+  return attention, lambda *inputs: flash.rows(attention, *inputs, 'mosaic'), (q, k, v)
+
+
+def check(name, gradients=True):
+  """Rows, statistics and gradients against the T x T definition."""
+  attention, rows, inputs = prepared(name)
+  rng = np.random.default_rng(1)
+  batch, length, heads, _ = inputs[0].shape
+  draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16).astype(jnp.float32)
+  statistic = batch, heads, length
+  cotangents = PartialAttention(draw(*inputs[0].shape), draw(*statistic), draw(*statistic))
+  cotangents = cotangents if gradients else None
+  actual = computed(rows, inputs, cotangents)
+  exact = [x.astype(jnp.float32) for x in inputs]
+  expected = computed(lambda *x: plain_rows(attention, *x), exact, cotangents)
+  for what, a, b in zip(('out', 'stat', 'power stat', 'dq', 'dk', 'dv'), actual, expected):
+    error = np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-9)
+    # Statistics are float32; others are rounded to bfloat16 after weights that are, 2^-9 each.
+    limit = 1e-6 if 'stat' in what else 2**-7
+    assert error < limit, f'{name}: {what} has an error of {error:.1e}, more than {limit:.1e}'
+
+
+# {planted error: how it is found}. The waits are those of the program, in its order: for a free buffer,
+# for what a warpgroup owns, for a tile without the mask.
+ERRORS = {'wait 0': 'race', 'wait 1': 'race', 'wait 2': 'race', 'commit': 'race', 'mask': 'out has an error'}
+
+
+def check_finds(name):
+  """That the interpreter finds an error of the forward kernel."""
+  from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+  from sink_jax.kernels import flash_mosaic
+  calls, wait = itertools.count(), flash_mosaic._wait
+  with pytest.MonkeyPatch.context() as patch:
+    if name.startswith('wait'):
+      patch.setattr(flash_mosaic, '_wait', lambda barrier: (
+          None if next(calls) == int(name.split()[1]) else wait(barrier)))
+    elif name == 'commit':
+      patch.setattr(flash_mosaic.plgpu, 'commit_smem', lambda: None)
+    else:
+      patch.setattr(flash_mosaic.MosaicTile, 'keep', lambda tile, i, j: j < i)
+    try:
+      check('softmax', gradients=False)
+    except Exception as error:
+      assert ERRORS[name] in str(error).lower(), f'{name}: {error}'
+    else:
+      raise AssertionError(f'{name} was not found')
+    finally:
+      gpu_callbacks.reset_gpu_interpret_mode_state()
+
+
+def run(*names):
+  run_python('-m', 'tests.kernels.test_mosaic', *names, devices=8)
+
+
+@needs_mosaic
+def test_values_and_gradients_without_races():
+  run(*FEW)
+
+
+@needs_mosaic
+@pytest.mark.full
+def test_more_values_and_gradients():
+  run(*(CASES.keys() - set(FEW)))
+
+
+@needs_mosaic
+def test_the_interpreter_finds_planted_errors():
+  run(*ERRORS)
+
+
+def refused(words, shape=(1, 8, 2, 64), dtype='bfloat16', platform='cuda', **components):
+  x = jax.ShapeDtypeStruct(shape, dtype)
+  assert words in flash.mosaic_unsupported(spec(**components), x, x, platform)
+
+
+@needs_mosaic
+def test_what_does_not_run_is_refused():
+  x = jax.ShapeDtypeStruct((1, 8, 2, 96), jnp.bfloat16)
+  assert flash.mosaic_unsupported(spec(), x, x, 'cuda') is None
+  refused('Hopper', platform='cpu')
+  refused('Hopper', platform='tpu')
+  refused('takes bfloat16', dtype='float32')
+  refused('a head_dim up to 128', (1, 8, 2, 256))
+  refused('no floor function', position=sj.Relative())
+  refused('clips single weights', normalizer=sj.Clipped())
+  x = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
+  with pytest.raises(NotImplementedError, match="'mosaic': .*Hopper.*'chunked' runs every case"):
+    sj.attend(spec(), x, x, x, implementation='mosaic')
+
+
+@pytest.mark.skipif(HAS_MOSAIC, reason='has Mosaic GPU as it is needed')
+def test_an_older_jax_is_refused():
+  refused('needs jax 0.11.2 or newer')
+
+
+if __name__ == '__main__':
+  faulthandler.dump_traceback_later(300, exit=True)  # an end also where threads wait for each other
+  for case in sys.argv[1:]:
+    (check if case in CASES else check_finds)(case)
