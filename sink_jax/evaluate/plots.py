@@ -32,7 +32,7 @@ from sink_jax.models.run import ModelInputs, Run
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 SINK_1 = r'$\mathrm{Sink}_1^{\epsilon}$'
 SINK_EXTRA_KEY = r'$\mathrm{Sink}_*^{\epsilon}$'
-DPI = 120  # of every picture
+DPI = 115  # of every picture
 File = str | os.PathLike | IO[bytes]  # a path, on a disk or gs://, or a binary stream
 _TICKS = 16  # numbers on an axis of an importance map; more would touch one another
 _FONT = 11
@@ -193,12 +193,12 @@ def mathematical(text: str) -> str:
 def save(figure: Figure, file: File) -> None:
   """Writes a figure to a path, on a disk or gs://, or to a binary stream, as a PNG.
 
-  The file has 256 colours, which takes a third of the space, and does not name Matplotlib's version, so that
+  The file has 64 colours, which takes a fifth of the space, and does not name Matplotlib's version, so that
   equal figures are equal files.
   """
   raw = io.BytesIO()
   figure.savefig(raw, dpi=DPI, format='png', bbox_inches='tight')
-  image = Image.open(raw).convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
+  image = Image.open(raw).convert('RGB').quantize(64, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
   path = isinstance(file, (str, os.PathLike))
   with epath.Path(file).open('wb') if path else contextlib.nullcontext(file) as stream:
     image.save(stream, 'png', optimize=True)

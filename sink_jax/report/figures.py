@@ -26,7 +26,8 @@ _VERDICTS = {'lower': COLOURS[0], 'removed': COLOURS[0], 'moved': COLOURS[2], 'h
 _COLOURS = (*COLOURS, '#8C6D31', '#7B3294', '#00798C', '#555555')
 _AXES = {'sink_1': 'Sink_1 in % of heads', 'valid_loss': 'validation loss (nats)',
          'train_loss': 'training loss (nats)', 'value_ratio': 'least value norm ratio',
-         'hidden_ratio': 'hidden norm ratio', 'grad_norm': 'gradient norm', 'window': 'window (tokens)',
+         'max_over_median': 'largest activation / median', 'hidden_ratio': 'hidden norm ratio',
+         'grad_norm': 'gradient norm', 'window': 'window (tokens)',
          'unique_tokens': 'different tokens', 'block': 'block (0: the embedding)',
          'window_absolute': 'token 1 (times uniform)', 'window_relative': 'first key (times uniform)'}
 

@@ -28,6 +28,7 @@ from sink_jax.report.runs import EMERGED, Runs, table
 from sink_jax.train.checkpoint import CheckpointError
 
 REMEDIES = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
+_COURSE = {'sink_1': 1, 'sink_star': 1, 'valid_loss': 3, 'max_over_median': 0, 'value_ratio': 2}  # digits
 HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 'sigmoid': 'sigmoid',
             'k-bias': 'softmax with a K bias'}
 OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were corrected
@@ -143,8 +144,9 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     title += f'\n(rank correlation {rank:.2f})' * (rank == rank)
     drawn['scatter'] = figures.scatter(pd.concat([dots.assign(crossed=False), bad]), title, EMERGED)
   if len(grafts):
-    drawn['grafts'] = figures.curves(runs, grafts, sorted(set(grafts.trial)), ['sink_1'],
-                                     title='Sink_1 after a graft')
+    drawn['grafts'] = figures.curves(
+        runs, grafts, sorted(set(grafts.trial)), [metric for metric in _COURSE if metric != 'sink_star'],
+        title='Sink_1 after a graft')
   drawn |= {item['key']: found for item in paper.FIGURES if (found := _figure(item, runs, shown, tuned))}
   for key, picture in drawn.items():
     save(picture, out / f'{key}.png')
@@ -160,7 +162,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=elsewhere, grid=grid,
       headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
       beside=beside, rank=rank, same=alike, dots=dots, pictures=pictures, tasks=tasks,
-      grafts=compare.against(grafts, 'continued'),
+      courses=_courses(runs, grafts),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
       coverage=paper.coverage(full, models),
       see=pictures | {
@@ -175,6 +177,18 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   if tasks:
     files.append(render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
   return [*files, *(out / name for name in pictures.values())], summary
+
+
+def _courses(runs: Runs, grafts: pd.DataFrame) -> dict[str, dict[str, str]]:
+  """{trial: {metric: 'its first to its last value', and 'n'}} of valid runs, means over them."""
+  known = runs.metrics.run.isin(grafts.run[grafts.valid == '']) & runs.metrics.block.isna()
+  of: pd.DataFrame = runs.metrics[known]
+  ends = of.sort_values('step').groupby(['trial', 'metric', 'run']).value.agg(['first', 'last'])
+  means = ends.groupby(['trial', 'metric']).mean()
+  return {trial: {'n': str(grafts[(grafts.trial == trial) & (grafts.valid == '')].seed.nunique())} | {
+      metric: f'{means.loc[trial, metric]["first"]:,.{digits}f} to {means.loc[trial, metric]["last"]:,.{digits}f}'
+      for metric, digits in _COURSE.items() if (trial, metric) in means.index}
+      for trial in sorted(set(of.trial))}
 
 
 def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.DataFrame) -> Figure | None:

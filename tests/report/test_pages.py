@@ -274,7 +274,5 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   for words in expected:
     rest = rest.replace(words, '')
   assert not re.search(r'\d+ ?%|\d+ of \d+|n = \d', rest)
-  readme = ' '.join((ROOT / 'README.md').read_text().split())
-  assert 'no sink with seeds 0 and 1, but seed 2 has one' in readme
   sigmoid = of('quickstart', 'text-sigmoid')
   assert sigmoid.seed[sigmoid.sink_1 >= 10].tolist() == [2] and len(sigmoid) == 3
