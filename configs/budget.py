@@ -34,7 +34,7 @@ from sink_jax.io.terminal import text_table
 from sink_jax.models.sizes import parameter_count
 from sink_jax.train.config import NotExpressible, from_dict
 
-# The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; BUILD.md says where from.
+# The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; docs/experiments.md says where from.
 _PAPER_DATA = {
     'data.source': "Jsonl(path='data/pile')",
     'data.tokenizer': "HuggingFace(path='data/gpt-neox-20b/tokenizer.json')",

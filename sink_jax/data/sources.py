@@ -252,8 +252,8 @@ def existing_path(path: str, source: str) -> pathlib.Path:
   if not path or not root.exists():
     raise ValueError(f"{source}(path={path!r}) is not on a disk of this machine: set "
                      f"--config.data.source=\"{source}(path='...')\", or train with PackedDataset and "
-                     'build where the text is (python -m sink_jax data_build); BUILD.md says where '
-                     "the paper's corpora come from.")
+                     'build where the text is (python -m sink_jax data_build); docs/experiments.md says '
+                     "where the paper's corpora come from.")
   return root
 
 

@@ -98,6 +98,15 @@ def test_mosaic_kernels_compile(h200, spec, shape, monkeypatch):
   assert not [k for k in ours if k.spilled_bytes > limits[k.name]]
 
 
+@pytest.mark.parametrize('kv_bias', [sj.NoBias(), sj.KBias(), sj.KVBias(), sj.SinkLogit()], ids=str)
+def test_splash_compiles_with_an_extra_key(target, kv_bias, monkeypatch):
+  if target == 'h200':
+    pytest.skip('splash is for TPUs')
+  monkeypatch.setattr('sink_jax.kernels.dispatch.platform', lambda: 'tpu')
+  spec = sj.AttentionSpec(kv_bias=kv_bias)
+  checked(target, gradients(spec, 'splash'), *arguments(spec, *SHAPES['60m']))
+
+
 def test_memory_is_linear_in_the_length(target):
   short, long = (checked(target, gradients(SPECS['k-bias']), *arguments(
       SPECS['k-bias'], 1, 8, length, 64)).total for length in (32768, 131072))
