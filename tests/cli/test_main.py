@@ -64,7 +64,7 @@ LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
     ('train', [*CONFIG, '--config.steps', '3'], 'write --config.KEY=VALUE'),
     ('train', [*CONFIG, '--config.steps=many'], 'steps=many'),
     ('train', [*CONFIG, '--config.model=x'], '--config.model=x'),
-    ('sweep', [f'--config={QUICK}', '--list', '--seeds=1,2', '--config.seed=3'], 'seed is set'),
+    ('sweep', [f'--config={QUICK}', '--list', '--seeds=1,2', '--config.seed=3'], 'seed and --seeds'),
     ('sweep', [f'--config={QUICK}:text-softmax', '--list'], '--only=text-softmax'),
     ('sweep', [f'--config={QUICK}', '--list', '--only=text'], 'Did you mean text-softmax? Choices: '),
     ('sweep', [f'--config={QUICK}', '--list', '--config.model.size=2b'], 'tiny, 60m, 1b'),
