@@ -130,17 +130,19 @@ _drained = functools.partial(_effect, 'value norm ratio', (
 
 
 def _matters(rows: Sequence[Row]) -> str:
-  made = [row for row in rows if row['edit'] in _EDITS and 'change' in row]
+  made = [row for row in rows if 'change' in row]
   words = '; '.join(
       f'{_EDITS[row["edit"]].format(row["targets"])} {row["change"]:+.2f} nats ({row["low"]:+.2f} to '
-      f'{row["high"]:+.2f}; {row["controls"]} controls: {row["control_low"]:+.2f} to {row["control_high"]:+.2f})'
+      f'{row["high"]:+.2f}; controls {row["control_low"]:+.2f} to {row["control_high"]:+.2f})'
       for row in made)
-  beyond = sum(row['beyond'] for row in made)
-  return f'{beyond} of {len(made)} edits cost more than their controls: {words}.' if made else ''
+  beyond = f'{sum(row["beyond"] for row in made)} of {len(made)} edits'
+  return f'{beyond} cost more than each of their controls, and 1 % of the loss: {words}.' if made else ''
 
 
-_EDITS = {'drop the key in sink heads': 'hiding the key of {}', 'zero the value': 'a value of zero at {}',
-          'cap the massive channels': 'a cap on {}', 'remove the dormant heads': 'removing {}'}
+_EDITS = {'drop the key': 'hiding the key of {} in all heads',
+          'drop the key in sink heads': 'hiding the key of {}', 'zero the value': 'a value of zero at {}',
+          'cap the massive channels': 'a cap on {}', 'remove the dormant heads': 'removing {}',
+          'leave out BOS': 'leaving out {}'}
 
 
 def _cache(rows: Sequence[Row]) -> str:
