@@ -39,7 +39,7 @@ need() {
   done
 }
 
-# Reads the settings and sets job: the arguments of python -m sink_jax.
+# Reads the settings and sets job: the arguments of python -m sink_jax, and environment: what runs before it.
 read_settings() {
   [[ -f $SETTINGS ]] || die "there is no $SETTINGS:" 'cp launch/settings.example.sh launch/settings.sh'
   # shellcheck source=settings.example.sh
@@ -51,6 +51,8 @@ read_settings() {
   job=("$JOB" "--config=$CONFIG" "--workdir=$WORKDIR")
   if [[ -n $DATA ]]; then job+=("--config.data.source=PackedDataset(path='$DATA')"); fi
   job+=(${ARGUMENTS[@]+"${ARGUMENTS[@]}"})
+  environment=()
+  if [[ -n $COMPILER_FLAGS ]]; then environment=(env "LIBTPU_INIT_ARGS=$COMPILER_FLAGS"); fi
 }
 
 # check_job DEVICES JOB ARGUMENTS...: loads the config of a job; of training it compares the mesh and

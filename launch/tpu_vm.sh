@@ -71,7 +71,7 @@ setup() {
 run() {
   check_job "$(tpu_devices "$TPU_TYPE" 1)" "${job[@]}"
   on_hosts all "cd sink_jax && if kill -0 \$(cat run.pid) 2>/dev/null; then echo 'a job runs here'; exit 1; fi; \
-nohup bash launch/local.sh --restarts=$RESTARTS $(quoted "${job[@]}") >>run.log 2>&1 </dev/null & \
+nohup $(quoted ${environment[@]+"${environment[@]}"} bash launch/local.sh "--restarts=$RESTARTS" "${job[@]}") >>run.log 2>&1 </dev/null & \
 echo \$! >run.pid"
 }
 

@@ -41,5 +41,5 @@ for ((k = 1; k <= SHARDS; k++)); do
   do_or_say xpk workload create "--workload=$name" "${where[@]}" "--tpu-type=$TPU_TYPE" \
     "--num-slices=$SLICES" "--docker-image=$IMAGE" "--max-restarts=$RESTARTS" \
     "--termination-grace-period-seconds=$GRACE" ${options[@]+"${options[@]}"} \
-    "--command=exec python -P -m sink_jax $(quoted "${job[@]}" ${part[@]+"${part[@]}"})"
+    "--command=exec $(quoted ${environment[@]+"${environment[@]}"} python -P -m sink_jax "${job[@]}" ${part[@]+"${part[@]}"})"
 done

@@ -14,7 +14,7 @@ import numpy as np
 
 from sink_jax.attention import soft_cap
 from sink_jax.kernels.epilogue import ATTENTION
-from sink_jax.kernels.shard import sharding_constraint
+from sink_jax.kernels.shard import shard_map_batch_heads, sharding_constraint
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.attention import Attention, FirstValues, l2_norm
 from sink_jax.models.config import Layer, ModelConfig
@@ -224,7 +224,7 @@ class Transformer(nn.Module):
       table_VxE = self.param('embed', initializer('embedding', config),
                              (config.vocab_size, config.embedding_dim or config.d_model),
                              jnp.float32)
-      h = sharding_constraint('ve', table_VxE)[inputs]
+      h = _rows(config.vocab_size, table_VxE, jnp.asarray(inputs))
       if config.embedding_dim:
         h = Linear(config.d_model, config, name='embed_in')(h)
     else:
@@ -234,6 +234,25 @@ class Transformer(nn.Module):
               for name, p in position.embedding_params(config.d_model).items()}
     added = position.embedding(positions_T, config.d_model, params)
     return (h if added is None else h + added), table_VxE
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rows(vocab_size: int, table_VxE: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
+  """table_VxE[tokens_BxT]. Its gradient is summed on each device before the devices exchange anything.
+
+  XLA would send the float32 gradients of all sequences to every device of 'fsdp', which then adds all of
+  them to its rows of the table.
+  """
+  del vocab_size
+  return sharding_constraint('ve', table_VxE)[tokens_BxT]
+
+
+def _rows_gradient(vocab_size: int, tokens_BxT: jax.Array, g_BxTxE: jax.Array):
+  add = lambda tokens, g: (jnp.zeros((vocab_size, g.shape[-1]), g.dtype).at[tokens].add(g),)
+  return *shard_map_batch_heads('bt bte -> ve', add, tokens_BxT, g_BxTxE), None
+
+
+_rows.defvjp(lambda size, table, tokens: (_rows(size, table, tokens), tokens), _rows_gradient)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -189,7 +189,8 @@ def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
 
 
 def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
-  launchers.settings(SETTINGS + 'JOB=sweep SHARDS=2 PROVISIONING=spot DATA=gs://b/tokens SLICES=2')
+  launchers.settings(SETTINGS + 'JOB=sweep SHARDS=2 PROVISIONING=spot DATA=gs://b/tokens SLICES=2 '
+                     'COMPILER_FLAGS="--xla_a=true --xla_b=2"')
   code, _, errors = launchers('xpk.sh', 'create')
   assert code == 0, errors
   for k, call in enumerate(launchers.called(), 1):
@@ -197,7 +198,8 @@ def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
     assert {'--spot', '--max-restarts=7', '--termination-grace-period-seconds=90', '--num-slices=2',
             '--tpu-type=v6e-16', '--docker-image=registry/sink-jax:tpu'} <= set(call)
     assert shlex.split(call[-1].removeprefix('--command=exec ')) == [
-        'python', '-P', '-m', 'sink_jax', 'sweep', *ARGUMENTS[1:3],
+        'env', 'LIBTPU_INIT_ARGS=--xla_a=true --xla_b=2', 'python', '-P', '-m', 'sink_jax', 'sweep',
+        *ARGUMENTS[1:3],
         "--config.data.source=PackedDataset(path='gs://b/tokens')", *ARGUMENTS[3:], f'--shard={k}/2']
   assert k == 2
 
