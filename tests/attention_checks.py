@@ -13,15 +13,15 @@ TOLERANCE = 1e-5
 
 
 def assert_close(actual, expected, what, operands=0.0):
-  # A difference of equal vectors, as XSA takes under Window(size=1), is as uncertain as they are:
-  # it is zero but for their rounding, and relative to itself no error is small.
+  # XSA under Window(size=1) takes a difference of equal vectors. The result is only their rounding error.
+  # Relative to that, any error is large, so errors are compared with the operands.
   scale = max(np.abs(expected).max(), np.abs(operands).max(), 1e-3)
   error = np.abs(np.asarray(actual, np.float64) - expected).max() / scale
   assert error < TOLERANCE, f'{what}: relative error {error:.2e}'
 
 
 def check_values(spec, implementations, **sizes):
-  """Outputs of each implementation, maps and importance, against the oracle."""
+  """Compares the outputs of each implementation, the maps and the importance with the oracle."""
   inputs = random_inputs(spec, **sizes)
   out, weights, proxy, slot, operands = oracle.attention(spec, *inputs)
   for implementation in implementations:
@@ -50,10 +50,10 @@ def assert_importance(alpha, weights, proxy, slot, spec):
 def random_derivative(spec, inputs):
   """(projection of the output, direction of the inputs, derivative by central differences).
 
-  The derivative comes with that of the operands, see `oracle.Attention`.
+  The last entry has two numbers: the derivative, and that of the operands, see `oracle.Attention`.
 
-  Where a kink lies within the step (relu, a floor, a clip), differences over the step and over
-  half of it disagree, by far more than their errors of about 1e-8: another direction is drawn.
+  If a kink lies within the step (relu, a floor, a clip), the differences over the step and over half of it
+  disagree by far more than their errors of about 1e-8. Then another direction is drawn.
   """
   for seed in range(1, 9):
     rng = np.random.default_rng(seed)
@@ -73,15 +73,15 @@ def random_derivative(spec, inputs):
 
 def assert_derivative(gradients, direction, expected, what):
   products = jax.tree.leaves(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction))
-  # Relative to the sum of the parts, which may cancel, or to what the last step took a difference
-  # of, see `assert_close`; differences are good to about 1e-8.
+  # The error is relative to the sum of the parts, which may cancel, or to the operands of the last
+  # difference, see `assert_close`. Differences are accurate to about 1e-8.
   scale = max(sum(abs(float(p)) for p in products), abs(expected[1])) + 1e-3
   error = abs(sum(float(p) for p in products) - expected[0]) / scale
   assert error < 5e-5, f'{what}: relative error {error:.2e}'
 
 
 def check_gradient(spec, implementation):
-  """The directional derivative of a random projection, against central differences."""
+  """Compares the directional derivative of a random projection with central differences."""
   inputs = random_inputs(spec, length=5, heads=2)
   projection, direction, expected = random_derivative(spec, inputs)
   loss = lambda *args: jnp.sum(
@@ -91,7 +91,7 @@ def check_gradient(spec, implementation):
 
 
 def check_at_once(spec, implementation, **sizes):
-  """Output and gradient of one compiled function, for implementations that are slow to compile."""
+  """Checks output and gradient in one compiled function, for implementations that compile slowly."""
   inputs = random_inputs(spec, **sizes)
   projection, direction, expected = random_derivative(spec, inputs)
   out, *_, operands = oracle.attention(spec, *inputs)
@@ -109,4 +109,4 @@ def check_at_once(spec, implementation, **sizes):
   assert_derivative(gradients, direction, expected, f'{implementation} {spec}')
 
 
-PLAIN = ('reference', 'chunked')  # the implementations without kernels, which run every spec
+PLAIN = ('reference', 'chunked')  # without kernels; they run every spec

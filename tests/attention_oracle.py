@@ -1,7 +1,7 @@
 """Attention by three nested loops in NumPy float64, written from the paper's formulas.
 
 It shares no code with the package. The formula of a component comes from its entry in
-`tests.attention_variants`, so a new class fails here until its formula is written down.
+`tests.attention_variants`, so a new class fails here until somebody writes its formula there.
 """
 
 import functools
@@ -19,11 +19,11 @@ class Attention(NamedTuple):
   weights: np.ndarray  # (B, H, T, T)
   proxy: np.ndarray  # (B, H, T, T)
   extra_proxy: np.ndarray  # of the extra key, (B, H, T)
-  operands: np.ndarray  # what errors of the output are relative to: itself, or what `head` got
+  operands: np.ndarray  # errors of the output are relative to these: the output, or the input of `head`
 
 
 def attention(spec, q, k, v, params, x=None, first=None):
-  """The attention of a variant; first: values of the first block, for a later one."""
+  """The attention of a variant. first: the values of the first block, if this is a later one."""
   q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
   x = None if x is None else np.asarray(x, np.float64)
   params = {name: {n: np.asarray(a, np.float64) for n, a in own.items()}
@@ -64,7 +64,7 @@ def attention(spec, q, k, v, params, x=None, first=None):
           values.append(value_at(b, j, h // group))
           where.append(j)
         logit = extra.logit(i, heads) if callable(extra.logit) else extra.logit
-        if extra.key is not None:  # it passes the feature map like any other key
+        if extra.key is not None:  # the feature map applies to it as to any key
           logit = qi @ phi(extra.key) / math.sqrt(dh)
         if logit is not None:
           uncapped = type(spec.similarity).__name__ == 'CappedExp' and extra.key is None
@@ -81,9 +81,9 @@ def attention(spec, q, k, v, params, x=None, first=None):
         own = [value_at(b, i, head) for head in range(v.shape[2])]
         out[b, i, h] = head_output(mixed[b, i, h], None if x is None else x[b, i], own[h // group],
                                    own, of('head'), h)
-        # The weights of softpick, whose similarities may be beyond any eps.
+        # Softpick's similarities may be far beyond any eps, so its weights are used here.
         size = np.abs(row if clipped or softpick else sims)
-        # Softmax needs no guard against an empty sum; the official code adds 1e-8 elsewhere.
+        # Softmax sums are never empty and need no guard. For the rest the official code adds 1e-8.
         softmax = type(spec.similarity).__name__ in ('Exp', 'CappedExp') and not clipped
         shares = size / (size.sum() + (0 if softmax else 1e-8))
         weights[b, h, i, where] = row[:len(where)]

@@ -1,4 +1,4 @@
-"""The attention variants that tests go through."""
+"""The attention variants that the tests use."""
 
 import itertools
 
@@ -12,13 +12,13 @@ from tests.attention_variants import variant
 
 
 def slot_values():
-  """{slot: every value to test}; new slot classes are picked up by themselves."""
+  """{slot: every value to test}. New slot classes are included automatically."""
   return {slot: [x for cls in registry(base).values() for x in [cls(), *variant(slot, cls()).more]]
           for slot, base in COMPONENTS.items()}
 
 
 def legal(**slots):
-  """The spec, or None where the combination is refused."""
+  """The spec, or None if the combination is refused."""
   try:
     return sj.AttentionSpec(**slots)
   except ValueError:
@@ -26,9 +26,9 @@ def legal(**slots):
 
 
 def pairwise_specs(values=None):
-  """Few specs in which every legal pair of slot values occurs; the same at every call.
+  """A small set of specs that contains every legal pair of slot values; the same on every call.
 
-  values: {slot: values}, by default all of every slot.
+  values: {slot: values}, by default all values of every slot.
   """
   values = values or slot_values()
   names = list(values)
@@ -61,7 +61,7 @@ def pairwise_specs(values=None):
 
 _SIGMOID, _LINEAR, _ELU = sj.Sigmoid(), sj.Linear(), sj.EluPlusOne()
 
-# What the paper trains, by table, and operations that are kinds of their own.
+# What the paper trains, by table, and operations beyond it.
 PAPER = {
     'softmax': {},
     'nope (Table 3)': dict(position=sj.Nope()),
@@ -104,10 +104,10 @@ PAPER = {name: sj.AttentionSpec(**slots) for name, slots in PAPER.items()}
 def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, seed=0):
   """q, k, v and parameters of the slots, standard normal, float32.
 
-  The block's input comes as a fifth one where the spec reads it, see `attend`.
+  If the spec reads the block's input, it comes as a fifth array, see `attend`.
   """
   rng = np.random.default_rng(seed)
-  normal = lambda *shape: np.asarray(rng.standard_normal(shape), np.float32)  # also of shape ()
+  normal = lambda *shape: np.asarray(rng.standard_normal(shape), np.float32)  # shape () works too
   kv_heads = kv_heads or heads
   q = normal(batch, length, heads, head_dim)
   k, v = normal(2, batch, length, kv_heads, head_dim)
@@ -119,5 +119,5 @@ def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, s
 
 
 def attend(spec, q, k, v, params=None, gate=None, *, implementation=None):
-  """`sj.attend` of what `random_inputs` returns."""
+  """Calls `sj.attend` with what `random_inputs` returns."""
   return sj.attend(spec, q, k, v, params, gate=gate, implementation=implementation)

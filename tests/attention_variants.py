@@ -1,7 +1,7 @@
 """One entry for every component class: its formula, and more of its values for the tests.
 
 Formulas are written from the papers in NumPy float64, for one query and one key at a time, and
-share no code with the package. They get the component first, whose fields are its numbers.
+share no code with the package. Their first argument is the component, whose fields hold its numbers.
 """
 
 import math
@@ -14,9 +14,9 @@ import sink_jax as sj
 
 
 class Variant(NamedTuple):
-  """formula: see the component's table below. more: values to test next to the default one.
+  """formula: see the component's table below. more: values to test besides the default one.
 
-  cancels: is a head's output a difference that may vanish? Its errors are those of its operands.
+  cancels: is a head's output a difference that may vanish? Then errors are relative to the operands.
   """
 
   formula: Any
@@ -25,7 +25,7 @@ class Variant(NamedTuple):
 
 
 def variant(component: str, value) -> Variant:
-  """The entry of a component's value."""
+  """The entry for a component's value."""
   name = type(value).__name__
   assert name in VARIANTS[component], (
       f'{name} has no entry in tests/attention_variants.py: write its formula there.')
@@ -46,7 +46,7 @@ _MASKS = {
 _elu_plus_one = lambda s: s + 1 if s > 0 else math.exp(s)
 _SIMILARITIES = {
     'Exp': Variant(lambda f, s: math.exp(s)),
-    # Of the score of a key; what is no product with one is a term of its own, exp(s).
+    # The cap applies to scores of keys. A logit that is not a product with a key adds exp(s), uncapped.
     'CappedExp': Variant(lambda f, s: math.exp(f.cap * math.tanh(s / f.cap)),
                          (sj.CappedExp(cap=1.5),)),
     'Sigmoid': Variant(lambda f, s: 1 / (1 + math.exp(-s - f.bias)), (sj.Sigmoid(bias=-2.0),)),
@@ -54,13 +54,13 @@ _SIMILARITIES = {
     'SquaredRelu': Variant(lambda f, s: max(s, 0) ** 2),
     'EluPlusOne': Variant(lambda f, s: _elu_plus_one(s)),
     'Linear': Variant(lambda f, s: s),
-    # Signed, for its normalizer; what is negative has no weight.
+    # The normalizer needs the sign. A negative similarity has no weight.
     'Softpick': Variant(lambda f, s: math.exp(s) - 1),
 }
 
 
-# normalizer: Z of the similarities of a row, the extra key's among them; or, as an array, the
-# row's weights, where they are no quotients.
+# normalizer: Z of the similarities of a row, including that of the extra key. If the weights are not
+# quotients, it is the array of the row's weights.
 _NORMALIZERS = {
     'RowSum': Variant(lambda z, f: (f.sum() + z.eps) / z.scale,
                       (sj.RowSum(scale=0.5), sj.RowSum(eps=1e-3))),
@@ -71,8 +71,8 @@ _NORMALIZERS = {
         lambda z, f: np.clip((z.high - z.low) * f / f.sum() + z.low, 0, 1),
         (sj.Clipped(low=-0.2, high=1.1),)),
     'AbsFloor': Variant(lambda z, f: max(abs(f.sum()), z.floor)),
-    # f is exp(s) - 1 here, and eps counts beside the sum divided by exp(m), m = max(0, largest s).
-    # The package takes no derivative of that m, which differences would show of a larger eps.
+    # f is exp(s) - 1 here. The package divides the sum by exp(m), m = max(0, largest s), and then adds eps.
+    # It takes no derivative of that m. With a larger eps, differences would show this.
     'AbsSum': Variant(lambda z, f: np.abs(f).sum() + z.eps * (1 + max(f.max(), 0))),
 }
 
@@ -85,8 +85,8 @@ _FEATURE_MAPS = {
 }
 
 
-# qk_norm: the query or key of head h, of those x (H, Dh) of all heads, given the parameters; kind
-# is 'query' or 'key'.
+# qk_norm: the query or key of head h, from those x (H, Dh) of all heads, given the parameters. kind is
+# 'query' or 'key'.
 def _rms(norm, x, h, params, kind):
   return x[h] / math.sqrt(np.mean(x[h] ** 2) + norm.eps) * params[f'{kind}_gain']
 
@@ -103,7 +103,7 @@ _QK_NORMS = {
 }
 
 
-# temperature: the factor of query i of head h, 0-based, which sees n keys, given the parameters.
+# temperature: the factor on query i of head h, 0-based, which sees n keys, given the parameters.
 _TEMPERATURES = {
     'Fixed': Variant(lambda t, i, h, n, params: 1.0),
     'LogLength': Variant(
@@ -112,8 +112,8 @@ _TEMPERATURES = {
 }
 
 
-# value: what attention mixes of a value v of a key head, given the parameters; v1 is that of the
-# first block, and None in it.
+# value: what attention mixes for the value v of a key head, given the parameters. v1 is the value in the
+# first block, and None inside that block.
 def _residual(c, v, v1, head, params):
   a, b = (params['own'], params['first']) if c.learned else (c.own, c.first)
   return v if v1 is None else a * v + b * v1
@@ -126,8 +126,8 @@ _VALUES = {
 }
 
 
-# position: what turns a query or key x at position t, and what is added to the score of head h
-# at distance d. (What is added to embeddings is no part of attention.)
+# position: the rotation of a query or key x at position t, and the bias added to the score of head h at
+# distance d. (Additions to embeddings are not part of attention.)
 class _Position(NamedTuple):
   rotate: Callable = lambda p, x, t: x
   bias: Callable = lambda p, h, heads, d: 0.0
@@ -161,7 +161,7 @@ def _llama3_wavelength(p, wavelength):
 
 
 def _yarn_wavelength(p, wavelength, channel, channels):
-  """NTK by parts: a ramp between the channels of beta_fast and of beta_slow turns."""
+  """NTK by parts: a ramp between the channels that make beta_fast and beta_slow rotations."""
   at = lambda turns: channels * math.log(p.original_length / (turns * 2 * math.pi)) / (
       2 * math.log(p.base))
   low, high = at(p.beta_fast), at(p.beta_slow)
@@ -173,9 +173,9 @@ def _yarn_wavelength(p, wavelength, channel, channels):
 
 
 def _rotary(wavelength_of, amplitude=lambda p: 1.0):
-  """Complex multiplication: channel c and c + channels/2 are one complex number.
+  """Complex multiplication: channel c and c + channels/2 form one complex number.
 
-  wavelength_of(p, plain wavelength, c, channels): tokens per turn of channel c.
+  wavelength_of(p, plain wavelength, c, channels): tokens per rotation of channel c.
   """
   def rotate(p, x, t):
     channels = int(len(x) * p.fraction)
@@ -206,11 +206,11 @@ _POSITIONS = {
 }
 
 
-# kv_bias: what head h with dh channels sees beside the tokens, given the parameters.
+# kv_bias: what head h with dh channels sees besides the tokens, given the parameters.
 class _Extra(NamedTuple):
-  """key: k*, before the feature map; or logit: a score that does not depend on the query.
+  """key: k*, before the feature map. logit, instead of a key: a score that does not depend on the query.
 
-  The logit may be a function of the query's 0-based position and the number of heads; it is then
+  The logit may be a function of the query's 0-based position and the number of heads. It returns
   None where nothing is added.
   value: v* of that key. added: a vector that every output gains. Without key and logit there
   is no extra key.
@@ -256,8 +256,8 @@ _EXTRA_KEYS = {
 }
 
 
-# head: what W_O gets for the output o of head h at one token, given the block's input x of that
-# token, its value v in the head, its values (Hkv, Dh) in all heads, and the parameters.
+# head: what W_O receives for the output o of head h at one token, given the block's input x of that token,
+# its value v in the head, its values (Hkv, Dh) in all heads, and the parameters.
 def _head_gate(g, o, x, v, values, params, h):
   dh = len(o)
   x = {'input': x, 'value': np.concatenate(values),

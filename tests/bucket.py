@@ -1,4 +1,4 @@
-"""A bucket on this machine: an emulator of Google Cloud Storage, in the memory of a process."""
+"""A bucket on this machine: an emulator of Google Cloud Storage that keeps objects in memory."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ _NAME = 'bucket'
 
 
 class Bucket:
-  """gs://bucket as the outside sees it, through its HTTP interface.
+  """gs://bucket as outside programs see it, through its HTTP interface.
 
-  environment: in which commands reach it.
+  environment: the environment variables with which commands reach it.
   """
 
   url = f'gs://{_NAME}'
@@ -34,7 +34,7 @@ class Bucket:
                             stderr=subprocess.PIPE)
 
   def names(self, prefix=''):
-    """The names of all objects that begin so, in order."""
+    """The sorted names of all objects that start with the prefix."""
     found = self._ask('get', f'/storage/v1/b/{_NAME}/o', params={'prefix': prefix}).json()
     return sorted(item['name'] for item in found.get('items', ()))
 
@@ -47,7 +47,7 @@ class Bucket:
                      params={'alt': 'media'}).content
 
   def reads(self):
-    """(name of an object, bytes) of each time that one was read, since this was last asked."""
+    """(object name, bytes) of each read since the last call."""
     return [(line.split()[0], int(line.split()[1])) for line in self._log.readlines()]
 
   def delete(self, prefix):
@@ -62,9 +62,9 @@ class Bucket:
 
 @contextlib.contextmanager
 def emulated():
-  """Yields an empty Bucket; a test is skipped where there is no emulator.
+  """Yields an empty Bucket; skips the test if there is no emulator.
 
-  Only what reads gs:// should meet gcsfs: launch/test.sh installs it into a folder of its own.
+  Only programs that read gs:// should import gcsfs, so launch/test.sh installs it into a separate folder.
   """
   packages = os.environ.get('BUCKET') or str(Path(sys.prefix, 'gs'))
   if not Path(packages, 'gcp_storage_emulator').is_dir():
@@ -76,7 +76,7 @@ def emulated():
       'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
       'CLOUD_STORAGE_EMULATOR_ENDPOINT': address,
       'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any',
-      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false'}  # which asks Google what kind of bucket it is
+      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false'}  # or it asks Google for the type of bucket
   log = tempfile.NamedTemporaryFile('r')
   process = subprocess.Popen(
       [sys.executable, '-P', '-m', 'tests.bucket_server', str(port), log.name], env=environment,

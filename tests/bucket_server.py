@@ -1,10 +1,10 @@
-"""python -P -m tests.bucket_server PORT LOG: gs://bucket in memory, of gcp-storage-emulator.
+"""python -P -m tests.bucket_server PORT LOG: gs://bucket in memory, by gcp-storage-emulator.
 
-Checkpoints are written on condition that nobody else has written meanwhile. The emulator knows
-no conditions, and leaves out the generation of what it gives, without which checkpoints fail now
-and then on a busy machine. Nor does it know ranges that count from the end, by which ArrayRecord
-finds its footer. All are added here, and a queue for as many connections as come. Each reading of an
-object is a line "NAME BYTES" of the file LOG.
+Checkpoints are written on condition that nobody else has written meanwhile. The emulator does not
+support conditions. It also omits the generation of an object that is read, and without it checkpoints
+fail now and then on a busy machine. It does not support ranges that count from the end either, which
+ArrayRecord uses to find its footer. This server adds all three, and a queue for any number of
+connections. For each read of an object it adds a line "NAME BYTES" to the file LOG.
 """
 
 import sys
@@ -17,7 +17,7 @@ from gcp_storage_emulator.handlers import objects
 
 
 def read(handler):
-  """A handler of reading that knows all ranges, logs, and tells the generation of the object."""
+  """A read handler that supports all ranges, logs, and returns the generation of the object."""
   def handle(request, response, storage):
     asked = request.get_header('range', '') or ''
     if asked.startswith('bytes=-'):
@@ -38,9 +38,9 @@ def read(handler):
 
 
 def condition_kept(handler):
-  """A handler of writing that refuses where the object is not of the generation given."""
+  """A write handler that refuses if the object does not have the given generation."""
   def handle(request, response, storage):
-    content = request.data  # read in any case, for the sake of the connection
+    content = request.data  # also if refused, so that the connection stays usable
     wanted, name = request.query.get('ifGenerationMatch'), request.query.get('name')
     if content is not None and wanted and name and wanted[0] != generation(
         storage, request.params['bucket_name'], name[0]):
@@ -51,7 +51,7 @@ def condition_kept(handler):
 
 
 def generation(storage, bucket, name) -> str:
-  """That of an object, 0 where there is none."""
+  """The generation of an object; 0 if it does not exist."""
   try:
     return storage.get_file_obj(bucket, name)['generation']
   except NotFound:

@@ -1,4 +1,4 @@
-"""Commands in the process of a test, which spares the seconds in which a process begins."""
+"""Runs commands inside the process of a test, which saves the seconds that a new process needs to start."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from sink_jax.io.process import stop_signals
 
 
 def run_here(name, *words, text=''):
-  """(exit code, stdout, stderr) of a command; not of a sweep, whose processes need the devices."""
+  """(exit code, stdout, stderr) of a command. Sweeps do not work here: their processes need the devices."""
   piped, handlers = sys.stdin, {number: signal.getsignal(number) for number in stop_signals()}
   sys.stdin = io.StringIO(text)
   try:
@@ -22,8 +22,8 @@ def run_here(name, *words, text=''):
         code = end.code
   finally:
     sys.stdin = piped
-    for number, handler in handlers.items():  # training takes them over
+    for number, handler in handlers.items():  # training replaces them
       signal.signal(number, handler)
-  # What `sys.exit` does with words.
+  # `sys.exit` with a message prints it and returns 1.
   failed = isinstance(code, str)
   return 1 if failed else code or 0, out.getvalue(), err.getvalue() + (code if failed else '')

@@ -1,4 +1,4 @@
-"""What all tests share: the CPU as the default device, checks of annotations, and options."""
+"""Setup that all tests share: the CPU as the default device, checks of annotations, and options."""
 
 import collections
 import gc
@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-# Before anything imports jax. Another value, such as JAX_PLATFORMS=cuda, is respected.
+# Must be set before anything imports jax. Another value, such as JAX_PLATFORMS=cuda, is respected.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-# Most of the time goes into compiling, so code is generated without optimisation, in one piece, as
-# programs are small, and with jax 0.10 by XLA's older generator of loops, which is nearly twice as
-# fast; what XLA does to the program before that is the same.
+# Compilation takes most of the time. So XLA generates code without optimisation, and in one part because
+# programs are small. With jax 0.10 it also uses its older generator of loops, which is nearly twice as fast.
+# The steps of XLA before code generation are unchanged.
 _flags = ['--xla_backend_optimization_level=0', '--xla_llvm_disable_expensive_passes=true',
           '--xla_cpu_parallel_codegen_split_count=1',
           '--xla_cpu_enable_concurrency_optimized_scheduler=false']
-if importlib.metadata.version('jaxlib').startswith('0.10.'):  # a later XLA ends on this flag
+if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later versions fail on this flag
   _flags.append('--xla_cpu_use_fusion_emitters=false')
 os.environ.setdefault('XLA_FLAGS', ' '.join(_flags))
 
-# The lines of Python that an operation comes from take a tenth of the time of a lowering.
+# Recording the Python lines of each operation takes a tenth of the lowering time.
 os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 
-# Small models are compiled over and over, also by subprocesses: they share the results, from one run of the
-# tests to the next. What is two weeks old goes.
+# Small models are compiled again and again, also by subprocesses. All share the compiled programs in a cache,
+# which the next run of the tests uses too. Files older than two weeks are deleted.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   _home = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
   _cache = _home / 'sink_jax-tests' / importlib.metadata.version('jax')
@@ -37,13 +37,13 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
       _file.unlink()
   os.environ |= {'JAX_COMPILATION_CACHE_DIR': str(_cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
 
-# Every function of these rooms checks its arguments and its result in tests that are marked typed. The
-# hook decorates functions as their modules are loaded, innermost, so under jit the trace is checked.
+# In tests marked typed, every function of these rooms checks its arguments and its result. The hook decorates
+# functions while their modules load. It is the innermost decorator, so under jit it checks the trace.
 TYPED = ['sink_jax.attention', 'sink_jax.kernels', 'sink_jax.models', 'sink_jax.evaluate']
 if importlib.util.find_spec('beartype'):
   import jaxtyping
 
-  import tests.typed  # noqa: F401, which the hook looks up by its name
+  import tests.typed  # noqa: F401, the hook looks it up by name
 
   jaxtyping.install_import_hook(TYPED, 'tests.typed.checked')
 
@@ -66,11 +66,11 @@ def pytest_configure(config):
     from hypothesis import settings
   except ImportError:
     return
-  # The first example pays for the compilation, so a deadline per example says nothing.
-  # The same examples on every run, so that a red test stays red.
+  # The first example includes the compilation time, so a deadline per example would mean nothing. Every run
+  # draws the same examples, so that a failing test keeps failing.
   settings.register_profile('sink_jax', deadline=None, derandomize=True)
   settings.load_profile('sink_jax')
-  # Of files that come from elsewhere: each is read within 10 seconds.
+  # For files from elsewhere: each must be read within 10 seconds.
   settings.register_profile('hostile', deadline=10_000, derandomize=not config.getoption('--full'),
                             max_examples=10_000 if config.getoption('--full') else 50)
 
@@ -82,10 +82,10 @@ def rounds(request):
 
 @pytest.fixture(scope='module', autouse=True)
 def _few_mapped_programs():
-  """Forgets compiled programs before there are too many of them in a process.
+  """Forgets compiled programs before a process has too many of them.
 
-  Each is mapped to memory in four places or so, of which Linux gives a process 65,530; where none
-  is left, XLA ends the process by a segmentation fault.
+  Each takes about four memory mappings, of which Linux allows a process 65,530. When none are left,
+  XLA ends the process with a segmentation fault.
   """
   yield
   maps = Path('/proc/self/maps')
@@ -95,16 +95,16 @@ def _few_mapped_programs():
 
 
 def pytest_collection_finish(session):
-  """Spares the garbage collector what stays to the end: tests, and modules of large packages.
+  """Exempts long-lived objects from garbage collection: tests, and modules of large packages.
 
-  Tracing makes many small objects, so that it would go through all of those again and again.
+  Tracing makes many small objects. Each collection would otherwise scan the long-lived ones again.
   """
   gc.collect()
   gc.freeze()
   gc.set_threshold(50_000, 20, 20)
 
 
-# Each of these keeps a process busy for long: last of all, it would keep the other one waiting.
+# Each of these files takes long. If one started last, the other process would wait for it.
 FIRST = ('test_readme.py', 'test_types.py', 'test_faults.py', 'test_bucket.py', 'test_notebook.py',
          'test_flash.py', 'test_parity.py', 'test_loop.py', 'test_oracle.py')
 

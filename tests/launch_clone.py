@@ -1,4 +1,4 @@
-"""The repository's folder, and the versions that its files of requirements pin."""
+"""The repository's folder, and the versions that its requirements files pin."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def pinned(path, python):
-  """{package: version} of a file of exact versions, on Linux."""
+  """{package: version} from a file of exact versions, for Linux."""
   pins = {}
   for line in path.read_text().splitlines():
     if not line.partition('#')[0].strip():

@@ -10,7 +10,7 @@ from sink_jax.models.sizes import parameter_shapes
 
 
 def random_params(config, seed=0):
-  """Kernels that keep the size of their inputs and their singular vectors, gains around one."""
+  """Kernels that preserve the size of their inputs, the kernels' singular vectors, and gains around one."""
   rng = np.random.default_rng(seed)
 
   def draw(path, leaf):

@@ -1,4 +1,4 @@
-"""Arguments of the public functions out of their range: an error names them, and no number comes back."""
+"""Public functions refuse arguments out of range: an error names them, and no number is returned."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Training, a sweep, its evaluation and its report in gs://bucket, by the commands of a user."""
+"""Training, a sweep, its evaluation and its report in gs://bucket, with the commands of a user."""
 
 import json
 import random
@@ -57,9 +57,9 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
     assert 'first_token_chain' in json.loads(bucket.read(f'runs/{name}/analyses.json'))
     assert board(bucket, name)['train/loss'] == list(range(1, 9))
 
-  for lost in ('checkpoints/8/', 'status.json'):  # by a kill after step 4
+  for lost in ('checkpoints/8/', 'status.json'):  # as after a kill at step 4
     bucket.delete(f'runs/a/{lost}')
-  shutil.rmtree(tmp_path / 'cache')  # the tokenizer of b lies in its workdir
+  shutil.rmtree(tmp_path / 'cache')  # the workdir of b has its tokenizer
   assert 'resuming from step 4 of 8' in finish(start('train', f'{config}:a', f'--workdir={runs}/a'))[1]
   assert rows(bucket, 'a') == whole
   assert board(bucket, 'a')['train/loss'] == list(range(1, 9))
@@ -75,11 +75,11 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
   finish(start('analyses', 'maps', f'--workdir={runs}/b', f'--out={bucket.url}/analyses',
                f'--source={text}', '--sequences=2', '--length=8'))
   assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
-  assert not list(here.iterdir())  # such as gs:/bucket
+  assert not list(here.iterdir())  # no folder such as gs:/bucket
 
 
 def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, corpus):
-  """The bytes that a host reads of shards are those of its rows."""
+  """From the shards, a host reads only the bytes of its rows."""
   (tmp_path / 'table.py').write_text(TABLE.format(trials="{'a': SMALL}"))
   config = f'--config={tmp_path / "table.py"}:a'
   words = [config, f'--config.data.source={corpus!r}', '--config.data.valid_fraction=0.2',
@@ -88,7 +88,7 @@ def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, cor
   assert f"PackedDataset(path='{bucket.url}/corpus')" in build()[0]
   built = {name: bucket.read(name) for name in bucket.names('corpus')}
   assert {'corpus/manifest.json', 'corpus/tokenizer.json', 'corpus/00000.array_record'} <= built.keys()
-  bucket.delete('corpus/manifest.json')  # killed before it was written: the shard is kept
+  bucket.delete('corpus/manifest.json')  # as after a kill before it was written: the shard is kept
   build()
   assert {name: bucket.read(name) for name in bucket.names('corpus')} == built
 
@@ -106,7 +106,7 @@ def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, cor
 
   row = (json.loads(built['corpus/manifest.json'])['context'] + 1) * 2 + 4
   of_shards = [size for name, size in bucket.reads() if name.endswith('.array_record')]
-  # A row, or one with the header of a block of 64 KiB in it; nothing else of a shard.
+  # Each read is a row, or a row with the header of a 64 KiB block in it. Nothing else of a shard is read.
   assert set(of_shards) <= {row, row + 24} and len(of_shards) > 4 * 8
   assert sum(of_shards) < len(built['corpus/00000.array_record']) / 2
 

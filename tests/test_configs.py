@@ -1,4 +1,4 @@
-"""Every trial of every config file: it builds, traces at full size, and is what it says."""
+"""Every trial of every config file builds, traces at full size, and has the settings of its name."""
 
 import functools
 import json
@@ -47,12 +47,12 @@ def test_every_trial_builds_and_carries_its_name(path):
   for name, trial in trials_of(path).items():
     assert trial.config['label']['trial'] == name and trial.config['label']['task']
   contents = {json.dumps(trial.config | {'label': None}) for trial in trials_of(path).values()}
-  assert len(contents) == len(trials_of(path))  # no two are the same run
+  assert len(contents) == len(trials_of(path))  # no two trials are the same run
 
 
 @functools.cache
 def traced(model, length):
-  """Shape of the final hidden states of two sequences; equal models are traced once."""
+  """The shape of the final hidden states of two sequences. Equal models are traced once."""
   tokens = jax.ShapeDtypeStruct((2, length), jnp.int32) if model.vocab_size else (
       jax.ShapeDtypeStruct((2, length, model.input_features), jnp.float32))
   apply = lambda params, x: Transformer(model).apply({'params': params}, x, unembed=False)
@@ -63,7 +63,7 @@ def traced(model, length):
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
 def test_every_trial_traces_at_full_size(path):
   for name, trial in trials_of(path).items():
-    # A trial that begins with another run has that one's sizes: here those of its budget.
+    # A trial that begins with another run has the sizes of that run. Here it gets the sizes of its budget.
     experiment = from_dict(trial.config | {'init': base.get_config().to_dict()['init']})
     model = experiment.model_config(getattr(experiment.data.source, 'vocab_size', None) or 50432)
     context = experiment.data.context
@@ -71,7 +71,7 @@ def test_every_trial_traces_at_full_size(path):
 
 
 def counted(name, changes):
-  """Parameters of a trial of the paper, from the sizes that the paper states."""
+  """The number of parameters of a trial of the paper, from the sizes that the paper states."""
   d, layers, ffn, vocabulary = 768, 10, 1536, 50432
   if changes.get('model.size') == '1b':
     d, layers, ffn = 2048, 22, 5632
@@ -176,7 +176,7 @@ def test_bad_arguments_list_the_choices(argument, words):
 
 @pytest.fixture(scope='module')
 def text(tmp_path_factory):
-  """A corpus of letters: ids 99 and above, so that interventions stand out."""
+  """A corpus of letters: their ids are 99 and above, so that interventions stand out."""
   folder, random = tmp_path_factory.mktemp('text'), np.random.default_rng(0)
   for i in range(300):
     letters = random.integers(97, 123, 2000).astype(np.uint8)
@@ -185,7 +185,7 @@ def text(tmp_path_factory):
 
 
 def batches(text, name, count=3):
-  """The first batches of a trial at the budget desk, of another text."""
+  """The first batches of a trial at the budget desk, but from another text."""
   config = paper.get_config(f'{name},budget=desk')
   config.data.update(source=repr(TextFolder(path=str(text))), tokenizer='Bytes()', eos=False,
                      cache_dir=str(text.parent / 'cache'))
@@ -198,9 +198,9 @@ def test_edits_are_in_the_batch(text):
   tokens = batches(text, 'fixed-2')[1].reshape(-1, 64)
   assert (tokens == 1).all(0).tolist() == [i == 1 for i in range(64)]
   tokens = batches(text, 'random-1-4', 12)[1].reshape(-1, 64)
-  letters = ((tokens >= 99) & (tokens < 125)).mean(0)  # 26 of 258 ids
+  letters = ((tokens >= 99) & (tokens < 125)).mean(0)  # letters are 26 of 258 ids
   assert (letters[4:] == 1).all() and (letters[:4] < 0.3).all()
-  assert tokens[:, :4].max() > 200 and tokens[:, :4].min() < 60  # of the whole vocabulary
+  assert tokens[:, :4].max() > 200 and tokens[:, :4].min() < 60  # random tokens come from all ids
 
 
 @pytest.mark.parametrize('name', ['data-50m', 'data-500m'])

@@ -25,7 +25,7 @@ def test_names_files_and_pages_exist():
   assert {f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')} == set(DOCUMENTS[1:])
   named = {name for text in TEXTS.values()
            for name in re.findall(r'\bsj\.([A-Za-z_]\w*)', text)}
-  # The walk-through of a variant names the class that it adds.
+  # The walk-through for a variant also names the class that it adds.
   assert len(named) > 15 and named - {'Softplus'} <= set(sj.__all__)
   file = re.compile(r'\b(?:sink_jax|configs|launch|tests)/[\w/.]+\.(?:py|sh|txt|md|json|ipynb)\b')
   paths = {path for text in TEXTS.values() for path in file.findall(text)}
@@ -45,7 +45,7 @@ def test_the_api_has_every_public_name():
 @pytest.mark.full
 def test_the_site_builds_strictly(tmp_path):
   pytest.importorskip('mkdocs')
-  # A proxy that nobody serves: a build that fetches something fails.
+  # Nobody serves this proxy, so a build that fetches anything fails.
   offline = dict.fromkeys(('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY'),
                           'http://127.0.0.1:9')
   done = subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir',
@@ -55,6 +55,7 @@ def test_the_site_builds_strictly(tmp_path):
   pages = {path.relative_to(tmp_path / 'site'): path.read_text()
            for path in (tmp_path / 'site').rglob('*.html')}
   assert Path('index.html') in pages and Path('results/index.html') in pages
-  assert not [path for path, text in pages.items() if '| --- |' in text]  # of tables in <details>
+  # A table in <details> that is not rendered would leave this text.
+  assert not [path for path, text in pages.items() if '| --- |' in text]
   for name in ('sink_rate', 'attend', 'load_pretrained', 'Softpick'):
     assert re.search(rf'id="sink_jax\.[\w.]+\.{name}"', pages[Path('api.html')]), name

@@ -1,6 +1,6 @@
-"""Harm to real training runs: they end bit for bit like one that was left alone.
+"""Damages real training runs. They must end bit for bit like an undisturbed run.
 
-A round is one kill -9 and one SIGTERM at random moments, and one flipped bit in every kind of file:
+A round is one kill -9 and one SIGTERM at random moments, and one flipped bit in every type of file:
   python -m pytest tests/test_faults.py --full --rounds=50
 """
 
@@ -19,7 +19,7 @@ from tests.train import runs
 STEPS, EVERY = 300, 20  # EVERY: steps between saves
 start = functools.partial(
     runs.start, steps=STEPS, checkpoint_every=EVERY, probe__every=0, validation__every=0)
-PATIENCE = 300  # seconds for anything that has to come: the machine may be busy
+PATIENCE = 300  # seconds to wait for anything: the machine may be busy
 
 
 def saved(workdir):
@@ -57,7 +57,7 @@ def assert_same(workdir, reference):
 
 @pytest.fixture(scope='module')
 def reference(tmp_path_factory):
-  """The run that is left alone."""
+  """The undisturbed run."""
   workdir = tmp_path_factory.mktemp('reference') / 'run'
   finish(workdir)
   return workdir
@@ -68,18 +68,18 @@ def test_a_run_is_killed_and_stopped_at_random_moments(reference, tmp_path, roun
   for number in range(2 * rounds):
     before, wrote = saved(workdir), changed_at(workdir)
     job = start(workdir)
-    if number % 4 < 2:  # while it trains or saves; otherwise at any moment, also of start-up
+    if number % 4 < 2:  # while it trains or saves; otherwise at any moment, even at start-up
       until(lambda: changed_at(workdir) != wrote, job)
     time.sleep(moments.uniform(0, 1.5 if number % 4 < 2 else 6))
     trains = changed_at(workdir) != wrote
     job.send_signal(signal.SIGTERM if number % 2 else signal.SIGKILL)
     code = job.wait(PATIENCE)
-    if number % 2:  # -SIGTERM: before Python handles any signal
+    if number % 2:  # -SIGTERM if Python did not yet handle signals
       assert code in (42, 0) or code == -signal.SIGTERM and not trains, job.communicate()
       assert not trains or runs.last_step(workdir) == saved(workdir), 'SIGTERM loses a step'
     else:
       assert code in (-signal.SIGKILL, 0), job.communicate()
-      # One save may be under way; what an earlier start has lost stands in the rows until training begins.
+      # One save may be under way. Rows that an earlier start lost stay until training begins.
       assert not trains or runs.last_step(workdir) - saved(workdir) <= 2 * EVERY
     assert saved(workdir) >= before, 'a checkpoint is lost'
     if code == 0 or number == 2 * rounds - 1:

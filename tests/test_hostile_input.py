@@ -1,4 +1,4 @@
-"""Readers of what others wrote end with a value or a refusal: config strings and downloaded files.
+"""Readers of config strings and downloaded files return a value or refuse, for input that others wrote.
 
 With --full each test reads 10,000 inputs.
 """
@@ -21,7 +21,7 @@ from tests.pretrained import gguf_files, tiny
 
 hostile = settings.get_profile('hostile')
 REFUSALS = (ValueError, OSError)
-# Few characters, so that hypothesis makes no table of all: odd ones, and halves of pairs.
+# Few characters, so that hypothesis does not make a table of all: odd ones, and halves of surrogate pairs.
 TEXT = st.text('aZ09 _.,:;=()[]{}\'"\\/-+*#%\n\t\0\x7féſ中\u202e\ud800\udfff\U0001f600', max_size=12)
 NUMBERS = st.sampled_from([0, -1, 1, 255, 2**31, 2**32, 2**63, 2**64, 10**400, 0.5, 1e-320, 1e308,
                            float('inf'), float('nan')])
@@ -37,7 +37,7 @@ BYTES = st.binary(max_size=9) | st.sampled_from([
 
 @st.composite
 def changed_bytes(draw, data):
-  """Some bytes replaced, dropped or added in up to three places; or only a beginning."""
+  """Replaces, drops or adds some bytes at up to three positions; may also cut off the end."""
   for _ in range(draw(st.integers(1, 3))):
     begin = draw(st.integers(0, len(data)))
     data = data[:begin] + draw(BYTES) + data[begin + draw(st.integers(0, 16)):]
@@ -46,7 +46,7 @@ def changed_bytes(draw, data):
 
 @st.composite
 def changed_json(draw, data):
-  """A JSON text with up to three values replaced, or some of its bytes."""
+  """A JSON text with up to three values replaced, or with some bytes changed."""
   if draw(st.integers(0, 3)) == 0:
     return draw(changed_bytes(data))
   value = json.loads(data)
@@ -57,7 +57,7 @@ def changed_json(draw, data):
 
 
 def places(value):
-  """(container, key) of everything inside a JSON value."""
+  """(container, key) of every value inside a JSON value."""
   if isinstance(value, dict | list) and value:
     for key in list(value) if isinstance(value, dict) else range(len(value)):
       yield value, key
@@ -65,7 +65,7 @@ def places(value):
 
 
 def ends(read):
-  """Calls a reader; a refusal says something."""
+  """Calls a reader. If it refuses, the error must have a message."""
   try:
     read()
   except REFUSALS as error:
@@ -132,7 +132,7 @@ def test_safetensors(folder, scratch, data):
   content = (folder / name).read_bytes()
   if name.endswith('.json'):
     content = data.draw(changed_json(content))
-  else:  # the length of the header, a header of JSON, the numbers
+  else:  # length of the header, JSON header, or numbers
     end = 8 + struct.unpack('<Q', content[:8])[0]
     header = data.draw(changed_json(content[8:end]))
     length = data.draw(st.sampled_from([len(header), len(header), 0, 2**31, 2**63]))
@@ -151,7 +151,7 @@ def test_safetensors(folder, scratch, data):
 @given(data=st.data())
 def test_gguf(folder, scratch, data):
   gguf, path = (folder / 'model.gguf').read_bytes(), scratch / 'model.gguf'
-  header = gguf.index(b'output_norm') + 64  # most changes go where the metadata and headers are
+  header = gguf.index(b'output_norm') + 64  # most changes affect the metadata and headers
   path.write_bytes(data.draw(changed_bytes(gguf[:header])) + gguf[header:])
 
   def read():

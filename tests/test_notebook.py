@@ -1,4 +1,4 @@
-"""The notebooks of launch/ run from their first cells to their last, as in a fresh kernel on Colab."""
+"""The notebooks of launch/ run from the first cell to the last, as in a fresh kernel on Colab."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from sink_jax.pretrained.hub import PACKAGED
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / 'launch').glob('*.ipynb'))}
-# What a cell shows is its last expression.
+# A cell shows the value of its last expression.
 KERNEL = '''
 import ast, sys
 import matplotlib; matplotlib.use('agg')
@@ -35,7 +35,7 @@ def cells(name):
 
 
 def run(name, folder, **changes):
-  """What the cells print in an empty folder, where they may clone this repository and have its packages."""
+  """Output of the cells in an empty folder. They may clone this repository and use its packages."""
   sources = cells(name)
   changes = {'https://github.com/OWNER/sink_jax': f'file://{ROOT}'} | changes
   for old, new in changes.items():

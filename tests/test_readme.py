@@ -1,4 +1,4 @@
-"""The examples of README.md, with --full of docs/ too, run as they stand, on trials that are cut short."""
+"""The examples of README.md, with --full those of docs/ too, run unchanged but with shortened trials."""
 
 import contextlib
 import json
@@ -18,10 +18,11 @@ from tests.commands import run_here
 from tests.documents import ROOT, TEXTS, blocks
 
 README, BUILD = TEXTS['README.md'], (ROOT / 'BUILD.md').read_text()
-PUBLISHED = 'SmolLM2-135M-Instruct'  # what names it is left out where it is not installed
+# Examples that name it are left out if it is not installed.
+PUBLISHED = 'SmolLM2-135M-Instruct'
 WALKS = [f'docs/add_{what}.md' for what in ('variant', 'analysis', 'family')]
 ENVIRONMENT = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
-# Makes a block of code a module of the package, as if it were the file of its title.
+# Makes a block of code a module of the package, as if it were a file with this title.
 MODULES = '''
 import importlib, sys, types
 def add_module(title, source):
@@ -35,7 +36,7 @@ def add_module(title, source):
 
 @pytest.fixture(scope='module')
 def project(tmp_path_factory, request):
-  """A folder with the configs in which the documents were followed, and the names of the Python examples."""
+  """A folder with the configs, after all examples have run, and the names that the Python examples define."""
   folder = tmp_path_factory.mktemp('project')
   shutil.copytree(ROOT / 'configs', folder / 'configs')
   trials = folder / 'configs' / 'quickstart.py'
@@ -47,17 +48,17 @@ def project(tmp_path_factory, request):
   names, seen, full = {}, set(), request.config.getoption('--full')
   chosen = [(path, language, block) for path, language, _, block in blocks()
             if path not in WALKS and (full or path == 'README.md')]
-  # Python last: it may load what the commands have made.
+  # Python runs last: it may load what the commands have made.
   for path, language, block in sorted(chosen, key=lambda one: one[1] == 'python'):
     if language == 'python' and not published(full):
-      block = block.replace(PUBLISHED, 'exported')  # a small model in its place
+      block = block.replace(PUBLISHED, 'exported')  # uses a small model instead
     if language == 'python':
       with contextlib.chdir(folder):
         exec(compile(block, path, 'exec'), names)
     elif language == 'bash':
       for line in block.splitlines():
         command = re.match(r'(?:python -m sink_jax[. ]|sink-jax )(.*)', line)
-        # Some lines are in the README and on a page as well.
+        # Some lines appear both in the README and on a page.
         if command and command[1] not in seen and (PUBLISHED not in line or published(full)):
           seen.add(command[1])
           _run(shlex.split(command[1], comments=True), folder)
@@ -65,12 +66,12 @@ def project(tmp_path_factory, request):
 
 
 def published(full):
-  """Are the examples of the published model run as they stand? It takes a minute."""
+  """True if the examples of the published model run unchanged, which takes a minute."""
   return full and PACKAGED[PUBLISHED].find() is not None
 
 
 def _run(words, folder):
-  """Runs a command of a document, cut short."""
+  """Runs a shortened command of a document."""
   name, *options = words
   line, dry = ' '.join(words), '--dry_run' in words
   if 'synthetic' in line:
@@ -79,10 +80,10 @@ def _run(words, folder):
     options += ['--only=default,heads-1', '--config.steps=12', '--config.validation.batches=1']
   elif 'configs/base.py' in line:
     options += ['--config.validation.batches=1', '--config.probe.sequences=4']
-  elif name == 'card':  # of a small model
+  elif name == 'card':  # for a small model
     options = ['--checkpoint=exported', *options[1:]]
   elif 'analyses streaming' in line:
-    options += ['--sequences=2', '--length=100']  # the later ones count
+    options += ['--sequences=2', '--length=100']  # later options replace earlier ones
   if name == 'sweep' and not dry:  # its processes need the devices of this one
     done = subprocess.run([sys.executable, '-m', 'sink_jax', name, *options], cwd=folder,
                           env=ENVIRONMENT, capture_output=True, text=True)
@@ -114,7 +115,7 @@ def test_commands_and_snippets(project, request):
 
 @pytest.mark.full
 def test_walk_throughs(project):
-  """In a process of its own, since they add a component, an analysis and a family."""
+  """Runs in a separate process, because it adds a component, an analysis and a family."""
   folder, _ = project
   program = MODULES + ''.join(
       f'add_module({title!r}, {block!r})\n' if title else block

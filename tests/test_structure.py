@@ -1,4 +1,4 @@
-"""The shape of the code base: rooms whose imports run one way, flax in its own, short files."""
+"""The shape of the code base: imports between rooms run one way, only models/ uses Linen, files are short."""
 
 import ast
 import graphlib
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'sink_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 
-# A module may import from its own room and from rooms before it.
+# A module may import from its room and from earlier rooms.
 ROOMS = ['arguments', 'component', 'io', 'attention', 'kernels', 'models', 'data', 'evaluate',
          'train', 'plan', 'benchmark', 'pretrained', 'report', 'analyses',
          'sweep', 'cli']
@@ -26,7 +26,7 @@ MODULES = {name_of(path): path for path in FILES}
 
 
 def room_of(path):
-  """The room of a file; '' of the __init__ of the package, which only names the public API."""
+  """The room of a file; '' for the package's __init__, which only names the public API."""
   if path.name == '__main__.py':
     return 'cli'
   first = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
@@ -34,7 +34,7 @@ def room_of(path):
 
 
 def imports(path):
-  """Modules that a file imports anywhere, inside functions as well: of ours, the very files."""
+  """The modules that a file imports, also inside functions. An import of ours gives the exact file."""
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -62,7 +62,7 @@ def test_imports_run_one_way(path):
 
 def test_no_module_imports_itself_through_others():
   graph = {name: {m for m in imports(path) if m in MODULES} for name, path in MODULES.items()}
-  graphlib.TopologicalSorter(graph).prepare()  # names the modules of a circle
+  graphlib.TopologicalSorter(graph).prepare()  # the error names the modules of a cycle
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda p: str(p.relative_to(PACKAGE)))

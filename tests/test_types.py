@@ -1,4 +1,4 @@
-"""Annotations are true for a type checker; tests that are marked typed check them as they run."""
+"""A type checker accepts the annotations, and tests that are marked typed check them as they run."""
 
 import json
 import subprocess

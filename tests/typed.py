@@ -1,16 +1,16 @@
-"""The type checker of tests that are marked typed."""
+"""The type checker for tests that are marked typed."""
 
 from collections.abc import Callable
 
 from beartype import BeartypeConf, beartype
 from beartype.roar import BeartypeDecorHintPep673Exception
 
-# What is not checked, and why.
+# Functions that are not checked, and why.
 UNCHECKED = {
-    'AttentionSpec.__init__',  # takes the strings of configs too, and turns them into components
+    'AttentionSpec.__init__',  # also takes config strings, and turns them into components
 }
 
-# A whole number is a float where one is annotated, as for static checkers (PEP 484).
+# An int is accepted where a float is annotated, as in static checkers (PEP 484).
 _checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
@@ -21,4 +21,5 @@ def checked(function: Callable) -> Callable:
   try:
     return _checked(function)
   except BeartypeDecorHintPep673Exception:
-    return function  # a method that returns Self: beartype knows it in classes it decorates alone
+    # The method returns Self, which beartype knows only in classes that it decorates.
+    return function

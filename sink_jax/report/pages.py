@@ -38,7 +38,7 @@ Page = tuple[list[AnyPath], list[str]]  # files that were written, and the first
 
 def write(runs: Runs, out: AnyPath, root: AnyPath | None = None, analyses: Sequence[AnyPath] = (),
           evaluation: AnyPath | None = None) -> Page:
-  """Writes the results pages where a run has a task of the paper's, else a page that compares the runs.
+  """Writes the results pages if a run has a task of the paper, else a page that compares the runs.
 
   Args:
     root: the folder of the runs' workdirs, whose checkpoints give the maps; None draws none.
@@ -101,7 +101,7 @@ def render(path: AnyPath, template: str, **context: Any) -> AnyPath:
 
 def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   full = table(runs)
-  # A run that was trained with other settings than most of its trial is not a seed of it.
+  # A run that was trained with other settings than most runs of its trial is not a seed of it.
   same = full.settings.fillna('').astype(str).str.replace(
       r'"seed": \d+, |(, )?"seed": \d+|(?<=seed-)\d+', '', regex=True)
   usual = same.groupby([full[key] for key in ('task', 'trial', 'budget', 'protocol')]).transform(
@@ -164,10 +164,6 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       beside=beside, rank=rank, same=alike, dots=dots, pictures=pictures, tasks=tasks,
       courses=_courses(runs, grafts),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
-      coverage=paper.coverage(full, models),
-      see=pictures | {
-          item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
-          for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem},
       made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(
           ['task', 'code', 'hardware'], dropna=False).agg(
               runs=('run', 'size'), hours=('hours', 'sum'), first=('date', 'min'), last=('date', 'max'),
@@ -176,6 +172,9 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       r'^\*\*(?:Run|-?\d|Reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
   if tasks:
     files.append(render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
+  see = pictures | {item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
+                    for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem}
+  files.append(render(out / 'reproduction.md', 'reproduction.md', coverage=paper.coverage(full, models), see=see))
   return [*files, *(out / name for name in pictures.values())], summary
 
 
@@ -186,7 +185,8 @@ def _courses(runs: Runs, grafts: pd.DataFrame) -> dict[str, dict[str, str]]:
   ends = of.sort_values('step').groupby(['trial', 'metric', 'run']).value.agg(['first', 'last'])
   means = ends.groupby(['trial', 'metric']).mean()
   return {trial: {'n': str(grafts[(grafts.trial == trial) & (grafts.valid == '')].seed.nunique())} | {
-      metric: f'{means.loc[trial, metric]["first"]:,.{digits}f} to {means.loc[trial, metric]["last"]:,.{digits}f}'
+      metric: (f'{means.loc[trial, metric]["first"]:,.{digits}f} to '
+               f'{means.loc[trial, metric]["last"]:,.{digits}f}')
       for metric, digits in _COURSE.items() if (trial, metric) in means.index}
       for trial in sorted(set(of.trial))}
 
@@ -235,8 +235,8 @@ def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
 
 def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: AnyPath | None) -> Page:
   full = table(runs)
-  # A folder that is not named after its trial holds a changed trial or none: its name is the run's. Softmax
-  # comes first.
+  # A folder that is not named after its trial holds a changed trial, or a run without a trial: the folder
+  # names it. Softmax comes first.
   folder = full.run.str.replace(r'-seed-\d+$', '', regex=True)
   full['trial'] = folder.where(folder.str.rpartition('/')[2] != full.trial, full.trial)
   full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])

@@ -1,4 +1,4 @@
-"""A loop in plain JAX that knows only the recorder: one layer, two heads, copies of random tokens."""
+"""A plain-JAX training loop that uses only the recorder: one layer, two heads, copies of random tokens."""
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +12,7 @@ def forward(p, x):
   weights = jax.nn.softmax(jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -jnp.inf))
   h = h + jnp.einsum('bhij,bjhe,hed->bid', weights, v, p['out'])
   return h @ p['embed'].T, (q, k, h)
-def loss(p, x):  # of the copy
+def loss(p, x):  # only the copied half counts
   logp = jax.nn.log_softmax(forward(p, x[:, :-1])[0])
   return -jnp.take_along_axis(logp, x[:, 1:, None], -1)[:, x.shape[1] // 2 - 1:].mean()
 step = jax.jit(lambda p, x: jax.tree.map(lambda w, g: w - 0.3 * g, p, jax.grad(loss)(p, x)))

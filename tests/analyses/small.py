@@ -1,4 +1,4 @@
-"""Small models for tests, and what the maps of a model say of them."""
+"""Small models for tests, and the maps and importances of a model."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ HYBRID = (Layer(mamba=Mamba(inner=16, state=2, conv=2, rank=1)), Layer())
 def small_run(name='small', sharp=1.0, **changes):
   """Two blocks, four query heads on two key/value heads, random parameters; reads bytes.
 
-  sharp: a factor of the queries, with which some heads have sinks in some sequences.
+  sharp: a factor on the queries that gives some heads sinks in some sequences.
   """
   config = sj.ModelConfig(**dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=16,
                                  vocab_size=VOCABULARY, dtype='float32') | changes)
@@ -33,7 +33,7 @@ def tokens(sequences=4, length=12, repeat=False):
 
 
 def model(run, ids, **options):
-  """A model under analysis that reads these ids."""
+  """Prepares a run and its input ids for an analysis."""
   return Model(run, InputOptions(**options), stored(ids, VOCABULARY, 'a test'))
 
 
@@ -44,6 +44,6 @@ def maps(run, ids):
 
 
 def importance(run, ids):
-  """alpha (N, S, H, T) of whole maps: the mean weight of a key over the queries that may see it."""
+  """alpha (N, S, H, T) from full maps: the mean weight of a key over the queries that may see it."""
   weights = maps(run, ids)
   return weights.sum(-2) / np.arange(weights.shape[-1], 0, -1)

@@ -1,4 +1,4 @@
-"""Kept attention and cache advice against NumPy on whole maps and models that read what a cache keeps."""
+"""Kept attention and cache advice against NumPy on full maps and models that read only the kept tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def kept(weights_xTxT, first, recent):
 @pytest.mark.typed
 @pytest.mark.parametrize('window', [None, 40])
 def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
-  # 200 queries are several blocks, the last of them padded; two query heads read a key/value head.
+  # The 200 queries need several blocks, and the last one is padded. Two query heads share a key/value head.
   rng = np.random.default_rng(0)
   q, k = rng.standard_normal((2, 200, 4, 8), np.float32) * 2, rng.standard_normal((2, 200, 2, 8), np.float32)
   spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Window(window) if window else sj.Causal())
@@ -59,7 +59,7 @@ def test_memory_is_linear_in_the_length():
     compiled = program.lower(x, x).compile()
     peaks.append(compiled.memory_analysis().temp_size_in_bytes)
   assert peaks[1] < 4.4 * peaks[0] and peaks[1] < 65536**2 / 8  # bytes; a map has 4 T^2
-  # Where all keys are alike attention is uniform: the mass is a share of the keys.
+  # If all keys are equal, attention is uniform, and the mass is a share of the keys.
   ones = np.ones((1, 65536, 1, 8), np.float32)
   expected = [np.mean((s + w) / np.arange(s + w + 1, 65537)) for s, w in pairs]
   np.testing.assert_allclose(program(ones, ones)[0, 0], expected, atol=2e-6)
@@ -70,7 +70,7 @@ def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
   for layers in ({}, dict(pattern=HYBRID)):
     run, ids = small_run(sharp=3.0, **layers), tokens(6, 80)
     rows = [row for row in sj.analyse('cache', run, ids).rows if row['part'] == 'mass']
-    weights_NxSxHxTxT = maps(run, ids[:3])  # the half that chooses
+    weights_NxSxHxTxT = maps(run, ids[:3])  # the half that chooses the cache
     assert {row['block'] for row in rows} == ({2} if layers else {1, 2})
     for row in rows:
       n = row['block'] - 1 if not layers else 0
@@ -84,7 +84,7 @@ def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
 
 
 def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch):
-  """One block without positions: the last query of a text reads the tokens themselves, in any place."""
+  """With one block and no positions, the last query reads the kept tokens directly, in any order."""
   monkeypatch.setattr(module, 'LEAST_KEPT', 0)
   run, ids = small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope())), tokens(4, 48)
   rows = sj.analyse('cache', run, np.tile(ids, (2, 1))).rows
@@ -101,16 +101,16 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
     return np.mean(losses, 0)
 
   for row in caches:
-    start = max(24, row['size'])  # the second half, or where the cache is full
+    start = max(24, row['size'])  # the second half, or from the step at which the cache is full
     late, full = late_S(row['first'], row['recent'], start), late_S(0, 48, start)
     assert (row['loss'], row['full']) == pytest.approx((late.mean(), full.mean()), rel=1e-5)
     change = 100 * (late.mean() / full.mean() - 1)
-    assert row['change'] == pytest.approx(change, abs=1e-2)  # per cent, of losses known to 1e-6
+    assert row['change'] == pytest.approx(change, abs=1e-2)  # in per cent; the losses are accurate to 1e-6
     assert row['low'] <= row['change'] <= row['high'] and row['safe'] == (row['high'] <= 1)
 
 
 def advised(change):
-  """The advice where the late loss is 1 with the full cache and changes as told, in per cent, by text."""
+  """The advice if the late loss is 1 with the full cache and rises by `change` per cent for each text."""
   def losses(model, tokens_SxT, policy):
     if policy.size >= tokens_SxT.shape[1]:
       return np.ones((8, 127))
@@ -128,13 +128,13 @@ def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
   assert (advice['size'], advice['sinks']) == (32, 4)
   assert eval(advice['policy'], {'CachePolicy': sj.CachePolicy}) == sj.CachePolicy(32, 4, 'text')
   assert advice['kvpress'] == 'StreamingLLMPress(n_sink=4, compression_ratio=0.75)'
-  # After llama.cpp has dropped half of c - keep tokens, as many as the window are left.
+  # llama.cpp drops half of its c - keep tokens. The rest must be as many as the window holds.
   assert advice['llama_cpp'] == '--context-shift --keep 4 -c 60'
-  # A mean within 1 % is not enough: the interval over texts reaches further.
+  # A mean within 1 % is not enough, because the interval over texts reaches further.
   unsure = advised(lambda policy: [0, 0, 0, 0, 0, 0, 0, 7])
   assert all(row['change'] < 1 < row['high'] and not row['safe'] for row in unsure if row['part'] == 'cache')
   assert unsure[-1]['part'] == 'advice' and 'size' not in unsure[-1]
-  # Where the numbers of positions must not change, there is nothing for llama.cpp.
+  # llama.cpp renumbers positions. A cache that is safe only with the text's positions gets no advice for it.
   assert 'llama_cpp' not in advised(lambda policy: 0 if policy.positions == 'text' else 5)[-1]
 
 
@@ -155,7 +155,7 @@ def test_advice_holds_on_texts_it_was_not_made_on(seed):
   run, ids = small_run(sharp=1 + seed), np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96))
   *_, held, advice = sj.analyse('cache', run, ids).rows
   assert (held['part'], held['size'], held['first']) == ('held out', advice['size'], advice['sinks'])
-  assert held['low'] <= 1  # within 1 % up to the interval of the new texts
+  assert held['low'] <= 1  # within 1 %, at the lower end of the interval of the new texts
 
 
 def test_what_holds_only_where_it_was_chosen_is_seen(monkeypatch):

@@ -1,4 +1,4 @@
-"""The card: its sentences are rules over rows, with a null or a control beside each number."""
+"""The card: its sentences follow from rows by rules, and each number has a null or a control next to it."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The command on tiny models, and what it records of how rows were made."""
+"""The analyses command on tiny models, and what it records about how rows were made."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
-  """A run at step 2 of a synthetic task, as training leaves it."""
+  """The folder of a run at step 2 of a synthetic task, as training leaves it."""
   folder = tmp_path_factory.mktemp('runs') / 'run'
   config = runs.config(model__d_model=8, model__ffn_hidden=8, model__vocab_size=64)
   with Workdir(folder, config, {'content': 'random'}):
@@ -71,12 +71,12 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):
   [inputs] = first['inputs']
   assert inputs['bos'] == {'protocol': 'tokenizer', 'applied': 'bos id 0 at position 1'}
   assert (inputs['length'], inputs['tokenizer']) == (9, 'tiny-llama/tokenizer.json')
-  assert 'Bigram' in second['inputs'][0]['source']  # of the run, which has learned no text
+  assert 'Bigram' in second['inputs'][0]['source']  # the run's data: it has never seen text
   assert first['options'].items() > {'lengths': [4, 9], 'sequences': 3, 'dtype': 'float32'}.items()
   assert first['checkpoint'] == {'folder': 'tiny-llama', 'step': None, 'dtype': 'float32',
                                  'parameters': parameter_count(sj.load_pretrained(checkpoint).config)}
   assert second['checkpoint'].items() > {'folder': 'run', 'step': 2}.items()
-  # The numbers are those of the probe on the same inputs.
+  # The numbers equal those of the probe on the same inputs.
   run = load(str(checkpoint))
   tokens = make_inputs(run, InputOptions(sequences=3, length=9)).tokens
   rate = 100 * sj.probe(run, tokens).sink_rate()
@@ -107,12 +107,12 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
   written = json.loads((tmp_path / 'norms.json').read_text())
   assert code == 1 and [one['model'] for one in written['failed']] == ['two', 'missing']
   assert written['failed'][0]['error'] == 'RESOURCE_EXHAUSTED: out of memory'
-  # Two folders of one name are told apart by the end of their paths.
+  # Two folders of the same name are distinguished by the end of their paths.
   assert [one['model'] for one in written['models']] == ['one', 'b/one'] and 'hidden states' in told
-  # Failures do not replace what was found.
+  # A run in which every model fails does not replace earlier results.
   assert run_here('analyses', 'norms', '--checkpoint=missing,gone', *words)[0] == 1
   assert json.loads((tmp_path / 'norms.json').read_text()) == written
-  # A single model that fails is the error of the command.
+  # If the only model fails, the command ends with its error.
   code, _, said = run_here('analyses', 'norms', '--checkpoint=missing', f'--out={tmp_path / "alone"}')
   assert code == 1 and 'neither a folder' in said and not (tmp_path / 'alone').exists()
 
@@ -132,7 +132,7 @@ def test_which_model_a_result_is_of():
   [made] = result.models
   assert made['checkpoint'] == {'folder': None, 'step': 7, 'dtype': 'bfloat16',
                                 'parameters': parameter_count(run.config)}
-  assert made['matmul_precision'] == 'highest'  # float32, whatever the model's own dtype
+  assert made['matmul_precision'] == 'highest'  # float32, although the model computes in bfloat16
   assert made['inputs'][0]['kind'] == 'given' and made['options']['length'] == 5
   found = runner.checkpoint(dataclasses.replace(run, folder=f'/cache/models--a--b/snapshots/{"0a" * 20}'))
   assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)

@@ -81,7 +81,7 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
   every = dict(keep_NxBxHxT=draw(3, 4, 9), values_NxBxT=draw(3, 9), heads_NxH=draw(4), caps_MxD=caps)
   for chosen in ({}, *({name: x} for name, x in every.items()), every):
     expected = forward(run, ids, **chosen)[0]
-    # Every block adds a few roundings of float32, of 6e-8 each; sharp queries multiply them.
+    # Every block adds a few float32 roundings of 6e-8 each, and sharp queries multiply them.
     error = np.abs(edited(run, ids, **chosen) - expected).max()
     assert error < 5e-6 * layers * np.abs(expected).max()
 
@@ -95,13 +95,13 @@ def test_blocks_without_attention_are_only_capped():
 
 @pytest.fixture(scope='module')
 def planted():
-  """Token 0 has a massive channel, 5, whose key heads 1 and 2 read; in block 2 their values are small."""
+  """Token 0 has the massive channel 5, which key heads 1 and 2 read. In block 2 their values are small."""
   run = small_run()
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, [5, 14]], params['embed'][0, 5] = (0, 1), 400
   attention = params['blocks']['attention']
   attention['query']['kernel'][:, :, :8] = 0
-  attention['query']['kernel'][:, 14, [1, 5]] = 2  # a slow channel of the rotation
+  attention['query']['kernel'][:, 14, [1, 5]] = 2  # channel that rotates slowly
   attention['key']['kernel'][:, :, 1] = 2 * (np.arange(16) == 5)
   params['blocks']['norm1']['gain'][:] = 1
   attention['value']['kernel'][1, :, :4] *= 0.05
@@ -120,7 +120,7 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
       'drop the key': 'position 1', 'drop the key in sink heads': f'position 1 in {sink_heads.sum()} heads',
       'zero the value': 'position 1', 'cap the massive channels': '1 channel',
       'remove the dormant heads': '2 heads', 'leave out BOS': 'BOS'}
-  # Every number, from the arrays that were asked for: the targets, then three controls.
+  # Recompute every number from the edits that were requested: first the targets, then three controls.
   base = losses(planted, ids)[:, 1:].mean(1)
   groups = [asked[1 + 4 * i:5 + 4 * i] for i in range(5)] + [asked[21:]]
   for row, group in zip(rows.values(), groups, strict=True):
@@ -130,9 +130,9 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     low, high = bootstrap(found[0] - base)
     expected = dict(loss=found[0].mean(), change=change, low=low, high=high, controls=len(control),
                     control=np.mean(control), control_low=min(control), control_high=max(control))
-    assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-5)  # of losses of about 6
+    assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-5)  # losses are about 6
     assert row['beyond'] == (row['low'] > row['control_high']) and isinstance(row['beyond'], bool)
-  # The arrays: targets are those that were planted, and controls others.
+  # The targets are the planted ones, and the controls are different ones.
   keys, in_heads, values, caps, heads = ([next(iter(changes.values())) for _, changes in group]
                                          for group in groups[:5])
   places, again = ([np.flatnonzero(~x).tolist() for x in masks] for masks in (keys, values))
@@ -147,8 +147,9 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
   assert all(np.count_nonzero(x == 0) == 1 and np.isinf(x[x != 0]).all() and x[5] > 0 for x in caps[1:])
   shares = norms.mean((1, 2)) / norms.mean((1, 2, 3))[:, None]
   np.testing.assert_array_equal(heads[0], shares >= 0.25)
-  assert all((~x).sum(1).tolist() == [0, 2] and (x | heads[0]).all() for x in heads[1:])  # of block 2
-  for k, (moved, _) in enumerate(groups[5]):  # without BOS, and without the second token
+  # The controls are in block 2.
+  assert all((~x).sum(1).tolist() == [0, 2] and (x | heads[0]).all() for x in heads[1:])
+  for k, (moved, _) in enumerate(groups[5]):  # without BOS, then without the second token
     np.testing.assert_array_equal(moved[:, :-1], np.delete(ids, k, 1))
   assert len(result.plot().axes) == 1
 
@@ -156,14 +157,14 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
 def test_a_key_that_nobody_sees_is_a_text_without_its_token():
   run, ids = small_run(sharp=2.0, implementation='reference'), tokens(3, 9)
   found = edited(run, ids, keep_NxBxHxT=np.arange(9) > 0)[:, 1:]
-  np.testing.assert_allclose(found, run.logits(ids[:, 1:]), atol=2e-5)  # the rotation is relative
+  np.testing.assert_allclose(found, run.logits(ids[:, 1:]), atol=2e-5)  # rotary positions are relative
 
 
 def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
-  assert not any('change' in row for row in rows)  # in 8 tokens no position is a control
+  assert not any('change' in row for row in rows)  # 8 tokens are too few for a control position
   assert rows[0]['targets'].startswith('position') and [row['targets'] for row in rows[3:]] == ['none'] * 3
-  change = np.full(3, 0.3)  # beyond one control, and not the other
+  change = np.full(3, 0.3)  # beyond one control but not beyond the other
   assert not edits._changes(0 * change, [change, change / 3, 2 * change])['beyond']
   assert edits._changes(0 * change, [change, change / 3, change / 2])['beyond']
   with pytest.raises(ValueError, match='--controls=0'):

@@ -1,4 +1,4 @@
-"""Norms, angles, maps, positions and the last query against NumPy on recorded arrays and whole maps."""
+"""Norms, angles, maps, positions and the last query against NumPy on recorded arrays and full maps."""
 
 import dataclasses
 import math
@@ -33,8 +33,8 @@ def test_norms():
       first, others = sizes[:, 0].mean(), sizes[:, 1:].mean()
       found = row['first'], row['others'], row['ratio']
       assert found == pytest.approx((first, others, first / others), rel=1e-5)
-      assert abs(row['ratio'] - 1) > 1e-3  # the two can be told apart
-  # The last hidden state is taken before the final norm.
+      assert abs(row['ratio'] - 1) > 1e-3  # the first token differs from the others
+  # The last hidden state is taken before the final norm, so a larger gain changes nothing.
   gain = {'gain': 1000 * run.params['final_norm']['gain']}
   louder = dataclasses.replace(run, params=run.params | {'final_norm': gain})
   assert sj.analyse('norms', louder, ids, batch_size=3).rows == list(rows.values())
@@ -68,7 +68,7 @@ def test_angles_by_loops_over_queries_and_keys(changes):
       assert row[f'{name}_first'] == pytest.approx(own[:, 1:, 0].mean(), rel=1e-4, abs=1e-5)
       assert row[f'{name}_others'] == pytest.approx(others, rel=1e-4, abs=1e-5)
       if at in ((0, 3), (1, 0)):
-        np.testing.assert_allclose(row[name], own.mean(0), atol=7e-5)  # four digits
+        np.testing.assert_allclose(row[name], own.mean(0), atol=7e-5)  # rows hold four digits
         assert row['averaged'] == 'mean of 4 sequences'
   assert [(row['block'], row['head']) for row in rows if 'cosine' in row] == [(1, 4), (2, 1)]
 
@@ -84,9 +84,9 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
   [one] = sj.analyse('maps', run, ids[:1], heads=('2.3',)).rows
   np.testing.assert_allclose(one['map'], maps(run, ids[:1])[1, 0, 2], atol=6e-5)
   assert one['averaged'] == 'one sequence' and 'raw_map' not in one
-  with pytest.raises(ValueError, match="--heads.*'3.1'"):  # a block without attention
+  with pytest.raises(ValueError, match="--heads.*'3.1'"):  # block 3 has no attention
     sj.analyse('maps', small_run(layers=4, pattern=HYBRID), ids, heads=('3.1',))
-  run = small_run(attention=SIGMOID)  # whose rows do not sum to one
+  run = small_run(attention=SIGMOID)  # rows need not sum to one
   [row] = sj.analyse('maps', run, ids, heads=('1.2',)).rows
   raw = np.asarray(run.record(ids, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT)[0, :, 1].mean(0)
   np.testing.assert_allclose(row['raw_map'], raw, atol=6e-5)
@@ -122,7 +122,7 @@ def test_positions_are_those_of_edited_maps():
     rate = 100 * (importance(edited, ids) > 0.3).mean((0, 1, 2))
     assert row['sink_1'] == pytest.approx(rate[0], abs=1e-4)
     assert row.get('sink_t') == (pytest.approx(rate[t - 1], abs=1e-4) if change else None)
-  assert len({row['sink_1'] for row in rows.values()}) > 1  # the edits can be told apart
+  assert len({row['sink_1'] for row in rows.values()}) > 1  # the edits have different effects
   assert rows['', 1]['paper_sink_1'] == 62.28  # Table 7
   assert (rows['swapped', 5]['paper_sink_1'], rows['swapped', 5]['paper_sink_t']) == (1.44, 57.63)
   assert rows['swapped', 30]['paper_sink_t'] == 50.22 and 'paper_sink_t' not in rows['swapped', 2]

@@ -1,4 +1,4 @@
-"""Sink rates by kind, pair, size, domain, length and head, against NumPy on full maps."""
+"""Sink rates by input type, pair, size, domain, length and head, against NumPy on full maps."""
 
 import dataclasses
 from unittest import mock
@@ -20,7 +20,7 @@ def run():
 
 
 def percent(alpha, epsilon=0.3):
-  assert abs(alpha - epsilon).min() > 1e-6  # no tie that rounding could decide
+  assert abs(alpha - epsilon).min() > 1e-6  # no value so close that rounding could decide
   return pytest.approx(100 * (alpha > epsilon).mean(), abs=1e-4)
 
 
@@ -52,7 +52,7 @@ def test_kinds_have_their_own_first_tokens_and_the_papers_numbers():
            for repeat in (False, True)]
   for row, ids in zip(result.rows, (text, *drawn), strict=True):
     assert row['sink_1'] == percent(importance(run, ids)[..., 0])
-  for changed in (dict(length=32), dict(epsilon=0.2), dict(bos='force')):  # another protocol
+  for changed in (dict(length=32), dict(epsilon=0.2), dict(bos='force')):  # not the paper's protocol
     assert 'paper' not in sj.analyse('kinds', run, sequences=2, **changed).rows[1]
 
 
@@ -75,7 +75,7 @@ def test_scale_and_heads(run):
     assert row['importance'] == pytest.approx(own.mean(), rel=1e-5) and row['sink_1'] == percent(own)
   assert np.mean([row['sink_1'] for row in rows]) == percent(alpha) and len(rows) == 8
   hybrid = sj.analyse('heads', small_run(layers=4, pattern=HYBRID), ids).rows
-  assert {row['block'] for row in hybrid} == {2, 4}  # of the blocks with attention
+  assert {row['block'] for row in hybrid} == {2, 4}  # the blocks that have attention
 
 
 def test_domains(run, tmp_path):

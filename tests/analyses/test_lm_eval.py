@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: probabilities and texts against NumPy, and its own command where it is installed."""
+"""lm-evaluation-harness: probabilities and texts against NumPy; its command too, if it is installed."""
 
 import dataclasses
 import importlib.util
@@ -21,7 +21,7 @@ from tests.pretrained import tiny
 from tests.train.runs import ROOT
 
 INSTALLED = importlib.util.find_spec('lm_eval') is not None
-# Where the package is not installed, the names that the model takes from it stand for themselves.
+# If the package is not installed, stand-ins replace the names that the adapter imports from it.
 PARTS = {} if INSTALLED else {name: mock.MagicMock(
     TemplateLM=object, register_model=lambda name: lambda model: model,
     normalize_gen_kwargs=lambda given, tokens: {'until': [], 'max_gen_toks': tokens} | given)
@@ -31,26 +31,26 @@ with mock.patch.dict(sys.modules, PARTS):
   from sink_jax.analyses.lm_eval import SinkJax, generation, loglikelihoods
 harness = pytest.mark.skipif(not INSTALLED, reason='lm_eval is not installed')
 TOKENIZER = Bytes().open().beginning_with(0)
-# Learned positions: a token in a wrong place of a window, or of a batch, is another token.
+# With learned positions, a token at a wrong position of a window or batch acts like a different token.
 BYTES = dict(attention=sj.AttentionSpec(position=sj.Learned(max_length=32)))
 STORED = ROOT / 'tests/analyses/lm_eval_task'
 request = lambda *args: SimpleNamespace(args=args)
 
 
 def padded_logits(run, ids):
-  """float64 logits of a text, which is filled up on the right by what it cannot see."""
+  """float64 logits of a text. Padding on the right, which the text cannot see, fills it up to 32 tokens."""
   return np.asarray(run.logits([[*ids, *[7] * (32 - len(ids))]]), np.float64)[0, :len(ids)]
 
 
 def log_probability(run, context, ending):
-  """Of an ending after at most 32 tokens: log p of each of its tokens, summed in float64."""
+  """log p of an ending given at most 32 tokens before each of its tokens, summed in float64."""
   ids = (context + ending)[-33:]
   logits = padded_logits(run, ids[:-1])[-len(ending):]
   return (logits[range(len(ending)), ending] - np.log(np.exp(logits).sum(-1))).sum()
 
 
 def rolling(run, ids, window=32):
-  """By the words of the harness: full windows, each token once, the last window full as well."""
+  """The harness's definition: full windows, each token counted once, and the last window full as well."""
   total = log_probability(run, [TOKENIZER.bos_id], ids[:window]) if ids else 0
   for start in range(window, len(ids), window):
     end = min(start + window, len(ids))
@@ -59,7 +59,7 @@ def rolling(run, ids, window=32):
 
 
 def greedy(run, ids, count):
-  """Continues a text by one token after the other, the whole of it read each time."""
+  """Adds the most likely token `count` times, and reads the full text for each."""
   ids = list(ids)
   for _ in range(count):
     ids.append(int(padded_logits(run, ids)[-1].argmax()))
@@ -67,7 +67,7 @@ def greedy(run, ids, count):
 
 
 def test_log_likelihoods_of_endings():
-  """Shorter and longer than the context, and longer than the model reads together."""
+  """Endings shorter and longer than the context, and a pair that is longer than the model's window."""
   run, random = small_run(**BYTES), np.random.default_rng(0)
   pairs = [(random.integers(2, 258, a).tolist(), random.integers(2, 258, b).tolist())
            for a, b in ((3, 2), (1, 9), (30, 6), (12, 32))]
@@ -91,8 +91,8 @@ def test_greedy_endings_and_what_is_too_long(monkeypatch):
 
 
 def test_texts_end_where_they_are_told_to():
-  """Batches of texts of different lengths, each against the text alone."""
-  # The ids are their own letters, so that every text of the model is one.
+  """Texts of different lengths are generated in batches. Each must equal the text generated separately."""
+  # Each id is a different letter, so that every sequence of ids is a valid text.
   letters = lambda ids: ''.join(chr(0x4e00 + i) for i in ids)
   names = tokenizers.Tokenizer(tokenizers.models.WordLevel({letters([i]): i for i in range(258)}, 'x'))
   names.decoder = tokenizers.decoders.Fuse()
@@ -106,7 +106,7 @@ def test_texts_end_where_they_are_told_to():
       [request(letters(ids), arguments) for ids, arguments in asked])
   found = write(run, [(ids, {'max_gen_toks': 8, 'until': []}) for ids in prompts], batch_size=2)
   assert found == list(map(letters, made))
-  # A stop of two letters, the earlier one of two, fewer tokens, and a stop that is not there.
+  # In order: a stop of two letters, two stops of which the earlier counts, fewer tokens, an absent stop.
   asked = [(prompts[0], {'max_gen_toks': 8, 'until': ['zz', letters(made[0][3:5])]}),
            (prompts[1], {'max_gen_toks': 8, 'until': [letters(made[1][6:7]), letters(made[1][2:3])]}),
            (prompts[2], {'max_gen_toks': 3, 'until': []}), (prompts[3], {'max_gen_toks': 8, 'until': 'zz'})]

@@ -1,4 +1,4 @@
-"""What is drawn where: lines, bars, maps and grids of rows."""
+"""The drawing of rows as lines, bars, maps and grids."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from sink_jax.analyses import pictures
 
 
 def drawn(ax):
-  """{label: points (n, 2)} of what is plotted."""
+  """{label: points (n, 2)} of the plotted lines."""
   return {line.get_label(): line.get_xydata() for line in ax.get_lines()}
 
 
@@ -56,6 +56,6 @@ def test_maps_and_grids():
   assert [tick.get_text() for tick in ax.get_yticklabels()] == ['2', '4'] and '50.0 %' in ax.get_title()
   rows[1] |= {'map': np.tril(np.full((3, 3), 0.4)).tolist(), 'averaged': 'one sequence'}
   panels = [ax for ax in pictures.heat_maps(rows, ('map', 'raw_map'), '{averaged}').axes if ax.get_images()]
-  [ax] = panels  # of the only row that has a map
+  [ax] = panels  # only one row has a map
   assert 'block 2, head 2' in ax.get_title() and 'one sequence' in ax.get_title()
   np.testing.assert_allclose(np.ma.filled(ax.get_images()[0].get_array(), 0), np.tril(np.full((3, 3), 0.4)))

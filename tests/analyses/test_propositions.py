@@ -1,4 +1,4 @@
-"""Propositions 1 to 4: what holds, what follows for a sink, and inputs that break them."""
+"""Propositions 1 to 4: their conditions, their consequences for a sink, and inputs that break them."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_all_propositions_without_a_checkpoint(without_a_checkpoint):
       else:
         assert row['importance'] == pytest.approx(row['closed_importance'], rel=1e-4)
   assert found['Nope()']['closed_importance'] == pytest.approx(sum(1 / t for t in range(1, 65)) / 64)
-  # Bucket numbers of Eq. 6 by hand: exact below 16, logarithmic up to distance 128 beyond.
+  # Eq. 6 by hand: bucket numbers are exact below 16 and logarithmic from there to distance 128.
   bucket = [d if d < 16 else 16 + int(16 * np.log2(d / 16) / 3) for d in range(64)]
   alpha = np.mean([np.exp(bucket[t]) / np.exp(bucket[:t + 1]).sum() for t in range(64)])
   assert found['Relative()']['closed_importance'] == pytest.approx(alpha)
@@ -69,19 +69,19 @@ def test_what_breaks_them(monkeypatch):
   run = small_run(attention=sj.AttentionSpec(position='Nope()'))
   with pytest.raises(ValueError, match='one token repeated'):
     sj.analyse('propositions', run, tokens())
-  # Of four equal keys the first has 25/48 on average, without any content.
+  # With four equal keys, the first gets 25/48 of the attention on average, independent of content.
   for epsilon, sink in ((0.3, 'yes'), (0.6, 'no')):
     row = sj.analyse('propositions', run, tokens(1, 4, repeat=True), epsilon=epsilon).rows[0]
     assert row['closed_importance'] == pytest.approx(25 / 48) and row['sink'] == sink
   layers = run.record(tokens(1), sj.RecordOptions(maps=True, hidden=True, queries_keys=True)).layers
-  found = propositions.compared(run.config, layers)  # different tokens
+  found = propositions.compared(run.config, layers)  # tokens that differ
   assert found['hidden_difference'] > 0.1 and found['difference'].max() > 0.05
   rotary = small_run(sharp=10.0)
   row = sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]
-  assert row['holds'] and row['sink'] == 'open'  # large scores: the bound says nothing
-  monkeypatch.setattr(propositions, '_largest_score', lambda layers, n: np.zeros(4))  # a bound of 1/t
+  assert row['holds'] and row['sink'] == 'open'  # scores are so large that the bound says nothing
+  monkeypatch.setattr(propositions, '_largest_score', lambda layers, n: np.zeros(4))  # makes the bound 1/t
   assert not sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]['holds']
-  assert propositions.rotary_bound([1000.0], sj.Causal(), 9)[0, 8, 0] == 1  # without overflow
+  assert propositions.rotary_bound([1000.0], sj.Causal(), 9)[0, 8, 0] == 1  # does not overflow
 
 
 @pytest.mark.parametrize('changes', [

@@ -1,4 +1,4 @@
-"""Numbers in the prose of results/open_models/README.md, again from the rows of its files."""
+"""Recomputes the numbers in the prose of results/open_models/README.md from the rows of its files."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_numbers_of_the_page_of_open_models():
           for model in MODELS]
   said.append(', '.join(' and '.join(f'{row["sink_1"]:.1f} %' for row in rows('domains', model, epsilon=0.3))
                         + f' in {name}' for model, name in zip(MODELS, ('SmolLM2', 'Gemma 3'))))
-  h, other = (rows('norms', model, kind='hidden states') for model in MODELS)  # from block 0 on
+  h, other = (rows('norms', model, kind='hidden states') for model in MODELS)  # starts at block 0
   value = [min(rows('norms', model, kind='values'), key=lambda row: row['ratio']) for model in MODELS]
   said += [f"to {h[3]['ratio']:.0f} times the others' after block 3, back to {h[10]['ratio']:.1f} times",
            f"norm of {h[11]['first']:.0f} to {h[12]['first']:,.0f}, which is {h[12]['ratio']:.0f} times",

@@ -18,7 +18,7 @@ def test_values_are_rounded_as_numpy_does(shape, bits, per_token):
   rng = np.random.default_rng(0)
   x, levels = rng.standard_normal((2, 6, *shape)).astype(np.float32), 2 ** (bits - 1) - 1
   x[0, 0] *= 1000
-  x[1, 2] = 0  # a token without a scale
+  x[1, 2] = 0  # a token of zeros has no scale
   spared = np.isin(np.arange(12), (0, 3)).reshape(2, 6)
   got = np.asarray(quantisation.quantised(x, levels, per_token, spared))
   for s in range(2):
@@ -26,7 +26,7 @@ def test_values_are_rounded_as_numpy_does(shape, bits, per_token):
       left = [t] if per_token else [i for i in range(6) if not spared[s, i]]
       scale = abs(x[s, left].astype(np.float64)).max() / levels
       want = x[s, t] if spared[s, t] or not scale else np.round(x[s, t] / scale) * scale
-      np.testing.assert_allclose(got[s, t], want, rtol=3e-7, atol=0)  # the rounding of a scale in float32
+      np.testing.assert_allclose(got[s, t], want, rtol=3e-7, atol=0)  # the scale is rounded to float32
   assert np.array_equal(got[spared], x[spared])
   ties = np.array([[[7, 2.5, 3.5, -0.5]]], np.float32)
   assert quantisation.quantised(ties, 7, per_token, np.array([[False]])).tolist() == [[[7, 2, 4, 0]]]
@@ -43,7 +43,7 @@ def test_what_is_not_quantised_is_the_model(changes):
   x = np.asarray(run.logits(ids), np.float64)[:, :-1]
   expected = (np.log(np.exp(x).sum(-1)) - np.take_along_axis(x, ids[:, 1:, None], -1)[..., 0]).mean(1)
   np.testing.assert_allclose(base, expected, rtol=1e-6)
-  # Each block changes the loss by itself, and differently; they count from 1.
+  # Quantising each block changes the loss, and by a different amount. Blocks count from 1.
   blocks = [measure(lambda b, layer: b == n and layer != 'cache') for n in range(1 + run.config.layers)]
   assert np.array_equal(blocks[0], base) and len({float(x.sum()) for x in blocks}) == len(blocks)
   assert not np.array_equal(measure(lambda block, layer: layer == 'cache'), base)
@@ -81,7 +81,7 @@ def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
 
 @pytest.fixture(scope='module')
 def planted():
-  """A token 0 at position 1 with a massive channel, which no layer of a block reads."""
+  """Token 0 at position 1 has a massive channel that no layer of a block reads."""
   run, ids = small_run(norm='none', sharp=3.0), tokens(4, 2) * [0, 1]
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, 0] = params['embed'][0] = 0
@@ -91,7 +91,8 @@ def planted():
       params['blocks'][part][name]['kernel'][:, 0] = 0
   params['unembed']['kernel'][0] = 0
   run = dataclasses.replace(run, params=params)
-  return run, np.concatenate([ids, run.generate(ids, 14)], 1)  # the likeliest tokens: noise adds to the loss
+  # The text goes on with the likeliest tokens, so that noise raises the loss.
+  return run, np.concatenate([ids, run.generate(ids, 14)], 1)
 
 
 def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
@@ -102,13 +103,13 @@ def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   none, first, random = (table['activations', 8, 'per tensor', x] for x in ('none', 'first 1', 'random'))
   assert none['destroyed'] and none['change'] > 20 * abs(first['change'])
   assert first['recovered'] == pytest.approx(none['change'] - first['change']) and first['recovered_low'] > 0
-  # Sparing it is exact: the loss is that of a token without the channel.
+  # Sparing the token is exact: the loss equals that of a token without the channel.
   spare = lambda run: quantisation._losses(model(run, ids), ids, lambda _, layer: layer != 'cache',
                                            np.arange(16) + np.zeros((4, 1)) == 0, 8, False)
   params = jax.tree.map(np.array, run.params)
   params['embed'][0, 0] = 0
   assert np.array_equal(spare(run), spare(dataclasses.replace(run, params=params)))
-  # Random tokens do not have the channel: the scale stays. A scale for each token needs nobody spared.
+  # Random tokens lack the channel, so sparing them keeps the scale. A scale per token needs no spared token.
   assert abs(random['recovered']) < abs(first['recovered']) / 2 and random['least'] < random['most']
   assert abs(table['activations', 8, 'per token', 'none']['change']) < none['change'] / 20
   assert len({row['module'] for row in rows if row['part'] == 'module'}) == 7

@@ -1,4 +1,4 @@
-"""The recorder for other training loops against T x T NumPy."""
+"""The recorder for other training loops against NumPy on full T x T maps."""
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ def test_statistics_are_those_of_whole_maps(length, window):
   weights /= weights.sum(-1, keepdims=True)
   alpha = weights.sum(-2)[..., :4] / (length - np.arange(4))
   entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum((-2, -1)) / np.log(seen.sum(1)).sum()
-  # Sums of 150 numbers in float32.
+  # Float32 sums of 150 numbers.
   np.testing.assert_allclose(found.importance, alpha.mean(0), rtol=1e-4)
   np.testing.assert_allclose(found.largest_logit, scores.max((0, 2, 3)), rtol=1e-5)
   np.testing.assert_allclose(found.entropy, entropy.mean(0), rtol=1e-4)
@@ -39,7 +39,7 @@ def test_hidden_states_against_numpy():
   h = np.random.default_rng(0).standard_normal((3, 9, 16)).astype(np.float32)
   h[:, 0, 3] = 50
   found = record_hidden(h)
-  flat = h[:2].astype(float).reshape(2, -1)  # it describes two sequences
+  flat = h[:2].astype(float).reshape(2, -1)  # the recorder describes two sequences
   centred = flat - flat.mean(1, keepdims=True)
   assert found.largest == 50
   assert found.median == pytest.approx(np.median(abs(flat), 1).mean(), rel=1e-5)

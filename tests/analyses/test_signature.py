@@ -1,4 +1,4 @@
-"""The signature of sinks: planted arrays with known answers, nulls in closed form, and no false alarms."""
+"""The signature of sinks: planted arrays with known answers, closed-form nulls, and no false alarms."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ S, N, H, T = 6, 3, 4, 40
 
 
 def planted_maps(mass=0.6, second=None):
-  """Maps (S, H, T, T) of N layers, uniform but that head 2 of block 2 gives token 1 (and `second`) a mass."""
+  """Maps (S, H, T, T) of N layers, uniform, but head 2 of block 2 gives token 1 (and `second`) a mass."""
   maps = np.tril(np.ones((T, T)))
   maps = np.broadcast_to(maps / maps.sum(1, keepdims=True), (N, S, H, T, T)).copy()
   for i in range(1, T):
@@ -39,11 +39,11 @@ def by_measure(rows, position=None):
 def test_a_planted_sink_is_found_with_its_mass():
   rows = signature.from_arrays(attentions=list(planted_maps()), name='planted')
   found = by_measure(rows, 1)
-  exact = (1 + 0.6 * (T - 1)) / T  # row 1 sees one token
+  exact = (1 + 0.6 * (T - 1)) / T  # row 1 sees only one token
   largest = found['largest importance']
   assert largest['value'] == pytest.approx(exact, abs=1e-3)
   assert (largest['block'], largest['head'], largest['position'], largest['beyond']) == (2, 2, 1, True)
-  assert largest['low'] == pytest.approx(largest['high'])  # the sequences are equal
+  assert largest['low'] == pytest.approx(largest['high'])  # all sequences are equal
   uniform = sum(1 / i for i in range(1, T + 1)) / T
   assert largest['uniform'] == pytest.approx(uniform)
   mean = found['mean importance']
@@ -85,7 +85,7 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
       'largest importance': at.mean(1).max((1, 2)), 'mean importance': at.mean((1, 2, 3)),
       'sink rate': (at > 0.3).mean((1, 2, 3)), 'sink heads': (at.mean(1) > 0.3).mean((1, 2))}.items():
     assert found[name]['random_positions'] == pytest.approx(np.percentile(expected, 99), rel=1e-5)
-  # The bootstrap of a mean of 6 numbers: its bounds are near those of its normal distribution.
+  # The bootstrap of a mean of 6 numbers has bounds near those of its normal distribution.
   row, by_sequence = found['mean importance'], alpha[..., 0].mean((1, 2))
   width = 2 * stats.norm.ppf(0.995) * by_sequence.std() / np.sqrt(S)
   assert row['high'] - row['low'] == pytest.approx(width, rel=0.15)
@@ -107,7 +107,8 @@ def test_a_massive_channel_and_norms_against_numpy():
   massive, medians = found['massive activation'], np.median(abs(hidden[:, 2]).reshape(S, -1), 1)
   assert massive['value'] == pytest.approx((900 / medians).mean(), rel=1e-5)
   assert (massive['block'], massive['position'], massive['channel'], massive['beyond']) == (3, 1, 5, True)
-  # The bound of T D normal numbers is within a third of what is drawn: 3.2 against 0.67.
+  # The largest of T D normal numbers is about 3.2, and their median 0.67. The bound from them is within a
+  # third of what is drawn.
   assert massive['uniform'] == pytest.approx((abs(hidden[:, 1]).max((1, 2)) / medians).mean(), rel=0.3)
   kurtosis = stats.kurtosis(hidden[:, 2].reshape(S, -1), axis=1, fisher=False).mean()
   assert found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4) and found['kurtosis']['block'] == 3
@@ -138,7 +139,7 @@ def test_a_model_agrees_with_its_probe_and_has_nulls():
   assert found['largest importance']['value'] == pytest.approx(report.head_importance().max(), rel=1e-5)
   summary = report.summary()
   assert found['mean entropy']['value'] == pytest.approx(np.mean(summary['entropy_ratio']), rel=1e-5)
-  # The probe divides means, the signature takes the mean of ratios by sequence; kurtosis is the same.
+  # The probe divides means, and the signature averages the ratios of sequences. Kurtosis is the same.
   assert found['value norm ratio']['value'] == pytest.approx(min(summary['value_ratio']), rel=0.1)
   assert found['kurtosis']['value'] == pytest.approx(max(summary['kurtosis_moment'][1:]), rel=1e-5)
   fresh = sj.Run(run.config, init_params(run.config, 0))

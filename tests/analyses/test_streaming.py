@@ -1,4 +1,4 @@
-"""Perplexities of bounded caches against probabilities of what a cache keeps."""
+"""Perplexities with bounded caches against probabilities from the tokens that a cache keeps."""
 
 import numpy as np
 import pytest
@@ -26,13 +26,13 @@ def test_caches_that_hold_everything_agree_and_others_forget():
     own = losses[row['start'] - 1:row['tokens'] - 1]
     assert row['perplexity'] == pytest.approx(np.exp(own.mean()), rel=1e-5)
   for name, curve in curves.items():
-    assert curve[0]['start'] == 1 and curve[-1]['tokens'] == 40  # the parts are the whole text
+    assert curve[0]['start'] == 1 and curve[-1]['tokens'] == 40  # the parts cover the full text
     assert all(a['tokens'] == b['start'] for a, b in zip(curve, curve[1:]))
-    # Before a token is dropped, all caches hold the same.
+    # All caches hold the same tokens until the first one is dropped.
     early = lambda rows: [row['perplexity'] for row in rows if row['tokens'] <= 8]
     assert early(curve) == pytest.approx(early(curves['all tokens']), rel=1e-4)
   assert len({parts[name, 'all']['perplexity'] for name in curves}) == 4
-  # A window of 8 keeps the 8 tokens before the one that is predicted, in each of two blocks.
+  # A window of 8 keeps the 8 tokens before the predicted one, in each of two blocks.
   one = small_run(layers=1)
   found = sj.analyse('streaming', one, ids, cache_size=8, sinks=2).rows
   windowed = next(row for row in found if row['cache'] == 'last 8' and row['part'] == 'all')

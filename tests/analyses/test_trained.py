@@ -18,7 +18,7 @@ from tests.train import runs
 
 
 def untrained(scale=3.0, **changes):
-  """(run, experiment, data): the small run before training, its attention made sharp."""
+  """(run, experiment, data): the small run before training, with sharpened attention."""
   experiment = from_dict(runs.config(**changes))
   data = open_data(experiment.data)
   config = experiment.model_config(data.vocab_size)
@@ -51,10 +51,10 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
   write_analyses(tmp_path)
   found = json.loads((tmp_path / 'analyses.json').read_text())
   assert set(found) == {'removed', 'window'} and found['removed']['what'] == 'the key bias k*'
-  # The loss before is that of the training itself.
+  # The loss before removal is the loss that training recorded.
   assert found['removed']['valid_loss_before'] == pytest.approx(
       runs.rows(tmp_path, 'valid')[-1]['valid'], rel=1e-6)
-  monkeypatch.setattr(trained, 'load_run', None)  # what is there stays, unread
+  monkeypatch.setattr(trained, 'load_run', None)  # an existing file stays, and the run is not read
   before = (tmp_path / 'analyses.json').stat().st_mtime_ns
   write_analyses(tmp_path)
   assert (tmp_path / 'analyses.json').stat().st_mtime_ns == before
@@ -78,13 +78,13 @@ def test_what_applies(spec, names):
 
 @pytest.mark.parametrize('changes, what, tokens', [
     (dict(attention__kv_bias='KVBias()'), 'k* and v*', 2**17),
-    (dict(model__sink_tokens=1), 'x*', 5 * 16)])  # four of a batch of eight at a time
+    (dict(model__sink_tokens=1), 'x*', 5 * 16)])  # of a batch of eight, four sequences at a time
 def test_removed(monkeypatch, changes, what, tokens):
   run, experiment, data = untrained(validation__batches=3, **changes)
   monkeypatch.setattr(trained, '_TOKENS_AT_A_TIME', tokens)
   found = analyse_run(run, experiment, data)['removed']
   assert what in found['what']
-  # The bare model is built from the parts of the other, not by `without_bias`.
+  # The bare model is built from the run's parameters, without the help of `without_bias`.
   blocks = dict(run.params['blocks'])
   blocks['attention'] = {n: blocks['attention'][n] for n in ('query', 'key', 'value', 'out')}
   params = {n: run.params[n] for n in ('embed', 'unembed', 'final_norm')} | {'blocks': blocks}
@@ -130,7 +130,7 @@ def test_prefix():
 
 
 def numpy_chain(params, first_token):
-  """Hidden states (N, B, D): RMSNorm, values, SwiGLU; neither queries nor keys nor other tokens."""
+  """Hidden states (N, B, D) from RMSNorm, values and SwiGLU, without queries, keys or other tokens."""
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   norm = lambda x, own: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * own['gain']
   h, states = p['embed'][first_token], []
@@ -149,11 +149,12 @@ def test_first_token_chain():
   run, experiment, data = untrained(model__dtype='bfloat16')
   found = analyse_run(run, experiment, data)['first_token_chain']
   assert found['largest_relative_difference'] < 1e-6
-  # It is the chain of MLPs of Section 3.1.
+  # The states equal the chain of MLPs of Section 3.1.
   float32 = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
   states = float32.record(run.probe_tokens, sj.RecordOptions(hidden=True)).layers.hidden_BxTxD[:, :, 0]
   np.testing.assert_allclose(states, numpy_chain(run.params, run.probe_tokens[:, 0]), rtol=1e-4, atol=1e-5)
-  # The number can tell: scores take part where rows do not sum to one, other tokens under a prefix.
+  # The difference is large where it should be: scores count if rows do not sum to one, and other tokens count
+  # under a prefix.
   for changes in (dict(similarity='Sigmoid()', normalizer='Unnormalized()'), dict(mask='Prefix(length=3)')):
     config = dataclasses.replace(run.config, attention=sj.AttentionSpec(**changes))
     other = dataclasses.replace(run, config=config)

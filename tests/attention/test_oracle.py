@@ -21,14 +21,14 @@ def test_paper_variants(name):
 
 
 def test_every_pair_of_slot_values(request):
-  """With --full all pairs, and their gradients; otherwise every second of the specs that hold them."""
+  """With --full: all specs that hold the pairs, and their gradients. Otherwise: every second spec."""
   (specs, impossible), full = pairwise_specs(), request.config.getoption('--full')
   assert len(specs) > 50
   for number, spec in enumerate(specs[::1 if full else 2]):
     check_values(spec, PLAIN)
     if full or number % 6 == 0:
       check_gradient(spec, 'chunked')
-  # The pairs that no spec can hold.
+  # The pairs that are impossible in any spec.
   of = lambda slot: set(registry(COMPONENTS[slot]))
   pairs = lambda some, others: {frozenset((x, y)) for x in some for y in others if x != y}
   softmax, without_value = {'Exp', 'CappedExp'}, {'KBias', 'SinkLogit', 'ZeroSink', 'PseudoMask'}
@@ -62,7 +62,7 @@ def test_values_of_the_first_block_are_mixed_in(value):
 
 
 @pytest.mark.parametrize('spec', [
-    # The bias and the score of k* are within the cap, too, and powers are sums of their own.
+    # The cap also applies to the bias and to the score of k*, and powers need a separate sum.
     sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)', position='Alibi()', kv_bias='KBias()'),
     sj.AttentionSpec(head='Exclusive()'), sj.AttentionSpec(head='Exclusive()', mask='Window(size=1)'),
     sj.AttentionSpec(head="HeadGate(source='value', opening=0.25)")], ids=str)

@@ -1,4 +1,4 @@
-"""Identities that hold whatever the numbers are."""
+"""Identities that hold for any numbers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +35,7 @@ def test_no_token_sees_its_future(spec, implementation):
     (dict(mask=sj.Prefix(length=1)), {}),
     (dict(normalizer=sj.PNorm(p=1.0)), {}),
     (dict(normalizer=sj.Clipped(low=0.0)), {}),
-    (dict(kv_bias=sj.PseudoMask(context=1)), {}),  # no row has anything to come
+    (dict(kv_bias=sj.PseudoMask(context=1)), {}),  # in a context of 1 no key is still to come
     (dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.RowSum()),
      dict(similarity=sj.Linear(), feature_map=sj.EluPlusOne(), normalizer=sj.PNorm(p=1.0))),
     (dict(position=sj.Nope()), dict(position=sj.Sinusoidal())),
@@ -50,7 +50,7 @@ def test_two_ways_to_say_the_same(a, b, implementation):
 
 @BOTH
 def test_a_kv_bias_is_one_more_token(implementation):
-  # Without positions and mask-wise visible to all, it equals a first token k*, v*.
+  # Without positions, and if every query sees it, the bias equals a first token k*, v*.
   spec = sj.AttentionSpec(position=sj.Nope(), kv_bias=sj.KVBias())
   q, k, v, params = random_inputs(spec)
   biased = attend(spec, q, k, v, params, implementation=implementation)
@@ -82,8 +82,8 @@ def test_bfloat16_follows_float32(spec, implementation):
   low = sj.attend(spec, *(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), params,
                   implementation=implementation)
   assert low.dtype == jnp.bfloat16
-  # Inputs are rounded to 8 bits: 2^-9 each, a few of them, times scores of order ten under
-  # the relative bias.
+  # Inputs are rounded to 8 bits. That is a few errors of 2^-9 each, times scores of order ten under the
+  # relative bias.
   error = np.abs(np.asarray(low, np.float32) - exact).max() / np.abs(exact).max()
   assert error < 0.05
 
@@ -91,7 +91,7 @@ def test_bfloat16_follows_float32(spec, implementation):
 @BOTH
 def test_exclusive_attention_is_orthogonal_to_the_values_of_the_token(implementation):
   q, k, v, _ = random_inputs(sj.AttentionSpec(), heads=4, kv_heads=2, head_dim=8)
-  v[0, 3, 1] = 0  # a value of zero takes nothing away
+  v[0, 3, 1] = 0  # a zero value removes nothing
   out, plain = (attend(sj.AttentionSpec(head=head), q, k, v, implementation=implementation)
                 for head in (sj.Exclusive(), sj.PlainOutput()))
   assert np.abs((out * np.repeat(v, 2, axis=2)).sum(-1)).max() < 1e-5
@@ -108,7 +108,7 @@ def test_off_by_one_is_a_sink_logit_at_zero_and_a_token_of_zeros(implementation)
     learned = attend(sj.AttentionSpec(kv_bias='SinkLogit()'), q, k, v, logit,
                      implementation=implementation)
     np.testing.assert_array_equal(zero_sink(n), learned)
-  # A first token with a key of zeros has the logit 0 for every query, wherever it stands.
+  # A first token whose key is zero has the logit 0 for every query, at any position.
   first = lambda x: np.concatenate([np.zeros_like(x[:, :1]), x], 1)
   longer = attend(sj.AttentionSpec(), *map(first, (q, k, v)), implementation=implementation)
   np.testing.assert_allclose(zero_sink(1.0), longer[:, 1:], rtol=1e-5, atol=1e-6)

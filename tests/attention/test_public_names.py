@@ -1,4 +1,4 @@
-"""Names of `sink_jax`: every component is one by itself, in the package and in the documents."""
+"""Public names of `sink_jax`: every component has one, in the package and in the documents."""
 
 import dataclasses
 import re
@@ -42,13 +42,13 @@ def test_an_unknown_name_lists_those_that_exist():
 
 @pytest.mark.parametrize('component', COMPONENTS)
 def test_the_table_lists_every_component(component):
-  """What fails ends with the line to paste into the table of docs/attention.md."""
+  """A failure message ends with the line to paste into the table of docs/attention.md."""
   page = TEXTS['docs/attention.md']
   head, values = re.search(rf'^(\| `{component}`[^|]*\|) (.*) \|$', page, re.M).groups()
   listed = re.findall(r'`(\w+)', values)
   classes = {name: cls for name, cls in registry(COMPONENTS[component]).items()
              if cls.__module__.startswith('sink_jax.')}
-  # In the order of the table; what is new comes last.
+  # Names keep the order of the table, and new ones come last.
   names = [name for name in listed if name in classes]
   names += [name for name in classes if name not in names]
   line = f'{head} {", ".join(f"`{_signature(classes[name])}`" for name in names)} |'

@@ -1,4 +1,4 @@
-"""Config strings, refused arguments and what single components promise."""
+"""Config strings, refused arguments, and the properties that single components promise."""
 
 import jax
 import numpy as np

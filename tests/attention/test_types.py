@@ -1,4 +1,4 @@
-"""The annotated shapes and dtypes of the public functions hold where they are checked."""
+"""The annotated shapes and dtypes of the public functions hold when they are checked."""
 
 import jax
 import jax.numpy as jnp

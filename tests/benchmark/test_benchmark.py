@@ -1,4 +1,4 @@
-"""The benchmarks at tiny sizes: rows against what they should hold, and options that are refused."""
+"""The benchmarks at tiny sizes: what their rows contain, and which options are refused."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='the rows
 
 @pytest.fixture
 def run(tmp_path):
-  """Runs a benchmark; returns the rows of its JSON, and what it printed."""
+  """Runs a benchmark; returns the rows of its JSON and the printed text."""
   def run(*arguments):
     path = tmp_path / 'new' / 'rows.json'
     code, out, error = run_here('benchmark', *arguments, f'--json={path}', '--seconds=0.01')
@@ -99,7 +99,7 @@ def test_an_operation_of_a_program_that_makes_several_is_made_every_time():
     made.append(1)
     return x + 1
 
-  # A compiler could make one call, since all have the same inputs.
+  # All inputs are the same, so a compiler could merge the calls into one.
   call = lambda x: jax.pure_callback(count, jax.ShapeDtypeStruct((3,), np.float32), x)
   assert jax.jit(implementations.repeated(call, 5))(np.ones(3, np.float32)) == 10
   assert len(made) == 5

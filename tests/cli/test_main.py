@@ -1,4 +1,4 @@
-"""What all commands share: config files, help, exit codes, and errors in one line."""
+"""Parts that all commands share: config files, help, exit codes, and one-line errors."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.commands import run_here
 from tests.train.runs import ROOT
 
 QUICK = f'{ROOT}/configs/quickstart.py'
-LIGHT = ('train', 'sweep', 'report', 'export')  # whose --help does not wait for jax
+LIGHT = ('train', 'sweep', 'report', 'export')  # their --help does not wait for jax
 
 
 def test_a_config_file_is_named_with_its_trial_and_changed_by_key():
@@ -116,7 +116,7 @@ def test_help_names_the_options_and_light_commands_import_no_jax():
     (OSError('disk full'), 1, 'error: disk full. Checkpoints that were complete are kept in runs/a;'),
     (KeyError('a defect'), 1, 'Traceback')], ids=lambda value: type(value).__name__)
 def test_every_way_in_which_training_ends_has_its_exit_code(error, code, words, monkeypatch, capsys):
-  monkeypatch.setattr(os, '_exit', sys.exit)  # which nobody could catch
+  monkeypatch.setattr(os, '_exit', sys.exit)  # the real one cannot be caught
   with pytest.raises(SystemExit) as end:
     with train.training_ends('runs/a'):
       raise error

@@ -1,4 +1,4 @@
-"""Commands on stored models: evaluate on one of transformers, generate on one that is exported."""
+"""Commands on stored models: evaluate on a transformers checkpoint, generate on an exported one."""
 
 import functools
 import json
@@ -41,7 +41,7 @@ def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
 
 def test_blocks_without_attention_are_not_counted(tmp_path):
   result, _ = evaluated('jamba', tmp_path, inputs='random', length=8, sequences=3)
-  assert result['protocol']['blocks'] == [3, 7]  # of eight
+  assert result['protocol']['blocks'] == [3, 7]  # of eight blocks
   assert 'smallest in block 3' in as_text(result)
 
 
@@ -67,7 +67,7 @@ def checkpoint(tmp_path_factory):
   params = random_params(config)
   written = np.zeros(258, bool)
   written[[2 + b for b in b'abcdefghijklmnopqrstuvwxyz ,.']] = True
-  params['unembed']['kernel'] *= written  # which other bytes would make no letters
+  params['unembed']['kernel'] *= written  # other bytes would not be letters
   export_checkpoint(sj.Run(config, params), folder, context=64)
   Bytes().open().beginning_with(0).save(folder)
   return folder
@@ -84,11 +84,11 @@ def test_the_text_goes_on_beyond_the_cache_until_it_ends(checkpoint, tmp_path):
   assert run.bos == 'tokenizer'
   tokens = [[0, *(2 + b for b in b'Once upon')]]
   following = run.generate(tokens, 40, policy=sj.CachePolicy(16, 2))
-  # What a tokenizer puts before the prompt is not a part of the text.
+  # Tokens that a tokenizer puts before the prompt are not part of the text.
   assert text == Bytes().open().decode([*tokens[0][1:], *following[0]]) + '\n'
   assert '10 tokens of prompt, the first ids [0, 81, 112, 101]' in notes
   assert 'tokens/s' in notes and 'cache of 16 tokens' in notes and ' 0.0 ' not in notes
-  # It ends with what the model says: a copy for whose tokenizer a letter that it writes ends the text.
+  # Generation stops at the end token. In this copy, that is a letter which the model writes.
   folder = shutil.copytree(checkpoint, tmp_path / 'ending')
   end = following[0].tolist()[9]
   first = following[0].tolist().index(end)
@@ -98,7 +98,7 @@ def test_the_text_goes_on_beyond_the_cache_until_it_ends(checkpoint, tmp_path):
                                '--cache_size=16', '--sinks=2')
   assert code == 0 and text == Bytes().open().decode([*tokens[0][1:], *following[0][:first]]) + '\n', notes
   assert f'{first + 1} tokens to the end of the text' in notes
-  # Every other command logs which kernel it takes: here that would stand in the middle of the text.
+  # Every other command logs its kernel. Here the log line would appear in the middle of the text.
   assert not logging.getLogger('sink_jax.kernels').isEnabledFor(logging.INFO)
 
 

@@ -1,6 +1,6 @@
-"""Tests that compile run only where bash launch/test.sh --compile asks for them; others here only lower.
+"""Compiling tests run only under bash launch/test.sh --compile; other tests here only lower.
 
-A test with the argument `target` goes through the targets of the run, with `tpu` through its TPUs.
+A test with the argument `target` runs for each target of the run, a test with `tpu` for each of its TPUs.
 """
 
 from tests.compile import targets

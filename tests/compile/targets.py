@@ -1,13 +1,13 @@
 """Compiles for TPUs and NVIDIA GPUs that this machine does not have.
 
-The compilers are the ones of the real devices: libtpu, and the CUDA plugin of jax with
-ptxas. `bash launch/test.sh --compile` installs them beside the environment and sets
+The compilers are those of the real devices: libtpu, and the CUDA plugin of jax with ptxas.
+`bash launch/test.sh --compile` installs them next to the environment and sets
 
-  COMPILERS         where they lie, in tpu/ and cuda/
-  COMPILE_TARGETS   which targets to compile for, with commas between them
+  COMPILERS         their folder, which contains tpu/ and cuda/
+  COMPILE_TARGETS   which targets to compile for, separated by commas
 
-They are loaded when a target is first used; jax itself stays on the CPU. Everything that
-uses private parts of jax is in this file.
+They are loaded when a target is first used; jax itself stays on the CPU. All code that uses
+private parts of jax is in this file.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2', 'v7x': 'tp
 TPUS = tuple(TOPOLOGIES)
 TARGETS = (*TPUS, 'h200')
 
-# Per device, which is a chip, but on v7x one of the two cores of a chip. HBM is what the
+# Memory per device. A device is a chip, but on v7x it is one of the two cores of a chip. HBM is what the
 # compiler lets a program use, a little less than the chip has.
 HBM_BYTES = {kind: chip.usable for kind, chip in CHIPS.items()} | {'h200': 139 * GIB}
 VMEM_BYTES = {'v5e': 128 * 2**20, 'v5p': 64 * 2**20, 'v6e': 128 * 2**20, 'v7x': 64 * 2**20}
 
-# XLA reads these constants from the device that it compiles for; here they stand in for one.
+# XLA normally reads these constants from the device that it compiles for. No device is present here.
 _H200 = '''
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -60,16 +60,16 @@ runtime_version { major: 12 minor: 8 patch: 0 }
 
 
 def asked_for() -> list[str]:
-  """The targets of this run; none in an ordinary run of the tests."""
+  """The targets of this run; an ordinary run of the tests has none."""
   asked = os.environ.get('COMPILE_TARGETS', '').split(',')
   return [target for target in TARGETS if target in asked]
 
 
 def compile_for(target: str, f: Callable[..., Any], *args: Any,
                 options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
-  """A function compiled for one device of the target, or a jitted one for the devices of its shardings.
+  """Compiles a function for one device of the target, or a jitted one for the devices of its shardings.
 
-  options: of the compiler, such as {'xla_dump_to': directory}.
+  options: for the compiler, such as {'xla_dump_to': directory}.
   """
   if not hasattr(f, 'lower'):
     sharding = SingleDeviceSharding(topology_devices(target)[0])
@@ -83,18 +83,18 @@ def compile_for(target: str, f: Callable[..., Any], *args: Any,
 
 
 def topology_devices(target: str, count: int | None = None) -> Sequence[Any]:
-  """The first devices of the target's topology, which has 4, or 8 of v7x; nothing runs on them."""
+  """The first devices of the target's topology, which has 4 (v7x: 8). Nothing runs on them."""
   return _topology(target)[:count]
 
 
 def lowered_text(platform: str, f: Callable[..., Any], *args: Any) -> str:
-  """The lowered program for 'tpu' or 'cuda', which needs no compiler; a compiler may refuse more."""
+  """The lowered program for 'tpu' or 'cuda'. Lowering needs no compiler, and a compiler may refuse more."""
   with _abstract_gpu() if platform == 'cuda' else contextlib.nullcontext():
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
 def compiler_directory(kind: str) -> pathlib.Path:
-  """The folder of the 'tpu' or 'cuda' compiler; a RuntimeError where it is missing."""
+  """The folder of the 'tpu' or 'cuda' compiler; raises RuntimeError if it is missing."""
   path = pathlib.Path(os.environ.get('COMPILERS', '')) / kind
   if 'COMPILERS' not in os.environ or not path.is_dir():
     raise RuntimeError(f'No {kind} compiler in COMPILERS={os.environ.get("COMPILERS", "")}: '
@@ -104,8 +104,8 @@ def compiler_directory(kind: str) -> pathlib.Path:
 
 @functools.cache
 def _topology(target):
-  # Compilers read the flags when they are loaded. Those of the tests are for CPUs and would
-  # change the kernels; and a program out of the compilation cache is not dumped.
+  # Compilers read the flags when they are loaded. The flags of the tests are for CPUs and would change the
+  # kernels. Also, a program from the compilation cache would not be dumped.
   compiler.fresh_compiles()
   return _gpus() if target == 'h200' else compiler.topology_devices(TOPOLOGIES[target])
 
@@ -114,18 +114,18 @@ def _gpus():
   from jax._src import xla_bridge
 
   directory = compiler_directory('cuda')
-  jax.devices()  # the search for plugins is over before there is one to find
+  jax.devices()  # finishes the search for plugins before this one becomes visible
   sys.path.append(str(directory))
   [plugin] = (directory / 'jax_plugins').glob('xla_cuda*')
   importlib.import_module(f'jax_plugins.{plugin.name}').initialize()
   for library in directory.glob('jax_cuda*_plugin/libmosaic_gpu_runtime.so'):
-    os.environ['MOSAIC_GPU_RUNTIME_LIB_PATH'] = str(library)  # what programs with its kernels link to
+    os.environ['MOSAIC_GPU_RUNTIME_LIB_PATH'] = str(library)  # programs with Mosaic GPU kernels link to it
   make = xla_bridge._topology_factories['cuda']
   return make('', topology='1x1x4', target_config=_H200)._make_compile_only_devices()
 
 
 def _tracing_for(target):
-  """jax 0.11 lowers Triton kernels for the default device's kind, which is a CPU here."""
+  """jax 0.11 lowers Triton kernels for the default device, a CPU here. This names an H200 instead."""
   if target != 'h200' or jax.__version_info__ < (0, 11):
     return contextlib.nullcontext()
   from jax._src.pallas.triton import gpu_info
@@ -151,11 +151,11 @@ _SERIALIZED = 'wgmma.mma_async instructions are serialized'
 
 class Kernel(NamedTuple):
   name: str
-  pallas: bool  # a Pallas kernel, not one that XLA made for other operations
-  registers: int  # of a thread, at most 255
-  spilled_bytes: int  # registers that had to be stored in memory
+  pallas: bool  # by Pallas, not by XLA for other operations
+  registers: int  # per thread, at most 255
+  spilled_bytes: int  # registers that did not fit and went to memory
   wgmma: bool  # uses the matrix instructions of Hopper
-  serialized: bool  # waits after each of them: ptxas warns, such as with C7515
+  serialized: bool  # waits after each matrix instruction; ptxas then warns, for example with C7515
 
 
 def ptx_report(f: Callable[..., Any], *args: Any) -> tuple[jax.stages.Compiled, list[Kernel]]:
@@ -182,7 +182,7 @@ def _assemble(path, pallas):
   for name, printed in _by_kernel(done.stdout + done.stderr).items():
     body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start():].partition('\n}')[0]
     number = lambda pattern: sum(map(int, re.findall(pattern, printed)))
-    # A second one by Triton ends in __1; those by Mosaic GPU say so.
+    # Triton adds __1 to a second kernel's name. The names of Mosaic GPU kernels contain mosaic_gpu.
     ours = name.partition('__')[0] in pallas or name in pallas or '_mosaic_gpu_' in name
     yield Kernel(
         name, ours, number(r'Used (\d+) registers'), number(r'(\d+) bytes spill stores'),
@@ -190,10 +190,10 @@ def _assemble(path, pallas):
 
 
 def _by_kernel(output: str) -> dict[str, str]:
-  """What ptxas prints about every kernel, by its name."""
+  """{name of a kernel: what ptxas prints about it}."""
   parts = re.split(r"Compiling entry function '(\S+)'", output)
   printed = dict(zip(parts[1::2], parts[2::2]))
-  # The warning stands outside of these parts and names its function.
+  # This warning appears outside the parts above, and it names its function.
   for line in output.splitlines():
     if _SERIALIZED in line:
       for name in printed:

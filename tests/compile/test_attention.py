@@ -1,4 +1,4 @@
-"""Our attention kernels, compiled for the devices that they are for."""
+"""Our attention kernels, compiled for their devices."""
 
 import re
 import sys
@@ -33,7 +33,7 @@ SPECS = {name: sj.AttentionSpec(**components) for name, components in SPECS.item
 
 
 def arguments(spec, batch, heads, length, head_dim, kv_heads=None, dtype='bfloat16'):
-  """q, k, v, the parameters of the spec's components, and a weight of the output."""
+  """q, k, v, the parameters of the spec's components, and a weight for the output."""
   kv_heads = kv_heads or heads
   q, kv = (struct(batch, length, n, head_dim, dtype=dtype) for n in (heads, kv_heads))
   params = jax.tree.map(lambda p: struct(*p.shape, dtype=jnp.float32),
@@ -48,14 +48,14 @@ SHAPES = {  # B, H, T, Dh
     'grouped': (1, 32, 8192, 128, 8), 'float32': (2, 8, 2048, 64, 8, 'float32'),
 }
 
-# Every spec at one shape, every shape with one spec; the rest of the product is in --full.
+# Every spec at one shape, and every shape with one spec. --full runs the rest of the product.
 CASES = [pytest.param(SPECS[spec], SHAPES[shape], id=f'{spec}-{shape}',
                       marks=() if spec == 'softmax' or shape == '60m' else pytest.mark.full)
          for spec in SPECS for shape in SHAPES]
 
 
 def gradients(spec: sj.AttentionSpec, implementation: str = 'pallas') -> Callable[..., Any]:
-  """sum(out * w) and its gradients: the forward and the backward kernels."""
+  """sum(out * w) and its gradients, which need the forward and the backward kernels."""
   def loss(q, k, v, params, w):
     out = sj.attend(spec, q, k, v, params, implementation=implementation)
     return jnp.sum(out.astype(jnp.float32) * w)
@@ -81,7 +81,7 @@ def test_attention_compiles(target, spec, shape):
   checked(target, gradients(spec), *arguments(spec, *shape))
 
 
-# Without an extra key, which is outside of the kernels: a process compiles equal ones once.
+# A process compiles equal kernels only once, and the extra key acts outside them: k-bias is left out.
 MOSAIC = [case for case in CASES if case.values[1] not in (SHAPES['wide'], SHAPES['float32'])
           and case.values[0] not in (SPECS['relative'], SPECS['k-bias'])]
 
@@ -93,7 +93,7 @@ def test_mosaic_kernels_compile(h200, spec, shape, monkeypatch):
   _, kernels = ptx_report(gradients(spec, 'mosaic'), *arguments(spec, *shape))
   ours = [k for k in kernels if k.pallas]
   assert len(ours) == 3 and all(k.wgmma and not k.serialized for k in ours)
-  # The sums of dk and dv take half of the registers at 128 channels, to which 96 are padded.
+  # At 128 channels the sums of dk and dv take half of the registers. 96 channels are padded to 128.
   limits = {k.name: 128 if 'dkv' in k.name and shape[3] > 64 else 16 for k in ours}
   assert not [k for k in ours if k.spilled_bytes > limits[k.name]]
 
@@ -110,7 +110,7 @@ def test_splash_compiles_with_an_extra_key(target, kv_bias, monkeypatch):
 def test_memory_is_linear_in_the_length(target):
   short, long = (checked(target, gradients(SPECS['k-bias']), *arguments(
       SPECS['k-bias'], 1, 8, length, 64)).total for length in (32768, 131072))
-  # T x T would be 16 times; more than 4 times where a TPU has some of the short one in VMEM.
+  # T x T memory would grow 16 times. On a TPU a growth above 4 means that some of the short one is in VMEM.
   assert long < 8 * short
 
 

@@ -1,4 +1,4 @@
-"""Do the compile checks see what they are for? Programs of known outcome show it."""
+"""Programs of known outcome show that the compile checks detect what they are for."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from tests.compile.targets import compile_for, memory, ptx_report, struct
 
 
 def double(rows, limit=None):
-  """A TPU kernel whose blocks of `rows` x 1024 float32 lie twice in VMEM, in and out."""
+  """A TPU kernel that keeps a block of `rows` x 1024 float32 in VMEM twice, as input and as output."""
   def kernel(x, o):
     o[...] = 2 * x[...]
 
@@ -29,7 +29,7 @@ def test_blocks_must_fit_vmem(tpu):
     compile_for(tpu, double(rows, limit), struct(4 * rows, 1024, dtype=jnp.float32))
 
   with pytest.raises(jax.errors.JaxRuntimeError, match='CompileTimeScopedVmemOom'):
-    compile_blocks(.9)  # more than a kernel gets that does not ask
+    compile_blocks(.9)  # more than a kernel gets without a request
   compile_blocks(.9, limit=vmem)
   with pytest.raises(jax.errors.JaxRuntimeError, match='Exceeded vmem capacity'):
     compile_blocks(1.1, limit=2 * vmem)
@@ -50,7 +50,7 @@ def test_a_program_must_fit_the_memory_of_the_chip(tpu):
 
 
 def matmul(block):
-  """A Triton kernel: (1024, 1024) bfloat16 in square blocks, 64 of the inner axis a step."""
+  """A Triton kernel for (1024, 1024) bfloat16 matrices: square blocks, 64 of the inner axis per step."""
   def kernel(x, y, o):
     def step(i, total):
       part = pl.ds(64 * i, 64)

@@ -1,4 +1,4 @@
-"""The plan command, compiling for slices of several hosts."""
+"""The plan command compiles for slices of several hosts."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def plan(*arguments):
 
 
 def test_a_plan_has_memory_an_estimate_and_totals(tpu):
-  # Blocks one after another on a mesh of data and fsdp end libtpu 0.0.42.1: hence remat.
+  # On a mesh of data and fsdp, blocks laid out one after another crash libtpu 0.0.42.1, hence remat.
   shown = plan(f'--topology={SLICES[tpu]}', '--config.mesh.fsdp=4', '--config.batch_size=16',
                '--config.data.context=512', '--config.model.remat=blocks')
   assert shown.returncode == 0, shown.stderr

@@ -1,4 +1,4 @@
-"""The whole training step of the paper's models, compiled for all devices of a small slice."""
+"""The complete training step of the paper's models, compiled for all devices of a small slice."""
 
 import re
 
@@ -20,7 +20,7 @@ LENGTH = 2048
 
 def compile_step(target: str, size: str, sequences: int, sizes: tuple[int, int, int], remat: str,
                  implementation: str = 'pallas') -> jax.stages.Compiled:
-  """The training step on the devices of the target's topology, for `sequences` in all.
+  """The training step on the devices of the target's topology, for `sequences` sequences in total.
 
   sizes: (data, fsdp, tensor) of the mesh.
   """
@@ -36,7 +36,7 @@ def compile_step(target: str, size: str, sequences: int, sizes: tuple[int, int, 
 
 
 def collectives(compiled: jax.stages.Compiled) -> dict[str, dict[str, int]]:
-  """{kind: {shape: how often the program has it}} of the traffic between devices."""
+  """Traffic between devices: {operation: {shape: how often the program has it}}."""
   found = {}
   program = re.sub(r'\{[^{}]*\}|/\*.*?\*/', '', compiled.as_text())
   for shapes, kind in re.findall(
@@ -56,7 +56,7 @@ def collectives(compiled: jax.stages.Compiled) -> dict[str, dict[str, int]]:
     pytest.param('1b', 2, (-1, 2, 2), 'blocks', id='1b-tensor', marks=pytest.mark.full),
 ])
 def test_training_fits_the_device(target, size, sequences, sizes, remat):
-  """sequences: on each device, or for each where a group of them shares the same."""
+  """sequences: the number per device, even if a group of devices shares the same ones."""
   devices = len(targets.topology_devices(target))
   compiled = compile_step(target, size, sequences * devices, sizes, remat)
   needed = targets.memory(compiled)
@@ -64,9 +64,9 @@ def test_training_fits_the_device(target, size, sequences, sizes, remat):
   assert needed.arguments + needed.temporaries < targets.HBM_BYTES[target]
   assert ('triton' if target == 'h200' else 'tpu_custom_call') in compiled.as_text()
   assert 'all-reduce' in between
-  if sizes[1:] == (1, 1):  # devices meet only to add up: each attends to its own sequences
+  if sizes[1:] == (1, 1):  # devices only add up sums: each attends to different sequences
     assert not {'all-gather', 'all-to-all'} & between.keys()
-  if sizes[2] > 1:  # parameters are gathered, and once the gradient that leaves the loss
+  if sizes[2] > 1:  # only parameters are gathered, and once the gradient of the loss
     assert 'all-to-all' not in between
     activations = {shape: n for shape, n in between.get('all-gather', {}).items()
                    if f',{LENGTH},' in shape}

@@ -1,4 +1,4 @@
-"""A small corpus of two domains, and a cache folder of its own for each test."""
+"""A small corpus of two domains, and a separate cache folder for each test."""
 
 import numpy as np
 import pytest

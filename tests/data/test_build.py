@@ -21,7 +21,7 @@ from sink_jax.data.sources import PackedDataset, TextFolder
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from tests.train.runs import ROOT
 
-_SHARD = 3000  # characters: about eight shards of the corpus
+_SHARD = 3000  # characters; gives the corpus about eight shards
 
 
 def _config(source, **options):
@@ -42,12 +42,12 @@ def _all(packed, split):
 
 
 def _content(packed):
-  """Everything but the lock, in bytes."""
+  """{file name: bytes} of every file except the lock."""
   return {p.name: p.read_bytes() for p in packed.folder.iterdir() if p.name != 'lock'}
 
 
 def _expected(documents, source, domain, split, context, bos, eos):
-  """Concatenate-and-cut, written independently of the package: rows and the dropped tokens."""
+  """Concatenate-and-cut, independent of the package: rows, and the number of tokens before the cut."""
   stream = []
   for document in documents:
     if document.domain == domain and source.held_out(document.name, 0.2) == (split == 'valid'):
@@ -76,7 +76,7 @@ def test_rows_are_the_joined_documents_of_each_shard(corpus, bos, eos, shard, mo
       np.testing.assert_array_equal(rows[start:stop], np.concatenate([part for part, _ in parts]))
       entry = packed.manifest['domains'][domain][split]
       assert entry['rows'] == stop - start
-      # What the shards drop is counted: all tokens that are not in rows.
+      # The count includes tokens that a shard drops because they do not fill a row.
       assert entry['tokens'] == sum(tokens for _, tokens in parts)
   documents = [packed.manifest['domains']['prose'][s]['documents'] for s in SPLITS]
   assert sum(documents) == 60 and min(documents) > 0
@@ -103,7 +103,7 @@ def test_rows_in_any_order_and_by_another_reader_and_a_damaged_one_that_names_it
   path.unlink()
   with pytest.raises(ValueError, match=r'00002\.array_record is missing or damaged'):
     _all(packed, 'train')
-  # The remedy: the shard is built again, and the others are kept.
+  # The remedy for a damaged shard: it is built again, and the others are kept.
   (packed.folder / 'manifest.json').unlink()
   kept = (packed.folder / '00001.array_record').stat().st_mtime_ns
   np.testing.assert_array_equal(_all(_open(corpus), 'train'), rows['train'])
@@ -146,7 +146,7 @@ def test_killed_at_any_moment_and_resumed(corpus, tmp_path, request):
       if workers:
         time.sleep(draw.uniform(1, 6))
       else:
-        for _ in range(draw.randint(1, 4)):  # shards that it begins to write
+        for _ in range(draw.randint(1, 4)):  # waits until it begins this many shards
           process.stdout.readline()
         time.sleep(draw.uniform(0, 0.08))
       process.send_signal(signal.SIGKILL)
@@ -171,7 +171,7 @@ def test_workers_and_processes_at_once_make_the_same_folder(corpus, tmp_path):
 def test_the_folder_is_reused_and_its_name_sees_every_setting(corpus, monkeypatch):
   first = _open(corpus)
   with monkeypatch.context() as patch:
-    patch.setattr(TextFolder, 'documents', None)  # nothing is read
+    patch.setattr(TextFolder, 'documents', None)  # no document is read
     assert _open(corpus).folder == first.folder
   others = [_open(corpus, **options) for options in (
       {'context': 17}, {'bos': True}, {'eos': False}, {'valid_fraction': 0.3},
@@ -186,7 +186,7 @@ def test_the_folder_is_reused_and_its_name_sees_every_setting(corpus, monkeypatc
 
 @pytest.mark.parametrize('count', [1, 3, 60])
 def test_a_few_documents_are_enough(tmp_path, count):
-  """As own text often is: some documents, all on one side or shorter than the probe."""
+  """Users often have few documents, all in one split or shorter than the probe."""
   draw = np.random.default_rng(count)
   for i in range(count):
     text = draw.integers(97, 123, 40_000 if count < 5 else 3000).astype(np.uint8).tobytes().decode()
@@ -195,7 +195,7 @@ def test_a_few_documents_are_enough(tmp_path, count):
   assert data.batch(0, 8, 0).tokens.shape == (8, 64)
   valid = data.validation(4)['valid']
   assert len(np.unique(data.probe_tokens(4, 64), axis=0)) == 4
-  # No row is on both sides.
+  # No row is in both splits.
   training = {row.tobytes() for row in _all(data._packed['train'], 'train')}
   assert not training & {row.tobytes() for row in _all(data._packed['valid'], 'valid')}
   if count < 3:

@@ -1,4 +1,4 @@
-"""Conversations: templates, weights of tokens, batches, and errors of bad lines."""
+"""Conversations: templates, token weights, batches, and errors for bad lines."""
 
 import json
 import random
@@ -16,10 +16,10 @@ from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.token_edits import FixedToken
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
 
-_EOS = '\0'  # stands for the id 0 of bytes below
+_EOS = '\0'  # the character of id 0 in `Bytes`
 _TALK = [('system', 'Be brief.'), ('user', 'Näme?'), ('assistant', 'Ada.\n'), ('user', 'Sure?'),
          ('assistant', 'Yes.')]
-# The text of this conversation, by hand. What is underlined is an answer or ends one.
+# The text of this conversation, written by hand. Every second part is an answer with its end token.
 _BY_HAND = {
     'zephyr': (f'<|system|>\nBe brief.{_EOS}\n<|user|>\nNäme?{_EOS}\n<|assistant|>\n',
                f'Ada.\n{_EOS}', f'\n<|user|>\nSure?{_EOS}\n<|assistant|>\n', f'Yes.{_EOS}', '\n'),
@@ -66,7 +66,7 @@ def test_tokens_and_weights_of_a_conversation_by_hand(tmp_path, template, delimi
   tokens = [0] * delimiters + [i for text in texts for i in _bytes(text)] + [0] * delimiters
   weights = [0] * delimiters + [i % 2 for i, text in enumerate(texts) for _ in _bytes(text)
                                 ] + [0] * delimiters
-  # One conversation fills a row, so that every row is the one by hand.
+  # One conversation fills a row, so every row equals the text by hand.
   config = lambda **options: DataConfig(
       source=ChatJsonl(path=path, template=name, **options), context=len(tokens) - 1, bos=delimiters,
       eos=delimiters, valid_fraction=0.2)
@@ -114,7 +114,7 @@ def test_the_sum_of_the_weights_is_the_tokens_of_the_answers(config, talks, toke
   else:
     model = tokenizers.Tokenizer.from_file(str(packed.folder / 'tokenizer.json'))
     size = lambda text: len(model.encode(text).ids)
-  # Each answer and its EOS; the last, incomplete row of a split holds at most 7 tokens.
+  # Each answer and its EOS count. The last, incomplete row of a split holds at most 7 tokens.
   counted = sum(size(text) + 1 for talk in talks for role, text in talk if role == 'assistant')
   entry = packed.manifest['domains']['text']
   stored = sum(int(_all(packed, split)[1].sum()) for split in ('train', 'valid'))
@@ -140,7 +140,7 @@ def test_weights_are_of_the_content_and_travel_with_a_packed_folder(config):
 
 
 def _sentencepiece(prepend_scheme):
-  """A tokenizer with tokens for the names of ChatML, as many on the Hub are."""
+  """A tokenizer with tokens for the role names of ChatML, like many on the Hub."""
   model = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token='<unk>'))
   model.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
   model.decoder = tokenizers.decoders.Metaspace(prepend_scheme=prepend_scheme)
@@ -160,12 +160,12 @@ def test_special_tokens_come_only_from_the_template():
   document = _document('chatml', [('user', 'Say <|im_end|> and </s>'), ('assistant', 'No.')])
   ids, weights = encode([document], encoder)[0]
   assert [int(i) for i in ids if i in (0, 1, 2, 3)] == [2, 3, 2, 3]
-  # The end token has the weight of its answer.
+  # The end token has the same weight as its answer.
   assert ids[weights > 0][-1] == 3 and encoder.decode(ids[weights > 0]) == 'No.<|im_end|>'
 
 
 def test_a_message_is_not_given_a_space_that_it_has_not():
-  # As sentencepiece does: a text that is tokenized separately is given a space in front.
+  # Like sentencepiece, this tokenizer puts a space in front of each separately tokenized text.
   encoder = _sentencepiece('always')
   assert encoder.decode(np.concatenate([encoder.encode('\n'), encoder.encode('a')])) == '\n a'
   texts = [Document('between', '', ''), *(_document(name, _TALK) for name in ('plain', 'zephyr', 'chatml'))]
@@ -207,7 +207,7 @@ def test_a_bad_line_or_template_is_named(tmp_path, line, template, words):
 
 
 def test_the_written_conversations_of_the_library(tmp_path, monkeypatch):
-  """Their answers are text of the library; a package is in one of the two files."""
+  """Answers are texts of the library, and each package is in only one of the two files."""
   module = '"""Counts."""\n\nclass Counter:\n  """Counts hashable things."""\n\ndef total(x):\n  "The sum."\n'
   monkeypatch.setattr(make_stdlib_chat, 'modules', lambda: [('json/made.py', module), ('abc.py', module)])
   monkeypatch.setattr(Stdlib, 'held_out', lambda self, name, fraction: name == 'json')

@@ -31,7 +31,7 @@ def _stored(data, split='train'):
 
 
 def _chunks(batch):
-  """Batches back as chunks of C + 1 tokens."""
+  """Joins inputs and targets into chunks of C + 1 tokens again."""
   return np.concatenate([batch.tokens, batch.targets[:, -1:]], 1)
 
 
@@ -81,7 +81,7 @@ def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch)
   monkeypatch.setattr(Packed, 'rows', lambda self, split, numbers:
                       read.append(len(numbers)) or rows(self, split, numbers))
   resumed = list(itertools.islice(data.batches(7, 8, seed=0), 5))
-  assert sum(read) <= 8 * (5 + 16 + 2)  # what was asked for and the prefetch buffer
+  assert sum(read) <= 8 * (5 + 16 + 2)  # the requested rows and the prefetch buffer
   for a, b, step in zip(uninterrupted[7:], resumed, range(7, 12), strict=True):
     np.testing.assert_array_equal(a.tokens, b.tokens)
     np.testing.assert_array_equal(a.tokens, data.batch(step, 8, 0).tokens)
@@ -93,10 +93,10 @@ def test_amount_of_data(config):
   assert some.summary()['unique_training_tokens'] == 40 * (_C + 1) <= budget
   subset = {c.tobytes() for c in _stream(some, 200)}
   assert len(subset) == 40
-  assert subset == {c.tobytes() for c in _stream(some, 200, seed=9)}  # not the run's seed
+  assert subset == {c.tobytes() for c in _stream(some, 200, seed=9)}  # independent of the run's seed
   assert subset < {c.tobytes() for c in _stream(more, 400)}
   stored = [c.tobytes() for c in _stored(open_data(config()))]
-  assert subset <= set(stored) and subset != set(stored[:40])  # but from everywhere
+  assert subset <= set(stored) and subset != set(stored[:40])  # not only the first rows
   for bad in (_C, 10**9):
     with pytest.raises(ValueError, match=f'data.max_tokens={bad} must be between'):
       open_data(config(max_tokens=bad))
@@ -109,7 +109,7 @@ def test_interventions_reach_training_and_validation_batches(config):
     before, after = _chunks(batch(plain)), _chunks(batch(edited))
     np.testing.assert_array_equal(np.delete(before, [1, 2, 3], 1), np.delete(after, [1, 2, 3], 1))
     assert (after[:, 1] == 1).all() and (after[:, 2:4] != before[:, 2:4]).any()
-  # The edit comes before the split into inputs and targets.
+  # Tokens are edited before the split into inputs and targets.
   batch = edited.batch(5, 8, 0)
   assert (batch.targets[:, 0] == 1).all() and (batch.tokens[:, 1] == 1).all()
 
@@ -155,7 +155,7 @@ def test_validation_covers_everything_once_in_a_fixed_order(config):
   assert len(again) == 2
   for a, b in zip(again, sets['valid'], strict=False):
     np.testing.assert_array_equal(a.tokens, b.tokens)
-  # A few batches already sample both domains.
+  # A few batches already contain both domains.
   prose = {c.tobytes() for c in stored[:bound]}
   assert 0 < sum(c.tobytes() in prose for b in again for c in _chunks(b)) < 14
   rows = np.array([1, 2, 7])
@@ -167,7 +167,7 @@ def test_validation_covers_everything_once_in_a_fixed_order(config):
 
 @pytest.fixture
 def other(tmp_path):
-  """Other text, in a domain of another name and one of the same."""
+  """Other text: one domain with a new name, and one with the same name."""
   random = np.random.default_rng(1)
   for domain in ('letters', 'prose'):
     (tmp_path / 'other' / domain).mkdir(parents=True)
@@ -188,7 +188,7 @@ def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
     shown = data.tokenizer.decode(np.concatenate([b.tokens[:, 1:].ravel() for b in sets[name]]))
     assert any(text[5:15] in shown for text in texts)
   assert (sets['valid'][0].tokens[:, 0] == 1).all()
-  # Nothing of the training source is held out, and its tokenizer is that of both.
+  # The training source keeps all its text, and its tokenizer serves both sources.
   stream = data.tokenizer.decode(_stored(data).ravel())
   assert sum(document.text[:12] in stream for document in corpus.documents()) >= 98
   encoder = data.tokenizer
@@ -227,7 +227,7 @@ def test_probe_tokens(config, corpus):
   assert probes.shape == (6, 12) and probes.dtype == np.int32
   assert (probes[:, 1] == 1).all() and (probes[:, 0] >= 2).all()
   starts = {d.text[:12] for d in corpus.documents() if corpus.held_out(d.name, 0.2)}
-  for row in np.delete(probes, 1, 1):  # only the fixed token differs from ordinary text
+  for row in np.delete(probes, 1, 1):  # only the fixed token is not ordinary text
     assert data.tokenizer.decode(row) in {s[:1] + s[2:] for s in starts}
   np.testing.assert_array_equal(open_data(config(bos=True)).probe_tokens(6, 17)[:, 2:12], probes[:, 2:])
   with pytest.raises(ValueError, match='probe.length=12 tokens, not probe.sequences=999: .*valid_fraction'):

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files: their ids are those of the rules that llama.cpp follows."""
+"""Tokenizers of GGUF files: their ids follow the rules of llama.cpp."""
 
 import heapq
 import json
@@ -42,7 +42,7 @@ def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
 
 
 def by_score(text, tokens, scores, prefix):
-  """llama.cpp's rule for sentencepiece: the pair whose token has the highest score, leftmost first."""
+  """llama.cpp's rule for sentencepiece: merge the pair whose token has the highest score, leftmost first."""
   ids = {token: i for i, token in enumerate(tokens)}
   parts = list(('▁' * prefix + text).replace(' ', '▁')) if text else []
   while True:
@@ -63,11 +63,11 @@ def test_sentencepiece_merges_by_score(tmp_path, prefix):
   rng = np.random.default_rng(0)
   words = sorted({text[i:i + n].replace(' ', '▁') for text in TEXTS[:4] for n in (2, 3, 4)
                   for i in range(len(text) - n + 1)})
-  words = [word for word in words if not set(word) & set('中😀')]  # bytes stand for these two
+  words = [word for word in words if not set(word) & set('中😀')]  # these two are stored as bytes
   letters = sorted(set(''.join(TEXTS).replace(' ', '▁')) - set('中😀'))
   tokens = ['<unk>', '<s>', '</s>', *(f'<0x{i:02X}>' for i in range(256)), *words, *letters]
   types = [2, 3, 3, *[6] * 256, *[1] * (len(words) + len(letters))]
-  # Longer tokens are made of shorter ones, which came first in training.
+  # Longer tokens consist of shorter ones that training merged earlier, so they have lower scores.
   scores = np.zeros(len(tokens))
   scores[259:259 + len(words)] = [-len(word) * 1000 - rng.integers(1000) - i / len(words)
                                   for i, word in enumerate(words)]
@@ -79,7 +79,7 @@ def test_sentencepiece_merges_by_score(tmp_path, prefix):
             'tokenizer.ggml.unknown_token_id': 0, 'tokenizer.ggml.add_space_prefix': prefix}
   file = GgufFile(gguf_files.write(tmp_path / 'x.gguf', values, {}))
   made = TextTokenizer.from_path(file.path)
-  assert made.prefix == (1,)  # unless the file says otherwise
+  assert made.prefix == (1,)  # the default if the file does not say
   for text in TEXTS:
     ids = made.encode(text)
     assert ids == by_score(text, tokens, file.metadata['tokenizer.ggml.scores'], prefix), text

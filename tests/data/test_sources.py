@@ -1,4 +1,4 @@
-"""Document sources: what they yield, and what they say about bad input."""
+"""Document sources: the documents that they yield, and their errors for bad input."""
 
 import gzip
 import json
@@ -79,7 +79,7 @@ _PACKED = {'.jsonl': lambda data: data, '.jsonl.gz': gzip.compress, '.jsonl.zst'
 def test_jsonl(tmp_path, suffix):
   file = tmp_path / 'web' / f'a{suffix}'
   file.parent.mkdir()
-  # A blank line is not a document; compressed files may have several frames.
+  # A blank line is not a document. A compressed file may have several frames.
   file.write_bytes(_PACKED[suffix](_LINES[:1000]) + _PACKED[suffix](_LINES[1000:] + b'\n'))
   documents = list(Jsonl(path=str(tmp_path)).documents())
   assert len(documents) == 200 and documents[7][:3] == ('d7 \N{SNOWMAN}' * 50, 'web', f'web/a{suffix}:8')
@@ -87,7 +87,7 @@ def test_jsonl(tmp_path, suffix):
   assert [d.domain for d in one[:3]] == ['s1', 's0', 's1'] and len(one) == 199
 
 
-  # Half a surrogate pair becomes a question mark.
+  # An unpaired surrogate becomes a question mark.
   file.write_bytes(_PACKED[suffix](b'{"text": "a\\ud83db \\ud83d\\ude00"}\n'))
   document, = Jsonl(path=str(tmp_path)).documents()
   assert Bytes().open().encode(document.text) == Bytes().open().encode('a?b \N{GRINNING FACE}')

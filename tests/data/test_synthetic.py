@@ -1,4 +1,4 @@
-"""Synthetic tasks against their definitions, recomputed here."""
+"""Synthetic tasks against their definitions, which are recomputed here."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_transition_table():
   ordinary = np.log(plain)
   np.testing.assert_allclose((ordinary - ordinary.mean(-1, keepdims=True)).std(), 1.5, rtol=0.05)
   assert (BigramBackcopy(seed=1).transitions != BigramBackcopy().transitions).any()
-  # A sequence begins by the stationary distribution, without triggers.
+  # The first token follows the stationary distribution without triggers.
   task = BigramBackcopy(vocab_size=12)
   walk = np.linalg.matrix_power(task.transitions[1:, 1:], 500)[0]
   walk[:3] = 0
@@ -49,14 +49,14 @@ def test_sequences_follow_the_definition():
   sets = task.target_sets(batch)
   np.testing.assert_array_equal(sets['backcopy'][:, 1:], copies)
   np.testing.assert_array_equal(sets['backcopy'] + sets['bigram'], batch.weights)
-  # After a non-trigger the next token is drawn from its row of the table.
+  # After a non-trigger, the next token is drawn from that token's row of the table.
   for last in range(3, 12):
     following = x[:, 2:][x[:, 1:-1] == last]
     frequency = np.bincount(following, minlength=12) / len(following)
     np.testing.assert_allclose(frequency, task.transitions[last], atol=4 * 0.5 / len(following)**0.5)
   frequency = np.bincount(x[:, 1], minlength=12) / 3000
   np.testing.assert_allclose(frequency, task.transitions[0], atol=0.04)
-  # The control has no copies, and one set of targets.
+  # The control has no copies and only one set of targets.
   control = BigramBackcopy(vocab_size=12, backcopy=False)
   batch = _many(control)
   assert control.target_sets(batch) == {}
@@ -75,7 +75,7 @@ def test_bigram_entropy_is_the_mean_surprise_of_the_bigram_targets(backcopy):
   measured = surprise[weights > 0]
   np.testing.assert_allclose(task.bigram_entropy, measured.mean(),
                              atol=4 * measured.std() / len(measured)**0.5)
-  # Much tighter: the entropy of the rows that were visited.
+  # A much tighter comparison uses the entropy of the visited rows.
   rows = -np.sum(task.transitions * np.log(np.maximum(task.transitions, 1e-300)), -1)
   np.testing.assert_allclose(task.bigram_entropy, rows[batch.tokens][weights > 0].mean(), atol=0.005)
 

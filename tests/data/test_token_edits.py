@@ -1,4 +1,4 @@
-"""Interventions on chunks, and the counter-based random numbers that they draw."""
+"""Edits of token chunks, and the counter-based random numbers that they draw."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_draws_depend_on_every_key_and_on_nothing_else():
 
 
 def test_first_draws_stay_what_they_are():
-  """Caches, subsets and tasks of older runs rely on these numbers."""
+  """Caches, subsets and tasks of older runs depend on these numbers."""
   assert int(counter_rng.bits(0)) == 0xE220A8397B1DCDAF  # the first output of SplitMix64(0)
 
 

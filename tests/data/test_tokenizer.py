@@ -1,4 +1,4 @@
-"""Tokenizers: ids, special tokens, what stands before a text, files."""
+"""Tokenizers: ids, special tokens, tokens before a text, files."""
 
 import json
 import pickle
@@ -97,10 +97,10 @@ def test_trained_bpe(corpus):
 
 @pytest.mark.parametrize('template, config, prefix', [
     (None, BOS, ()),                                         # GPT-NeoX
-    ('<s> $A', BOS, (0,)), ('<s> $A', {}, (0,)),             # LLaMA 3; no config at all
-    ('<s> $A </s>', BOS, (0,)),                              # an EOS at the end is dropped
+    ('<s> $A', BOS, (0,)), ('<s> $A', {}, (0,)),             # LLaMA 3; without any config
+    ('<s> $A </s>', BOS, (0,)),                              # drops an EOS at the end
     ('$A </s>', BOS, ()),
-    (None, BOS | {'add_bos_token': True}, (0,)),             # add_bos_token goes first
+    (None, BOS | {'add_bos_token': True}, (0,)),             # add_bos_token has priority
     ('<s> $A', BOS | {'add_bos_token': False}, ()),
     ('<s> <s> $A', BOS | {'add_bos_token': True}, (0,)),
     (None, {'bos_token': '</s>', 'add_bos_token': True}, (1,))], ids=str)  # OPT
@@ -111,7 +111,7 @@ def test_what_a_tokenizer_puts_before_a_text(tmp_path, template, config, prefix)
   assert found.prefix == prefix and not found.bos_in_texts
   assert found.encode(TEXT) == body and found.decode(body) == TEXT
   assert found.with_prefix(body, 'tokenizer').tolist() == [*prefix, *body]
-  # What is written is read by other programs with the same ids, and by this one.
+  # Other programs read the saved files with the same ids, and so does this one.
   found.save(tmp_path / 'saved')
   saved = tokenizers.Tokenizer.from_file(str(tmp_path / 'saved' / 'tokenizer.json'))
   assert saved.encode(TEXT).ids == [*prefix, *body]
@@ -122,16 +122,16 @@ def test_what_a_tokenizer_puts_before_a_text(tmp_path, template, config, prefix)
 
 def test_where_the_bos_and_what_ends_a_text_are_named(tmp_path):
   found = lambda: TextTokenizer.from_path(tmp_path).bos_id
-  assert read(tmp_path, byte_level(template='<s> $A')).bos_id == 0  # what comes first
+  assert read(tmp_path, byte_level(template='<s> $A')).bos_id == 0  # the template's first token
   (tmp_path / 'special_tokens_map.json').write_text('{"bos_token": "</s>"}')
   assert found() == 1
   (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": "<s>"}')
   assert found() == 0
   (tmp_path / 'special_tokens_map.json').unlink()
   assert read(tmp_path, byte_level(), {}).bos_id is None
-  (tmp_path / 'config.json').write_text('{"bos_token_id": 1}')  # as GPT-2's own folder has it
+  (tmp_path / 'config.json').write_text('{"bos_token_id": 1}')  # like GPT-2's folder
   assert found() == 1
-  (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": null}')  # there is none, it says
+  (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": null}')  # states that there is none
   assert found() is None
   for file in tmp_path.iterdir():
     file.unlink()
@@ -140,7 +140,7 @@ def test_where_the_bos_and_what_ends_a_text_are_named(tmp_path):
   (tmp_path / 'config.json').write_text('{"eos_token_id": 3}')
   assert ends() == (3,)
   (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "</s>"}')
-  # A chat model has several, and what it is generated with outranks its config; 10**6 is no token.
+  # A chat model has several end tokens, and its generation config has priority. 10**6 is not a token id.
   (tmp_path / 'generation_config.json').write_text('{"eos_token_id": [5, 1, 1000000, "x"]}')
   assert ends() == (1, 5)
   assert TextTokenizer.from_path(tmp_path).encode(TEXT) == byte_level().encode(TEXT).ids

@@ -1,4 +1,4 @@
-"""Massive activations and nulls against NumPy in float64, and with planted ones."""
+"""Massive activations and nulls against NumPy in float64, and with planted activations."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size
 
 
 def expected(hidden):
-  """Each quantity by its definition, sequence by sequence."""
+  """Each quantity by its definition, one sequence at a time."""
   rows = []
   for h in np.asarray(hidden, np.float64)[:SEQUENCES]:
     size, rms = abs(h), np.sqrt((h**2).mean(0))
@@ -40,7 +40,7 @@ def test_large_states_do_not_leave_the_range_of_float32():
 
 def test_a_planted_massive_activation_is_found_where_it_is():
   params = init_params(CONFIG, 0)
-  # The last matrix of block 2 writes into channel 5 what is large for every token.
+  # The last matrix of block 2 writes a large number into channel 5 for every token.
   out = params['blocks']['ffn']['w_out']['kernel']
   params['blocks']['ffn']['w_out']['kernel'] = out.at[1, :, 5].set(3e5)
   tokens = np.random.default_rng(0).integers(0, 11, (12, 9))
@@ -64,14 +64,14 @@ def test_parts_of_a_probe_change_nothing_while_the_first_holds_what_is_described
   for one, other in zip(whole.activations, parts.activations):
     np.testing.assert_allclose(one, other, rtol=1e-5)
   small = sj.probe(run, tokens, batch_size=4)
-  assert small.protocol['activation_sequences'] == 4  # said, where a part holds fewer
+  assert small.protocol['activation_sequences'] == 4  # the protocol states a smaller number
 
 
 def test_the_null_of_a_sink_is_the_rate_of_random_targets():
   alpha = np.zeros((20, 2, 3, 16))
-  alpha[..., 0] = 0.9  # a sink on the first token alone
+  alpha[..., 0] = 0.9  # only the first token is a sink
   assert sinks.sink_rate_null(alpha) == 0
-  alpha[:, 0, 0, 1:] = 0.5  # and a head that counts everywhere: a sixth of them
+  alpha[:, 0, 0, 1:] = 0.5  # one of six heads counts every position
   assert sinks.sink_rate_null(alpha) == pytest.approx(1 / 6)
   targets = sinks.random_targets(20, 16)
   assert targets.shape == (sinks.DRAWS, 20) and targets.min() == 1 and targets.max() == 7
@@ -88,6 +88,7 @@ def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
     others = np.stack([np.delete(norms[s], t, -1) for s, t in enumerate(draw)])
     ratios.append((at.mean(0) / others.mean((0, 2))).max())
   assert sinks.hidden_ratio_null(norms) == pytest.approx(np.percentile(ratios, 99))
-  norms[..., 0] = 1000  # what the first token has is no part of the null of the others but as one
+  # The first token is never a target of the null. It only counts as one of the other tokens.
+  norms[..., 0] = 1000
   assert sinks.hidden_ratio_null(norms) < 1
-  assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1  # two tokens: the second one alone
+  assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1  # of two tokens, only the second can be a target

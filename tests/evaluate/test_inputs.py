@@ -1,4 +1,4 @@
-"""What models are probed with: text, drawn tokens, and the protocols for their BOS."""
+"""The inputs of the probe: text, drawn tokens, and the protocols for their BOS."""
 
 import dataclasses
 import json
@@ -11,12 +11,12 @@ from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate.inputs import by_domain, long_text, natural, open_source, random_tokens
 
-BYTES = Bytes().open()  # whose BOS, 0, is not put before a text
+BYTES = Bytes().open()  # its BOS, 0, is not put before a text
 BEGUN = BYTES.beginning_with(0)
 
 
 class Texts:
-  """A source of documents of given texts, with the domain that each text begins with."""
+  """A source of the given texts. The first word of each text is its domain."""
 
   def __init__(self, *texts):
     self.texts, self.read = texts, 0
@@ -43,7 +43,7 @@ def test_natural_inputs_are_the_heads_of_documents():
       kind='natural', sequences=7, length=300, domains=[{'domain': 'prose', 'sequences': 7}], seed=None,
       first_token_ids=found.tokens[0, :4].tolist(), bos={'protocol': 'none', 'applied': 'none'},
       source=repr(source), vocab_size=BEGUN.vocab_size, tokenizer='Bytes()')
-  # With a BOS, 299 tokens of a document do.
+  # With a BOS, a document of 299 tokens is long enough.
   begun = natural(BEGUN, corpus(), sequences=7, length=300)
   assert (begun.tokens[:, 0] == 0).all() and (begun.tokens[:, 1:] > 1).all()
 
@@ -81,7 +81,7 @@ def test_an_ordinary_first_token_comes_before_texts_once():
 
 
 def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
-  for letters, expected in ((1, [640]), (100, [640, 10**6])):  # of a token; here the head has too few
+  for letters, expected in ((1, [640]), (100, [640, 10**6])):  # letters per token; 100 are too many
     seen = []
     monkeypatch.setattr(TextTokenizer, 'encode',
                         lambda self, text: seen.append(len(text)) or [3] * (len(text) // letters))

@@ -1,4 +1,4 @@
-"""Pictures are images of a sensible size that hold what they are given."""
+"""Pictures are images of a sensible size that show the given data."""
 
 import dataclasses
 import struct
@@ -20,7 +20,7 @@ TOKENS = np.random.default_rng(0).integers(0, 11, (3, 6))
 
 
 def check(path):
-  """A PNG of a sensible size, in pixels and bytes."""
+  """Checks that a file is a PNG of a sensible size, in pixels and bytes."""
   data = path.read_bytes()
   assert data[:8] == b'\x89PNG\r\n\x1a\n' and data[-8:-4] == b'IEND' and 2_000 < len(data) < 400_000
   width, height = struct.unpack('>II', data[16:24])
@@ -52,7 +52,7 @@ def test_maps_are_what_the_probe_measured(probed):
   np.testing.assert_allclose(maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0),
                              rtol=1e-4, atol=1e-5)
   assert maps.proxy == (name == 'sigmoid')
-  if name in ('bias slot', 'sink token'):  # normalised rows leave what the extra key has
+  if name in ('bias slot', 'sink token'):  # rows sum to one without the extra key's share
     np.testing.assert_allclose(1 - maps.normalized.sum(-1).mean(-1), report.bias_slot.mean(0), rtol=1e-4)
   heads = plots.strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()

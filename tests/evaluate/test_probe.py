@@ -1,4 +1,4 @@
-"""The probe against a computation on the full maps."""
+"""The probe against a computation on full maps."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ CONFIG = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11)
 
 
 def run(scale=8.0, **options):
-  """An untrained model whose attention is made sharp, so that some heads have sinks."""
+  """An untrained model with sharpened attention, so that some heads have sinks."""
   config = sj.ModelConfig(**CONFIG | options)
   params = init_params(config, 0)
   kernel = params['blocks']['attention']['query']['kernel']
@@ -41,7 +41,7 @@ def test_a_report_is_what_the_maps_say(spec):
   np.testing.assert_allclose(report.importance, np.moveaxis(alpha, 1, 0), rtol=1e-5, atol=1e-6)
   assert report.sink_rate(position=1, epsilon=0.2) == pytest.approx((alpha[..., 0] > 0.2).mean())
   assert report.sink_rate(position=3, epsilon=0.2) == pytest.approx((alpha[..., 2] > 0.2).mean())
-  rows = np.concatenate([proxy, np.maximum(1 - proxy.sum(-1, keepdims=True), 1e-30)], -1)  # with the extra key
+  rows = np.concatenate([proxy, np.maximum(1 - proxy.sum(-1, keepdims=True), 1e-30)], -1)  # and the extra key
   entropy = -(rows * np.log(np.maximum(rows, 1e-30))).sum(-1).mean((1, 3))
   seen = np.arange(1, 13) + spec.kv_bias.has_extra_key
   np.testing.assert_allclose(report.summary()['entropy_ratio'], entropy / np.log(seen).mean(), rtol=1e-4)
@@ -68,7 +68,7 @@ def test_the_slot_rate_counts_with_and_without_the_dummy_row():
 
 def test_the_norm_of_the_sink_token_itself():
   model = run(sink_tokens=2, dtype='float32')
-  # The same as two more entries of the vocabulary, in front: then it is an ordinary token.
+  # Equivalent: two more entries of the vocabulary come first. Then the sink token is an ordinary token.
   params = {k: v for k, v in model.params.items() if k != 'sink_tokens'}
   params['embed'] = np.concatenate([params['embed'], model.params['sink_tokens']])
   params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 2)))}
@@ -111,7 +111,7 @@ def test_what_a_probe_refuses(options, words):
 
 
 class Letters:
-  """A tokenizer whose ids are letters, from a to k."""
+  """A tokenizer whose tokens are the letters a to k."""
 
   prefix = ()
 
@@ -131,7 +131,7 @@ def test_texts_may_stand_for_tokens():
 def test_the_largest_activation_is_named():
   model = run(dtype='float32')
   embed = np.array(model.params['embed'])
-  embed[TOKENS[0, 0], 5] = 3e4  # a token that stands first in the text alone
+  embed[TOKENS[0, 0], 5] = 3e4  # this token is only at the start of the text
   model.params['embed'] = embed
   report = sj.probe(model, np.full((3, 8), TOKENS[0, 0] + np.minimum(1, np.arange(8))) % 11)
   row, = [line for line in repr(report).splitlines() if line.startswith('largest activation')]
@@ -193,13 +193,13 @@ def test_activations_that_overflow():
 def test_heads_whose_outputs_are_short_are_dormant():
   model = run()
   value = model.params['blocks']['attention']['value']  # its kernel: (layers, D, H Dh), with Dh = 4
-  value['kernel'] = value['kernel'].at[0, :, :4].multiply(0.01)  # of the first head of the first block
+  value['kernel'] = value['kernel'].at[0, :, :4].multiply(0.01)  # the first head of the first block
   report = sj.probe(model, TOKENS)
   norms = np.array(report.summary()['head_norm'])
   assert norms.shape == (2, 4) and np.allclose(norms.mean(1), 1)
   assert norms[0, 0] < 0.25 < norms[0, 1:].min() and norms[1].min() > 0.25
   assert report.summary()['dormant_heads'] == 50 / 4
-  # A causal query 1 sees itself alone: its head's output is its value.
+  # Causal query 1 sees only itself, so its head's output is its value.
   np.testing.assert_allclose(report.norms['head'][..., 0], report.norms['value'][..., 0], rtol=1e-5)
 
 
@@ -214,4 +214,4 @@ def test_norms_that_vanish_have_no_ratio():
   assert spoilt.summary()['kurtosis_moment'] == [None, 3.0, None]
   huge = dataclasses.replace(report, norms=report.norms | {
       'value': np.full_like(report.norms['value'], 3e38)})
-  assert huge.summary()['value_ratio'] == [1, 1]  # whose sum float32 does not hold
+  assert huge.summary()['value_ratio'] == [1, 1]  # float32 cannot hold their sum

@@ -1,4 +1,4 @@
-"""A probe of a model takes memory linear in the length of its inputs."""
+"""Probing a model takes memory that is linear in the length of the inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +30,9 @@ def test_memory_is_linear_in_the_length(options):
   recorded = sj.RecordOptions(angles=query_key_angles, last_query=True)
   config = sj.ModelConfig(**SMALL | options)
   short, long = (temporary_bytes(config, recorded, length) for length in LENGTHS)
-  # Four times the tokens: four times the memory where it is linear, sixteen were it quadratic.
+  # For four times the tokens, linear memory grows four times, and quadratic memory sixteen times.
   assert long / short < 5
-  # One head's map of the longer text would be a gigabyte.
+  # One head's map of the longer text would take a gigabyte.
   assert long < 16384**2 * 4 / 4
 
 

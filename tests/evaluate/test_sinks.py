@@ -33,15 +33,15 @@ def test_a_prefix_counts_all_rows():
 
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_the_threshold_comes_before_the_mean(xp):
-  # Two sequences, one layer, two heads. Head 1: 0.5 and 0.0, mean 0.25, below 0.3, yet in one
-  # of two sequences it is a sink. Head 2: 0.31 twice.
+  # Two sequences, one layer, two heads. Head 1 has 0.5 and 0.0. Their mean 0.25 is below 0.3, yet the head is
+  # a sink in one of two sequences. Head 2 has 0.31 twice.
   importance = xp.asarray([[[[0.5, 0.0], [0.31, 0.0]]], [[[0.0, 0.0], [0.31, 0.3]]]])
   np.testing.assert_allclose(sj.sink_rate(importance), [0.75, 0.0])  # 0.3 is not above 0.3
   np.testing.assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
 
 
 class Tensor:
-  """A stand-in for a tensor of PyTorch, which needs gradients and lies on another device."""
+  """A stand-in for a PyTorch tensor that needs gradients and is on another device."""
 
   def __init__(self, values, dtype='torch.bfloat16', done=()):
     self.values, self.dtype, self.done = np.asarray(values), dtype, done
@@ -59,7 +59,7 @@ def test_tensors_of_pytorch_are_maps():
   expected = sj.importance(A)
   np.testing.assert_array_equal(sj.importance(Tensor(A, 'torch.float64')), expected)
   np.testing.assert_allclose(sj.importance(Tensor(A)), expected, rtol=1e-6)
-  # As transformers returns them: a tuple of layers, each (S, H, T, T).
+  # transformers returns maps like this: a tuple of layers, each (S, H, T, T).
   layers = tuple(Tensor(np.broadcast_to(A, (2, 4, 3, 3))) for _ in range(5))
   alpha = sj.importance(layers)
   np.testing.assert_allclose(alpha, np.broadcast_to(expected, (5, 2, 4, 3)), rtol=1e-6)
@@ -89,7 +89,7 @@ RAW = lambda masses: sj.importance(masses, raw=True)
 
 
 def maps(value):
-  """Sound maps of two sequences, three blocks and four heads, one weight of which is changed."""
+  """Valid maps of two sequences, three blocks and four heads, with one weight changed."""
   maps = np.broadcast_to(A, (2, 3, 4, 3, 3)).astype(np.float32)
   maps[1, 0, 3, 2, 1] = value
   return maps
@@ -127,14 +127,14 @@ def test_what_is_refused(call, words):
 @pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize('dtype', [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_is_summed_in_float32(xp, dtype):
-  # A head that gives the first of 4096 tokens 0.4 of every row.
+  # One head, each row of which gives 0.4 to the first of 4096 tokens.
   maps = np.zeros((1, 1, 1, 4096, 4096), dtype)
   maps[..., 0] = 0.4
   maps[..., 0, 0] = 1
   alpha = sj.importance(xp.asarray(maps))
   assert alpha.dtype.itemsize >= 4 and alpha[0, 0, 0, 0] == pytest.approx(0.4, abs=2e-3)
   assert sj.sink_rate(alpha, 0.3)[0] == 1
-  # Nor does the dtype of an importance round epsilon: in bfloat16 it would be 0.3008.
+  # The dtype of an importance does not round epsilon either: in bfloat16 it would be 0.3008.
   assert sj.sink_rate(xp.full((1, 1, 1, 1), 0.3008, dtype))[0] == 1
 
 
@@ -170,12 +170,13 @@ def test_unnormalised_masses_have_an_importance_too(xp):
 
 def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   prefix = np.zeros((1, 1, 1, 5, 5))
-  prefix[..., 4] = 1.01  # all five rows look at the last token, in coarse arithmetic
+  prefix[..., 4] = 1.01  # all five rows look at the last token, with coarse rounding
   alpha = sj.importance(prefix)
   assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01) and sj.sink_rate(alpha)[4] == 1
   with pytest.raises(ValueError, match=r'\[0, 0, 0, 4\]'):
     sj.sink_rate(alpha * 1.01)
-  # Of the first keys of a longer text the bound is lower than their number says: none is refused.
+  # An array may hold only the first keys of a longer text. Their true bound is lower than the bound from
+  # their number, so none is refused.
   assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
 
 
@@ -185,7 +186,7 @@ def test_the_values_of_tracers_pass():
 
 
 def test_counts_of_many_heads_are_exact():
-  alpha = np.broadcast_to(np.float32(0.5), (2**25, 1, 1, 1))  # float32 counts to 2^24 in ones
+  alpha = np.broadcast_to(np.float32(0.5), (2**25, 1, 1, 1))  # adding ones in float32 stops at 2^24
   assert sj.sink_rate(alpha) == 1
 
 
@@ -216,7 +217,7 @@ def test_sink_positions_are_those_of_the_largest_rates():
   report = lambda: sj.SinkReport(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {})
   assert report().sink_positions().tolist() == [1]  # no head has a sink
   alpha_SxNxHxT[:, :, :4, 1] = 0.5
-  alpha_SxNxHxT[:, :, 0, [0, 9]] = 0.4  # a quarter of the rate; a late token
+  alpha_SxNxHxT[:, :, 0, [0, 9]] = 0.4  # position 1 has a quarter of the rate, position 10 is late
   assert report().sink_positions().tolist() == [2]
   alpha_SxNxHxT[:, :, :2, 4] = 0.4
   assert report().sink_positions().tolist() == [2, 5]

@@ -1,4 +1,4 @@
-"""Files appear completely or not at all; folders of a disk and of object stores are never mixed up."""
+"""Files appear completely or not at all. Folders on a disk and in object stores are never confused."""
 
 import errno
 import hashlib
@@ -60,7 +60,7 @@ def test_files_of_some_names_at_any_depth_and_folders_that_move(tmp_path):
 
 def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
   class Killed(BaseException):
-    """The process is gone: nothing that catches errors sees it."""
+    """Stands for the end of the process, which no error handling sees."""
 
   path = tmp_path / 'a.json'
   write_atomically(path, 'old')

@@ -1,4 +1,4 @@
-"""Child processes that somebody asks to end, and programs that one process compiles for the next."""
+"""Child processes that are asked to end, and programs that one process compiles for the next."""
 
 import multiprocessing
 import os
@@ -33,8 +33,8 @@ print(seen['/jax/compilation_cache/cache_hits'])
 def test_a_signal_during_slow_imports_ends_a_child_as_saved(tmp_path, monkeypatch, number):
   (tmp_path / 'slow_module.py').write_text(
       f'import pathlib, time\npathlib.Path({str(tmp_path / "importing")!r}).touch()\ntime.sleep(60)')
-  monkeypatch.syspath_prepend(tmp_path)  # which a child inherits
-  # So it does a signal that is ignored, as SIGHUP is where the tests run under nohup.
+  monkeypatch.syspath_prepend(tmp_path)  # the child inherits this
+  # A child also inherits ignored signals, and SIGHUP is ignored when the tests run under nohup.
   before = signal.signal(number, signal.SIG_DFL)
   child = multiprocessing.get_context('spawn').Process(target=call, args=('slow_module:run',))
   try:

@@ -1,7 +1,7 @@
-"""Similarities and masks of a user, in every implementation: they need no change of a kernel.
+"""User-defined similarities and masks run in every implementation without a change to a kernel.
 
-Run by test_flash.py in a process of its own, because a slot class is a choice of its slot as soon
-as it exists.
+test_flash.py runs this in a separate process, because a slot class becomes a choice of its slot as
+soon as it is defined.
 """
 
 import jax
@@ -19,7 +19,7 @@ class Cube(sj.Linear):
 
 
 class Strictly(sj.Causal):
-  """Keys before the query: the first query sees none."""
+  """Shows only keys before the query, so the first query sees none."""
 
   def keep(self, i, j):
     return j < i
@@ -29,7 +29,7 @@ class Strictly(sj.Causal):
 
 
 class Unlimited(sj.Causal):
-  """A range that holds keys which the mask hides."""
+  """Its key range includes keys that the mask hides."""
 
   def keep(self, i, j):
     return (j <= i) & (j > i - 5)

@@ -1,4 +1,4 @@
-"""The check of other people's attention with sinks: it passes what is right, and names what is wrong."""
+"""The check of other people's attention with sinks: it accepts correct code and names errors."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ import sink_jax as sj
 
 
 def attention(q, k, v, sinks, *, window=None, sink=True, cotangent=True, sums=jnp.float32):
-  """Softmax with sinks as a stranger would write it, with errors to choose from."""
+  """Softmax with sinks as an outsider would write it, with selectable errors."""
   k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], 2) for x in (k, v))
   i, j = jnp.ogrid[:q.shape[1], :q.shape[1]]
   s = jnp.einsum('bihd,bjhd->bhij', q, k, preferred_element_type=sums) / np.sqrt(q.shape[-1])
   s = jnp.where((j <= i) & (i - j < (window or 10**9)), s.astype(sums), -jnp.inf)
   lse = jax.nn.logsumexp(s, -1)
   p = jnp.exp(s - lse[..., None])
-  if sums == jnp.bfloat16:  # each partial sum is rounded
+  if sums == jnp.bfloat16:  # rounds each partial sum
     add = lambda total, x: (total + jnp.einsum('bhi,bhd->bihd', x[0], x[1]), None)
     out = jax.lax.scan(add, jnp.zeros_like(q), (jnp.moveaxis(p, 3, 0), jnp.moveaxis(v, 1, 0)))[0]
   else:

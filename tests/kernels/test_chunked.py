@@ -1,4 +1,4 @@
-"""The chunked implementation: blocks and spans, rounding, rows that are special, and linear memory."""
+"""The chunked implementation: blocks and spans, rounding, special rows, and linear memory."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def small_blocks(monkeypatch, block, spans):
 
 
 def relative_error(a, b):
-  """Of each array to its own size, or 1 % of the largest one's where it vanishes."""
+  """The largest error relative to its array's size plus 1 % of the largest size, as arrays may vanish."""
   pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
   largest = max(float(jnp.abs(y).max()) for _, y in pairs)
   return max(float(jnp.abs(x - y).max() / (jnp.abs(y).max() + 0.01 * largest)) for x, y in pairs)
@@ -92,7 +92,7 @@ def test_rows_without_a_positive_score_are_zero(similarity, normalizer):
   q, k, v, params = random_inputs(spec)
   for scale in (0, 1, 200):
     results = value_and_grad(spec, 'chunked', (-scale * np.abs(q), np.abs(k), v, params))
-    assert not any(np.any(x) for x in jax.tree.leaves(results))  # neither numbers nor NaN
+    assert not any(np.any(x) for x in jax.tree.leaves(results))  # all zero, and no NaN
 
 
 EPS, T, DH = 1e-6, 11, 8
@@ -100,11 +100,11 @@ EPS, T, DH = 1e-6, 11, 8
 
 @pytest.mark.parametrize('shift, scale', [(0, 1), (0, 30), (0, 1e-4), (-3, 1), (30, 1), (300, 1)])
 def test_softpick_keeps_four_digits_of_scores_of_every_size(shift, scale):
-  """Of 1e-4, whose exponential less one keeps three in float32, and of 300, whose overflows."""
+  """In float32, exp(s) - 1 keeps three digits of scores of 1e-4, and exp(s) overflows at scores of 300."""
   rng = np.random.default_rng(3)
   s, v, do = (np.float32(x) for x in (
       scale * rng.standard_normal(T) + shift, *rng.standard_normal((2, T, DH))))
-  # Every query has the scores s of the keys.
+  # Every query has the same scores s with the keys.
   q = jnp.zeros((1, T, 1, DH)).at[..., 0].set(DH**.5)
   k = jnp.zeros((1, T, 1, DH)).at[0, :, 0, 0].set(s)
   spec = sj.AttentionSpec('Softpick()', 'AbsSum()', position='Nope()')
@@ -120,7 +120,7 @@ def test_softpick_keeps_four_digits_of_scores_of_every_size(shift, scale):
   weights, power = np.maximum(less_one, 0) / z, seen * np.exp(np.minimum(s - m, 0)) / z
   dp, by_sum = do @ v.T, (do * (weights @ v)).sum(1, keepdims=True)
   expected = weights @ v, (power * ((s > 0) * dp - np.sign(s) * by_sum)).sum(0), weights.T @ do
-  # Of the terms of each sum.
+  # The sizes of the terms in each sum.
   sizes = weights @ np.abs(v), (power * (np.abs(dp) + np.abs(by_sum))).sum(0), weights.T @ np.abs(do)
   for actual, e, size in zip((out[0, :, 0], dk[0, :, 0, 0], dv[0, :, 0]), expected, sizes):
     np.testing.assert_array_less(np.abs(actual - e), (5e-5 + 2**-24 * 4 * abs(shift)) * size + 1e-30)
@@ -155,14 +155,14 @@ def test_training_needs_memory_linear_in_the_length(spec):
     return sizes[1] / sizes[0]
 
   assert grow('chunked') < 4.5
-  assert grow('reference') > 10  # the comparison can tell
+  assert grow('reference') > 10  # this test can detect quadratic growth
 
 
 def test_grouped_keys_are_not_repeated():
   q, _ = inputs(sj.AttentionSpec(), 4096, heads=16)
   size = lambda kv: temporary_bytes(lambda *x: sj.attend(sj.AttentionSpec(), *x, implementation='chunked'),
                                     q, *inputs(sj.AttentionSpec(), 4096, heads=kv)[:1] * 2)
-  assert size(1) < size(16)  # repeated, these keys would take what those of 16 heads take
+  assert size(1) < size(16)  # repeated keys would take as much as 16 heads
 
 
 @pytest.mark.parametrize('spec', GROWING)

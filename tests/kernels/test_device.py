@@ -1,4 +1,4 @@
-"""Every variant of the paper in bfloat16, by the kernels of this device, against its T x T definition.
+"""Every variant of the paper in bfloat16: the kernels of this device against the T x T definition.
 
     JAX_PLATFORMS=cuda,cpu python -m pytest tests/kernels/test_device.py
 
@@ -17,8 +17,8 @@ from sink_jax.kernels.dispatch import unsupported
 from tests.attention_specs import PAPER, random_inputs
 
 ON_CPU = jax.default_backend() == 'cpu'
-# A kernel rounds its weights to bfloat16, which the definition does not: allowed next to twice the error that
-# the definition has when its inputs are in bfloat16.
+# A kernel rounds its weights to bfloat16, and the definition does not. This error is allowed in addition to
+# twice the error of the definition with bfloat16 inputs.
 TOLERANCE = 0.005
 SPECS = PAPER | {'window 300': sj.AttentionSpec(mask=sj.Window(size=300))}
 SIZES = [(16, 32), (16, 31)] if ON_CPU else list(itertools.product((64, 96, 128), (1024, 1023)))
@@ -26,14 +26,14 @@ SMALL = ['softmax', 'normalized sigmoid (Table 15)', 'k bias (Table 4)', 'normal
 
 
 def cases():
-  """Each variant at one size in turn, and with --full at all."""
+  """Each variant at one of the sizes, or at all of them with --full."""
   for (n, name), (m, size) in itertools.product(enumerate(SPECS), enumerate(SIZES)):
     few = name in SMALL if ON_CPU else True
     yield pytest.param(name, *size, marks=() if few and n % len(SIZES) == m else pytest.mark.full)
 
 
 def inputs(spec, head_dim, length):
-  """q, k, v, params and a cotangent; odd lengths have half as many key heads."""
+  """q, k, v, params and a cotangent. Odd lengths have half as many key heads."""
   q, k, v, params = random_inputs(spec, batch=2, length=length, heads=4, kv_heads=4 - length % 2 * 2,
                                   head_dim=head_dim)
   do = np.random.default_rng(1).standard_normal(q.shape)
@@ -53,7 +53,7 @@ def with_gradients(spec, implementation, arrays):
 
 
 def errors(computed, true):
-  """|computed - true| / |true| of the output and of every gradient; of a zero gradient its norm."""
+  """|computed - true| / |true| of the output and of every gradient; for a zero gradient, its norm."""
   def error(x, y):
     x, y = (np.asarray(a, np.float64) for a in (x, y))
     return np.linalg.norm(x - y) / (np.linalg.norm(y) or 1.0)
@@ -65,9 +65,9 @@ def errors(computed, true):
 def test_values_and_gradients(name, head_dim, length):
   spec = SPECS[name]
   arrays = inputs(spec, head_dim, length)
-  # The same numbers as the kernel gets, so that rounding the inputs counts for no error.
+  # The kernel gets the same rounded numbers, so that rounding the inputs does not count as an error.
   exact = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
-  with jax.default_matmul_precision('highest'):  # without it a GPU may round products to TF32
+  with jax.default_matmul_precision('highest'):  # otherwise a GPU may round products to TF32
     true = with_gradients(spec, 'reference', exact)
     allowed = 2 * errors(with_gradients(spec, 'reference', arrays), true) + TOLERANCE
   for implementation in ('pallas', 'mosaic', 'cudnn', 'splash'):

@@ -1,4 +1,4 @@
-"""The Pallas kernels, interpreted: those for TPUs and those for GPUs."""
+"""The Pallas kernels for TPUs and for GPUs, interpreted."""
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,17 @@ RUNS = {name: spec for name, spec in PAPER.items() if name != 'softpick'}
 
 
 def use(name, monkeypatch, block=8, other=4):
-  """Tiles so small that a few tokens need many of them."""
+  """Makes tiles so small that a few tokens need many of them."""
   monkeypatch.setattr(flash, '_INTERPRETED', name)
   monkeypatch.setattr(flash_tpu, '_BLOCK', block)
   monkeypatch.setattr(flash_tpu, '_LANES', block)
   monkeypatch.setattr(flash_gpu, '_FLOAT32', flash_gpu.Blocks(block, other, 4, 1))
-  jax.clear_caches()  # an eager call would take the program of other tiles
+  jax.clear_caches()  # an eager call would reuse a program with other tiles
 
 
 @pytest.fixture(params=KERNELS)
 def kernels(request, monkeypatch):
-  """Both families in turn."""
+  """Prepares each of the two families of kernels."""
   use(request.param, monkeypatch)
   return request.param
 
@@ -43,7 +43,7 @@ def value_and_grad(implementation, spec, *inputs):
 
 
 def plain_rows(spec, q, k, v):
-  """PartialAttention by the formulas, for automatic differentiation."""
+  """PartialAttention written as formulas, for automatic differentiation."""
   k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
   i = jnp.arange(q.shape[1])
   s, power = scores(spec, q, k, i, i), spec.normalizer.power
@@ -61,14 +61,14 @@ def plain_rows(spec, q, k, v):
   return PartialAttention(jnp.einsum('bhlt,bthd->blhd', f, v), stat, power_stat)
 
 
-# One of each way through a tile; what acts outside it makes no difference here.
+# One spec for each path through a tile. Components that act outside the tile make no difference here.
 @pytest.mark.every(4)
 @pytest.mark.parametrize('name', [
     'softmax', 'p-norm softmax 1/2 (Figure 29)', 'sigmoid (Table 15)', 'alibi (Table 3)',
     'normalized sigmoid (Table 15)', 'p-norm sigmoid 2 (Figure 29)',
     'normalized identity (Table 15)'])
 def test_rows_and_all_cotangents(kernels, name):
-  """Also that of the statistics, against the T x T definition."""
+  """Rows, statistics and all cotangents, against the T x T definition."""
   spec = PAPER[name]
   q, k, v, params = random_inputs(spec, batch=2, length=19, heads=4, kv_heads=2, head_dim=24)
   q, k = transform_qk(spec, q, k, params)
@@ -88,7 +88,7 @@ def test_rows_and_all_cotangents(kernels, name):
 
 
 def with_kernels(specs, monkeypatch, request):
-  """Each spec with one family of kernels prepared, in turn; with both under --full."""
+  """Each spec with one family of kernels, alternately. Under --full each spec with both."""
   for number, spec in enumerate(specs):
     for n, name in enumerate(KERNELS):
       if number % 2 == n or request.config.getoption('--full'):
@@ -134,7 +134,7 @@ def test_vmap_is_a_larger_batch(kernels):
   q, k, v, params = random_inputs(spec, batch=4, length=9, heads=2, kv_heads=1, head_dim=8)
   split = lambda x: x.reshape(2, 2, *x.shape[1:])
   f = jax.grad(lambda q, k, v: (sj.attend(spec, q, k, v, params, implementation='pallas')**2).sum())
-  # One array is not mapped, as parameters would not be.
+  # One array is not mapped, as model parameters would not be.
   one = jax.vmap(f, (0, None, 1), 2)(split(q), k[:2], jnp.moveaxis(split(v), 0, 1))
   expected = jnp.stack([f(split(q)[n], k[:2], split(v)[n]) for n in range(2)], 2)
   np.testing.assert_allclose(one, expected, rtol=1e-6)
@@ -148,20 +148,20 @@ def test_bfloat16_is_rounded_once(kernels, monkeypatch):
   exact = sj.attend(spec, *(x.astype(jnp.float32) for x in (q, k, v)), implementation='reference')
   low = sj.attend(spec, q, k, v, implementation='pallas')
   assert low.dtype == jnp.bfloat16
-  # q and k are rotated in bfloat16, the weights are rounded for their product with v, and
-  # the row is rounded before and after its normalisation: 2^-9 each.
+  # q and k are rotated in bfloat16, the weights are rounded before their product with v, and the row is
+  # rounded before and after its normalisation: 2^-9 each.
   error = jnp.linalg.norm(low.astype(jnp.float32) - exact) / jnp.linalg.norm(exact)
   assert error < 4 * 2**-9
 
 
 def test_large_scores_stay_exact_and_padding_finite(kernels, monkeypatch):
-  """A maximum that grows from tile to tile, up to scores whose exponential overflows."""
+  """The maximum grows from tile to tile, up to scores whose exponential overflows."""
   spec = sj.AttentionSpec(position=sj.Nope())
   q, k, v, _ = random_inputs(spec, length=21, heads=1, head_dim=8)
   k *= np.linspace(1, 300, 21, dtype=np.float32)[:, None, None]
   for a, b in zip(value_and_grad('pallas', spec, q, k, v), value_and_grad('reference', spec, q, k, v)):
     np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4 * np.abs(b).max())
-  # Padding, under a bias that grows with the position.
+  # Padding must stay finite under a bias that grows with the position.
   use(kernels, monkeypatch, 64, 64)
   spec = sj.AttentionSpec(normalizer=sj.PNorm(p=4.0), position=sj.Relative())
   q, k, v, _ = random_inputs(spec, length=100, heads=1, head_dim=8)
@@ -213,7 +213,8 @@ def test_slots_of_a_user_run_everywhere():
   run_python('-m', 'tests.kernels.own_slots')
 
 
-# jax may drop Triton: nothing but a program for a GPU may need it, nor the compilers of TPUs.
+# jax may drop Triton, so only a program for a GPU may need it. The same holds for the TPU compilers and TPU
+# programs.
 BLOCKED = """
 import sys
 for name in ('', '.triton', '.tpu', '.mosaic_gpu', '.ops.tpu.splash_attention'):

@@ -1,4 +1,4 @@
-"""Softmax by cuDNN and splash: numbers where a CPU can give them, else what is lowered."""
+"""Softmax by cuDNN and splash: numbers if a CPU can compute them, otherwise the lowered program."""
 
 import functools
 import json
@@ -48,7 +48,7 @@ def value_and_grads(f, inputs):
 
 
 def worst_error(actual, expected):
-  """Relative to the largest entry of each array."""
+  """The largest error, relative to the largest entry of each array."""
   return max(float(jnp.abs(x - y).max() / jnp.abs(y).max())
              for x, y in zip(actual, expected, strict=True))
 
@@ -67,7 +67,7 @@ def gradient(f):
 
 @pytest.mark.parametrize('heads, kv_heads, mask', [
     pytest.param(*heads, mask, id=f'{mask}-{heads[0]}-{heads[1]}',
-                 # Each mask, and each way of sharing keys, once; their product with --full.
+                 # Every mask, and every way of sharing keys, once. --full tests all combinations.
                  marks=() if heads == (4, 2) or mask == MASKS[0] else pytest.mark.full)
     for mask in MASKS for heads in [(2, 2), (4, 2), (2, 1)]])
 def test_splash_equals_the_reference(monkeypatch, mask, heads, kv_heads):
@@ -75,7 +75,7 @@ def test_splash_equals_the_reference(monkeypatch, mask, heads, kv_heads):
   spec, inputs = softmax(mask=mask), random_heads(384, heads, kv_heads)
   assert library_kernels.splash_unsupported(spec, *inputs[:2], 'tpu') is None
   ours = value_and_grads(interpreted(spec), inputs)
-  # Float32 rounding of sums of 384 terms: 1e-6 was the most that came up.
+  # Float32 rounding of sums of 384 terms. The largest measured error was 1e-6.
   assert worst_error(ours, value_and_grads(by_definition(spec), inputs)) < 1e-5
 
 
@@ -87,8 +87,8 @@ def test_splash_in_bfloat16_is_near_float32(monkeypatch, fused):
   spec, inputs = softmax(), random_heads(256, 4, 2, dtype=jnp.bfloat16)
   near = value_and_grads(interpreted(spec), inputs)
   exact = value_and_grads(by_definition(spec), [x.astype(jnp.float32) for x in inputs])
-  # Queries, score gradients and results are rounded to 8 bits, 2^-9 relative each: 0.006
-  # was the most that came up.
+  # Queries, score gradients and results are rounded to 8 bits, 2^-9 relative each. The largest measured was
+  # 0.006.
   assert worst_error(near, exact) < 0.015
   assert interpreted(spec)(*inputs).dtype == jnp.bfloat16
 
@@ -99,8 +99,8 @@ def test_splash_scales_queries_without_a_common_error(monkeypatch):
   scaled = np.asarray(library_kernels.splash(softmax(), *inputs), np.float64)
   q = np.asarray(inputs[0], np.float64)
   factor = (scaled * q).sum() / (q * q).sum() * math.sqrt(48)
-  # 12288 independent roundings of at most 2^-9 leave about 1e-5 in the mean. The factor
-  # rounded to bfloat16 would be off by more than 1e-3 in every score.
+  # 12288 independent roundings of at most 2^-9 leave about 1e-5 in the mean. A factor rounded to bfloat16
+  # would change every score by more than 1e-3.
   assert abs(factor - 1) < 1e-4
   assert abs(float(jnp.bfloat16(1 / math.sqrt(48))) * math.sqrt(48) - 1) > 1e-3
 
@@ -119,7 +119,7 @@ EXTRA_KEYS = [sj.SinkLogit(), sj.ZeroSink(), sj.KBias(), sj.KBias(shared=True, v
 
 
 def attends(library, spec, length=256, dtype=jnp.float32):
-  """The rows by a library and by the definition, with all gradients: those of parameters too."""
+  """The rows and all gradients, including those of parameters, by a library and by the definition."""
   q, k, v = random_heads(length, 4, 2, dtype=dtype)
   rng, shapes = np.random.default_rng(2), spec.params(sj.Dims(4, 2, 24, 96))
   params = jax.tree.map(lambda p: jnp.asarray(rng.standard_normal(p.shape), jnp.float32), shapes,
@@ -151,7 +151,7 @@ def test_an_extra_key_in_bfloat16_is_near_float32():
 
 @pytest.fixture
 def cudnn_by_definition(monkeypatch):
-  """cuDNN's two calls in JAX, from what cuDNN reads: (q, k, v), and backward the rows and their logarithms."""
+  """cuDNN's two calls in JAX: forward reads (q, k, v), backward also the rows and their logarithms."""
   fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
 
   def scores(q, k, scale, mask_type, window):
@@ -215,13 +215,13 @@ def test_splash_lowers_for_tpus(mask, kv_heads):
   lower = lambda f: jax.jit(f).trace(*inputs).lower(lowering_platforms=('tpu',)).as_text()
   assert lower(f).count('custom_call @tpu_custom_call') == 1
   text = lower(gradient(f))
-  # Forward and one backward kernel; two where a window makes tiles small and many.
+  # One forward and one backward kernel. A window makes tiles small and numerous, and then backward has two.
   assert text.count('custom_call @tpu_custom_call') == (3 if mask.window else 2)
-  assert '2048x2048' not in text  # neither scores nor a mask of T x T
+  assert '2048x2048' not in text  # neither T x T scores nor a T x T mask
 
 
 def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
-  """The compile-only devices of a plan are TPUs, though this machine has none."""
+  """A plan compiles for TPU devices, although this machine has none."""
   device = jax.sharding.AbstractDevice(device_kind='TPU v5e', num_cores=1, platform='tpu')
   mesh = jax.sharding.AbstractMesh((1,), ('data',), (jax.sharding.AxisType.Auto,),
                                    abstract_device=device)
@@ -236,13 +236,13 @@ def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
   arguments = parameter_shapes(config), jax.ShapeDtypeStruct((2, 256), jnp.int32)
   text = jax.jit(jax.grad(loss)).trace(*arguments).lower(lowering_platforms=('tpu',)).as_text()
   assert text.count('custom_call @tpu_custom_call') == 2
-  assert training_implementation(config, 256) == 'chunked'  # here
+  assert training_implementation(config, 256) == 'chunked'  # on this machine
 
 
 @pytest.mark.parametrize('mask, window', [
     (sj.Causal(), 0), (sj.Window(size=256), 256), (sj.Window(size=1), 1), (sj.Window(size=2048), 0)], ids=str)
 def test_cudnn_is_called_with_the_mask(monkeypatch, mask, window):
-  # jax asks for the version of cuDNN while it traces, which a CPU installation cannot tell.
+  # While tracing, jax asks for the version of cuDNN, which a CPU installation does not have.
   fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
   monkeypatch.setattr(fused, 'check_cudnn_version', lambda: 91002)
   f, inputs = functools.partial(library_kernels.cudnn, softmax(mask=mask)), shapes(kv_heads=2)
@@ -259,7 +259,7 @@ def test_cudnn_is_called_with_the_mask(monkeypatch, mask, window):
 @pytest.mark.parametrize('mask', [sj.Causal(), sj.Window(size=1), sj.Window(size=7),
                                   sj.Window(size=30), sj.Window(size=31)], ids=str)
 def test_cudnn_gets_arguments_that_mean_the_reference(monkeypatch, mask):
-  """By jax's own definition of the arguments, its other implementation."""
+  """jax's other implementation of the same function defines what the arguments mean."""
   original, asked = jax.nn.dot_product_attention, []
 
   def xla(*args, implementation, **kwargs):
@@ -296,7 +296,7 @@ CPU = tuple((unsupported, 'cpu') for unsupported, _ in BOTH)
     (SPLASH, {}, dict(head_dim=264), 'a head dimension up to 256, not 264'),
     (SPLASH, {}, dict(length=2000), 'a length that is a multiple of 128, not 2000'),
     (BOTH, dict(mask=Mask()), {}, r'Causal\(\).* not Mask\('), (CPU, {}, {}, 'not cpu'),
-    # What acts before or after the softmax is no obstacle.
+    # Components that act before or after the softmax are allowed.
     (BOTH, dict(position=sj.Rope(), normalizer=sj.RowSum(scale=0.2)), {}, None),
     (BOTH, dict(kv_bias=sj.SinkLogit()), {}, None),
     (BOTH, dict(kv_bias=sj.VBias(), feature_map=sj.Mlp(), qk_norm=sj.QKNorm()), {}, None),

@@ -2,8 +2,8 @@
 
     python -m tests.kernels.test_mosaic sigmoid 'wait 0'  # cases and planted errors by their names
 
-The interpreter blocks one thread of XLA for every warpgroup and needs others, or it waits for ever: the cases
-run in processes with as many devices as it takes.
+The interpreter blocks one XLA thread for every warpgroup, and it waits for ever if no other thread is
+free. So the cases run in processes with enough devices.
 """
 
 import faulthandler
@@ -44,7 +44,7 @@ FEW = ('softmax', 'sigmoid', 'window')
 
 
 def computed(rows, inputs, cotangents):
-  """Leaves of rows(*inputs) and, given cotangents, of those of the inputs; float32."""
+  """Leaves of rows(*inputs) and, given cotangents, of the cotangents of the inputs; float32."""
   def both(inputs, cotangents):
     if cotangents is None:
       return rows(*inputs)
@@ -55,19 +55,19 @@ def computed(rows, inputs, cotangents):
 
 
 def prepared(name):
-  """The rows of a case by interpreted kernels, and its inputs."""
+  """A case: its variant, a function for its rows by interpreted kernels, and its inputs."""
   from jax.experimental.pallas import mosaic_gpu as plgpu
 
   from sink_jax.kernels import flash_mosaic
   attention, length, heads, kv_heads, head_dim, (warpgroups, other) = CASES[name]
   flash_mosaic.BLOCKS = dict.fromkeys(flash_mosaic.BLOCKS, flash_mosaic.Blocks(warpgroups, other, 2))
-  interpreter = plgpu.InterpretGPUParams(detect_races=True)  # a race is an error
+  interpreter = plgpu.InterpretGPUParams(detect_races=True)  # reports a race as an error
 
   def interpreted(kernels, layout, spec, backend, q, *arrays):
     slopes = jnp.asarray(spec.position.slopes(q.shape[2]), jnp.float32)
     return getattr(flash_mosaic, kernels)(spec, slopes, q, *arrays, interpret=interpreter)
 
-  # Without the primitive, which has no effects, while the interpreter has.
+  # Leaves out the primitive. It declares no effects, but the interpreter has effects.
   flash._on_every_device = interpreted
   rng = np.random.default_rng(0)
   q, k, v = (jnp.asarray(rng.standard_normal((1, length, h, head_dim)), jnp.bfloat16)
@@ -76,7 +76,7 @@ def prepared(name):
 
 
 def check(name, gradients=True):
-  """Rows, statistics and gradients against the T x T definition."""
+  """Compares rows, statistics and gradients with the T x T definition."""
   attention, rows, inputs = prepared(name)
   rng = np.random.default_rng(1)
   batch, length, heads, _ = inputs[0].shape
@@ -89,18 +89,18 @@ def check(name, gradients=True):
   expected = computed(lambda *x: plain_rows(attention, *x), exact, cotangents)
   for what, a, b in zip(('out', 'stat', 'power stat', 'dq', 'dk', 'dv'), actual, expected):
     error = np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-9)
-    # Statistics are float32; others are rounded to bfloat16 after weights that are, 2^-9 each.
+    # Statistics are float32. Other results, and the weights before them, are rounded to bfloat16: 2^-9 each.
     limit = 1e-6 if 'stat' in what else 2**-7
     assert error < limit, f'{name}: {what} has an error of {error:.1e}, more than {limit:.1e}'
 
 
-# {planted error: how it is found}. The waits are those of the program, in its order: for a free buffer,
-# for what a warpgroup owns, for a tile without the mask.
+# {planted error: how it is detected}. The waits come in the order of the program: for a free buffer, for what
+# belongs to a warpgroup, for a tile without the mask.
 ERRORS = {'wait 0': 'race', 'wait 1': 'race', 'wait 2': 'race', 'commit': 'race', 'mask': 'out has an error'}
 
 
 def check_finds(name):
-  """That the interpreter finds an error of the forward kernel."""
+  """Checks that the interpreter detects a planted error of the forward kernel."""
   from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
   from sink_jax.kernels import flash_mosaic
@@ -169,6 +169,6 @@ def test_an_older_jax_is_refused():
 
 
 if __name__ == '__main__':
-  faulthandler.dump_traceback_later(300, exit=True)  # an end also where threads wait for each other
+  faulthandler.dump_traceback_later(300, exit=True)  # ends even if threads wait for each other
   for case in sys.argv[1:]:
     (check if case in CASES else check_finds)(case)

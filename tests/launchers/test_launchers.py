@@ -1,4 +1,4 @@
-"""The launchers and scripts, with a job and programs that end as they are told and write down their words."""
+"""The launchers and scripts, run with stand-in programs that exit as configured and log their arguments."""
 
 import json
 import os
@@ -20,8 +20,8 @@ from tests.launch_clone import ROOT, pinned
 pytestmark = pytest.mark.skipif(
     sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
 
-# python -m sink_jax train --config=CODES --workdir=SECONDS: process i of SLURM ends with its code;
-# a negative one is a signal. SIGTERM makes it 42.
+# Stands for python -m sink_jax train --config=CODES --workdir=SECONDS. Process i of SLURM exits with code i
+# of CODES, and a negative code is a signal. SIGTERM changes the code to 42.
 JOB = '''
 import json, os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
@@ -35,8 +35,8 @@ if '--dry_run' not in sys.argv:
     os.kill(os.getpid(), -code)
   sys.exit(code)
 '''
-# gcloud answers `describe` with the words of STATES, one each time, and runs the command of an ssh in
-# the folder HOST; srun starts two tasks and returns the highest code.
+# gcloud answers `describe` with the next word of STATES, and runs the command of an ssh in the folder HOST.
+# srun starts two tasks and returns the highest code.
 PROGRAM = '''#!/usr/bin/env bash
 printf '%s\\0' "${0##*/}" "$@" >>"$CALLS" && echo >>"$CALLS"
 case "${0##*/} $*" in
@@ -55,7 +55,7 @@ ARGUMENTS = ['train', '--config=0', '--workdir=gs://0', '--a=a b', "--b=it's"]
 
 
 def _hears_signals():
-  """Under nohup or behind an & signals are ignored, and a shell cannot trap those."""
+  """Restores signals that nohup or & made ignored, because a shell cannot trap ignored signals."""
   for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 
@@ -94,12 +94,12 @@ class Launchers:
     return process.returncode, output, errors
 
   def called(self):
-    """The programs that were called, with their arguments."""
+    """The called programs with their arguments."""
     text = self.calls.read_text() if self.calls.exists() else ''
     return [line.rstrip('\0').split('\0') for line in text.split('\0\n') if line]
 
   def jobs(self, number=0):
-    """[process, arguments] of every start of the job, of which there are to be so many."""
+    """[process, arguments] of every start of the job; waits until there are `number` starts."""
     deadline = time.monotonic() + 20
     while (text := self.started.read_text() if self.started.exists() else '').count('\n') < number:
       assert time.monotonic() < deadline, 'no job has started'
@@ -139,7 +139,7 @@ def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, w
   assert not launchers.called() and not launchers.jobs()
   shown = shlex.split(output)
   assert set(ARGUMENTS) <= set(shlex.split(shown[-1]) if remote else shown)
-  # A config that is wrong launches nothing.
+  # A wrong config launches nothing.
   (launchers.root / 'launch' / 'check.py').write_text('import sys; sys.exit("error: no such trial")')
   code, output, errors = launchers(script, *words)
   assert code == 1 and 'no such trial' in errors and not output
@@ -175,7 +175,7 @@ def test_a_tpu_is_asked_for_and_waited_for(launchers, tmp_path):
 
 def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
   launchers.settings(SETTINGS + 'WORKDIR=gs://60')
-  shutil.copytree(launchers.root, tmp_path / 'sink_jax')  # in the home of a host
+  shutil.copytree(launchers.root, tmp_path / 'sink_jax')  # a host's home folder
   assert launchers('tpu_vm.sh', 'run')[0] == 0
   (_, arguments), = launchers.jobs(1)
   assert arguments == [*ARGUMENTS[:2], '--workdir=gs://60', *ARGUMENTS[3:]]
@@ -232,7 +232,7 @@ def test_a_task_of_sky_starts_the_job_on_every_machine():
 SCRIPTS = [path for ending in ('sh', 'sbatch')
            for path in sorted((ROOT / 'launch').glob(f'*.{ending}'))
            if path.name != 'settings.sh'] + [ROOT / '.ci' / 'run']
-# A stand-in for Python that writes down what it is told to do: nothing is installed.
+# A stand-in for Python that logs its arguments and installs nothing.
 PYTHON = '''#!/usr/bin/env bash
 echo "${0##*/} $*" >>"$LOG"
 [[ -z ${FAILS:-} || "$*" != *"$FAILS"* ]] || exit 1
@@ -242,7 +242,7 @@ if [[ "$*" == "-m venv "* ]]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python";
 
 
 class Clone:
-  """A copy of the scripts, on a machine that has Python and perhaps uv."""
+  """A copy of the scripts on a machine with Python and perhaps uv."""
 
   def __init__(self, folder, *programs):
     self.root, self.log, self.bin = folder / 'a clone', folder / 'log', folder / 'bin'
@@ -256,7 +256,7 @@ class Clone:
       (self.bin / name).chmod(0o755)
 
   def __call__(self, line, **variables):
-    """Runs a line with the environment's functions: (exit code, errors, what was told to Python)."""
+    """Runs a line with the environment's functions: (exit code, errors, the arguments that Python got)."""
     self.log.write_text('')
     done = subprocess.run(
         ['bash', '-c', f'set -euo pipefail; source launch/environment.sh; {line}'], cwd=self.root,
@@ -275,7 +275,7 @@ def test_an_environment_is_made_once_and_has_the_project(tmp_path, uv):
       f'{made} {clone.root}/.venv', f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
       f'{pip} --quiet --no-compile --no-deps --editable {clone.root}']), errors
   assert clone('prepare_environment')[2] == ['python -c ']
-  (clone.root / 'requirements.txt').write_text('jax==2\n')  # an installation that fails is repeated
+  (clone.root / 'requirements.txt').write_text('jax==2\n')  # a failed installation is repeated
   code, errors, _ = clone('prepare_environment', FAILS='--requirement')
   assert code == 1 and 'pip install --requirement' in errors
   assert len(clone('prepare_environment')[2]) == (2 if uv else 3)
@@ -302,7 +302,7 @@ def test_scripts_are_sound(script):
   assert os.access(script, os.X_OK)
   shellcheck = shutil.which('shellcheck', path=os.pathsep.join(
       [os.path.dirname(sys.executable), os.environ['PATH']]))
-  if not shellcheck:  # a platform without the package
+  if not shellcheck:  # the package is not available on this platform
     pytest.skip('shellcheck is not installed; bash -n found nothing')
   checked = subprocess.run([shellcheck, '-x', script], cwd=ROOT, capture_output=True, text=True)
   assert checked.returncode == 0, checked.stdout + checked.stderr

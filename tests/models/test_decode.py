@@ -1,4 +1,4 @@
-"""Decoding with a cache, against the forward pass and against StreamingLLM's own procedure."""
+"""Decoding with a cache, against the forward pass and against StreamingLLM's procedure."""
 
 import contextlib
 import dataclasses
@@ -34,13 +34,13 @@ def tokens(length=T, batch=2):
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def extend(config, params, inputs, policy, state):
-  """Logits (B, L, V) of the next tokens (B, L), and the state."""
+  """Logits (B, L, V) after the new tokens (B, L), and the state."""
   positions = policy.next_positions(state.tokens_read, inputs.shape[1])
   return apply(Transformer(config), params, inputs, state=state, positions=positions)
 
 
 def decoded(run, inputs, policy, first):
-  """Logits (B, T - first + 1, V) of tokens first..T, of which the first ones are read at once."""
+  """Logits (B, T - first + 1, V) after tokens first..T. The first ones are read at once."""
   logits, state = _begin(run.config, None, policy, run.params, inputs[:, :first])
   found = [logits[:, None]]
   for t in range(first, inputs.shape[1]):
@@ -87,7 +87,7 @@ def decoded(run, inputs, policy, first):
 def test_decoding_equals_the_forward_pass(options, first):
   run = model(**options)
   expected = np.asarray(run.logits(tokens()))[:, first - 1:]
-  # Keys are kept rotated with positions of the text, which all generation without a limit takes.
+  # Cached keys are already rotated by text positions, as in all generation without a limit.
   found = decoded(run, tokens(), CachePolicy(T + 3, positions='text'), first)
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
@@ -96,18 +96,18 @@ def test_decoding_equals_the_forward_pass(options, first):
 @pytest.mark.parametrize('temperature, mask', [
     ('Fixed()', 'Causal()'), ('LogLength()', 'Window(size=4)')])
 def test_a_sliding_window_that_forgets_is_the_window_mask(temperature, mask):
-  """No sinks, in one layer: the cache holds what the mask shows, and counts its keys."""
+  """With no sinks and one layer, the cache holds exactly the keys that the mask shows, and counts them."""
   run = model(layers=1, attention=sj.AttentionSpec(temperature=temperature, mask=mask))
   windowed = dataclasses.replace(run, config=dataclasses.replace(
       run.config, attention=sj.AttentionSpec(temperature=temperature, mask=sj.Window(4))))
   expected = np.asarray(windowed.logits(tokens()))
-  for positions in ('text', 'cache'):  # distances are the same
+  for positions in ('text', 'cache'):  # the distances are the same
     found = decoded(run, tokens(), CachePolicy(4, positions=positions), 1)
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
 def streaming_llm(run, inputs, size, sinks, positions):
-  """One layer by hand: each query rebuilds its cache from the tokens that are left in it."""
+  """One layer by hand: each query rebuilds its cache from the tokens that are still in it."""
   p, config = run.params, run.config
   own = jax.tree.map(lambda x: x[0], p['blocks'])
   ln = lambda x, gain: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
@@ -156,7 +156,7 @@ def test_sinks_and_window_are_those_of_streaming_llm(attention, positions, size,
 def test_positions_in_the_cache_do_not_know_how_long_the_text_is():
   run, policy = model(layers=1), CachePolicy(5, 2)
   _, state = _begin(run.config, None, policy, run.params, tokens()[:, :5])
-  # As after so many laps of the ring, at the end of which its entries are where they were.
+  # Stands for many laps of the ring. After a full number of laps, the entries are where they were.
   late = state._replace(tokens_read=state.tokens_read + 300_000_000 * policy.recent)
   for t in range(5, T):
     logits, state = extend(run.config, run.params, tokens()[:, t:t + 1], policy, state)
@@ -171,7 +171,7 @@ PSEUDO = sj.AttentionSpec(kv_bias='PseudoMask(context=9)')
 @pytest.mark.parametrize('attention, policy, words', [
     (LOG, CachePolicy(5, 2, 'text'), None), (LOG, CachePolicy(T), None),
     (LOG, CachePolicy(5, 2), "positions='text', or a size of at least 11"),
-    # A window that the cache holds has the same keys in both.
+    # If the cache holds the window, both have the same keys.
     (dataclasses.replace(LOG, mask='Window(size=5)'), CachePolicy(5, 2), None),
     (PSEUDO, CachePolicy(8, 2), "positions='text', or a size of at least 9"),
     (PSEUDO, CachePolicy(8, 2, 'text'), None), (PSEUDO, CachePolicy(9, 2), None)], ids=str)

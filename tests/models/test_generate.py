@@ -1,4 +1,4 @@
-"""Generation and scoring with a cache, against whole forward passes."""
+"""Generation and scoring with a cache, against full forward passes."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def losses(run, text, policy):
 
 
 def greedy(run, text, count):
-  """The text with the most likely tokens of whole forward passes."""
+  """Appends the most likely token of a full forward pass, `count` times."""
   for _ in range(count):
     text = np.concatenate([text, np.argmax(run.logits(text)[:, -1], -1)[:, None]], 1)
   return text
@@ -57,7 +57,7 @@ def test_samples_follow_the_models_distribution(run):
   found = run.generate(text, 1, temperature=0.7, seed=1)[:, 0]
   expected = np.asarray(jax.nn.softmax(run.logits(prompt(batch=1))[0, -1] / 0.7))
   shares = np.bincount(found, minlength=32) / 4000
-  assert np.abs(shares - expected).max() < 4 * 0.5 / 4000**0.5  # four standard errors at most
+  assert np.abs(shares - expected).max() < 4 * 0.5 / 4000**0.5  # at most four standard errors
   assert np.abs(np.roll(shares, 1) - expected).max() > 8 * 0.5 / 4000**0.5
   best = set(np.argsort(expected)[-3:].tolist())
   assert set(run.generate(text, 1, temperature=5.0, top_k=3)[:, 0].tolist()) == best
@@ -78,15 +78,15 @@ TIES, SHARES = [1.0, 1.0, 2.0, 1.0], np.log([0.1, 0.4, 0.2, 0.3])
 @pytest.mark.parametrize('logits, options, kept', [
     *((TIES, options, {2}) for options in ((1e-40,), (1e-7,), (1e-3,), (1.0, 1))),
     (TIES, (100.0, 2), {0, 2}), (TIES, (1e30,), {0, 1, 2, 3}),
-    # The fewest tokens that sum to top_p.
+    # top_p keeps the fewest tokens whose shares reach it.
     (SHARES, (1.0, None, 1e-6), {1}), (SHARES, (1.0, None, 0.39), {1}), (SHARES, (1.0, None, 0.41), {1, 3}),
     (SHARES, (1.0, None, 0.69), {1, 3}), (SHARES, (1.0, None, 0.71), {1, 2, 3}),
     (SHARES, (1.0, None, 1.0), {0, 1, 2, 3}),
-    # Shares are those among the top_k: 4/7 and 3/7 of two.
+    # Shares are those among the top_k tokens: 4/7 and 3/7 for two.
     (SHARES, (1.0, 2, 0.56), {1}), (SHARES, (1.0, 2, 0.58), {1, 3}),
     (SHARES, (0.5, None, 0.5), {1})], ids=str)  # 16/30 at half the temperature
 def test_tokens_that_are_sampled(logits, options, kept):
-  """All tokens that a few hundred draws give."""
+  """The set of tokens in a few hundred draws."""
   rows = jnp.tile(jnp.asarray(logits), (400, 1))
   assert {*np.asarray(Sampling(*options).sample(rows, jax.random.key(0), jnp.zeros(400, jnp.int32))).tolist()
           } == kept
@@ -101,7 +101,7 @@ def test_a_text_ends_with_its_end_of_text(run):
   for row, expected, length in zip(ended, whole, lengths):
     np.testing.assert_array_equal(row[:length], expected[:length])
     assert (row[length:] == end).all()
-  # Nothing more is made once all have ended, whatever the pieces.
+  # Once all texts have ended, nothing more is generated, for any size of the pieces.
   ends = sorted({int(row[2]) for row in whole})
   stopped = list(stream_texts(run, prompt(batch=3), 12, eos_token_id=ends, chunk=2))
   assert sum(max(map(len, piece)) for piece in stopped) <= 3
@@ -123,7 +123,7 @@ def test_padding_changes_nothing(run, options):
     np.testing.assert_array_equal(found[row], run.generate([text] * 3, 6, **options)[row])
   ended = run.generate(tokens, 6, mask=mask, eos_token_id=int(found[1, 1]), **options)
   assert (ended[1, 1:] == found[1, 1]).all()
-  # A batch without padding is the same with and without a mask.
+  # Without padding, a mask changes nothing.
   np.testing.assert_array_equal(run.generate(tokens, 6, **options),
                                 run.generate(tokens, 6, mask=np.ones((3, 9)), **options))
   first = dataclasses.replace(run, first_token=5).generate(tokens, 6, mask=mask)
@@ -215,7 +215,7 @@ POLICIES = [CachePolicy(9, 1), CachePolicy(9, 4), CachePolicy(9, 4, 'text'), Cac
             CachePolicy(40, 4), CachePolicy(64)]
 
 
-# With --full every policy, otherwise the first and the second by turns.
+# With --full every policy, otherwise the first and the second alternately.
 @pytest.mark.every(12)
 @pytest.mark.parametrize('options, policy', [
     pytest.param(options, policy, marks=() if m == n % 2 else pytest.mark.full)
@@ -225,7 +225,7 @@ def test_tokens_scored_together_have_the_losses_of_one_after_another(options, po
   run, text = model(heads=4, kv_heads=2, **options), prompt(length=40)
   log_p = jax.nn.log_softmax(decoded(run, jnp.asarray(text), policy, 1)[:, :-1])
   expected = -np.take_along_axis(np.asarray(log_p), text[:, 1:, None], -1)[..., 0]
-  # Float32 against float32, in sums of another order; measured: at most 2e-6.
+  # Both are float32 but sum in a different order. The largest measured difference is 2e-6.
   np.testing.assert_allclose(losses(run, text, policy), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -251,7 +251,7 @@ MASK = 'shape of the tokens, .2, 4., and in every row 1'
 def test_what_cannot_be_generated(options, message):
   changed = {name: options[name] for name in vars(CONFIG).keys() & options.keys()}
   given = {name: value for name, value in options.items() if name not in changed}
-  with pytest.raises(ValueError, match=message):  # before anything runs
+  with pytest.raises(ValueError, match=message):  # raised before anything runs
     sj.Run(dataclasses.replace(CONFIG, **changed), {}).generate(**dict(tokens=prompt(), length=2) | given)
 
 

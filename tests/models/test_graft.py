@@ -1,4 +1,4 @@
-"""Models with another attention, norm or sink token than they were trained with."""
+"""Models with a different attention, norm or sink token than they were trained with."""
 
 import dataclasses
 import json
@@ -19,7 +19,8 @@ from tests.random_params import random_params
 
 TINY = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
 TEXT = np.random.default_rng(0).integers(0, 11, (2, 10))
-TOKENS = TEXT[:, :-1]  # as many as the loss of a text has inputs, for which one program serves
+# The loss of TEXT has inputs of this length, so one program serves both.
+TOKENS = TEXT[:, :-1]
 
 
 def run(**options):
@@ -35,7 +36,7 @@ def biased(kv_bias):
     biased('KBias()'), biased("KBias(value='first')"), biased('KVBias(shared=True)'),
     biased('VBias()'), biased('SinkLogit()'), dict(sink_tokens=1),
     biased('VBias()') | dict(sink_tokens=1),
-    # Blocks that differ, as those of gpt-oss: their parameters lie one level deeper.
+    # Blocks that differ, as in gpt-oss: their parameters are one level deeper.
     biased('SinkLogit()') | dict(pattern=(Layer(mask=sj.Window(size=4)), Layer()))], ids=str)
 def test_the_rest_is_a_model_without_it(options):
   full = run(**options)
@@ -44,7 +45,7 @@ def test_the_rest_is_a_model_without_it(options):
   assert bare.config == plain and (bare.name, bare.step) == ('biased', 3)
   shapes = jax.tree.map(lambda x: x.shape, bare.params)
   assert shapes == jax.tree.map(lambda x: x.shape, parameter_shapes(plain))
-  # What is left is what was there: this is the plain model with the other's parameters.
+  # The remaining parameters are unchanged: this is the plain model with the full model's parameters.
   theirs = dict(jax.tree_util.tree_leaves_with_path(full.params))
   for path, x in jax.tree_util.tree_leaves_with_path(bare.params):
     assert x is theirs.pop(path)
@@ -90,7 +91,7 @@ def test_what_starts_like_the_source_changes_no_logit(options, attention, new, c
   assert str(report) in capsys.readouterr().out
   assert report.fresh == () and 'start: identity' in str(report)
   assert report.exact and [path.split('/')[-1] for path in report.new] == new
-  assert report.loss_after == pytest.approx(report.loss_before, rel=1e-6)  # compiled
+  assert report.loss_after == pytest.approx(report.loss_before, rel=1e-6)  # compiled, so not bit for bit
   np.testing.assert_allclose(other.logits(TOKENS), full.logits(TOKENS), rtol=1e-6, atol=1e-6)
   with jax.disable_jit():
     np.testing.assert_array_equal(bits(other, TOKENS[:, :5]), bits(full, TOKENS[:, :5]))
@@ -101,7 +102,7 @@ def test_what_starts_like_the_source_changes_no_logit(options, attention, new, c
     ("HeadGate(source='slice', opening=0.3)", False), ("HeadGate(source='slice', scale=2)", True),
     ("ElementGate(source='value', scale=2)", True)])
 def test_gates_start_at_one_where_they_can(head, opens):
-  # Without a bias a gate of other numbers is at one nowhere for all tokens.
+  # Without a bias, gates with other numbers have no start at which they are one for all tokens.
   gate = sj.AttentionSpec(head=head).head
   start = start_like(sj.PlainOutput(), gate)
   assert (start is not None) == opens and start_like(sj.HeadNorm(eps=0.1), gate) is None
@@ -115,12 +116,12 @@ def test_gates_start_at_one_where_they_can(head, opens):
 @pytest.mark.typed
 def test_a_sink_logit_starts_below_the_rows_of_its_head():
   full = run(pattern=WINDOWS, kv_heads=2)
-  # Nothing goes from attention to the next block, so that both read what the source's do.
+  # Attention passes nothing to the next block, so both models' blocks read the same inputs.
   for block in full.params['blocks'].values():
     block['attention']['out']['kernel'] *= 0
   maps = grafted(full, {'kv_bias': 'SinkLogit()'}, offset=-2.0).record(
       TEXT, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
-  # Of a row with the sum e^l the tokens keep e^l / (e^l + e^logit).
+  # In a row with the sum e^l, the tokens keep e^l / (e^l + e^logit).
   kept = np.asarray(maps, np.float64).sum(-1)
   np.testing.assert_allclose(np.log(kept / (1 - kept)).mean((1, 3)), 2, atol=1e-4)
 
@@ -152,7 +153,7 @@ def next_token_loss(r, text=TEXT):
     pytest.param(dict(attention={'kv_bias': 'ZeroSink()'}), [], [], marks=pytest.mark.full),
     pytest.param(dict(norm='layernorm'), ['blocks/norm1/bias', 'blocks/norm2/bias',
                                           'final_norm/bias'], [], marks=pytest.mark.full),
-    # The gain is one number where it was a vector.
+    # The gain becomes one number; it was a vector.
     (dict(norm='single'), *[['blocks/norm1/gain', 'blocks/norm2/gain', 'final_norm/gain']] * 2),
     (dict(attention={'head': 'HeadGate()'}, start='random'), ['blocks/attention/head_kernel'], [])],
     ids=str)
@@ -171,7 +172,7 @@ def test_the_rest_starts_as_in_a_fresh_model_and_its_loss_is_measured(changes, n
   assert list(report.fresh) == new
   row = json.loads(json.dumps(dataclasses.asdict(report)))
   assert row['new'] == new and sj.GraftReport.from_row(row) == report
-  # What was asked for is not what became of it.
+  # The report says what happened, not what was requested.
   assert 'start: identity' not in str(report)
 
 
@@ -210,5 +211,5 @@ def test_a_removal_is_a_graft():
     ({}, dict(sink_tokens=1, tokens=TEXT + 1), 'vocabulary has 11')], ids=str)
 def test_grafts_without_meaning_are_refused(options, changes, words):
   config = sj.ModelConfig(**TINY | options)
-  with pytest.raises(ValueError, match=words):  # before the parameters are looked at
+  with pytest.raises(ValueError, match=words):  # raised before the parameters are read
     sj.graft(sj.Run(config, {}), **{'tokens': TEXT} | changes)

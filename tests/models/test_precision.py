@@ -1,4 +1,4 @@
-"""Matrix products of models that are looked at: float32 where their activations are."""
+"""Matrix products of models under analysis are float32 if their activations are float32."""
 
 import dataclasses
 import re
@@ -39,7 +39,7 @@ def read(config, together):
 
 
 def precisions(lowered):
-  """Of all matrix products of a program."""
+  """The precisions of all matrix products in a program."""
   products = [line for line in lowered.as_text().splitlines() if 'dot_general' in line]
   assert len(products) > 5
   found = [re.search(r'precision = \[(\w+), (\w+)\]', line) for line in products]

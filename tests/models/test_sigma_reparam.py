@@ -1,4 +1,4 @@
-"""Kernels with a spectral norm of their own: gradients, and the vector that is found at the start.
+"""Kernels with a separate spectral norm: gradients, and the singular vector computed at the start.
 
 The layers' outputs are compared in test_transformer.py, and their training in test_step.py.
 """
@@ -26,7 +26,7 @@ def test_gradients_are_those_of_the_spectral_norm():
 
 @pytest.mark.parametrize('shape', [(96, 256), (256, 96)])
 def test_the_vector_is_the_singular_one(shape):
-  # Gaps between singular values are small in matrices of random numbers, as the initial ones are.
+  # Random matrices, such as the initial kernels, have small gaps between singular values.
   kernel = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
   vector = np.asarray(singular_vector(kernel), np.float64)
   assert abs(np.linalg.norm(vector @ kernel) / np.linalg.norm(kernel, 2) - 1) < 2e-4

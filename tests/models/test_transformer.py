@@ -88,15 +88,15 @@ def test_flops_are_those_of_the_matrices_and_the_visible_keys():
 
 
 @pytest.mark.parametrize('options, matrices, head_keys', [
-    # A tied unembedding is the product of an untied one, through its narrow table where it has one.
+    # A tied unembedding multiplies as much as an untied one, and a narrow table multiplies in two steps.
     (dict(tied=True), 0, 3 * 4 * 4.5),
     (dict(tied=True, embedding_dim=8), 2 * 8 * 16 + 11 * (8 - 16), 3 * 4 * 4.5),
-    # Wide heads, as those of gpt-oss and Qwen3: 4 heads of 8 dimensions in a model of width 16.
+    # Wide heads, as in gpt-oss and Qwen3: 4 heads of 8 dimensions in a model of width 16.
     (dict(head_dim=8), 3 * 4 * 16 * 16, 3 * 8 * 4.5),
-    # One block of the three has the window of a single key, one has no attention.
+    # Three blocks: one with the window of a single key, one with full attention, and one without attention.
     (dict(pattern=(Layer(mask=sj.Window(size=1)), Layer(), Layer(mamba=Mamba(32, 4, 3, 2)))),
      -4 * 16 * 16 + 16 * 64 + 3 * 32 + 32 * 10 + 2 * 32 + 32 * 16, 4 * 4.5 + 4),
-    # Each of the four heads makes its four gates of the values of both heads of keys.
+    # Each of the four heads computes its four gates from the values of both key heads.
     (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
      3 * (16 * 8 - 2 * 16 * 8), 3 * 4 * 4.5),
 ], ids=['tied', 'narrow table', 'wide heads', 'pattern', 'gates'])
@@ -109,7 +109,7 @@ def test_flops_count_what_each_block_multiplies(options, matrices, head_keys):
 
 
 def numpy_model(config, params, inputs, before_norm=None):
-  """The same decoder in NumPy float64, softmax attention without positions, one layer at a time."""
+  """The same decoder in NumPy float64: softmax attention without positions, one layer at a time."""
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
   def rms(x, eps=1e-5, axis=-1):
@@ -156,7 +156,7 @@ def numpy_model(config, params, inputs, before_norm=None):
     gains = [own.get(f'qk_norm_{name}_gain') for name in ('query', 'key')]
     if config.attention.qk_norm == sj.QKNorm():
       q, k = (rms(x, 1e-6) * gain for x, gain in zip((q, k), gains))
-    if isinstance(config.attention.qk_norm, sj.ProjectionQKNorm):  # (H, B, T, Dh), one mean for all
+    if isinstance(config.attention.qk_norm, sj.ProjectionQKNorm):  # (H, B, T, Dh), one mean over all heads
       q, k = (rms(x, config.attention.qk_norm.eps, (0, -1)) * gain[:, None, None]
               for x, gain in zip((q, k), gains))
     s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
@@ -183,7 +183,7 @@ def numpy_model(config, params, inputs, before_norm=None):
     elif config.norm_location == 'after':  # 2501.00656, Eq. 1 and 2
       x = ln(attention(h, own['attention']), own['norm1_after']) + h
       h = ln(ffn(x, own.get('ffn')), own['norm2_after']) + x
-    elif config.norm_location == 'protected':  # 2405.19279, beta^2 times the sub-layers is one
+    elif config.norm_location == 'protected':  # 2405.19279; beta^2 times the number of sub-layers is 1
       x = h + attention(h, own['attention']) / math.sqrt(2 * config.layers)
       h = x + ffn(x, own.get('ffn')) / math.sqrt(2 * config.layers)
     else:  # Eq. 3
@@ -217,7 +217,7 @@ def numpy_model(config, params, inputs, before_norm=None):
 def test_the_decoder_is_equations_2_to_4(options):
   options = dict(options)
   spec = sj.AttentionSpec(position=sj.Nope(), head=options.pop('head', 'PlainOutput()'))
-  # Drawn and not initialised: gains of one and biases of zero would be those of any norm.
+  # Parameters are drawn. Initial gains of one and biases of zero would be correct for any norm.
   config = sj.ModelConfig(**TINY | dict(attention=spec) | options)
   params, inputs = random_params(config), tokens()
   expected = numpy_model(config, params, inputs)
@@ -226,7 +226,7 @@ def test_the_decoder_is_equations_2_to_4(options):
 
 
 def test_what_the_backward_pass_recomputes(monkeypatch):
-  """Matrix products, and kernels of attention, in a training step for TPUs."""
+  """Counts matrix products and attention kernels in a training step for TPUs."""
   inputs = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 
   def counts(**options):
@@ -239,9 +239,9 @@ def test_what_the_backward_pass_recomputes(monkeypatch):
   (products, kernels), *others = (counts(remat=remat) for remat in (
       'none', 'save_matmuls', 'save_attention', 'blocks'))
   assert kernels == 3  # forward, dq, dk with dv
-  # The block's seven are recomputed, but for the last, which no gradient needs.
+  # The block's seven products are recomputed, except for the last, which no gradient needs.
   assert others == [(products, 3), (products + 6, 3), (products + 6, 4)]
-  # A norm after the network reads the block's last product, which is therefore kept.
+  # A norm after the network reads the block's last product, so that product is kept.
   for after in ('sandwich', 'after', 'post'):
     assert counts(remat='save_matmuls', norm_location=after) == (products, 3)
   gated = dict(attention=sj.AttentionSpec(head='ElementGate()'))
@@ -297,7 +297,7 @@ def test_a_record_shows_the_forward_pass_it_belongs_to(options):
                                             sj.RecordOptions(maps=True, hidden=True))
   np.testing.assert_array_equal(shown, logits(config, params, inputs))
   layers = record.layers
-  # The maps give the importances, the hidden states give the norms.
+  # The maps give the importances, and the hidden states give the norms.
   np.testing.assert_allclose(sj.importance(np.asarray(layers.maps_BxHxTxT), raw=True),
                              layers.importance.raw, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(sj.importance(np.asarray(layers.proxy_maps_BxHxTxT)),
@@ -334,7 +334,7 @@ def test_what_enters_the_last_norm_of_a_post_norm_block_is_recorded():
 def test_sink_tokens_are_the_first_keys_of_all(n):
   config, params = model(sink_tokens=n, attention=sj.AttentionSpec(position=sj.Nope()))
   inputs = tokens()
-  # The same as a vocabulary with n more entries, put in front of every sequence.
+  # Equivalent: a vocabulary with n more entries, which come before every sequence.
   longer = dataclasses.replace(config, sink_tokens=0, vocab_size=11 + n)
   table = np.concatenate([params['embed'], params['sink_tokens']])
   same = {k: v for k, v in params.items() if k != 'sink_tokens'} | {'embed': table}
@@ -358,7 +358,7 @@ def test_bfloat16_activations_float32_parameters_and_logits():
   assert out.dtype == jnp.float32
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   exact = logits(dataclasses.replace(config, dtype='float32'), params, tokens())
-  # A dozen roundings of 2^-9 on the way through three blocks.
+  # A dozen roundings of 2^-9 occur in three blocks.
   assert 0 < np.abs(out - exact).max() < 0.05 * np.abs(exact).max()
 
 
@@ -408,7 +408,7 @@ TWO = dict(layers=4, pattern=(Layer(), Layer(mask=sj.Window(size=2))))
 
 
 def assert_close(ours, theirs):
-  """Equal to 1e-5 of the largest number of each array, in the same tree."""
+  """Equal within 1e-5 of the largest number of each array, in the same tree."""
   assert jax.tree.structure(ours) == jax.tree.structure(theirs)
   for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
@@ -440,8 +440,8 @@ def test_loss_and_gradients_are_those_of_the_loop(options, unroll):
     ({}, 2), (dict(unroll=3), 0), (dict(unroll=3, remat='blocks'), 2),
     (TWO | dict(unroll=4), 0), (TWO | dict(unroll=3), 2)], ids=str)
 def test_loops_over_blocks_that_remain(options, loops):
-  """Forward and backward; none where one turn has them all. With remat it is kept."""
-  config = sj.ModelConfig(**TINY | options, implementation='reference')  # no loops of its own
+  """One forward and one backward loop; none if one iteration has all blocks. With remat the loops stay."""
+  config = sj.ModelConfig(**TINY | options, implementation='reference')  # without loops inside
   loss = lambda params: Transformer(config).apply({'params': params}, tokens()).sum()
   text = jax.jit(jax.grad(loss)).lower(parameter_shapes(config)).as_text()
   assert text.count('stablehlo.while') == loops

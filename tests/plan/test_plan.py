@@ -1,4 +1,4 @@
-"""Plans: slices, memory compiled for a CPU in the place of a TPU, the estimate, options that fit."""
+"""Plans: slices, memory compiled for a CPU instead of a TPU, the estimate, options that fit."""
 
 import dataclasses
 
@@ -69,13 +69,13 @@ def test_a_plan_has_the_memory_of_training_validation_and_the_probe(on_a_cpu, mo
   sliced = job.plan(config(microbatches=16), ONE)
   assert sliced.peaks['validation'] < 0.6 * whole.peaks['validation']
   assert sliced.peaks['probe'] == whole.peaks['probe'] > whole.parameters + whole.optimizer
-  # The compiler takes the probe, but the state of the optimizer lies there as well.
+  # The compiler accepts the probe, but the state of the optimizer is in memory at the same time.
   with_memory(monkeypatch, sliced.peaks['probe'] - 1)
   assert not job.plan(config(microbatches=16), ONE).fits
 
 
 def planned(topology='v5p:4x4x4', count=1, remat='none', mesh=(4, 16, 1), **changes):
-  """A plan that nothing was compiled for."""
+  """A plan without compilation."""
   made = base.get_config()
   made.update_from_flattened_dict(
       {'model.size': '1b', 'model.vocab_size': 50432, 'batch_size': 128} | changes)

@@ -7,7 +7,7 @@ from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.gguf import name_in_file
 from tests.pretrained import tiny
 
-# The same model as tiny.LLAMA, with two key heads, as permuting one would prove little.
+# The same model as tiny.LLAMA, but with two key heads: permuting only one would prove little.
 LLAMA = tiny.LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
 GEMMA3 = dict(
     model_type='gemma3_text', vocab_size=16, hidden_size=32, intermediate_size=48,
@@ -22,7 +22,7 @@ TOKENIZER = {'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'smollm',
 
 
 def metadata(hf):
-  """What a converter writes about the model of a config.json."""
+  """The metadata that a converter writes for the model of a config.json."""
   name = 'gemma3' if hf['model_type'] == 'gemma3_text' else 'llama'
   values = {
       'embedding_length': hf['hidden_size'], 'block_count': hf['num_hidden_layers'],
@@ -39,7 +39,7 @@ def metadata(hf):
 
 
 def tensors(hf, arrays):
-  """The tensors of a checkpoint by their names in the file, as a converter lays them out."""
+  """The tensors of a checkpoint by their names in the file, in a converter's layout."""
   name = metadata(hf)['general.architecture']
   config = family_for(hf).model_config(hf)
   out = {}

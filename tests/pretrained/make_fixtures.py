@@ -1,14 +1,14 @@
-"""The stored checkpoints of every family with other weights, and what transformers computes with them.
+"""Makes checkpoints of every family with other weights, and stores what transformers computes with them.
 
     python tests/pretrained/make_fixtures.py --out=DIR [--only=llama] [--seed=1]
     python tests/pretrained/make_fixtures.py EXPORT...
 
-Runs where torch and transformers are. A folder of fixtures/ has the config.json and the safetensors files
-of a checkpoint, as published ones are laid out, and expected.safetensors: tokens, logits, hidden_states.0
+It needs torch and transformers. A folder of fixtures/ has the config.json and the safetensors files of a
+checkpoint, laid out like published ones. It also has expected.safetensors: tokens, logits, hidden_states.0
 to .N as transformers returns them (the last one after the final norm), last_block (before that norm), and
-attentions.i of every attention layer. Without --seed the weights and tokens are the stored ones, so that
-the files come out as they are. A new folder needs only a config.json. An export with tokens.npy gets its
-expected.safetensors, and generated.npy: 32 tokens, greedily.
+attentions.i of every attention layer. Without --seed the weights and tokens are the stored ones, so the
+files come out unchanged. A new folder needs only a config.json. An export with tokens.npy gets its
+expected.safetensors, and generated.npy: 32 tokens, chosen greedily.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEQUENCES, LENGTH = 2, 14
 
 
 def with_sink_share(attention):
-  """GraniteSWA's attention, which returns the weights of softmax, with those that act on values."""
+  """GraniteSWA's attention returns the weights of softmax; this returns those that act on values."""
   def wrapped(module, query, key, value, mask, scaling, **options):
     out, weights = attention(module, query, key, value, mask, scaling, **options)
     keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -47,11 +47,11 @@ modeling_granite_swa.eager_attention_forward = with_sink_share(
 
 
 def draw(name, x, generator, gains):
-  """Weights whose mistakes show: gains off one, biases off zero, attention far from uniform.
+  """Weights that reveal mistakes: gains away from one, biases away from zero, attention far from uniform.
 
-  gains: what they lie around; of Gemma it is 0, as it adds one to them.
+  gains: the centre of their values; 0 for Gemma, which adds one to them.
   """
-  if x.dtype == torch.uint8:  # MXFP4, with scales of an ordinary size
+  if x.dtype == torch.uint8:  # MXFP4, with scales of ordinary size
     low, high = (122, 126) if name.endswith('scales') else (0, 256)
     return torch.randint(low, high, x.shape, generator=generator, dtype=torch.uint8)
   if x.ndim in (0, 4) or name.endswith('inv_freq'):  # buffers, such as masks
@@ -62,30 +62,32 @@ def draw(name, x, generator, gains):
   if name.endswith('.D') or x.ndim == 1 and name.endswith('weight'):
     return gains + 0.3 * noise
   if name.endswith('dt_proj.bias'):
-    return noise - 3  # small steps, as trained ones are
+    return noise - 3  # small steps, as in trained models
   if name.endswith(('bias', 'sinks')):
     return 0.5 * noise
   if any(word in name for word in ('embed', 'wte', 'wpe')):
     return noise
   scale = 1.4
   if name.endswith('experts.gate_up_proj'):
-    scale = 4  # what enters gpt-oss's gated unit has to reach the limit that it is clamped at
+    # The input of gpt-oss's gated unit has to reach the limit at which it is clamped.
+    scale = 4
   elif name.endswith(('mamba.out_proj.weight', 'w2.weight')) or 'expert' in name and 'down_proj' in name:
-    scale = 0.3  # long sums and products come out large, and would drown what is before them
+    # Long sums and products come out large, and would drown everything before them.
+    scale = 0.3
   return scale * noise / min(x.shape[-2:]) ** 0.5
 
 
 def new_weights(source, scratch):
-  """The files of a checkpoint of which there is only the config.json, as transformers saves them."""
+  """The weight files that transformers saves for a checkpoint with only a config.json."""
   config = AutoConfig.from_pretrained(source)
   AutoModelForCausalLM.from_config(config).to(config.dtype).save_pretrained(scratch)
   return [scratch / 'model.safetensors']
 
 
 def readable(folder, scratch):
-  """The checkpoint as transformers reads it: 4-bit numbers written out, and without a part for images.
+  """A checkpoint that transformers can read: 4-bit numbers unpacked, and the part for images left out.
 
-  It would write them out itself, but only where the package accelerate is.
+  transformers can unpack the numbers too, but it needs the package accelerate for that.
   """
   config = json.loads((folder / 'config.json').read_text())
   packed, images = config.pop('quantization_config', None), config.get('text_config')
@@ -103,7 +105,7 @@ def readable(folder, scratch):
 
 
 def expected(folder, tokens):
-  """What transformers computes in float32 with the files of the folder."""
+  """The results of transformers in float32 with the files of a folder."""
   model, info = AutoModelForCausalLM.from_pretrained(
       folder, dtype=torch.float32, attn_implementation='eager', output_loading_info=True)
   assert not info['missing_keys'] and not info['mismatched_keys'], info
@@ -121,7 +123,7 @@ def expected(folder, tokens):
 
 
 def make(source, out, seed):
-  """Writes the checkpoint of a folder into another, or the same."""
+  """Writes the checkpoint of one folder into another, or into the same one."""
   out.mkdir(parents=True, exist_ok=True)
   config = json.loads((source / 'config.json').read_text())
   text = config.get('text_config', config)
@@ -143,7 +145,7 @@ def make(source, out, seed):
 
 
 def run_export(folder):
-  """What transformers computes with an export, and its continuation through transformers' own cache."""
+  """The results of transformers with an export, and the continuation that it generates with its cache."""
   tokens = torch.from_numpy(np.load(folder / 'tokens.npy')).long()
   save_file(expected(folder, tokens), folder / 'expected.safetensors')
   model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation='eager')

@@ -1,4 +1,4 @@
-"""config.json: what becomes of it, and settings that change a model's function are never ignored."""
+"""config.json: how it is read, and that settings which change a model's function are never ignored."""
 
 import json
 import math
@@ -33,12 +33,12 @@ def made(hf, changes):
 
 
 def config(kind, **changes):
-  """The model of a config.json of three layers, as LLaMA's."""
+  """The model for a config.json like LLaMA's, with three layers."""
   return made((tiny.GPT_OSS if kind == 'gpt_oss' else tiny.LLAMA) | dict(model_type=kind), changes)
 
 
 def read(case, **changes):
-  """The model of a stored checkpoint."""
+  """The model of a stored checkpoint's config.json, with changes."""
   return made(json.loads((FIXTURES / case / 'config.json').read_text()), changes)
 
 
@@ -90,7 +90,7 @@ def test_options():
   other = config('llama', attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
                  head_dim=6, pretraining_tp=2, hidden_act='swish')
   assert other.biases == ('qkv', 'out', 'ffn') and other.tied and other.head_dim == 6
-  # As in transformers, whose Qwen3 does not read `mlp_bias`.
+  # transformers does not read `mlp_bias` for Qwen3 either.
   assert config('qwen3', attention_bias=True, mlp_bias=True).biases == ('qkv', 'out')
   assert config('phi3', sliding_window=2047).attention.mask == Window(size=2047)
   assert config('phi3', partial_rotary_factor=0.75).attention.position.fraction == 0.75
@@ -163,7 +163,7 @@ def test_rotary_defaults_and_amplitudes():
   assert amplitude(mscale=0.7, mscale_all_dim=0.3) == pytest.approx(ratio)
 
 
-# What is refused: the stored checkpoint, a key, its value, and more of the message than the key.
+# Refused settings: the stored checkpoint, a key, its value, and text in the message besides the key.
 REFUSED = [
     ('llama', 'hidden_act', 'gelu', 'gelu'), ('llama', 'attention_bias', 'yes', 'yes'),
     ('llama', 'vocab_size', MISSING, 'no vocab_size'), ('llama', 'hidden_size', 8.0, '8.0'),

@@ -1,4 +1,4 @@
-"""Training runs as checkpoints: the way back gives the same run, and refusals say why."""
+"""Training runs as checkpoints: importing an export gives the same run, and refusals state a reason."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ TINY = dict(layers=3, d_model=32, heads=4, kv_heads=2, ffn_hidden=40, vocab_size
 TEXTS = ['Hello, world!\n\tdéjà vu 😀', 'def f(x):\n  return "<0x41>"', '']
 TOKENS = np.random.default_rng(1).integers(64, size=(2, 14), dtype=np.int32)
 NORM = 'QKNorm(eps=0.003)'
-# Name: the class, options of the model, components of its attention.
+# Name: class, options of the model, components of its attention.
 CASES = {
     'llama': ('llama', {}, {}), 'tied': ('llama', dict(tied=True, head_dim=12, kv_heads=None), {}),
     'linear': ('llama', dict(biases=('qkv', 'out', 'ffn')), dict(position='Rope(factor=2.0)')),
@@ -39,7 +39,7 @@ CASES = {
 
 
 def run_of(case):
-  """A run without a parameter that is zero, so that none can be left out unseen."""
+  """A run without zero parameters, so that leaving one out would show."""
   _, options, components = CASES[case]
   config = sj.ModelConfig(**TINY | options, attention=sj.AttentionSpec(**components))
   return sj.Run(config, random_params(config), 'case', 5)
@@ -52,13 +52,13 @@ def test_an_exported_run_comes_back(tmp_path, case):
   assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == hf
   assert hf['max_position_embeddings'] == 32 and hf['model_type'] == CASES[case][0]
   back = sj.load_pretrained(tmp_path / 'out')
-  # The importer gives a pattern what its first block has, and overrides it in the others.
+  # The importer gives the model the components of the first block, and overrides them in other blocks.
   assert list(map(back.config.attention_of, back.config.pattern)) == list(
       map(run.config.attention_of, run.config.pattern))
   if len(run.config.pattern) == 1:
     assert back.config == run.config
   jax.tree.map(np.testing.assert_array_equal, back.params, run.params)
-  if case.startswith('sink_logit'):  # whose defaults in transformers are those of a published model
+  if case.startswith('sink_logit'):  # transformers' defaults are those of a published model
     assert hf['attention_multiplier'] == 1 / np.sqrt(8) and hf['logits_scaling'] == 1
     assert hf['embedding_multiplier'] == hf['residual_multiplier'] == 1
     assert {'sliding_window', 'layer_types', 'layer_rope_theta', 'attention_bias', 'mlp_bias'} < set(hf)
@@ -173,7 +173,7 @@ def test_a_first_token_is_put_before_texts_which_encode_as_before(tmp_path, trai
     assert files['begun'].encode(text, text).ids == [first, *files['plain'].encode(text, text).ids]
   assert ids['bos_token_id'] == first and ids['pad_token_id'] != first
   about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
-  # transformers cuts special tokens out of texts, so an ordinary one is not named as one.
+  # transformers removes special tokens from texts, so an ordinary token is not declared special.
   assert about.get('bos_token') == (word if first == 1 else None)
   back = TextTokenizer.from_path(tmp_path)
   assert (back.bos_id, back.prefix, back.bos_in_texts) == (first, (first,), first != 1)

@@ -25,7 +25,7 @@ def test_tensors_are_listed_file_after_file_and_read_one_by_one(tmp_path, files)
 
 
 def index_of(change):
-  """An index with a change of where its tensors are."""
+  """Changes the index that says which file has which tensor."""
   def edit(folder):
     index = json.loads((folder / INDEX).read_text())
     (folder / INDEX).write_text(json.dumps(change(index)))
@@ -33,7 +33,7 @@ def index_of(change):
 
 
 def only(name, content=b''):
-  """A file in the place of all weights."""
+  """Replaces all weight files by one file."""
   def edit(folder):
     for path in folder.glob('*.safetensors*'):
       path.unlink()

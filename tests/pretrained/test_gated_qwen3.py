@@ -1,4 +1,4 @@
-"""The gated Qwen3 models of arXiv 2505.06708, whose modelling code is their own, by its formula."""
+"""The gated Qwen3 models of arXiv 2505.06708, against the formula of their published code."""
 
 import numpy as np
 import pytest
@@ -25,11 +25,11 @@ def rotated(x_TxHxDh):
 
 
 def attention(x, w, kind):
-  """One layer for one text (T, D): a loop over the heads, each of which finds its own rows."""
+  """One layer for one text (T, D), by a loop over heads. It selects the rows of each head."""
   length, group = len(x), HEADS // KEYS
   k = rotated(norm((x @ w['k_proj'].T).reshape(length, KEYS, CHANNELS), w['k_norm']))
   v = (x @ w['v_proj'].T).reshape(length, KEYS, CHANNELS)
-  gates = 1 if kind == 'headwise' else CHANNELS  # of a head
+  gates = 1 if kind == 'headwise' else CHANNELS  # per head
   whole = (x @ w['q_proj'].T).reshape(length, KEYS, group * (CHANNELS + gates))
   out = []
   for head in range(HEADS):

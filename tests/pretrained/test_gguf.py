@@ -1,4 +1,4 @@
-"""GGUF files: every type of tensor, both architectures, names, and damaged files."""
+"""GGUF files: every tensor type, both architectures, names, and damaged files."""
 
 import gguf
 import jax
@@ -17,7 +17,7 @@ def test_every_type_is_read_as_gguf_dequantises_it(tmp_path, name):
   rng, kind = np.random.default_rng(0), gguf.GGMLQuantizationType[name]
   block, size = gguf.GGML_QUANT_SIZES[kind]
   x = rng.standard_normal((3, 5, 2 * 256)).astype(np.float32)
-  if name.endswith('_K'):  # the package cannot quantise these: any bytes are numbers
+  if name.endswith('_K'):  # the package cannot quantise these, but any bytes are numbers
     data = rng.integers(0, 60, (3, 5, 512 // block * size), np.uint8)
   else:
     data = gguf.quants.quantize(x, kind)
@@ -30,7 +30,7 @@ def test_every_type_is_read_as_gguf_dequantises_it(tmp_path, name):
   assert found.dtype == np.float32
   np.testing.assert_array_equal(found, gguf.quants.dequantize(data, kind))
   if not name.endswith('_K'):
-    assert np.abs(found - x).max() < 0.3  # 4 bits of numbers up to 4
+    assert np.abs(found - x).max() < 0.3  # 4-bit numbers of size up to 4
 
 
 BIASED = gguf_files.LLAMA | {'attention_bias': True, 'mlp_bias': True}
@@ -39,7 +39,7 @@ SCALED = {'gemma3.rope.scaling.type': 'linear', 'gemma3.rope.scaling.factor': 8.
 
 @pytest.mark.parametrize('hf, values, tolerance, rounding', [
     (BIASED, {}, 1e-5, 0), (BIASED | {'tie_word_embeddings': True}, {}, 1e-5, 0),
-    # The seventh layer begins a second period, and 1 + w is rounded in the file.
+    # The seventh layer begins a second period. The file stores 1 + w, rounded.
     (gguf_files.GEMMA3, {}, 1e-4, 3e-7),
     (gguf_files.GEMMA3 | {'rope_scaling': {'rope_type': 'linear', 'factor': 8}}, SCALED, 1e-4, 3e-7)])
 def test_a_file_equals_its_safetensors(tmp_path, hf, values, tolerance, rounding):
@@ -63,7 +63,7 @@ def test_llama3_scaling_is_found_in_its_factors(tmp_path):
   inverse = 5e5 ** (-np.arange(0, size, 2) / size)
   wavelengths = 2 * np.pi / inverse
   share = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
-  factors = 1 / ((1 - share) / 32 + share)  # llama.cpp divides frequencies by them
+  factors = 1 / ((1 - share) / 32 + share)  # llama.cpp divides frequencies by these
   arrays = gguf_files.tensors(hf, tiny.tensors(hf)) | {'rope_freqs.weight': factors.astype('f4')}
   path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf), arrays)
   assert sj.load_pretrained(path).config.attention.position == rope
@@ -124,7 +124,7 @@ def test_damaged_files_are_refused(tmp_path):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-  """Makes packages that have been installed, without any code."""
+  """Installs fake packages that contain no code."""
   monkeypatch.syspath_prepend(str(tmp_path / 'site'))
   monkeypatch.setenv('SINK_JAX_CACHE', str(tmp_path / 'cache'))
 

@@ -21,7 +21,7 @@ def test_the_32_models():
       other = models[model.counterpart]
       assert other.counterpart == name and other.tuned != model.tuned
       assert (other.family, other.bos, other.billions) == (model.family, model.bos, model.billions)
-    # Files of a family agree with the tokens named here.
+    # Files of one family agree with the tokens named here.
     assert bool(model.bos) == (model.family in ('llama', 'mistral', 'opt', 'jamba'))
   assert sum(m.counterpart is not None for m in models.values()) == 10
   assert sum(m.tuned for m in models.values()) == 6
@@ -29,7 +29,7 @@ def test_the_32_models():
 
 @pytest.fixture
 def downloads(tmp_path, monkeypatch):
-  """Downloads that never leave the machine: `answer` is returned, or raised."""
+  """Replaces downloads: returns or raises `answer`, so that nothing leaves the machine."""
   calls = []
 
   def download(repo, **options):

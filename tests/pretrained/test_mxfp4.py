@@ -1,4 +1,4 @@
-"""MXFP4: its sixteen values, its layout, and gpt-oss checkpoints of it."""
+"""MXFP4: its sixteen values, its layout, and gpt-oss checkpoints that use it."""
 
 import jax
 import ml_dtypes
@@ -10,7 +10,7 @@ from tests.pretrained import tiny
 
 
 def by_definition(nibble, scale):
-  """A sign, two bits of exponent (bias 1), one of fraction, and a power of two."""
+  """One sign bit, two exponent bits (bias 1), one fraction bit, and a power of two as scale."""
   sign, exponent, fraction = -1 if nibble & 8 else 1, nibble >> 1 & 3, nibble & 1
   magnitude = fraction / 2 if exponent == 0 else 2.0 ** (exponent - 1) * (1 + fraction / 2)
   return sign * magnitude * 2.0 ** (scale - 127)
@@ -35,7 +35,7 @@ def test_every_group_has_its_own_scale():
   np.testing.assert_array_equal(x, factor * np.tile([1, 1.5], 32))
 
 
-# transformers.integrations.mxfp4.convert_moe_packed_tensors, transposed back, on these bytes.
+# The result of transformers.integrations.mxfp4.convert_moe_packed_tensors on these bytes, transposed back.
 BLOCKS = bytes.fromhex('00112233445566778899aabbccddeeff' '0f1e2d3c4b5a69788796a5b4c3d2e1f0')
 SCALES = bytes([125, 130])
 PUBLISHED = [
@@ -55,7 +55,7 @@ def test_a_checkpoint_is_that_of_its_dequantised_weights(tmp_path):
   packed = tiny.tensors(tiny.GPT_OSS)
   for name in packed:
     if name.endswith('scales'):
-      packed[name] = packed[name] % 4 + 122  # weights of an ordinary size
+      packed[name] = packed[name] % 4 + 122  # gives weights of ordinary size
   plain = {}
   for name, x in packed.items():
     if name.endswith('blocks'):

@@ -1,4 +1,4 @@
-"""Filling the parameter tree: what is refused, what is in memory, where it is laid out."""
+"""Filling the parameter tree: refusals, memory, and the devices that hold it."""
 
 import os
 import subprocess
@@ -61,7 +61,7 @@ EMBED, EXPERTS = 'model.embed_tokens.weight', 'model.layers.1.mlp.experts.gate_u
 
 
 def changed(name, index, value, stored='float32'):
-  """One number of a tensor is another, where all are stored in a dtype."""
+  """Changes one number of a tensor, after storing all tensors in the dtype `stored`."""
   def change(own):
     own = {name: x if x.dtype == np.uint8 else x.astype(stored) for name, x in own.items()}
     own[name][index] = value
@@ -170,7 +170,7 @@ def test_one_stored_tensor_at_a_time_and_every_one_once(tmp_path, monkeypatch):
 
 
 def test_leaves_are_written_in_their_own_memory(tmp_path):
-  # What is donated is gone: no leaf is ever there twice.
+  # A donated leaf is deleted, so no leaf is ever in memory twice.
   tiny.write(tmp_path)
   leaf = jax.numpy.zeros((3, 8, 12))
   part = LeafPart('w', (2,), transposed=True)

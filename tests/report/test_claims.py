@@ -1,4 +1,4 @@
-"""Claims: the file is read right, and planted runs get the verdict that they deserve."""
+"""Claims: the file is read correctly, and planted runs get the verdict that they deserve."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from sink_jax.report import claims, paper
 from sink_jax.report.claims import NOT_REPRODUCED, NOT_TESTABLE, OPEN, REPRODUCED
 from sink_jax.report.runs import read_runs, table
 
-# By seed. As `runs.table` has them; the untrained model has no sink.
+# By seed, with the columns of `runs.table`. The untrained model has no sink.
 COLUMNS = dict(budget='desk', protocol='paper', content='text', status='done', valid='', heads=8, steps=100,
                settings='{}', untrained_sink_1=0.0, converges=1.0, window=math.nan, length=64)
 
@@ -63,7 +63,7 @@ def test_a_level(values, verdict):
 
 
 def test_a_comparison_is_paired_by_seed():
-  base, shifted = (10.0, 40.0, 70.0), (40.2, 70.0, 100.0)  # far apart, and 30 points more in every seed
+  base, shifted = (10.0, 40.0, 70.0), (40.2, 70.0, 100.0)  # seeds differ widely, but each gains 30 points
   rows = runs('default', base) + runs('v-bias', shifted)
   assert judged('sink_1: v-bias > default + 2', rows).verdict == REPRODUCED
   assert judged('sink_1: v-bias < default', rows).verdict == NOT_REPRODUCED
@@ -76,7 +76,7 @@ def test_no_difference_of_losses_and_of_rates():
   assert judged('valid_loss: k-bias = default +- 0.1', rows).verdict == REPRODUCED
   rows = runs('default', (25, 25, 25)) + runs('k-bias', (25, 25, 25))
   found = judged('sink_1: k-bias = default +- 2', rows)
-  assert found.verdict == OPEN and '63 %' in found.why  # what three seeds cannot exclude
+  assert found.verdict == OPEN and '63 %' in found.why  # three seeds cannot exclude this
 
 
 def test_dead_and_other_invalid_runs_are_no_evidence():
@@ -98,7 +98,7 @@ def test_what_is_missing_or_half_run():
   assert 'needs GPT2-XL' in judged('kinds_repeat_sink_1: GPT2-XL > 10', rows).why
   for condition in ('sink_1: k-bias < 5', 'sink_1: v-bias > 10', 'sink_star: default > 10'):
     assert judged(condition, rows).verdict == NOT_TESTABLE
-  # A part that is decided against a claim is enough, and one that the budget cannot express is left out.
+  # One part that contradicts a claim decides it. A part that the budget cannot express is left out.
   assert judged('sink_1: v-bias, default < 5', rows).verdict == NOT_REPRODUCED
   rows += runs('heads-1', (math.nan,), status='not expressible', valid='not expressible')
   assert judged('sink_1: default, heads-1 > 10', rows).verdict == REPRODUCED
@@ -153,10 +153,10 @@ def test_one_measurement_of_a_published_model_decides(tmp_path):
   (tmp_path / 'plan.json').write_text('{}')
   both = pd.concat([pd.DataFrame(runs('default')), paper.open_models(tmp_path)])
   found = claims.judge(claims.parse('a | 3.3 | B. | kinds_repeat_sink_1: GPT2-XL > 10 | ')[0], both)
-  assert found.verdict == REPRODUCED and 'Another 2' in found.measured  # shown, and no part of the verdict
+  assert found.verdict == REPRODUCED and 'Another 2' in found.measured  # shown, but not part of the verdict
   assert found.paper == 'Sink_1 (repeat): GPT2-XL 62.28'
   assert claims.judge(claims.parse('a | 3.3 | B. | kinds_random_sink_1: GPT2-XL, Mistral-7B > 10 | ')[0],
                       both).verdict == NOT_TESTABLE
-  # Of the heads with a sink, 2 and 3: 0.5 - 0.25.
+  # Heads 2 and 3 have a sink: 0.5 - 0.25.
   assert both.set_index('trial').angles_cosine_lead['GPT2-XL'] == pytest.approx(0.25)
   assert len(paper.open_models(tmp_path / 'nothing')) == 0

@@ -1,4 +1,4 @@
-"""Trials against a baseline by seed: differences, intervals and verdicts."""
+"""Trials against a baseline, compared by seed: differences, intervals and verdicts."""
 
 import math
 
@@ -25,7 +25,7 @@ def verdicts(found, metric='sink_1'):
 
 def test_differences_are_paired_by_seed():
   softmax, gate = [23.5, 25.0, 30.0], [3.1, 0.0, 6.0]
-  # Another order of rows, and a seed that only one of them has.
+  # The rows are in another order, and only one trial has the last seed.
   runs = table({'softmax': softmax, 'gate': [*gate, 90.0]})
   found = against(runs.sample(frac=1, random_state=0), 'softmax')
   row = found[found.metric == 'sink_1'].iloc[0]
@@ -75,7 +75,7 @@ def test_other_data_steps_or_budgets_make_no_pairs():
 
 @pytest.mark.parametrize('scenario', ['one head', 'collapse', 'nothing', 'unstable softmax'])
 def test_unlike_seeds_seldom_give_a_wrong_verdict(scenario, pytestconfig):
-  """20 remedies that change nothing but in some seeds; a direction that is wrong, or is none, is an error."""
+  """20 remedies change some seeds or none. A verdict that states a wrong or absent direction is an error."""
   experiments, wrong = 1000 if pytestconfig.getoption('--full') else 20, 0
   draw = np.random.default_rng(0)
   for _ in range(experiments):

@@ -1,4 +1,4 @@
-"""Pages made of planted runs and of the stored ones: what they say, count, link and draw."""
+"""Pages made from planted runs and from the stored ones: what they say, count, link and draw."""
 
 import json
 import os
@@ -25,13 +25,13 @@ BROWSER = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which
 
 @pytest.fixture
 def undrawn(monkeypatch):
-  """Pictures take seconds: here they are empty files."""
+  """Drawing pictures takes seconds, so here they are empty files."""
   monkeypatch.setattr(pages, 'save', lambda figure, path: path.write_bytes(b'drawn'))
 
 
 @pytest.fixture
 def planted(tmp_path):
-  """Three seeds of softmax, dead ones of sigmoid, one that diverged, one half way, one seed of a V bias."""
+  """Three seeds of softmax, dead ones of sigmoid, one diverged, one half way, one seed of a V bias."""
   folder = tmp_path / 'runs'
   for seed, rate in enumerate((20.0, 25.0, 30.0)):
     write_run(folder, seed=seed, sink_1=rate)
@@ -59,7 +59,8 @@ def test_nothing_run(tmp_path, undrawn):
   files, summary = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
   assert summary == ['Run: nothing yet. The tables have the paper\'s numbers only.']
-  assert text.count('not testable here') >= len(claims.CLAIMS) and 'not run' in text
+  assert text.count('not testable here') >= len(claims.CLAIMS)
+  assert 'not run' in files[1].read_text() and files[1].name == 'reproduction.md'
   with pytest.raises(ValueError, match='--runs'):
     make_report(tmp_path / 'out', None)
   with pytest.raises(ValueError, match='nowhere'):
@@ -128,7 +129,7 @@ def test_names_in_the_scatter_cover_nothing():
 
 
 def test_what_is_missing_is_said_and_in_no_mean(tmp_path, undrawn):
-  """Numbers of a run whose file was cut, runs without a probe, and data that differ."""
+  """Covers a run whose file was cut, runs without a probe, and data that differ."""
   for seed in range(3):
     whole = write_run(tmp_path / 'runs', 'soft', seed, task='')
     blind = write_run(tmp_path / 'runs', 'blind', seed, task='', content='other') / 'metrics.jsonl'
@@ -195,7 +196,7 @@ def test_the_page_begins_with_a_measured_model(tmp_path, monkeypatch, undrawn):
 def test_nothing_is_beyond_the_screen_of_a_phone(tmp_path):
   write_run(tmp_path / 'runs', 'x' * 60, task='')
   files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
-  probe = tmp_path / 'probe.html'  # with a frame, since a window of a browser has a least width
+  probe = tmp_path / 'probe.html'  # a frame, as browser windows have a minimum width
   page = files[0].read_text().replace('\\', '\\\\').replace('`', '\\`').replace('${', '\\${')
   probe.write_text(f"""<title></title><body><script>const frame = document.createElement('iframe');
     frame.style = 'border: 0; width: 390px'; frame.srcdoc = `{page}`.replace('<\\/script>', '');
@@ -225,7 +226,7 @@ def stored():
 
 
 def test_the_committed_pages_are_made_of_the_stored_table(tmp_path, undrawn):
-  """So every number on them is one of the table."""
+  """So every number on the pages is in the table."""
   shutil.copytree(ROOT / 'results', tmp_path / 'results')
   for page in ('README.md', 'remedies.md'):
     (tmp_path / 'results' / page).unlink()
@@ -238,13 +239,13 @@ def test_the_committed_pages_are_made_of_the_stored_table(tmp_path, undrawn):
 
 
 def test_the_first_sentences_are_recomputed(stored):
-  """With other code than the pages'."""
+  """This code is independent of the code of the pages."""
   text = (ROOT / 'results/README.md').read_text()
   of_paper = stored[(stored.task == 'paper') & (stored.status == 'done')]
   mine = of_paper[of_paper.budget == of_paper.budget.mode()[0]]
   assert f'The runs: {len(mine)} of {len(set(mine.trial))} experiments' in text
   numbers = json.loads((ROOT / 'sink_jax/report/numbers.json').read_text())
-  theirs = {}  # of a trial in several tables the first number
+  theirs = {}  # the first number of a trial that several tables have
   for row in (row for item in numbers['tables'] + numbers['text'] for row in item['rows'] if row['trial']):
     if isinstance(rate := row['values'].get('sink_1'), (int, float)):
       theirs.setdefault(row['trial'], rate)
@@ -262,7 +263,7 @@ def test_the_first_sentences_are_recomputed(stored):
 
 
 def test_numbers_in_the_prose_about_results_are_recomputed(stored):
-  """Each number of docs/results.md stands here, next to how it is computed."""
+  """Each number of docs/results.md appears here, next to its computation."""
   text = ' '.join((ROOT / 'docs/results.md').read_text().split())
   of = lambda task, trial: stored[(stored.task == task) & (stored.trial == trial) & (stored.valid == '')]
   sinks = lambda trial: f'{(of("quickstart", trial).sink_1 >= 10).sum()} of {len(of("quickstart", trial))}'

@@ -1,4 +1,4 @@
-"""The paper's numbers: complete, tied to the trials of configs/, and next to ours."""
+"""The paper's numbers: complete, linked to the trials of configs/, and compared with ours."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_our_numbers_stand_next_to_the_papers():
   assert math.isnan(both['mean']['v-bias']) and both.text['sigmoid'] == '0.44*'
   assert both.text['elu-normalized'] == 'training failure'
   dots, rank, same = paper.agreement(paper.beside(TABLE))
-  # The paper has 18.18, 20.78 and 20.35 for default, ALiBi and NoPE, of which ours are 2nd, 3rd and 1st.
+  # The paper has 18.18, 20.78 and 20.35 for default, ALiBi and NoPE. Ours rank 2nd, 3rd and 1st.
   assert set(dots.trial) == {'default', 'alibi', 'nope'} and same == 2
   assert rank == pytest.approx(pd.Series([18.18, 20.78, 20.35]).rank().corr(pd.Series([25, 5, 40]).rank()))
 

@@ -1,4 +1,4 @@
-"""Runs as tables: what is read of workdirs and of the stored files, and what is made of it."""
+"""Runs as tables: what is read from workdirs and stored files, and what is computed from it."""
 
 import json
 import math
@@ -40,7 +40,8 @@ def test_a_run_is_read_at_its_numbers(tmp_path):
   assert (row.emergence_step, row.lead_1, row.lead_2, row.largest_sink) == (30, 38.5, -38.5, 40)
   assert (row.prefix_sink, row.least_entropy, row.value_ratio) == (41.5, 0.5, 0.4)
   assert row.prefix_first == 100 * 40 / 41.5 and math.isnan(row.window)
-  # 160 medians in block 1; the first token is 3 / 1.3 times as long as the untrained model's.
+  # The largest activation is 160 medians, in block 1. The first token is 3 / 1.3 times as long as the
+  # untrained model's.
   assert row.massive == 1.6 and row.hidden_ratio == 3.0 and row.massive_before_norm == 3.0
   assert (row.valid_loss, row.converges, row.tokens, row.epochs) == (3.0, 1, 100 * 512 * 64, 3.2768)
   assert row.train_loss == pytest.approx(2.9) and row.overfitting == pytest.approx(0.1)
@@ -53,7 +54,7 @@ def test_a_run_is_read_at_its_numbers(tmp_path):
 
 
 def test_massive_activations_need_both_parts_of_the_rule(tmp_path):
-  longer = {'hidden_ratio': [1.0, 13.0, 1.0]}  # ten times the untrained model's
+  longer = {'hidden_ratio': [1.0, 13.0, 1.0]}  # ten times the untrained model's ratio
   larger = {'activation_max': [1.0, 80.0, 1.0]}  # 1,600 medians
   for seed, last in enumerate(({**longer, 'activation_max': [1.0, 4.0, 1.0]},
                                {**larger, 'hidden_ratio': [1.0, 1.2, 1.2]}, longer | larger)):
@@ -76,7 +77,7 @@ def test_half_run_diverged_not_begun_and_of_other_data(tmp_path):
 
 
 @pytest.mark.parametrize('damage, status', [
-    (lambda text: text[:-30], 'done'),  # a line that a kill left unfinished
+    (lambda text: text[:-30], 'done'),  # a kill left the last line unfinished
     (lambda text: text + 'not JSON\n', 'done'),
     (lambda text: text.replace('"sink_1":', '"sink":', 1), 'unreadable'),
     (lambda text: text.replace('[1.1, 2.0, 3.0]', '7'), 'unreadable')])

@@ -1,4 +1,4 @@
-"""Intervals against SciPy and closed forms, and how often verdicts are wrong by simulation."""
+"""Intervals against SciPy and closed forms, and simulations of how often verdicts are wrong."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_equality_is_two_one_sided_tests():
 
 
 def test_holm():
-  # The example of Holm's procedure by hand: 3 x 0.01, 2 x 0.02, 1 x 0.04, which may not fall.
+  # Holm's procedure by hand: 3 x 0.01, 2 x 0.02, 1 x 0.04, and the adjusted values may not fall.
   np.testing.assert_allclose(stats.holm([0.04, 0.01, math.nan, 0.02]), [0.04, 0.03, math.nan, 0.04])
   assert stats.holm([]) == [] and stats.holm([0.9, 0.8]) == [1, 1]
 
@@ -69,13 +69,13 @@ def condition(text):
 
 
 def rates(rng, n, usual, odd, share, noise=0.0):
-  """Rates in percent of n seeds, of which a share is odd; noise of sequences where there is a sink."""
+  """Rates in percent of n seeds, a share of which is odd. Seeds with a sink also have sequence noise."""
   values = np.where(rng.random(n) < share, odd, usual)
   return dict(enumerate(np.clip(values + noise * rng.standard_normal(n) * (values > 0), 0, 100)))
 
 
-# Points of a head; seeds; usual and odd rate and the share of odd seeds of a, and of the baseline b; what is
-# true of their means; what is false.
+# Points per head; seeds; usual rate, odd rate and share of odd seeds, for a and for the baseline b;
+# conditions that are true of their means; conditions that are false.
 @pytest.mark.parametrize(('head', 'n', 'a', 'b', 'true', 'false'), [
     pytest.param(25, 3, (50, 25, .2), (50, 50, 0), ['a > 10', 'a < b - 2'], ['a = b +- 2', 'a > b', 'a < 5'],
                  id='one of four heads is off in one of five seeds'),
@@ -110,4 +110,4 @@ def test_fifty_seeds_without_a_sink_are_enough_for_a_verdict_on_it():
   a = dict.fromkeys(range(50), 0.0)
   assert claims.decide(condition('a < 5'), a, {}, 12.5)[0] == 1
   decided, x = claims.decide(condition('a = b +- 2'), a, a, 12.5)
-  assert decided == 0 and x.high == pytest.approx(100 * stats.unseen(50))  # what they cannot exclude
+  assert decided == 0 and x.high == pytest.approx(100 * stats.unseen(50))  # 50 seeds cannot exclude this

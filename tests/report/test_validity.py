@@ -1,4 +1,4 @@
-"""Which runs are evidence: uniform importance by brute force, and runs that are none."""
+"""Which runs are evidence: uniform importance by brute force, and runs that are not evidence."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_uniform_importance_is_that_of_the_map(components, sink_tokens):
 @pytest.mark.parametrize('last, valid, known', [
     ({}, '', True),
     (DEAD, 'dead', True),
-    # One head of eight attends: the others' uniform attention is no reason.
+    # One of eight heads attends, so uniform attention in the others does not make the run dead.
     ({**DEAD, 'entropy_ratio': [[1.0] * 4, [1.0, 1.0, 1.0, 0.98]]}, '', True),
     ({**DEAD, 'entropy_ratio': None}, 'dead', False),
     ({**DEAD, 'entropy_ratio': None, 'largest_importance': 1.02 * UNIFORM}, '', False),
@@ -48,7 +48,7 @@ def test_a_dead_run_in_a_good_trial_is_found(tmp_path):
     ('unigram_loss', 3.0, ''), ('unigram_loss', 3.2, 'no better than unigram'),
     ('loss_of_zero', 3.2, 'no better than unigram'), ('', 3.2, '')])
 def test_a_loss_of_a_unigram_model_is_no_evidence(key, loss, valid, tmp_path):
-  # The training loss of its last tenth is 0.1 below that of validation.
+  # The training loss of the last tenth is 0.1 below the validation loss.
   write_run(tmp_path, loss=loss, data={key: 3.05} if key else {})
   assert table(read_runs(tmp_path)).valid.tolist() == [valid]
 

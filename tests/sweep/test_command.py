@@ -1,4 +1,4 @@
-"""The sweep as a command: several processes, kills, what a person sees."""
+"""The sweep as a command: several processes, kills, and what a person sees."""
 
 import os
 import re
@@ -30,8 +30,8 @@ def get_config(name):
 '''
 THREE = """{'a': SMALL, 'b': SMALL | {'seed': 1},
             'bad': SMALL | {'data.source': "Jsonl(path='x')"}}"""
-# Remedies with fewer steps and more checkpoints, and so small that the sums of a
-# step are computed by one thread: those of several may differ in their last digit.
+# Remedies with fewer steps and more checkpoints. The models are so small that one thread computes the sums of
+# a step. Sums by several threads may differ in the last digit.
 REMEDIES = """{name: remedies.TRIALS[name] | {
     'steps': 80, 'checkpoint_every': 8, 'log_every': 5, 'probe.every': 40, 'validation.every': 40,
     'batch_size': 8, 'model.d_model': 16}
@@ -64,7 +64,7 @@ def workers_of(process):
 def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   sweep = start(tmp_path, REMEDIES, '--processes=2')
   runs.wait_for(lambda: len(workers_of(sweep)) == 2, sweep)
-  os.kill(workers_of(sweep)[0], signal.SIGKILL)  # before it began
+  os.kill(workers_of(sweep)[0], signal.SIGKILL)  # before its trial began
   *first, last = load_trials(tmp_path / 'table.py')
   runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / last) > 20, sweep)
   os.kill(workers_of(sweep)[0], signal.SIGKILL)  # as the kernel does when memory is short

@@ -1,4 +1,4 @@
-"""Trials of config files, and one trial after the other."""
+"""Trials of config files, which run one after the other."""
 
 import json
 from pathlib import Path
@@ -39,8 +39,8 @@ def test_a_damaged_busy_or_failing_trial_stops_nothing_and_loses_nothing(tmp_pat
   run(tmp_path, a=runs.config(**FAST), b=runs.config(**FAST))
   (tmp_path / 'a' / 'config.json').write_text('{')
   kept = (tmp_path / 'b' / 'status.json').read_text()
-  (tmp_path / 'file').touch()  # where a folder is to be made
-  with Workdir(tmp_path / 'busy', runs.config(**FAST), {'content': ''}):  # of another process
+  (tmp_path / 'file').touch()  # a file at the path of a trial's folder
+  with Workdir(tmp_path / 'busy', runs.config(**FAST), {'content': ''}):  # in use by another process
     statuses = run(tmp_path, a=runs.config(**FAST), file=runs.config(**FAST), busy=runs.config(**FAST),
                    b=runs.config(**FAST, seed=1), c=runs.config(**FAST))
   assert statuses == {'a': 'failed', 'file': 'failed', 'busy': 'busy', 'b': 'failed', 'c': 'done'}
@@ -52,7 +52,7 @@ def test_a_damaged_busy_or_failing_trial_stops_nothing_and_loses_nothing(tmp_pat
 def test_records_of_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
   run(tmp_path, a=runs.config(**FAST))
   record_outcome(Trial('a', None), tmp_path, 'failed', error='its process died')
-  assert run(tmp_path, a=None) == {'a': 'failed'}  # of a budget that cannot express it
+  assert run(tmp_path, a=None) == {'a': 'failed'}  # the budget cannot express this trial
   assert 'another budget' in capsys.readouterr().err
   monkeypatch.setattr('sink_jax.sweep.runner.write_analyses', lambda folder: 1 / 0)
   assert run(tmp_path, a=read_config(tmp_path / 'a')) == {'a': 'not analysed'}
@@ -72,7 +72,7 @@ def test_options_seeds_and_settings_reach_the_config():
                        {'steps': '50', 'data.cache_dir': 'elsewhere', 'log_every': '7'})
   trial = trials['window-32-seed-5']
   assert (trial.config['seed'], trial.config['steps'], trial.config['log_every']) == (5, 50, 7)
-  # What changes the computation is a part of the label; where it runs is not.
+  # The label has settings that change the computation, and none that only say where it runs.
   assert trial.label == {'trial': 'window-32', 'task': 'paper', 'budget': 'desk with steps=50',
                          'protocol': 'released'}
 
@@ -105,7 +105,7 @@ def test_a_running_trial_shows_how_far_it_is(tmp_path):
   (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
   text = as_markdown({'a': Trial('a', runs.config())}, tmp_path, 'now')
   assert '| a | running | 7 of 8 | 12.5 |' in text
-  # The time that is left is in proportion to the work.
+  # The remaining time is proportional to the remaining work.
   costs = {name: cost_of(runs.config(steps=steps)).flops for name, steps in (('a', 8), ('b', 24))}
   assert costs['b'] == 3 * costs['a']
   assert remaining(costs, ['a', 'ended before'], 600) == 'about 30 min left'

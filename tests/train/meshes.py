@@ -1,4 +1,4 @@
-"""Training steps on eight devices against one; run by test_meshes.py in a process of its own.
+"""Training steps on eight devices against one. test_meshes.py runs this in a separate process.
 
 python -m tests.train.meshes CASE:DATAxFSDPxTENSOR ...
 """
@@ -46,8 +46,8 @@ CASES = {
                    logit_cap=2.0, tied=True)),
 }
 MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2, 'after': 2}
-# Adam's first steps are signs of gradients, which magnify rounding near zero: with an eps as large
-# as the gradients they do not.
+# Adam's first steps are signs of gradients, which magnify rounding near zero. An eps as large as the
+# gradients prevents this.
 RULES = {'alibi': OrthoAdam(eps=0.1), 'sink': Muon(eps=0.1)}
 VOCAB, HEADS, BATCH, LENGTH, STEPS = 24, 8, 8, 16, 3
 
@@ -72,13 +72,13 @@ def train(case, mesh):
   for _ in range(STEPS):
     state, metrics = step(state, batch, rate)
     curve.append([float(metrics['loss']), float(metrics['grad_norm'])])
-  probe = tokens[:3, :13]  # neither sequences nor positions divide
+  probe = tokens[:3, :13]  # neither sequences nor positions divide evenly
   importance = sj.Run(config, state.params).record(probe).layers.importance
   return np.array(curve), state.params, importance, step.as_text()
 
 
 def odd_loss(mesh):
-  """The loss, with its gradients, of a batch that does not divide."""
+  """The loss, with its gradients, of a batch that does not divide evenly."""
   rng = np.random.default_rng(0)
   h, kernel = rng.standard_normal((3, 13, 8), np.float32), rng.standard_normal((8, 11), np.float32)
   with mesh_context(mesh):
@@ -88,7 +88,7 @@ def odd_loss(mesh):
 
 
 def compare(case, sizes, one):
-  """The differences of a training run on (data, fsdp, tensor) from that on one device."""
+  """Compares a training run on (data, fsdp, tensor) with the run on one device."""
   mesh = make_mesh(*sizes)
   curve, params, importance, program = train(case, mesh)
   np.testing.assert_allclose(curve, one[0], rtol=1e-6)
@@ -104,7 +104,7 @@ def compare(case, sizes, one):
     assert 'all-reduce' in program
     assert not any(kind in program for kind in ('all-gather', 'all-to-all', 'collective-permute'))
   query = params['blocks']['attention']['query']['kernel']
-  # What a device keeps of a projection: its share of both axes.
+  # A device keeps only its share of both axes of a projection.
   assert query.addressable_shards[0].data.size * sizes[1] * sizes[2] == query.size
 
 

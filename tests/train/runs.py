@@ -26,7 +26,7 @@ SMALL = {
 
 
 def config(**changes):
-  """The small run's config dict; changes are written with __ for the dots."""
+  """The small run's config dict. In the names of changes, __ stands for a dot."""
   changes = {key.replace('__', '.'): value for key, value in changes.items()}
   return base.trial({'small': SMALL | changes}, 'small').to_dict()
 
@@ -34,7 +34,7 @@ def config(**changes):
 def start(workdir, *arguments, devices=1, job=None, **changes):
   """Starts `python -m sink_jax train` on the small run; returns the process.
 
-  job: (port, processes, which of them this is), where it is one of several.
+  job: (port, processes, index of this one), if it is one of several.
   """
   changes = {key.replace('__', '.'): value for key, value in changes.items()}
   flags = [f'--config.{key}={value}' for key, value in (SMALL | changes).items()]
@@ -52,8 +52,8 @@ def start(workdir, *arguments, devices=1, job=None, **changes):
       env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-# Below the ports that Linux gives to connections: one of those may be taken by a process beside
-# this one before the job listens there, seconds later. Processes of tests begin far apart.
+# Ports below those that Linux gives to connections. Another process could take one of those in the seconds
+# before the job listens on it. Processes of tests begin far apart.
 _PORTS = itertools.cycle(range(20_000 + 97 * os.getpid() % 10_000, 32_000))
 
 
@@ -65,7 +65,7 @@ def free_port():
 
 
 def run_python(*words, devices=1, cwd=ROOT, **environment):
-  """What `python WORDS` prints, on so many devices; it ends well."""
+  """Runs `python WORDS` on this many devices; returns what it prints. It must succeed."""
   flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={devices}'
   done = subprocess.run(
       [sys.executable, *words], capture_output=True, text=True, cwd=cwd,
@@ -82,7 +82,7 @@ def start_job(workdir, *arguments, processes=2, devices=4, **changes):
 
 
 def wait_for(condition, *processes, seconds=180):
-  """Waits until a condition holds, before any of the processes ends."""
+  """Waits until a condition holds. Fails if one of the processes ends before that."""
   deadline = time.monotonic() + seconds
   while not condition():
     for process in processes:
@@ -92,7 +92,7 @@ def wait_for(condition, *processes, seconds=180):
 
 
 def last_step(workdir):
-  """The last step of which there are metrics; 0 before."""
+  """The last step with metrics; 0 if there is none."""
   return max((row['step'] for row in read_metrics(workdir, 'train')), default=0)
 
 
@@ -101,6 +101,6 @@ def rows(workdir, *kinds):
 
 
 def without_timings(lines, *kinds):
-  """Metric rows without the timings, which no two runs share."""
+  """Metric rows without their timings, which differ between runs."""
   return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'mfu')}
           for row in map(json.loads, lines) if row['kind'] in (kinds or ('train', 'valid', 'probe', 'graft'))]

@@ -1,4 +1,4 @@
-"""Configs: every key listed, every trial buildable, differences found."""
+"""Configs: every key is listed, every trial can be built, differences are reported."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ def test_keys_are_checked_by_name():
     from_dict(config | {'optimizer': config['optimizer'] | {'momentum': 0.9}})
   with pytest.raises(ValueError, match='Missing config key steps'):
     from_dict({k: v for k, v in config.items() if k != 'steps'})
-  # Those that say where a run computes may be missing.
+  # Keys that only say where a run computes may be missing.
   del config['mesh'], config['model']['remat'], config['log_every']
   assert from_dict(config) == Experiment()
 
@@ -97,7 +97,7 @@ def test_a_key_is_declared_once_and_listed():
                keys_as_text().splitlines())
   assert {f'  {key}' for key in where_keys()} < set(lines) and len(lines) > 80
   assert {'mesh.data', 'model.remat', 'data.cache_dir'} < set(where_keys())
-  # The dataclasses are the defaults: what they make of the derived config is themselves.
+  # The dataclasses define the defaults, so the config derived from them gives them back.
   assert from_dict(get_config().to_dict()) == Experiment()
 
 

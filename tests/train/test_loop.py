@@ -30,7 +30,7 @@ def go(config, workdir):
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-  """The small run in one go; tests copy it before they change it."""
+  """The small run without a stop. Tests copy it before they change it."""
   workdir = tmp_path_factory.mktemp('whole')
   run = go(runs.config(), workdir)
   return workdir, run
@@ -69,7 +69,7 @@ def test_a_run_is_a_loop_over_steps_and_leaves_a_full_record(whole):
   np.testing.assert_array_equal(loaded.logits(run.probe_tokens), run.logits(run.probe_tokens))
   measured = sj.probe(loaded, loaded.probe_tokens).summary()['largest_importance']
   assert measured == pytest.approx(runs.rows(workdir, 'probe')[-1]['largest_importance'])
-  # It is a loop over steps.
+  # Training equals this loop over steps.
   experiment = from_dict(runs.config())
   data, mesh, settings = open_data(experiment.data), make_mesh(), experiment.optimizer
   update = make_train_step(run.config, settings, mesh)
@@ -81,7 +81,7 @@ def test_a_run_is_a_loop_over_steps_and_leaves_a_full_record(whole):
 
 
 def stop_after(monkeypatch, step):
-  """Sends SIGTERM to ourselves while an update is under way."""
+  """Sends SIGTERM to this process during an update."""
   make_train_step = loop.make_train_step
 
   def make(*args, **options):
@@ -116,9 +116,9 @@ def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch
 
 def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir, monkeypatch):
   before = (workdir / 'status.json').read_bytes()
-  go(runs.config(), workdir)  # a finished run is left alone
+  go(runs.config(), workdir)  # a finished run is not changed
   assert (workdir / 'status.json').read_bytes() == before
-  # Cadences and places may change.
+  # Cadences and paths may change.
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
   monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError) as error:
@@ -189,7 +189,7 @@ def test_divergence_is_recorded_and_the_last_good_checkpoint_is_on_the_disk(tmp_
 
 
 @pytest.mark.parametrize('changes, words', [
-    (dict(optimizer__learning_rate=3e38), ''),  # the loss of step 1 is finite; its update is not
+    (dict(optimizer__learning_rate=3e38), ''),  # the loss of step 1 is finite, but not its update
     (dict(optimizer__learning_rate=3e38, checkpoint_every=0, probe__every=1), 'its loss is'),
     (dict(optimizer__learning_rate=1e30, checkpoint_every=0, probe__every=1),
      'its parameters are, so activations overflow')])
@@ -210,7 +210,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
   write('some')
   go(config, tmp_path / 'run')
   probe_tokens = (tmp_path / 'run' / 'probe_tokens.npy').read_bytes()
-  write('some')  # the same text with other times: nothing has changed
+  write('some')  # the same text with other file times is not a change
   go(config, tmp_path / 'run')
   write('other')
   with pytest.raises(ValueError, match='the content of the data'):
@@ -284,7 +284,7 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
         (dict(mesh__fsdp=5), 'do not fit'), (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
         (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens')))])
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatch, changes, words):
-  if changes.get('data__source') == 'Stdlib()':  # what needs no data is checked before they are touched
+  if changes.get('data__source') == 'Stdlib()':  # checks without data come before data are opened
     monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError, match=words):
     go(runs.config(**changes), tmp_path / 'run')
@@ -295,7 +295,7 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
   (tmp_path / 'talks.jsonl').write_text(''.join(json.dumps({'messages': [
       {'role': 'user', 'content': f'What is {i} + {i}?' * (1 + i % 7)},
       {'role': 'assistant', 'content': f'{2 * i}. ' * (1 + i % 11)}]}) + '\n' for i in range(200)))
-  # A rate at which float32 parameters stay as they are: one model has all the losses.
+  # At this rate float32 parameters do not change, so one model has all the losses.
   go(runs.config(steps=2, data__valid_fraction=0.3, validation__batches=3,
                  data__source=f"ChatJsonl(path='{tmp_path}/talks.jsonl', loss='answers')",
                  optimizer__learning_rate=1e-30), tmp_path)
@@ -314,7 +314,7 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
     return total / weight
 
   for step, row in enumerate(runs.rows(tmp_path, 'train')):
-    # Logits in float32, summed over a few hundred tokens: 1e-6.
+    # Logits are in float32, and sums are over a few hundred tokens: 1e-6.
     assert row['loss'] == pytest.approx(mean([data.batch(step, 8, 0)]), rel=1e-6)
   valid = runs.rows(tmp_path, 'valid')[-1]['valid']
   assert valid == pytest.approx(mean(data.validation(8, 3)['valid']), rel=1e-6)
@@ -363,14 +363,14 @@ def test_what_a_kill_left_unprobed_is_probed_when_the_run_goes_on(whole, tmp_pat
   with monkeypatch.context() as patch, pytest.raises(Unsaved):
     patch.setattr(evaluation.Evaluation, '__call__', killed)
     go(runs.config(), tmp_path)
-  runs.wait_for(lambda: saved_steps(tmp_path) == [4])  # it is written in a thread
+  runs.wait_for(lambda: saved_steps(tmp_path) == [4])  # a thread writes it
   assert [row['step'] for row in runs.rows(tmp_path, 'probe')] == [0]
   go(runs.config(), tmp_path)
   assert_same_run(tmp_path, whole)
 
 
 def test_a_request_to_stop_saves_before_it_measures(tmp_path, monkeypatch):
-  stop_after(monkeypatch, 4)  # where the probe and the validation are due
+  stop_after(monkeypatch, 4)  # the probe and the validation are due here
   with pytest.raises(Interrupted):
     go(runs.config(checkpoint_every=0), tmp_path)
   assert saved_steps(tmp_path) == [4]

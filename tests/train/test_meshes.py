@@ -1,4 +1,4 @@
-"""Layouts on (data, fsdp, tensor) meshes, and that they change no numbers."""
+"""Layouts on (data, fsdp, tensor) meshes, and that they do not change the numbers."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ FULL = [f'{case}:{shape}' for case in meshes.CASES
 
 
 @pytest.mark.parametrize('arguments', [
-    # Four micro-batches, on every axis at a time.
+    # Four micro-batches, on all axes at the same time.
     pytest.param(['sink:2x2x2'], id='sink-2x2x2'),
     *(pytest.param([a for a in FULL if a.startswith(f'{case}:')], id=case, marks=pytest.mark.full)
       for case in meshes.CASES)])

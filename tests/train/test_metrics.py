@@ -13,7 +13,7 @@ from sink_jax.train.metrics import Clock, Metrics, read_metrics
 
 
 def shown(files):
-  """{tag: [step, ...]} of event files in order; as in TensorBoard a start drops its step and later ones."""
+  """{tag: [step, ...]} of event files in order. As in TensorBoard, a start drops its step and later ones."""
   points = {}
   for data in files:
     while data:
@@ -31,7 +31,7 @@ def board(workdir):
 
 
 def begin(workdir, start, steps):
-  """A start of a run that is killed after these steps: nothing is closed."""
+  """A start of a run that is killed after these steps, so nothing is closed."""
   metrics = Metrics(workdir, start)
   for step in steps:
     metrics.write('train', step, {'loss': 1.0})
@@ -43,7 +43,7 @@ def begin(workdir, start, steps):
     ([(0, [0, 1, 2]), (0, [0, 1])], [0, 1]),  # killed before its first checkpoint
     ([(0, [0, 1, 2, 3]), (2, [3, 4]), (4, [5])], [0, 1, 2, 3, 4, 5])])
 def test_a_resumed_run_shows_every_step_once(tmp_path, starts, steps):
-  for start, written in starts:  # within the same second: other files
+  for start, written in starts:  # starts in the same second need separate files
     with open(tmp_path / 'metrics.jsonl', 'a') as file:
       file.write('{"kind": "train", "step": 4, "lo')  # killed in the middle of a line
     metrics = begin(tmp_path, start, written)
@@ -55,7 +55,7 @@ def test_a_resumed_run_shows_every_step_once(tmp_path, starts, steps):
 
 def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
   (tmp_path / 'tensorboard').mkdir()
-  metrics = Metrics(epath.Path(tmp_path), 0)  # to the code a folder of an object store
+  metrics = Metrics(epath.Path(tmp_path), 0)  # the code sees a folder of an object store
   for step in (1, 2):
     metrics.write('train', step, {'loss': 1.0})
     metrics.flush()
@@ -78,7 +78,7 @@ def test_weights_and_biases_gets_the_same_points(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', Wandb)
   metrics = Metrics(tmp_path, 0, 'sinks', {'steps': 3})
   others = {'words': 'x', 'list': [1.0], 'nan': float('nan'), 'inf': float('inf'), 'none': None, 'table': {}}
-  metrics.write('train', 1, {'loss': 1.0} | others)  # only finite numbers are drawn
+  metrics.write('train', 1, {'loss': 1.0} | others)  # plots need finite numbers
   metrics.close()
   assert board(tmp_path) == {'train/loss': [1]}
   assert Wandb.points == [(1, {'train/loss': 1.0})] and Wandb.ended == [True]
@@ -93,12 +93,12 @@ def test_the_clock_counts_what_a_step_is_spent_on(monkeypatch):
   monkeypatch.setattr(time, 'perf_counter', lambda: next(now))
   clock = Clock(tokens_per_step=100, flops_per_token=2.0)
   assert clock.read()[0] == {'tokens_per_second': 'n/a', 'mfu': 'n/a'}
-  clock.step()  # 0: the first one compiles
+  clock.step()  # at 0 seconds; the first step compiles
   for part in ('data', 'probe', 'save'):
-    with clock.spent_on(part):  # a second each, and one between two
+    with clock.spent_on(part):  # each takes a second, with one in between
       pass
   clock.step()
   speed, parts = clock.read()
-  # 7 seconds since the first step, two of them for the probe and the save.
+  # 7 seconds since the first step. The probe and the save took two of them.
   assert speed == {'tokens_per_second': 100 / 5, 'mfu': 'n/a'}
   assert parts == {'data_seconds': 1, 'probe_seconds': 1, 'save_seconds': 1, 'step_seconds': 5}

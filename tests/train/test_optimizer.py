@@ -24,7 +24,7 @@ from sink_jax.train.optimizer import (
 
 
 def adam_directions(rule, gradients):
-  """Adam's scaled gradients in turn; Kingma and Ba 2015, Algorithm 1."""
+  """Adam's scaled gradients, one per step; Kingma and Ba 2015, Algorithm 1."""
   m, v = 0, 0
   for t, g in enumerate(gradients, 1):
     m, v = rule.b1 * m + (1 - rule.b1) * g, rule.b2 * v + (1 - rule.b2) * g**2
@@ -32,7 +32,7 @@ def adam_directions(rule, gradients):
 
 
 def sgd_directions(rule, gradients):
-  """The sum of what is left of older gradients, as in torch.optim.SGD."""
+  """The sum of what remains of older gradients, as in torch.optim.SGD."""
   velocity = 0
   for g in gradients:
     velocity = rule.momentum * velocity + g
@@ -60,7 +60,7 @@ def muon_directions(rule, gradients):
 
 
 def ortho_adam_directions(rule, gradients, rotations):
-  """Kaul et al., Algorithm 1, on the flattened parameter of each layer with a Q of all of it."""
+  """Kaul et al., Algorithm 1, on the flattened parameter of each layer, with one Q for all of it."""
   gradients = np.array(gradients)
   layers = gradients.reshape(len(gradients), 2, -1).swapaxes(0, 1)
   turned = []
@@ -83,9 +83,9 @@ def draws(count, *shape):
     Muon(momentum=0.8, rms=None, b1=0.8, b2=0.9, eps=1e-6), OrthoAdam(),
     OrthoAdam(b1=0.8, b2=0.9, eps=1e-6, seed=3)], ids=str)
 def test_three_updates_are_those_of_the_formula(rule):
-  """With clipping by the norm of all gradients, and decoupled weight decay as in torch.optim.AdamW."""
+  """Includes clipping by the norm of all gradients, and decoupled weight decay as in torch.optim.AdamW."""
   shapes = {'wide': (2, 3, 5), 'tall': (2, 5, 3), 'gain': (2, 4)}
-  # float64, since Newton-Schulz magnifies roundings along small singular values 480 times.
+  # Needs float64, because Newton-Schulz magnifies roundings along small singular values 480 times.
   with jax.enable_x64(True):
     tree = lambda leaves: {'blocks': {
         name: {'gain' if name == 'gain' else 'kernel': x} for name, x in leaves.items()}}
@@ -150,7 +150,7 @@ def test_rotations_are_of_a_seed_a_path_and_a_layer():
     q = first['blocks']['w'][side]
     assert q.shape == (2, n, n) and distance(q[0], q[1]) > 0.1
     assert distance(q, other['blocks']['w'][side]) > 0.1
-    # What only a parameter's two axes tell apart would be the same rotation for all parameters.
+    # If only the axis chose the rotation, rows or columns, it would be the same for all parameters.
     assert distance(q[0], more['embed'][side][0]) > 0.1
   assert set(rotations(OrthoAdam(longest=3), {'blocks': w})['blocks']['w']) == {'rows'}
 
@@ -194,6 +194,6 @@ def test_the_schedule_is_optax_s(options):
            optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction))
   warm = optax.linear_schedule(peak / max(1, warmup), peak, max(1, warmup - 1))
   theirs = optax.join_schedules([warm, after], [warmup]) if warmup else after
-  # Optax computes in float32.
+  # Optax computes this in float32.
   np.testing.assert_allclose([learning_rate(config, steps, s) for s in range(steps)],
                              [float(theirs(s)) for s in range(steps)], rtol=1e-5, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Jobs of several processes: equal to one process, stopped, killed, resumed with another count."""
+"""Jobs of several processes: equal to one process, stopped, killed, resumed with another number."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ LONG = dict(steps=100000, checkpoint_every=4, probe__every=4, validation__every=
 
 
 def end(processes, seconds=120):
-  """Waits for a job: exit codes and what each process said."""
+  """Waits for a job; returns exit codes and what each process printed."""
   said = []
   try:
     for process in processes:
@@ -31,7 +31,7 @@ def end(processes, seconds=120):
 
 
 def train_until(step, workdir, monkeypatch):
-  """One process, with all eight devices of this one."""
+  """Trains in this process, on all of its eight devices."""
   with monkeypatch.context() as patch, pytest.raises(Interrupted):
     stop_after(patch, step)
     train(runs.config(**LONG), workdir, show_progress=False)
@@ -46,12 +46,12 @@ def assert_equal_rows(ours, theirs):
       elif isinstance(a[key], dict):
         assert a[key] == pytest.approx(b[key], rel=1e-6, abs=1e-6)
       else:
-        # The same sums in float32, those over devices in another order: 1e-6.
+        # Both sum the same numbers in float32, but devices sum in another order: 1e-6.
         np.testing.assert_allclose(a[key], b[key], rtol=1e-6, atol=1e-6, err_msg=str((key, a, b)))
 
 
 def test_one_process_two_and_one_again_equal_one(tmp_path, monkeypatch):
-  # Saved by one process, resumed by two, which one signal stops, resumed by one.
+  # One process saves, two resume and stop on a signal to one of them, and one resumes.
   changing, alone = tmp_path / 'changing', tmp_path / 'alone'
   train_until(6, changing, monkeypatch)
   job = runs.start_job(changing, **LONG)
@@ -64,7 +64,7 @@ def test_one_process_two_and_one_again_equal_one(tmp_path, monkeypatch):
   stopped = json.loads((changing / 'status.json').read_text())
   assert stopped['status'] == 'interrupted' and saved_steps(changing)[0] == stopped['step'] >= 10
   assert verify(changing, stopped['step']) is None
-  # Each process has hashed what it wrote.
+  # Each process has hashed the files that it wrote.
   files = [changing / 'checksums' / f'{stopped["step"]}.{i}.json' for i in (0, 1)]
   assert all(json.loads(file.read_text()) for file in files)
   assert all(f'Stopped and saved at step {stopped["step"]}' in text for text in said)
@@ -81,11 +81,11 @@ def test_one_process_two_and_one_again_equal_one(tmp_path, monkeypatch):
 def test_a_dead_process_ends_the_job_and_only_unsaved_steps_are_lost(tmp_path):
   job = runs.start_job(tmp_path, devices=1, **LONG | dict(probe__every=0, validation__every=0))
   runs.wait_for(lambda: runs.last_step(tmp_path) >= 9, *job)
-  job[0].kill()  # the coordinator: the others know at once
+  job[0].kill()  # the coordinator: the others notice at once
   codes, said = end(job, seconds=60)
   assert codes == [-signal.SIGKILL, -signal.SIGABRT], said[1]
   assert 'another task died' in said[1]
-  assert sj.load_run(tmp_path).step == saved_steps(tmp_path)[0] >= 4  # 8 was being saved
+  assert sj.load_run(tmp_path).step == saved_steps(tmp_path)[0] >= 4  # step 8 was being saved
 
 
 @pytest.mark.parametrize('seeds, words', [

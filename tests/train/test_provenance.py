@@ -1,4 +1,4 @@
-"""Which source code a result was made with."""
+"""The record of which source code made a result."""
 
 import shutil
 import subprocess

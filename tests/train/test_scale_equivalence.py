@@ -1,8 +1,8 @@
-"""Scaling the normalisation is scaling W_O or W_V, and how they learn (Equations 29 to 42).
+"""Scaling the normalisation equals scaling W_O or W_V and how they learn (Equations 29 to 42).
 
-Rows of attention that sum to alpha, and an output projection (or value projection) that
-starts alpha times as large and alone has its own learning rate, eps and weight decay,
-are the same model at every step: W_hat = alpha W.
+Take a model whose rows of attention sum to alpha, and a second model with an output projection (or value
+projection) that starts alpha times as large. If only this projection has a different learning rate, eps
+and weight decay, both are the same model at every step: W_hat = alpha W.
 """
 
 import functools
@@ -23,8 +23,8 @@ TINY = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='
             implementation='reference')  # the fastest to compile
 RATE = {'sgd': 0.3, 'adamw': 0.01}
 EPS, DECAY = 1e-2, 0.3  # gradients of W_O are 0.02 on average, so eps matters
-# A weight of 0.7 rounds by 6e-8 of itself in each of 8 steps and moves by 0.07 in all: up to
-# 5e-6 of that, and as much again where the gradients round.
+# A weight of 0.7 rounds by 6e-8 of itself in each of 8 steps, and moves by 0.07 in all. That is an error of
+# up to 5e-6 of the movement, and as much again where the gradients round.
 LOSS, WEIGHTS = 1e-6, 3e-5
 
 
@@ -59,7 +59,7 @@ def trajectory(config, kind, params, own):
 
 
 def pair(kind, name, alpha, own):
-  """Largest differences: of losses, relative; of parameters, in terms of how far they moved."""
+  """Largest differences: of losses, relative; of parameters, relative to how far they moved."""
   spec = lambda scale: sj.AttentionSpec(normalizer=sj.RowSum(scale=scale))
   config, scaled = (sj.ModelConfig(**TINY, attention=spec(s)) for s in (1.0, alpha))
   params = random_params(config)
@@ -79,7 +79,7 @@ def pair(kind, name, alpha, own):
 
 
 def equivalent(kind, alpha):
-  """The learning rate, eps and weight decay that make up for alpha."""
+  """The learning rate, eps and weight decay that compensate for alpha."""
   if kind == 'sgd':
     return alpha**2 * RATE[kind], EPS, DECAY
   return alpha * RATE[kind], EPS / alpha, DECAY / alpha
@@ -98,7 +98,7 @@ def test_a_scale_is_another_start_and_learning_rate(name, kind, alpha):
     ('sgd', 0), ('adamw', 0), ('adamw', 1), ('adamw', 2)])
 @pytest.mark.parametrize('name', ['out', 'value'])
 def test_each_part_of_it_is_needed(name, kind, kept):
-  # kept: what stays at the value of the rest, the learning rate, eps or the weight decay.
+  # kept: which of learning rate, eps and weight decay stays at the value of the rest.
   own = list(equivalent(kind, 0.2))
   own[kept] = (RATE[kind], EPS, DECAY)[kept]
   loss, weights = pair(kind, name, 0.2, tuple(own))

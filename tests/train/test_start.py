@@ -33,7 +33,7 @@ def go(config, workdir):
 
 @pytest.fixture(scope='module')
 def text(tmp_path_factory):
-  """Changes of a config to a small text, in bytes."""
+  """Config changes that select a small text, in bytes."""
   folder = tmp_path_factory.mktemp('text')
   for i in range(20):
     (folder / f'{i}.txt').write_text(f'{i} a quick brown fox jumps over the lazy dog. ' * 8)
@@ -43,7 +43,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def first(text, tmp_path_factory):
-  """The workdir of the run that others begin with."""
+  """The workdir of the run that other runs begin with."""
   workdir = tmp_path_factory.mktemp('first') / 'run'
   go(runs.config(**QUIET, **text), workdir)
   return workdir
@@ -51,7 +51,7 @@ def first(text, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def fine(first, text):
-  """The config of a run that begins with `first`, with all sizes of the model left to it."""
+  """The config of a run that begins with `first` and takes all sizes of the model from it."""
   sizes = dict.fromkeys(('model__d_model', 'model__ffn_hidden'))
   return lambda **changes: runs.config(**QUIET | text | sizes | dict(
       seed=1, model__size='60m', init__source=str(first)) | changes)
@@ -59,13 +59,13 @@ def fine(first, text):
 
 @pytest.fixture(scope='module')
 def whole(fine, tmp_path_factory):
-  """A run of four steps that trains attention only, in one go."""
+  """A run of four steps that trains only attention, without a stop."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
   return workdir, go(fine(init__train='attention'), workdir)
 
 
 def moved(before, after):
-  """{path: norm of the change} of the parameters that are not what they were."""
+  """{path: norm of the change} of the parameters that changed."""
   pairs = zip(parameter_paths(after.config), jax.tree.leaves(before.params),
               jax.tree.leaves(after.params), strict=True)
   return {path: np.linalg.norm(a - b) for path, a, b in pairs if np.any(a != b)}
@@ -79,14 +79,14 @@ def test_a_run_begins_where_its_source_ended(first, fine, tmp_path):
   saved = read_config(tmp_path / 'run')
   assert saved['model'] | {'size': 'tiny'} == read_config(first)['model'] | dict(
       layers=2, heads=4, d_model=16, ffn_hidden=24)
-  # Sweeps know the size, and so what a trial costs, before it begins.
+  # A sweep knows the model's size before a trial begins, and so what the trial costs.
   assert cost_of(fine()).parameters == sj.parameter_count(sj.load_run(first).config)
-  # The export of the source is another folder of the same parameters, here that of a seed.
+  # The export of the source has the same parameters in another folder, here in that of a seed.
   export_workdir(first, tmp_path / 'exported-1')
   go(fine(init__source=str(tmp_path / 'exported-{seed}')), tmp_path / 'other')
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
   assert read_config(tmp_path / 'other')['init']['source'] == str(tmp_path / 'exported-1')
-  # Killed before its first checkpoint it begins with its source again.
+  # If killed before its first checkpoint, a run begins with its source again.
   shutil.rmtree(tmp_path / 'other' / 'checkpoints')
   go(fine(init__source=str(tmp_path / 'exported-{seed}')), tmp_path / 'other')
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
@@ -142,7 +142,7 @@ def test_a_graft_keeps_what_the_config_leaves_at_its_default(text, fine, tmp_pat
   source, workdir = tmp_path / 'source', tmp_path / 'run'
   go(runs.config(**QUIET, **text, attention__position='Rope(base=100.0)',
                  attention__mask='Window(size=4)', model__norm='layernorm'), source)
-  # 1e-5 as it stands in the files of models in float32.
+  # 1e-5 as model files store it, in float32.
   change = dict(init__source=str(source), init__graft='identity', attention__head=GATE,
                 model__norm_eps=9.999999747378752e-06)
   config = fine(**change)
@@ -152,12 +152,12 @@ def test_a_graft_keeps_what_the_config_leaves_at_its_default(text, fine, tmp_pat
   assert after.config.norm == 'layernorm'
   row, = read_metrics(workdir, 'graft')
   assert row['exact'] and row['loss_after'] == pytest.approx(row['loss_before'], rel=1e-5)
-  # The command that began the run goes on with it, and a config that names another value does not.
+  # The command that began the run continues it. A config with a different value is refused.
   with pytest.raises(ValueError, match='attention.mask'):
     go(config | {'attention': config['attention'] | {'mask': 'Prefix()'}}, workdir)
   shutil.rmtree(workdir / 'checkpoints' / '4')
   assert go(config, workdir).config == after.config
-  # With nothing kept, a graft can put a default in the place of another value.
+  # A graft can replace the source's mask by the default if `init.kept` does not list the mask.
   bare = go(fine(**change, init__kept='attention.position, model.norm'), tmp_path / 'bare').config
   assert (bare.attention.mask, bare.norm) == (Causal(), 'layernorm')
 

@@ -62,7 +62,7 @@ def test_runs_that_differ_in_seed_or_learning_rate_share_a_program():
 
 
 @pytest.mark.parametrize('logits', [2**24, 3 * 5 * 11, 1])
-def test_cross_entropy_in_chunks(logits):  # of all 7 positions, 4 and 4 with padding, 1 each
+def test_cross_entropy_in_chunks(logits):  # chunks of all 7 positions, of 4 (padded), of 1
   rng = np.random.default_rng(0)
   h, kernel = rng.standard_normal((3, 7, 4)), 3 * rng.standard_normal((4, 11))
   targets, weights = rng.integers(0, 11, (3, 7)), rng.random((3, 7))
@@ -85,7 +85,7 @@ def test_the_loss_needs_no_logits_of_all_positions():
   size = lambda f: jax.jit(jax.grad(f, argnums=(0, 1))).lower(
       h, kernel, targets, weights).compile().memory_analysis().temp_size_in_bytes
   all_logits = 8 * 1024 * 50432 * 4
-  assert size(plain_cross_entropy) > all_logits  # the comparison can tell
+  assert size(plain_cross_entropy) > all_logits  # this test can detect full logits
   assert size(loss.cross_entropy) < all_logits
 
 
@@ -100,14 +100,14 @@ def test_gradients_of_every_unembedding(options):
   ours = functools.partial(loss.summed_loss, config, batch=data, weights_BxT=data.weights,
                            logits=22)
   grads = jax.grad(lambda p: ours(params=p))(params)
-  # By the definition, through logits of all positions, and JAX's own derivatives.
+  # Compare with the definition, through logits of all positions, and JAX's derivatives of it.
   dense = lambda p: plain_cross_entropy(
       Transformer(config).apply({'params': p}, data.tokens), jnp.eye(11), data.targets,
       data.weights)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max()),
                grads, jax.grad(dense)(params))
-  # And by finite differences of a model in NumPy's float64, in a direction of all parameters and
-  # in one of the table alone.
+  # Compare with finite differences of a NumPy float64 model, in a direction of all parameters and in one of
+  # only the table.
   rng = np.random.default_rng(3)
 
   def numpy_loss(p):
@@ -173,7 +173,7 @@ def test_singular_vectors_follow_their_kernels():
 
 @pytest.mark.parametrize('microbatches', [2, 8])
 def test_microbatches_change_nothing(microbatches):
-  # The weights differ between sequences, so that a mean of means would be wrong. SGD, because
+  # The weights differ between sequences, so that a mean of means would be wrong. The rule is SGD, because
   # Adam's first step is the sign of the gradient, which magnifies rounding near zero.
   whole, parts = (step(small_model(), batch(), m, rule=Sgd()) for m in (1, microbatches))
   for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
@@ -181,7 +181,7 @@ def test_microbatches_change_nothing(microbatches):
 
 
 def test_a_golden_step():
-  # Guards the whole step, initialisation included, against unnoticed changes.
+  # Guards the complete step, including initialisation, against unnoticed changes.
   state, metrics = step(small_model(), batch())
   numbers = [float(metrics['loss']), float(metrics['grad_norm']),
              float(sum(jnp.abs(x).sum() for x in jax.tree.leaves(state.params)))]
@@ -225,5 +225,5 @@ assert re.search('fmhaSoftmax.*tensor<2x64x2x16xbf16>', text), text
 
 
 def test_kernels_are_not_left_to_the_partitioner():
-  # On a TPU that is refused, on a GPU it would gather the batch on every device.
+  # A TPU refuses such kernels. A GPU would gather the batch on every device.
   run_python('-c', SHARDED, devices=8)

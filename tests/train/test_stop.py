@@ -1,4 +1,4 @@
-"""Signals: what is saved, what is lost, and what stays ignored."""
+"""Signals: what is saved, what is lost, and which signals stay ignored."""
 
 import os
 import re
@@ -18,7 +18,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def hearing():
-  """Tests that run in the background are deaf to some signals."""
+  """Restores the default handling, because tests in the background ignore some signals."""
   before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
   yield
   for number, handler in before.items():
@@ -61,7 +61,7 @@ def test_the_second_interrupt_ends_and_other_signals_do_not_count():
 @pytest.mark.parametrize('command', ['train', 'sweep'])
 def test_an_interrupt_while_preparing_is_one_line(tmp_path, command):
   config = runs.ROOT / 'configs' / ('base.py' if command == 'train' else 'quickstart.py')
-  signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup, for the process as well
+  signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup; the process inherits it
   process = subprocess.Popen(
       [sys.executable, '-m', 'sink_jax', command, f'--config={config}',
        f'--workdir={tmp_path / "run"}'], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
