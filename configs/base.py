@@ -31,8 +31,8 @@ def trial(trials: Trials, name: str, task: str = '', config: ConfigDict | None =
   """The config of one trial of a table: the defaults with the trial's changes.
 
   Args:
-    task: of the label, by which reports choose what to compare.
-    config: instead of the defaults; it is changed.
+    task: the label by which reports choose the runs to compare.
+    config: is changed in place; by default a new config with the defaults.
 
   Raises:
     ValueError: no trial is named, or an unknown one; lists the choices.

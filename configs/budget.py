@@ -11,11 +11,11 @@ configs.budget` prints both next to the paper. Each is a `Small`; the rest follo
   The learning rate is the best of a grid by the validation loss of softmax, at the best of three products
   of rate, decay and steps (configs/grid.py). Sinks play no part in the choice.
   Weight decay: what gives that product. Warm-up: the paper's share of the steps. Clip: the paper's.
-  Unique tokens, where a trial limits them: the paper's share of all tokens seen. Windows: the paper's
+  Unique tokens, if a trial limits them: the paper's share of all tokens seen. Windows: the paper's
   share of the sequence (32 of 2048 becomes 1 of 64).
   A trial that changes the rate, decay, steps or batch changes it by the paper's factor.
   Positions of fixed and random tokens, prefixes, norms of fixed values, learnable dimensions of k*: as in
-  the paper, where they fit.
+  the paper, if they fit.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from sink_jax.io.terminal import text_table
 from sink_jax.models.sizes import parameter_count
 from sink_jax.train.config import NotExpressible, from_dict
 
-# The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; docs/experiments.md says where from.
+# The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; docs/experiments.md says how to get them.
 _PAPER_DATA = {
     'data.source': "Jsonl(path='data/pile')",
     'data.tokenizer': "HuggingFace(path='data/gpt-neox-20b/tokenizer.json')",
@@ -56,8 +56,8 @@ def config(trials: base.Trials, argument: str, default: str = 'full',
            protocols: base.Trials = PROTOCOLS, task: str = 'paper') -> ConfigDict:
   """The config that e.g. 'window-32,budget=desk,protocol=released' names.
 
-  default: the budget where none is given; the protocol is 'paper' then. protocols: the changes of each, for a
-  file with its own protocols. task: of the label.
+  default: the budget if none is given; the protocol is 'paper' then. protocols: {name: changes}, for a file
+  with other protocols than the paper's. task: the task in the label.
 
   Raises:
     ValueError: unknown trial, option, budget or protocol; lists the choices.
@@ -88,7 +88,7 @@ def config(trials: base.Trials, argument: str, default: str = 'full',
 
 def _tenth(config: _Config) -> dict[str, Any]:
   steps = round(config['steps'] / 10)
-  # About twenty points make a curve, if the paper's own interval does not give more.
+  # About twenty points make a curve, if the paper's interval does not give more.
   often = lambda section: min(config[section]['every'], steps // 20)
   return {'steps': steps, 'checkpoint_every': min(config['checkpoint_every'], steps // 10),
           'probe.every': often('probe'), 'validation.every': often('validation'),
@@ -100,7 +100,8 @@ class Small:
   """A budget for a CPU: how it scales the paper's default, and its replacements for the rest.
 
   steps, batch: divisors of the paper's. rate: factor of its learning rate. heads: divisor of a number of
-  heads that a trial states. edits: of the sequences, if a trial has none. large: sizes of the 1B models.
+  heads that a trial states. edits: edits of the sequences, if a trial has none. large: sizes of the 1B
+  models.
   """
   steps: float
   batch: int
@@ -129,7 +130,7 @@ class Small:
       if self.large is None:
         raise NotExpressible('the 1B models')
       changes |= {f'model.{key}': value for key, value in self.large.items()}
-    if model['heads']:  # where the trial says how many
+    if model['heads']:  # if the trial states a number
       if model['heads'] < self.heads:
         raise NotExpressible(f"{model['heads']} of the paper's 8 heads would be less than one head")
       changes['model.heads'] = model['heads'] // self.heads
@@ -167,7 +168,7 @@ class Small:
 _HEAD_DIM = 16
 _SMALL = {
     'model.size': 'tiny',
-    'model.vocab_size': None,  # that of the tokenizer, and not the paper's padded one
+    'model.vocab_size': None,  # the vocabulary of the tokenizer, and not the padded one of the paper
     'model.dtype': 'float32',
     'checkpoints_kept': 1,
     'checkpoint_every': 500,
@@ -175,7 +176,7 @@ _SMALL = {
     'validation.batches': 40,
 }
 # Two blocks, d = 64, 4 heads, FFN 128. A fixed token begins every
-# sequence where the trial edits none.
+# sequence if the trial edits none.
 DESK = Small(steps=2.5, batch=64, rate=10, context=64, heads=2, edits='FixedToken(position=1)', settings={
     'data.source': 'Stdlib()', 'data.tokenizer': 'TrainedBpe(vocab_size=512)', 'data.valid_fraction': 0.05,
     'probe.every': 200}, large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352})

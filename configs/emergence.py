@@ -1,4 +1,4 @@
-"""Where sinks emerge in the 60M model, where not, and where they go: minutes each on one GPU.
+"""Where sinks emerge in the 60M model, where not, and where they go; each trial takes minutes on one GPU.
 
 Batches of 32k tokens, 32 times fewer than the paper's, and contexts a quarter as long, for 4,000
 steps on the sources of the installed packages: no download. That is little text, seen more than

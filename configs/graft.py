@@ -1,12 +1,12 @@
-"""SmolLM2-135M-Instruct with another attention, trained on: does its sink move?
+"""SmolLM2-135M-Instruct with another attention, trained further: does its sink move?
 
   python -m sink_jax sweep --config=configs/graft.py --seeds=0,1,2 --workdir=runs/graft --processes=2
   python -m sink_jax report --runs=runs/graft --out=report
 
 A trial takes 400 steps of 512 tokens, an hour of one CPU core, on Python's standard library, which resembles
-text that the model was trained on. All parameters are trained, in trials `only-*` those that the model lacks.
-`continued` is the control: the model as it is, trained on in the same way. The seed decides the order of the
-data and the initial values of new parameters.
+the model's training text. All parameters are trained; in the trials `only-*`, only those that the model
+lacks. `continued` is the control: the unchanged model, trained further in the same way. The seed decides the
+order of the data and the initial values of new parameters.
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +18,7 @@ _TUNED = {
     'init.source': 'SmolLM2-135M-Instruct',
     'data.source': 'Stdlib()',
     'data.context': 128,
-    'attention.position': 'Rope(base=100000.0)',  # that of SmolLM2
+    'attention.position': 'Rope(base=100000.0)',  # as in SmolLM2
     'data.valid_fraction': 0.05,
     'model.dtype': 'float32',
     'steps': 400,

@@ -7,7 +7,7 @@
 The default trial, seed 0, at five learning rates and three products of rate, decay and steps: a tenth
 of the paper's, the paper's 0.8, and ten times as much. The choice is the trial with the least
 validation loss; configs/budget.py holds it. A night is too long for a grid: its trials here take a tenth
-of its steps, with its warm-up, and the other products are tried at the best rate only.
+of its steps, with its warm-up, and the other products are tried only at the best rate.
 """
 
 from ml_collections import ConfigDict

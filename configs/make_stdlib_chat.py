@@ -3,7 +3,7 @@
     python -m configs.make_stdlib_chat data/stdlib_chat
 
 Writes train.jsonl and valid.jsonl, which `ChatJsonl` reads. Each definition with a docstring becomes
-one conversation of one to three questions, with answers from the library's own text. The same library
+one conversation of one to three questions, with answers from the text of the library. The same library
 gives the same files. All of a package is held out together, as `Stdlib` does.
 """
 
@@ -39,9 +39,9 @@ def main(folder: str) -> None:
 
 
 def conversations(name: str, source: str) -> Iterator[list[dict[str, str]]]:
-  """The conversations about a module, in the order of its text; name: of its file, 'json/decoder.py'."""
+  """The conversations about a module, in the order of its text; name: its file, 'json/decoder.py'."""
   with warnings.catch_warnings():
-    warnings.simplefilter('ignore', SyntaxWarning)  # of the library's own invalid escapes
+    warnings.simplefilter('ignore', SyntaxWarning)  # invalid escapes in the library
     tree = ast.parse(source)
   module = name.removesuffix('.py').removesuffix('/__init__').replace('/', '.')
   for node, path in _definitions(tree, module):
@@ -54,7 +54,7 @@ def conversations(name: str, source: str) -> Iterator[list[dict[str, str]]]:
 
 
 def _definitions(parent: ast.Module | ast.ClassDef, path: str) -> Iterator[tuple[Definition, str]]:
-  """Public definitions with a docstring and their dotted names, those of classes included."""
+  """Public definitions with a docstring, also inside classes, and their dotted names."""
   for node in parent.body:
     if isinstance(node, Definition) and not node.name.startswith('_'):
       name = f'{path}.{node.name}'
@@ -70,7 +70,7 @@ def _questions(node: Definition, path: str, source: str) -> Iterator[tuple[str, 
   yield f'What is documented like this: {text}', path
   if not isinstance(node, ast.ClassDef):
     yield f'Which arguments does {path} take?', ast.unparse(node.args) or 'It takes no arguments.'
-  # The lines of the text itself: what `ast.unparse` writes differs between versions of Python.
+  # The lines of the text itself, since the output of `ast.unparse` differs between versions of Python.
   lines = source.split('\n')[node.lineno - 1:node.end_lineno]
   shown = '\n'.join(line if line[:node.col_offset].strip() else line[node.col_offset:] for line in lines)
   if len(shown) <= _LONGEST_SOURCE:

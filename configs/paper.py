@@ -20,7 +20,7 @@ def _operation(similarity: str = 'Linear()', normalizer: str = 'Unnormalized()',
 _ROW_SUM, _ABS_FLOOR = 'RowSum(eps=1e-08)', 'AbsFloor(floor=1.0)'
 SIGMOID = _operation('Sigmoid()')
 _LARGE = {'model.size': '1b', 'steps': 40_000}
-# The text gives p for softmax only; for sigmoid Figure 29 does, and they are the same here.
+# The text gives p only for softmax, and Figure 29 gives it for sigmoid; here both have the same values.
 _P = {'quarter': 0.25, 'third': 1 / 3, 'half': 0.5, '2': 2.0, '3': 3.0, '4': 4.0}
 _SIMILARITIES = {'softmax': {}, 'sigmoid': {'attention.similarity': 'Sigmoid()'}}
 

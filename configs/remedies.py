@@ -8,7 +8,7 @@ A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixt
 (after 2603.11487), with only attention; `bigram`, Bigram-Backcopy with one block (after
 2410.13835); `lm`, language modelling at a budget, desk by default. Both tasks that are not text have
 four heads: with one, no number of seeds would show that a rate of heads has not changed. Variants of
-a norm are left out where the model has none.
+a norm are left out if the model has none.
 """
 
 import math
@@ -40,7 +40,7 @@ _ORTHO_ADAM = {'optimizer.rule': 'OrthoAdam(b1=0.9, b2=0.95, eps=1e-08, seed=0, 
 _MUON = {'optimizer.rule': 'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2=0.95, eps=1e-08)'}
 # {task: (T, T before a budget)}, for variants of fixed length: -log T is the bias of Apple's sigmoid, and
 # -12/T the low end of the clipped softmax that its paper chose for OPT-125M. A window is a quarter of the
-# sequence; a budget scales that of the paper's 2048.
+# sequence; a budget scales the window for 2048 tokens.
 _LENGTHS = {'trigger': (16, 16), 'bigram': (64, 64), 'lm': (64, 2048)}
 
 

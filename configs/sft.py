@@ -11,14 +11,14 @@ and for two CPU cores, where each seed begins with the pre-trained run of that s
     --seeds=1,2,3 --workdir=runs/desk
   python -m sink_jax sweep --config=configs/sft.py --budget=desk --seeds=1,2,3 --workdir=runs/sft/paper
 
-Protocol `paper` counts all tokens in the loss, `answers` those of answers only.
+Protocol `paper` counts all tokens in the loss, `answers` only the tokens of answers.
 
 The paper states its 1B models with softmax and with sigmoid without normalisation; UltraChat with
 200,000 conversations; all parameters; a learning rate of 2e-5 with a cosine; batches of 64 x 2048
-tokens; one epoch; and alignment-handbook. From the latter's recipe (zephyr-7b-beta/sft/config_full.yaml)
-and the defaults of its trainer are the warm-up of 10 % of the steps, the zephyr template, a loss of all
+tokens; one epoch; and alignment-handbook. The recipe of the latter (zephyr-7b-beta/sft/config_full.yaml)
+and the defaults of its trainer give the warm-up of 10 % of the steps, the zephyr template, a loss of all
 tokens, AdamW with b2 = 0.999, no weight decay, gradients clipped at 1, and a cosine down to 0. The steps of
-an epoch depend on the tokenizer, which is written nowhere: 2,200 steps are 288 million tokens. data/ultrachat
+an epoch depend on the tokenizer, which neither names: 2,200 steps are 288 million tokens. data/ultrachat
 holds ultrachat_200k as .jsonl files.
 
 The budget `desk` takes the text of configs/make_stdlib_chat.py, 300 steps, and the paper's share of the
@@ -60,7 +60,7 @@ def _chat(path: str, loss: str) -> str:
 
 
 def _sizes(size: str) -> dict[str, int]:
-  """The source's, written out, so that the cost of a run is known before the source exists."""
+  """The sizes of the source, written out, so that the cost of a run is known before the source exists."""
   return {f'model.{key}': SIZES[size][key] for key in ('layers', 'd_model', 'heads', 'ffn_hidden')}
 
 
@@ -73,7 +73,7 @@ def _desk(loss: str) -> dict[str, Any]:
           'optimizer.warmup_steps': round(_WARMUP * _STEPS),
           'data.source': _chat('data/stdlib_chat/train.jsonl', loss),
           'data.valid_source': _chat('data/stdlib_chat/valid.jsonl', loss),
-          'data.tokenizer': 'Bytes()',  # which stands for that of the source
+          'data.tokenizer': 'Bytes()',  # replaced by the tokenizer of the source
           'probe.every': 100, 'validation.every': 100, 'checkpoint_every': 100}
 
 

@@ -1,7 +1,7 @@
 """Variants of each component on Bigram-Backcopy, which one layer with one head learns.
 
 After a trigger the token before it comes again; everything else is a Markov chain. The head is needed only at
-triggers, so a sink shows how it idles. Names are those of the paper's trials where there is one; run it with
+triggers, so a sink shows how it idles. A trial has the name of the paper's trial if there is one; run it with
 --seeds=0,1,2.
 """
 

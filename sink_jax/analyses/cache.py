@@ -1,8 +1,8 @@
 """Cache advice: how much attention a cache of the first and the last tokens keeps, and the smallest safe one.
 
-A cache of the first s and the last W tokens (StreamingLLM, arXiv:2309.17453) drops the attention mass that
-lies between them. Heads that need only a few first tokens and a short window stream, the others retrieve
-(DuoAttention, arXiv:2410.10819, which finds them by an optimisation; here their mass tells).
+A cache of the first s and the last W tokens (StreamingLLM, arXiv:2309.17453) drops the attention mass on the
+tokens between them. A head that needs only a few first tokens and a short window streams; any other head
+retrieves (DuoAttention, arXiv:2410.10819, which finds them by an optimisation; here their mass decides).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sink_jax.models.run import text_losses
 
 FIRST, RECENT = (0, 1, 2, 4, 8), (16, 64, 256)
 SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the control has 0
-ROLE, STREAMS = (SINKS, 64), 0.95  # a head streams where this cache keeps so much of its mass
+ROLE, STREAMS = (SINKS, 64), 0.95  # a head streams if this cache keeps this share of its mass
 LEAST_KEPT = 0.5  # a cache that keeps less than half of the mass is not tried
 TOLERANCE = 1.0  # per cent of the loss
 
@@ -68,10 +68,10 @@ def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[Array, 'B T H Dh'],
                                 precision=jax.lax.Precision.HIGHEST)
       if (extra_BxHxL := rows.extra_proxy_BxHxL) is None:
         extra_BxHxL = 1 - rows.proxy_BxHxLxT.any(-1)  # a row without any weight loses nothing
-      counted_GxL = (i_L >= size_G[:, None]) & (i_L < length)  # without the rows of padding
+      counted_GxL = (i_L >= size_G[:, None]) & (i_L < length)  # without padding rows
       return ((kept_BxHxGxL + extra_BxHxL[:, :, None]) * counted_GxL).sum(-1)
 
-    # Sums of blocks and of spans, one after the other: one long sum would round too often.
+    # Blocks are summed first, then spans: one long sum would round too often.
     total_BxHxG += jax.lax.map(block_mass, chunked.query_blocks(q_BxTxHxDh[:, start:end], start)).sum(0)
   return total_BxHxG / (length - size_G)
 
@@ -86,22 +86,22 @@ def _draw(rows: list[Row]) -> Figure:
 def cache(model: Model) -> list[Row]:
   """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
 
-  Caches hold an eighth, a quarter, a half and three quarters of each, with its first 4 tokens and, as the
-  control, without. The first half of the documents chooses, the second checks. Intervals are 99 %, over
-  documents. Rows by part:
+  Caches hold an eighth, a quarter, a half and three quarters of each document, with its first 4 tokens or, as
+  the control, without them. The first half of the documents chooses a cache, the second half checks it.
+  Intervals are 99 %, over documents. Rows by part:
 
-  'mass': the share of attention that a pair (first, recent) keeps, by block and head, and that it would keep
-  of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
-  'cache': the mean share of all heads, the loss (nats) of a document's second half, or from where the cache
-  is full if that is later, and its change (per cent) from the `full` cache's. A cache is safe if the upper
-  bound of the change is at most 1 %; one that was not tried has the reason. The advised one is tried with
-  both numberings of positions.
-  'held out': the advised cache on the second half of the documents, which it was not chosen on.
-  'advice': the safe cache of fewest entries, for this package, llama.cpp and kvpress. llama.cpp drops half of
-  the recent tokens at a time and numbers the others anew, so that it needs twice the window; kvpress drops
-  tokens of a prompt once, here one as long as these documents, and keeps their positions.
+  'mass': the share of attention that a pair (first, recent) keeps, by block and head, and the share that it
+  would keep of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
+  'cache': the mean share over all heads; the loss (nats) of a document's second half, or from where the cache
+  is full if that is later; and its change (per cent) from the loss with the `full` cache. A cache is safe if
+  the upper bound of the change is at most 1 %. A cache that was not tried has the reason. The advised cache
+  is tried with both numberings of positions.
+  'held out': the advised cache on the second half of the documents, which did not choose it.
+  'advice': the safe cache with the fewest entries, for this package, llama.cpp and kvpress. llama.cpp drops
+  half of the recent tokens at a time and renumbers the others, so it needs twice the window. kvpress drops
+  tokens of a prompt once, here a prompt as long as these documents, and keeps the positions of the others.
   """
-  # Documents, since parts of one are too alike for their interval to hold for others.
+  # Documents, since parts of one document are too alike: their interval would not hold for other texts.
   run, (tokens_SxT, others_SxT) = model.run, np.array_split(model.inputs().tokens, 2)
   length = tokens_SxT.shape[1]
   if len(others_SxT) < 2:
@@ -130,8 +130,9 @@ def cache(model: Model) -> list[Row]:
             'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
             'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
             'words': f'Keep the first {first} and the last {recent} of {length} tokens: the loss changes by '
-                     f'{best["change"]:+.2f} % ({best["low"]:+.2f} to {best["high"]:+.2f}), and on documents that '
-                     f'did not choose it by {held["change"]:+.2f} % ({held["low"]:+.2f} to {held["high"]:+.2f}).'}
+                     f'{best["change"]:+.2f} % ({best["low"]:+.2f} to {best["high"]:+.2f}), and on documents '
+                     f'that did not choose it by {held["change"]:+.2f} % ({held["low"]:+.2f} to '
+                     f'{held["high"]:+.2f}).'}
   if renumbered.get('safe'):  # llama.cpp has no other positions
     advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
   return [*rows, *tried, renumbered, held, advice]
@@ -169,7 +170,7 @@ def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxH
 
 def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float,
                full_SxT: np.ndarray) -> Row:
-  """The loss with a cache next to the full cache's, by sequence; or the reason why it was not tried."""
+  """The loss by sequence with a cache and with the full cache, or the reason why it was not tried."""
   row = {'part': 'cache', 'first': policy.sinks, 'recent': policy.recent, 'size': policy.size,
          'positions': policy.positions, 'kept': float(kept)}
   if policy.sinks and kept < LEAST_KEPT:
@@ -180,7 +181,8 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
     return row | {'reason': str(error)}
   late = slice(max(tokens_SxT.shape[1] // 2, policy.size) - 1, None)  # the first token has no loss
   late_S, full_S = (x[:, late].mean(1) for x in (_losses(model, tokens_SxT, policy), full_SxT))
-  # Relative to one number, the mean of the full cache, the mean of changes is the change of the mean.
+  # All changes are relative to one number, the mean of the full cache, so that their mean is the change of
+  # the mean.
   change_S = 100 * (late_S - full_S) / full_S.mean()
   low, high = bootstrap(change_S)
   return row | {'loss': float(late_S.mean()), 'full': float(full_S.mean()), 'change': float(change_S.mean()),
@@ -188,7 +190,7 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
 
 
 def _losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
-  """The losses (S, T - 1) of the tokens of each text but its first."""
+  """The losses (S, T - 1) of the tokens of each text except its first."""
   pieces, name = [], f'{model.run.name}, {policy.sinks} + {policy.recent}'
   with contextlib.closing(Progress(name, tokens_SxT.shape[1] - 1, unit='token')) as progress:
     for piece in text_losses(model.run, tokens_SxT, policy):

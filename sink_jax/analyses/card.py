@@ -1,7 +1,7 @@
 """A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
 
-Its numbers are the rows of four analyses. Its sentences are rules over these rows, at most eight, and each
-number in them has a null or a control next to it.
+Its numbers are the rows of four analyses. It has at most eight sentences, each made from these rows by a
+rule, and each number in them has a null or a control next to it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sink_jax.models.sizes import flops_per_token
 from sink_jax.report.model_page import to_html
 from sink_jax.report.pages import render
 
-PARTS = {'signature': 'Where the sinks are', 'edits': 'Whether they matter', 'cache': 'What a cache has to keep',
-         'quantisation': 'What quantisation does'}
+PARTS = {'signature': 'Where the sinks are', 'edits': 'Whether they matter',
+         'cache': 'What a cache has to keep', 'quantisation': 'What quantisation does'}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Card:
-  """The card of a model. results: of the four analyses by name, or of some."""
+  """The card of a model. results: {name: result} of the four analyses, or of some of them."""
 
   name: str
   results: dict[str, runner.Result]
 
   @property
   def sentences(self) -> list[str]:
-    """At most eight, each a rule with its numbers."""
+    """At most eight sentences, each made from the rows by a rule."""
     rows = {part: result.rows for part, result in self.results.items()}
     return [words for part, rule in _RULES if part in rows and (words := rule(rows[part]))]
 
@@ -50,7 +50,7 @@ class Card:
     for part, result in self.results.items():
       result.plot(folder / f'{part}.png')
     page = render(folder / 'card.md', 'card.md', card=self, parts=PARTS, command=command)
-    # The masses of all pairs of first and last tokens are many, and drawn by none.
+    # Rows of masses without a role are many, and no picture shows them.
     rows = {part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]
             for part, result in self.results.items()}
     write_atomically(folder / 'card.json', json.dumps({
@@ -64,13 +64,13 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
   """Measures a model with all four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
 
   Args:
-    say: takes a line after each part.
+    say: called with a line after each part.
     inputs: options of the inputs of all parts, such as source= (`analyses.models.InputOptions`).
   """
   results = {}
   for part, title in PARTS.items():
     start, chosen = time.monotonic(), dict(inputs)
-    if part == 'cache' and run.probe_tokens is not None:  # a run has learned sequences of this length
+    if part == 'cache' and run.probe_tokens is not None:  # the run was trained on such sequences
       chosen['length'] = run.probe_tokens.shape[1]
     results[part] = runner.analyse(part, run, **chosen)
     say(f'{title}: {time.monotonic() - start:.0f} s')
@@ -80,7 +80,8 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
 def cost(run: Run) -> str:
   """The cost of a card in words: tokens of forward passes by part, and FLOPs of matrix products."""
   flops, words = 0.0, []
-  for part, passes in {'signature': 3, 'edits': 48, 'cache': 6, 'quantisation': 96 + run.config.layers}.items():
+  for part, passes in {'signature': 3, 'edits': 48, 'cache': 6,
+                       'quantisation': 96 + run.config.layers}.items():
     inputs = runner.find(part).inputs
     tokens = passes * inputs.sequences * inputs.length
     flops += tokens * flops_per_token(run.config, inputs.length) / 3
@@ -89,9 +90,9 @@ def cost(run: Run) -> str:
 
 
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:
-  """The card of a foreign model's arrays, without edits, caches and quantisation, which need the model.
+  """The card of a model of another library, from its arrays; the other three analyses need the model.
 
-  arrays: those of `analyses.signature.from_arrays`: importance or attentions, hidden, values, keys, heads.
+  arrays: as in `analyses.signature.from_arrays`: importance or attentions, hidden, values, keys, heads.
   """
   rows = from_arrays(name=name, **arrays)
   return Card(name, {'signature': runner.Result(runner.find('signature'), rows, [])})
@@ -103,9 +104,10 @@ def _sink(rows: Sequence[Row]) -> str:
     return ''
   nulls = _nulls(row, 100)
   if not row['beyond']:
-    return f'The first token is not a sink beyond its nulls: Sink_1 is {100 * row["value"]:.1f} % ({nulls}).'
-  return (f'The first token is a sink: in {100 * row["value"]:.1f} % of heads and sequences it gets more than '
-          f'0.3 of the attention ({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
+    return (f'The first token is not a sink beyond its nulls: Sink_1 is {100 * row["value"]:.1f} % '
+            f'({nulls}).')
+  return (f'The first token is a sink: in {100 * row["value"]:.1f} % of heads and sequences it gets more '
+          f'than 0.3 of the attention ({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
 
 
 def _further_sinks(rows: Sequence[Row]) -> str:
@@ -126,7 +128,8 @@ _massive = functools.partial(_effect, 'massive activation', (
     'Token {position} has a massive activation in channel {channel} after block {block}: {value:,.0f} times '
     'the median ({nulls}).'))
 _drained = functools.partial(_effect, 'value norm ratio', (
-    'The value of the first token is {value:.2f} times as long as those of the others in block {block} ({nulls}).'))
+    'The value of the first token is {value:.2f} times as long as those of the others in block {block} '
+    '({nulls}).'))
 
 
 def _matters(rows: Sequence[Row]) -> str:
@@ -146,15 +149,16 @@ _EDITS = {'drop the key': 'hiding the key of {} in all heads',
 
 
 def _cache(rows: Sequence[Row]) -> str:
-  advice, tried = _first(rows, part='advice'), [row for row in rows if row['part'] == 'cache' and 'change' in row]
+  advice, tried = _first(rows, part='advice'), [
+      row for row in rows if row['part'] == 'cache' and 'change' in row]
   if advice is None or not tried:
     return ''
   best = min((row for row in tried if row['first']), key=lambda row: row['change'], default=tried[0])
   at = best if 'size' not in advice else {'size': advice['size'], 'first': advice['sinks']}
   words = advice['words']
   if at is best:
-    words += (f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the loss by '
-              f'{best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).')
+    words += (f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the loss '
+              f'by {best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).')
   control = _first(tried, size=at['size'], first=0)
   return words + (f' Without first tokens: {control["change"]:+.1f} %.' if control and at['first'] else '')
 
@@ -175,9 +179,10 @@ def _quantisation(rows: Sequence[Row]) -> str:
     of = {row['spared']: row for row in rows if row['part'] == 'all' and row['what'] == 'activations'
           and row['bits'] == 8 and row['scale'] == scale}
     none, sinks, random = of['none'], of['sinks'], of['random']
-    found.append(f'{none["change"]:+.2f} nats {scale}{" (destroyed)" if none["destroyed"] else ""}, of which '
-                 f'sparing the sinks recovers {sinks["recovered"]:.2f} ({sinks["recovered_low"]:.2f} to '
-                 f'{sinks["recovered_high"]:.2f}) and sparing as many random tokens {random["recovered"]:.2f}')
+    found.append(f'{none["change"]:+.2f} nats {scale}{" (destroyed)" if none["destroyed"] else ""}, of '
+                 f'which sparing the sinks recovers {sinks["recovered"]:.2f} '
+                 f'({sinks["recovered_low"]:.2f} to {sinks["recovered_high"]:.2f}) and sparing as many '
+                 f'random tokens {random["recovered"]:.2f}')
   return f'Activations of 8 bits cost {"; ".join(found)}.'
 
 

@@ -29,10 +29,10 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import record
 
 Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to each edit.')]
-# The beginning of a row, the argument of `edit_tree`, and its arrays: of the targets, then of controls.
+# The first columns of a row, the argument of `edit_tree`, and its arrays: first the targets', then controls'.
 Edit = tuple[Row, str, list[np.ndarray]]
 _FIRST = 4  # tokens that no control edits: sinks may lie there
-_LEAST = 0.01  # of the loss, below which a change counts as none; the tolerance of cache advice too
+_LEAST = 0.01  # of the loss: a smaller change counts as none, as in the advice on caches
 
 
 def _draw(rows: list[Row]) -> Figure:
@@ -44,20 +44,20 @@ def _draw(rows: list[Row]) -> Figure:
 def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
 
-  Losses are those of the tokens from the third on, in nats, and `low` and `high` bound the mean change over
-  sequences. `beyond` says that `low` exceeds the change of every control, and 1 % of the loss. An edit
-  without targets, or without as many others for a control, is a row without numbers.
+  The loss is that of the tokens from the third on, in nats; `low` and `high` bound the mean of its change
+  over sequences. `beyond`: whether `low` exceeds the change of every control and 1 % of the loss. An edit
+  that has no targets, or too few other candidates for a control, is a row without numbers.
 
   - drop the key: later tokens do not see a sink (`SinkReport.sink_positions`), in all blocks and heads.
-    Controls are other positions of the first half, from the fifth on. With relative positions, position 1
-    is dropped as if the text began at its second token, which takes the sink over: this edit moves a sink.
-  - drop the key in sink heads: only in heads that give a sink more than 0.3, so that the second token still
-    sees the first in other heads. Controls are other positions in the same heads.
-  - zero the value: the value of the same positions is zero, and their weight stays.
+    Controls are other positions of the first half, from the fifth on. With relative positions, dropping
+    position 1 is as if the text began at its second token, which becomes the sink: this edit moves a sink.
+  - drop the key in sink heads: only in heads that give a sink more than 0.3, so that the second token
+    still sees the first in other heads. Controls are other positions in the same heads.
+  - zero the value: the value of the same positions is zero; their weight stays.
   - cap the massive channels: channels with an entry above 100 medians of a block's hidden states (Sun et
     al., arXiv 2402.17762), in most sequences, are clipped after every block to the largest entry of all
-    other channels, so that they are not larger than others; `cap` is its median over blocks. Controls are
-    other channels, which are zero after every block: none of their entries is left.
+    other channels; `cap` is the median of this limit over blocks. Controls are other channels, all entries
+    of which are zero after every block.
   - remove the dormant heads: outputs of heads below a quarter of their block's mean norm (HONOR, arXiv
     2504.03889) are zero. Controls are as many other heads, of the same block while it has them.
   - leave out BOS: the same texts without it. The only control leaves out the second token instead.
@@ -75,7 +75,7 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
     rows.append(row)
   rows.append({'edit': 'leave out BOS', 'targets': 'none'})
   if inputs.description['bos']['applied'] != 'none':
-    # A token that goes to the end is read by none, and the program is that of all other edits.
+    # Moved to the end, the token is read by no other, and the length and the program stay the same.
     moved = [np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, k:k + 1], 1) for k in (0, 1)]
     rows[-1] |= {'targets': 'BOS'} | _changes(base_S, [_losses(model, ids)[:, :-1].mean(1) for ids in moved])
   return rows
@@ -136,7 +136,7 @@ def _dormant_heads(report: SinkReport, controls: int) -> Edit:
 
 
 def _others(candidates: np.ndarray, count: int, controls: int) -> list[np.ndarray]:
-  """So many draws of `count` candidates each; none where there are fewer."""
+  """`controls` draws of `count` candidates each; [] if there are fewer candidates."""
   rng = np.random.default_rng(0)
   return [rng.choice(candidates, count, replace=False)
           for _ in range(controls if candidates.size >= count else 0)]
@@ -162,7 +162,7 @@ def _batch_losses(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edi
 
 
 def _changes(base_S: np.ndarray, losses_CxS: list[np.ndarray]) -> Row:
-  """The columns of an edit, whose losses come first, and of its controls."""
+  """The columns about an edit and its controls; the losses of the edit come first."""
   low, high = bootstrap(losses_CxS[0] - base_S)
   change, *control = (float((losses_S - base_S).mean()) for losses_S in losses_CxS)
   return {'loss': float(losses_CxS[0].mean()), 'change': change, 'low': float(low), 'high': float(high),

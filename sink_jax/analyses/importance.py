@@ -37,7 +37,7 @@ Results = Annotated[str, tyro.conf.arg(help='folder that the harness wrote to (-
 def first_tokens(model: Model, tokens: np.ndarray, count: int = 1) -> np.ndarray:
   """Importance alpha (S, N, H, count) of the first `count` of tokens (S, T).
 
-  Of every batch the importance of the other tokens is dropped, so that memory does not grow with T.
+  The importance of all other tokens is dropped batch by batch, so that memory does not grow with T.
   """
   return np.concatenate([model.report(batch).importance[..., :count].copy()
                          for batch in model.batches(tokens)])
@@ -55,7 +55,7 @@ def rates(alpha_SxNxHxK: np.ndarray, epsilons: Sequence[float]) -> list[Row]:
 def kinds(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   """Sink_1 on text, random tokens and one repeated token."""
   rows = []
-  # Text begins as the tokenizer has it; random and repeated tokens have no BOS (Section 3.3).
+  # Text begins as its tokenizer begins it; random and repeated tokens have no BOS (Section 3.3).
   for kind in KINDS if model.given is None else ('given',):
     inputs = model.inputs(inputs=kind) if model.given is None else model.inputs()
     [row] = rates(first_tokens(model, inputs.tokens), (epsilon,))
@@ -93,7 +93,7 @@ def scale(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
 def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = EPSILON) -> list[Row]:
   """Sink_1 next to HellaSwag accuracy, by family and scale.
 
-  The accuracies are those that lm-evaluation-harness wrote below `results`; see `analyses.lm_eval`.
+  The accuracies come from the files that lm-evaluation-harness wrote below `results`; see `analyses.lm_eval`.
   """
   scores = (json.loads(path.read_text()) for path in sorted(
       Path(results).expanduser().rglob('results_*.json'), reverse=True))  # the newest first
@@ -130,7 +130,8 @@ def lengths(model: Model, *, lengths: Lengths = (16, 32, 64, 128, 256),
             epsilons: Epsilons = (0.1, 0.2, 0.3, 0.4, 0.5)) -> list[Row]:
   """Sink_1 against the length T of the inputs.
 
-  Shorter inputs are the beginnings of the longest ones. Sink_1 to Sink_10, as the official code prints.
+  Shorter inputs are the beginnings of the longest ones. Rows have Sink_1 to Sink_10, as the official code
+  prints them.
   """
   lengths = tuple(sorted(set(lengths)))
   tokens = model.inputs(length=lengths[-1]).tokens

@@ -34,18 +34,19 @@ except ImportError as error:
 _SCORED = 2048  # tokens whose logits are in memory: 400 MB with GPT-2's vocabulary
 _CACHED = 16384  # tokens whose keys and values are in memory
 _SHORTEST = 32  # tokens; batches are padded to this or to a power of two above it
-_LONGEST = 2048  # tokens of a window where nothing bounds it, as in the harness
-_TOKENS = 256  # of a continuation where the task names no number, as in the harness
+_LONGEST = 2048  # tokens of a window if the model sets no limit, as in the harness
+_TOKENS = 256  # of a continuation if the task names no number, as in the harness
 
 
 @register_model('sink_jax')
 class SinkJax(TemplateLM):
-  """A model as the harness asks for one; its arguments are those of --model_args.
+  """A model with the interface of the harness; its arguments are those of --model_args.
 
   A published model `checkpoint`, a run `workdir`, or a `run` in memory. bos: how a context begins, 'none',
-  'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: tokens that the model reads, of longer
-  contexts the last ones; by default its learned positions, or 2,048. batch_size: texts at a time, or 'auto'.
-  A ValueError says that the model, its tokenizer or a BOS is missing, or that its mask is not causal.
+  'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: the most tokens that the model reads,
+  and of a longer context the last ones; by default its learned positions, or 2,048. batch_size: texts at a
+  time, or 'auto'. A ValueError says that the model, its tokenizer or a BOS is missing, or that its mask is
+  not causal.
   """
 
   def __init__(self, checkpoint: str | None = None, workdir: str | None = None, run: Run | None = None,
@@ -56,7 +57,7 @@ class SinkJax(TemplateLM):
       raise ValueError('--model_args: name one model, by checkpoint= or workdir=.')
     self.run = run or load(checkpoint, workdir, dtype)
     self.tokenizer, self.bos = self.run.tokenizer, bos
-    self.tokenizer.with_prefix([], bos)  # refuses a BOS that there is not
+    self.tokenizer.with_prefix([], bos)  # raises if there is no BOS
     self.batch = None if batch_size in (None, 'auto') else int(batch_size)
     config = self.run.config
     self._max_length = max_length or getattr(config.attention.position, 'max_length', None) or _LONGEST
@@ -87,7 +88,7 @@ class SinkJax(TemplateLM):
     return ids if add_special_tokens is False else self.tokenizer.with_prefix(ids, self.bos).tolist()
 
   def _loglikelihood_tokens(self, requests, **kwargs):
-    # A context of spaces has moved to the ending, which then has none before it.
+    # The harness has moved a context of spaces to the ending, and leaves an empty context.
     pairs = [(context or [self.prefix_token_id], ending) for _, context, ending in requests]
     return loglikelihoods(self.run, pairs, self.max_length, self.batch)
 
@@ -100,14 +101,14 @@ class SinkJax(TemplateLM):
     return [float(sum(next(found)[0] for _ in own)) for own in windows]
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """Continuations, each up to its stops, its number of tokens or an EOS."""
+    """Continuations, each up to one of its stops, its number of tokens or an EOS."""
     asked, seeds = [], itertools.count()
     for context, arguments in (request.args for request in requests):
       tokens, stops, sampling = generation(arguments, self.max_length)
       ids = self.tok_encode(context)[-(self.max_length - tokens):] or [self.prefix_token_id]
       asked.append((ids, tokens, stops, sampling))
     found = [''] * len(asked)
-    # Texts of a batch are sampled alike. The longest comes first, so that all batches of its size fit.
+    # All texts of a batch have equal options. The longest comes first, so that all batches of its size fit.
     alike = lambda i: (asked[i][1], repr(asked[i][3]))
     order = sorted(range(len(asked)), key=lambda i: (*alike(i), -len(asked[i][0])))
     for (tokens, _), group in ((key, [*group]) for key, group in itertools.groupby(order, alike)):
@@ -156,13 +157,13 @@ def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], most:
                    batch_size: int | None = None) -> list[tuple[float, bool]]:
   """The log-probability in nats of every ending after its context, and whether it is the greedy one.
 
-  pairs: token ids (context, ending), of which neither is empty. most: tokens that the model reads, of longer
-  texts the last ones. A ValueError says that an ending is longer, or a log-probability not finite.
+  pairs: token ids (context, ending), neither of them empty. most: the most tokens that the model reads, the
+  last ones of a longer text. A ValueError says that an ending is longer, or a log-probability not finite.
   """
   if (longest := max((len(ending) for _, ending in pairs), default=0)) > most:
     raise ValueError(f'an ending of {longest} tokens, and the model reads {most}: take a larger max_length.')
   # A model that reads `most` tokens predicts as many, so a text may have one more. Texts are sorted by length
-  # and padded on the right, where a causal model does not look, to few lengths.
+  # and padded to a few lengths on the right, where a causal model does not look.
   rows = [((context + ending)[-most - 1:], len(ending)) for context, ending in pairs]
   order, start = sorted(range(len(rows)), key=lambda i: -len(rows[i][0])), 0
   results = [(math.nan, False)] * len(rows)

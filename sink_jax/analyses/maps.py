@@ -38,7 +38,7 @@ def norms(model: Model) -> list[Row]:
 
 
 def of_report(report: SinkReport) -> list[Row]:
-  """Rows of kind, block, first, others and their ratio, means over sequences and key/value heads.
+  """Rows with kind, block, first, others and their ratio, means over sequences and key/value heads.
 
   Hidden states are those between blocks: block 0 is the embedding, and the last one is taken before the
   final norm. Keys are those that enter the scores. The ratio is one of means, as in Figures 7 and 8.
@@ -70,7 +70,7 @@ def maps(model: Model, *, heads: Heads = ()) -> list[Row]:
 
 
 def averaged(sequences: int) -> str:
-  """The words for maps of so many sequences."""
+  """The words for maps that are means over some number of sequences."""
   return 'one sequence' if sequences == 1 else f'mean of {sequences} sequences'
 
 
@@ -108,7 +108,7 @@ def pair_maps(model: Model, run: Run, tokens_SxT: np.ndarray,
     layers: Any = run.record(row, RecordOptions(queries_keys=True)).layers
     for found, (n, h) in zip(maps, heads):
       q_BxTxDh = np.asarray(layers.queries_BxTxHxDh[n, :, :, h], np.float64)
-      # `heads // kv_heads` query heads in a row share one key head.
+      # Neighbouring query heads, `heads // kv_heads` of them, share one key head.
       k_BxTxDh = np.asarray(layers.keys_BxTxHkvxDh[n, :, :, h // (dims.heads // dims.kv_heads)], np.float64)
       product = np.linalg.norm(q_BxTxDh, axis=-1)[:, :, None] * np.linalg.norm(k_BxTxDh, axis=-1)[:, None]
       dot = q_BxTxDh @ k_BxTxDh.swapaxes(1, 2)

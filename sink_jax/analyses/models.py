@@ -1,4 +1,4 @@
-"""The models that analyses measure, and what these read."""
+"""The models that analyses measure, and their inputs."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class InputOptions:
   #: Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name'); by default the documentation in
   #: Python's standard library.
   source: str = ''
-  sequences: int = 100  # how many.
-  length: int = 64  # tokens of each.
+  sequences: int = 100  # number of sequences.
+  length: int = 64  # tokens of a sequence.
   #: how sequences begin: none, tokenizer (as the tokenizer begins a text; the default with text) or
   #: force (always one BOS).
   bos: Literal['none', 'tokenizer', 'force'] | None = None
-  seed: int = 0  # of tokens drawn at random.
-  dtype: Literal['float32', 'bfloat16'] = 'float32'  # of activations.
-  batch_size: int | None = None  # sequences at a time; by default as many as 16,384 tokens.
+  seed: int = 0  # seed of the random tokens.
+  dtype: Literal['float32', 'bfloat16'] = 'float32'  # dtype of activations.
+  batch_size: int | None = None  # sequences at a time; by default as many as have 16,384 tokens.
 
   def __post_init__(self):
     for name, value, choices in (('inputs', self.inputs, KINDS), ('bos', self.bos or 'none', BOS),
@@ -73,7 +73,7 @@ class Model:
     self.descriptions: list[dict[str, Any]] = []
 
   def inputs(self, kind: str = 'sequences', **changes: Any) -> Inputs:
-    """Inputs as the options ask, which `changes` replace; a ValueError if they do not fit the model.
+    """Inputs by the options and `changes` to them; a ValueError if they do not fit the model.
 
     kind: 'sequences' are documents' first tokens, 'long text' joins documents, and 'domains' has
     `sequences` of every domain.
@@ -86,7 +86,8 @@ class Model:
     else:
       inputs = self.given
     if kind == 'domains' and not inputs.description.get('domains'):
-      raise ValueError('domains compares texts: leave out tokens and --inputs, and name a --source= of texts.')
+      raise ValueError('domains compares texts: leave out tokens and --inputs, and name a --source= of '
+                       'texts.')
     self.descriptions.append(inputs.description)
     return inputs
 
@@ -144,7 +145,7 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
 
 
 def _stored(run: Run, options: InputOptions) -> Inputs | None:
-  """The probe tokens of a run of a synthetic task, which stand for text; None of other models."""
+  """The probe tokens of a run of a synthetic task, which stand for text; None for other models."""
   if run.folder is None or not is_workdir(run.folder):
     return None
   if isinstance(task := from_dict(read_config(run.folder)).data.source, DocumentSource):

@@ -2,8 +2,8 @@
 
 Hidden states of all positions are then equal. Attention is 1/t without positions, a softmax of only
 the bias with a relative bias or ALiBi, and at most e^(2 xi) / (e^(2 xi) + t - 1) with rotary positions; under
-a window, t is the number of keys that a query attends to. The importance that the forms give the first
-token says if a sink follows: the premise of Proposition 2 does not hold for the relative bias of Eq. 6.
+a window, t is the number of keys that a query attends to. The importance of the first token in these forms
+decides if a sink follows: the premise of Proposition 2 does not hold for the relative bias of Eq. 6.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def compared(config: ModelConfig, layers: Any) -> dict[str, Any]:
   closed_NxHxTxT = np.stack(closed)
   difference = maps_NxHxTxT - closed_NxHxTxT
   return {'hidden_difference': (gap / np.linalg.norm(hidden_NxTxD[:, :1], axis=-1)).max(),
-          # Below a bound a weight may lie as far as it will.
+          # A weight may lie below a bound by any amount.
           'difference': (difference if bounded else np.abs(difference)).max((-1, -2)),
           'importance': importance(maps_NxHxTxT)[..., 0],
           'closed': importance(closed_NxHxTxT, raw=True)[..., 0],  # rows of a bound may exceed one

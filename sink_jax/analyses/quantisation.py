@@ -50,10 +50,10 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
 
   Spared tokens keep their values and do not count for the scale: none, the `first`, the sinks
   (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and `most`.
-  `change` is the loss minus that of the float model, in nats, and `recovered` the change
+  `change` is the loss minus the loss of the float model, in nats, and `recovered` the change
   with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are spared; both
   with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
-  Rows of part 'module' and 'block' quantise only layers of one name, or one block, by 8 bits per tensor.
+  Rows of part 'module' and 'block' quantise only layers of one name, or one block, to 8 bits per tensor.
   """
   tokens_SxT = model.inputs().tokens
   if not 0 < first < tokens_SxT.shape[1]:
@@ -90,7 +90,7 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
 
 def quantised(x_BxTx: jax.Array, levels: jax.Array | float, per_token: jax.Array | bool,
               spared_BxT: jax.Array | np.ndarray) -> jax.Array:
-  """Values (B, T, ...) by symmetric integers up to `levels`, rounded to even; spared tokens do not count."""
+  """Values (B, T, ...) rounded to symmetric integers up to `levels`, ties to even; see `quantisation`."""
   x = x_BxTx.astype(jnp.float32)
   spared = jnp.reshape(spared_BxT, (*x.shape[:2], *[1] * (x.ndim - 2)))
   token = jnp.where(spared, 0, jnp.abs(x)).max(tuple(range(2, x.ndim)), keepdims=True)

@@ -1,4 +1,4 @@
-"""A recorder of sinks for training loops of others, in JAX: statistics of queries, keys and hidden states."""
+"""A recorder of sinks for any training loop in JAX: statistics of queries, keys and hidden states."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sink_jax.evaluate.activations import describe
 from sink_jax.kernels import chunked
 from sink_jax.kernels.importance import transformed_importance
 
-_SEQUENCES = 2  # whose hidden states are described: the median sorts all of their numbers
+_SEQUENCES = 2  # with described hidden states: the median sorts all of their numbers
 
 
 class Attention(NamedTuple):
-  """Statistics of one layer's attention by head, means over the batch but for the largest logit.
+  """Statistics of one layer's attention by head, means over the batch except for the largest logit.
 
   Attributes:
     importance: alpha of the first keys, of the row-normalised (proxy) scores; see `Importance`.
     largest_logit: the largest score that a query sees, q . k / sqrt(Dh) with its bias and cap, over the batch
       (what QK-Clip bounds, Kimi K2, arXiv:2507.20534).
-    entropy: the mean entropy of rows, over uniform attention's; 1 is uniform.
+    entropy: the mean entropy of rows, divided by that of uniform attention; 1 is uniform.
   """
 
   importance: Float[Array, 'H K']
@@ -45,9 +45,9 @@ def record_attention(q_BxTxHxDh: Float[Array, 'B T H Dh'], k_BxTxHkvxDh: Float[A
   """Records the attention of queries and keys, in memory linear in T; to be called under `jax.jit`.
 
   Args:
-    q_BxTxHxDh: queries before the rotation that `spec` does; those that are rotated already take
+    q_BxTxHxDh: queries before the rotation, which `spec` applies; for queries that are rotated already, use
       spec=AttentionSpec(position='Nope()').
-    k_BxTxHkvxDh: keys, alike.
+    k_BxTxHkvxDh: keys, rotated like the queries.
     keys: how many keys are measured, from the first on.
     spec: how scores become weights, without learned parameters.
   """

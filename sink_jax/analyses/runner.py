@@ -44,7 +44,7 @@ _LINES = 40  # of a table in a terminal
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """An analysis: its function, figure, picture, defaults of inputs, and models where a person names none."""
+  """An analysis: its function, figure and picture, and the inputs and models that it has by default."""
 
   function: Callable[..., list[Row]]
   figure: str
@@ -104,14 +104,14 @@ class Result:
   models: list[dict[str, Any]]
 
   def plot(self, path: plots.File | None = None) -> Figure:
-    """Draws the rows, and writes a PNG file where a path is given."""
+    """Draws the rows, and writes a PNG file if a path is given."""
     figure = self.analysis.draw(self.rows)
     if path is not None:
       plots.save(figure, path)
     return figure
 
   def __str__(self) -> str:
-    """The rows as a table for a terminal, without lists; of long ones the beginning."""
+    """The rows as a table for a terminal, without lists; a long table is cut."""
     columns = list(dict.fromkeys(
         name for row in self.rows for name, value in row.items() if not isinstance(value, (list, dict))))
     cell = lambda value: '' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
@@ -149,11 +149,14 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
     run: the model.
     tokens: ids (S, T); by default the inputs that the options describe.
     plot: the PNG file to draw to.
-    options: those of the analysis, and of its inputs (`sink_jax.analyses.models.InputOptions`).
+    options: options of the analysis, and of its inputs (`sink_jax.analyses.models.InputOptions`).
 
   Returns:
-    The result: `pandas.DataFrame(result.rows)` is its table, and `result.plot()` its picture. A ValueError
-    says that the name, an option or the tokens do not fit, a TypeError that an option does not exist.
+    The result: `pandas.DataFrame(result.rows)` is its table, and `result.plot()` its picture.
+
+  Raises:
+    ValueError: the name, the value of an option or the tokens do not fit.
+    TypeError: an option does not exist.
   """
   chosen, given = find(name), None
   inputs = dataclasses.replace(chosen.inputs, **{
@@ -186,7 +189,7 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
 
 
 def named_heads(model: Model, heads: Sequence[str]) -> list[tuple[int, int]]:
-  """(n, h), from 0, n among the blocks with attention, of heads BLOCK.HEAD; a ValueError names a wrong one."""
+  """(n, h), from 0, of heads BLOCK.HEAD; n counts blocks with attention. A ValueError names a wrong head."""
   names = {f'{block}.{head + 1}': (n, head) for n, block in enumerate(model.blocks)
            for head in range(model.run.config.heads)}
   for head in heads:

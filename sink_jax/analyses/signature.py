@@ -58,11 +58,12 @@ def signature(model: Model) -> list[Row]:
   """Where the sinks are, and what goes with them, each number next to its nulls.
 
   Rows of a measure, of every further position of the first half that is a sink, and of the first token's
-  importance by head. low, high: 99 % bounds of value, by a bootstrap over sequences; of a share of heads, the
-  share by the bounds of each. uniform: the closed form of no effect: uniform attention, equal norms, normally
-  distributed states. random_positions: the measure of random positions, 99th percentile. untrained: of fresh
-  parameters. beyond: the interval exceeds these three nulls and the least effect that counts. shuffled: the
-  measure on shuffled tokens, which is a control: a sink that belongs to the position remains.
+  importance by head. low, high: 99 % bounds of value, by a bootstrap over sequences; for a share of heads,
+  the share by the bounds of each head. uniform: the measure in closed form without an effect: uniform
+  attention, equal norms, normally distributed states. random_positions: the 99th percentile of the measure at
+  random positions. untrained: the measure with fresh parameters. beyond: whether the interval exceeds these
+  three nulls and the least effect that counts. shuffled: the measure on shuffled tokens, a control: a sink
+  that belongs to the position remains.
   """
   inputs, run = model.inputs(), model.run
   tokens_SxT, tokenizer = inputs.tokens, inputs.tokenizer
@@ -84,15 +85,18 @@ def signature(model: Model) -> list[Row]:
 def from_arrays(*, importance: Any = None, attentions: Sequence | None = None, hidden: Any = None,
                 values: Any = None, keys: Any = None, heads: Any = None, entropy: Any = None,
                 name: str = '') -> list[Row]:
-  """The rows of `signature` of a foreign model's arrays, of NumPy or PyTorch; what is missing is left out.
+  """The rows of `signature` from the arrays of any model, NumPy or PyTorch; it omits rows of missing arrays.
 
-  Nulls that need the model are None. A ValueError says that shapes do not fit.
+  Nulls that need the model are None.
 
   Args:
     importance: alpha (S, N, H, T), or attentions: the maps (S, H, T, T) of each of N layers.
     hidden: hidden states (S, M, T, D) after each block, without the embedding.
     values, keys, heads: (S, N, H, T, Dh); heads are outputs before W_O.
-    entropy: of rows, over uniform attention's (S, N, H); it is computed of attentions.
+    entropy: of rows, divided by that of uniform attention (S, N, H); computed from attentions if given.
+
+  Raises:
+    ValueError: a shape does not fit, or a number is not finite.
   """
   given = {key: np.asarray(sinks.without_tensors(x), np.float32) for key, x in dict(
       importance=importance, entropy=entropy, hidden=hidden, value=values, key=keys, head=heads).items()
@@ -137,7 +141,7 @@ def _activations(found: Any, size: int) -> Arrays:
 
 
 def _values(found: Arrays, at_S: np.ndarray) -> Arrays:
-  """The arrays that measures reduce, by sequence, block and perhaps head, of a position in each sequence, from 0."""
+  """The arrays that measures reduce, by sequence, block and head if any, at a position (from 0) of each."""
   s, result = np.arange(len(at_S)), {key: found[key] for key in ('entropy', 'activation', 'kurtosis')
                                      if key in found}
   if 'importance' in found:
@@ -192,7 +196,7 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
   if 'importance' not in found:
     return rows
   alpha_SxNxHxT = found['importance']
-  sinks_T = (alpha_SxNxHxT > EPSILON).sum((0, 1, 2))  # at least one head's worth, as the least effect is
+  sinks_T = (alpha_SxNxHxT > EPSILON).sum((0, 1, 2))  # must be at least one head, the least effect
   rows += [row('sink rate', k) for k in range(1, length // 2) if sinks_T[k] >= sequences]
   uniform = float((1 / np.arange(1, length + 1)).mean())
   means_NxH, (low_NxH, high_NxH) = alpha_SxNxHxT[..., 0].mean(0), bootstrap(alpha_SxNxHxT[..., 0])

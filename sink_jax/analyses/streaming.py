@@ -47,7 +47,7 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
   """Perplexity of a long text: a window, the first tokens and a window, all tokens.
 
   Rows of a cache and a part: 'all' of the text, its 'last quarter', and the 'curve', up to 32 parts of
-  equal length that end at `tokens`. A cache that the model cannot have is a row with the reason.
+  equal length that end at `tokens`. A cache that the model cannot use is a row with the reason.
   """
   if not 0 <= sinks < cache_size:
     raise ValueError(f'--sinks={sinks} must be at least 0 and less than --cache_size={cache_size}.')
@@ -88,7 +88,7 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
 
 
 def _exp(loss: float) -> float | None:
-  """A perplexity; None where it is beyond float64."""
+  """A perplexity; None if it is beyond float64."""
   return math.exp(loss) if loss < 700 else None
 
 
@@ -115,8 +115,8 @@ def last_query(model: Model) -> list[Row]:
 def _weights(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens_BxT: jax.Array) -> jax.Array:
   """The weights (N, B, H) of the first token in the last row.
 
-  A separate program, from which the compiler leaves out what is not returned, such as the importance of
-  all keys, which takes as long as attention itself.
+  It is a separate program, so that the compiler leaves out all other results, such as the importance of all
+  keys, which takes as long as attention itself.
   """
   layers: Any = record(config, RecordOptions(last_query=True), mesh, params, tokens_BxT).layers
   return layers.last_query_BxHxT[..., 0]

@@ -30,15 +30,16 @@ from sink_jax.train.config import Experiment, from_dict
 from sink_jax.train.step import make_validation_step
 from sink_jax.train.workdir import read_config, read_status
 
-_SEQUENCES = 8  # whose attention maps and first tokens are recorded
-_SHORTEST_MAP = 64  # tokens, as the probes have, where the context allows them
-_TOKENS_AT_A_TIME = 2**17  # of the validation: one device may analyse what many have trained
+_SEQUENCES = 8  # sequences with recorded attention maps and first tokens
+_SHORTEST_MAP = 64  # tokens, as the probes have, if the context allows them
+_TOKENS_AT_A_TIME = 2**17  # at validation: one device may analyse a model that many have trained
 
 
 def write_analyses(workdir: str | AnyPath) -> None:
   """Writes analyses.json of a finished run, if an analysis applies to it and it has none.
 
-  A ValueError or CheckpointError says that the workdir, its data or its checkpoint cannot be read.
+  Raises:
+    ValueError, CheckpointError: the workdir, its data or its checkpoint cannot be read.
   """
   path = to_path(workdir) / 'analyses.json'
   if path.exists() or read_status(workdir)['status'] != 'done':
@@ -61,7 +62,7 @@ def applicable(config: ModelConfig, context: int) -> list[str]:
 
 
 def analyse_run(run: Run, experiment: Experiment, data: Dataset | None = None) -> dict[str, Any]:
-  """{name: results} of the analyses that apply to a run; `data` is opened where none is given."""
+  """{name: results} of the analyses that apply to a run; `data` is opened if none is given."""
   opened = functools.cache(lambda: data or open_data(experiment.data))
   measures = {'removed': removed, 'window': window, 'prefix': prefix, 'first_token_chain': first_token}
   return {name: measures[name](run, experiment, opened)
@@ -82,10 +83,10 @@ def removed(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> di
 
 
 def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
-  """Attention to the absolute and to the relative first token (Figure 6), next to that of uniform rows.
+  """Attention to the absolute and to the relative first token (Figure 6), and under uniform rows.
 
   Means over layers, heads and sequences, of scores whose rows sum to one. A query at i <= w attends to token
-  1, and the first token that one at i > w attends to is token i - w + 1.
+  1; for a query at i > w the first token that it attends to is i - w + 1.
   """
   size, context = experiment.attention.mask.window, experiment.data.context
   assert size is not None
@@ -129,7 +130,7 @@ def first_token(run: Run, experiment: Experiment | None = None,
                 data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
   """The first token as a chain of MLPs (Section 3.1), where o = v W_O.
 
-  Without the other tokens and with negated queries its hidden states then differ only by rounding.
+  If the other tokens are removed and queries are negated, its hidden states differ only by rounding.
   """
   # The kernels and the matrix units of accelerators round more than the statement allows.
   run, tokens = _in_float32(run, implementation='chunked'), np.asarray(run.probe_tokens)[:_SEQUENCES]
@@ -155,7 +156,7 @@ def _validation_loss(run: Run, batches: Sequence[Batch]) -> float | None:
   mesh = mesh_of(run.params)
   assert not isinstance(mesh, AbstractMesh)
   step = make_validation_step(run.config, mesh)
-  # Each total is a sum of losses and the number of targets: rows that only fill a batch count nothing.
+  # Each total is a sum of losses and the number of targets: rows that only fill a batch do not count.
   totals = [step(run.params, batch) for batch in batches]
   return _number(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
@@ -165,5 +166,5 @@ def _in_float32(run: Run, **options) -> Run:
 
 
 def _number(x: float | np.floating | jax.Array) -> float | None:
-  """A number for JSON, which has none that is not finite."""
+  """A number for JSON; None if it is not finite."""
   return float(x) if math.isfinite(x) else None

@@ -1,7 +1,8 @@
 """Attention variants as values: their components, the spec that joins them, the definition.
 
 A new variant is one class in one of these files, with its formula, its source and its parameters.
-Nothing here is fast: kernels compute the same with less memory, and models own the parameters.
+This package is the slow definition: `kernels` computes the same with less memory. Models hold the
+parameters.
 """
 
 import dataclasses
@@ -20,9 +21,9 @@ MASKED = -1e30  # the score of a hidden key: finite, so that a row without any k
 class Dims:
   """The sizes of one attention layer.
 
-  heads, kv_heads: numbers of query heads, and of key and value heads, which divides it; neighbouring query
-  heads share a key head. head_dim: Dh. d_model: the width of the layer's input, which head gates may read;
-  None if only queries and keys are known.
+  heads: number of query heads. kv_heads: number of key and value heads, a divisor of `heads`; neighbouring
+  query heads share a key head. head_dim: Dh. d_model: the width of the layer's input, which head gates may
+  read; None if only queries and keys are known.
   """
 
   heads: int

@@ -27,7 +27,7 @@ class ExtraKeyValue(Learnable, Component):
   """
 
   has_extra_key: ClassVar[bool] = False  # is there a key that takes part in the normalisation?
-  # Is its score the logarithm of what is added to a sum of exponentials, so that f must be exp?
+  # Is its score the logarithm of a term in a sum of exponentials, so that f must be exp?
   needs_exponential: ClassVar[bool] = False
   future: ClassVar[int | None] = None  # the text length, if the key stands for all later tokens
 
@@ -41,7 +41,7 @@ class ExtraKeyValue(Learnable, Component):
     return None
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
-    """Returns the extra key's score where it ignores the query; an axis may have size one."""
+    """Returns the extra key's score if it ignores the query; an axis may have size one."""
     raise NotImplementedError
 
   def value_HxDh(self, params: Arrays, dims: Dims) -> jax.Array | None:
@@ -168,15 +168,15 @@ class PseudoMask(ExtraKeyValue):
   """Z_i gains sum_j exp(-m_h j) over j = i+1 .. context - 1, for 0-based i and j.
 
   These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779). They
-  stand at the keys that a causal mask hides, and their weights multiply no value. Their sum shrinks
-  from position to position, which tells a model without position embeddings where it is. We could not read
-  the paper: a summary gives the score -gamma (j - 1) for the j-th position. The slopes m_h are those of the
-  authors' code (MikaStars39/StableMask), whose src/model.py has the scores -m_h (j - i + 1) at 8adc057, and
-  later, because two axes are swapped, zeros.
+  take the positions of the keys that a causal mask hides, and their weights multiply no value. Their sum
+  shrinks from position to position, which tells a model without position embeddings where it is. We could
+  not read the paper: a summary gives the score -gamma (j - 1) for the j-th position. The slopes m_h are those
+  of the authors' code (MikaStars39/StableMask). Its src/model.py has the scores -m_h (j - i + 1) at commit
+  8adc057, and zeros in later commits, because two axes are swapped.
 
   context: the number of positions, usually the length of the training sequences. It is fixed, so that
-  decoding equals one pass; beyond it attention is plain softmax. gamma: one slope for all heads; None means
-  the slopes of ALiBi.
+  decoding gives the same result as one pass; beyond it attention is plain softmax. gamma: one slope for all
+  heads; None means the slopes of ALiBi.
   """
 
   context: int = 2048

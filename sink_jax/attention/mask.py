@@ -1,7 +1,7 @@
 """Masks, which decide which keys a query sees (Section 6).
 
 A mask has a predicate for the elements of a tile, `keep`, and a range of keys per query,
-`key_range`, by which kernels skip tiles. The two must agree; `kernels.block_mask` checks that.
+`key_range`, which tells kernels the tiles to skip. The two must agree; `kernels.block_mask` checks it.
 """
 
 from typing import ClassVar
@@ -38,7 +38,7 @@ class Mask(Component):
   @property
   def first_target(self) -> int:
     """The 0-based position of the first query whose next token counts in the training loss."""
-    # Tokens of a prefix see their own targets; the last one predicts what follows it.
+    # A prefix token sees its next token, except the last one, which predicts the token after the prefix.
     return (self.prefix or 1) - 1
 
 
@@ -59,7 +59,7 @@ class Causal(Mask):
 
 
 class Window(Causal):
-  """Query i sees key j if i - size < j <= i: `size` keys, including its own (Figure 6)."""
+  """Query i sees key j if i - size < j <= i: `size` keys, including key i (Figure 6)."""
 
   size: int = 32
 

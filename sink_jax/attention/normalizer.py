@@ -1,7 +1,7 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
 A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm if f = exp. A normalizer
-turns it into the factor 1 / Z_i of the row; `reference` itself applies AbsSum, which only softpick uses.
+computes the factor 1 / Z_i of the row from it; only `reference` applies AbsSum, which only softpick uses.
 """
 
 from typing import ClassVar
@@ -97,7 +97,7 @@ class Count(Normalizer):
   power = 0.0
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
-    # Rows that see no key, those of padding, are zero for every divisor.
+    # Padding rows, which see no key, are zero for every divisor.
     return 1 / jnp.maximum(row_sum, 1)
 
 
@@ -124,14 +124,14 @@ class AbsFloor(Normalizer):
 class AbsSum(Normalizer):
   """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); only for Softpick.
 
-  It is that of the paper (arXiv 2504.20966) and its released kernels, where eps is 1e-6; no gradient flows
-  through m_i. Their m_i lacks the 0, which changes nothing: a row of negative scores is zero.
+  The paper (arXiv 2504.20966) and its released kernels use it with eps = 1e-6; no gradient flows through
+  m_i. Their m_i lacks the 0, which does not change the result: a row of negative scores is zero.
   """
 
   eps: float = 1e-6
 
   def __post_init__(self):
-    # Without it a row of zero scores would be 0 / 0.
+    # Without eps a row of zero scores would be 0 / 0.
     require(self, self.eps > 0, 'eps must be > 0; the released kernels of softpick use 1e-6')
 
 
@@ -139,7 +139,7 @@ class Clipped(Normalizer):
   """Clipped softmax: A_ij = clip((high - low) P_ij + low, 0, 1) of the softmax P; only for exp.
 
   Weights can be exactly 0 or 1 at finite scores, and a clipped weight passes no gradient
-  (Bondarenko et al. 2023, arXiv:2306.12929; the function is that of their code,
+  (Bondarenko et al. 2023, arXiv:2306.12929; the function is from their code,
   Qualcomm-AI-research/outlier-free-transformers). `low` is their gamma = -alpha / T for sequences
   of T tokens, by default alpha = 12 at T = 512, as for OPT-125M; `high` is their zeta. Rows no
   longer sum to one, so the proxy scores of a row are its clipped weights divided by their sum.

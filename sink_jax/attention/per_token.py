@@ -67,14 +67,14 @@ class Temperature(Learnable, Component):
   but neither a position bias nor a sink logit.
   """
 
-  # Does it depend on the number of visible keys? A cache that counts positions in the cache, not in the text,
-  # does not know that number once a token was dropped.
+  # Does it depend on the number of visible keys? A cache that counts positions in the cache, not in the
+  # text, does not know that number once it has dropped a token.
   counts_keys: ClassVar[bool] = False
 
   def factor_LxH(self, positions_L: AnyArray, mask: Mask, params: Arrays) -> jax.Array | None:
     """Returns the factors of queries, float32; (L, 1) if heads share them; None for no factor.
 
-    Positions ascend, and the last one is that of the last token.
+    Positions ascend; the last one is the position of the last token.
     """
     return None
 
@@ -88,12 +88,12 @@ class LogLength(Temperature):
 
   Scalable softmax (SSMax) is exp(s log(n) z_j) / sum_k exp(s log(n) z_k) for n scores z, with an s
   for every layer and head (Eq. 11, without the bias that the paper tries). We read only its abstract and
-  Figure 1, and implementations that cite its equations. A learned sink token counts in n_i, an extra key does
-  not. The first query sees one key, so that its factor is 0.
+  Figure 1, and implementations that cite its equations. A learned sink token counts in n_i, an extra key
+  does not. The first query sees one key, so its factor is 0.
 
   learned: whether s is a parameter (H,) of each layer. scale: the initial value of s if it is
-  learned, otherwise s itself. With 0.168, the paper's value by those implementations, the mean factor over n
-  = 1..1024 is one.
+  learned, otherwise s itself. With 0.168, the paper's value in those implementations, the mean factor over
+  n = 1..1024 is one.
   """
 
   learned: bool = True
@@ -105,7 +105,7 @@ class LogLength(Temperature):
     return {'scale': Param((dims.heads,), self.scale)} if self.learned else {}
 
   def factor_LxH(self, positions_L: AnyArray, mask: Mask, params: Arrays) -> jax.Array | None:
-    # There are as many keys as tokens, also where a cache has dropped some.
+    # All tokens count as keys, including those that a cache has dropped.
     visible_L = jnp.asarray(mask.visible(positions_L, positions_L[-1:] + 1), jnp.float32)
     log_L = jnp.log(jnp.maximum(visible_L, 1))  # a mask may leave a query without keys
     scale_H = params['scale'] if self.learned else jnp.full(1, self.scale)
@@ -188,7 +188,7 @@ class ValueScale(Value):
 class ValueResidual(Value):
   """v <- a v + b v_1 in every block after the first, whose values are v_1 (arXiv 2410.17897).
 
-  own, first: a and b; if they are learned, as parameters of each layer, their initial values. By summaries of
+  own, first: a and b. If `learned`, they are the initial values of parameters of each layer. By summaries of
   the paper, learned factors that start at 0.5 are its Learnable-ResFormer, and fixed ones its
   Identity-ResFormer, as in the authors' code (Zcchill/Value-Residual-Learning).
   """

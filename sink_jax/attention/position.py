@@ -93,9 +93,9 @@ class Rope(Position):
 class Llama3Rope(Rope):
   """The scaled rotary embedding of LLaMA 3.1: low frequencies are divided by `factor`.
 
-  A channel pair that turns fewer than low_frequency_factor times within original_length positions
-  has a low frequency, and one that turns more than high_frequency_factor times keeps its own. In
-  between, the two are interpolated linearly in the number of turns.
+  A channel pair that rotates fewer than low_frequency_factor times within original_length positions
+  has a low frequency. A pair that rotates more than high_frequency_factor times keeps its frequency. In
+  between, the two are interpolated linearly in the number of rotations.
   """
 
   base: float = 500000.0
@@ -115,8 +115,8 @@ class Llama3Rope(Rope):
 class YarnRope(Rope):
   """YaRN: Rope with interpolated low frequencies and scaled queries and keys (gpt-oss).
 
-  Channel pairs that turn more than beta_fast times within original_length positions keep their
-  frequency. Pairs that turn fewer than beta_slow times have it divided by `factor`. A linear ramp over the
+  Channel pairs that rotate more than beta_fast times within original_length positions keep their
+  frequency. Pairs that rotate fewer than beta_slow times have it divided by `factor`. A linear ramp over the
   channels in between mixes the two; with `truncate` its ends are rounded to channels.
 
   attention_factor: the factor of queries and keys; None means the YaRN paper's recommendation,
@@ -138,14 +138,14 @@ class YarnRope(Rope):
 
   def frequencies(self, channels: int) -> np.ndarray:
     full = self.base ** (-np.arange(0, channels, 2) / channels)
-    # The (fractional) channel pair that turns `turns` times within the original length.
+    # The (fractional) channel pair that rotates `turns` times within the original length.
     pair = lambda turns: (channels * math.log(self.original_length / (turns * 2 * math.pi))
                           / (2 * math.log(self.base)))
     first, last = pair(self.beta_fast), pair(self.beta_slow)
     if self.truncate:
       first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, channels - 1)  # as transformers clips them
-    # The least width, also that of transformers, prevents a division by zero where both ends meet.
+    # This least width, which transformers also uses, prevents a division by zero where both ends meet.
     slow = np.clip((np.arange(channels // 2) - first) / max(last - first, 0.001), 0, 1)
     return slow * full / self.factor + (1 - slow) * full
 
@@ -180,7 +180,7 @@ class Learned(Position):
   def embedding(self, positions_T: AnyArray, d_model: int, params: Arrays) -> jax.Array | None:
     table_PxD = params['table']
     if isinstance(positions_T, np.ndarray) and (positions_T == np.arange(len(positions_T))).all():
-      return jnp.asarray(table_PxD[:len(positions_T)])  # whose gradient needs no scatter
+      return jnp.asarray(table_PxD[:len(positions_T)])  # a slice, since its gradient needs no scatter
     return jnp.asarray(table_PxD[positions_T])
 
 
@@ -209,8 +209,8 @@ class Relative(Position):
 
   Buckets are 0..31 and grow with the distance, so *farther* keys score higher: if all tokens have
   equal content, the first one has an importance of 0.334 at T = 64. The paper's Proposition 2
-  assumes a non-increasing g; `decreasing=True` is that form, g = -bucket(i - j). A distance below
-  half the number B of buckets is its own bucket; beyond, the bucket grows logarithmically up to
+  assumes a non-increasing g; `decreasing=True` is that form, g = -bucket(i - j). With B buckets, the
+  bucket is the distance itself below B/2; beyond, it grows logarithmically up to
   `max_distance`. Eq. 6 as printed takes the floor before it multiplies by B/2; this class takes it
   afterwards, as the official code does.
   """

@@ -1,7 +1,7 @@
 """The definition of every attention variant, T x T, on complete rows.
 
-Kernels are tested against it, and maps of a recorded model come from it. The extra key is one
-more column of scores here, while the kernels add it to finished rows.
+Kernels are tested against it, and maps of a recorded model come from it. The extra key is one more
+column of scores here, while the kernels add it to finished rows.
 """
 
 import math
@@ -23,8 +23,8 @@ class Rows(NamedTuple):
   """Attention weights A = f / Z of complete rows, and their row-normalised proxy.
 
   The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not normalised. For exp it is
-  softmax; for softpick f is max(exp(s) - 1, 0); for clipped softmax A takes the place of f. Entries of the
-  extra key are None without one.
+  softmax; for softpick f is max(exp(s) - 1, 0); for clipped softmax A replaces f. Entries of the extra key
+  are None without one.
   """
 
   weights_BxHxLxT: jax.Array
@@ -37,7 +37,7 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
            j_T: jax.Array) -> jax.Array:
   """Scores (B, H, L, T) of transformed queries and keys at positions i_L and j_T, float32."""
   B, L, H, Dh = q_BxLxHxDh.shape
-  # One product serves the query heads of a group: repeated keys would copy the whole cache for every decoded
+  # One product serves the query heads of a group: repeating the keys would copy the cache for every decoded
   # token.
   q_BxLxHkvxGxDh = q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)
   # Summed and kept in float32: rounding s to bfloat16 would change exp(s) by a share of up to 2^-9 s.
@@ -85,8 +85,8 @@ def _exponential(spec, s, keep):
 
 
 def _additive(spec, s, keep):
-  # Masked after f, so that a hidden key has f = 0 for every similarity. The inner where keeps f's own
-  # derivative finite where it is not used.
+  # Masked after f, so that a hidden key has f = 0 for every similarity. The inner where keeps the derivative
+  # of f finite at hidden scores.
   f = jnp.where(keep, spec.similarity(jnp.where(keep, s, 0)), 0)
   size = jnp.abs(f)  # shares of signed similarities could be negative or larger than one
   proxy = size / (size.sum(-1, keepdims=True) + PROXY_EPS)
@@ -101,7 +101,7 @@ def _additive(spec, s, keep):
 def _rectified(spec, s, keep):
   assert isinstance(spec.normalizer, AbsSum), 'AttentionSpec refuses others'
   s = jnp.where(keep, s, 0)  # exp(0) - 1 adds nothing to the sum or the weights
-  # What scales eps is a constant for the gradient, as in the released kernels.
+  # The factor of eps is a constant for the gradient, as in the released kernels.
   largest = jax.lax.stop_gradient(jnp.maximum(s.max(-1, keepdims=True), 0))
   # exp(s - largest) - exp(-largest), by expm1 near s = 0. The minimum keeps expm1 finite where it is
   # not used: a gradient through `where` takes both.
@@ -125,7 +125,7 @@ def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
 
 
 def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
-  """Values mixed by rows of attention, (B, L, H, Dh) float32, which is rounded once, at the end."""
+  """Values mixed by rows of attention, (B, L, H, Dh) float32; the caller rounds it once, at the end."""
   B, H, L, T = a.weights_BxHxLxT.shape
   weights_BxHkvxGxLxT = a.weights_BxHxLxT.reshape(B, v_BxTxHkvxDh.shape[2], -1, L, T)
   # In the dtype of the weights, float32 in the definition, since the errors of kernels are measured

@@ -17,8 +17,9 @@ class Similarity(Component):
   """
 
   signed: ClassVar[bool] = False  # may f(s) be negative?
-  # 'additive': rows sum f(s), and only they call it. 'exponential': f = exp, computed relative to the row's
-  # maximum. 'rectified': Softpick, whose weights and whose sum are of different functions.
+  # 'additive': a row's sum is sum_j f(s); only these similarities are called as functions. 'exponential':
+  # f = exp, computed relative to the row's maximum. 'rectified': Softpick, whose weights and sum use
+  # different functions.
   kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
   cap: ClassVar[float] = 0.0  # the c by which scores of keys become c tanh(s / c); 0 for none
 
@@ -94,7 +95,7 @@ class Softpick(Similarity):
   """f(s) = max(exp(s) - 1, 0): softpick, with its normalizer AbsSum (arXiv 2504.20966).
 
   A key with a score below zero has no weight, but its score counts in the sum that the row is
-  divided by, so a row may be all zeros. The formula is that of the paper and of its code
+  divided by, so a row may be all zeros. The formula is from the paper and its code
   (zaydzuhri/softpick-attention). The derivative at s = 0 is zero.
   """
 

@@ -41,8 +41,8 @@ SHAPES: dict[bool, tuple[Shape, ...]] = {  # by whether there is a GPU or TPU
     True: ((8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)),
     False: ((1, 8, 2048, 96),),
 }
-# Seconds. Starting a program takes some 10 us: where an operation could be shorter than this, a program of
-# JAX repeats it.
+# Seconds. Starting a program takes some 10 us, so a program of JAX repeats an operation that could be shorter
+# than this.
 _SHORT, _REPEATS = 1e-4, 20
 COLUMNS: list[Column] = [
     ('shape', 'B,H,T,Dh', ''), ('passes', 'passes', ''), ('variant', 'variant', ''),

@@ -1,4 +1,4 @@
-"""The implementations of attention that are timed, ours and those of other libraries, in one table."""
+"""The timed implementations of attention, from this package and from other libraries, in one table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sink_jax.kernels.dispatch import attend, platform
 class Work(NamedTuple):
   """One attention operation of a shape (B, H, T, Dh).
 
-  backward: whether with gradients. repeats: operations that a program of JAX makes.
+  backward: whether with gradients. repeats: how many operations a program of JAX makes.
   """
 
   spec: AttentionSpec
@@ -39,7 +39,7 @@ class Implementation(NamedTuple):
   """An implementation of attention.
 
   kind: 'ours', 'T x T' (it makes the weights of all pairs of tokens) or 'library'.
-  program: makes the Program of some work; adds to the row.
+  program: (row, work) -> Program; it may add to the row.
   variants: that it computes, by their names in `attention.VARIANTS`; None for all.
   platforms, package: where it runs, and which package it needs.
   """
@@ -74,7 +74,7 @@ def _arrays(shape, dtype):
 
 
 def repeated(f: Callable[..., Any], repeats: int) -> Callable[..., jax.Array]:
-  """A function that calls f so many times on the same arrays, one call after the other.
+  """A function that calls f `repeats` times on the same arrays, one call after the other.
 
   It returns a sum of one number of every result. Starting a program takes as long as a short call.
   """
@@ -116,7 +116,7 @@ def _library(module: str, **options: Any) -> Callable[..., Program]:
   """`dot_product_attention` of a package, loaded by name, since it may be optional."""
   def make(spec: AttentionSpec) -> Callable[..., jax.Array]:
     f = functools.partial(importlib.import_module(module).dot_product_attention, **options)
-    # The libraries count the keys before the query, without its own.
+    # The libraries count only the keys before the query.
     window = (spec.mask.window - 1, 0) if spec.mask.window else None
     return lambda q, k, v, params: f(q, k, v, is_causal=True, local_window_size=window)
 
@@ -136,7 +136,7 @@ def _release(spec: AttentionSpec) -> Callable[..., jax.Array]:
       s = jax.nn.sigmoid(s + spec.similarity.bias)
     elif isinstance(spec.similarity, EluPlusOne):
       s = jax.nn.elu(s) + 1
-    s = jnp.where(keep, s, 0)  # after the function, whose value of a hidden score need not be zero
+    s = jnp.where(keep, s, 0)  # after the function, which need not be zero at a hidden score
     if isinstance(spec.normalizer, AbsFloor):
       s = s / abs(s.sum(-1, keepdims=True)).clip(min=spec.normalizer.floor)
     elif isinstance(spec.normalizer, RowSum) and not isinstance(spec.similarity, Exp):

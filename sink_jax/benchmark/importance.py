@@ -23,8 +23,8 @@ COLUMNS: list[Column] = [
     *ratio_columns('x T x T'), *FLOOR, ('mb', 'MB', ',.1f'), ('map_gb', 'one T x T, GB', ',.2f'),
     ('alpha_1', 'alpha_1', '.5f'), ('failed', '', '')]
 NOTES = ('FLOPs: 2 H Dh per score that the mask leaves in each of two passes, the statistics of '
-         'the rows and the sums over the columns. T x T: float32 maps of all heads, of which the definition makes at least two. alpha_1: '
-         'importance of the first key.')
+         'the rows and the sums over the columns. T x T: float32 maps of all heads, of which the '
+         'definition makes at least two. alpha_1: importance of the first key.')
 
 
 def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from sink_jax.train.provenance import provenance
 def measured_rates(dtype: str, seconds: float) -> Rates:
   """The rates of a large matrix product, and of reading and writing a large array.
 
-  seconds: for each of the two.
+  seconds: for each of the two measurements.
   """
   size, count = (8192, 2**28) if accelerated() else (1024, 2**24)
   # Random numbers: GPUs draw less power on zeros, and run faster than on data.
@@ -47,13 +47,13 @@ def accelerated() -> bool:
 
 
 def compiled(row: dict[str, Any], f: Callable[..., Any], *arrays: Any, repeats: int = 1) -> Program:
-  """Compiles a function for some arrays; the row gets the megabytes that it needs next to them.
+  """Compiles a function for some arrays; adds to the row the megabytes that it needs besides these.
 
   repeats: operations that f makes.
 
   Raises:
-    MemoryError: they do not fit the device, or half of the memory of a host. Starting such a
-      program can end the process.
+    MemoryError: the program and its arrays exceed the device, or half of the memory of a host. Starting
+      such a program can end the process.
   """
   program = jax.jit(f).lower(*arrays).compile()
   needed = memory(program)

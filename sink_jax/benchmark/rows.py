@@ -1,4 +1,4 @@
-"""From cases to the rows of a benchmark, which are printed as a table."""
+"""Times the cases of a benchmark, and prints their rows as a table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Column = tuple[str, str, str]  # key of a row, heading, format; without a format
 # Columns of every table.
 FLOOR: list[Column] = [('tflops', 'TFLOP/s', '.3g'), ('floor_ms', 'floor ms', '.3f'), ('bound', 'of', ''),
                        ('vs_floor', 'x floor', '.2f')]
-NOTES = ('ms: median of nine rounds, in which the rows of a group are timed in turns. from, to: 96 % interval '
-         'of the median of the ratios of the rounds. x floor: over the time that the FLOPs or the bytes, the '
-         'longer one, take at the rates above. MB: peak memory next to the inputs.')
+NOTES = ('ms: median of nine rounds, in which the rows of a group are timed alternately. from, to: 96 % '
+         'interval of the median of the ratios of the rounds. x floor: over the time that the FLOPs or '
+         'the bytes, the longer one, take at the rates above. MB: peak memory next to the inputs.')
 
 
 class Rates(NamedTuple):
@@ -31,7 +31,7 @@ class Case(NamedTuple):
   row: its first values; times are added, or in `failed` the reason why there are none.
   prepare: compiles it; may add to the row, and raise.
   flops, bytes: of one operation on one device.
-  base: whether it may be the baseline; the first such case that runs is.
+  base: whether it may be the baseline; the first such case that runs is the baseline.
   """
 
   row: dict[str, Any]
@@ -47,7 +47,7 @@ def ratio_columns(heading: str) -> list[Column]:
 
 
 def time_group(cases: Sequence[Case], seconds: float, rates: Rates) -> None:
-  """Times cases in turns and fills their rows; seconds: for each."""
+  """Times cases alternately and fills their rows; seconds: for each."""
   programs = {}
   for number, case in enumerate(cases):
     words = ' '.join(map(str, list(case.row.values())[:4]))

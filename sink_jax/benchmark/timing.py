@@ -1,4 +1,4 @@
-"""Times programs in turns, so that their ratios are of one process and the same conditions."""
+"""Times programs alternately, so that their ratios are of one process and the same conditions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compare(programs: Mapping[Any, Program], seconds: float) -> tuple[dict[Any, 
   """Times every program once in every round.
 
   Args:
-    seconds: for each program, about. A program whose call takes longer is timed once.
+    seconds: about how long to time each program. A program whose call takes longer is timed once.
 
   Returns:
     {name: seconds per operation of every round}, and {name: the reason why it does not run}.
@@ -46,7 +46,7 @@ def compare(programs: Mapping[Any, Program], seconds: float) -> tuple[dict[Any, 
   calls: dict[Any, int] = {}
   for name, program in programs.items():
     try:
-      _elapsed(program, 1)  # with what is done once: PyTorch compiles, memory is mapped
+      _elapsed(program, 1)  # includes what is done once: PyTorch compiles, memory is mapped
       once = _elapsed(program, 1)
     except Exception as error:  # libraries raise any type
       failed[name] = reason(error)
@@ -61,7 +61,7 @@ def compare(programs: Mapping[Any, Program], seconds: float) -> tuple[dict[Any, 
 
 
 def _elapsed(program: Program, calls: int) -> float:
-  """Seconds of so many calls. They are queued, except on a CPU, which would run them in parallel."""
+  """Seconds of `calls` calls. They are queued, except on a CPU, which would run them in parallel."""
   one_by_one = platform() == 'cpu'
   began = time.perf_counter()
   for _ in range(calls):

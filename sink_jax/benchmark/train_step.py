@@ -37,7 +37,7 @@ _UNROLL = 24  # blocks that are compiled one after another, at most; more are in
 def run(rates: Rates, dtype: str, seconds: float, size: str | None, batch: Sequence[int],
         length: int | None, vocab: int | None, implementation: Sequence[str],
         remat: str) -> list[dict[str, Any]]:
-  """The rows of every batch size and implementation, which are timed in turns.
+  """The rows of every batch size and implementation, which are timed alternately.
 
   Args:
     implementation: names for `attend`; 'default' is the choice of the platform.
@@ -78,7 +78,7 @@ def _prepare(row: dict[str, Any], model: ModelConfig) -> Program:
   shape = row['batch'], row['length']
   tokens = np.random.default_rng(0).integers(
       0, model.vocab_size, (shape[0], shape[1] + 1), np.int32)
-  # On the devices before the first step: its transfer belongs to the input pipeline.
+  # The batch is on the devices before the first step: its transfer belongs to the input pipeline.
   data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)),
                         batch_sharding(mesh))
   state, rate = init_state(model, optimizer, 0, mesh), optimizer.learning_rate

@@ -24,9 +24,9 @@ class Batch(NamedTuple):
 class FixedBatches(Sequence):
   """Batches of a list of row numbers, made by `make` when asked for.
 
-  The last batch is filled up with repeated rows of weight 0: a batch of another shape would be
-  compiled again, and could not be divided among the devices. `max_batches` 0 = all; `rows`: those of
-  each batch that this process makes, None for all.
+  The last batch is filled up with repeated rows of weight 0: a batch of another shape would be compiled
+  again, and could not be divided among the devices. `max_batches` 0 = all; `rows`: the rows of each
+  batch that this process makes, None for all.
   """
 
   def __init__(self, make: Callable[[np.ndarray], Batch], listed: np.ndarray, batch_size: int,
@@ -51,14 +51,14 @@ class FixedBatches(Sequence):
 class Dataset:
   """The training batches, validation batches and probe prompts of one `DataConfig`.
 
-  Every batch is a pure function of its number and the seed: nothing is remembered from one to the
-  next. So a run resumes at any step without reading what came before, its checkpoint holds no
-  state of a reader, and processes that each make their rows of a batch need not talk about it.
+  Every batch is a pure function of its number and the seed. So a run resumes at any step without
+  reading earlier batches, its checkpoint holds no state of a reader, and the processes of a job make
+  their rows of a batch without communication.
   """
-  vocab_size: int = 0       # 0 where the inputs are continuous
-  input_features: int = 0   # 0 where the inputs are tokens
+  vocab_size: int = 0       # 0 if the inputs are continuous
+  input_features: int = 0   # 0 if the inputs are tokens
   output_features: int = 0
-  tokenizer: TextTokenizer | None = None  # None where the data are not text
+  tokenizer: TextTokenizer | None = None  # None if the data are not text
   _read_threads = 1  # one thread reads a disk in order, while the device computes
 
   def batch(self, step: int, batch_size: int, seed: int, rows: np.ndarray | None = None) -> Batch:

@@ -1,9 +1,9 @@
 """Builds packed data: documents are tokenized, joined, and cut into the rows of a shard.
 
 The documents of a corpus are divided into groups of a fixed number of characters, and each group becomes one
-shard, the same from every process. A shard appears under its name by one rename (an
-object of gs://, by its upload), and the manifest comes last. So a killed build keeps its complete shards, and
-the next one makes the others: a process loses at most a shard of work.
+shard, the same from every process. One rename (in gs://, the upload) gives a shard its name, and the manifest
+comes last. So a killed build keeps its complete shards, and the next build makes the others: a process loses
+at most a shard of work.
 
 Within a shard, the tokens of the documents of a domain and split are one stream (Figure 1, right);
 its last, incomplete row is dropped, and the manifest counts the tokens.
@@ -41,7 +41,7 @@ from sink_jax.io.terminal import Progress
 
 SHARD_CHARACTERS = 1 << 26  # of its documents: 13 s of work, 30 MB of tokens
 _AT_ONCE = 1 << 20  # characters that are tokenized by one call: ids take much more memory
-_PROMPTS = 512  # validation documents of each length and domain whose beginnings can be probes
+_PROMPTS = 512  # validation documents of each length and domain that can be probes
 
 Info = dict[str, Any]  # the last record of a shard, which describes it
 
@@ -66,14 +66,14 @@ def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: in
   """Builds or completes a folder of packed data; does nothing if it is complete.
 
   On a disk, other processes that want the folder wait. `settings`, which settings.json and the manifest keep,
-  must equal those of an unfinished build.
+  must equal the settings of an unfinished build.
 
   Args:
     workers: processes that tokenize; 0 is only this one, with the threads of the tokenizer.
 
   Raises:
-    ValueError: the corpus is unfit.
-    OSError: there is no space; the same call continues once there is.
+    ValueError: the corpus cannot be packed with these settings.
+    OSError: the disk is full; once there is space, the same call continues.
   """
   if is_local(folder):
     folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ def _manifest(settings: dict[str, Any], layout: Layout, shards: list[Info]) -> d
     domains[name] = {split: {key: sum(entry[split][key] for entry in entries)
                              for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
     # For every length the first 512 documents at least that long: they serve a probe of 64 tokens
-    # as well as one of the whole context, and short documents do not crowd out later long ones.
+    # as well as one of the full context, and short documents do not displace later long ones.
     prompts, before, kept = [], 0, np.zeros(length + 1, np.int64)
     for entry in entries:
       for start, size in entry['starts']:

@@ -18,7 +18,7 @@ from sink_jax.data.sources import Document, JsonLines, Part
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
 
-# The names that files give to the roles: those of OpenAI and of the hub, and those of ShareGPT.
+# The names of roles in files: first those of OpenAI and the hub, then those of ShareGPT.
 _ROLES = {'system': 'system', 'user': 'user', 'assistant': 'assistant', 'human': 'user',
           'gpt': 'assistant'}
 _CONTENT, _EOS = '{content}', '{eos}'
@@ -117,7 +117,7 @@ def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -
 
 
 def _messages(record: Any) -> list[tuple[str, str]]:
-  """(role, content) of the messages of a line; KeyError, TypeError, ... where it has other fields."""
+  """(role, content) of the messages of a line; KeyError, TypeError, ... if it has other fields."""
   listed = record['messages'] if 'messages' in record else record['conversations']
   if not isinstance(listed, list) or not listed:
     raise TypeError('no list of messages')
@@ -146,7 +146,7 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tupl
   split = re.compile(f'({"|".join(map(re.escape, names))})')
 
   def pieces_of(document: Document) -> Iterator[tuple[str | int, bool]]:
-    """(text or id of a special token, whether it is of an answer)."""
+    """(text or id of a special token, whether it is part of an answer)."""
     for text, is_answer, is_template in document.parts or [Part(document.text, False, False)]:
       for piece in filter(None, split.split(text)) if is_template else [text]:
         yield special.get(piece, piece) if is_template else piece, is_answer

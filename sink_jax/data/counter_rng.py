@@ -1,9 +1,8 @@
 """Counter-based random numbers: every draw is a pure function of its integer keys.
 
-There is no generator with a state, which would have to be advanced through all earlier draws, saved
-with a checkpoint, and kept apart in several processes: the draw for row 10**9 is computed from that
-number. It needs only NumPy, and none of NumPy's generators, so that a draw is the same on any host and with
-any version.
+A generator with a state would have to be advanced through all earlier draws, saved with a checkpoint, and
+kept separate in each process. Here the draw for row 10**9 is computed from that number. The code uses NumPy
+but none of its generators, so that a draw is the same on any host and with any version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a `DataConfig` to a `Dataset`: documents that are packed and shuffled, or a synthetic task.
+"""Opens a `DataConfig` as a `Dataset`: documents that are packed and shuffled, or a synthetic task.
 
 The training stream is endless and has no state. Its element number i is a row that follows from i
 and the seed: Grain computes the shuffle of an epoch at one position without the others. Batch b
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sink_jax.component import from_string, option
-# chat, stdlib: a source is a choice of configs once its module is imported.
+# Importing chat and stdlib makes their sources available to configs.
 from sink_jax.data import build, chat, counter_rng, stdlib  # noqa: F401
 from sink_jax.data.batches import Batch, Dataset, FixedBatches
 from sink_jax.data.packed import FORMAT, Packed
@@ -39,8 +39,8 @@ _SUBSET_KEY, _VALID_KEY = 1, 2
 class DataConfig:
   """Everything that decides the tokens of a run, except seed and batch size.
 
-  With a `valid_source` nothing of `source` is held out, and each source has its own domains. A synthetic task
-  has no use for `eos` and `cache_dir`, and its `length` must equal `context`.
+  With a `valid_source` nothing of `source` is held out, and the two sources have separate domains. A
+  synthetic task does not use `eos` and `cache_dir`, and its `length` must equal `context`.
   """
   source: Source = option(stdlib.Stdlib(), 'Stdlib, TextFolder, Jsonl, ChatJsonl, Tfds, HubDataset, '
                           'PackedDataset, InstalledPackages, or a synthetic task')
@@ -49,12 +49,12 @@ class DataConfig:
   context: int = option(2048, 'C: the model sees C tokens, rows have C + 1', least=1)
   bos: bool = option(False, 'put BOS before every document')
   eos: bool = option(True, 'put EOS after every document')
-  max_tokens: int = option(0, 'amount of training data (Figure 5 right); 0: all', least=0)
+  max_tokens: int = option(0, 'tokens of training data (Figure 5 right); 0: all', least=0)
   interventions: tuple[TokenEdit, ...] = option((), "'FixedToken(position=1); RandomTokens(first=2)'")
   valid_fraction: float = option(0.05, 'share of documents held out')
   valid_source: Source | None = option(None, 'another source for validation; empty: hold documents out')
-  cache_dir: str = option('', 'of packed text, also gs://; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax',
-                          where=True)
+  cache_dir: str = option('', 'folder of packed text, also gs://; empty: $SINK_JAX_CACHE or '
+                          '~/.cache/sink_jax', where=True)
 
   def __post_init__(self) -> None:
     if not 0 < self.valid_fraction < 1:
@@ -62,7 +62,7 @@ class DataConfig:
 
 
 def open_data(config: DataConfig) -> Dataset:
-  """Opens the data of a config; packs the text first where that has not been done.
+  """Opens the data of a config; packs the text first if that has not been done.
 
   Raises:
     ValueError: anything wrong with the corpus or the options, with the remedy.
@@ -107,7 +107,7 @@ def open_packed(config: DataConfig, out: str = '', workers: int = 0) -> tuple[Pa
 
   Args:
     out: the folder itself, on a disk or gs://; with a `valid_source` its sub-folders train and
-      valid. '' = one in the cache.
+      valid. '' is a folder in the cache.
     workers: processes that tokenize; 0 is only this one, with the threads of the tokenizer.
   """
   if config.valid_source is None:
@@ -120,7 +120,7 @@ def open_packed(config: DataConfig, out: str = '', workers: int = 0) -> tuple[Pa
 
 def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str, workers: int,
             tokenizer: TextTokenizer | None = None) -> Packed:
-  """One folder of packed data; `tokenizer` is that of the training text, for its validation text."""
+  """One folder of packed data; `tokenizer` is given for validation text: the one of the training text."""
   if isinstance(source, PackedDataset):
     packed = Packed(to_path(source.path))
     built = packed.manifest['valid_fraction']
@@ -177,7 +177,7 @@ class CorpusDataset(Dataset):
 
   def validation(self, batch_size: int, max_batches: int = 0,
                  rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
-    """'valid', all rows, and one set for each domain where there are several."""
+    """'valid', all rows, and one set for each domain if there are several."""
     valid = self._packed['valid']
     # Shuffled once, so that the first few batches are a fair sample of all.
     order = counter_rng.permutation(valid.size('valid'), _VALID_KEY)
@@ -192,7 +192,7 @@ class CorpusDataset(Dataset):
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first tokens (S, T) of validation documents, int32, without BOS and EOS.
 
-    Where they are too few, pieces of validation rows follow. The only intervention applied is FixedToken: a
+    If they are too few, pieces of validation rows follow. The only intervention applied is FixedToken: a
     model trained with random tokens is measured on ordinary text, as in the official implementation
     (sail-sg/Attention-Sink).
     """

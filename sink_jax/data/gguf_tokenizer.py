@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 _PREFIX = 'tokenizer.ggml.'
-# Keys that change no ids of a text: names of tokens that nothing here asks for, and templates.
+# Keys that change no ids of a text: names of unused tokens, and templates.
 _UNREAD = ('seperator_token_id', 'separator_token_id', 'cls_token_id', 'mask_token_id',
            'eom_token_id', 'add_sep_token', 'add_eos_token', 'token_type_count')
 _READ = ('model', 'pre', 'tokens', 'scores', 'token_type', 'merges', 'bos_token_id', 'eos_token_id',

@@ -5,11 +5,11 @@ A folder of packed data, which is never changed once it is complete, holds:
     00000.array_record ...   the shards, each of consecutive documents. Its records are the rows of
                              its domains in the order of their names, those for training before
                              those for validation; the last record is JSON, see `build`.
-    tokenizer.json           says what the ids mean; missing where they are bytes
+    tokenizer.json           says what the ids mean; missing if they are bytes
     manifest.json            settings, and rows per shard, domain and split. Written last: a folder
                              without it is not complete.
 
-A row is its tokens (uint16 or uint32, little-endian), then its weights (uint8) where only answers
+A row is its tokens (uint16 or uint32, little-endian), then its weights (uint8) if only answers
 count in the loss, then the CRC32 of both. All rows have one length and lie uncompressed in groups of one, so
 the manifest gives the byte range of each row, and only these bytes are read, on a disk and on gs:// alike.
 (The reader of ArrayRecord, Grain's source, takes the same rows from a disk. Its requests to gs:// are
@@ -86,11 +86,11 @@ class Packed:
         self.bounds[split].append(self.bounds[split][-1] + size)
 
   def size(self, split: str) -> int:
-    """The rows of 'train' or 'valid'."""
+    """The number of rows of 'train' or 'valid'."""
     return self.bounds[split][-1]
 
   def split_by_rows(self, domain: str) -> bool:
-    """True if its last rows are for validation, since all its documents are on one side."""
+    """True if its last rows are for validation, since the split puts all its documents on one side."""
     rows = [self.manifest['domains'][domain][split]['rows'] for split in SPLITS]
     return self.manifest['valid_fraction'] not in (0, 1) and sum(rows) > 1 and not all(rows)
 
@@ -139,7 +139,7 @@ class Packed:
 
   @functools.cached_property
   def tokenizer(self) -> TextTokenizer:
-    """The tokenizer that made the ids; a ValueError where its file is not that of the build."""
+    """The tokenizer that made the ids; a ValueError if its file is not the one of the build."""
     return TextTokenizer.from_path(self.folder / 'tokenizer.json')
 
   def _read(self, shard_n: np.ndarray, record_n: np.ndarray) -> list[bytes]:

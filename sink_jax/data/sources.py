@@ -51,7 +51,7 @@ class DocumentSource(Source):
     raise NotImplementedError
 
   def held_out(self, name: str, fraction: float) -> bool:
-    """True if the documents of this name are for validation: a stable hash of it decides.
+    """True if the documents of this name are for validation: a stable hash of the name decides.
 
     A document stays on its side when others are added, and a larger fraction holds out the same
     documents and more.

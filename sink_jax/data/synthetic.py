@@ -18,12 +18,12 @@ class SyntheticTask(Source):
   """A task: sequences that are computed from their number, and named sets of their targets."""
 
   abstract = True
-  # Without annotations these are not fields: those would come before a subclass's fields in its `repr` and so
-  # in its config string.
+  # Without annotations these are not fields, which would come before a subclass's fields in its `repr` and
+  # its config string.
   length = 0           # T
   valid_sequences = 0  # in the validation set
-  vocab_size = 0       # 0 where the inputs are continuous
-  input_features = 0   # 0 where the inputs are tokens
+  vocab_size = 0       # 0 if the inputs are continuous
+  input_features = 0   # 0 if the inputs are tokens
   output_features = 0
 
   def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
@@ -39,7 +39,7 @@ class SyntheticTask(Source):
     return {}
 
   def _check(self, **at_least: float) -> None:
-    """Raises a ValueError where a field is below its bound."""
+    """Raises a ValueError if a field is below its bound."""
     for name, least in at_least.items():
       if getattr(self, name) < least:
         raise ValueError(f'{self!r}: {name} must be at least {least}.')
@@ -76,7 +76,7 @@ class BigramBackcopy(SyntheticTask):
 
   @functools.cached_property
   def transitions(self) -> np.ndarray:
-    """(V, V) float64: row u is the distribution after u; row 0 (BOS) that of x_1."""
+    """(V, V) float64: row u is the distribution after u; row 0 (BOS) is the distribution of x_1."""
     first_ordinary, ids = self.triggers + 1, np.arange(self.vocab_size)
     logits = self.sharpness * counter_rng.normal(_TASK_STREAM, self.seed, ids[:, None], ids[None])
     table = np.exp(logits)
@@ -84,8 +84,8 @@ class BigramBackcopy(SyntheticTask):
     table[:, 1:first_ordinary] *= self.boost
     table[1:first_ordinary, 1:first_ordinary] = 0
     table /= table.sum(-1, keepdims=True)
-    # For the ids from 1 on, so that start[i] is that of id i + 1. Triggers are taken out, since the token
-    # after x_1 would otherwise copy x_0, the BOS.
+    # Over the ids from 1 on, so start[i] belongs to id i + 1. Triggers are left out, since the token after
+    # x_1 would otherwise copy x_0, the BOS.
     start = _stationary(table[1:, 1:])
     start[:self.triggers] = 0
     table[0, 1:] = start / start.sum()

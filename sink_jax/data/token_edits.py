@@ -21,7 +21,7 @@ _SPLIT_KEYS = {'train': 0, 'valid': 1}
 
 
 class TokenEdit(Component):
-  """A change of rows, at random access."""
+  """A change of rows, each by itself and in any order."""
 
   def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
             vocab_size: int) -> np.ndarray:
@@ -35,7 +35,7 @@ class TokenEdit(Component):
     raise NotImplementedError
 
   def check(self, row_length: int, vocab_size: int) -> None:
-    """Raises a ValueError where the rows or the vocabulary are too small for the edit."""
+    """Raises a ValueError if the rows or the vocabulary are too small for the edit."""
     if self.written.stop > row_length:
       raise ValueError(f'{self!r}: rows have only {row_length} tokens (context + 1).')
 
@@ -45,7 +45,7 @@ class TokenEdit(Component):
     raise NotImplementedError
 
   def vocab_size(self, vocab_size: int) -> int:
-    """The number of ids after the edit, where the text has ids below `vocab_size`."""
+    """The number of ids after the edit, if the text has ids below `vocab_size`."""
     return vocab_size
 
 

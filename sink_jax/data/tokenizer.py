@@ -1,6 +1,6 @@
 """Text to token ids and back, for training data and for published models.
 
-`TextTokenizer` does it. A `Tokenizer` is the choice in a config, from which a process opens one.
+`TextTokenizer` does both. A `Tokenizer` is the choice in a config, which opens a `TextTokenizer`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class TextTokenizer:
   Attributes:
     model: the tokenizer of the library `tokenizers`.
     name: the file, for messages and records.
-    bos_id: None where there is no BOS.
-    eos_ids: the ids that end a text, of which a chat model has several; () where none is known.
-    pad_id: None where no token is for padding.
+    bos_id: None if there is no BOS.
+    eos_ids: the ids that end a text, of which a chat model has several; () if none is known.
+    pad_id: None if no token is for padding.
     prefix: the ids before every text; none, or one BOS, in all models of the paper.
   """
 
@@ -91,7 +91,7 @@ class TextTokenizer:
         'special_tokens_map', 'tokenizer_config', 'config', 'generation_config'))
     settings = names | about
     model, prefix = _read(folder, file, settings)
-    # A file is from elsewhere: a number may not be an id of this tokenizer.
+    # A file may have been made for another tokenizer: a number may not be an id of this one.
     known = lambda ids: tuple(dict.fromkeys(
         i for i in ids if type(i) is int and 0 <= i < 2**32 and model.id_to_token(i) is not None))
     bos_id, eos_id, pad_id = (_named(model, settings.get(f'{kind}_token')) for kind in ('bos', 'eos', 'pad'))
@@ -141,7 +141,7 @@ class TextTokenizer:
     return hashlib.sha256(self._json(()).encode()).hexdigest()[:32]
 
   def encode(self, text: str) -> list[int]:
-    """The ids of a text, without those before it; a ValueError where a part has no token."""
+    """The ids of a text, without those before it; a ValueError if a part has no token."""
     return self.encode_batch([text])[0]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -169,7 +169,7 @@ class TextTokenizer:
     """The ids before a text where bos is 'none', 'tokenizer' (`prefix`) or 'force' (one BOS).
 
     Raises:
-      ValueError: another word; or 'force', and there is no BOS.
+      ValueError: `bos` is another word, or is 'force' without a BOS.
     """
     if bos not in BOS:
       raise ValueError(f'bos = {bos!r}: choose {", ".join(BOS)}.')
@@ -235,7 +235,8 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
   old = not file.exists() and (folder / 'vocab.json').exists()
   if not old and not file.exists():
     raise ValueError(f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model by '
-                     f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of transformers.")
+                     f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of "
+                     'transformers.')
   with refused(f'{folder / "vocab.json" if old else file} is damaged or not a tokenizer: {_REMEDY}'):
     text = tokenizers.ByteLevelBPETokenizer.from_file(
         str(folder / 'vocab.json'), str(folder / 'merges.txt'),
@@ -262,19 +263,19 @@ def _named(model: tokenizers.Tokenizer, name: Any) -> int | None:
 
 
 def _object(path: AnyPath) -> dict[str, Any]:
-  """A JSON object; {} where there is no file."""
+  """A JSON object; {} if the file is missing."""
   with refused(f'{path} is damaged or not a JSON object: {_REMEDY}'):
     return dict(json.loads(read_text_limited(path))) if path.exists() else {}
 
 
 class Tokenizer(Component):
-  """How text becomes ids."""
+  """A choice of the way in which text becomes ids."""
 
   def open(self, source: DocumentSource | None = None, valid_fraction: float = 0.0) -> TextTokenizer:
     """Makes the tokenizer, with BOS, EOS and padding, and nothing before a text.
 
     Args:
-      source, valid_fraction: the corpus, on whose training documents it is trained if needed.
+      source, valid_fraction: a corpus; a tokenizer that needs training reads its training documents.
 
     Raises:
       ValueError: the tokenizer's file is missing, damaged, or lacks a token.
@@ -304,7 +305,7 @@ class Bytes(Tokenizer):
 class HuggingFace(Tokenizer):
   """A `tokenizer.json`, the folder of a published model, the workdir of a run, or a GGUF file.
 
-  EOS, BOS and padding are those that tokenizer_config.json names, else those of a usual name.
+  tokenizer_config.json names EOS, BOS and padding; otherwise tokens with a usual name are taken.
   """
   path: str = ''
 

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import io
 import os
-import re
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -31,7 +30,6 @@ from sink_jax.models.run import ModelInputs, Run
 # Okabe and Ito (2008): these differ for any colour vision, and in print by their lightness.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 SINK_1 = r'$\mathrm{Sink}_1^{\epsilon}$'
-SINK_EXTRA_KEY = r'$\mathrm{Sink}_*^{\epsilon}$'
 DPI = 115  # of every picture
 File = str | os.PathLike | IO[bytes]  # a path, on a disk or gs://, or a binary stream
 _TICKS = 16  # numbers on an axis of an importance map; more would touch one another
@@ -183,11 +181,6 @@ def label(ax: Axes, title: str, x: str, y: str) -> None:
   ax.set_xlabel(x, fontsize=_FONT)
   ax.set_ylabel(y, fontsize=_FONT)
   ax.tick_params(labelsize=_FONT - 1)
-
-
-def mathematical(text: str) -> str:
-  """'Sink_1' as the symbol of the paper."""
-  return re.sub(r'Sink_(\w|\*)', r'$\\mathrm{Sink}_{\1}^{\\epsilon}$', text)
 
 
 def save(figure: Figure, file: File) -> None:

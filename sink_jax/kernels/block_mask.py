@@ -1,8 +1,8 @@
-"""Which tiles of scores a mask leaves, as ranges of tile numbers.
+"""The tiles of scores that a mask leaves visible, as ranges of tile numbers.
 
-They are computed in NumPy when a program is built, from `Mask.key_range`, and given to a kernel
-as a small table. A kernel goes through first..last only; within first_full..last_full it leaves
-the mask out. Under a causal mask that halves the work, and a window makes it linear in T.
+NumPy computes the ranges from `Mask.key_range` when a program is built, and a kernel gets them as a
+small table. A kernel visits only the tiles first..last, and applies no mask in first_full..last_full.
+That halves the work under a causal mask, and makes it linear in T under a window.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sink_jax.attention.mask import Mask
 class Ranges(NamedTuple):
   """For every tile along one axis, the tiles along the other; int32 arrays, half-open ranges.
 
-  Tiles first..last hold everything that is visible; in first_full..last_full, a part
-  of it, nothing is hidden and nothing is padding.
+  Tiles first..last hold every visible score. Tiles first_full..last_full, a part of them, hold
+  neither hidden scores nor padding.
   """
 
   first: np.ndarray
@@ -40,15 +40,15 @@ def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   # A full tile lies between the latest first key of these queries and their earliest last one.
   first_full = -(-np.maximum.reduceat(lo, starts) // block_k)
   last_full = np.minimum.reduceat(hi, starts) // block_k
-  if length % block_q:  # the last tile has queries of padding, which see nothing
+  if length % block_q:  # the last tile has padding queries, which see nothing
     first_full[-1] = last_full[-1]
   return _ranges(first, first_full, last_full, last)
 
 
 def _check(mask: Mask, lo: np.ndarray, hi: np.ndarray, length: int) -> None:
-  """Raises a ValueError where key_range and keep differ at the ends and in the middle."""
+  """Raises a ValueError if `keep` hides an end or the middle of a key_range, or shows a key next to it."""
   i = np.arange(length)
-  with jax.ensure_compile_time_eval():  # this may run inside a trace, and needs numbers
+  with jax.ensure_compile_time_eval():  # a trace may be in progress, and numbers are needed
     seen = lambda j: np.asarray(mask.keep(i, np.clip(j, 0, length - 1)))
     fits = (seen(lo) & seen((lo + hi) // 2) & seen(hi - 1) | (lo >= hi)) & ~(
         seen(lo - 1) & (lo > 0)) & ~(seen(hi) & (hi < length))
@@ -66,8 +66,8 @@ def query_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   first, last = _span((keys.first <= tiles) & (tiles < keys.last))
   full = (keys.first_full <= tiles) & (tiles < keys.last_full)
   first_full, last_full = _span(full)
-  # Tiles of queries that see all of these keys need not be neighbours, under any mask that one
-  # may write; a range with holes would leave out the mask where it is needed.
+  # Under a user's mask the tiles of queries that see all of these keys need not be contiguous. A range
+  # with holes would omit the mask where it is needed.
   holes = full.sum(1) != last_full - first_full
   return _ranges(first, np.where(holes, last_full, first_full), last_full, last)
 
@@ -81,8 +81,8 @@ def _span(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _ranges(first: np.ndarray, first_full: np.ndarray, last_full: np.ndarray,
             last: np.ndarray) -> Ranges:
-  # Without a full tile both ends are put at `first`, so that the loops before and over full tiles
-  # are empty and the last one, with the mask, takes every tile.
+  # Without a full tile both ends are `first`: the loops before and over full tiles are then empty, and
+  # the masked loop after them takes every tile.
   none = first_full >= last_full
   first_full, last_full = np.where(none, first, first_full), np.where(none, first, last_full)
   return Ranges(*(x.astype(np.int32) for x in (first, first_full, last_full, last)))

@@ -1,4 +1,4 @@
-"""Checks the attention of others, softmax with sink logits, against the definition, gradients included."""
+"""Checks an implementation of softmax with sink logits, and its gradients, against the definition."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class SinkCheck:
   """The result of `check_sink_gradients`.
 
   Attributes:
-    rows: by array: its `error`, the largest difference over the largest entry of the definition, and what
-      is `allowed`: 4 times the error of a careful implementation in the same dtype.
+    rows: one per array: its `error`, the largest difference divided by the largest entry of the definition,
+      and what is `allowed`, 4 times the error of a careful implementation in the same dtype.
     findings: what is wrong, in words; empty where every array is right.
   """
 
@@ -51,14 +51,15 @@ class SinkCheck:
 def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 512, heads: int = 4,
                          kv_heads: int = 2, head_dim: int = 64, dtype: DTypeLike = 'bfloat16',
                          window: int | None = None, seed: int = 0) -> SinkCheck:
-  """Compares softmax attention with sink logits with its definition: its output and all four gradients.
+  """Checks the output and all four gradients of softmax attention with sink logits against the definition.
 
-  The definition is exp(s_ij) / (exp(sink_h) + sum_j exp(s_ij)) on values, s = q . k / sqrt(Dh), in float64.
-  It names a dropped sink, a dropped cotangent and sums in 16 bits.
+  By definition the value of token j has the weight exp(s_ij) / (exp(sink_h) + sum_j exp(s_ij)), where
+  s = q . k / sqrt(Dh); it is computed in float64. The findings name a dropped sink, a dropped cotangent and
+  sums in 16 bits.
 
   Args:
-    attention: attention(q, k, v, sinks) -> output, of arrays (B, T, H, Dh), (B, T, Hkv, Dh), the same, and
-      (H,); causal, differentiable by `jax.vjp`. sinks are float32, all other arrays of `dtype`.
+    attention: causal attention(q, k, v, sinks) -> output (B, T, H, Dh), differentiable by `jax.vjp`. q is
+      (B, T, H, Dh), k and v are (B, T, Hkv, Dh), all of `dtype`; sinks (H,) are float32.
     window: how many keys a query sees, up to its position; None for all of them.
 
   Raises:
@@ -67,16 +68,18 @@ def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 5
   rng = np.random.default_rng(seed)
   draw = lambda n: jnp.asarray(rng.standard_normal((2, length, n, head_dim)), dtype)
   q, k, v, do = draw(heads), draw(kv_heads), draw(kv_heads), draw(heads)
-  # About as much as all tokens together, so that nothing about a sink is small.
+  # A sink weighs about as much as all tokens together, so that an error in it is not small.
   sinks = jnp.asarray(np.log(window or length) + rng.standard_normal(heads), jnp.float32)
   inputs = q, k, v, sinks
   spec = AttentionSpec(position=Nope(), kv_bias=SinkLogit(), mask=Window(window) if window else Causal())
-  careful = lambda q, k, v, sinks: chunked.attend(spec, q, k, v, {'kv_bias': {'logit': sinks}}).astype(q.dtype)
+  careful = lambda q, k, v, sinks: chunked.attend(
+      spec, q, k, v, {'kv_bias': {'logit': sinks}}).astype(q.dtype)
 
   def results(f: Callable[..., jax.Array]) -> list[np.ndarray]:
     out, vjp = jax.vjp(f, *inputs)
     if out.shape != q.shape:
-      raise ValueError(f'attention returned an output of shape {out.shape}, not that of the queries, {q.shape}.')
+      raise ValueError(f'attention returned an output of shape {out.shape}, not that of the queries, '
+                       f'{q.shape}.')
     return [np.asarray(x, np.float64) for x in (out, *vjp(do.astype(out.dtype)))]
 
   wide = [np.asarray(x, np.float64) for x in (*inputs, do)]
@@ -99,7 +102,7 @@ def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 5
 
 def _definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, do: np.ndarray, *,
                 window: int | None, sink: bool = True, cotangent: bool = True) -> list[np.ndarray]:
-  """Output, dq, dk, dv and d sinks in float64; or what they are without the sink, or without its cotangent."""
+  """Output, dq, dk, dv and d sinks in float64; optionally without the sink, or without its cotangent."""
   groups, (length, head_dim) = q.shape[2] // k.shape[2], q.shape[1::2]
   k, v = (np.repeat(x, groups, 2) for x in (k, v))
   i, j = np.ogrid[:length, :length]
@@ -110,7 +113,7 @@ def _definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, 
   total = np.exp(s - largest).sum(-1, keepdims=True) + np.exp(extra - largest)
   p, rest = np.exp(s - largest) / total, np.exp(extra - largest) / total
   out = np.einsum('bhij,bjhd->bihd', p, v)
-  # Softmax without the sink, times a factor: a dropped cotangent takes the factor as a constant.
+  # Softmax without the sink, times a factor; a dropped cotangent treats the factor as a constant.
   read = np.einsum('bihd,bihd->bhi', do, out)[..., None] / (1 if cotangent else 1 - rest)
   ds = p * (np.einsum('bihd,bjhd->bhij', do, v) - read) / np.sqrt(head_dim)
   grouped = lambda x: x.reshape(*x.shape[:2], -1, groups, head_dim).sum(3)

@@ -1,8 +1,8 @@
 """Attention in plain XLA with memory linear in T: the definition, one block of queries at a time.
 
 The queries are cut into a few spans, each with the static range of keys that it can see, so that
-masked work is skipped; within a span a loop runs over blocks of rows. Each block is the definition
-in `attention.reference`. For the backward pass its inputs are kept, and it is computed again.
+masked work is skipped. Within a span a loop runs over blocks of rows, each by the definition in
+`attention.reference`. The backward pass computes a block again from its inputs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   def block(i_L: jax.Array, q_BxLxHxDh: jax.Array, keys: jax.Array, values: jax.Array,
             j_T: jax.Array, params: Params) -> jax.Array:
     rows = reference.rows(spec, q_BxLxHxDh, keys, params, i_L, j_T)
-    # In the product with the values the weights have their dtype, as in every kernel.
+    # As in every kernel, the weights are rounded to the dtype of the values for the product with them.
     rows = rows._replace(weights_BxHxLxT=rows.weights_BxHxLxT.astype(values.dtype))
     return reference.mixed(spec, rows, values, params).astype(q_BxLxHxDh.dtype)
 
   parts = []
   for first, last, lo, hi in spans(spec, q_BxTxHxDh.shape[1]):
-    @jax.checkpoint  # else a copy of the keys of every span would be kept
+    @jax.checkpoint  # otherwise a copy of the keys of every span would be kept
     def span(q: jax.Array, k: jax.Array, v: jax.Array, params: Params) -> jax.Array:
       keys, values, j_T = k[:, lo:hi], v[:, lo:hi], jnp.arange(lo, hi)
       out_NxBxLxHxDh = jax.lax.map(lambda rows: block(*rows, keys, values, j_T, params),

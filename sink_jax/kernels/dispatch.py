@@ -1,7 +1,7 @@
 """`attend`: one entry to every implementation of attention, and the choice among them.
 
-The choice reads the platform, shapes and the spec; it never tries and catches. An implementation
-that is named either runs or raises, since a sweep that quietly changes kernels is a wrong table.
+The choice reads the platform, shapes and the spec; it never tries and catches. A named implementation
+runs or raises: a sweep that silently changed kernels would give a wrong table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def attend(
     implementation: str | None = None) -> Float[Array, 'B T H Dh']:
   """Returns the attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
-  It applies everything in the spec: QK norm, temperature, rotation, feature map, changes of values,
+  It applies the complete spec: QK norm, temperature, rotation, feature map, changes of values,
   mask, similarity, extra keys and values, normalizer, gates or norms of heads. Only embeddings of
   positions (Sinusoidal, Learned) are not applied: a model adds them to its inputs. H may be a
   multiple of Hkv (grouped-query attention).
@@ -46,9 +46,9 @@ def attend(
     params: {component: {name: array}} for the components that have parameters; their shapes
       are `spec.params(Dims(heads, kv_heads, head_dim, d_model))`.
     gate: the input (B, T, D) from which queries, keys and values were projected (in a pre-norm
-      block its normed input), for a spec whose `head` is a gate that reads it, and for no other.
+      block its normed input); needed if the spec's `head` reads it, else None.
     first_values_BxTxHkvxDh: the values of the first block, for ValueResidual in a later block.
-      Without them the values count as those of the first block, and are not changed.
+      None means that this is the first block, whose values stay unchanged.
     implementation: one of the following, which agree to rounding. The default is the first in a
       fixed list for this platform that runs the case; which one it is, is logged.
 
@@ -56,11 +56,11 @@ def attend(
       - 'chunked': plain XLA with memory linear in T, on every platform.
       - 'pallas': the kernels of this package for TPUs and NVIDIA GPUs, for every variant but
         Softpick and Clipped, in float32 or bfloat16, with a head dimension up to 256 that is a
-        multiple of 16 on GPUs and of 8 elsewhere, where they are interpreted and very slow. Inside
-        your own shard_map they need check_vma=False.
-      - 'mosaic': the same by Mosaic GPU, for Hopper GPUs and jax from 0.11.2 on, in bfloat16 with
-        a head dimension up to 128; not Relative.
-      - 'cudnn', 'splash': softmax, with any extra key, by the libraries for GPUs and for TPUs.
+        multiple of 16 on GPUs and of 8 elsewhere, where they are interpreted and very slow. A
+        shard_map around them needs check_vma=False.
+      - 'mosaic': the same kernels in Mosaic GPU, for Hopper GPUs and jax from 0.11.2 on, in
+        bfloat16 with a head dimension up to 128; not for Relative.
+      - 'cudnn', 'splash': softmax, with any extra key, by these libraries for GPUs and for TPUs.
 
   Raises:
     ValueError: shapes or dtypes do not fit, parameters are missing, the implementation is unknown,
@@ -91,7 +91,7 @@ def attend(
 def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax.Array,
                        params: Params, gate_BxTxD: jax.Array | None = None, *,
                        implementation: str | None = None) -> jax.Array:
-  """`attend` of queries, keys and values that are transformed already, whose shapes fit."""
+  """`attend` for queries, keys and values that are transformed already and have matching shapes."""
   q, k = qk
   name = implementation or choose(spec, q, k)
   reason = unsupported(name, spec, q, k)
@@ -115,9 +115,9 @@ def _pallas(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, param
   return apply_epilogue(spec, q, flash.rows(spec, q, k, v, backend), params)
 
 
-# {name: (unsupported(spec, q, k, platform), attend(spec, q, k, v, params))}: why it does not run a
-# case on a platform, in one clause, or None; and finished rows (B, T, H, Dh), in any float dtype,
-# of transformed queries and keys.
+# {name: (unsupported(spec, q, k, platform), attend(spec, q, k, v, params))}. The first returns, in one
+# clause, why the implementation does not run a case on a platform, or None. The second takes transformed
+# queries and keys, and returns finished rows (B, T, H, Dh) in any float dtype.
 _TABLE = {
     'reference': (lambda *case: None, _reference),
     'chunked': (lambda *case: None, chunked.attend),
@@ -129,15 +129,15 @@ _TABLE = {
                functools.partial(library_kernels.attend, library_kernels.SPLASH)),
 }
 IMPLEMENTATIONS = tuple(_TABLE)
-# By platform, what `choose` tries in this order; 'chunked' where none of them runs the case. Libraries
+# What `choose` tries on each platform, in this order; 'chunked' if none of them runs the case. Libraries
 # come before our kernels, which are slower on plain softmax.
 _PREFERRED = {'cuda': ('cudnn', 'pallas'), 'tpu': ('splash', 'pallas')}
 
 
 def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:
-  """The implementation that this platform uses by default; logged once, with what cannot run.
+  """Returns the implementation that this platform uses by default; logs it once, with those refused.
 
-  Shapes and dtypes are all that is read, so arrays, tracers and ShapeDtypeStructs do.
+  It reads only shapes and dtypes, so arrays, tracers and ShapeDtypeStructs will do.
   """
   reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh)
              for name in _PREFERRED.get(platform(), ())}
@@ -162,13 +162,13 @@ def check_implementation(implementation: str | None) -> None:
 
 
 def platform() -> str:
-  """'cpu', 'tpu', 'cuda' from Ampere on, or another one that has no kernels here.
+  """Returns 'cpu', 'tpu', 'cuda' (NVIDIA, from Ampere on), 'gpu' (without kernels here), or another name.
 
-  It is that of the mesh in context, see `shard.mesh_context`, whose devices may be simulated;
-  without a mesh it is that of the default device. 'gpu' is a GPU without kernels here.
+  It is the platform of the mesh in context (`shard.mesh_context`), whose devices may be simulated; without a
+  mesh it is the platform of the default device.
   """
   of_mesh = jax.sharding.get_abstract_mesh().abstract_device
-  if of_mesh is not None and of_mesh.platform != 'gpu':  # it does not say which kind of GPU
+  if of_mesh is not None and of_mesh.platform != 'gpu':  # 'gpu' does not tell which generation
     return of_mesh.platform
   # Options of jax.config become attributes when JAX is imported.
   device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,8 +1,8 @@
 """The epilogue of the Pallas and library kernels: extra key and normalizer, on finished rows.
 
-A Pallas kernel computes rows without extra key and normalizer, and row statistics in float32. For
-f = exp the rows are softmax rows and the statistics logarithms. Everything with parameters is
-then plain JAX on (B, H, T) statistics, which XLA differentiates.
+A Pallas kernel computes rows without extra key and normalizer, and row statistics in float32. If
+f = exp, the rows are softmax rows and the statistics are logarithms. All parameters enter here, in plain
+JAX on (B, H, T) statistics, which JAX differentiates.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAtte
 
 def extra_key_value(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
                     params: Params) -> tuple[jax.Array | None, jax.Array | None]:
-  """The score (B, H, T) of the extra key, and its value (H, Dh); None where there is none."""
+  """The score (B, H, T) of the extra key, and its value (H, Dh); None for each that does not exist."""
   # NumPy positions: a score that depends on them only is then a constant of the program.
   extra_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params, np.arange(q_BxTxHxDh.shape[1]))
-  # The number of key heads is unknown here and does not matter: an extra key is one of query heads.
+  # The number of key heads is unknown here and does not matter: extra keys belong to query heads.
   heads, head_dim = q_BxTxHxDh.shape[2:]
   return extra_BxHxT, spec.kv_bias.value_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
 
 
 def apply_softmax_epilogue(spec: AttentionSpec, out_BxTxHxDh: jax.Array,
                            params: Params) -> jax.Array:
-  """The same for softmax rows of a library, which have the extra key already."""
+  """`apply_epilogue` for softmax rows of a library, which include the extra key already."""
   assert isinstance(spec.normalizer, RowSum), 'library kernels refuse others'
   return _with_output_bias(spec, out_BxTxHxDh.astype(jnp.float32) * spec.normalizer.scale, params)
 
@@ -75,7 +75,7 @@ def _with_output_bias(spec: AttentionSpec, out_BxTxHxDh: jax.Array, params: Para
 
 def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | None,
                  value: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-  """Rows with the extra key and their factor; the rows come divided by exp(lse)."""
+  """Rows (divided by exp(lse)) with the extra key, and the factor that is still to be applied to them."""
   out, lse, power_lse = rows
   power = spec.normalizer.power
   assert power is not None, 'AttentionSpec refuses exp without a normalisation'
@@ -92,7 +92,7 @@ def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array |
 
 def _additive(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | None,
               value: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-  """Rows with the extra key and their factor; the rows are plain sums of f_ij v_j."""
+  """Rows (sums of f_ij v_j) with the extra key, and the factor 1/Z_i still to be applied to them."""
   out, total, power = rows.out_BxTxHxDh, rows.row_stats_BxHxT, spec.normalizer.power
   if extra is not None:
     weight = spec.similarity(extra)

@@ -1,10 +1,10 @@
 """The Pallas kernels as one differentiable function for any platform.
 
 `flash_tpu`, `flash_gpu` and `flash_mosaic` have the same two functions, forward and backward. A
-primitive stands for them until a program is lowered: then one module is imported and traced, that
-of the platform, which need not be here, or `flash_mosaic` where that was asked for. The forward
-pass keeps q, k, v, its output and the statistics of its rows; the backward kernels compute the
-scores again, tile by tile.
+primitive stands for them until a program is lowered. Lowering imports and traces only the module for the
+program's platform, which this machine need not have, or `flash_mosaic` on request. The forward pass
+keeps q, k, v, its output and the statistics of its rows; the backward kernels compute the scores
+again, tile by tile.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sink_jax.kernels.epilogue import ATTENTION, PartialAttention, Shaped
 from sink_jax.kernels.score_tile import row_cotangents
 from sink_jax.kernels.shard import shard_map_batch_heads
 
-_INTERPRETED = 'tpu'  # whose kernels are interpreted on a platform without kernels; slow
+_INTERPRETED = 'tpu'  # its kernels are interpreted on platforms without kernels; slow
 _LARGEST_HEAD_DIM = 256
-_MOSAIC_JAX = (0, 11, 2)  # the first jax whose Mosaic GPU the kernels are written for
+_MOSAIC_JAX = (0, 11, 2)  # the kernels are written for the Mosaic GPU of jax from this version on
 Backend = Literal['pallas', 'mosaic']
 
 
@@ -51,10 +51,10 @@ def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
 
 def mosaic_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
                        platform: str) -> str | None:
-  """Why the kernels by Mosaic GPU do not run this, or None."""
+  """Why the Mosaic GPU kernels do not run this, in one clause; None if they do."""
   if jax.__version_info__ < _MOSAIC_JAX:
     return f'it needs jax {".".join(map(str, _MOSAIC_JAX))} or newer, not {jax.__version__}'
-  # A mesh without devices, for which programs are compiled elsewhere, does not say what it stands for.
+  # Without a GPU here the program is for another machine, whose capability is unknown: assume Hopper.
   capability = getattr(jax.devices()[0], 'compute_capability', '9.0')
   if platform != 'cuda' or not capability.startswith('9.'):
     return 'it needs an NVIDIA GPU of the Hopper generation (compute capability 9.0)'
@@ -69,7 +69,7 @@ def mosaic_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Sh
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
          v_BxTxHkvxDh: jax.Array, backend: Backend = 'pallas') -> PartialAttention:
-  """Rows, in the dtype of v, and statistics of transformed queries and keys; differentiable."""
+  """Rows, in the dtype of v, and row statistics of transformed queries and keys; differentiable."""
   return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, backend)[0]
 
 
@@ -96,8 +96,8 @@ rows.defvjp(_forward, _backward)
 
 def _on_every_device(kernels: Literal['forward', 'backward'], layout: str, spec: AttentionSpec,
                      backend: Backend, q_BxTxHxDh: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  # The slopes are an input next to the arrays, so that a device which has some of the heads gets
-  # the slopes of just those.
+  # The slopes are an input next to the arrays, so that a device with some of the heads gets only
+  # their slopes.
   slopes_H = jnp.asarray(spec.position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
   bind = functools.partial(_kernels_p.bind, kernels=kernels, spec=spec,
                            backend=backend)
@@ -121,14 +121,14 @@ def _shapes(slopes, q, k, v, *rest, kernels, spec, backend):
 
 def _lowered_for(platform: str | None):
   def run(slopes_H, *arrays, kernels, spec, backend):
-    # Imported here, so that nothing needs the compiler of a platform until a program is for it.
+    # Imported here, so that only a program for a platform needs that platform's compiler.
     if backend == 'mosaic':
       from sink_jax.kernels import flash_mosaic as module
     elif (platform or _INTERPRETED) == 'cuda':
       from sink_jax.kernels import flash_gpu as module
     else:
       from sink_jax.kernels import flash_tpu as module
-    with jax.enable_x64(False):  # in which the kernels' positions would be 64 bits wide
+    with jax.enable_x64(False):  # x64 would make the kernels' positions 64 bits wide
       return getattr(module, kernels)(spec, slopes_H, *arrays, interpret=platform is None)
 
   return mlir.lower_fun(run, multiple_results=True)
@@ -139,7 +139,7 @@ for _platform in ('tpu', 'cuda', None):
 
 
 def _batched(arrays, axes, **options):
-  """One more axis of the batch becomes a part of it."""
+  """Merges the axis of a `vmap` into the batch."""
   (slopes_H, *arrays), (_, *axes) = arrays, axes
   size = next(x.shape[axis] for x, axis in zip(arrays, axes) if axis is not None)
   first = (batching.bdim_at_front(x, axis, size) for x, axis in zip(arrays, axes))

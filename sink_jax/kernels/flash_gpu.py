@@ -1,14 +1,14 @@
 """Pallas kernels for NVIDIA GPUs from Ampere on (Triton): forward, dq, and dk with dv.
 
-A program owns one tile of queries or keys of one head and goes through tiles of the other in a
-loop, with what it accumulates in registers. There are no atomics: a program owns what it writes, so
-that results repeat bit for bit. The backward pass is two kernels for the same reason: dq belongs to
-queries, dk and dv to keys, and the scores are computed in both.
+A program owns one tile of queries (or keys) of one head. It loops over tiles of the keys (or queries)
+and accumulates in registers. It uses no atomics: a program writes only its tile, so results repeat bit
+for bit. For the same reason the backward pass is two kernels: dq belongs to queries, dk and dv to keys,
+and both compute the scores.
 
 Arrays keep the axes (B, T, H, Dh) of the model; a tile is loaded with the stride of its head.
-Triton tiles have sizes that are powers of two, so a head dimension is taken in such parts, 96 as
-64 + 32, without padding. Letters in comments: q and k are the sizes of a tile, d of a part of the
-head dimension.
+Sizes of Triton tiles are powers of two, so a head dimension is split into such parts without
+padding, 96 into 64 + 32. In comments q and k are the sizes of a tile, and d is the size of a part of
+the head dimension.
 
 JAX deprecates Pallas' Triton back end from 0.11 on, in favour of Mosaic GPU. Only this file names it.
 """
@@ -34,10 +34,10 @@ Parts = list[jax.Array]  # (rows, d), the parts of the head dimension
 
 
 class Blocks(NamedTuple):
-  """How a kernel cuts its work.
+  """The tile sizes of a kernel.
 
   own: rows of the tile of queries or keys that a program owns. other: rows of the tiles that it
-  goes through. stages: tiles in flight, as loads of the next ones run during the products of one.
+  loops over. stages: tiles in flight; the next ones load while one is multiplied.
   """
 
   own: int
@@ -46,10 +46,10 @@ class Blocks(NamedTuple):
   stages: int
 
 
-# By kernel and largest head dimension, for bfloat16. What a program accumulates lives in registers:
-# an own x Dh tile of float32 for the output, two for dk and dv, beside an own x other tile of
-# scores. So tiles shrink, or warps double, as the head dimension grows. Chosen by the registers
-# and spills that ptxas reports for sm_90a, H100 and H200; never timed.
+# By kernel and largest head dimension, for bfloat16. A program accumulates in registers: an own x Dh
+# tile of float32 for the output, two for dk and dv, and an own x other tile of scores. So tiles shrink,
+# or warps double, as the head dimension grows. Chosen by the registers and spills that ptxas reports
+# for sm_90a, H100 and H200; never timed.
 BLOCKS = {
     'forward': {64: Blocks(128, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
     'dq': {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
@@ -72,7 +72,7 @@ def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
 def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
              k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
              *rows_BxHxT: jax.Array, interpret: bool = False) -> tuple[jax.Array, ...]:
-  """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
+  """Returns dq, dk, dv; `rows_BxHxT` come from `row_cotangents`."""
   q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   return (*_call('dq', spec, slopes_H, [q, do, *rows_BxHxT], [k, v], [like(q)], interpret),
@@ -80,11 +80,11 @@ def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
 
 
 class Tiling(NamedTuple):
-  """What a kernel knows of its tiles when it is traced.
+  """The facts about a kernel's tiles that are known when it is traced.
 
   parts: (first channel, size) of each part of the head dimension. group: query heads that share a
   head of keys. masked_before, masked_after: whether any program has masked tiles before or after
-  the full ones; a loop that none needs is left out.
+  the full ones; if none has, the loop is left out.
   """
 
   tile: ScoreTile
@@ -102,9 +102,9 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
   """Runs a kernel of BLOCKS.
 
   Args:
-    own: arrays of which a program gets the tile that it owns, (B, T, H, Dh) or rows (B, H, T).
-    other: arrays of which it gets all tokens of its head, or of the query heads of its group.
-    results: shapes of what it writes, a tile each.
+    own: arrays (B, T, H, Dh) or rows (B, H, T); a program gets the tile that it owns.
+    other: arrays or rows; a program gets all tokens of its head, or of its group's query heads.
+    results: shapes of the outputs, of which a program writes one tile each.
   """
   by_queries = kernel != 'dkv'
   q, k = (own[0], other[0]) if by_queries else (other[0], own[0])
@@ -112,7 +112,7 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
   blocks = _FLOAT32 if q.dtype == jnp.float32 else next(
       blocks for limit, blocks in BLOCKS[kernel].items() if head_dim <= limit)
   padding = -length % max(blocks.own, blocks.other)  # powers of two
-  # For each tile of its own a program needs the range of the others.
+  # The range of tiles of `other` that each tile of `own` needs.
   ranges = (key_tiles(spec.mask, length, blocks.own, blocks.other) if by_queries else
             query_tiles(spec.mask, length, blocks.other, blocks.own))
   tiles = (length + padding) // blocks.own
@@ -122,12 +122,12 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
                   bool((ranges.last_full < ranges.last).any()))
 
   def block(x: jax.Array | jax.ShapeDtypeStruct, is_own: bool) -> pl.BlockSpec:
-    """In the index maps n numbers the tiles of a head, h heads, b the batch."""
+    """Index maps take the tile n of a head, the head h and the sequence b."""
     heads = x.shape[2 if x.ndim == 4 else 1]
     block_heads = None if heads <= programs else heads // programs
     shared = max(programs // heads, 1)
     size = blocks.own if is_own else length + padding
-    # Of what it goes through a program gets all tokens, and loads from them.
+    # A program gets all tokens of `other`, and loads tiles from them.
     at = lambda n: _own_tile(n, tiles, by_queries) if is_own else 0
     if x.ndim == 4:
       return pl.BlockSpec((None, size, block_heads, head_dim),
@@ -153,9 +153,10 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
 
 
 def _own_tile(n, tiles: int, by_queries: bool):
-  """The tile of program n; queries from the last, which under a causal mask see most.
+  """The tile of program n; the first programs get the last tiles of queries.
 
-  Programs start in order: the longest first leaves no long one running at the end.
+  Programs start in order. Under a causal mask the last queries see most keys: if they start first, no
+  long program is left running at the end.
   """
   return tiles - 1 - n if by_queries else n
 
@@ -177,7 +178,7 @@ def _forward_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, k_ref, v_ref,
     j = _positions(kj, tiling.blocks.other)[None, :]
     s = tile.scores(_products(q, _other(tiling, k_ref, kj)), slope, i, j)
     p, factor, state = tile.update(state, s, tile.keep(i, j) if masked else None)
-    # Weights are rounded to the dtype of v, for the tensor cores; their sums were taken before.
+    # Weights are rounded to the dtype of v, for the tensor cores; their sums are of the exact weights.
     added = _weighted(p.astype(v_ref.dtype), _other(tiling, v_ref, kj))
     return [o + x if factor is None else o * factor + x for o, x in zip(out, added)], state
 
@@ -208,14 +209,14 @@ def _dq_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, do_ref, *refs):
 
 
 def _dkv_kernel(tiling: Tiling, ranges_ref, slopes_ref, k_ref, v_ref, q_ref, do_ref, *refs):
-  # A program owns a tile of keys and goes through all query heads of its group, so that its dk and
-  # dv have no other writer. Tiles are (keys, queries): p and ds then enter both products as they
-  # are, without a transposition.
+  # A program owns a tile of keys and loops over all query heads of its group, so that it is the only
+  # writer of its dk and dv. Tiles are (keys, queries): p and ds then enter both products without a
+  # transposition.
   *row_refs, dk_ref, dv_ref = refs
   tile, own, other = tiling.tile, pl.program_id(0), tiling.blocks.other
   j = _positions(own, tiling.blocks.own)[:, None]
   k, v = (_load(tiling, ref, 0, tiling.blocks.own) for ref in (k_ref, v_ref))
-  # The grid counts heads of keys, while slopes are those of query heads.
+  # The grid counts heads of keys; slopes belong to query heads.
   first_head = pl.program_id(1) * tiling.group
 
   def head(g, carry):
@@ -245,9 +246,9 @@ _KERNELS = {'forward': _forward_kernel, 'dq': _dq_kernel, 'dkv': _dkv_kernel}
 
 def _loop(tiling: Tiling, ranges_ref, own, step: Callable[[jax.Array, bool, Any], Any],
           carry: Any) -> Any:
-  """carry = step(number of the other tile, is it masked?, carry) over all that the own one needs."""
+  """Folds carry = step(number of the other tile, is it masked?, carry) over the tiles that `own` needs."""
   first, first_full, last_full, last = (ranges_ref[n, own] for n in range(4))
-  # Three loops: only tiles at the edges of the mask pay for it.
+  # Three loops: only tiles at the edges of the mask pay for masking.
   for lo, hi, masked, needed in ((first, first_full, True, tiling.masked_before),
                                  (first_full, last_full, False, True),
                                  (last_full, last, True, tiling.masked_after)):

@@ -1,20 +1,20 @@
 """Pallas kernels for NVIDIA GPUs of the Hopper generation (Mosaic GPU): forward, dq, and dk with dv.
 
-A block of threads owns some queries or keys of one head, 64 of them for each of its compute
-warpgroups. One more warpgroup copies tiles of the other axis into a ring of buffers in shared
-memory, by TMA; the compute warpgroups wait for a buffer, multiply by its tile (wgmma), and hand it
-back. What a warpgroup accumulates stays in its registers. There are no atomics: a block owns what
-it writes, so that results repeat bit for bit. The backward pass is two kernels for the same reason:
-dq belongs to queries, dk and dv to keys, and the scores are computed in both.
+A block of threads owns some queries (or keys) of one head, 64 of them for each of its compute
+warpgroups. One more warpgroup copies tiles of the keys (or queries) by TMA into a ring of buffers in
+shared memory. The compute warpgroups wait for a buffer, multiply by its tile (wgmma) and release it;
+they accumulate in registers. They use no atomics: a block writes only its rows, so results repeat
+bit for bit. For the same reason the backward pass is two kernels: dq belongs to queries, dk and dv to
+keys, and both compute the scores.
 
-A tile of scores has one axis for what is owned and one for what is gone through: (queries, keys) in
-the forward kernel and for dq, (keys, queries) for dk and dv. The first operand of a product then
-never needs a transposition. Head dimensions are padded with zeros to multiples of 64.
+The first axis of a tile of scores is the owned one: (queries, keys) in the forward kernel and for dq,
+(keys, queries) for dk and dv. The first operand of a product then never needs a transposition. Head
+dimensions are padded with zeros to multiples of 64.
 
-JAX's interpreter for GPUs runs these kernels on a CPU and finds missing waits for copies. It does
-not know the two forms of wgmma that `_add_product` hides, and takes every wgmma as finished at
-once: it does not see a missing wait for one. JAX's own kernel, ops/gpu/attention_mgpu.py, refuses
-causal masks with CUDA 12.8.0 to 12.9.0, whose ptxas miscompiles them.
+JAX's interpreter for GPUs runs these kernels on a CPU and detects missing waits for copies. It lacks
+the two forms of wgmma that `_add_product` hides. It completes every wgmma at once, and so does not
+detect a missing wait for one. The kernel in JAX, ops/gpu/attention_mgpu.py, refuses causal masks with
+CUDA 12.8.0 to 12.9.0, whose ptxas miscompiles them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
-_OWN = 64  # rows that a warpgroup owns: those of a wgmma
-_CHANNELS = 64  # of bfloat16, in a row of 128 bytes, which shared memory is swizzled by
-_COMPUTE_REGISTERS, _COPY_REGISTERS = 240, 24  # of a thread; a multiprocessor has 65536
+_OWN = 64  # rows that a warpgroup owns: the rows of a wgmma
+_CHANNELS = 64  # of bfloat16 in 128 bytes, by which shared memory is swizzled
+_COMPUTE_REGISTERS, _COPY_REGISTERS = 240, 24  # per thread; a multiprocessor has 65536
 
 
 class Blocks(NamedTuple):
-  """How a kernel cuts its work.
+  """The tile sizes of a kernel.
 
-  warpgroups: those that compute, each with rows of its own. other: rows of the tiles that they go
-  through. stages: buffers of the ring.
+  warpgroups: number of compute warpgroups, each with 64 rows. other: rows of the tiles that they loop
+  over. stages: buffers of the ring.
   """
 
   warpgroups: int
@@ -52,8 +52,8 @@ class Blocks(NamedTuple):
   stages: int
 
 
-# By kernel. Chosen by the shared memory (227 KB) and the spills that ptxas reports for sm_90a at a head
-# dimension of 128, which are up to 52 bytes for dk and dv; never timed.
+# By kernel. Chosen by the shared memory (227 KB) and the spills (up to 52 bytes, for dk and dv) that ptxas
+# reports for sm_90a at a head dimension of 128; never timed.
 BLOCKS = {'forward': Blocks(2, 128, 2), 'dq': Blocks(2, 64, 2), 'dkv': Blocks(2, 64, 2)}
 
 
@@ -73,7 +73,7 @@ def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
 def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
              k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
              *rows_BxHxT: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
-  """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
+  """Returns dq, dk, dv; `rows_BxHxT` come from `row_cotangents`."""
   q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   return (*_call('dq', spec, slopes_H, [q, do, *rows_BxHxT], [k, v], [like(q)], interpret),
@@ -91,16 +91,16 @@ class MosaicTile(ScoreTile):
     return lax.broadcast_in_dim(row, x.shape, [1 - self.axis])
 
   def to_power(self, f: jax.Array, power: float) -> jax.Array:
-    """`safe_power`, since Mosaic GPU has no power."""
+    """By `safe_power`, since Mosaic GPU has no power function."""
     return jnp.exp2(power * jnp.log2(jnp.maximum(f, 1e-30))) if power else jnp.ones_like(f)
 
 
 class Tiling(NamedTuple):
-  """What a kernel knows of its work when it is traced.
+  """The facts about a kernel's work that are known when it is traced.
 
-  tiles: of what is owned, one a block. group: query heads that share a head of keys. masked_before,
-  masked_after: whether any block has masked tiles before or after the full ones; a loop that none
-  needs is left out.
+  tiles: number of blocks of threads that cover the owned axis. group: query heads that share a head of
+  keys. masked_before, masked_after: whether any block has masked tiles before or after the full ones; if
+  none has, the loop is left out.
   """
 
   tile: MosaicTile
@@ -118,19 +118,19 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
   """Runs a kernel of BLOCKS.
 
   Args:
-    own: arrays of which a block gets the rows that it owns, (B, T, H, Dh) or rows (B, H, T).
-    other: arrays whose rows it goes through, of its head or of the query heads of its group.
-    results: shapes of what it writes, for the rows that it owns.
+    own: arrays (B, T, H, Dh) or rows (B, H, T); a block gets the rows that it owns.
+    other: arrays or rows that it loops over, of its head or of the query heads of its group.
+    results: shapes of the outputs; a block writes the rows that it owns.
   """
   by_queries, blocks = kernel != 'dkv', BLOCKS[kernel]
   q, k = (own[0], other[0]) if by_queries else (other[0], own[0])
   batch, length, heads, head_dim = own[0].shape
   block = blocks.warpgroups * _OWN
-  # For each block of its own a kernel needs the range of tiles of the others.
+  # The range of tiles of `other` that each block of `own` needs.
   ranges = (key_tiles(spec.mask, length, block, blocks.other) if by_queries else
             query_tiles(spec.mask, length, blocks.other, block))
   padding, channels = -length % max(block, blocks.other), -head_dim % _CHANNELS
-  # Rows are spread along the queries, which are the second axis for dk and dv.
+  # The keys are the second axis of a tile, and the first one for dk and dv.
   tiling = Tiling(MosaicTile(spec, head_dim, 1 if by_queries else 0, length if padding else None),
                   blocks, by_queries, len(ranges.first), q.shape[2] // k.shape[2],
                   bool((ranges.first < ranges.first_full).any()),
@@ -146,7 +146,7 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
   scratch: dict[str, Any] = dict(
       own_bufs=buffers(blocks.warpgroups, _OWN, arrays[:len(own)]),
       ring=buffers(blocks.stages, blocks.other, arrays[len(own):]),
-      # A result (T, Dh) leaves by the buffer of an input; rows have buffers.
+      # A result (T, Dh) is stored through the buffer of an input; row results have buffers.
       row_bufs=buffers(blocks.warpgroups, _OWN, [x for x in shapes if len(x.shape) == 3]),
       # Only for the interpreter, see `_add_product`.
       weights=_shared(blocks.warpgroups, _OWN, jax.ShapeDtypeStruct((0, 0, 0, blocks.other), q.dtype)
@@ -172,7 +172,7 @@ def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[j
 
 
 def _shared(count: int, rows: int, x: jax.Array | jax.ShapeDtypeStruct):
-  """Buffers in shared memory for some rows of one head of an array, in the form that wgmma reads."""
+  """Buffers in shared memory for some rows of one head of an array, in the layout that wgmma reads."""
   if x.ndim == 3:
     return plgpu.SMEM((count, rows), x.dtype)
   transforms = plgpu.TilingTransform((8, _CHANNELS)), plgpu.SwizzleTransform(128)
@@ -190,14 +190,14 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
   """A block of threads: the last warpgroup copies, the others compute."""
   blocks, warpgroup, head = tiling.blocks, lax.axis_index('warpgroup'), lax.axis_index('head')
   number = lax.axis_index('tile')
-  if tiling.by_queries:  # from the last, which under a causal mask see most: the longest go first
+  if tiling.by_queries:  # the last see most under a causal mask: longest first
     number = tiling.tiles - 1 - number
   first, first_full, last_full, last = (ranges_ref[n, number] for n in range(4))
   # A block of keys goes through the tiles once for every query head of its group.
   heads = 1 if tiling.by_queries else tiling.group
   other_head = lambda g: lax.div(head, jnp.int32(tiling.group)) if tiling.by_queries else (
       head * tiling.group + g)
-  # Visits of tiles are numbered, for the ring, as the loops below make them.
+  # Visits of tiles are numbered in the order of the loops below, to assign buffers of the ring.
   visit = lambda g, n: g * (last - first) + n - first
   slot = lambda visit: lax.rem(visit, jnp.int32(blocks.stages))
 
@@ -226,7 +226,7 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
     _wait(own_copied.at[warpgroup])
 
     def go_through(visit_tile, carry):
-      """carry = visit_tile(tiles, slope, i, j, is it masked?, carry) over all that is needed."""
+      """Folds carry = visit_tile(tiles, slope, i, j, is it masked?, carry) over the needed tiles."""
 
       def one(g, masked, n, carry):
         at = slot(visit(g, n))
@@ -234,7 +234,7 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
         own_position, other_position = _positions(start, n * blocks.other, blocks.other)
         i, j = (own_position, other_position) if tiling.by_queries else (
             other_position, own_position)
-        # The grid counts heads of keys for dk and dv, while slopes are those of query heads.
+        # For dk and dv the grid counts heads of keys; slopes belong to query heads.
         slope = (slopes_ref[head if tiling.by_queries else other_head(g)]
                  if tiling.tile.spec.position.has_bias else jnp.float32(0))
         carry = visit_tile([buffer.at[at] for buffer in ring], slope, i, j, masked, carry)
@@ -242,7 +242,7 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
         return carry
 
       def all_tiles(g, carry):
-        # Three loops: only tiles at the edges of the mask pay for it.
+        # Three loops: only tiles at the edges of the mask pay for masking.
         for lo, hi, masked, needed in ((first, first_full, True, tiling.masked_before),
                                        (first_full, last_full, False, True),
                                        (last_full, last, True, tiling.masked_after)):
@@ -266,7 +266,7 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
 
 
 def _forward_step(tiling: Tiling, own, go_through, product):
-  """Rows and their statistics, of (q,)."""
+  """The rows and their statistics; `own` is (q,)."""
   [q_buf], tile = own, tiling.tile
 
   def visit_tile(tiles, slope, i, j, masked, carry):
@@ -274,7 +274,7 @@ def _forward_step(tiling: Tiling, own, go_through, product):
     s = tile.scores(_product(q_buf, k_buf.T), slope, i, j)
     p, factor, state = tile.update(state, s, tile.keep(i, j) if masked else None)
     out = out if factor is None else out * tile.spread(factor, out)
-    # Weights are rounded to the dtype of v, for the tensor cores; their sums were taken before.
+    # Weights are rounded to the dtype of v, for the tensor cores; their sums are of the exact weights.
     return product(out, p.astype(v_buf.dtype), v_buf), state
 
   rows = lambda x: plgpu.layout_cast(x, plgpu.Layout.WGMMA.reduce(1))
@@ -286,9 +286,9 @@ def _forward_step(tiling: Tiling, own, go_through, product):
 
 
 def _backward_step(tiling: Tiling, own, go_through, product):
-  """dq of (q, do), or dk and dv of (k, v)."""
+  """dq if `own` is (q, do), dk and dv if it is (k, v)."""
   tile, by_queries = tiling.tile, tiling.by_queries
-  # Rows belong to queries: they lie next to what is owned for dq, else next to what is gone through.
+  # Row statistics belong to queries: to the owned axis for dq, to the other axis for dk and dv.
   layout = plgpu.Layout.WGMMA.reduce(tile.axis)
   load = lambda refs: [plgpu.layout_cast(ref[...], layout) for ref in refs[2:]]
   own_rows = load(own)  # none for dk and dv
@@ -315,7 +315,7 @@ def _wait(barrier) -> None:
 
 
 def _positions(own_start, other_start, others: int) -> tuple[jax.Array, jax.Array]:
-  """Positions of what is owned and of what is gone through, as tiles of scores."""
+  """Positions of the owned and of the other rows, each in the shape of a tile of scores."""
   return tuple(start + plgpu.broadcasted_iota(jnp.int32, (_OWN, others), axis,
                                               layout=plgpu.Layout.WGMMA)
                for axis, start in enumerate((own_start, other_start)))
@@ -340,7 +340,7 @@ def _add_product(a_buf, total: jax.Array, a: jax.Array, b_buf) -> jax.Array:
   if a_buf is None:
     accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
     return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b_buf))(accumulator)
-  # The interpreter knows neither form.
+  # The interpreter lacks both forms.
   a_buf[...] = a
   plgpu.commit_smem()
   return total + _product(a_buf, b_buf)

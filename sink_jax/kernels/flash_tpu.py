@@ -1,13 +1,13 @@
 """Pallas kernels for TPUs (Mosaic): forward, dq, and dk with dv.
 
-Tiles of scores are transposed, (keys, queries), so that quantities of rows lie along the lanes,
+Tiles of scores are transposed, (keys, queries), so that row statistics lie along the lanes,
 (1, queries): a column of statistics would fill one lane of 128. Arrays are laid out (B, H, T, Dh),
-since the last two axes of a block fill the sublanes and lanes of vector registers, and padded to
-full tiles; outputs of queries come as (B, H, Dh, T). The last axes of every grid run in order on a
-core and accumulate in scratch memory, while the next tiles are copied from HBM; the axes before
-them are independent. The backward pass is two kernels, dq per tile of queries and dk, dv per tile
-of keys, each of which computes the scores again. Letters in names: q and k are the sizes of a
-tile, D is the head dimension.
+since the last two axes of a block fill the sublanes and lanes of vector registers, and are padded to
+full tiles; outputs of queries are (B, H, Dh, T). The last axes of every grid run in order on a core and
+accumulate in scratch memory, while the next tiles are copied from HBM; the axes before them are
+independent. The backward pass is two kernels, dq per tile of queries and dk, dv per tile of keys, each
+of which computes the scores again. In names q and k are the sizes of a tile, and D is the head
+dimension.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
-# Queries and keys of a tile, at most; a multiple of the lanes. A tile of scores then takes 1 MiB in
-# float32, and with its inputs, twice for the copies in flight, stays far below the 16 MiB of
-# vector memory of a TPU v4; smaller tiles have more steps, each with its overhead.
+# Largest number of queries and keys of a tile; a multiple of the lanes. A tile of scores then takes 1 MiB
+# in float32. With its inputs, twice for the copies in flight, it stays far below the 16 MiB of vector
+# memory of a TPU v4. Smaller tiles need more steps, each with its overhead.
 _BLOCK = 512
 _LANES = 128
 
-# An array, or the shape of a result, and what its blocks move along: 'queries' or 'keys', of arrays
-# (B, H, T, Dh), or 'rows', of arrays (B, H, X, T) for queries.
+# An array, or the shape of a result, and the axis along which its blocks move: 'queries' or 'keys' for
+# arrays (B, H, T, Dh), 'rows' for arrays (B, H, X, T) of queries.
 Operand = tuple[jax.Array | jax.ShapeDtypeStruct, str]
 
 
@@ -57,7 +57,7 @@ def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
 def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
              k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
              *rows_BxHxT: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
-  """Returns dq, dk, dv; the rows are those of `row_cotangents`."""
+  """Returns dq, dk, dv; `rows_BxHxT` come from `row_cotangents`."""
   grid = _Grid(spec, slopes_H, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
   q, k, v, do = map(grid.heads_first, (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh))
   batch, heads, padded, head_dim = q.shape
@@ -94,10 +94,10 @@ class _Grid:
   def call(self, kernel: Callable[..., None], inputs: Sequence[Operand],
            outputs: Sequence[Operand], scratch: Sequence[tuple[int, int]],
            own_keys: bool = False) -> Sequence[jax.Array]:
-    """Runs a kernel on a grid over tiles of queries, and in it over the tiles of keys they see.
+    """Runs a kernel on a grid over tiles of queries and, within it, over the tiles of keys they see.
 
-    With own_keys it goes over tiles of keys, and in it over the query heads of their group and the
-    queries that see them. Scratch memory lasts from one step of the inner axes to the next.
+    With own_keys the outer axis is that of tiles of keys, and the inner ones are the query heads of
+    their group and the tiles of queries that see them. Scratch memory lasts through the inner axes.
     """
     tiles = (query_tiles if own_keys else key_tiles)(
         self.tile.spec.mask, self.length, self.block, self.block)
@@ -150,7 +150,7 @@ def _forward_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, 
     p, factor, new = tile.update(tuple(ref[...] for ref in state), s, keep)
     before = out_Dxq[...] if factor is None else out_Dxq[...] * factor
     v = v_ref[...]
-    # Weights are rounded to the dtype of v for the matrix unit; their sums were taken before.
+    # Weights are rounded to the dtype of v for the matrix unit; their sums are of the exact weights.
     out_Dxq[...] = before + _dot(v, p.astype(v.dtype), (0, 0))
     for ref, value in zip(state, new):
       ref[...] = value
@@ -215,9 +215,9 @@ def _dkv_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_
 
 
 def _visit(ranges_ref, own, t, step: Callable[[jax.Array, bool], None]) -> None:
-  """Calls step(number of the other tile, is it masked?), if there is one at step t.
+  """Calls step(number of the other tile, is it masked?) if step t has a tile.
 
-  The grid has as many steps as the tile that needs most; others do nothing in the last ones.
+  The grid has as many steps as the tile that needs most; for other tiles the last ones do nothing.
   """
   first, first_full, last_full, last = (ranges_ref[n, own] for n in range(4))
   other = first + t

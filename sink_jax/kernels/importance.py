@@ -1,7 +1,7 @@
 """Importance of every key without a T x T map (Section 3.2).
 
-Rows of attention come from the definition, a block of queries at a time, and are summed over the
-columns: O(T) memory at any length.
+The definition gives the rows of attention for a block of queries at a time, and each column is summed
+over the blocks: O(T) memory at any length.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
 from sink_jax.kernels import chunked
 
-_SCORES = 2**21  # of one head at a time: 8 MiB, which stay cached, and do not grow with T
+_SCORES = 2**21  # of one head at a time: 8 MiB at any T, which stay in the cache
 
 
 class Importance(NamedTuple):
   """alpha_k = sum_i A_ik / (T - k + 1) of every key, per head.
 
-  All rows i count: under a causal mask those from k on, as others do not see the key.
+  The sum is over all rows i that see key k: under a causal mask those from k on.
 
   Attributes:
     raw: alpha where A are the attention weights that multiply the values; if rows sum to one, it
@@ -32,7 +32,7 @@ class Importance(NamedTuple):
     bias_slot: the mean over queries of the extra key's normalised weight w_i; None without one.
     bias_slot_released: this mean as the official code (sail-sg/Attention-Sink) computes it, with
       the additional row of weight one that its kernel needs: (1 + sum_i w_i) / (T + 1).
-    entropy: the mean entropy of rows, with the extra key, over uniform attention's; 1 is uniform.
+    entropy: mean entropy of the rows, with the extra key, over that of uniform attention; 1 is uniform.
   """
 
   raw: Float[Array, '*B H T']
@@ -54,7 +54,7 @@ def streaming_importance(
   Args:
     params: {component: {name: array}}, as for `attend`.
     keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default all.
-    entropy: whether to compute that of rows as well; it has no derivative where a weight is 0.
+    entropy: whether to compute the entropy as well; it has no derivative where a weight is 0.
 
   Raises:
     ValueError: shapes, dtypes or params do not fit, or `keys` lies outside 1..T.
@@ -76,12 +76,12 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
   has_extra = spec.kv_bias.has_extra_key
   extra, entropies = (jnp.zeros((batch, heads)) if asked else None for asked in (has_extra, entropy))
   for first, last, lo, hi in chunked.spans(spec, length):
-    count = max(0, min(hi, keys) - lo)  # of this span's keys, those that are asked for
+    count = max(0, min(hi, keys) - lo)  # the requested keys of this span
 
     def add_block(sums, block):
       i_L, q_BxLxHxDh = block
       rows = reference.rows(spec, q_BxLxHxDh, k[:, lo:hi], params, i_L, jnp.arange(lo, hi))
-      real_L = i_L < length  # rows of padding count nothing
+      real_L = i_L < length  # padding rows do not count
       columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :count], 0), axis=-2)
       mass = lambda a_BxHxL: jnp.sum(jnp.where(real_L, a_BxHxL, 0), axis=-1)
       proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL

@@ -1,12 +1,11 @@
 """Softmax attention by the kernels of libraries: cuDNN on NVIDIA GPUs, splash on TPUs.
 
 Plain softmax calls their public functions. An extra key joins the softmax afterwards: the library
-gives the logarithms of its row sums, and its backward kernels take those of the sums with the
-extra key. XLA cannot partition these kernels: every device calls them for its share.
+returns the logarithms of its row sums, and its backward kernels get the logarithms of the sums with
+the extra key. XLA cannot partition these kernels: every device calls them for its share.
 
-Similarities, normalizers and masks are compared by class here, where others ask what a value
-says of itself: a library computes what its authors wrote, so only the very classes that mean
-the same are safe, and no subclass of them.
+This file compares similarities, normalizers and masks by their exact class, where others read an
+attribute: a library computes one fixed function, and a subclass may define another.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from sink_jax.kernels.epilogue import ATTENTION, Shaped, apply_softmax_epilogue,
 from sink_jax.kernels.shard import shard_map_batch_heads
 
 _LANES = 128  # of a TPU's vector registers, which splash fills
-_FUSED = 2  # tiles of keys, up to which splash has one backward kernel
+_FUSED = 2  # up to this number of tiles of keys splash runs one backward kernel
 
 
 class Library(NamedTuple):
-  """The kernels of a library, all of a spec and of q, k, v; grouped heads stay grouped.
+  """The kernels of a library, each of a spec and q, k, v; grouped heads stay grouped.
 
   Attributes:
     rows: finished rows of plain softmax (B, T, H, Dh), in the dtype of v; differentiable.
     forward: the same rows, not differentiable, and the logarithms (B, H, T) of their sums, float32.
-    backward: takes rows, logarithms and the cotangent of the rows too; (dq, dk, dv).
+    backward: takes also the rows, the logarithms and the cotangent of the rows; (dq, dk, dv).
   """
 
   rows: Callable[..., jax.Array]
@@ -60,10 +59,10 @@ def attend(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxH
   return apply_softmax_epilogue(spec, out, params)
 
 
-# With p the softmax without the extra key, whose score is s and whose sum of exponentials exp(L):
-# L' = log(exp(L) + exp(s)) and o' = exp(L - L') o + exp(s - L') v* are those of all keys. The
-# backward pass of softmax reads scores, o', L' and the cotangent only, so that a library's kernels
-# give the exact dq, dk and dv of the tokens from them.
+# Without the extra key, a softmax row is o and its sum of exponentials exp(L). An extra key with score s
+# and value v* makes them L' = log(exp(L) + exp(s)) and o' = exp(L - L') o + exp(s - L') v*. The backward
+# pass of softmax reads only scores, o', L' and the cotangent, so a library's kernels return the exact
+# dq, dk and dv of the tokens.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _with_extra_key(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
                     v_BxTxHkvxDh: jax.Array, extra_BxHxT: jax.Array,
@@ -74,8 +73,8 @@ def _with_extra_key(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array
 
 def _extra_forward(library: Library, spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
                    extra_BxHxT: jax.Array, value_HxDh: jax.Array | None) -> tuple[jax.Array, Any]:
-  out, lse_BxHxT = shard_map_batch_heads('bthd bthd bthd -> bthd bht', functools.partial(library.forward, spec),
-                                         q, k, v)
+  out, lse_BxHxT = shard_map_batch_heads(
+      'bthd bthd bthd -> bthd bht', functools.partial(library.forward, spec), q, k, v)
   total_BxHxT = jnp.logaddexp(lse_BxHxT, extra_BxHxT)
   out = out * per_row(jnp.exp(lse_BxHxT - total_BxHxT))
   if value_HxDh is not None:
@@ -114,7 +113,7 @@ def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Sha
   if dtype not in (jnp.bfloat16, jnp.float16) or k_BxTxHkvxDh.dtype != dtype:
     return ('cuDNN takes queries, keys and values all in bfloat16 or all in float16, not '
             f'{dtype} with {k_BxTxHkvxDh.dtype}')
-  # 256 from Hopper on, which the shapes do not tell.
+  # Hopper and later take 256, but shapes do not tell the GPU.
   if head_dim % 8 or head_dim > 128:
     return f'cuDNN takes a head dimension that is a multiple of 8 up to 128, not {head_dim}'
   if length == 1:
@@ -125,7 +124,7 @@ def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Sha
 def cudnn(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
           v_BxTxHkvxDh: jax.Array) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped."""
-  # A window without is_causal has no right edge in cuDNN: queries would see the future.
+  # Without is_causal a window has no right edge in cuDNN: queries would see the future.
   window = _cudnn_window(spec, q_BxTxHxDh)
   return jax.nn.dot_product_attention(
       q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, is_causal=True, implementation='cudnn',
@@ -151,7 +150,7 @@ def _cudnn_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax
 def _cudnn_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
                     v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
                     do_BxTxHxDh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  # JAX has no other way to cuDNN's backward kernel with other statistics.
+  # JAX has no other way to give cuDNN's backward kernel other statistics.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
   unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7  # bias, lengths, offsets, page tables
@@ -207,7 +206,8 @@ def _splash_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: ja
 
 def _splash_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
                      v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
-                     do_BxTxHxDh: jax.Array, *, interpret: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
+                     do_BxTxHxDh: jax.Array, *, interpret: bool = False
+                     ) -> tuple[jax.Array, jax.Array, jax.Array]:
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as module
 
   kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret)
@@ -219,7 +219,8 @@ def _splash_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: j
   q, k, v, out, do = map(_heads_first, (
       _scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh, out_BxTxHxDh, do_BxTxHxDh))
   d_scaled, dk, dv = map(_heads_first, jax.vmap(backward)(q, k, v, out, lse_BxHxT, do))
-  return _scaled(d_scaled).astype(q_BxTxHxDh.dtype), dk.astype(k_BxTxHkvxDh.dtype), dv.astype(v_BxTxHkvxDh.dtype)
+  return (_scaled(d_scaled).astype(q_BxTxHxDh.dtype), dk.astype(k_BxTxHkvxDh.dtype),
+          dv.astype(v_BxTxHkvxDh.dtype))
 
 
 SPLASH = Library(splash, _splash_forward, _splash_backward)
@@ -243,11 +244,11 @@ def _splash_case(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> tuple[Mask, int, in
 
 
 def _block(mask: Mask, q_BxTxHxDh: Shaped) -> int:
-  """Rows and columns of a splash tile: the most that divide the length and fit.
+  """Rows and columns of a splash tile: the largest size that divides the length and fits.
 
-  Large tiles are faster. 1024 fit the 16 MiB of vector memory of a TPU v4 where a row of
-  queries takes 256 bytes, 512 do up to 1024 bytes. A tile that reaches into a window is
-  computed as a whole, so for a narrow window smaller ones leave out more.
+  Large tiles are faster. On a TPU v4 with 16 MiB of vector memory 1024 fits if a row of queries
+  takes 256 bytes, and 512 up to 1024 bytes. A tile that overlaps a window is computed completely,
+  so smaller tiles leave out more of a narrow window's masked scores.
   """
   limit = 1024 if q_BxTxHxDh.dtype.itemsize == 2 and q_BxTxHxDh.shape[-1] <= _LANES else 512
   if mask.window:
@@ -260,10 +261,10 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
                    save_residuals: bool = False):
   """A kernel for [heads, length, Dh], without a batch.
 
-  Kept, since setting it up looks at every block of the T x T mask. It is set up outside
-  of any trace in progress and holds NumPy arrays, so that it can serve other traces too.
+  It is cached, since its setup looks at every block of the T x T mask. The setup runs outside of
+  any trace in progress and keeps NumPy arrays, so that other traces can use it.
   """
-  # Imported here, so that nothing else needs it.
+  # Imported here, so that only splash needs it.
   from jax.experimental.pallas.ops.tpu import splash_attention
 
   tokens = np.arange(length, dtype=np.int32)
@@ -271,8 +272,8 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
   class OfPackage(splash_attention.Mask):
     """A mask of this package as splash reads it: block by block when the kernel is set up."""
 
-    # From these attributes, which splash's masks have too, it computes the mask of a tile inside
-    # the kernel; without them it would load those tiles from memory.
+    # From these attributes splash computes the mask of a tile inside the kernel, as for its masks;
+    # without them it would load those tiles from memory.
     mask_function, q_sequence = staticmethod(mask.keep), tokens
     shape = (length, length)  # pyright: ignore[reportAssignmentType] a property there
 
@@ -281,7 +282,7 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
       return mask.keep(i[:, None], j[None, :])
 
   # One backward kernel takes 5 products of a tile where two take 7. It writes a dq for each tile of keys,
-  # whose sum follows, so that many tiles would take much memory.
+  # to be summed afterwards, so many tiles would take much memory.
   fused = length <= _FUSED * block
   of_dq = None if fused else block
   sizes = splash_attention.BlockSizes(

@@ -1,11 +1,11 @@
 """The arithmetic inside a tile of scores, the same in every Pallas kernel.
 
-A tile holds the products q.k of some queries and some keys; quantities of rows (queries) have size
-one along the axis of the keys. A similarity is used as it is and its derivative is taken by
-`jax.jvp` in the kernel, so that a new one needs no change here.
+A tile holds the products q.k of some queries and some keys; row statistics (one number per query) have
+size one along the axis of the keys. A kernel calls the similarity and takes its derivative by
+`jax.jvp`, so that a new similarity needs no change here.
 
 Forward, a kernel calls `start`, then `update` for every tile of keys, then `finish`. Backward,
-the statistics of rows are known: scores are computed again, tile by tile, and nothing of size
+the row statistics are known: scores are computed again, tile by tile, and nothing of size
 T x T is ever stored.
 """
 
@@ -34,7 +34,7 @@ class ScoreTile:
   """Rows of attention, accumulated tile by tile; for every similarity but Softpick.
 
   Scores are in the units of the product, q.k + g sqrt(Dh), so that the scale and the change to base
-  2 are one factor. axis: that of the keys in `update`. length: of tokens where arrays are padded.
+  2 are one factor. axis: the keys' axis in `update`. length: number of tokens if arrays are padded.
   """
 
   spec: AttentionSpec
@@ -48,7 +48,7 @@ class ScoreTile:
     return 1 / math.sqrt(self.head_dim)
 
   def scores(self, product: jax.Array, slope: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """q.k + g(i - j) sqrt(Dh), within the limit of the similarity, given the slope of the head."""
+    """q.k + g(i - j) sqrt(Dh), capped as the similarity says, given the slope of the head."""
     if self.spec.position.has_bias:
       product = product + slope / self.scale * self.spec.position.distance_bias(i - j)
     return soft_cap(product, self.spec.similarity.cap, self.scale)
@@ -58,7 +58,7 @@ class ScoreTile:
     keep = jnp.asarray(self.spec.mask.keep(i, j))
     return keep if self.length is None else keep & (i < self.length) & (j < self.length)
 
-  # A back end may have another form of these three.
+  # A back end may override these three.
   def reduce(self, f: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
     """f of every row of a tile, such as jnp.sum."""
     return f(x, self.axis, keepdims=True)
@@ -85,18 +85,18 @@ class ScoreTile:
     """Takes in a tile of scores.
 
     Args:
-      keep: which scores count; None where all of the tile do.
+      keep: which scores count; None if all do.
 
     Returns:
-      The weights of the values, the factor of what was summed before (None for one), and the
-      new state.
+      The weights of the values, the factor by which earlier sums are multiplied (None means 1), and
+      the new state.
     """
     power, total = self.spec.normalizer.power, functools.partial(self.reduce, jnp.sum)
     if self.spec.similarity.kind == 'exponential':
       s = s if keep is None else jnp.where(keep, s, _MASKED)
       # Online softmax: weights are relative to the largest score so far, and older sums are
-      # rescaled when it grows, so that no exponential exceeds one. The difference comes before
-      # the factor: large scores then lose nothing.
+      # rescaled when it grows, so that no exponential exceeds one. The difference is taken before
+      # the factor, so that large scores lose no precision.
       old, *sums = state
       new = jnp.maximum(old, self.reduce(jnp.max, s))
       exponent, change = (x * (self.scale * _LOG2E) for x in (s - self.spread(new, s), old - new))
@@ -130,21 +130,21 @@ class ScoreTile:
     """Weights and the cotangent of the scores, of a tile.
 
     Args:
-      dp: the products do.v, the cotangent of the weights by way of the output.
-      rows: those of `row_cotangents`, which hold everything that comes by way of the statistics.
+      dp: the products do.v, the cotangent of the weights through the output.
+      rows: from `row_cotangents`; they hold everything that comes through the statistics.
     """
     power = self.spec.normalizer.power
     if self.spec.similarity.kind == 'exponential':
       relative = lambda log, power: _where(
           keep, jnp.exp2((s * (self.scale * power) - log) * _LOG2E))
       p = relative(rows[0], 1)
-      # p (dp - do.o) comes by way of the softmax, and p times the cotangent of lse, whose
-      # derivative is p, by way of the statistic; rows[1] holds both terms that are added to dp.
+      # The softmax contributes p (dp - do.o). The statistic contributes p times the cotangent of lse,
+      # since p is the derivative of lse. rows[1] holds both terms that are added to dp.
       ds = p * (dp + rows[1])
       if power != 1:
         ds = ds + relative(rows[2], power) * rows[3]
       if limit := self.spec.similarity.cap:
-        # So far it is the cotangent of the limited score; that of the product goes by the slope.
+        # ds is the cotangent of the capped score; times the slope it is that of the product.
         ds = ds * soft_cap_slope(s, limit, self.scale)
       return p, ds
     s = s * self.scale

@@ -1,9 +1,8 @@
 """Running a function on every device's share of a batch and of the heads.
 
-Kernels are opaque to the compiler's partitioner, which would gather their inputs on every
-device, and sums in a loop would cross the devices in every iteration. So they run inside a
-shard_map. The mesh is the one in context, see `mesh_context`: its axis 'tensor' splits heads, all
-others split the batch.
+The compiler's partitioner cannot split a kernel: it would gather the inputs on every device. It would
+also sum over devices in every iteration of a loop. So both run inside a shard_map. The mesh is the
+one in context, see `mesh_context`: its axis 'tensor' splits heads, all others split the batch.
 """
 
 from __future__ import annotations
@@ -30,37 +29,36 @@ def mesh_context(mesh: Mesh | AbstractMesh | None) -> Iterator[None]:
 def mesh_of(arrays: Any) -> Mesh | AbstractMesh | None:
   """The mesh that a tree of arrays was laid out on, or None."""
   leaf = jax.tree.leaves(arrays)[0]
-  # Inside a trace arrays have no layout yet; the mesh in context counts there.
+  # Inside a trace arrays have no layout yet: the mesh in context counts.
   sharding = None if isinstance(leaf, core.Tracer) else getattr(leaf, 'sharding', None)
   return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
 def sharding_constraint(layout: str, x: jax.Array) -> jax.Array:
-  """x with the constraint that the letters of its axes say, see `shard_map_batch_heads`.
+  """Returns x with the sharding that the letters of its axes name, see `shard_map_batch_heads`.
 
-  Without it the compiler may carry the layout of parameters, or of what the loss splits, over to
-  activations.
+  Without it the compiler may carry the layout of parameters or of the loss over to activations.
   """
   sizes = _axes()
   if math.prod(sizes.values()) == 1:
     return x
   over = _splits(sizes, [layout], [x])
-  # The compiler may split a batch that does not divide as it likes.
+  # If the batch does not divide, the compiler may choose.
   axes = {'b': over['b'] or PartitionSpec.UNCONSTRAINED, 'h': over['h'] or None}
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(axes.get, layout)))
 
 
 def shard_map_batch_heads(layout: str, f: Callable[..., tuple], *arrays: jax.Array) -> tuple:
-  """Calls f(*arrays) on every device with its share of them.
+  """Calls f(*arrays) on every device with the device's share of each array.
 
   A result without 'b' or 'h' is summed over the devices among which an array with that letter
-  was split. Where an axis does not divide, such as the batch of a small probe, every device
-  computes the whole.
+  was split. If an axis does not divide, such as the batch of a small probe, every device
+  computes all of it.
 
   Args:
     layout: the axes of arrays and results, a letter each, such as 'bthd bthd -> bht ht .'. 'b'
-      is split over the axes of the mesh for batches, 'h' over 'tensor': heads, or what is to be
-      treated as they are. Other letters are not split; a dot stands for no axes.
+      is split over the axes of the mesh for batches, 'h' over 'tensor' (heads, or an axis that is
+      split like heads). Other letters are not split; a dot stands for no axes.
     f: returns a tuple with one array per result of the layout.
   """
   sizes = _axes()
@@ -92,27 +90,27 @@ def axis_size(name: str) -> int:
 def sum_over_axis(name: str, f: Callable[[Any, Any], Any], whole: Any, batch: Any) -> Any:
   """Calls f(whole, batch) on every group of devices along an axis of the mesh, and sums up.
 
-  Within f the other axes of the mesh split what they always do, and nothing crosses the named
-  one: the results are summed over it once, at the end, in their dtype.
+  Within f the other axes of the mesh split arrays as always, and nothing crosses the named axis:
+  the results are summed over it once, at the end, in their dtype.
 
   Args:
     whole: a tree of arrays that all groups have.
     batch: a tree of arrays, of which each group has its share of the first axis.
   """
-  # Kernels run where every axis is split by hand, also an axis of a single device.
+  # Kernels need every axis of the mesh to be manual, also an axis of a single device.
   names = {axis for axis, devices in _axes().items() if axis == name or devices == 1}
   sums = jax.shard_map(
       lambda *share: jax.tree.map(lambda x: x[None], f(*share)), axis_names=names,
       in_specs=(PartitionSpec(), PartitionSpec(name)), out_specs=PartitionSpec(name),
       check_vma=False)(whole, batch)
-  # A psum of bfloat16 next to axes that the compiler splits ends XLA's compiler for CPUs; and
+  # Next to axes that the compiler splits, a psum of bfloat16 crashes XLA's compiler for CPUs; and
   # jnp.sum would send float32.
   return jax.tree.map(lambda x: jax.lax.reduce(x, x.dtype.type(0), jax.lax.add, (0,)), sums)
 
 
 def _splits(sizes: dict[str, int], layouts: list[str], arrays: Sequence[jax.Array],
             ) -> dict[str, tuple[str, ...]]:
-  """{letter: axes of the mesh that split it}, none where one of its lengths does not divide."""
+  """{letter: axes of the mesh that split it}, none if one of its lengths does not divide."""
   over = {'b': tuple(name for name in sizes if name != _TENSOR),
           'h': tuple(name for name in sizes if name == _TENSOR)}
   for letter, names in over.items():

@@ -1,5 +1,5 @@
-"""Transformers in Flax Linen, and what can be computed from them with their parameters.
+"""Transformers in Flax Linen, and computations with their parameters.
 
-This is the only room that imports flax; a `Run` is a model with its parameters. Training, data and
+Only this folder imports flax; a `Run` is a model with its parameters. Training, data and
 files do not belong here.
 """

@@ -20,7 +20,7 @@ ArrayTree = Any  # any tree of arrays that JAX knows: a named tuple, a mapping, 
 
 
 def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
-  """Raises a ValueError unless all ids are in the vocabulary; name: what it calls them."""
+  """Raises a ValueError unless all ids are in the vocabulary; name: their name in the message."""
   # JAX would take the last embedding, or count from the end.
   if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
     raise ValueError(f'{name} reach from {ids.min()} to {ids.max()}, and the vocabulary has '

@@ -51,7 +51,7 @@ class Attention(nn.Module):
     q_BxTxHxDh = heads(dims.heads, 'query')
     k_BxTxHkvxDh = heads(dims.kv_heads, 'key')
     v_BxTxHkvxDh = heads(dims.kv_heads, 'value')
-    # Flat names in the checkpoint, such as 'kv_bias_key'; nested for the functions of attention.
+    # Names are flat in the checkpoint, such as 'kv_bias_key', and nested for the functions of attention.
     params = {component: {name: self.param(f'{component}_{name}', initializer(p.init, config),
                                            p.shape, jnp.float32)
                           for name, p in parameters.items()}
@@ -71,7 +71,7 @@ class Attention(nn.Module):
       kept = k if positions.kept_L is None else spec.position.rotate(k, positions.kept_L)
       new = KVCache(*(jnp.swapaxes(x, 1, 2) for x in (kept, v_BxTxHkvxDh)))
     if positions is None or positions.keys_LxE is None:
-      # Tokens that begin a text attend to each other only, so the ordinary implementations serve.
+      # Tokens that begin a text attend only to each other, so the implementations without a cache apply.
       transformed, v_BxTxHkvxDh, params = self.mixed(
           position_qk(spec, q, k, params), v_BxTxHkvxDh, params)
       o_BxTxHxDh = attend_transformed(spec, transformed, v_BxTxHkvxDh, params, gate_BxTxD,
@@ -103,7 +103,7 @@ class Attention(nn.Module):
   def _record(self, options: RecordOptions, normalized: tuple[jax.Array, jax.Array],
               transformed: TransformedQK, v_BxTxHkvxDh: jax.Array, o_BxTxHxDh: jax.Array,
               params: Params) -> LayerRecord:
-    """normalized: queries and keys whose norms are recorded; transformed: those that make the scores."""
+    """normalized: queries and keys for the norms; transformed: queries and keys for the scores."""
     spec, sinks = self.spec, self.config.sink_tokens
     # Records are about tokens: the rows and columns of learned sink tokens are cut off.
     tokens = slice(sinks, None)

@@ -57,7 +57,7 @@ class Layer(Component):
   mask: Mask | None = None
   mamba: Mamba | None = None  # instead of attention
   experts: Experts | None = None  # instead of the feed-forward network
-  position: Position | None = None  # where blocks differ: rotary or Nope()
+  position: Position | None = None  # if blocks differ: rotary or Nope()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ModelConfig:
       input_features and output_features.
     kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
     pattern: the blocks of one period, which repeats; it may replace parts of `attention`.
-    ffn: one of CHOICES; those that end with 'glu' have three matrices, others two. With 'tanh' they
+    ffn: one of CHOICES; names that end with 'glu' have three matrices, others two. Names with 'tanh'
       approximate GELU by tanh, as Gemma 2 does; 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
@@ -141,7 +141,7 @@ class ModelConfig:
       if wrong:
         raise ValueError(message)
     check_implementation(self.implementation)
-    self.attention.params(self.dims)  # raises where a component does not fit the head dimension
+    self.attention.params(self.dims)  # raises if a component does not fit the head dimension
 
   def _conflicts(self) -> Iterator[tuple[object, str]]:
     """Pairs of a condition that must not hold, and its error; later ones rely on earlier ones."""

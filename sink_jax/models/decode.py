@@ -1,7 +1,7 @@
 """A key/value cache of bounded size: which tokens it keeps, and how new tokens attend to them.
 
-With positions counted in the text, keys are kept rotated. Counted in the cache, as StreamingLLM has
-it (Xiao et al. 2023), positions change as tokens are dropped, so keys are rotated on use.
+If positions count the tokens of the text, stored keys are rotated. If they count the tokens in the cache, as
+in StreamingLLM (Xiao et al. 2023), positions change as tokens are dropped, so keys are rotated on use.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LayerCache = KVCache | MambaCache
 
 
 class DecodePositions(NamedTuple):
-  """Where L new tokens are written in a cache of C entries, and at which positions all are used."""
+  """The entries of a cache that L new tokens overwrite, and the positions of all tokens that are used."""
 
   entries_L: jax.Array  # entries that the new tokens overwrite
   queries_L: jax.Array  # positions of the new tokens
-  kept_L: jax.Array | None  # rotate their keys before they are stored; None: rotated on use
-  # For each new token, the positions of the C old entries, then of the L new tokens; None where these begin
+  kept_L: jax.Array | None  # positions that rotate the stored keys; None: rotated on use
+  # For each new token, the positions of the C old entries, then of the L new tokens; None if these begin
   # the text and attend only to each other.
   keys_LxE: jax.Array | None
 
@@ -63,7 +63,7 @@ class CachePolicy:
   """A cache that keeps the first `sinks` and the last `size - sinks` tokens of a text.
 
   sinks=0 is a sliding window, and sinks=4 is StreamingLLM. The `size` tokens that a query attends to
-  include its own. Learned sink tokens count.
+  include the query's token. Learned sink tokens count.
 
   Attributes:
     size: the number of tokens that the cache holds.
@@ -104,7 +104,7 @@ class CachePolicy:
                           self.sinks + (new_L - self.sinks) % self.recent)
     text_E = jnp.concatenate([text_C, new_L])
     sink_E = text_E < self.sinks
-    # A token sees what is left in the cache once it is written.
+    # A token sees the tokens that are in the cache after it is written.
     oldest_L = jnp.where(new_L < self.size, 0, new_L - self.recent + 1)
     seen_LxE = (text_E <= new_L[:, None]) & (sink_E | (text_E >= oldest_L[:, None]))
     if self.positions == 'text':
@@ -141,8 +141,8 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, ne
 def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCache:
   """The cache of some blocks after L tokens.
 
-  The entries of all blocks are written at once, in place: a loop with caches as inputs and outputs would copy
-  all of them at every token.
+  The entries of all blocks are written at once, into the same memory: a loop with caches as inputs and
+  outputs would copy all of them at every token.
   """
   if isinstance(cache, MambaCache):
     return new

@@ -24,7 +24,7 @@ from sink_jax.models.transformer import Block, Transformer
 def edit_tree(config: ModelConfig, *, batch: int, length: int, keep_NxBxHxT: ArrayLike = True,
               values_NxBxT: ArrayLike = True, heads_NxH: ArrayLike = True,
               caps_MxD: ArrayLike = np.inf) -> ParamTree:
-  """The collection 'edits' of a model of M blocks, N with attention; it mirrors the parameters.
+  """The collection 'edits' of a model of M blocks, N with attention; its tree mirrors the parameters.
 
   Each array is broadcast to its shape; by default it edits nothing. A batch of 1 serves all sequences.
 

@@ -1,7 +1,7 @@
 """Grafts: a trained model with another attention, norm or sink token, and its trained parameters.
 
 Gates that start at zero barely move, and random ones raise the loss at once
-(qiuzh20/gated_attention, issue 10): both starts are here, and the loss is measured before training.
+(qiuzh20/gated_attention, issue 10). So both starts are offered, and the loss is measured before training.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   new parameters start where the model computes what the source did, if such values exist: gates at
   one (`HeadGate(scale=2)`), value scales at 1, value residuals at (1, 0), value biases at zero.
 
-  For a sink logit of softmax the only such value is minus infinity, which no gradient leaves. The
+  For a sink logit of softmax the only such value is minus infinity, where its gradient is zero. The
   logit of a head therefore starts at the mean of log sum_j exp(s_ij) over the rows i of the batch,
   plus `offset`: with -8, a share of about e^-8 = 0.03 % of such a row goes to it. Where no such
   values exist (K biases, off by one, norms, temperatures, another similarity, a sink token), and
@@ -127,7 +127,7 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
 
 
 def learned_bias(config: ModelConfig) -> str:
-  """The parameters that `without_bias` removes, in words; empty where there are none."""
+  """The parameters that `without_bias` removes, in words; empty if there are none."""
   count, bias = config.sink_tokens, config.attention.kv_bias
   sinks = {0: '', 1: 'the learned sink token x*'}.get(count, f'the {count} learned sink tokens x*')
   name = type(bias).__name__ if bias.params(config.dims) else ''

@@ -89,7 +89,7 @@ def reparametrised(kernel_IxO: jax.Array, gamma: jax.Array, vector_I: jax.Array)
 
 def singular_vector(kernel_IxO: jax.Array) -> jax.Array:
   """The left singular vector (I,) of the largest singular value, float32."""
-  if kernel_IxO.shape[0] > kernel_IxO.shape[1]:  # the product of fewer rows is the smaller
+  if kernel_IxO.shape[0] > kernel_IxO.shape[1]:  # W^T W is then the smaller product
     vector_I = _product('io,o->i', kernel_IxO, singular_vector(kernel_IxO.T))
     return vector_I / jnp.linalg.norm(vector_I)
 
@@ -127,7 +127,7 @@ class Linear(nn.Module):
   config: ModelConfig
   group: str = ''  # one of BIASED; 'dt' always has a bias
   init_kind: str = 'linear'
-  out_dtype: DTypeLike | None = None  # of the result and of its sums; by default that of x
+  out_dtype: DTypeLike | None = None  # dtype of the result and of its sums; by default the dtype of x
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -167,8 +167,8 @@ class Norm(nn.Module):
 
   RMSNorm is x / sqrt(mean(x^2) + eps) g, and LayerNorm the same of the centred x, plus a bias.
 
-  'single' is SSNorm (Outlier-Safe Pre-Training, arXiv:2506.19697): RMSNorm with one scalar g in
-  place of a vector, so that all channels share a scale. g starts at 1, as in the release
+  'single' is SSNorm (Outlier-Safe Pre-Training, arXiv:2506.19697): RMSNorm with one scalar g
+  instead of a vector, so that all channels share a scale. g starts at 1, as in the release
   (dmis-lab/Outlier-Safe-Pre-Training); it would be sqrt(D) on x / |x|_2, the same function.
 
   'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic of x.
@@ -223,10 +223,10 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
 
 
 class FeedForward(nn.Module):
-  """act(x W1) W2, or (act(x W1) * x W2) W3 for the gated kinds (Table 11).
+  """act(x W1) W2, or (act(x W1) * x W2) W3 for a gated network (Table 11).
 
   In a protected block act reads sqrt(3) x W1, a scale that He et al. (arXiv:2405.19279) leave optional:
-  kernels from U(+-1/sqrt(D)) turn a mean square of one into a third.
+  kernels from U(+-1/sqrt(D)) reduce a mean square of one to a third.
   """
 
   config: ModelConfig

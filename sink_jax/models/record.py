@@ -7,7 +7,7 @@ float32; a `LayerRecord` inside of a `Record` has a leading layer axis on every 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ import jax
 from sink_jax.kernels.importance import Importance
 from sink_jax.models.arrays import ArrayTree
 
-_LATER: Any = None  # attention and its block fill a record one after the other
+_LATER: Any = None  # a placeholder: attention fills its fields of a record, then its block fills the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +93,12 @@ class GraftReport:
   Attributes:
     changed: the changes, one line each: 'attention.head: PlainOutput() -> HeadGate()'.
     new: the names of new parameters, such as 'blocks/attention/head_kernel'.
-    removed: the names of removed parameters. One whose shape changed is both removed and new.
+    removed: the names of removed parameters. A parameter with another shape is both removed and new.
     start: how new parameters were to start, 'identity' or 'random'.
-    exact: whether the function is that of the source by construction, up to rounding.
+    exact: whether the model computes the same function as the source by construction, up to rounding.
     loss_before, loss_after: the mean cross-entropy of the source, and of the grafted model before any
       training, on the batch, in nats per token.
-    fresh: those of `new` that start as in a fresh model.
+    fresh: the names in `new` of parameters that start as in a fresh model.
   """
 
   changed: tuple[str, ...]
@@ -109,13 +109,6 @@ class GraftReport:
   loss_before: float
   loss_after: float
   fresh: tuple[str, ...] = ()
-
-  @classmethod
-  def from_row(cls, row: Mapping[str, Any]) -> GraftReport:
-    """Returns the report of a row of metrics: `dataclasses.asdict`, with lists for tuples."""
-    fields: dict[str, Any] = {key: tuple(row[key]) if isinstance(row[key], list) else row[key]
-                              for key in cls.__dataclass_fields__}
-    return cls(**fields)
 
   def __str__(self) -> str:
     start = self.start if self.exact or self.start == 'random' else 'no identity start exists'

@@ -1,7 +1,7 @@
 """A model with its parameters, ready to be called: logits, records, generated texts and losses.
 
 Generation and losses share a cache of bounded size and one loop over positions, `_read`: it reads the tokens
-of the texts, and after their end those that the model generates.
+of the texts, and after their end the tokens that the model generates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sink_jax.models.transformer import Transformer
 # Tokens of a text that are read at once; with positions='cache' each layer holds as many rotated copies of
 # the keys.
 _TOGETHER = 16
-_SCORED = 128  # tokens that are scored between two transfers to the host, about
+_SCORED = 128  # about how many tokens are scored between two transfers to the host
 # The size of a cache is a multiple of this, so that texts of different lengths share a program.
 _CACHE_STEP = 64
 _COLDEST = 1e-6  # temperature; below it the most likely token is taken
@@ -58,7 +58,7 @@ class Run:
     probe_tokens: the fixed probe inputs (S, T) of a training run; otherwise None.
     first_token: the id with which every training sequence began; None if they began differently.
     read_tokenizer, make_tokens: functions that read `tokenizer`, and make probe inputs (S, T) of
-      plain text for a published model, set where the run is loaded.
+      plain text for a published model, set by the function that loads the run.
     graft: what `sink_jax.graft` changed in the model; None if nothing was grafted.
   """
 
@@ -93,7 +93,7 @@ class Run:
   def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions()) -> Record:
     """Runs the model on ids (S, T), or continuous features (S, T, F), and returns what it recorded.
 
-    options: what is recorded besides importance and norms. Errors are those of `logits`.
+    options: what is recorded besides importance and norms. Raises the errors of `logits`.
     """
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, options, mesh_of(self.params), self.params, tokens)
@@ -104,8 +104,8 @@ class Run:
 
     If the run has a first token, texts that do not begin with it get it in front;
     `dataclasses.replace(run, first_token=None)` reads them as they are. Errors and options are those of
-    `models.run.stream_texts`: policy, temperature, top_k, top_p, seed and eos_token_id, the first of which
-    fills the row of a text that has ended.
+    `models.run.stream_texts`: policy, temperature, top_k, top_p, seed and eos_token_id. If a text ends early,
+    the first eos_token_id fills its row.
 
     Args:
       mask: (S, T), 1 for the tokens of a text and 0 for padding on its left or its right, as
@@ -152,7 +152,7 @@ def record(config: ModelConfig, options: RecordOptions | None, mesh: Mesh | None
     results = results if options is None else results[1]
     if mesh is None or jax.process_count() == 1:
       return results
-    # Replicated over the devices, since a process does not reach all of them.
+    # Replicated over the devices, since a process can read only its devices.
     return jax.lax.with_sharding_constraint(results, PartitionSpec())
 
 
@@ -174,7 +174,7 @@ class Sampling(NamedTuple):
       raise ValueError(f'top_p = {self.top_p} must be above 0, and at most 1.')
 
   def sample(self, logits_SxV: jax.Array, key: jax.Array, number_S: jax.Array) -> jax.Array:
-    """The next token (S,) of each text, whose random numbers depend on its row and number only."""
+    """The next token (S,) of each text; random numbers depend only on the row and the number of a token."""
     if self.temperature < _COLDEST:
       return jnp.argmax(logits_SxV, -1)
     logits_SxV = logits_SxV / self.temperature
@@ -186,7 +186,7 @@ class Sampling(NamedTuple):
     best_SxK, ids_SxK = jax.lax.top_k(logits_SxV, self.top_k or logits_SxV.shape[-1])
     if self.top_p is not None:
       p_SxK = jax.nn.softmax(best_SxK, -1)
-      # A token is left out where those before it suffice; the first one never is.
+      # A token is left out if the likelier ones suffice; the likeliest never is.
       best_SxK = jnp.where(jnp.cumsum(p_SxK, -1) - p_SxK < self.top_p, best_SxK, -jnp.inf)
     return jnp.take_along_axis(ids_SxK, draw(keys_S, best_SxK)[:, None], -1)[:, 0]
 
@@ -197,8 +197,8 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
                  chunk: int = 32) -> Iterator[list[Integer[np.ndarray, 'n']]]:
   """Continues S texts of different lengths by `length` tokens, in pieces.
 
-  The length that all texts have is read at once. Longer texts are then read token by token, while shorter
-  ones already generate: nothing is padded.
+  The tokens up to the length of the shortest text are read at once. Longer texts are then read token by
+  token, while shorter ones already generate, so nothing is padded.
 
   Args:
     texts: token ids, one or more of each.
@@ -227,8 +227,8 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
   at_once, total = int(counts_S.min()), int(counts_S.max()) + length
   size = total + config.sink_tokens
   if at_once + length < total:
-    # The three leading bits of the shortest length: all lengths from 2^n to 2^(n+1) share four
-    # programs for what is read at once. Caches share those for what follows.
+    # The shortest length is rounded down to its three leading bits, so that lengths from 2^n to 2^(n+1) share
+    # four programs for this part. Caches of equal size share the programs for the rest.
     at_once &= -1 << max(0, at_once.bit_length() - 3)
     size = -(-size // _CACHE_STEP) * _CACHE_STEP
   policy = policy or CachePolicy(size, positions='text')
@@ -254,7 +254,7 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
                                given_SxT[:, start:start + chunk], counts_S)
       rows = []
       for s, tokens_T in enumerate(np.asarray(tokens_SxT)):
-        # The first tokens of a piece may still be those of the text itself.
+        # The first tokens of a piece may still belong to the given text.
         new = tokens_T[max(0, counts_S[s] - start):][:left_S[s]]
         at = np.flatnonzero(np.isin(new, ends))
         rows.append(new[:at[0] + 1] if at.size else new)
@@ -321,10 +321,10 @@ def _begin(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, params: 
 def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling: Sampling | None,
           together: int, params: ParamTree, carry: _Carry, key: jax.Array, start: int | jax.Array,
           given_SxT: jax.Array, counts_S: jax.Array) -> tuple[_Carry, jax.Array]:
-  """Reads T tokens of each text from `start` on; the carry, and their losses (S, T).
+  """Reads T tokens of each text from `start` on; returns the carry and the losses (S, T).
 
-  With `sampling` the model chooses those after the first counts_S of a text, one at a time, and the
-  tokens (S, T) come instead of losses.
+  With `sampling` the model chooses the tokens after the first counts_S of a text, one at a time, and the
+  result has the tokens (S, T) instead of losses.
   """
   def step(carry, at):
     position, tokens_SxL = at

@@ -57,7 +57,7 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
   Look-ups, feature maps, biases and the recurrence of Mamba mixers do not count.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config))
-  # 'head_kernel' is that of a gate: its size is its products per token for any input.
+  # The size of a gate's 'head_kernel' is its number of products per token for any input.
   linear = sum(math.prod(x.shape) for path, x in leaves if path[-1].key.endswith('kernel'))
   if config.tied:  # a product with the embedding's table, which is not a kernel
     linear += config.vocab_size * (config.embedding_dim or config.d_model)

@@ -34,7 +34,7 @@ def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **para
       primitive, *arguments, **params)
 
 
-# What each value of `ModelConfig.remat` keeps of a block for the backward pass, next to the block's
+# The results of a block that each value of `ModelConfig.remat` keeps for the backward pass, besides its
 # input of D = d_model values per token, and for ValueResidual K = kv_heads x head_dim more; 'none',
 # which is not here, keeps all. The scores of attention have a batch dimension and are never kept.
 #
@@ -133,8 +133,8 @@ class Transformer(nn.Module):
   With `state` and `positions` it decodes, and returns (logits, state): logits (B, V) of the last of
   the tokens that begin the texts, and (B, T, V) of tokens after those that the state holds.
 
-  Continuous inputs (B, T, F) take the place of tokens where the model has no vocabulary. Layers are
-  scanned: parameters and record leaves have a leading layer axis.
+  A model without a vocabulary takes continuous inputs (B, T, F) instead of tokens. Layers are scanned:
+  parameters and record leaves have a leading layer axis.
   """
 
   config: ModelConfig
@@ -220,6 +220,7 @@ class Transformer(nn.Module):
              ) -> tuple[jax.Array, jax.Array | None]:
     """H^0 = X W_E + P, float32, and W_E, which continuous inputs do not have."""
     config, table_VxE = self.config, None
+    h: jax.Array
     if config.vocab_size:
       table_VxE = self.param('embed', initializer('embedding', config),
                              (config.vocab_size, config.embedding_dim or config.d_model),
@@ -247,7 +248,7 @@ def _rows(vocab_size: int, table_VxE: jax.Array, tokens_BxT: jax.Array) -> jax.A
   return sharding_constraint('ve', table_VxE)[tokens_BxT]
 
 
-def _rows_gradient(vocab_size: int, tokens_BxT: jax.Array, g_BxTxE: jax.Array):
+def _rows_gradient(vocab_size: int, tokens_BxT: jax.Array, g_BxTxE: jax.Array) -> tuple[Any, ...]:
   add = lambda tokens, g: (jnp.zeros((vocab_size, g.shape[-1]), g.dtype).at[tokens].add(g),)
   return *shard_map_batch_heads('bt bte -> ve', add, tokens_BxT, g_BxTxE), None
 
@@ -258,7 +259,7 @@ _rows.defvjp(lambda size, table, tokens: (_rows(size, table, tokens), tokens), _
 @functools.partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
-  # One token suffices to make the parameters, but the libraries' kernels refuse so few.
+  # One token suffices to make the parameters, but the kernels of the libraries refuse it.
   config = dataclasses.replace(config, implementation='reference', unroll=1)
   inputs = (jnp.zeros((1, 1), jnp.int32) if config.vocab_size else
             jnp.zeros((1, 1, config.input_features)))

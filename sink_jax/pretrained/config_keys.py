@@ -31,7 +31,7 @@ def take(hf: Json, key: str, kind: type | tuple, default: Any = _NEEDED, *,
   """A value of config.json.
 
   Args:
-    kind: bool; float, for a finite number; int, for a positive integer, or None where the file has null; or a
+    kind: bool; float, for a finite number; int, for a positive integer, or None if the file has null; or a
       tuple of the supported values, the first of which is the default.
     default: the family's default in transformers; without one the file must have the key.
     above: the number must be larger than this.
@@ -69,7 +69,7 @@ def unsupported(key: str, value: Any, reason: str) -> ValueError:
 
 
 def check_not_quantized(hf: Json) -> None:
-  """Raises a ValueError where the checkpoint holds quantised weights."""
+  """Raises a ValueError if the checkpoint holds quantised weights."""
   if quantization := hf.get('quantization_config'):
     raise unsupported('quantization_config', quantization, 'the weights of this family are read as '
                   'float32, float16 or bfloat16; use the checkpoint it was quantised from')
@@ -105,8 +105,8 @@ def rope(hf: Json, *, base: float = 10000.0, fraction: float | None = None) -> R
 
   Args:
     base: the family's default.
-    fraction: share of a head's channels that the family rotates where config.json does not
-      say; None where it always rotates all of them.
+    fraction: share of a head's channels that the family rotates if config.json has none;
+      None if it always rotates all of them.
   """
   rotary = rotary_parameters(hf)
   older = rotary.pop('type', None)  # some files have both names
@@ -176,10 +176,10 @@ def masks(hf: Json, slides: Callable[[int], bool], window: int | None) -> list[M
 
 
 def one_mask(hf: Json, default: int | None) -> Mask:
-  """The mask of a family whose layers are all alike: a window where there is a `sliding_window`."""
+  """The mask of a family whose layers are all alike: a window if there is a `sliding_window`."""
   window = take(hf, 'sliding_window', int, default)
   kinds = [FULL if window is None else SLIDING] * take(hf, 'num_hidden_layers', int)
-  # Models with a list of other kinds carry this name, too; transformers would not read it.
+  # Models with another list also have this model_type; transformers would ignore the list.
   if hf.get('layer_types') not in (None, kinds):
     raise unsupported('layer_types', hf['layer_types'], 'all layers of this family are alike, here '
                   f'{kinds[0]} by sliding_window')
@@ -201,7 +201,7 @@ def blocks(masks: Sequence[Mask], positions: Position | Sequence[Position],
 def shortest_period(items: Sequence[T]) -> tuple[T, ...]:
   """The shortest tuple that gives all items when it is repeated."""
   items = tuple(items)
-  # Whole repetitions only, since the scan over periods of blocks has no remainder. All items
+  # Only complete repetitions, since the scan over periods of blocks has no remainder. All items
   # together always qualify, so `next` finds one.
   return next(items[:n] for n in range(1, len(items) + 1)
               if len(items) % n == 0 and items[:n] * (len(items) // n) == items)

@@ -1,4 +1,4 @@
-"""A training run as a checkpoint that transformers loads, where it has a counterpart there.
+"""A training run as a checkpoint that transformers loads, if it has a counterpart there.
 
 config.json is written for a class of transformers and read back by our importer of this class: a difference
 from the run is something that the class cannot express. The tensors are those of the importer's table, so an
@@ -43,7 +43,7 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   """Writes config.json and the weights of a model; returns config.json.
 
   Args:
-    folder: it is made where it does not exist, and must be empty.
+    folder: made if it does not exist; must be empty.
     dtype: of the weights, 'float32' or 'bfloat16'.
     context: the max_position_embeddings of config.json.
     target: the class to write, a key of `TARGETS`; None for the first that can express the model.
@@ -118,7 +118,7 @@ def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
     return hf | {
         'rope_parameters': {'rope_type': 'default', 'rope_theta': max(bases) or 10000.0},
         'layer_rope_theta': bases,  # 0: a block without positions
-        # A number also where no block has a window: the class makes the mask of one in any case.
+        # A number also if no block has a window: the class makes the mask of one in any case.
         'sliding_window': window or context, 'layer_types': kinds, 'mlp_bias': 'ffn' in config.biases,
         'attention_multiplier': 1 / math.sqrt(config.dims.head_dim), 'embedding_multiplier': 1.0,
         'residual_multiplier': 1.0, 'logits_scaling': 1.0}
@@ -129,7 +129,7 @@ def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
     return hf | {'mlp_bias': 'ffn' in config.biases}
   if name == 'mistral':
     return hf | {'sliding_window': window}
-  return hf | {  # `layer_types` says it all; older versions take the blocks from `max_window_layers` on
+  return hf | {  # `layer_types` decides; older versions use `max_window_layers`
       'use_sliding_window': window is not None, 'sliding_window': window, 'layer_types': kinds,
       'max_window_layers': kinds.index(SLIDING) if window else config.layers}
 
@@ -165,7 +165,7 @@ def _shards(sizes: dict[str, int], limit: int) -> list[list[str]]:
 
 
 def _stored(run: Run, tensor: StoredTensor, dtype: str) -> np.ndarray:
-  """The tensor as it is stored: each fills one part as it is, so that no `take` has to be undone."""
+  """The tensor in its stored form; each fills one part unchanged, so that no `take` has to be undone."""
   part, = tensor.parts
   leaf: Any = run.params
   for key in part.path.split('/'):

@@ -41,7 +41,7 @@ class Checkpoint:
 
   path: of the model. source: names the file of `config`, the object in config.json, in messages.
   entries: the headers of all tensors by name, file after file, in the order of their numbers there,
-  so that reading them in turn reads every file once. quantization: how a GGUF file was quantised.
+  so that reading them in this order reads every file once. quantization: how a GGUF file was quantised.
 
   Raises:
     ValueError: config.json or weights are missing or damaged; names the file and the remedy.
@@ -94,7 +94,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def check_weights(folder: Path, source: str = '') -> None:
-  """Raises a ValueError, with the remedy, where a folder has no weights in safetensors.
+  """Raises a ValueError, with the remedy, if a folder has no weights in safetensors.
 
   Args:
     source: the name on the hub, from which pickles are not downloaded; by default the folder.

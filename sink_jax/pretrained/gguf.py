@@ -50,7 +50,7 @@ class GgufCheckpoint(Checkpoint):
   """A GGUF file instead of a `Checkpoint` folder; only its header has been read.
 
   config: as config.json would have it. entries: by their names in the file. quantization: the name
-  that llama.cpp gives to its mixture of types, such as 'Q4_K_M'; '' where it is not quantised.
+  that llama.cpp gives to its mixture of types, such as 'Q4_K_M'; '' if it is not quantised.
 
   Raises:
     ValueError: the file is damaged, of another architecture, or has metadata that would change a
@@ -144,7 +144,7 @@ def _config(architecture: str, file: GgufFile) -> dict[str, Any]:
 
 
 def _llama3_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
-  """The scaling of LLaMA 3 whose factors the file has; every published one differs in one number."""
+  """The scaling of LLaMA 3 with the factors in the file; published scalings differ in one number."""
   factors, size = file.read(_ROPE_FACTORS), config['head_dim']
   low, high, length, most = 1.0, 4.0, 8192, float(factors.max())
   wavelengths = 2 * math.pi * config['rope_theta'] ** (np.arange(0, size, 2) / size)

@@ -26,7 +26,7 @@ from sink_jax.pretrained.stored_tensors import (
   vector,
 )
 
-# From names of transformers to those of `ModelConfig.ffn`. Its gelu_new, gelu_pytorch_tanh and
+# {name in transformers: name in `ModelConfig.ffn`}. The gelu_new, gelu_pytorch_tanh and
 # gelu_fast are one function, the tanh approximation, computed in three ways.
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh',
                 'gelu_fast': 'gelu_tanh', 'gelu': 'gelu', 'relu': 'relu', 'silu': 'swish',
@@ -66,7 +66,7 @@ def gpt2(hf: Json) -> ModelConfig:
 def _gpt2_tensors(hf: Json, config: ModelConfig) -> Table:
   """Weights are stored as (in, out), with q, k and v side by side.
 
-  If attention is not scaled by 1 / sqrt(Dh), or also by 1 / layer, its query weights and biases take up the
+  If attention is not scaled by 1 / sqrt(Dh), or also by 1 / layer, its query weights and biases absorb the
   difference here. Scores are the checkpoint's; recorded queries and their norms differ by that factor.
   """
   width, hidden, position = config.d_model, config.ffn_hidden, config.attention.position
@@ -110,7 +110,7 @@ def opt(hf: Json) -> ModelConfig:
   width, embedding = take(hf, 'hidden_size', int), take(hf, 'word_embed_proj_dim', int, None)
   return _model(
       hf, ('activation_function', 'relu'), ffn_hidden=take(hf, 'ffn_dim', int),
-      # transformers makes no projection where the two widths are equal.
+      # transformers makes no projection if the two widths are equal.
       embedding_dim=None if embedding == width else embedding, norm_eps=1e-5,
       attention=AttentionSpec(position=Learned(take(hf, 'max_position_embeddings', int))),
       norm_location='pre' if take(hf, 'do_layer_norm_before', bool, True) else 'post',
@@ -207,7 +207,7 @@ def _falcon_tensors(hf: Json, config: ModelConfig) -> Table:
 
 def _grouped(config: ModelConfig, blocks: str, attention: str, norms: tuple[str, str],
              outside: Table) -> Table:
-  """The tensors outside of the blocks, and those of blocks with one tensor for q, k and v."""
+  """All tensors of a model with one tensor for q, k and v in each block."""
   tensors, width, hidden = dict(outside), config.d_model, config.ffn_hidden
   for layer in range(config.layers):
     name = f'{blocks}.{layer}'

@@ -1,4 +1,4 @@
-"""Published models by name: those of the paper (Table 8), of Python packages, and of the hub."""
+"""Published models by name: from the paper (Table 8), from Python packages, and from the hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import os
 import re
-import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from sink_jax.pretrained.files import check_weights
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
 _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.tiktoken', '*.txt']
 # Name, id on the hub, model_type, billions of parameters, BOS that the tokenizer prepends; a chat
-# model has a '*', or '^' where the line above is the same model before tuning.
+# model has a '*', or '^' if the line above is the same model before tuning.
 _TABLE_8 = """
 LLaMA2-7B Base         meta-llama/Llama-2-7b-hf               llama     7      <s>
 LLaMA2-7B Chat         meta-llama/Llama-2-7b-chat-hf          llama     7      <s>                ^
@@ -93,7 +92,7 @@ class Packaged(NamedTuple):
     A package is located by the list of its files and not imported, since its dependencies are not needed.
 
     Raises:
-      ValueError: the parts are not those of the file.
+      ValueError: the parts do not make the file.
     """
     try:
       parts = [Path(str(file.locate())) for name in self.packages
@@ -150,7 +149,7 @@ def family_of(name: str) -> str:
 
 
 def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
-  """The folder or GGUF file of a model, downloaded if it must be, and a name for the model.
+  """The folder or GGUF file of a model, downloaded if needed, and a name for the model.
 
   Args:
     path_or_name: a folder, a GGUF file, a name of the catalogue such as 'Pythia-14M', or
@@ -185,12 +184,12 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-  """True if the name of a path is that of a GGUF file."""
+  """True if a path is named like a GGUF file."""
   return os.fspath(path).casefold().endswith('.gguf')
 
 
 def _downloaded(hub: str, revision: str, other: str = '') -> Path:
-  """The folder of a model of the hub; a ValueError with the remedy where that fails."""
+  """The folder of a model of the hub; a ValueError with the remedy if that fails."""
   try:
     # Imported here, so that the folder of a model is loaded without this package.
     import huggingface_hub

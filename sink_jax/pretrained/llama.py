@@ -95,7 +95,7 @@ def table(hf: Json, config: ModelConfig) -> Table:
     for q, query, heads in (('q', 'query', dims.heads), ('k', 'key', dims.kv_heads)):
       norm, leaf = f'{attention}.{q}_norm.weight', f'{ours}/qk_norm_{query}_gain'
       if isinstance(spec.qk_norm, ProjectionQKNorm):
-        # One vector in the file: the channels of one head after those of another.
+        # One vector in the file, head after head.
         tensors[norm] = StoredTensor((heads * dims.head_dim,), (
             LeafPart(leaf, (i,), lambda x: x.reshape(-1, dims.head_dim)),))
       elif isinstance(spec.qk_norm, QKNorm):
@@ -132,7 +132,7 @@ def mistral(hf: Json) -> ModelConfig:
 def phi3(hf: Json) -> ModelConfig:
   """Phi-3 and Phi-4 of short contexts: LLaMA with fused projections, windows, partial rotations."""
   for key in ('rope_type', 'type'):
-    # The family calls LongRoPE 'su' or 'yarn', too, in its older files.
+    # Older files of the family call LongRoPE 'su' or 'yarn'.
     take(keys.rotary_parameters(hf), key, ('default',), why='LongRoPE has angles that depend on the length '
          'of the input; models with a context of 4k or 8k do not use it')
   return llama_like(hf, eps=1e-5, attention=AttentionSpec(
@@ -167,7 +167,7 @@ def qwen3(hf: Json) -> ModelConfig:
   """Qwen3: LLaMA with normalised queries and keys; `mlp_bias` is not a key of this family.
 
   The gated models of Qiu et al. 2025 (arXiv 2505.06708) have the same model_type and two keys more,
-  which transformers does not read; their layout is that of their code (qiuzh20/gated_attention,
+  which transformers does not read; the layout is from their code (qiuzh20/gated_attention,
   modeling_qwen3.py).
   """
   take(hf, 'use_qk_norm', (True,))
@@ -211,7 +211,7 @@ def _gemma(hf: Json, **options: Any) -> ModelConfig:
 
 
 def _cap(hf: Json, key: str, default: float | None) -> float:
-  """A soft cap: the default where the key is missing, and 0 (no cap) where it is null."""
+  """A soft cap: the default if the key is missing, and 0 (no cap) if it is null."""
   return 0.0 if hf.get(key, default) is None else take(hf, key, float, default, above=0)
 
 
@@ -304,14 +304,14 @@ def _granite_tensors(hf: Json, config: ModelConfig) -> Table:
   embedding, scores, residual, logits = _multipliers(hf)
   return folded(table(hf, config), {
       'embed_tokens': embedding, 'o_proj': residual, 'down_proj': residual,
-      # Scores are multiplied by it instead of 1/sqrt(Dh), which the model has.
+      # Scores are multiplied by `scores`, and not by the 1/sqrt(Dh) of the model.
       'q_proj': scores * math.sqrt(config.dims.head_dim),
-      # Logits are divided by it; a tied unembedding is the scaled embedding, which is undone, too.
+      # Logits are divided by `logits`; a tied unembedding is the scaled embedding, which is undone, too.
       'model.norm': 1 / (logits * embedding) if config.tied else 1 / logits})
 
 
 def olmo2(hf: Json) -> ModelConfig:
-  """OLMo 2: LLaMA with norms behind the sub-layers, and QK-norm over all heads of a token."""
+  """OLMo 2: LLaMA with norms after the sub-layers, and QK-norm over all heads of a token."""
   return _olmo(hf, [Causal()], keys.rope(hf))
 
 

@@ -141,7 +141,7 @@ def _published_parameters(checkpoint: Checkpoint, model: ModelConfig, dtype: str
 
 
 def _bos(checkpoint: Checkpoint) -> str:
-  """The default of `Run.bos`; 'none' where there is no tokenizer, which matters only to texts."""
+  """The default of `Run.bos`; 'none' without a tokenizer, which only texts need."""
   try:
     return 'tokenizer' if TextTokenizer.from_path(checkpoint.path).prefix else 'none'
   except ValueError:
@@ -168,7 +168,7 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
 
   Raises:
     ValueError: there is no text, or one is shorter than `length`; length is below 1; `bos` is unknown, or
-      'force' where the tokenizer has no BOS; or the model has no tokenizer.
+      'force' if the tokenizer has no BOS; or the model has no tokenizer.
   """
   return run.tokenizer.tokens(texts, length, bos)
 
@@ -197,10 +197,10 @@ def _probe_tokens(run: Run) -> np.ndarray:
 
 
 def open_source(name: str) -> Source:
-  """Opens a model that a training run begins with: reads its configs, and no parameter.
+  """Opens a model that a training run begins with: reads its configs, but no parameters.
 
   Args:
-    name: the workdir of a run, whose newest good checkpoint it is, or a folder or name as
+    name: the workdir of a run, for its newest good checkpoint, or a folder or name as
       `load_pretrained` takes it.
 
   Raises:

@@ -31,7 +31,7 @@ from sink_jax.pretrained.stored_tensors import (
 
 # The value of each of the 16 patterns of bits: the sign is the highest one.
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-# transformers takes these where the config.json of gpt-oss has no rotary parameters.
+# transformers takes these if the config.json of gpt-oss has no rotary parameters.
 _YARN = {'rope_type': 'yarn', 'factor': 32.0, 'beta_fast': 32.0, 'beta_slow': 1.0,
          'truncate': False, 'original_max_position_embeddings': 4096}
 

@@ -1,8 +1,8 @@
 """Loads a checkpoint into a parameter tree, one tensor at a time, straight onto the devices.
 
 The leaves are made on the devices first, as zeros, and every stored tensor is then written into
-its part of them. The memory of the host holds one stored tensor, and that of the devices the
-parameters and one part: a model as large as the devices can be loaded by a small host.
+its part of them. The memory of the host holds one stored tensor, and the memory of the devices
+the parameters and one part: a model as large as the devices can be loaded by a small host.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _not_finite(where: str, x: np.ndarray) -> str:
 
 
 def _check_covered(tensors: Table, shapes: dict[str, Any]) -> None:
-  """Asserts that a family's table fills every leaf once; others would silently stay zero."""
+  """Asserts that a family's table fills every leaf once; a missing part would silently stay zero."""
   indices: dict[str, list[tuple[int, ...]]] = {path: [] for path in shapes}
   for tensor in tensors.values():
     for part in tensor.parts:
@@ -128,9 +128,9 @@ def _flat(tree: Params) -> dict[str, Any]:
 def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> tuple[jax.Array, bool]:
   """The leaf with x written into its part, and whether it is finite there.
 
-  The leaf is donated and written in the same memory, so that no leaf is ever there twice. A
-  transposed part is sent as it is stored, and the device swaps its axes. It returns when x is no
-  longer needed: the copy to the devices may read x, which the next tensor is about to replace.
+  The leaf is donated and written in the same memory, so that memory never holds it twice. A
+  transposed part is sent as it is stored, and the device swaps its axes. The function returns when x is
+  no longer needed: the copy to the devices may read x, which the next tensor is about to replace.
   """
   shape = x.shape[:-2] + x.shape[:-3:-1] if part.transposed else x.shape
   assert shape == leaf.shape[len(part.index):], f'the table fills {part.path} with {shape}'
@@ -145,7 +145,7 @@ def _part_sharding(sharding: Sharding, axes: int, depth: int, transposed: bool) 
   """The sharding of a part of a leaf with `axes` axes, the first `depth` of which index the part."""
   if not isinstance(sharding, NamedSharding):
     return sharding
-  # Axes that the spec leaves out are not split; those of the index are gone in the part.
+  # Axes that the spec leaves out are not split; the part lacks the axes of the index.
   spec = [*sharding.spec, *[None] * (axes - len(sharding.spec))][depth:]
   if transposed:
     # The part is sent untransposed, so the split of its last two axes is exchanged as well.

@@ -1,4 +1,4 @@
-"""Which parts of the parameter tree each tensor of a published checkpoint fills."""
+"""The parts of the parameter tree that each tensor of a published checkpoint fills."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class StoredTensor:
   """One tensor of a checkpoint.
 
   shape: in the file; checked.
-  parts: of parameters that it fills; several where one tensor holds queries, keys and values;
+  parts: of parameters that it fills; several if one tensor holds queries, keys and values;
     none if it is read together with another tensor, or is a copy of one.
   optional: a checkpoint may lack it; its part of a leaf then stays zero.
   quantized: it holds bytes instead of floating-point numbers.
   read_with: full names of tensors read together with it, which have entries, too.
   copy_of: full name of the tensor that it must equal, as a tied unembedding does.
-  combine: (this tensor, *those of `read_with`) -> the one array that `parts` take from.
+  combine: (this tensor, *tensors of `read_with`) -> the one array that `parts` take from.
   instead_of: full names of the tensors that this one may replace; see `held`.
   """
 
@@ -160,7 +160,7 @@ def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Tabl
 def held(tensors: Table, names: Iterable[str]) -> Table:
   """A family's table for a checkpoint with tensors of these full names.
 
-  Where it may hold one tensor instead of others, either that one or the others are left.
+  If it may hold one tensor instead of others, the table keeps either that one or the others.
   """
   names = set(names)
   missing = {name for name, tensor in tensors.items() if tensor.instead_of and name not in names}

@@ -60,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """One of VERDICTS; n: the fewest seeds of a trial; measured, paper: means in words, with other n."""
+  """The verdict is one of VERDICTS; n: the fewest seeds of a trial; measured, paper: means, with other n."""
 
   verdict: str
   n: int
@@ -228,7 +228,7 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
 
 
 def _published(trial: str) -> bool:
-  """True if it is a published model: their names begin with a capital, those of trials do not."""
+  """True for a published model: its name begins with a capital, and the name of a trial does not."""
   return trial[0].isupper()
 
 
@@ -241,7 +241,7 @@ def metric_name(metric: str) -> str:
 
 
 def _text(metric: str, value: float) -> str:
-  """Two decimals of rates, three of losses; of ratios, whose values are logarithms, the ratio."""
+  """A rate with two decimals, a loss with three; a ratio, whose value is a logarithm, as the ratio."""
   if metric == 'converges' or metric.endswith('_step'):
     return f'{100 * value:.0f} %' if metric == 'converges' else f'{value:,.0f}'
   value = math.exp(min(value, 700)) if _RATIO.match(metric) else value

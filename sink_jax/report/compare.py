@@ -1,7 +1,7 @@
 """Trials against a baseline, paired by seed: remedies, grafts, fine-tuning.
 
 Attention, values, hidden states and the loss move separately (Sun et al. 2603.05498, Owen et al.
-2503.22329), so that each is judged separately. The margins were written before the runs.
+2503.22329), so each is judged separately. The margins were written before the runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sink_jax.report.stats import equal, holm, interval, unseen
 
 ERROR = 0.05  # of all tests of one measure together
 LEAST = 3  # seeds for a verdict
-NO_SINK = 5  # percent of heads, below which there is no sink
+NO_SINK = 5  # percent of heads; a lower rate counts as no sink
 
 
 class Measure(NamedTuple):
   """A column of the table of runs that is compared.
 
-  margin: smaller differences count as none; points of a rate, nats, or the logarithm of a `ratio`. present: a
-  baseline above it (below it with `small`) has something for a remedy to change; None: every one has.
+  margin: smaller differences count as none; points of a rate, nats, or the logarithm of a `ratio`. present:
+  in a baseline above it (below it with `small`) a remedy has something to change; None: in every baseline.
   """
 
   heading: str

@@ -61,7 +61,7 @@ def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = T
   words = f'{np.mean(finite):{form}}'
   if len(finite) > 1:
     words += f' ({min(finite):{form}} to {max(finite):{form}})'
-  if len(finite) < len(known):  # a step of emergence is infinite where no sink emerges
+  if len(finite) < len(known):  # a step of emergence is infinite if no sink emerges
     return f'{words} in {len(finite)} of {len(known)} seeds'
   return words + f', n = {len(finite)}' * count
 
@@ -108,7 +108,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       lambda of: of.value_counts().index[0])
   full['valid'] = full.valid.mask(full.valid.eq('') & same.ne(usual), 'of other settings')
   begun = full[~full.status.isin(['not run', 'not expressible'])]
-  # The pages show one budget and protocol: those of most runs.
+  # The pages show one budget and protocol, which most runs have.
   every = full[full.task.eq('paper') & full.status.ne('not expressible')]
   counts = every[['budget', 'protocol']].value_counts()
   budget, protocol = counts.index[0] if len(counts) else ('', '')

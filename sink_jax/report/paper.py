@@ -42,20 +42,20 @@ def _text(metric: str, value: float | list | None) -> str:
 
 
 def number(trial: str, metric: str) -> str:
-  """The first number that a table has of a trial, or of a published model; '' where there is none."""
+  """The first number that a table has of a trial, or of a published model; '' if there is none."""
   metric = re.sub(r'kinds_(\w+)_sink_1', r'sink_1_\1', metric)  # as `open_models` names it
   return next((_text(metric, row['values'][metric]) for item in TABLES for row in item['rows']
                if trial in (row['trial'], row['setting']) and row['values'].get(metric) is not None), '')
 
 
 def table_number(table: str, setting: str, metric: str) -> float | None:
-  """One number of a table, by its key ('table-1-left'); None where the paper gives none."""
+  """One number of a table, by its key ('table-1-left'); None if the paper gives none."""
   return next((row['values'].get(metric) for item in TABLES if item['key'] == table
                for row in item['rows'] if row['setting'] == setting), None)
 
 
 def same_bos(description: Mapping[str, Any]) -> bool:
-  """True if inputs begin as the paper's: text as the tokenizer has it, others without BOS."""
+  """True if inputs begin as the paper's: text as its tokenizer begins it, others without BOS."""
   return description['bos']['protocol'] == ('tokenizer' if description['kind'] == 'natural' else 'none')
 
 
@@ -94,7 +94,7 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
-  """Sink_1 of every trial that both have (rows of `beside`: value is the paper's, mean ours).
+  """Sink_1 of every trial that the paper and we have (rows of `beside`: value is the paper's, mean ours).
 
   Returns:
     These rows, Spearman's rank correlation, and how many trials lie on the same side of 10 %.
@@ -141,7 +141,7 @@ def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def open_models(folder: AnyPath) -> pd.DataFrame:
-  """Numbers of published models, rows like those of `runs.table`, from files of `sink_jax analyses`.
+  """Numbers of published models as rows of the form of `runs.table`, from files of `sink_jax analyses`.
 
   Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
   X_lead from X_first and X_others. They are at epsilon 0.3, and over heads with a sink.

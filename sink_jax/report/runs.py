@@ -30,7 +30,7 @@ FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
 MEDIANS = 100  # beyond which an activation is massive (Sun et al., arXiv 2402.17762)
 _LAST = 0.1  # the last share of the steps; its mean is the final training loss
 _POINTS = 400  # of a training curve
-_TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' where they are missing; NaN elsewhere
+_TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' if they are missing; NaN elsewhere
 _KEYS = {**dict.fromkeys(['run', *_TEXTS], 'str'), 'seed': float}
 _METRICS = {**_KEYS, 'metric': 'str', 'step': int, 'block': float, 'value': float}
 _RUNS = {**_KEYS, 'status': 'str', 'reason': 'str', **dict.fromkeys((
@@ -62,7 +62,7 @@ class Runs(NamedTuple):
   """Training runs: a row per number in `metrics`, a row per run in `runs`; what is unknown is NaN.
 
   metrics: columns run, trial, task, budget, protocol, seed, metric, step, block, value. block is NaN for a
-  quantity of the whole model, else 0 for the embedding and 1.. for blocks. Rates are percentages of heads.
+  quantity of the model, else 0 for the embedding and 1.. for blocks. Rates are percentages of heads.
   runs: the same keys, with what was trained, how far, where and by which command; `content` is
   a hash of the data, `proxy` that rows of attention do not sum to one, so that rates are of proxy scores.
   """
@@ -112,13 +112,12 @@ def write_runs(runs: Runs, folder: str | AnyPath) -> None:
 
 
 def table(runs: Runs) -> pd.DataFrame:
-  """One row a run: the columns of `runs.runs`, what was measured last, and `valid` and `known`.
+  """One row for each run: the columns of `runs.runs`, the last measurements, and `valid` and `known`.
 
   massive: above 1 exactly if activations are massive by Sun et al. (arXiv 2402.17762): the largest exceeds
-  100 medians, and the first token's norm ratio exceeds that before training. lead_k: Sink_k minus the largest
-  of the other first 10 tokens' rates. emergence_step: infinite where no sink emerges.
-  converges: 1 or 0. Others are named after their metrics; a ratio is the largest over blocks, for values the
-  least.
+  100 medians, and the first token's norm ratio exceeds its value before training. lead_k: Sink_k minus the
+  largest of the other first 10 tokens' rates. emergence_step: infinite if no sink emerges. converges: 1 or 0.
+  Other columns are named after their metrics. A ratio is the largest over blocks, but for values the least.
   """
   metrics = runs.metrics.sort_values('step', kind='stable')
   of_blocks, whole = metrics.loc[metrics.block > 0], metrics.loc[metrics.block.isna()]
@@ -157,7 +156,7 @@ def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
   spec, f, z = experiment.attention, experiment.attention.similarity, experiment.attention.normalizer
   named = lambda component: _WORDS.get(short_text(component), str(component))
-  # exp(score) divided by the sum of its row is softmax under any names of the parts.
+  # exp(score) divided by the sum of its row is softmax, however its parts are named.
   if f.kind == 'exponential' and isinstance(z, RowSum):
     words = 'softmax' if z.scale == 1 else f'softmax times {z.scale:g}'
     words += f' of scores capped at {f.cap:g}' if f.cap else ''
@@ -232,7 +231,7 @@ def _measured(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradient
         yield name, row['step'], None, value if _is_finite(value) else math.nan
   for metric, key in (('train_loss', 'loss'), ('grad_norm', 'grad_norm'))[:1 + gradients]:
     course = [(row['step'], row[key]) for row in rows if row['kind'] == 'train' and _is_finite(row.get(key))]
-    # Means of several rows of a long run, from its end, at the step of their last one.
+    # A long course is shortened: means of several rows, counted from its end, at the step of their last one.
     size = math.ceil(len(course) / _POINTS) or 1
     for end in range(len(course), 0, -size):
       steps, values = zip(*course[max(0, end - size):end])

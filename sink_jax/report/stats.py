@@ -34,7 +34,7 @@ class Interval(NamedTuple):
   unseen: float = 0.0
 
   def widened(self, least: float, most: float) -> Interval:
-    """With the means that are possible if the unseen seeds all lie at `least`, or all at `most`."""
+    """The interval, extended to the means if all unseen seeds lie at `least`, or all at `most`."""
     low, high = (self.mean + self.unseen * (end - self.mean) for end in (least, most))
     return self._replace(low=min(self.low, low), high=max(self.high, high))
 

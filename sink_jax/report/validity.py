@@ -11,7 +11,7 @@ UNIFORM = 0.01  # share by which attention that counts as uniform may differ fro
 
 
 def uniform_importance(spec: AttentionSpec, length: int, sink_tokens: int = 0) -> float:
-  """Importance of the first of `length` tokens where every query attends to all its keys alike.
+  """Importance of the first of `length` tokens if every query attends equally to all its keys.
 
   Without a window, a prefix or an extra key it is H_T / T, with the harmonic number H_T: 0.0741 for T = 64.
   sink_tokens: learned tokens before the first one.

@@ -1,7 +1,7 @@
-"""Checkpoints of a run, by Orbax, with a SHA-256 of every file of a disk.
+"""Checkpoints of a run, by Orbax, with a SHA-256 of every file on a disk.
 
-checkpoints/STEP is Orbax's. checksums/STEP.PROCESS.json holds the digests of the files that a
-process wrote, by their paths below STEP; object stores verify what they send, so there are none.
+Orbax writes checkpoints/STEP. checksums/STEP.PROCESS.json holds the digests of the files that a process
+wrote, by their paths below STEP. Object stores verify what they receive, and get no digests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sink_jax.io.paths import AnyPath, files_below, is_local, move_folder, to_pa
 from sink_jax.train.multihost import broadcast_from_process0, gather, is_first
 from sink_jax.train.step import Params, TrainState
 
-_COMMIT_SECONDS = 120  # after this process has written, until process 0 names the step
+_COMMIT_SECONDS = 120  # longest wait, after this process has written, until process 0 names the step
 _log = logging.getLogger('sink_jax')
 
 
@@ -49,8 +49,8 @@ class Checkpoints:
   def restore(self, target: TrainState) -> TrainState | None:
     """The newest good state, laid out as `target` (shapes with shardings); None if there is none.
 
-    A step of which some process cannot read its part is moved to damaged/, so that its number can be saved
-    again, and the step before it is tried. Called before any `save`.
+    If a process cannot read its part of a step, the step is moved to damaged/, so that its number can be
+    saved again, and the step before it is tried. Call it before any `save`.
 
     Raises:
       CheckpointError: the checkpoint holds another tree, or other shapes.
@@ -92,7 +92,7 @@ class Checkpoints:
     self._pending = step
 
   def poll(self, wait: bool = False) -> None:
-    """Hashes a save once it is committed; cheap, to be called at every step.
+    """Hashes a save once it is committed; cheap enough to call at every step.
 
     Args:
       wait: waits for the save and its checksums, instead of only checking for them.
@@ -133,7 +133,7 @@ def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]
   """(step, parameters) of the newest good checkpoint of a workdir; writes nothing.
 
   Args:
-    target: parameter shapes, with shardings where they matter.
+    target: parameter shapes, with shardings if they matter.
 
   Raises:
     CheckpointError: there is no usable checkpoint, or it holds another model.
@@ -181,7 +181,7 @@ def _short(error: Exception) -> str:
 def saved_steps(workdir: str | AnyPath) -> list[int]:
   """Committed steps of a workdir, newest first.
 
-  On a disk a step has its name once it is complete; in an object store it has a mark.
+  On a disk a step gets its name once it is complete; in an object store it gets a mark.
   """
   checkpoints = step_folder(workdir, 0).parent
   # A step that is still being written has a name with a suffix.
@@ -198,8 +198,8 @@ def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
 def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int = 1) -> str | None:
   """The defect in the part of a saved step that a process verifies; None if it is sound.
 
-  The files that process i wrote are verified by process i modulo `processes`, so that the work
-  grows with the hosts. A step without checksums, of a run that was killed right after the commit,
+  The files that process i wrote are verified by process i modulo `processes`, so that the hosts share the
+  work. A step without checksums, of a run that was killed right after the commit,
   is accepted: the commit is atomic.
   """
   saved = step_folder(workdir, step)
@@ -228,13 +228,13 @@ def _hash(workdir: AnyPath, step: int) -> None:
     while not saved.exists() and time.monotonic() < until:
       time.sleep(0.05)
     files = {str(file.relative_to(saved)): file for file in files_below(saved)}
-    # Orbax has a folder of arrays for each process; the rest is the first one's.
+    # Orbax writes a folder of arrays for each process; the rest is written by process 0.
     mine = [name for name in files
             if me == int((re.findall(r'ocdbt\.process_(\d+)', name) or [0])[0])]
     digests = sha256_of_files(files[name] for name in mine)
     sums.mkdir(exist_ok=True)
     write_atomically(sums / f'{step}.{me}.json', json.dumps(dict(zip(mine, digests)), indent=1))
-  except FileNotFoundError:  # removed meanwhile, as the oldest of those kept
+  except FileNotFoundError:  # removed in the meantime, as the oldest checkpoint
     pass
   except OSError as error:
     _log.warning('checkpoint %d has no checksums (%s): it is used, but not verified', step, error)

@@ -1,7 +1,7 @@
 """Experiment: one training run as typed values, and the ConfigDict that is derived from it.
 
 A config key is a field of `Experiment` or of the dataclass of its section: nothing else lists it.
-Nothing below the command line sees the dict.
+Only the command line sees the dict.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sink_jax.models.sizes import sized
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.sharding import check_tensor, mesh_sizes
 
-# What a graft can change: the components of attention, the norm and the sink tokens.
+# The keys that a graft can change: the components of attention, the norm and the sink tokens.
 GRAFT_KEYS = (*(f'attention.{name}' for name in COMPONENTS), 'model.norm', 'model.sink_tokens')
 _DTYPES = ('float32', 'bfloat16')
 
@@ -37,17 +37,17 @@ _DTYPES = ('float32', 'bfloat16')
 class NotExpressible(ValueError):
   """A trial has no counterpart at this budget, such as a window smaller than one token."""
 
-  label: Mapping[str, str] = {}  # the one that its config would have had
+  label: Mapping[str, str] = {}  # the label that its config would have had
 
 
 @dataclasses.dataclass(frozen=True)
 class InitConfig:
-  """Parameters of another model to begin with, instead of those that the seed draws."""
+  """The parameters to begin with, if they are another model's and not drawn by the seed."""
 
   source: str = option('', "a run's folder, or a model's folder or name; {seed} is the run's seed")
-  graft: str = option('', 'identity or random: attention, norm and sink tokens that differ from '
-                      "the defaults replace the source's", choices=('', *STARTS))
-  kept: str | None = option(None, "keys that a graft keeps of the source; unset: all at their "
+  graft: str = option('', "identity or random: replace the source's attention, norm and sink tokens by "
+                      'those that differ from the defaults', choices=('', *STARTS))
+  kept: str | None = option(None, "keys that a graft keeps of the source; unset: all keys at their "
                             "default; '': none")
   train: str = option('all', 'what updates change: all, new (what the source lacks), attention',
                       choices=('all', 'new', 'attention'))
@@ -66,10 +66,10 @@ class ProbeConfig:
   """The sink probe, on a fixed set of sequences."""
 
   every: int = option(100, 'steps; 0: only before the first and after the last', least=0)
-  sequences: int = option(100, 'of the probe', least=1)
+  sequences: int = option(100, 'number of sequences', least=1)
   length: int = option(64, 'tokens of a sequence', least=2)
   epsilon: float = option(0.3, 'a head is a sink head above it', least=0, most=1)
-  dtype: str = option('float32', 'of activations; the official implementation probes in bfloat16',
+  dtype: str = option('float32', 'dtype of activations; the official implementation probes in bfloat16',
                       choices=_DTYPES)
 
 
@@ -78,7 +78,7 @@ class ValidationConfig:
   """The validation loss."""
 
   every: int = option(1_000, 'steps; 0: only before the first and after the last', least=0)
-  batches: int = option(50, 'at most, per validation set', least=1)
+  batches: int = option(50, 'largest number of batches of each validation set', least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class MeshConfig:
 class ProfileConfig:
   """A trace of `jax.profiler` below WORKDIR/profile, for TensorBoard or Perfetto."""
 
-  first: int = option(10, 'step of the process at which it begins: the first ones compile',
+  first: int = option(10, 'step of the process at which it begins; the first steps compile',
                       where=True)
   steps: int = option(0, 'steps of a trace; 0: none', where=True)
 
@@ -103,14 +103,14 @@ class ProfileConfig:
 class Label:
   """The origin of a config: a trial of a config file, its task, budget and protocol, if it has them."""
 
-  trial: str = option('', 'of a config file', where=True)
-  task: str = option('', 'what reports compare it with, such as paper or synthetic', where=True)
+  trial: str = option('', 'name in its config file', where=True)
+  task: str = option('', 'group in which reports compare trials, such as paper or synthetic', where=True)
   budget: str = option('', 'desk, night, tenth or full', where=True)
   protocol: str = option('', 'paper or released', where=True)
 
 
 def _model_fields() -> Iterator[tuple[str, Any, Any]]:
-  """Fields of `ModelOptions`: those of ModelConfig, empty where its default says nothing."""
+  """Fields of `ModelOptions`: those of ModelConfig, but None for an empty default."""
   yield 'size', str, option('60m', 'tiny, 60m, 1b, 7b, 13b, which the next keys override')
   hints = typing.get_type_hints(ModelConfig)
   for field in dataclasses.fields(ModelConfig):
@@ -122,7 +122,7 @@ def _model_fields() -> Iterator[tuple[str, Any, Any]]:
           default, f'see ModelConfig.{field.name}', where=where)
 
 
-# A named size, and values that replace its own; None keeps a value.
+# A named size, and values that replace the values of the size; None keeps them.
 ModelOptions: Any = dataclasses.make_dataclass('ModelOptions', _model_fields(), frozen=True)
 
 
@@ -131,17 +131,17 @@ class Experiment:
   """One training run, with the paper's defaults (Section 4)."""
 
   # The seed is an int32 argument of the program that draws the parameters.
-  seed: int = option(0, 'of the parameters and of the order of the data', least=0, most=2**31 - 1)
+  seed: int = option(0, 'seed of the parameters and of the order of the data', least=0, most=2**31 - 1)
   steps: int = option(20_000, 'updates', least=1)
-  batch_size: int = option(512, 'sequences of a step', least=1)
+  batch_size: int = option(512, 'sequences in a step', least=1)
   microbatches: int = option(1, 'slices of a batch whose gradients are accumulated', least=1)
-  gradient_dtype: str = option('float32', 'in which gradients are summed over mesh.data; bfloat16 '
+  gradient_dtype: str = option('float32', 'dtype in which gradients are summed over mesh.data; bfloat16 '
                                'halves the traffic', choices=_DTYPES)
   loss_logits: int | None = option(None, 'most logits at a time on a device; empty: 2**28 on a GPU '
                                    'or TPU, else 2**26', where=True, least=1)
   log_every: int = option(20, 'steps between training metrics', where=True, least=1)
   checkpoint_every: int = option(1_000, 'steps; 0: only after the last one', where=True, least=0)
-  checkpoints_kept: int = option(2, 'the newest ones', where=True, least=1)
+  checkpoints_kept: int = option(2, 'how many of the newest checkpoints stay', where=True, least=1)
   wandb: str = option('', 'a project of Weights & Biases that gets the metrics too', where=True)
   plugins: str = option('', 'Python files with your components; a run fills it in',
                         where=True)
@@ -183,12 +183,12 @@ class Experiment:
 
   @property
   def tokens_per_step(self) -> int:
-    """Tokens that an update reads, of all devices and micro-batches."""
+    """Tokens that an update reads, over all devices and micro-batches."""
     return self.batch_size * self.data.context
 
   def model_config(self, vocab_size: int | None = None, input_features: int = 0,
                    output_features: int = 0) -> ModelConfig:
-    """The model, for data of this vocabulary, or of these features where it has none.
+    """The model for data with this vocabulary, or with these features if there is no vocabulary.
 
     Raises:
       ValueError: the vocabulary of the data exceeds the model's, or a value is out of range.
@@ -205,7 +205,7 @@ class Experiment:
     return sized(**options, attention=self.attention)
 
   def model_before_data(self) -> ModelConfig:
-    """The model as far as it is known without data; a tokenizer that is yet to come counts as bytes."""
+    """The model as far as it is known without data; a tokenizer that does not exist yet counts as bytes."""
     source, tokenizer = self.data.source, self.data.tokenizer
     known = self.model.vocab_size or getattr(
         source, 'vocab_size', getattr(tokenizer, 'vocab_size', None) or 258)
@@ -344,7 +344,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-  # Files of models also write 1e-5 as the nearest float32.
+  # Files of models may hold 1e-5 as the nearest float32.
   return a == b or isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b)
 
 
@@ -393,7 +393,7 @@ def _components(base: type[Component], text: str) -> tuple[Component, ...]:
   return tuple(from_string(base, part) for part in text.split(';') if part.strip())
 
 
-# How the texts of a config become values that are not plain and not components.
+# Readers of the config values that are neither plain nor one component.
 _READERS = {'model.pattern': functools.partial(_components, Layer),
             'model.biases': lambda text: tuple(filter(None, map(str.strip, text.split(',')))),
             'data.interventions': functools.partial(_components, TokenEdit)}

@@ -40,7 +40,7 @@ class Diverged(RuntimeError):
 class Evaluation:
   """The sink probe and the validation loss, each at its steps, before the first and after the last.
 
-  last: {'sink_1': percent of heads, 'valid': nats} of the newest of each.
+  last: {'sink_1': percent of heads, 'valid': nats}, the newest value of each.
   """
 
   def __init__(self, experiment: Experiment, model: ModelConfig, mesh: Mesh, data: Dataset,
@@ -48,7 +48,7 @@ class Evaluation:
     self._experiment, self._model, self._metrics = experiment, model, metrics
     self._probe_tokens, self.last = probe_tokens, {}
     self._validation_step = make_validation_step(model, mesh, loss_logits=experiment.loss_logits)
-    # As many sequences at a time as a training step: the memory of a device holds them.
+    # As many sequences at a time as in a training step, which fit the memory of a device.
     size, count = experiment.microbatch_size, experiment.validation.batches
     self._global_batches = GlobalBatches(mesh, size)
     self._sets = data.validation(size, count * experiment.microbatches, self._global_batches.rows)
@@ -60,7 +60,7 @@ class Evaluation:
     return [kind for kind, n in every.items() if always or n and step % n == 0]
 
   def __call__(self, step: int, params: Params, there: Collection[str] = ()) -> None:
-    """Measures and writes what is due at a step, except what `there` names as written.
+    """Measures and writes what is due at a step, except for the names in `there`, written already.
 
     Raises:
       Diverged: the probe or a validation loss is not finite.
@@ -75,7 +75,7 @@ class Evaluation:
     settings = self._experiment.probe
     try:
       report = probe(Run(self._model, params, '', step), self._probe_tokens, dtype=settings.dtype)
-    except NotFinite as error:  # of parameters that are finite, and huge
+    except NotFinite as error:  # the parameters are finite, but huge
       raise Diverged(step, math.nan, str(error)) from error
     return report.summary(settings.epsilon)
 

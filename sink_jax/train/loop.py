@@ -1,4 +1,4 @@
-"""The training loop: from a config to the trained model, in the order in which things happen."""
+"""The training loop, from a config to the trained model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Job:
   """A config as typed objects, with its data and the devices.
 
   config: the dict that config.json will hold, with what the data and the source decide.
-  optimizer: with the parameters that are trained. source: None where the seed draws the parameters.
+  optimizer: names the parameters that are trained. source: None if the seed draws the parameters.
   probe_tokens: (S, T) int32, or (S, T, F) float32 of a continuous task.
   """
 
@@ -94,19 +94,19 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
   A run is a pure function of its config: interrupted and resumed it gives the same
   parameters and metrics as in one go. Everything is written below `workdir`:
   config.json, status.json, metrics.jsonl, tensorboard/, checkpoints/, probe_tokens.npy, and
-  tokenizer/ where the data are text.
-  In a job of several processes all of them call it, with the same arguments.
+  tokenizer/ if the data are text.
+  In a job of several processes all of them call it with the same arguments.
 
   Args:
     config: the nested dict of a config, e.g. `ConfigDict.to_dict()`.
     name: what the progress display calls the run.
-    open_source: opens the model that `init.source` names, where there is one:
-      `pretrained.load.open_source`, which belongs to a higher room.
+    open_source: opens the model that `init.source` names: `pretrained.load.open_source`, which the
+      caller passes because this folder must not import `pretrained`.
 
   Raises:
-    ValueError: the config, the data, the devices or the workdir do not fit; before any
-      compute, and nothing is lost. WorkdirLocked, one of them: another job trains in the workdir,
-      or has begun to since.
+    ValueError: the config, the data, the devices or the workdir do not fit. It comes before any
+      computation, and nothing is lost. WorkdirLocked, a subclass: another job trains in the workdir,
+      or has begun to train there.
     Diverged: a step was not finite. Interrupted: a signal asked it to stop; the state is saved.
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
@@ -211,15 +211,15 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
   """Takes the steps that are left. Each update goes through these events, in this order:
 
     1. the step is dispatched, which returns before the devices have computed it;
-    2. the metrics of the step before are read, checked and logged: they are there by now, or
-       almost, and the devices compute the next step meanwhile;
-    3. where the probe, the validation, a checkpoint or a request to stop needs the state of this step, its
+    2. the metrics of the step before are read, checked and logged, while the devices compute this step;
+    3. if the probe, the validation, a checkpoint or a request to stop needs the state of this step, its
        metrics are read too, which waits for the devices, and the state is checked;
-    4. the state is saved, and only a request to stop waits for that; then probed and validated.
+    4. the state is saved, in the background unless a request to stop waits for it; then it is probed and
+       validated.
 
-  Only finite states are saved, so a run can always resume from its newest checkpoint. A probe that was lost
-  when the process was killed comes first when it resumes at that step. The state is saved before the next
-  step is dispatched, which donates its memory.
+  Only finite states are saved, so a run can always resume from its newest checkpoint. If a kill loses a
+  probe, the resumed run measures it first. The state is saved before the next step is dispatched, which
+  donates its memory.
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
 
@@ -279,7 +279,7 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
       if not (saving or evaluation.due(step)):
         continue
       read_metrics_of_step()
-      # The loss can be finite and the parameters after its update not.
+      # The loss can be finite and the updated parameters not.
       if not _all_finite(state):
         raise Diverged(step, values['loss'])
       if saving:
@@ -313,14 +313,14 @@ def _first_state(job: Job) -> tuple[TrainState, Any]:
 @contextlib.contextmanager
 def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metrics,
               evaluation: Evaluation, start: int) -> Iterator[None]:
-  """Writes a status, however the block ends, once its saves are on the disk."""
+  """Writes a status when the block ends, however it ends, once its saves are on the disk."""
   attention = training_implementation(job.model, job.experiment.data.context)
   folder.write_status('running', step=start, attention=attention)
   status, details = 'done', {'step': job.experiment.steps}
   try:
     yield
-  except (WorkdirLocked, Unsaved):  # the workdir is another job's by now; or as after a kill:
-    status = None  # 'running' stays, and nothing is waited for
+  except (WorkdirLocked, Unsaved):  # another job has the workdir, or the run ends as if killed:
+    status = None  # 'running' stays, and no save is awaited
     metrics.abandon()
     raise
   except Interrupted as stop:
@@ -346,7 +346,7 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
       raise
     finally:
       if status is not None:
-        with contextlib.suppress(OSError):  # on a full disk the error itself has to do
+        with contextlib.suppress(OSError):  # on a full disk only the error is left
           folder.write_status(status, **details, **evaluation.last, attention=attention,
                               last_good_checkpoint=checkpoints.latest)
 

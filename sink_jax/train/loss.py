@@ -1,8 +1,8 @@
 """Training losses, in float32.
 
 The logits of a batch are its largest array: 2^20 tokens of 50k ids are 200 GB in float32. The
-cross-entropy therefore goes through the positions in chunks, and computes the gradients of a chunk
-while its logits are there; the backward pass only multiplies them by the cotangent.
+cross-entropy therefore takes the positions in chunks, and computes the gradients of a chunk
+while its logits exist; the backward pass only multiplies them by the cotangent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   if not jnp.issubdtype(batch.targets.dtype, jnp.integer):
     return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
   h_BxTxD = outputs(unembed=False)
-  if config.tied:  # the gradient of the table adds to that of its rows as inputs
+  if config.tied:  # the table gets this gradient and the gradient of its rows as inputs
     kernel_DxV = params['embed'].T
   else:
     kernel_DxV = params['unembed']['kernel']
-    if 'unembed' in config.biases:  # one more row of W, for which h has a 1, rounded as W is
+    if 'unembed' in config.biases:  # the bias is one more row of W, rounded like W, with a 1 in h
       h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
       kernel_DxV = jnp.concatenate([kernel_DxV, params['unembed']['bias'][None]])
   return cross_entropy(h_BxTxD, kernel_DxV, batch.targets, weights_BxT, logits, config.logit_cap)
@@ -66,14 +66,14 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
                   weights_BxT: jax.Array, logits: int | None = None, cap: float = 0.0) -> jax.Array:
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
-  Every device goes through its own sequences, a few positions of each at a time; the devices
-  of a tensor group, which all have h, take a share of its positions each. Differentiable in h and
-  W: their gradients are computed along with the loss, so that no logits are computed twice.
+  Every device takes its share of the sequences, a few positions of each at a time; the devices of a
+  tensor group, which all have h, take a share of its positions each. Differentiable in h and W: their
+  gradients are computed along with the loss, so that no logits are computed twice.
 
   logits: the most at a time on a device; by default 2^28 on a GPU or TPU, else 2^26.
   cap: the logits become cap tanh(h W / cap); 0 for no cap.
   """
-  # Where no gradient is asked for, the compiler drops those that `_forward` computes, too.
+  # If no gradient is needed, the compiler drops the gradients that `_forward` computes.
   return _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits, cap)[0]
 
 
@@ -86,10 +86,10 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
   def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
             kernel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     (batch, length), vocabulary = targets.shape, kernel.shape[1]
-    # Every chunk reads and writes the float32 gradient of the whole unembedding, so large chunks
+    # Every chunk reads and writes the float32 gradient of the unembedding, so large chunks
     # save traffic where memory is large: 1 GiB of logits on GPUs and TPUs, else 256 MiB.
     most = most_logits or (2**28 if platform() in ('cuda', 'tpu') else 2**26)
-    # A position of all local sequences has B V logits; one position is the least there is.
+    # One position of all local sequences, the smallest chunk, has B V logits.
     count = -(-length // max(1, most // (batch * vocabulary)))
     size = -(-length // count)
 
@@ -119,7 +119,7 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
     (loss, dkernel), dh = jax.lax.scan(chunk, zeros, tuple(map(split, (h, targets, weights))))
     return loss, dkernel, jnp.moveaxis(dh, 0, 1).reshape(batch, count * size, -1)[:, :length]
 
-  # Here 'h', the axis that is split over 'tensor', is that of the positions.
+  # Here the letter 'h', which is split over 'tensor', stands for the positions.
   loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
                                             weights_BxT, kernel_DxV.astype(h_BxTxD.dtype))
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
@@ -128,7 +128,7 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
 def _backward(most_logits: int | None, cap: float, gradients: tuple[jax.Array, jax.Array],
               cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
   dh, dkernel = gradients
-  # None: targets and weights come from the data.
+  # No gradient: targets and weights come from the data.
   return (dh * cotangent).astype(dh.dtype), dkernel * cotangent, None, None
 
 

@@ -45,7 +45,7 @@ class Metrics:
 
   def __init__(self, workdir: AnyPath, step: int, wandb: str = '',
                config: Mapping[str, Any] | None = None):
-    """step: that of the checkpoint that the run resumes from, 0 without one."""
+    """step: the step of the checkpoint that the run resumes from, 0 without one."""
     self._workdir, self._active = workdir, is_first()
     if not self._active:
       return
@@ -88,7 +88,7 @@ class Metrics:
       self.flush()
 
   def flush(self) -> None:
-    """Writes everything so far to where it survives the loss of the machine."""
+    """Writes everything so far to storage that survives the loss of the machine."""
     if not self._active:
       return
     with named_in_errors(self._workdir):
@@ -160,7 +160,7 @@ class Clock:
     kind = jax.devices()[0].device_kind
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in kind), None)
     self._tokens, self._flops = tokens_per_step, flops_per_token
-    # Tokens are counted over the whole job, and so is the rate of its devices.
+    # The peak rate is the sum over all devices of the job, as the tokens are.
     self._peak = peak and peak * jax.device_count()
     self._since: float | None = None
     self._steps, self._spent = 0, collections.defaultdict(float)

@@ -1,6 +1,6 @@
 """Several processes as one job: how they find each other, agree, and stop at the same step.
 
-Every process runs the same program, and a collective waits until all have come to it. So anything that could
+Every process runs the same program, and a collective waits until all reach it. So anything that could
 make one process act differently, such as an error in opening a file, is first made known to all. Only process
 0 writes the files of the workdir, except for checkpoints: each process writes its part of the arrays.
 """
@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.io.process import stop_signals
 
-HEARTBEAT_SECONDS = 60  # a process that is silent for so long is dead, and the others end as well
+HEARTBEAT_SECONDS = 60  # a process that is silent for this time counts as dead, and the others end as well
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 _CLUSTERS = ('TPU_WORKER_HOSTNAMES', 'SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
 _PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30  # after which a dead process has been noticed
@@ -37,7 +37,7 @@ def init_distributed() -> None:
   """Makes this process a part of its job; called once, before anything asks for a device.
 
   The job is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if they are set, else
-  from its launcher (Cloud TPU, SLURM's srun, Open MPI); otherwise it is one process. Until the others
+  from its launcher (Cloud TPU, SLURM's srun, Open MPI); otherwise this process is the job. Until the others
   connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the runtime ends it, with exit code
   134 and a message.
 
@@ -45,7 +45,7 @@ def init_distributed() -> None:
     ValueError: only some of the variables are set, or one of them is wrong.
   """
   for number in stop_signals():
-    signal.signal(number, signal.SIG_DFL)  # a handler in Python would have to wait
+    signal.signal(number, signal.SIG_DFL)  # a Python handler would wait until they connect
   given = [f'{name}={os.environ[name]}' for name in _EXPLICIT if os.environ.get(name)]
   where: dict[str, Any] = {}
   if given:
@@ -118,20 +118,20 @@ def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
 def fail(message: str, alone: bool = False) -> NoReturn:
   """Prints what is wrong and ends this process with exit code 1.
 
-  alone: the other processes may not know of it; they end when they notice that this one is gone. If the death
-  of another process caused the error, by breaking an operation between them, this one waits to be ended for
-  that, with an exit code after which the job is started again.
+  alone: whether the other processes may not know of the error; they end when they notice that this one is
+  gone. The death of another process may have caused the error, by breaking an operation between them. So this
+  process first waits for the runtime to end it, with an exit code after which the job is started again.
   """
   if jax.process_count() == 1:
     sys.exit(message)
   print(f'process {jax.process_index()}: {message}', file=sys.stderr, flush=True)
-  signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # it stays an error
+  signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the exit code stays 1
   if alone:
     print(f'process {jax.process_index()}: if another process has died, this one ends for it '
           f'within {_PATIENCE_SECONDS} seconds.', file=sys.stderr, flush=True)
     time.sleep(_PATIENCE_SECONDS)
   elif is_first():
-    time.sleep(3)  # without the coordinator the others cannot print theirs
+    time.sleep(3)  # the others cannot print their message without the coordinator
   os._exit(1)  # sys.exit would wait for the others
 
 
@@ -139,8 +139,8 @@ def collective(call: Callable[..., Value], *arguments: Any) -> Value:
   """Calls an operation of all processes together, and returns its result.
 
   Raises:
-    RuntimeError: another process has died. JAX raises a ValueError, which would be a mistake
-      in the config anywhere else.
+    RuntimeError: another process has died. JAX raises a ValueError, but elsewhere a ValueError is a
+      mistake in the config.
   """
   try:
     return call(*arguments)
@@ -164,7 +164,7 @@ class Unsaved(KeyboardInterrupt):
 
 
 class StopHandler:
-  """Turns the signals that ask to stop into a request, so that a step can end and be saved.
+  """Records the signals that ask to stop as a request, so that a step can end and be saved.
 
   As a context it handles the signals; a second Ctrl-C raises Unsaved. A request that was not acted on by the
   end of the context is passed to the previous handler.
@@ -178,12 +178,12 @@ class StopHandler:
   def poll(self, wait: bool = False) -> bool:
     """True if any process was asked; the same in all processes, which must call it equally often.
 
-    A scheduler signals one process, or all of them a little apart, and a step is saved by all or
-    by none. So the processes combine their requests, in a computation of the devices, and read the
-    result at the next call, when it is done, so that no step waits for it.
+    A scheduler may signal one process, or all of them at slightly different times, but a step must be
+    saved by all or by none. So the devices combine the requests of all processes, and the next call
+    reads the result: no step waits for it.
 
     Args:
-      wait: for the answer to this call.
+      wait: whether to wait for the answer to this call.
     """
     if jax.process_count() == 1:
       return self.asked is not None
@@ -194,7 +194,7 @@ class StopHandler:
 
   def __enter__(self) -> StopHandler:
     self._old = {}
-    if threading.current_thread() is threading.main_thread():  # Python allows no other to
+    if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
       for number in stop_signals():
         self._old[number] = signal.signal(number, self._request)
     return self
@@ -216,7 +216,7 @@ class StopHandler:
 def _any(flag: bool) -> jax.Array:
   """True if the flag is set in any process; computed by the devices after this has returned."""
   mesh = Mesh(np.array(jax.devices()), ('device',))
-  # One element for each device of the job; a process fills those of its own devices.
+  # One element for each device of the job; a process fills those of its devices.
   return _combined(jax.make_array_from_process_local_data(
       NamedSharding(mesh, PartitionSpec('device')), np.full(jax.local_device_count(), flag)))
 

@@ -26,10 +26,10 @@ _NOT_HIDDEN = ('embed', 'unembed', 'conv')
 
 
 class UpdateRule(Component):
-  """How gradients are scaled into an update; `optimizer.rule` of a config names one.
+  """A rule that scales gradients to an update; `optimizer.rule` of a config names it.
 
   Clipping comes before it, and weight decay and the learning rate after it: see `make_optimizer`.
-  A new rule is a subclass here, and nothing else.
+  A new rule is only a subclass here.
   """
 
   abstract = True
@@ -87,7 +87,7 @@ class Muon(UpdateRule):
   AdamW's scaling. Optax computes it (`optax.contrib.scale_by_muon`); unlike Jordan's code it corrects the
   bias of the momentum.
 
-  momentum: decay of the average of the gradients. b1, b2, eps: of AdamW, as there.
+  momentum: decay of the average of the gradients. b1, b2, eps: as in AdamW, for its part.
   rms: root mean square of the entries of an update, over the learning rate: 0.2 is about AdamW's,
     so that its learning rate and decay can stay (Liu et al. 2025, arXiv:2502.16982; Outlier-Safe
     Pre-Training, arXiv:2506.19697). None: Jordan's factor sqrt(max(1, out / in)), for a learning
@@ -146,7 +146,7 @@ class OrthoAdam(AdamW):
   rotations: at 60m with 50432 tokens they have 1.1 times the bytes of the parameters.
 
   b1, b2, eps: as in AdamW. seed: of the rotations.
-  longest: axes with more entries are not rotated, such as that of a large vocabulary; 1 is AdamW.
+  longest: longer axes are not rotated, such as the axis of a large vocabulary; 1 is AdamW.
   """
 
   seed: int = 0
@@ -177,7 +177,7 @@ class OrthoAdam(AdamW):
       counted, drawn = x.shape[:x.ndim - rotated], {}
       for side, size in list(zip(('columns', 'rows'), x.shape[::-1]))[:rotated]:
         if 1 < size <= self.longest:
-          # By the path, so that an additional parameter changes no other rotation.
+          # The key follows from the path, so that an additional parameter changes no other rotation.
           key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f'{name}/{side}'.encode()))
           draw = functools.partial(jax.random.orthogonal, n=size, dtype=x.dtype)
           # One at a time: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and
@@ -191,7 +191,7 @@ class OrthoAdam(AdamW):
 
 def is_matrix(path: tuple[Any, ...]) -> bool:
   """True if the parameter at a path is a matrix of linear layers or of the MLP feature map."""
-  # By name: with the axis of the layers a gain has two axes, too.
+  # By name, since a gain has two axes, too, with the axis of the layers.
   return path[-1].key.endswith('kernel') or path[-1].key.startswith('feature_map')
 
 
@@ -218,11 +218,11 @@ class OptimizerConfig:
   """
 
   rule: UpdateRule = option(AdamW(), 'how gradients become an update: AdamW, Sgd, Muon, OrthoAdam')
-  learning_rate: float = option(4e-4, 'at the peak of the schedule', least=0)
+  learning_rate: float = option(4e-4, 'learning rate at the peak of the schedule', least=0)
   schedule: str = option('cosine', 'cosine (the paper) or constant (all configs of the official '
                          'implementation)', choices=('cosine', 'constant'))
-  final_fraction: float = option(0.1, 'of the learning rate, after the cosine', least=0, most=1)
-  warmup_steps: int = option(100, 'of a linear warm-up', least=0)
+  final_fraction: float = option(0.1, 'share of learning_rate after the cosine', least=0, most=1)
+  warmup_steps: int = option(100, 'updates of a linear warm-up', least=0)
   weight_decay: float = option(0.1, 'an update subtracts learning rate x this x the parameter',
                                least=0)
   decay: str = option('all', 'parameters that decay: all (the official implementation) or matrices',
@@ -251,7 +251,7 @@ def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransfor
 
   rate: a float, which may be traced; the tree of the state does not depend on it.
   """
-  # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay is that of the
+  # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay uses the
   # parameters before the update.
   matrices = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: is_matrix(path))
   return optax.chain(
@@ -276,5 +276,5 @@ def trained_part(config: OptimizerConfig, params: Any) -> Any:
 
 
 def with_trained(params: Any, trained: Any) -> Any:
-  """The parameters, with those of `trained`, a part of the tree, replaced."""
+  """The parameters, with the part of the tree in `trained` replaced."""
   return unflatten_dict(flatten_dict(params) | flatten_dict(trained))

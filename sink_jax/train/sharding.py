@@ -2,14 +2,14 @@
 
 A batch is split over 'data' and 'fsdp'. Parameters, and what the optimizer keeps of each, are split
 over 'tensor' by the table `_TENSOR`, and over 'fsdp' along the larger one of their last two axes,
-or along the other one if 'tensor' has the larger. Over 'data' they are replicated: each of its
-devices has all that an update of its own sequences needs, and only gradients travel, once in a
-step. Over 'fsdp' the state is split because it may not fit a device; XLA then gathers a block's
+or along the other one if 'tensor' has the larger. Over 'data' they are replicated: each device
+has everything that an update on its sequences needs, and only gradients travel, once in a step.
+Over 'fsdp' the state is split because it may not fit a device; XLA then gathers a block's
 parameters before it computes the block, and scatters the sums of its gradients back (Rajbhandari
 et al. 2020).
 
 The devices of a tensor group have the same sequences and some of the heads and hidden units each;
-they add up what comes out of `out` and of `w_out` (Shoeybi et al. 2019). An axis that is not divisible is not
+they add up the outputs of `out` and of `w_out` (Shoeybi et al. 2019). An axis that is not divisible is not
 split, and the axis of the layers never is.
 """
 
@@ -29,7 +29,7 @@ from sink_jax.models.config import ModelConfig
 
 Tree = TypeVar('Tree')  # of arrays or shapes; the result has shardings instead
 
-# How a parameter's path ends, its number of axes with that of the layers (experts have one more),
+# The end of a parameter's path, its number of axes with the axis of the layers (experts have one more),
 # and the axis that 'tensor' splits: outputs of one product and inputs of the next, so that nothing
 # travels between the two. Other parameters, such as embeddings and norms, are not split.
 _TENSOR = (
@@ -57,7 +57,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
   between them.
 
   Args:
-    devices: those of `jax.devices()` by default.
+    devices: by default `jax.devices()`.
 
   Raises:
     ValueError: the sizes do not multiply to the number of devices.
@@ -80,7 +80,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
 def mesh_sizes(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, int, int]:
   """The sizes of a mesh over `count` devices, without -1; raises as `make_mesh` does."""
   sizes = [data, fsdp, tensor]
-  if -1 in sizes:  # the product is minus that of the other sizes
+  if -1 in sizes:  # the product is the negative product of the other sizes
     sizes[sizes.index(-1)] = count // max(1, -math.prod(sizes))
   if min(sizes) < 1 or math.prod(sizes) != count:
     raise ValueError(f'mesh.data = {data}, mesh.fsdp = {fsdp} and mesh.tensor = {tensor} do not '
@@ -90,7 +90,7 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, int,
 
 
 def check_tensor(config: ModelConfig, tensor: int) -> None:
-  """Raises a ValueError where a model cannot be split over a 'tensor' axis of this size."""
+  """Raises a ValueError if a model cannot be split over a 'tensor' axis of this size."""
   sizes = {'heads': config.heads, 'kv_heads': config.dims.kv_heads}
   if config.ffn != 'none' and any(not layer.experts for layer in config.pattern):
     # Experts are not split, so a model of only experts has no hidden units to divide.
@@ -121,11 +121,11 @@ def state_shardings(mesh: Mesh, state: Tree) -> Tree:
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     axes = [None] * x.ndim
     for pattern, ndim, axis in _TENSOR:
-      # The optimizer's arrays end with the path of their parameter, and lie where it does.
+      # The optimizer's arrays end with the path of their parameter, and are laid out like it.
       if x.ndim == ndim and re.search(f'(^|/){pattern}$', name):
         if mesh.shape['tensor'] > 1 and x.shape[axis] % mesh.shape['tensor'] == 0:
           axes[axis] = 'tensor'
-    # The axis of the layers stays whole, since the loop over blocks takes one layer at a time.
+    # The axis of the layers is not split, since the loop over blocks takes one layer at a time.
     first = max(x.ndim - 2, 1 if 'tensor' in axes else 0)
     free = [a for a in range(first, x.ndim)
             if not axes[a] and x.shape[a] % mesh.shape['fsdp'] == 0]
@@ -139,7 +139,7 @@ def state_shardings(mesh: Mesh, state: Tree) -> Tree:
 class GlobalBatches:
   """Puts batches of one size onto a mesh.
 
-  rows: which rows of a global batch this process has to make, for its devices hold them.
+  rows: the rows of a global batch that the devices of this process hold, and that it therefore makes.
     Processes whose devices share rows make the same ones.
   """
 

@@ -1,8 +1,8 @@
 """The parameters of another model that a run begins with.
 
 `init.source` of a config names the model. Its sizes fill those that the config leaves empty, and
-its parameters and tokenizer become the run's. The caller passes a function that opens it, since published
-models belong to a higher room.
+its parameters and tokenizer become the run's. The caller passes a function that opens it, since this
+folder must not import `pretrained`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelOptions) if 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A model to begin with; its configs have been read, and nothing else.
+  """A model to begin with, of which only the configs have been read.
 
   name: as `init.source` has it. read: reads the parameters, float32, onto the devices of a mesh, as
-  `state_shardings` lays them out. tokenizer: None where it has none that can be read.
-  tokenizer_option: what names the tokenizer in a config; '' for bytes, or where there is none.
+  `state_shardings` lays them out. tokenizer: None if no tokenizer can be read.
+  tokenizer_option: the tokenizer's name in a config; '' for bytes, or if there is none.
   """
 
   name: str
@@ -67,7 +67,7 @@ def with_source(config: Mapping[str, Any],
   processes of a job call it.
 
   Raises:
-    ValueError: the source cannot be read, or is another model than the config's; lists the keys
+    ValueError: the source cannot be read, or does not fit the model of the config; lists the keys
       that differ, with the values of both and the options that make them equal.
   """
   experiment = from_dict(config)
@@ -82,7 +82,7 @@ def with_source(config: Mapping[str, Any],
     raise ValueError(f'init.source = {name!r} cannot be opened: {error}') from None
   model, there = dict(config['model']), _written(source.model)
   for key in _MODEL_KEYS:
-    # A value that the source has at a default that means nothing stays empty.
+    # A key stays empty if the source has the default of ModelConfig.
     if model[key] is None and getattr(source.model, key) != getattr(ModelConfig, key, None):
       model[key] = there['model'][key]
   data = dict(config['data'])
@@ -105,13 +105,13 @@ def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mes
   They are laid out over the mesh. All processes of a job call it.
 
   Args:
-    batch: on which a graft is measured, and its sink logits are put below the sums of rows.
+    batch: inputs on which a graft is measured; sink logits start below the log-sums of their rows.
     seed: of new parameters.
   """
   params = source.read(mesh)
   if not init.graft:
     return params, None
-  # As the run computes, except for what a forward pass does not need.
+  # The model as the run computes it, without options that a forward pass does not need.
   after = dataclasses.replace(model, implementation=None, remat='none', unroll=1)
   before = dataclasses.replace(after, **{name: getattr(source.model, name) for name in GRAFTED})
   grafted = graft_to(Run(before, params, init.source), after, start=init.graft, tokens=batch,
@@ -146,7 +146,7 @@ def parameter_paths(config: ModelConfig) -> tuple[str, ...]:
 
 
 def check_data(source: Source, data: Dataset) -> None:
-  """Raises a ValueError where the data are not what the model of a source reads."""
+  """Raises a ValueError if the data do not fit the model of a source."""
   where = f'init.source = {source.name!r}'
   for name in ('input_features', 'output_features'):
     if getattr(data, name) != getattr(source.model, name):
@@ -170,7 +170,7 @@ def _kept(experiment: Experiment) -> list[str]:
 
 
 def _check_same(config: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> None:
-  """Raises a ValueError if the model of a config is not that of its source, except for a graft."""
+  """Raises a ValueError if the models of a config and its source differ, except by a graft."""
   name, graft = config['init']['source'], config['init']['graft']
   of_source = {section: config[section] | {key: value for key, value in values.items()
                                            if config[section][key] is not None}

@@ -31,7 +31,7 @@ from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
 Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars
 
-# Compiled programs of each kind that a process keeps. The functions that make them are cached by
+# The most compiled programs of each kind that a process keeps. The functions that make them are cached by
 # their arguments, so that trials of a sweep that differ only in their seed trace and compile them once.
 _PROGRAMS = 8
 
@@ -39,7 +39,7 @@ _PROGRAMS = 8
 class TrainState(NamedTuple):
   """All that an update reads and writes, and all that a checkpoint holds.
 
-  step: updates done, int32. opt_state: that of `make_optimizer`.
+  step: updates done, int32. opt_state: the state of `make_optimizer`.
   """
 
   step: jax.Array
@@ -76,8 +76,8 @@ def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
 @functools.lru_cache(_PROGRAMS)
 def _compiled_init(config: ModelConfig, optimizer: OptimizerConfig,
                    mesh: Mesh) -> jax.stages.Wrapped:
-  # With the shardings of the outputs each device draws its own part: a whole model need not fit
-  # one. JAX's random numbers are partitionable, so a parameter does not depend on the mesh.
+  # With the shardings of the outputs each device draws only its part, so the model need not fit one
+  # device. JAX's random numbers are partitionable, so a parameter does not depend on the mesh.
   return jax.jit(lambda seed: _first_state(optimizer, init_params(config, seed)),
                  out_shardings=_shardings(config, optimizer, mesh))
 
@@ -125,7 +125,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
                 ) -> Callable[[TrainState, Batch, ArrayLike], tuple[TrainState, Metrics]]:
   """Returns `update(state, batch, rate) -> (state, metrics)`, to be compiled by the caller.
 
-  The loss is the weighted mean over the whole batch. With microbatches, gradients are
+  The loss is the weighted mean over the batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the batch. How the devices of the mesh
   in context, `mesh_context`, add them up:
 
@@ -141,7 +141,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
   """
   def value_and_grads(params: Params, total: jax.Array,
                       batch: Batch) -> tuple[jax.Array, Params]:
-    # Divided by the weight of the whole batch, not of the slice: sequences weigh differently, and a
+    # Divided by the weight of the batch, not of the slice: sequences weigh differently, and a
     # mean of the slices' means would be another loss. Gradients are computed only for the parameters that are
     # trained.
     def loss(trained: Params) -> jax.Array:
@@ -174,8 +174,8 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     if axis_size('data') == 1:
       value, grads = accumulated((state.params, total), batch)
     else:
-      # Each device of 'data' computes its own sequences, and the sum comes after them: left to XLA
-      # it would be in the dtype of the products of the backward pass.
+      # Each device of 'data' computes the gradients of its sequences, and they are summed afterwards: XLA
+      # would sum in the dtype of the products of the backward pass.
       value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
     trained = trained_part(optimizer, state.params)
     grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, trained)
@@ -205,7 +205,7 @@ def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, 
   @mesh_context(mesh)
   def losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     # Sums and not their ratio: the caller adds batches up before it divides, since the last batch
-    # may be filled up with sequences of weight 0. The weights are not those of training, which
+    # may be filled up with sequences of weight 0. Training has other weights: it
     # drops the targets inside a prefix.
     return (summed_loss(config, params, batch, batch.weights, loss_logits),
             jnp.sum(batch.weights))

@@ -42,7 +42,7 @@ def check_workdir(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
   elif is_workdir(path):
     raise ValueError(f'{workdir} holds a run, and its config.json is missing. Put the file back, '
                      'or use another --workdir.')
-  elif is_local(path):  # an object store has no folders to be there, or to lack a right
+  elif is_local(path):  # an object store has neither folders nor permissions to check
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
       raise ValueError(f'Cannot use {workdir} as a workdir: {existing} is not a folder that you '
@@ -97,7 +97,7 @@ class Workdir:
                             'for it, or use another --workdir.') from None
       except NotImplementedError:  # a file system without locks: `owner` must suffice
         pass
-    # Under the lock: only now does no other process write what is compared.
+    # Checked under the lock, which keeps other processes from writing what is compared.
     check_workdir(self.path, self._config)
     before = read_data_summary(self.path)
     if any(before.get(key, self._data.get(key)) != self._data.get(key)
@@ -114,12 +114,12 @@ class Workdir:
   def _owner(self) -> str:
     try:
       return (self.path / 'owner').read_bytes().decode('utf-8', 'replace')
-    except OSError:  # removed by hand: nobody else claims the folder
+    except OSError:  # removed by hand: no other job claims the folder
       return self._name
 
 
 def is_workdir(path: str | AnyPath) -> bool:
-  """True if a run was begun in the folder; that of a published model has a config.json too."""
+  """True if a run began in the folder; the folder of a published model has a config.json too."""
   return (to_path(path) / 'data.json').exists()
 
 
@@ -140,12 +140,12 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
 
 
 def read_data_summary(workdir: str | AnyPath) -> dict[str, Any]:
-  """`Dataset.summary()` of a run; {} where it has none."""
+  """`Dataset.summary()` of a run; {} if it has none."""
   return read_object(to_path(workdir) / 'data.json') or {}
 
 
 def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
-  """The probe inputs (S, T) of a run; None where it has not begun.
+  """The probe inputs (S, T) of a run; None if it has not begun.
 
   Raises:
     ValueError: the file is damaged.
@@ -162,7 +162,7 @@ def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
 
 
 def read_status(workdir: str | AnyPath) -> dict[str, Any]:
-  """The content of status.json; {'status': 'not run'} where there is none."""
+  """The content of status.json; {'status': 'not run'} if there is none."""
   status = read_object(to_path(workdir) / 'status.json') or {}
   return status if isinstance(status.get('status'), str) else {'status': 'not run'}
 
@@ -181,7 +181,7 @@ def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
 
 
 def read_object(path: AnyPath) -> dict[str, Any] | None:
-  """A JSON object; None where the file is missing or holds anything else."""
+  """A JSON object; None if the file is missing or holds anything else."""
   try:
     value = json.loads(read_text_limited(path, SMALL))
   except (OSError, ValueError, RecursionError):

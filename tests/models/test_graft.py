@@ -170,8 +170,7 @@ def test_the_rest_starts_as_in_a_fresh_model_and_its_loss_is_measured(changes, n
   assert abs(report.loss_after - report.loss_before) > 1e-3
   assert f'{report.loss_after:.4f} nats' in str(report)
   assert list(report.fresh) == new
-  row = json.loads(json.dumps(dataclasses.asdict(report)))
-  assert row['new'] == new and sj.GraftReport.from_row(row) == report
+  assert json.loads(json.dumps(dataclasses.asdict(report)))['new'] == new
   # The report says what happened, not what was requested.
   assert 'start: identity' not in str(report)
 
