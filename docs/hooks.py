@@ -1,6 +1,6 @@
 """Hooks of mkdocs: the site begins with README.md and includes linked files outside of docs/.
 
-Pages link such files, as in `../results/compiled/README.md`, by paths that also work on a disk and on a code
+Pages link such files, as in `../results/plan/README.md`, by paths that also work on a disk and on a code
 host. In the site the files keep the paths of the repository, with docs/ as its top; only links of Markdown
 files are followed.
 """
