@@ -14,8 +14,6 @@ from sink_jax.evaluate.activations import describe
 from sink_jax.kernels import chunked
 from sink_jax.kernels.importance import transformed_importance
 
-_SEQUENCES = 2  # with described hidden states: the median sorts all of their numbers
-
 
 class Attention(NamedTuple):
   """Statistics of one layer's attention by head, means over the batch except for the largest logit.
@@ -33,7 +31,7 @@ class Attention(NamedTuple):
 
 
 class Hidden(NamedTuple):
-  """Statistics of one layer's hidden states, means over the first two sequences."""
+  """Statistics of one layer's hidden states, means over at most the first ten sequences."""
 
   largest: jax.Array  # |h|
   median: jax.Array  # of |h|
@@ -71,5 +69,5 @@ def record_attention(q_BxTxHxDh: Float[Array, 'B T H Dh'], k_BxTxHkvxDh: Float[A
 
 def record_hidden(h_BxTxD: Float[Array, 'B T D']) -> Hidden:
   """Records the hidden states of a layer; to be called under `jax.jit`."""
-  found = describe(h_BxTxD[:_SEQUENCES])
+  found = describe(h_BxTxD)
   return Hidden(found.activation_max, found.activation_median, found.kurtosis_moment)

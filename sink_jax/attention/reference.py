@@ -40,8 +40,9 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
   # One product serves the query heads of a group: repeating the keys would copy the cache for every decoded
   # token.
   q_BxLxHkvxGxDh = q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)
-  # Summed and kept in float32: rounding s to bfloat16 would change exp(s) by a share of up to 2^-9 s.
-  s = jnp.einsum('blkgd,btkd->bkglt', q_BxLxHkvxGxDh, k_BxTxHkvxDh,
+  # Transposed before the product, since the scores would be transposed after it. Summed and kept in float32:
+  # rounding s to bfloat16 would change exp(s) by a share of up to 2^-9 s.
+  s = jnp.einsum('bkgld,btkd->bkglt', jnp.moveaxis(q_BxLxHkvxGxDh, 1, 3), k_BxTxHkvxDh,
                  preferred_element_type=jnp.float32).reshape(B, H, L, -1) / math.sqrt(Dh)
   if spec.position.has_bias:
     # The bias joins after the division by sqrt(Dh), so its size does not depend on the head width.
@@ -130,8 +131,9 @@ def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params)
   weights_BxHkvxGxLxT = a.weights_BxHxLxT.reshape(B, v_BxTxHkvxDh.shape[2], -1, L, T)
   # In the dtype of the weights, float32 in the definition, since the errors of kernels are measured
   # against it; `kernels.chunked` rounds them to the dtype of the values.
-  out = jnp.einsum('bkglt,btkd->blkgd', weights_BxHkvxGxLxT, v_BxTxHkvxDh.astype(a.weights_BxHxLxT.dtype),
-                   preferred_element_type=jnp.float32).reshape(B, L, H, -1)
+  out = jnp.einsum('bkglt,btkd->bkgld', weights_BxHkvxGxLxT, v_BxTxHkvxDh.astype(a.weights_BxHxLxT.dtype),
+                   preferred_element_type=jnp.float32)
+  out = jnp.moveaxis(out, 3, 1).reshape(B, L, H, -1)  # transposed here, since XLA would transpose the weights
   extra_params, dims = params.get('kv_bias', {}), Dims(H, *v_BxTxHkvxDh.shape[2:])
   value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:

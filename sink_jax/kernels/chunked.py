@@ -26,8 +26,9 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
            v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
   """Attention output (B, T, H, Dh) of transformed queries and keys, in the dtype of the queries."""
   @functools.partial(jax.checkpoint, prevent_cse=False)  # needless within a loop
-  def block(i_L: jax.Array, q_BxLxHxDh: jax.Array, keys: jax.Array, values: jax.Array,
-            j_T: jax.Array, params: Params) -> jax.Array:
+  def block(i_L: jax.Array, q_BxLxHxDh: jax.Array, keys_BxHkvxDhxT: jax.Array,
+            values_BxHkvxTxDh: jax.Array, j_T: jax.Array, params: Params) -> jax.Array:
+    keys, values = jnp.moveaxis(keys_BxHkvxDhxT, 3, 1), jnp.moveaxis(values_BxHkvxTxDh, 2, 1)
     rows = reference.rows(spec, q_BxLxHxDh, keys, params, i_L, j_T)
     # As in every kernel, the weights are rounded to the dtype of the values for the product with them.
     rows = rows._replace(weights_BxHxLxT=rows.weights_BxHxLxT.astype(values.dtype))
@@ -37,9 +38,11 @@ def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   for first, last, lo, hi in spans(spec, q_BxTxHxDh.shape[1]):
     @jax.checkpoint  # otherwise a copy of the keys of every span would be kept
     def span(q: jax.Array, k: jax.Array, v: jax.Array, params: Params) -> jax.Array:
-      keys, values, j_T = k[:, lo:hi], v[:, lo:hi], jnp.arange(lo, hi)
-      out_NxBxLxHxDh = jax.lax.map(lambda rows: block(*rows, keys, values, j_T, params),
-                                   query_blocks(q[:, first:last], first))
+      # In the layouts of the products: XLA would copy them again for every block.
+      keys, values = jnp.moveaxis(k[:, lo:hi], 1, 3), jnp.moveaxis(v[:, lo:hi], 1, 2)
+      out_NxBxLxHxDh = jax.lax.map(
+          lambda rows: block(*rows, keys, values, jnp.arange(lo, hi), params),
+          query_blocks(q[:, first:last], first))
       return jnp.moveaxis(out_NxBxLxHxDh, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])
 
     parts.append(span(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params)[:, :last - first])
