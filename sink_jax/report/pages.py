@@ -143,10 +143,13 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     title = f'{alike} of {len(dots)} experiments lie on the same side of {EMERGED} %'
     title += f'\n(rank correlation {rank:.2f})' * (rank == rank)
     drawn['scatter'] = figures.scatter(pd.concat([dots.assign(crossed=False), bad]), title, EMERGED)
+  courses = _courses(runs, grafts)
   if len(grafts):
+    ends = sorted((float(of['sink_1'].split()[-1]), trial) for trial, of in courses.items() if 'sink_1' in of)
+    words = ' to '.join(f'{rate:.0f} % ({trial})' for rate, trial in dict.fromkeys(ends[:1] + ends[-1:]))
     drawn['grafts'] = figures.curves(
         runs, grafts, sorted(set(grafts.trial)), [metric for metric in _COURSE if metric != 'sink_star'],
-        title='Sink_1 after a graft')
+        title=f'After training Sink_1 is {words}' if words else 'Sink_1 after a graft')
   drawn |= {item['key']: found for item in paper.FIGURES if (found := _figure(item, runs, shown, tuned))}
   for key, picture in drawn.items():
     save(picture, out / f'{key}.png')
@@ -162,7 +165,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=elsewhere, grid=grid,
       headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
       beside=beside, rank=rank, same=alike, dots=dots, pictures=pictures, tasks=tasks,
-      courses=_courses(runs, grafts),
+      courses=courses,
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
       made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(
           ['task', 'code', 'hardware'], dropna=False).agg(

@@ -110,7 +110,7 @@ def main():
     groups = {name: lambda name=name, sizes=sizes: {name: training_steps(*sizes)} for name, sizes in STEPS.items()}
     for group in [*groups.values(), lambda: of_smollm2(Path(folder))]:
       for name, programs in group().items():
-        times, failed = compare(programs, 2.0 if 'step' in name else 60.0)
+        times, failed = compare(programs, 2.0 if 'step' in name else 20.0)
         assert not failed, failed
         ratio, low, high = interval([a / b for a, b in zip(*times.values())])
         rows.append({'name': name, **{key: float(np.median(of)) for key, of in times.items()},
