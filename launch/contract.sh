@@ -51,7 +51,9 @@ read_settings() {
   job=("$JOB" "--config=$CONFIG" "--workdir=$WORKDIR")
   if [[ -n $DATA ]]; then job+=("--config.data.source=PackedDataset(path='$DATA')"); fi
   job+=(${ARGUMENTS[@]+"${ARGUMENTS[@]}"})
+  # shellcheck disable=SC2034 # the launchers use it
   environment=()
+  # shellcheck disable=SC2034
   if [[ -n $COMPILER_FLAGS ]]; then environment=(env "LIBTPU_INIT_ARGS=$COMPILER_FLAGS"); fi
 }
 
