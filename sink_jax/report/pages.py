@@ -177,7 +177,8 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     files.append(render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
   see = pictures | {item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
                     for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem}
-  files.append(render(out / 'reproduction.md', 'reproduction.md', coverage=paper.coverage(full, models), see=see))
+  files.append(render(out / 'reproduction.md', 'reproduction.md',
+                      coverage=paper.coverage(full, models), see=see))
   return [*files, *(out / name for name in pictures.values())], summary
 
 

@@ -4,7 +4,7 @@
     PYTHONPATH=.venv/parity:. .venv/bin/python tests/benchmark/against_transformers.py FILE.json
 
 Training steps of LLaMA models with AdamW, and SmolLM2-135M in float32: a probe, a forward pass, generation.
-Both sides compute the same: the same sizes, tokens, dtype and, for SmolLM2, the same dequantised weights.
+Both sides have the same sizes, dtype and optimizer and, for SmolLM2, the same tokens and dequantised weights.
 """
 
 import json
