@@ -109,8 +109,20 @@ def hellaswag(model: Model, *, results: Results = 'results', epsilon: Epsilon = 
                 'stderr': 100 * accuracies[f'{measure}_stderr,none']} for measure in ('acc', 'acc_norm'))]
 
 
+def _nearest(rows: list[Row]) -> list[Row]:
+  """The rows whose threshold is the paper's, or the nearest to it."""
+  epsilon = min((row['epsilon'] for row in rows), key=lambda value: abs(value - EPSILON))
+  return [row for row in rows if row['epsilon'] == epsilon]
+
+
+def _by_domain(rows: list[Row]) -> str:
+  low, high = (of(_nearest(rows), key=lambda row: row['sink_1']) for of in (min, max))
+  return (f'Sink_1 (ε = {low["epsilon"]:g}) goes from {low["sink_1"]:.1f} % in {low["domain"]} to '
+          f'{high["sink_1"]:.1f} % in {high["domain"]}')
+
+
 @analysis('Figure 9', partial(bars, x='domain', y='sink_1', by=('model',), panel=('epsilon',)),
-          source='Stdlib()')
+          finding=_by_domain, source='Stdlib()')
 def domains(model: Model, *, epsilons: Epsilons = (0.2, 0.3, 0.4)) -> list[Row]:
   """Sink_1 on the domains of a corpus, such as the Pile.
 
@@ -125,7 +137,15 @@ def domains(model: Model, *, epsilons: Epsilons = (0.2, 0.3, 0.4)) -> list[Row]:
   return rows
 
 
-@analysis('Figure 3', partial(lines, x='length', y='sink_1', by=('epsilon',), log='x', percent=True))
+def _by_length(rows: list[Row]) -> str:
+  shown = _nearest(rows)
+  first, last = shown[0], shown[-1]
+  return (f'Sink_1 (ε = {first["epsilon"]:g}) is {first["sink_1"]:.1f} % at {first["length"]} tokens and '
+          f'{last["sink_1"]:.1f} % at {last["length"]}')
+
+
+@analysis('Figure 3', partial(lines, x='length', y='sink_1', by=('epsilon',), log='x', percent=True),
+          finding=_by_length)
 def lengths(model: Model, *, lengths: Lengths = (16, 32, 64, 128, 256),
             epsilons: Epsilons = (0.1, 0.2, 0.3, 0.4, 0.5)) -> list[Row]:
   """Sink_1 against the length T of the inputs.

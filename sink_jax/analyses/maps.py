@@ -18,6 +18,7 @@ import numpy as np
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, heat_maps, lines
 from sink_jax.analyses.runner import Heads, analysis, named_heads
+from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.plots import head_maps, strongest_and_weakest
 from sink_jax.evaluate.sink_report import SinkReport
@@ -29,9 +30,15 @@ _LENGTH = 128  # tokens of a map of angles
 _DIGITS = 4  # decimals of a map's numbers in a file
 
 
+def _largest_ratio(rows: list[Row]) -> str:
+  row = max((row for row in rows if row['kind'] == 'hidden states'), key=lambda row: row['ratio'])
+  return (f'after block {row["block"]} the hidden state of the first token is {row["ratio"]:.3g} times '
+          'as long as those of the others')
+
+
 @analysis('Figure 2 (top), Figures 11 to 14', partial(lines, x='block', y=('first', 'others'),
                                                       panel=('model', 'kind'), log='y',
-                                                      label=r'$\ell_2$ norm'))
+                                                      label=r'$\ell_2$ norm'), finding=_largest_ratio)
 def norms(model: Model) -> list[Row]:
   """l2 norms of hidden states, keys and values: the first token and the mean of the others."""
   return of_report(model.report(model.inputs().tokens))
@@ -74,7 +81,17 @@ def averaged(sequences: int) -> str:
   return 'one sequence' if sequences == 1 else f'mean of {sequences} sequences'
 
 
-@analysis('Figure 2 (bottom), Figures 15 to 18', partial(heat_maps, columns=NAMES, title='{averaged}'))
+def _cosines(rows: list[Row]) -> str:
+  sinks = [row for row in rows if row['importance'] > EPSILON]
+  if not sinks:
+    return 'no head has a sink on the first token'
+  first, others = (np.mean([row[f'cosine_{keys}'] for row in sinks]) for keys in ('first', 'others'))
+  return (f'in the {len(sinks)} of {len(rows)} heads with a sink, the mean cosine of the queries is '
+          f'{first:.2f} with the first key and {others:.2f} with the others')
+
+
+@analysis('Figure 2 (bottom), Figures 15 to 18', partial(heat_maps, columns=NAMES, title='{averaged}'),
+          finding=_cosines)
 def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
   """Angles between queries and keys: cosines, norm products and scores.
 

@@ -70,8 +70,10 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
       ax.yaxis.set_minor_locator(NullLocator())
       ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.grid(alpha=0.25)
-    outside: dict[str, Any] = dict(loc='upper left', bbox_to_anchor=(1, 1)) if len(ax.get_lines()) > 8 else {}
-    ax.legend(fontsize=8, frameon=False, **outside)
+    drawn = len(ax.get_lines())
+    place: dict[str, Any] = dict(loc='upper left', bbox_to_anchor=(1, 1)) if drawn > 8 else dict(
+        loc='upper center', bbox_to_anchor=(0.5, -0.22), ncols=2) if drawn > 3 else {}
+    ax.legend(fontsize=8, frameon=False, **place)
     plots.label(ax, title, _word(x), label or _word(names[0]))
   return figure
 
@@ -106,7 +108,7 @@ def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) 
 
 def intervals(rows: Sequence[Row], names: Columns, panel: Columns = ('model',), *, label: str,
               log: float | None = None) -> Figure:
-  """Draws the `change` of each row from `low` to `high`, on the range of its controls in grey where it has some.
+  """Draws the `change` of each row from `low` to `high`, on the range of its controls in grey.
 
   names: the columns that name a row. log: up to where the axis is linear; it is logarithmic beyond.
   """

@@ -50,12 +50,16 @@ def _models() -> list[Run]:
 
 def _draw(rows: list[Row]) -> Figure:
   """Weights of the last query by key, of the first and the last head of each model."""
-  shown = [row for i, row in enumerate(rows) if not i or rows[i - 1]['model'] != row['model']
-           or i + 1 == len(rows) or rows[i + 1]['model'] != row['model']]
-  return lines([row | {'key': k, 'measured': weight, 'by the form': closed} for row in shown
-                for k, (weight, closed) in enumerate(zip(row['weights'], row['closed_weights']), 1)
-                if min(weight, closed) > 1e-4],
-               'key', ('measured', 'by the form'), ('block', 'head'), ('model', 'proposition'), log='y',
+  points = []
+  for model in dict.fromkeys(row['model'] for row in rows):
+    heads = [row for row in rows if row['model'] == model]
+    holds = sum(row['holds'] for row in heads)
+    title = f'Proposition {heads[0]["proposition"]}, {model}:\nholds in {holds} of {len(heads)} heads'
+    points += [row | {'title': title, 'key': k, 'measured': weight, 'by the form': closed}
+               for row in (heads[0], heads[-1])
+               for k, (weight, closed) in enumerate(zip(row['weights'], row['closed_weights']), 1)
+               if min(weight, closed) > 1e-4]
+  return lines(points, 'key', ('measured', 'by the form'), ('block', 'head'), ('title',), log='y',
                style=('o', '-'), label='weight of the last query')
 
 

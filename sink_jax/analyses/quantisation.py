@@ -37,7 +37,8 @@ _DRAWS = 8  # of random tokens
 def _draw(rows: list[Row]) -> Figure:
   shown = [row | {'spares': f'spares {row["spared"]}', 'of': f'{row["bits"]} bits'}
            for row in rows if row['part'] == 'all']
-  return intervals(shown, ('of', 'scale', 'spares'), ('model', 'what'), label='change of the loss (nats)', log=0.1)
+  return intervals(shown, ('of', 'scale', 'spares'), ('model', 'what'),
+                   label='change of the loss (nats)', log=0.1)
 
 
 @analysis('quantisation', _draw, sequences=16, length=64)

@@ -13,6 +13,7 @@ import math
 import os
 import pkgutil
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,15 +41,20 @@ Epsilons = Annotated[tuple[float, ...], tyro.conf.arg(help='thresholds of the si
 Heads = Annotated[tuple[str, ...], tyro.conf.arg(
     help='BLOCK.HEAD, from 1, such as 5.1,10.3; by default two with sinks and two without.')]
 _LINES = 40  # of a table in a terminal
+_TITLES = 3  # models whose findings are the title of a picture; of more the picture is a comparison
 
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """An analysis: its function, figure and picture, and the inputs and models that it has by default."""
+  """An analysis: its function, figure and picture, and the inputs and models that it has by default.
+
+  finding: says in a sentence what the rows of one model show.
+  """
 
   function: Callable[..., list[Row]]
   figure: str
   draw: Callable[[list[Row]], Figure]
+  finding: Callable[[list[Row]], str] | None
   inputs: InputOptions
   models: Callable[[], list[Run]] | None = None
 
@@ -68,15 +74,25 @@ class Analysis:
     return {name: (hints[name], parameter.default) for name, parameter in
             list(inspect.signature(self.function).parameters.items())[1:]}
 
+  def picture(self, rows: list[Row]) -> Figure:
+    """Draws the rows, with the finding of each model as the title."""
+    figure, models = self.draw(rows), list(dict.fromkeys(row['model'] for row in rows))
+    if self.finding and len(models) <= _TITLES:
+      titles = (f'{name}: {self.finding([row for row in rows if row["model"] == name])}' for name in models)
+      letters = int(12 * figure.get_figwidth())  # that fit into a line
+      figure.suptitle('\n'.join(textwrap.fill(title, letters) for title in titles), fontsize=plots.FONT)
+    return figure
+
 
 ANALYSES: dict[str, Analysis] = {}
 
 
 def analysis(figure: str, draw: Callable[[list[Row]], Figure], *,
+             finding: Callable[[list[Row]], str] | None = None,
              models: Callable[[], list[Run]] | None = None, **inputs: Any) -> Callable:
   """Registers a function as the analysis of a figure; `inputs` are defaults of `InputOptions` that differ."""
   def register(function):
-    ANALYSES[function.__name__] = Analysis(function, figure, draw, InputOptions(**inputs), models)
+    ANALYSES[function.__name__] = Analysis(function, figure, draw, finding, InputOptions(**inputs), models)
     return function
   return register
 
@@ -105,7 +121,7 @@ class Result:
 
   def plot(self, path: plots.File | None = None) -> Figure:
     """Draws the rows, and writes a PNG file if a path is given."""
-    figure = self.analysis.draw(self.rows)
+    figure = self.analysis.picture(self.rows)
     if path is not None:
       plots.save(figure, path)
     return figure

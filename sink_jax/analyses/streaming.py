@@ -42,7 +42,13 @@ def _draw(rows: list[Row]) -> Figure:
                'perplexity', ('cache',), log='y', style='-')
 
 
-@analysis('StreamingLLM, Figure 3', _draw, sequences=1, length=2048)
+def _with_and_without(rows: list[Row]) -> str:
+  return 'perplexity ' + ', '.join(f'{row["perplexity"]:.3g} with {row["cache"]}' for row in rows
+                                   if row['part'] == 'all' and row['perplexity']
+                                   and (row['positions'] == 'cache' or row['cache'] == 'all tokens'))
+
+
+@analysis('StreamingLLM, Figure 3', _draw, finding=_with_and_without, sequences=1, length=2048)
 def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> list[Row]:
   """Perplexity of a long text: a window, the first tokens and a window, all tokens.
 
@@ -92,9 +98,14 @@ def _exp(loss: float) -> float | None:
   return math.exp(loss) if loss < 700 else None
 
 
+def _strongest_layer(rows: list[Row]) -> str:
+  row = max(rows, key=lambda row: row['attention'])
+  return f'the last token gives the first {row["attention"]:.0%} of its attention in layer {row["layer"]}'
+
+
 @analysis('StreamingLLM, Figure 12', functools.partial(
     lines, x='layer', y='attention', by=('model',), panel=(), error='deviation', style='o'),
-          sequences=16, length=4096)
+          finding=_strongest_layer, sequences=16, length=4096)
 def last_query(model: Model) -> list[Row]:
   """Attention of the last query to the first token, by layer, which counts from 0 as in its paper.
 

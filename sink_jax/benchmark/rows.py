@@ -13,7 +13,7 @@ Column = tuple[str, str, str]  # key of a row, heading, format; without a format
 # Columns of every table.
 FLOOR: list[Column] = [('tflops', 'TFLOP/s', '.3g'), ('floor_ms', 'floor ms', '.3f'), ('bound', 'of', ''),
                        ('vs_floor', 'x floor', '.2f')]
-NOTES = ('ms: median of nine rounds, in which the rows of a group are timed alternately. from, to: 96 % '
+NOTES = ('ms: median of ten rounds, in which the rows of a group are timed alternately. from, to: 98 % '
          'interval of the median of the ratios of the rounds. x floor: over the time that the FLOPs or '
          'the bytes, the longer one, take at the rates above. MB: peak memory next to the inputs.')
 

@@ -11,7 +11,7 @@ import jax
 
 from sink_jax.kernels.dispatch import platform
 
-ROUNDS = 9
+ROUNDS = 10
 
 
 class Program(NamedTuple):
@@ -23,9 +23,9 @@ class Program(NamedTuple):
 
 
 def interval(values: list[float]) -> tuple[float, float | None, float | None]:
-  """The median, and the second smallest and second largest of nine rounds; of fewer rounds None.
+  """The median, and the second smallest and second largest of ten rounds; of fewer rounds None.
 
-  The interval contains the median of the distribution with a probability of 96 %: 1 - 2 (1 + 9) / 2^9.
+  The interval contains the median of the distribution with a probability of 98 %: 1 - 2 (1 + 10) / 2^10.
   """
   ordered = sorted(values)
   low, high = (ordered[1], ordered[-2]) if len(ordered) == ROUNDS else (None, None)

@@ -150,7 +150,7 @@ def _probed(run: Run, tokens: AnyArray, options: Options, dtype: str, epsilon: f
   report.plot(importance, epsilon)
   analysed = AnalysedModel(run, InputOptions(), Inputs(np.asarray(tokens), {}))
   for analysis, rows, path in (('norms', of_report(report), lengths), ('maps', maps(analysed), heads)):
-    plots.save(ANALYSES[analysis].draw([{'model': run.name or 'model'} | row for row in rows]), path)
+    plots.save(ANALYSES[analysis].picture([{'model': run.name or 'model'} | row for row in rows]), path)
   write_atomically(numbers, to_json(result))
   return result, paths
 

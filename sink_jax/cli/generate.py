@@ -13,6 +13,7 @@ import numpy as np
 
 from sink_jax.cli.main import say
 from sink_jax.cli.results import Model, load
+from sink_jax.data.chat import encode, load_template, question
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
 from sink_jax.models.decode import CachePolicy, state_bytes
@@ -32,6 +33,9 @@ class Options(Model):
   """
 
   prompt: str | None = None  # the text to continue.
+  #: template in which the prompt is a user's message, to be answered: chatml (SmolLM2), zephyr, plain, or
+  #: a JSON file with the format of each role.
+  chat: str | None = None
   #: whether it begins with BOS: as the tokenizer, or the training of a run, has it; never; always.
   bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
   length: int = 128  # tokens to generate.
@@ -57,7 +61,11 @@ def main(options: Options) -> None:
   compile_cache.enable()
   run = load(options)
   tokenizer = run.tokenizer
-  tokens = tokenizer.with_prefix(tokenizer.encode(prompt), options.bos)
+  if options.chat is None:
+    ids = tokenizer.encode(prompt)
+  else:
+    (ids, _), = encode([question(load_template(options.chat), prompt)], tokenizer)
+  tokens = tokenizer.with_prefix(ids, options.bos)
   if not len(tokens):
     raise ValueError('the prompt is empty: write something, or take --bos=force.')
   if options.bos != 'none':
@@ -71,7 +79,7 @@ def main(options: Options) -> None:
                         seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
   # By default the cache has all tokens.
   policy = policy or CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
-  before = len(tokens) - len(tokenizer.encode(prompt))  # tokens that stand before the prompt
+  before = len(tokens) - len(ids)  # tokens that stand before the prompt
   made, rate = _write(pieces, tokens, tokenizer, ends, before)
   size = f'{state_bytes(run.config, policy, 1) / 2**20:.3g} MiB'
   speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'

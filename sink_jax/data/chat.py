@@ -17,6 +17,7 @@ from sink_jax.data import sources
 from sink_jax.data.sources import Document, JsonLines, Part
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
+from sink_jax.io.paths import expanded
 
 # The names of roles in files: first those of OpenAI and the hub, then those of ShareGPT.
 _ROLES = {'system': 'system', 'user': 'user', 'assistant': 'assistant', 'human': 'user',
@@ -86,7 +87,10 @@ def load_template(name: str) -> Mapping[str, str]:
   """
   formats = TEMPLATES.get(name)
   if formats is None:
-    formats = json.loads(read_text_limited(sources.existing_path(name, 'ChatJsonl: template')))
+    path = expanded(name)
+    if not path.is_file():
+      raise ValueError(f'{name!r} is not a template: choose {", ".join(TEMPLATES)}, or a JSON file.')
+    formats = json.loads(read_text_limited(path))
   if not isinstance(formats, dict) or not {'user', 'assistant'} <= set(formats) <= set(_ROLES):
     raise ValueError(f'{name} is not a template: write {{"user": "Q: {{content}}\\n", "assistant": '
                      '"A: {content}{eos}\\n"}, and "system" if there are such messages.')
@@ -114,6 +118,13 @@ def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -
     parts += [Part(before, False, True), Part(content, is_answer, False),
               Part(after[:size], is_answer, True), Part(after[size:], False, True)]
   return tuple(part for part in parts if part.text)
+
+
+def question(template: Mapping[str, str], text: str) -> Document:
+  """The message of a user, with what the template puts before the answer to it."""
+  before, _ = template['assistant'].split(_CONTENT)
+  parts = *rendered(template, [('user', text)]), *[Part(before, False, True)] * bool(before)
+  return Document(''.join(part.text for part in parts), 'text', '', parts)
 
 
 def _messages(record: Any) -> list[tuple[str, str]]:

@@ -33,7 +33,7 @@ SINK_1 = r'$\mathrm{Sink}_1^{\epsilon}$'
 DPI = 115  # of every picture
 File = str | os.PathLike | IO[bytes]  # a path, on a disk or gs://, or a binary stream
 _TICKS = 16  # numbers on an axis of an importance map; more would touch one another
-_FONT = 11
+FONT = 11
 _LENGTH = 64  # positions of a map, as in the paper's probes; more is hard to read
 _BUDGET = 2**24  # elements of maps that are recorded at a time
 
@@ -95,7 +95,7 @@ def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | No
   image = ax.imshow(values_HxN, vmin=0, vmax=1, cmap='viridis', aspect='auto', interpolation='nearest')
   if numbers:
     for (head, layer), value in np.ndenumerate(values_HxN):
-      ax.text(layer, head, f'{value:.2f}', ha='center', va='center', fontsize=_FONT - 1,
+      ax.text(layer, head, f'{value:.2f}', ha='center', va='center', fontsize=FONT - 1,
               color='black' if value > 0.6 else 'white')
   for axis, names in ((ax.xaxis, blocks), (ax.yaxis, range(1, heads + 1))):
     every = -(-len(names) // _TICKS)
@@ -116,7 +116,7 @@ def token_map(run: Run, tokens_T: ArrayLike, words: Sequence[str], path: File) -
   head_panel(ax, maps, strongest_and_weakest(maps.importance)[0], True, run.name or 'model')
   for axis in (ax.xaxis, ax.yaxis):
     axis.set_ticks(range(1, len(words) + 1), labels=words)
-  ax.tick_params(labelsize=_FONT - 2)
+  ax.tick_params(labelsize=FONT - 2)
   ax.tick_params('x', rotation=90)
   save(figure_of(ax), path)
 
@@ -150,7 +150,7 @@ def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed:
   for axis in (ax.xaxis, ax.yaxis):
     axis.set_ticks(sorted({1, max(1, length // 2), length}))
   label(ax, title, 'key', 'query')
-  ax.title.set_fontsize(_FONT - 1)
+  ax.title.set_fontsize(FONT - 1)
 
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
@@ -177,10 +177,10 @@ def figure_of(ax: Axes) -> Figure:
 
 def label(ax: Axes, title: str, x: str, y: str) -> None:
   """Sets the title and the names of both axes."""
-  ax.set_title(title, fontsize=_FONT + 1)
-  ax.set_xlabel(x, fontsize=_FONT)
-  ax.set_ylabel(y, fontsize=_FONT)
-  ax.tick_params(labelsize=_FONT - 1)
+  ax.set_title(title, fontsize=FONT + 1)
+  ax.set_xlabel(x, fontsize=FONT)
+  ax.set_ylabel(y, fontsize=FONT)
+  ax.tick_params(labelsize=FONT - 1)
 
 
 def save(figure: Figure, file: File) -> None:
@@ -200,6 +200,6 @@ def save(figure: Figure, file: File) -> None:
 def _colour_bar(ax: Axes, image: AxesImage, name: str, ticks: Sequence[float] | None = None) -> Any:
   """A colour bar as high as the picture next to it."""
   bar = figure_of(ax).colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)), ticks=ticks)
-  bar.set_label(name, fontsize=_FONT - 1)
-  bar.ax.tick_params(labelsize=_FONT - 2)
+  bar.set_label(name, fontsize=FONT - 1)
+  bar.ax.tick_params(labelsize=FONT - 2)
   return bar

@@ -78,8 +78,8 @@ def as_text(plan: Plan) -> str:
   return '\n'.join([
       *lines,
       f'Time of a step, an estimate from datasheets and {SHARE:.0%} of the peak, not measured:',
-      f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); {plan.experiment.tokens_per_step / step:,.0f} tokens/s, '
-      f'MFU {model_seconds(plan) / step:.0%}',
+      f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); '
+      f'{plan.experiment.tokens_per_step / step:,.0f} tokens/s, MFU {model_seconds(plan) / step:.0%}',
       f'{plan.experiment.steps:,} steps: {hours:,.1f} h, '
       f'{hours * plan.where.chips:,.0f} chip-hours',
       f'In launch/settings.sh: ARGUMENTS=({shlex.join(plan.options)})'])

@@ -1,8 +1,10 @@
 """The drawing of rows as lines, bars, maps and grids."""
 
 import numpy as np
+import pytest
 
 from sink_jax.analyses import pictures
+from sink_jax.analyses.runner import find
 
 
 def drawn(ax):
@@ -59,3 +61,23 @@ def test_maps_and_grids():
   [ax] = panels  # only one row has a map
   assert 'block 2, head 2' in ax.get_title() and 'one sequence' in ax.get_title()
   np.testing.assert_allclose(np.ma.filled(ax.get_images()[0].get_array(), 0), np.tril(np.full((3, 3), 0.4)))
+
+
+@pytest.mark.parametrize('name, columns, rows, sentence', [
+    ('lengths', 'epsilon length sink_1', [(0.2, 16, 9.0), (0.3, 16, 50.0), (0.3, 64, 25.0), (0.4, 64, 8.0)],
+     'Sink_1 (ε = 0.3) is 50.0 % at 16 tokens and 25.0 % at 64'),
+    ('domains', 'epsilon domain sink_1', [(0.3, 'code', 50.0), (0.3, 'docs', 25.0), (0.4, 'code', 8.0)],
+     'Sink_1 (ε = 0.3) goes from 25.0 % in docs to 50.0 % in code'),
+    ('norms', 'kind block ratio', [('hidden states', 1, 2.0), ('hidden states', 2, 30.0), ('keys', 1, 99.0)],
+     'after block 2 the hidden state of the first token is 30 times as long as those of the others'),
+    ('angles', 'importance cosine_first cosine_others', [(0.4, 0.5, -0.1), (0.9, 0.7, 0.1), (0.1, 0.0, 0.0)],
+     'in the 2 of 3 heads with a sink, the mean cosine of the queries is 0.60 with the first key and 0.00 with '
+     'the others'),
+    ('streaming', 'part cache positions perplexity', [
+        ('all', 'last 8', 'cache', 9.0), ('all', 'last 8, text positions', 'text', 7.0),
+        ('curve', 'last 8', 'cache', 1.0), ('all', 'all tokens', 'text', 3.0)],
+     'perplexity 9 with last 8, 3 with all tokens'),
+    ('last_query', 'layer attention', [(0, 0.1), (3, 0.6)],
+     'the last token gives the first 60% of its attention in layer 3')])
+def test_what_a_title_says(name, columns, rows, sentence):
+  assert find(name).finding([dict(zip(columns.split(), row)) for row in rows]) == sentence

@@ -5,26 +5,26 @@
 
 Training steps of LLaMA models with AdamW, and SmolLM2-135M in float32: a probe, a forward pass, generation.
 Both sides have the same sizes, dtype and optimizer and, for SmolLM2, the same tokens and dequantised weights.
+The floor of training steps, the probe and the forward pass is the time of their matrix products at the rate
+of a large one; generation, which reads all weights for each token, has none.
 """
 
 import json
 import os
-import platform
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save_file
 
 import sink_jax as sj
+from sink_jax.benchmark.machine import describe, measured_rates
 from sink_jax.benchmark.timing import ROUNDS, Program, compare, interval
 from sink_jax.benchmark.train_step import _prepare
-from sink_jax.models.sizes import sized
+from sink_jax.models.sizes import flops_per_token, sized
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.gguf import GgufCheckpoint, name_in_file
 from sink_jax.pretrained.hub import PACKAGED
@@ -36,7 +36,8 @@ STEPS = {  # name: (blocks, width, heads, FFN width, vocabulary, sequences, toke
 waiting = lambda result: None  # PyTorch on a CPU returns when it has computed
 
 
-def training_steps(layers, width, heads, ffn, vocab, sequences, length):
+def training_steps(rates, layers, width, heads, ffn, vocab, sequences, length):
+  """The seconds of the floor, and the programs of both sides."""
   model = sized('tiny', layers=layers, d_model=width, heads=heads, ffn_hidden=ffn, vocab_size=vocab,
                 dtype='float32', unroll=layers)
   ours = _prepare({'batch': sequences, 'length': length}, model)
@@ -52,7 +53,8 @@ def training_steps(layers, width, heads, ffn, vocab, sequences, length):
     optimizer.step()
     optimizer.zero_grad()
 
-  return {'sink_jax': ours, 'transformers': Program(step, waiting)}
+  floor = sequences * length * flops_per_token(model, length) / rates.flops
+  return floor, {'sink_jax': ours, 'transformers': Program(step, waiting)}
 
 
 def published(attention, folder):
@@ -69,8 +71,8 @@ def published(attention, folder):
       folder, attn_implementation=attention, dtype=torch.float32).eval()
 
 
-def of_smollm2(folder):
-  """{name: the programs of both sides}."""
+def of_smollm2(rates, folder):
+  """{name: (the seconds of the floor, the programs of both sides)}."""
   run, eager = published('eager', folder)
   _, sdpa = published('sdpa', folder)
   draw = lambda *shape: np.random.default_rng(0).integers(100, 40_000, shape)
@@ -92,33 +94,34 @@ def of_smollm2(folder):
     return lambda: sdpa.generate(begin, max_new_tokens=64, min_new_tokens=64, do_sample=False,
                                  attention_mask=torch.ones_like(begin), pad_token_id=0)
 
+  products = lambda tokens: tokens.size * flops_per_token(run.config, tokens.shape[1]) / 3 / rates.flops
   return {
-      'Sink_1 of SmolLM2, 100 x 64 tokens': {
+      'Sink_1 of SmolLM2, 100 x 64 tokens': (products(ids), {
           'sink_jax': Program(lambda: sj.probe(run, ids).sink_rate(1, 0.3), waiting),
-          'transformers': Program(importance, waiting)},
-      'forward pass of SmolLM2, 2,048 tokens': {
-          'sink_jax': Program(lambda: run.logits(long)), 'transformers': Program(forward, waiting)},
-      **{f'64 tokens of SmolLM2, greedy, batch {n}': {
+          'transformers': Program(importance, waiting)}),
+      'forward pass of SmolLM2, 2,048 tokens': (products(long), {
+          'sink_jax': Program(lambda: run.logits(long)), 'transformers': Program(forward, waiting)}),
+      **{f'64 tokens of SmolLM2, greedy, batch {n}': (None, {
           'sink_jax': Program(lambda n=n: run.generate(prompts[:n], 64), waiting),
-          'transformers': Program(generate(n), waiting)} for n in (1, 8)}}
+          'transformers': Program(generate(n), waiting)}) for n in (1, 8)}}
 
 
 def main():
   torch.set_num_threads(len(os.sched_getaffinity(0)))
-  rows = []
+  rates, rows = measured_rates('float32', 5.0), []
   with tempfile.TemporaryDirectory() as folder:
-    groups = {name: lambda name=name, sizes=sizes: {name: training_steps(*sizes)} for name, sizes in STEPS.items()}
-    for group in [*groups.values(), lambda: of_smollm2(Path(folder))]:
-      for name, programs in group().items():
-        times, failed = compare(programs, 2.0 if 'step' in name else 20.0)
+    groups = [lambda name=name, sizes=sizes: {name: training_steps(rates, *sizes)}
+              for name, sizes in STEPS.items()]
+    for group in [*groups, lambda: of_smollm2(rates, Path(folder))]:
+      for name, (floor, programs) in group().items():
+        times, failed = compare(programs, 20.0 if 'step' in name else 60.0)
         assert not failed, failed
         ratio, low, high = interval([a / b for a, b in zip(*times.values())])
         rows.append({'name': name, **{key: float(np.median(of)) for key, of in times.items()},
-                     'ratio': ratio, 'low': low, 'high': high})
+                     'ratio': ratio, 'low': low, 'high': high, 'floor': floor})
         print(f'{name}: {rows[-1]}', flush=True)
-  made = {'date': time.strftime('%Y-%m-%d'), 'machine': platform.processor() or platform.machine(),
-          'cores': torch.get_num_threads(), 'rounds': ROUNDS, 'jax': jax.__version__,
-          'torch': torch.__version__, 'transformers': transformers.__version__}
+  made = describe(rates, 'float32') | {
+      'rounds': ROUNDS, 'torch': torch.__version__, 'transformers': transformers.__version__}
   Path(sys.argv[1]).write_text(json.dumps({'made': made, 'rows': rows}, indent=1) + '\n')
 
 

@@ -87,8 +87,8 @@ def test_programs_are_timed_in_turns():
       'a': program('a', 0.02), 'b': program('b', 0.02, repeats=2), 'long': program('long', 0.3),
       'broken': timing.Program(broken)}, seconds=0.1)
   assert failed == {'broken': 'out of memory'}
-  assert made == ['a', 'a', 'b', 'b', 'long', 'long', *9 * ['a', 'b']]
-  assert [len(times[name]) for name in ('a', 'b', 'long')] == [9, 9, 1]
+  assert made == ['a', 'a', 'b', 'b', 'long', 'long', *timing.ROUNDS * ['a', 'b']]
+  assert [len(times[name]) for name in ('a', 'b', 'long')] == [timing.ROUNDS, timing.ROUNDS, 1]
   assert 0.02 <= min(times['a']) and 0.01 <= min(times['b']) < 0.02
 
 

@@ -53,7 +53,8 @@ def test_the_page_of_a_model_holds_its_numbers_and_fetches_nothing(tmp_path):
   stored = json.loads((tmp_path / 'sink_report.json').read_text())
   rates, ratios = stored['summary']['sink_1'], stored['summary']['hidden_ratio']
   first, second = sentences(stored)
-  assert first in page and first.startswith(f'{rates:.1f} % of 8 heads') and f'{max(ratios):.3g} times' in second
+  assert first in page and first.startswith(f'{rates:.1f} % of 8 heads')
+  assert f'{max(ratios):.3g} times' in second
   assert first.endswith(f'{np.mean(1 / np.arange(1, 15)):.2f}.')
   (tmp_path / 'sink_report.json').write_text('{}')
   with pytest.raises(ValueError, match='evaluate'):
@@ -102,8 +103,17 @@ def test_the_text_goes_on_beyond_the_cache_until_it_ends(checkpoint, tmp_path):
   assert not logging.getLogger('sink_jax.kernels').isEnabledFor(logging.INFO)
 
 
+def test_a_prompt_in_the_template_of_a_conversation_is_answered(checkpoint):
+  code, text, notes = generate(f'--checkpoint={checkpoint}', '--prompt=Why', '--length=20', '--chat=plain')
+  assert code == 0, notes
+  asked = 'User:\nWhy\n\nAssistant:\n'
+  answer = sj.load_pretrained(checkpoint).generate([[0, *(2 + b for b in asked.encode())]], 20)
+  assert text == asked + Bytes().open().decode(answer[0]) + '\n'
+
+
 @pytest.mark.parametrize('option, message', [
-    ('--prompt=', 'the prompt is empty'), ('--top_p=2', 'top_p = 2'), ('--cache_size=4', 'sinks < size')])
+    ('--prompt=', 'the prompt is empty'), ('--chat=llama', "'llama' is not a template"),
+    ('--top_p=2', 'top_p = 2'), ('--cache_size=4', 'sinks < size')])
 def test_what_cannot_be_generated(checkpoint, option, message):
   code, _, notes = generate(f'--checkpoint={checkpoint}', '--bos=none', '--prompt=a', option)
   assert code == 1 and message in notes.splitlines()[-1] and 'Traceback' not in notes
