@@ -168,9 +168,10 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       courses=courses,
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
       made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(
-          ['task', 'code', 'hardware'], dropna=False).agg(
+          ['task', 'budget', 'hardware'], dropna=False).agg(
               runs=('run', 'size'), hours=('hours', 'sum'), first=('date', 'min'), last=('date', 'max'),
-              command=('command', 'first')))]
+              code=('code', _commits),
+              command=('command', lambda of: min(of.dropna(), key=len, default=None))))]
   summary = [line.replace('*', '').replace('\\', '') for line in re.findall(
       r'^\*\*(?:Run|-?\d|Reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
   if tasks:
@@ -180,6 +181,13 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   files.append(render(out / 'reproduction.md', 'reproduction.md',
                       coverage=paper.coverage(full, models), see=see))
   return [*files, *(out / name for name in pictures.values())], summary
+
+
+def _commits(codes: pd.Series) -> str:
+  """The commits that made runs, eight digits of each, with a plus where files were changed."""
+  words = (re.sub(r'commit ([0-9a-f]{8})[0-9a-f]*(, clean)?', r'\1', code).replace('-dirty', '+')
+           for code in codes.dropna())
+  return ', '.join(dict.fromkeys(words))
 
 
 def _courses(runs: Runs, grafts: pd.DataFrame) -> dict[str, dict[str, str]]:
