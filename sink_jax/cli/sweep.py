@@ -35,7 +35,7 @@ class Options:
 
   config: str  # config file with a table TRIALS.
   workdir: str | None = None  # folder of the sweep; a trial goes to WORKDIR/TRIAL.
-  budget: str | None = None  # of the configs of the paper: desk, tenth or full.
+  budget: str | None = None  # of the configs of the paper: desk, night, tenth or full.
   protocol: str | None = None  # of the configs of the paper: paper, or released, as its code has it.
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
   only: tuple[str, ...] = ()  # trials to run, such as default or window-*; by default all.

@@ -45,7 +45,8 @@ def main(options: Options, config: dict[str, Any]) -> None:
     train(config, options.workdir, open_source=open_source)
     if is_first():
       status = read_status(options.workdir)
-      numbers = {'valid': ('validation loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f')}
+      numbers = {'valid': ('validation loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f'),
+                 'sink_bias_slot': ('Sink_* %', '.1f')}
       shown = ''.join(f', {words} {status[key]:{form}}' for key, (words, form) in numbers.items()
                       if isinstance(status.get(key), float))
       say(f'done: step {status.get("step")}{shown}, in {options.workdir}')

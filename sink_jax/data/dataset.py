@@ -94,8 +94,8 @@ def as_packed(config: DataConfig) -> DataConfig:
            **{name: manifest[name] for name in ('context', 'bos', 'eos')}}
   for name, value in built.items():
     if getattr(config, name) not in (getattr(DataConfig, name), value):
-      raise ValueError(f'{config.source!r} was built with {name}={value}: leave out data.{name}='
-                       f'{getattr(config, name)}, or build it again.')
+      raise ValueError(f'{config.source!r} was built with {name}={value}, and the config asks for '
+                       f'{getattr(config, name)}: set --config.data.{name}="{value}", or build it again.')
   return dataclasses.replace(config, **built)
 
 

@@ -44,8 +44,8 @@ def natural(tokenizer: TextTokenizer, source: DocumentSource, *, sequences: int 
   """The first tokens of the first documents that are long enough; a ValueError if there are too few."""
   heads = list(itertools.islice(_heads(tokenizer, source, length, bos), sequences))
   if len(heads) < sequences:
-    raise ValueError(f'{source!r} has only {len(heads)} documents of {length} tokens or more: use a '
-                     'smaller --sequences or --length, or another --source.')
+    raise ValueError(f'{source!r} has only {len(heads)} documents of {length} tokens or more, and a file is '
+                     'one document: use a smaller --sequences or --length, or another --source.')
   domains, rows = zip(*heads)
   return _described(rows, tokenizer, 'natural', bos, domains, source=repr(source))
 
@@ -121,10 +121,13 @@ def open_source(text: str = '') -> DocumentSource:
   if not text:
     return Stdlib(domains='docs')
   path = expanded(text)
-  if path.is_file() and path.suffix == '.txt':
+  if path.is_file() and path.suffix in ('.txt', '.md'):
     return TextFolder(str(path.parent), path.name)
+  for pattern in ('**/*.txt', '**/*.md'):
+    if any(path.glob(pattern)):
+      return TextFolder(str(path), pattern)
   if path.exists():
-    return TextFolder(str(path)) if any(path.rglob('*.txt')) else Jsonl(str(path))
+    return Jsonl(str(path))
   try:
     return from_string(DocumentSource, text)
   except ValueError as error:

@@ -48,7 +48,8 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   tokens = np.asarray(tokens)
   config = probed(run.config, dtype)
   if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:  # a ratio divides by the other tokens
-    raise ValueError(f'probe tokens must have shape (S, T) with T > 1, not {tokens.shape}.')
+    raise ValueError(f'probe tokens must have shape (S, T) with T > 1, not {tokens.shape}; strings are '
+                     'texts=[...].')
   if config.vocab_size:
     check_ids(tokens, config.vocab_size, 'probe tokens')
   run = dataclasses.replace(run, config=config)

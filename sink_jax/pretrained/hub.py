@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import os
 import re
@@ -178,8 +179,11 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
     return _downloaded(known.hub, revision), known.name + at + revision
   if re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', model):
     return _downloaded(model, revision), name
-  raise ValueError(f'{name!r} is neither a folder nor a known model. Give the folder of a checkpoint, a '
-                   "GGUF file, 'owner/name' of a model on the hub, or one of: "
+  folders = [entry for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+  near = difflib.get_close_matches(path.name, [*PACKAGED, *MODELS, *(entry.name for entry in folders)], n=1)
+  hint = f' Did you mean {near[0]}?' if near else ''
+  raise ValueError(f'{name!r} is neither a folder nor a known model.{hint} '
+                   "Give the folder of a checkpoint, a GGUF file, 'owner/name' of a model on the hub, or one of: "
                    f'{", ".join([*PACKAGED, *MODELS])}.')
 
 

@@ -119,13 +119,14 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
     if analysis := item.get('analysis'):
       models = item.get('models', [row['setting'] for row in settings] or ['Pythia-14M', 'GPT2'])
       command = f'analyses {analysis}' + f' --checkpoint="{",".join(models)}"' * bool(models)
-      command += item.get('options', '')
+      command += item.get('options', '') + ' --out=analyses'
       measured = analysed.get(analysis, ())
       run = ', '.join(name for name in measured if name in models or not models) or (
           f'other models: {", ".join(measured)}' if measured else '')
     elif item['needs'] in ('training', 'fine-tuning'):
-      task = 'paper' if item['needs'] == 'training' else 'sft'
-      command = f'sweep --config=configs/{task}.py' + f' --only={",".join(trials)}' * bool(trials)
+      task, folder = ('paper', 'desk') if item['needs'] == 'training' else ('sft', 'sft')
+      command = (f'sweep --config=configs/{task}.py --budget=desk --workdir=runs/{folder}'
+                 + f' --only={",".join(trials)}' * bool(trials))
       runs = [run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)]
       ours = {run['trial'] for run in runs}
       of = f'{len(ours)} of {len(trials) or len(ours)} trials, {len(runs)} runs'

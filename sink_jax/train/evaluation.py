@@ -40,7 +40,7 @@ class Diverged(RuntimeError):
 class Evaluation:
   """The sink probe and the validation loss, each at its steps, before the first and after the last.
 
-  last: {'sink_1': percent of heads, 'valid': nats}, the newest value of each.
+  last: {'sink_1' and 'sink_bias_slot' (Sink_*): percent of heads, 'valid': nats}, the newest value of each.
   """
 
   def __init__(self, experiment: Experiment, model: ModelConfig, mesh: Mesh, data: Dataset,
@@ -69,7 +69,8 @@ class Evaluation:
       if kind not in there:
         values = self._probe(step, params) if kind == 'probe' else self._losses(step, params)
         self._metrics.write(kind, step, values)
-        self.last |= {key: values[key] for key in ('sink_1', 'valid') if key in values}
+        self.last |= {key: values[key] for key in ('sink_1', 'sink_bias_slot', 'valid')
+                      if values.get(key) is not None}
 
   def _probe(self, step: int, params: Params) -> dict[str, Any]:
     settings = self._experiment.probe
