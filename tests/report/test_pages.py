@@ -79,7 +79,7 @@ def test_a_run_with_other_settings_is_not_a_seed_of_its_trial(tmp_path, undrawn)
 def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn):
   files, (first, reproduces, unsaid) = make_report(tmp_path / 'out', planted)
   text = files[0].read_text()
-  assert '8 of 4 experiments' in text and '1 to 3 seeds' in text
+  assert '8 runs of 4 experiments' in text and '1 to 3 seeds' in text
   assert 'softmax 25 % (n = 3),' in text and 'sigmoid 0 %' not in text
   assert '5 of all 10 runs are invalid' in text and '3 dead' in text and '1 diverged' in text
   assert 'only invalid runs: sigmoid.' in text
@@ -243,7 +243,7 @@ def test_the_first_sentences_are_recomputed(stored):
   text = (ROOT / 'results/README.md').read_text()
   of_paper = stored[(stored.task == 'paper') & (stored.status == 'done')]
   mine = of_paper[of_paper.budget == of_paper.budget.mode()[0]]
-  assert f'The runs: {len(mine)} of {len(set(mine.trial))} experiments' in text
+  assert f'{len(mine)} runs of {len(set(mine.trial))} experiments' in text
   numbers = json.loads((ROOT / 'sink_jax/report/numbers.json').read_text())
   theirs = {}  # the first number of a trial that several tables have
   for row in (row for item in numbers['tables'] + numbers['text'] for row in item['rows'] if row['trial']):
