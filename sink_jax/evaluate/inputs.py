@@ -123,11 +123,8 @@ def open_source(text: str = '') -> DocumentSource:
   path = expanded(text)
   if path.is_file() and path.suffix in ('.txt', '.md'):
     return TextFolder(str(path.parent), path.name)
-  for pattern in ('**/*.txt', '**/*.md'):
-    if any(path.glob(pattern)):
-      return TextFolder(str(path), pattern)
   if path.exists():
-    return Jsonl(str(path))
+    return TextFolder(str(path)) if any(path.rglob('*.txt')) else Jsonl(str(path))
   try:
     return from_string(DocumentSource, text)
   except ValueError as error:
