@@ -74,3 +74,10 @@ tpu_devices() {
   case $1 in v4-* | v5p-*) count=$((count / 2)) ;; esac
   echo "$count"
 }
+
+# plan_job SLICES: prints the memory and the time of the job, compiled on this machine.
+plan_job() {
+  prepare_environment
+  do_or_say "$RUN_PYTHON" -P -m sink_jax plan "--topology=$TPU_TYPE" "--slices=$1" "--config=$CONFIG" \
+    ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}
+}

@@ -6,10 +6,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/contract.sh"
 
 usage() {
   cat <<'HELP'
-bash launch/tpu_vm.sh {create|setup|run|logs|stop|delete} [--dry_run]
+bash launch/tpu_vm.sh {plan|create|setup|run|logs|stop|delete} [--dry_run]
 
 With gcloud, by launch/settings.sh:
 
+  plan     computes whether the training fits the TPUs, its hours and chip-hours; needs the compiler
+           of `bash launch/test.sh --compile=v5e --collect-only`, and no TPU
   create   asks for the TPU VM by a queued resource, and waits until it is there
   setup    copies the committed state of this repository to all hosts and installs it there, with a
            Python 3.12 that uv installs
@@ -25,7 +27,7 @@ TPU was taken away: delete, create, setup, run.
 HELP
 }
 
-read_action 'create setup run logs stop delete' "$@"
+read_action 'plan create setup run logs stop delete' "$@"
 read_settings
 need TPU_NAME
 where=("--project=$PROJECT" "--zone=$ZONE")
@@ -76,6 +78,7 @@ echo \$! >run.pid"
 }
 
 case $action in
+  plan) plan_job 1 ;;
   create | setup | run) "$action" ;;
   logs) on_hosts 0 'tail -n 100 -F sink_jax/run.log' ;;
   stop) on_hosts all "cd sink_jax && kill -TERM \$(cat run.pid) &&

@@ -6,10 +6,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/contract.sh"
 
 usage() {
   cat <<'HELP'
-bash launch/xpk.sh {create|delete} [--dry_run]
+bash launch/xpk.sh {plan|create|delete} [--dry_run]
 
 With xpk (pip install xpk), by launch/settings.sh:
 
+  plan     computes whether the training fits the TPUs, its hours and chip-hours; needs the compiler
+           of `bash launch/test.sh --compile=v5e --collect-only`, and no TPU
   create   the workload NAME on CLUSTER; with SHARDS=n one per part of the sweep
   delete   the same workloads: they are told to save
   --dry_run  checks the config, prints the commands and runs none
@@ -19,8 +21,9 @@ times; a person must correct an error (exit code 1).
 HELP
 }
 
-read_action 'create delete' "$@"
+read_action 'plan create delete' "$@"
 read_settings
+if [[ $action == plan ]]; then plan_job "$SLICES" && exit; fi
 need CLUSTER IMAGE
 where=("--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE")
 case $PROVISIONING in

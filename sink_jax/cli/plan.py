@@ -19,7 +19,7 @@ class Options:
   some fit. The exit code is 1 where none do.
   """
 
-  topology: str  # one slice of TPUs, such as v5e:16x16, v5p:4x4x4, v6e:4x4 or v7x:4x4x4.
+  topology: str  # a slice, such as v5e:16x16, v5p:4x4x4 or v7x:4x4x4, or its type, such as v5litepod-256.
   slices: int = 1  # how many such slices, which the network of the data center connects.
   config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
 

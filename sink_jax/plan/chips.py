@@ -71,13 +71,21 @@ class Slices(NamedTuple):
     return f'{self.chip.prefix}:{"x".join(map(str, self.shape))}'
 
 
+# Accelerator types of Google Cloud, which end in a number of chips, or of cores.
+_CORES_IN_TYPE = {'v5litepod': ('v5e', 1), 'v6e': ('v6e', 1), 'v5p': ('v5p', 2), 'tpu7x': ('v7x', 2)}
+
+
 def parse(topology: str, count: int = 1) -> Slices:
-  """Slices of a topology such as 'v5e:16x16'.
+  """Slices of a topology such as 'v5e:16x16', or of an accelerator type such as 'v5litepod-256'.
 
   Raises:
     ValueError: the chip is unknown, or its slices do not have that shape; lists the choices.
   """
   kind, _, shape = topology.lower().partition(':')
+  accelerator = re.fullmatch(r'(\w+)-(\d+)', topology.lower())
+  if accelerator and accelerator[1] in _CORES_IN_TYPE:
+    kind, cores = _CORES_IN_TYPE[accelerator[1]]
+    shape = _default_shape(int(accelerator[2]) // cores, CHIPS[kind].dimensions)
   check_known(kind, CHIPS, f'--topology={topology}: unknown chip')
   chip = CHIPS[kind]
   if not re.fullmatch(rf'\d+(x\d+){{{chip.dimensions - 1}}}', shape):
@@ -90,3 +98,13 @@ def parse(topology: str, count: int = 1) -> Slices:
     raise ValueError(f'--topology={topology}: a slice of {kind} has one chip, or up to '
                      f'{chip.max_chips:,} with even numbers along the first two dimensions.')
   return Slices(kind, sizes, count)
+
+
+def _default_shape(chips: int, dimensions: int) -> str:
+  """The shape of an accelerator type: the most equal powers of two, such as 2x2x1, 2x2x4 or 8x16."""
+  sides = [1] * dimensions
+  while math.prod(sides) < chips:
+    sides[sides.index(min(sides))] *= 2
+  if math.prod(sides) != chips:
+    raise ValueError(f'{chips} chips: accelerator types have a power of two; write a topology such as v5e:4x4.')
+  return 'x'.join(map(str, sorted(sides, key=lambda side: (side == 1, side))))

@@ -188,6 +188,14 @@ def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
     os.kill(process, 0)
 
 
+@pytest.mark.parametrize('script, slices', [('tpu_vm.sh', 1), ('xpk.sh', 2)])
+def test_a_plan_is_of_the_settings(launchers, script, slices):
+  launchers.settings(SETTINGS + f'SLICES={slices}')
+  code, output, _ = launchers(script, 'plan', '--dry_run')
+  assert code == 0 and shlex.split(output)[-6:] == [
+      'plan', '--topology=v6e-16', f'--slices={slices}', '--config=0', *ARGUMENTS[3:]]
+
+
 def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
   launchers.settings(SETTINGS + 'JOB=sweep SHARDS=2 PROVISIONING=spot DATA=gs://b/tokens SLICES=2 '
                      'COMPILER_FLAGS="--xla_a=true --xla_b=2"')

@@ -39,6 +39,7 @@ def with_memory(monkeypatch, size):
     (lambda: chips.parse('v5p:4x4xx'), '3 dimensions'),
     (lambda: chips.parse('v5e:3x4'), 'even'),
     (lambda: chips.parse('v5e:32x32'), '256'),
+    (lambda: chips.parse('v5litepod-12'), 'power of two'),
     (lambda: command.Options(topology='v5e:1x1', slices=0), '--slices=0'),
     (lambda: job.plan(config(mesh__fsdp=3), ONE), 'mesh.fsdp'),
     (lambda: job.plan(config(batch_size=6), chips.parse('v5e:2x2')), 'batch_size'),
@@ -55,7 +56,9 @@ def test_what_cannot_be_planned(call, words, on_a_cpu):
 def test_slices():
   for name, count, compiler_name, devices, number in (
       ('V5P:16x16x16', 1, 'v5p:16x16x16', 4096, 4096), ('v7x:4x4x8', 1, 'tpu7x:4x4x8', 256, 128),
-      ('v5e:16x16', 2, 'v5e:16x16', 512, 512)):
+      ('v5e:16x16', 2, 'v5e:16x16', 512, 512), ('v5litepod-8', 1, 'v5e:2x4', 8, 8),
+      ('v6e-64', 1, 'v6e:8x8', 64, 64), ('v5p-8', 1, 'v5p:2x2x1', 4, 4), ('v5p-32', 1, 'v5p:2x2x4', 16, 16),
+      ('tpu7x-8', 1, 'tpu7x:2x2x1', 8, 4)):
     where = chips.parse(name, count)
     assert (where.compiler_name, where.devices, where.chips) == (compiler_name, devices, number)
 
