@@ -5,7 +5,7 @@
 `tenth`: models, batches, learning rates, weight decays and windows as in the paper; a tenth of the steps
 and of the unique tokens, so that epochs stay the same; a warm-up of 100 steps, as in the paper.
 
-`desk` and `night`, for one CPU core, about 80 seconds and an hour and a half a trial; `python -m
+`desk` and `night`, for one CPU core, one to three minutes and one to four hours a trial; `python -m
 configs.budget` prints both next to the paper. Each is a `Small`; the rest follows from these rules.
 
   The learning rate is the best of a grid by the validation loss of softmax, at the best of three products

@@ -104,8 +104,8 @@ def _sink(rows: Sequence[Row]) -> str:
     return ''
   nulls = _nulls(row, 100)
   if not row['beyond']:
-    return (f'The first token is not a sink beyond its nulls: Sink_1 is {100 * row["value"]:.1f} % '
-            f'({nulls}).')
+    return (f'The first token is not a sink: Sink_1 is {100 * row["value"]:.1f} %, not a head more than by '
+            f'chance ({nulls}).')
   return (f'The first token is a sink: in {100 * row["value"]:.1f} % of heads and sequences it gets more '
           f'than 0.3 of the attention ({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
 
@@ -139,7 +139,7 @@ def _matters(rows: Sequence[Row]) -> str:
       f'{row["high"]:+.2f}; controls {row["control_low"]:+.2f} to {row["control_high"]:+.2f})'
       for row in made)
   beyond = f'{sum(row["beyond"] for row in made)} of {len(made)} edits'
-  return f'{beyond} cost more than each of their controls, and 1 % of the loss: {words}.' if made else ''
+  return f'{beyond} cost more than each of their controls, and at least 1 % of the loss: {words}.' if made else ''
 
 
 _EDITS = {'drop the key': 'hiding the key of {} in all heads',

@@ -2,9 +2,9 @@
 
 A condition is decided if the 99 % t interval of its mean over seeds lies on one side of its level; seeds are
 paired if it compares two trials. An equality is decided by two one-sided tests. A claim is reproduced if all
-of its conditions hold, not reproduced if one is refuted, and open if seeds are fewer than 3 or vary too much.
-It is not testable if runs are missing or invalid, use several data sets, or fail its preconditions. Ratios
-are compared as logarithms.
+of its conditions hold, not reproduced if one is refuted, and open if seeds are fewer than 3 or vary too much,
+or leave a precondition open. It is not testable if runs are missing or invalid, use several data sets, or fail
+a precondition. Ratios are compared as logarithms.
 
 If the seeds of a rate agree within one head, a verdict on a level is about the seeds that were run, and
 states the share of all seeds that may differ. To call two rates equal takes more evidence.
@@ -129,8 +129,8 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
     if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
       needs.append(Part(None, 0, f'its runs differ in {key}'))
   # One refuted part is enough, also if the runs of others are missing.
-  order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (parts, -1, NOT_REPRODUCED),
-           (parts, None, NOT_TESTABLE), (needs, 0, OPEN), (parts, 0, OPEN), (parts, 1, REPRODUCED))
+  order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (needs, 0, OPEN),
+           (parts, -1, NOT_REPRODUCED), (parts, None, NOT_TESTABLE), (parts, 0, OPEN), (parts, 1, REPRODUCED))
   verdict, deciding = next(((verdict, found) for of, decided, verdict in order if (
       found := [part for part in of if part.decided == decided])),
       (NOT_TESTABLE, [Part(None, 0, 'the budget cannot express it')]))
@@ -138,7 +138,7 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
   # Numbers of other published models are shown, but decide nothing.
-  n = min(part.n for part in deciding)
+  n = min(part.n for part in (*deciding, *needs, *parts))
   ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
   others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
   for metric, trial in dict.fromkeys([*pairs, *others]):
@@ -218,12 +218,15 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
       head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
       decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
+      if _RATE.match(metric) and not other:
+        x = x._replace(low=max(x.low, 0.0), high=min(x.high, 100.0))
       mean, low, high, level = (_text(metric, value) for value in (*x[:3], condition.level))
       than = f' {"over" if _RATIO.match(metric) else "minus"} {other}' * bool(other)
       sign = 'within +-' if condition.sign == '=' else f'{condition.sign} '
       words = f'{prefix}{metric_name(metric)} of {trial}{than} {sign}{level}: '
       words += 'geometric mean ' * bool(_RATIO.match(metric)) + f'{mean} (' + f'{low} to {high}, ' * (x.n > 1)
-      parts.append(Part(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), x.unseen))
+      unseen = x.unseen if decided or condition.sign == '=' else 0.0
+      parts.append(Part(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), unseen))
   return parts
 
 
@@ -237,6 +240,8 @@ def metric_name(metric: str) -> str:
   metric = re.sub(r'^kinds_(\w+)_sink_1', r'sink_1 (\1)', metric.replace('_star', '_*'))
   metric = re.sub(r'^lead_(\d)', r'sink_\1 minus the next rate', metric)
   metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric)
+  metric = {'edited_sequences': 'share of sequences with a replaced token',
+            'emergence_step': 'step of emergence (the last one if none)'}.get(metric, metric)
   return re.sub('(?<!Sink)_', ' ', metric)
 
 

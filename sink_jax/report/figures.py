@@ -115,6 +115,19 @@ def sweep(table: pd.DataFrame, trials: Sequence[str], x: str, metrics: Sequence[
   return figure
 
 
+def positions(table: pd.DataFrame, trials: Sequence[str], title: str) -> Figure:
+  """Sink_k of the first ten tokens against k, the mean of the valid runs of each trial."""
+  figure, axes = canvas(WIDTH, 3.6)
+  for trial, colour in zip(trials, _COLOURS):
+    of = table[table.trial.eq(trial) & table.valid.eq('')]
+    means = of.reindex(columns=[f'sink_{k}' for k in range(1, 11)]).mean()
+    axes[0, 0].plot(range(1, 11), means, 'o-', color=colour, markersize=4, label=f'{trial} (n = {len(of)})')
+  label(axes[0, 0], title, 'position k', 'Sink_k in % of heads')
+  _scale(axes[0, 0], 'sink_1', 'position')
+  figure.legend(loc='outside lower center', frameon=False, fontsize=9.5, ncols=3)
+  return figure
+
+
 def scatter(pairs: pd.DataFrame, title: str, level: float = 10) -> Figure:
   """The paper's Sink_1 against ours, a dot for a trial.
 

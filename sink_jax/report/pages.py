@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -93,7 +94,8 @@ def render(path: AnyPath, template: str, **context: Any) -> AnyPath:
       loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
       undefined=jinja2.StrictUndefined)
   names = {'cell': escaped, 'short': short, 'spread': spread, 'compare': compare, 'paper': paper,
-           'metric_name': claims.metric_name, 'EMERGED': EMERGED}
+           'metric_name': claims.metric_name, 'EMERGED': EMERGED,
+           'quoted': functools.partial(json.dumps, ensure_ascii=False)}
   text = templates.get_template(template).render(names | context)
   path.write_text(re.sub(r'\n\s*\n+', '\n\n', text).strip() + '\n')
   return path
@@ -116,7 +118,10 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
   judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
   beside, good = paper.beside(shown), shown[shown.valid.eq('') & shown.sink_1.notna()]
-  dots, rank, alike = paper.agreement(beside)
+  # A budget may make two trials the same experiment, such as fixed-1 and default: one of them is counted.
+  first = shown.assign(same=same).drop_duplicates('trial')
+  different = first.trial[first.same.eq('') | ~first.same.duplicated()]
+  dots, rank, alike = paper.agreement(beside[beside.trial.isin(different)])
   elsewhere = full[full.task.isin(['paper', 'lm']) & full.budget.ne(budget) & full.status.eq('done')]
   grafts = full[full.task.eq('graft')]
   grid = full[full.task.eq('grid') & full.status.eq('done')]
@@ -210,20 +215,24 @@ def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.D
   what, column = ('largest ratio', 'hidden_ratio') if kind == 'ratios' else ('Sink_1', 'sink_1')
   good = shown[shown.valid.eq('') & shown.trial.isin(names)]
   means = pd.Series(good.groupby('trial')[column].mean()).sort_values()
-  title += f'\n{what} ' * bool(names) + ' to '.join(
+  title += f'\n{what} ' * bool(len(means)) + ' to '.join(
       f'{means[trial]:.3g} ({trial})' for trial in dict.fromkeys(means.index[[0, -1][:len(means)]]))
   if kind == 'fine-tuning' and len(tuned):
     tuned = tuned[tuned.protocol == tuned.protocol.mode()[0]]
     return figures.curves(runs, tuned, sorted(set(tuned.trial)), ['train_loss', 'grad_norm'], title=title)
   if not names:
     return None
-  if kind in ('dynamics', 'learning rates', 'prefix'):
+  if kind == 'prefix':
+    return figures.positions(shown, names, title)
+  if kind in ('dynamics', 'learning rates'):
     losses = ['train_loss', 'valid_loss'] if kind == 'dynamics' else ['train_loss']
     return figures.curves(runs, shown, names, [*losses, 'sink_1'], title=title)
   if kind == 'ratios':
     return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title)
-  metrics = ['window_absolute', 'window_relative'] if kind == 'window map' else ['sink_1', 'valid_loss']
-  return figures.sweep(shown, names, 'window' if figure['number'] == '6' else 'unique_tokens', metrics, title)
+  if kind == 'window map':
+    return figures.sweep(shown, names, 'window', ['window_absolute', 'window_relative'], paper.name_of(figure))
+  return figures.sweep(shown, names, 'window' if figure['number'] == '6' else 'unique_tokens',
+                       ['sink_1', 'valid_loss'], title)
 
 
 def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
@@ -241,8 +250,7 @@ def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:
       {metric: compare.MEASURES[metric] for metric in ('sink_1', 'valid_loss')})
   softmax = of[of.trial.eq('softmax') & of.valid.eq('')]
   return {'key': key, 'title': title, 'rows': rows, 'verdicts': verdicts, 'acts': acts, 'count': count,
-          'picture': picture, 'heads': of.heads.min(), 'softmax': softmax,
-          'times': of.groupby('trial').step_ratio.mean() if 'step_ratio' in of else {}}
+          'picture': picture, 'heads': of.heads.min(), 'softmax': softmax}
 
 
 def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: AnyPath | None) -> Page:

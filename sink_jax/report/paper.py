@@ -83,6 +83,8 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
       text = _text(metric, value) + '*' * (row.get('proxy', False) and metric.startswith('sink'))
       valid = [run for run in runs if not run['valid'] or metric == 'converges']
       values = pd.DataFrame([(run['seed'], run.get(metric)) for run in valid], columns=['seed', 'value'])
+      if metric.endswith('_step'):  # infinite if no sink emerges
+        values = values.assign(value=values.value.clip(upper=max((run.get('steps', 0) for run in valid), default=0)))
       ours = pd.Series(values.dropna().astype(float).groupby('seed').value.mean())  # runs may share a seed
       rows.append({
           'table': item['key'], 'name': name_of(item), 'setting': row['setting'], 'trial': row['trial'],
@@ -124,8 +126,8 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       run = ', '.join(name for name in measured if name in models or not models) or (
           f'other models: {", ".join(measured)}' if measured else '')
     elif item['needs'] in ('training', 'fine-tuning'):
-      task, folder = ('paper', 'desk') if item['needs'] == 'training' else ('sft', 'sft')
-      command = (f'sweep --config=configs/{task}.py --budget=desk --workdir=runs/{folder}'
+      task, folder = ('paper', 'desk') if item['needs'] == 'training' else ('sft', 'sft/paper')
+      command = (f'sweep --config=configs/{task}.py --budget=desk --seeds=1,2,3 --workdir=runs/{folder}'
                  + f' --only={",".join(trials)}' * bool(trials))
       runs = [run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)]
       ours = {run['trial'] for run in runs}
