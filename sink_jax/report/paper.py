@@ -73,9 +73,10 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
   Returns:
     table (its key), name, setting, trial, metric; value (NaN: none, or a range), text and note of the paper;
     mean, least, largest and n of our finished runs that are valid, and invalid, how many are not. Diverged
-    runs count for `converges`.
+    runs count for `converges`. expressible: whether the budget has the trial.
   """
   rows, finished = [], _finished(table)
+  absent = set(table.trial[table.status.eq('not expressible')])
   for item, row in ((item, row) for item in TABLES for row in item['rows'] if row['trial']):
     runs = [run for run in finished if run['trial'] == row['trial']]
     for metric in item['metrics']:
@@ -91,7 +92,7 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
           'metric': metric, 'value': math.nan if value is None or isinstance(value, list) else float(value),
           'text': 'training failure' if value is None and row.get('failed') else text,
           'note': row.get('note', ''), 'mean': ours.mean(), 'least': ours.min(), 'largest': ours.max(),
-          'n': len(ours), 'invalid': len(runs) - len(valid)})
+          'n': len(ours), 'invalid': len(runs) - len(valid), 'expressible': row['trial'] not in absent})
   return pd.DataFrame(rows)
 
 
@@ -131,9 +132,14 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
                  + f' --only={",".join(trials)}' * bool(trials))
       runs = [run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)]
       ours = {run['trial'] for run in runs}
+      absent = set(table.trial[table.status.eq('not expressible')]) & set(trials)
       of = f'{len(ours)} of {len(trials) or len(ours)} trials, {len(runs)} runs'
+      of += f'; the budget has no {", ".join(sorted(absent))}' * bool(absent)
       run = f'{", ".join(sorted({run["budget"] for run in runs}))}: {of}' if runs else ''
-    rows.append({'key': item['key'], 'name': name_of(item), 'title': item.get('title') or item['caption'],
+    title = item.get('title') or item['caption']
+    if item['needs'] == 'fine-tuning':
+      title = title.removesuffix('.') + ', after the trainings in docs/experiments.md.'
+    rows.append({'key': item['key'], 'name': name_of(item), 'title': title,
                  'command': command and f'python -m sink_jax {command}',
                  'run': run or ('a drawing' if item['needs'] == 'nothing' else 'not run')})
   return pd.DataFrame(rows)
