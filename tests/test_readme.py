@@ -44,7 +44,8 @@ def project(tmp_path_factory, request):
   assert count == 2
   trials.write_text(short)
   shutil.copy(ROOT / 'README.md', folder)  # a text that an example reads
-  shutil.copytree(ROOT / 'results', folder / 'results')
+  for name in ('docs', 'results'):
+    shutil.copytree(ROOT / name, folder / name)
   names, seen, full = {}, set(), request.config.getoption('--full')
   chosen = [(path, language, block) for path, language, _, block in blocks()
             if path not in WALKS and (full or path == 'README.md')]
@@ -56,6 +57,8 @@ def project(tmp_path_factory, request):
       with contextlib.chdir(folder):
         exec(compile(block, path, 'exec'), names)
     elif language == 'bash':
+      for name, text in re.findall(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", block, re.DOTALL | re.MULTILINE):
+        (folder / name).write_text(text)
       for line in block.splitlines():
         command = re.match(r'(?:python -m sink_jax[. ]|sink-jax )(.*)', line)
         # Some lines appear both in the README and on a page.
