@@ -23,7 +23,7 @@ HELP
 
 read_action 'plan create delete' "$@"
 read_settings
-if [[ $action == plan ]]; then plan_job "$SLICES" && exit; fi
+if [[ $action == plan ]]; then plan_job "$SLICES"; exit; fi
 need CLUSTER IMAGE
 where=("--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE")
 case $PROVISIONING in

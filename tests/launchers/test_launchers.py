@@ -194,6 +194,8 @@ def test_a_plan_is_of_the_settings(launchers, script, slices):
   code, output, _ = launchers(script, 'plan', '--dry_run')
   assert code == 0 and shlex.split(output)[-6:] == [
       'plan', '--topology=v6e-16', f'--slices={slices}', '--config=0', *ARGUMENTS[3:]]
+  assert launchers(script, 'plan')[0] == 1 and len(launchers.jobs()) == 1  # the stand-in's plan fails
+  assert not launchers.called()  # and creates nothing
 
 
 def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
