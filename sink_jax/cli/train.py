@@ -62,6 +62,7 @@ def training_ends(workdir: str | None) -> Iterator[None]:
   from sink_jax.io.process import EXIT_SAVED, EXIT_UNSAVED
   from sink_jax.train.checkpoint import CheckpointError
   from sink_jax.train.evaluation import Diverged
+  from sink_jax.train.memory import REMEDY
   from sink_jax.train.multihost import Interrupted, Unsaved, fail
 
   try:
@@ -80,6 +81,5 @@ def training_ends(workdir: str | None) -> Iterator[None]:
     fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
          'solved, the same command resumes.' if workdir else f'error: {error}', alone=True)
   except Exception as error:
-    fail(f'error: {str(error)[:500]}. Where the memory of the device is full, these help: a '
-         'smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several '
-         'devices.' if memory_is_full(error) else traceback.format_exc(), alone=True)
+    fail(f'error: {str(error)[:500]}. Where the memory of the device is full, these help: {REMEDY}'
+         if memory_is_full(error) else traceback.format_exc(), alone=True)

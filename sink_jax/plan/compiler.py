@@ -8,36 +8,10 @@ import os
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import topologies
-
-
-class Memory(NamedTuple):
-  """Bytes that a program needs on one device.
-
-  outputs: results that do not take the place of a donated argument.
-  """
-
-  arguments: int
-  temporaries: int
-  outputs: int
-
-  @property
-  def total(self) -> int:
-    """The sum, which has to fit, except for the program's code."""
-    return sum(self)
-
-
-def memory(compiled: jax.stages.Compiled) -> Memory:
-  """The memory of a device that a compiled program needs."""
-  m = compiled.memory_analysis()
-  assert m is not None, 'compilers for TPUs, GPUs and CPUs have one'
-  # An output that takes the place of a donated argument is in both sizes; the training step donates
-  # its state, which would otherwise count twice.
-  return Memory(m.argument_size_in_bytes, m.temp_size_in_bytes,
-                m.output_size_in_bytes - m.alias_size_in_bytes)
 
 
 def topology_devices(name: str, slices: int = 1) -> Sequence[Any]:

@@ -19,6 +19,7 @@ from sink_jax.models.run import record
 from sink_jax.plan import compiler
 from sink_jax.plan.chips import Slices
 from sink_jax.train.config import Experiment, from_dict, unrolled
+from sink_jax.train.memory import Memory, memory
 from sink_jax.train.sharding import make_mesh, replicated
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout
 
@@ -40,7 +41,7 @@ class Plan:
   attention: str
   parameters: int
   optimizer: int
-  step: compiler.Memory | None
+  step: Memory | None
   peaks: Mapping[str, int]
   refused: str = ''
 
@@ -76,7 +77,7 @@ def plan(config: Mapping[str, Any], where: Slices) -> Plan:
   step, peaks, refused = None, {}, ''
   for name, lowered in _programs(experiment, model, mesh, state):
     try:
-      needed = compiler.memory(lowered.compile())
+      needed = memory(lowered.compile())
     except jax.errors.JaxRuntimeError as error:
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise

@@ -33,6 +33,7 @@ from sink_jax.models.sizes import flops_per_token, parameter_count, parameter_sh
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment, from_dict, resolved, unrolled
 from sink_jax.train.evaluation import Diverged, Evaluation
+from sink_jax.train.memory import device_memory, memory, memory_note
 from sink_jax.train.metrics import Clock, Metrics, read_metrics
 from sink_jax.train.multihost import (
   Interrupted,
@@ -267,8 +268,11 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
       with clock.spent_on('data'):
         batch = next(batches)
       # Steps are numbered by the updates done, from 1; the schedule counts updates from 0.
-      state, values = update(state, to_global.make_global_batch(batch),
-                             learning_rate(job.optimizer, last, step - 1))
+      batch, rate = to_global.make_global_batch(batch), learning_rate(job.optimizer, last, step - 1)
+      if step == start + 1 and (limit := device_memory()):
+        compiled = update.lower(state, batch, rate).compile()  # once: the call below takes it from a cache
+        _log_once(memory_note(memory(compiled).total, limit))
+      state, values = update(state, batch, rate)
       read_metrics_of_step()
       unread.append((step, values))
       checkpoints.poll()

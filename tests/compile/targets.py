@@ -30,7 +30,7 @@ from jax.typing import DTypeLike
 
 from sink_jax.plan import compiler
 from sink_jax.plan.chips import CHIPS, GIB
-from sink_jax.plan.compiler import memory  # noqa: F401, used by the tests
+from sink_jax.train.memory import memory  # noqa: F401, used by the tests
 
 TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2', 'v7x': 'tpu7x:2x2x1'}
 TPUS = tuple(TOPOLOGIES)

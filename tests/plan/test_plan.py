@@ -10,6 +10,7 @@ from sink_jax.cli import plan as command
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import chips, compiler, estimate, job
 from sink_jax.plan.estimate import as_text
+from sink_jax.train.memory import Memory
 
 TINY = {'model.size': 'tiny', 'model.d_model': 32, 'model.ffn_hidden': 32, 'model.layers': 1,
         'model.vocab_size': 300, 'data.context': 32, 'batch_size': 64, 'probe.sequences': 50,
@@ -84,7 +85,7 @@ def planned(topology='v5p:4x4x4', count=1, remat='none', mesh=(4, 16, 1), **chan
       {'model.size': '1b', 'model.vocab_size': 50432, 'batch_size': 128} | changes)
   experiment = job.from_dict(made.to_dict())
   model = dataclasses.replace(experiment.model_config(50432), remat=remat)
-  step = compiler.Memory(2 * chips.GIB, 10 * chips.GIB, 0)
+  step = Memory(2 * chips.GIB, 10 * chips.GIB, 0)
   return job.Plan(experiment, chips.parse(topology, count), model,
                   dict(zip(('data', 'fsdp', 'tensor'), mesh)), 'splash', chips.GIB, chips.GIB,
                   step, {'training': step.total})

@@ -15,6 +15,7 @@ from sink_jax.train.checkpoint import saved_steps, step_folder, verify
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
 from sink_jax.train.evaluation import Diverged
+from sink_jax.train.memory import REMEDY, memory
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.multihost import Interrupted, Unsaved
 from sink_jax.train.optimizer import Muon, OrthoAdam, learning_rate
@@ -382,3 +383,16 @@ def test_a_trace_of_a_few_steps_is_written(tmp_path):
   assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
   steps = [row['step'] for row in read_metrics(tmp_path, 'time')]
   assert steps == [2, 3, 4, 5, 6, 7, 8]  # the first step compiles
+
+
+@pytest.mark.parametrize('limit, fits', [(2**40, True), (2**10, False)])
+def test_a_training_prints_whether_its_step_fits_the_device(limit, fits, tmp_path, monkeypatch, caplog):
+  needed = []
+  monkeypatch.setattr(loop, 'device_memory', lambda: limit)
+  monkeypatch.setattr(loop, 'memory', lambda program: needed.append(memory(program)) or needed[0])
+  with jax.log_compiles():
+    run = go(runs.config(loss_logits=limit // 8), tmp_path)  # a step that no other test has compiled
+  state = 3 * sum(x.nbytes for x in jax.tree.leaves(run.params))  # with both moments of AdamW
+  assert state < needed[0].total < 100 * state
+  assert 'GiB of a device' in caplog.text and (REMEDY not in caplog.text) == fits
+  assert caplog.text.count('Finished XLA compilation of jit(update)') == 1  # the check compiles nothing else
