@@ -395,4 +395,4 @@ def test_a_training_prints_whether_its_step_fits_the_device(limit, fits, tmp_pat
   state = 3 * sum(x.nbytes for x in jax.tree.leaves(run.params))  # with both moments of AdamW
   assert state < needed[0].total < 100 * state
   assert 'GiB of a device' in caplog.text and (REMEDY not in caplog.text) == fits
-  assert caplog.text.count('Finished XLA compilation of jit(update)') == 1  # the check compiles nothing else
+  assert caplog.text.count('Compiling jit(update)') == 1  # the training uses the program of the check
