@@ -27,6 +27,7 @@ def attention(q, k, v, sinks, *, window=None, sink=True, cotangent=True, sums=jn
   return (out * jnp.swapaxes(factor, 1, 2)[..., None] if sink else out).astype(q.dtype)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('window', [None, 50])
 def test_what_is_right_passes(dtype, window):
