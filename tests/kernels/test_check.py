@@ -52,7 +52,7 @@ def test_a_dropped_sink_and_a_dropped_cotangent_are_named(dtype, error, words, w
 
 
 def test_sums_in_bfloat16_are_named():
-  found = sj.check_sink_gradients(lambda *x: attention(*x, sums=jnp.bfloat16))
+  found = sj.check_sink_gradients(lambda *x: attention(*x, sums=jnp.bfloat16), length=128)
   assert not found.ok and '16 bits' in found.findings[0], str(found)
 
 
