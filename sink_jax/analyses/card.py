@@ -197,6 +197,8 @@ def _first(rows: Sequence[Row], **values: Any) -> Row | None:
 
 
 def _nulls(row: Row, times: float = 1) -> str:
-  """The nulls of a measure in words, such as 'random positions 2.5, untrained 0.0'."""
-  return ', '.join(f'{name.replace("_", " ")} {times * row[name]:.3g}' for name in (
-      'uniform', 'random_positions', 'untrained', 'shuffled') if row.get(name) is not None)
+  """The nulls of a measure and its control, such as 'nulls: no effect 0, untrained 0; shuffled text 72.8'."""
+  number = lambda x: f'{times * x:,.0f}' if times * x >= 1000 else f'{times * x:.3g}'
+  words = {'uniform': 'no effect', 'random_positions': 'random positions', 'untrained': 'untrained'}
+  nulls = ', '.join(f'{word} {number(row[name])}' for name, word in words.items() if row.get(name) is not None)
+  return f'nulls: {nulls}' + (f'; shuffled text {number(row["shuffled"])}' if row.get('shuffled') is not None else '')
