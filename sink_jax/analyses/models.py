@@ -110,6 +110,8 @@ def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float
   """Loads a published model, its parameters split over `fsdp` devices, or a run trained here."""
   if checkpoint is None:
     assert workdir is not None
+    if fsdp > 1:
+      raise ValueError(f'--fsdp={fsdp} splits published models only: leave it out with --workdir.')
     run = load_run(workdir)
     return dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
   if (devices := jax.device_count()) % fsdp:

@@ -212,7 +212,11 @@ class HubDataset(DocumentSource):
   def documents(self, start: int = 0) -> Iterator[Document]:
     records = self._records()
     for index in range(start, len(records)):
-      yield Document(records[index][self.field], 'text', f'{self.split}:{index}')
+      text = records[index].get(self.field)
+      if not isinstance(text, str):
+        raise ValueError(f'{self!r}: no text in {self.field!r} of record {index}; '
+                         f'its fields are: {", ".join(records[index])}.')
+      yield Document(text, 'text', f'{self.split}:{index}')
 
   def fingerprint(self) -> str:
     return files_fingerprint((file['filename'], file['filename'])

@@ -122,6 +122,8 @@ class TextTokenizer:
   @property
   def eos_id(self) -> int:
     """The id that ends a document."""
+    if not self.eos_ids:
+      raise ValueError(f'{self.name} names no token that ends a text: set eos_token in tokenizer_config.json.')
     return self.eos_ids[0]
 
   @property

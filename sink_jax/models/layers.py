@@ -125,7 +125,7 @@ class Linear(nn.Module):
 
   features: int
   config: ModelConfig
-  group: str = ''  # one of BIASED; 'dt' always has a bias
+  group: str = ''  # one of CHOICES['biases'] in config.py; 'dt' always has a bias
   init_kind: str = 'linear'
   out_dtype: DTypeLike | None = None  # dtype of the result and of its sums; by default the dtype of x
 

@@ -45,8 +45,8 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
   uniform = sum(1 / n for n in range(1, protocol['length'] + 1)) / protocol['length']
   heads = sum(map(len, result['importance_1']))
   found = [f'{summary["sink_1"]:.1f} % of {heads} heads give the first token more than {result["epsilon"]:g} '
-           f'of their attention; uniform attention would give it {uniform:.2f}.']
-  hidden = [(ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if ratio]
+           f'of their attention; uniform causal attention would give it {uniform:.2f}.']
+  hidden = [(ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if block and ratio]
   values = [(ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks']) if ratio]
   if hidden and values:
     (longest, at), (shortest, there) = max(hidden), min(values)

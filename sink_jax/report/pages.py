@@ -115,8 +115,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   counts = every[['budget', 'protocol']].value_counts()
   budget, protocol = counts.index[0] if len(counts) else ('', '')
   shown = full[full.task.eq('paper') & full.budget.eq(budget) & full.protocol.eq(protocol)]
-  open_models = [paper.open_models(folder) for folder in {path.parent for path in analyses}]
-  judged = [(claim, claims.judge(claim, pd.concat([shown, *open_models]))) for claim in claims.CLAIMS]
+  judged = [(claim, claims.judge(claim, pd.concat([shown, paper.open_models(analyses)]))) for claim in claims.CLAIMS]
   beside, good = paper.beside(shown), shown[shown.valid.eq('') & shown.sink_1.notna()]
   # A budget may make two trials the same experiment, such as fixed-1 and default: one of them is counted.
   first = shown.assign(same=same).drop_duplicates('trial')

@@ -6,7 +6,7 @@ import collections
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -149,18 +149,18 @@ def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
   return table.query('status in ["done", "diverged"]').to_dict('records')
 
 
-def open_models(folder: AnyPath) -> pd.DataFrame:
+def open_models(paths: Sequence[AnyPath]) -> pd.DataFrame:
   """Numbers of published models as rows of the form of `runs.table`, from files of `sink_jax analyses`.
 
   Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus the least;
   X_lead from X_first and X_others. They are at epsilon 0.3, and over heads with a sink.
   """
   found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
-  for path in sorted(folder.glob('*.json')):
+  for path in paths:
     content = read_object(path) or {}
     for row in content.get('rows', ()):
-      if row.get('epsilon', EPSILON) == EPSILON and not ('head' in row and row['importance'] <= EPSILON):
-        kind = (row.get('kind') or row.get('change') or '').replace(' ', '_')
+      if row.get('epsilon', EPSILON) == EPSILON and not ('head' in row and row.get('importance', 1) <= EPSILON):
+        kind = next((x for key in ('kind', 'change') if isinstance(x := row.get(key), str)), '').replace(' ', '_')
         leads = {f'{name[:-6]}_lead': value - row[f'{name[:-6]}_others'] for name, value in row.items()
                  if name.endswith('_first')}
         for name, value in (row | leads).items():

@@ -116,6 +116,14 @@ def test_errors_name_the_file_or_the_option(tmp_path):
     assert named in str(error.value)
 
 
+def test_a_record_of_the_hub_without_a_text_is_named(monkeypatch):
+  monkeypatch.setattr(HubDataset, '_records', lambda self: [{'text': 'a', 'id': 1}, {'text': None, 'id': 2}])
+  documents = HubDataset(path='owner/name').documents()
+  assert next(documents).text == 'a'
+  with pytest.raises(ValueError, match='record 1; its fields are: text, id'):
+    next(documents)
+
+
 def _build_tfds(folder, file_format):
   import tensorflow_datasets as tfds
 

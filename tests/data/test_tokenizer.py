@@ -137,6 +137,8 @@ def test_where_the_bos_and_what_ends_a_text_are_named(tmp_path):
     file.unlink()
   ends = lambda: TextTokenizer.from_path(tmp_path).eos_ids
   assert read(tmp_path, byte_level()).eos_ids == ()
+  with pytest.raises(ValueError, match='set eos_token'):
+    TextTokenizer.from_path(tmp_path).eos_id
   (tmp_path / 'config.json').write_text('{"eos_token_id": 3}')
   assert ends() == (3,)
   (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "</s>"}')

@@ -151,7 +151,9 @@ def test_one_measurement_of_a_published_model_decides(tmp_path):
              'cosine_others': 0.1 * head} for head in (1, 2, 3)]
   (tmp_path / 'angles.json').write_text(json.dumps({'analysis': 'angles', 'rows': angles}))
   (tmp_path / 'plan.json').write_text('{}')
-  both = pd.concat([pd.DataFrame(runs('default')), paper.open_models(tmp_path)])
+  edits = [{'model': 'GPT2-XL', 'head': 3, 'change': 2.5}]  # as in the analyses of a sink card
+  (tmp_path / 'edits.json').write_text(json.dumps({'analysis': 'edits', 'rows': edits}))
+  both = pd.concat([pd.DataFrame(runs('default')), paper.open_models(sorted(tmp_path.glob('*.json')))])
   found = claims.judge(claims.parse('a | 3.3 | B. | kinds_repeat_sink_1: GPT2-XL > 10 | ')[0], both)
   assert found.verdict == REPRODUCED and 'Another 2' in found.measured  # shown, but not part of the verdict
   assert found.paper == 'Sink_1 (repeat): GPT2-XL 62.28'
@@ -159,4 +161,4 @@ def test_one_measurement_of_a_published_model_decides(tmp_path):
                       both).verdict == NOT_TESTABLE
   # Heads 2 and 3 have a sink: 0.5 - 0.25.
   assert both.set_index('trial').angles_cosine_lead['GPT2-XL'] == pytest.approx(0.25)
-  assert len(paper.open_models(tmp_path / 'nothing')) == 0
+  assert len(paper.open_models([])) == 0
