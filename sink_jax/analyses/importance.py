@@ -26,7 +26,7 @@ from sink_jax.evaluate.inputs import KINDS
 from sink_jax.evaluate.sinks import sink_rate
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
-from sink_jax.report.paper import comparable, same_bos, table_number
+from sink_jax.report.paper import table_number
 from sink_jax.pretrained.hub import family_of, known_model
 
 Lengths = Annotated[tuple[int, ...], tyro.conf.arg(help='tokens of the inputs, such as 16,64,256.')]
@@ -172,7 +172,8 @@ def heads(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
 def published(inputs: dict[str, Any], epsilon: float, table: str, setting: str, metric: str,
               name: str = 'paper') -> Row:
   """{name: the paper's number} where these inputs have its protocol and it has a number, else {}."""
-  if not (comparable(inputs['length'], epsilon) and same_bos(inputs)):
+  bos = 'tokenizer' if inputs['kind'] == 'natural' else 'none'  # as the paper's inputs begin
+  if inputs['length'] != 64 or epsilon != EPSILON or inputs['bos']['protocol'] != bos:
     return {}
   number = table_number(table, setting, metric)
   return {} if number is None else {name: number}

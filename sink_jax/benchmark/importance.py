@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 
-from sink_jax.attention.mask import Mask
 from sink_jax.attention.reference import attention_map
-from sink_jax.benchmark.attention import VARIANTS, Shape, scores
+from sink_jax.benchmark.attention import VARIANTS, attention_flops
 from sink_jax.benchmark.implementations import Work, random_inputs
 from sink_jax.benchmark.machine import accelerated, compiled
 from sink_jax.benchmark.rows import FLOOR, Case, Column, Rates, ratio_columns, time_group
@@ -44,7 +43,7 @@ def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> li
       row = {'shape': ','.join(map(str, shape)), 'form': name,
              'map_gb': 4 * heads * tokens**2 / 1e9}
       prepare = functools.partial(_prepare, row, f, q, k, params)
-      cases.append(Case(row, prepare, importance_flops(shape, spec.mask),
+      cases.append(Case(row, prepare, attention_flops(shape, spec.mask)[0],
                         q.nbytes + k.nbytes, base=name == 'T x T'))
     time_group(cases, seconds, rates)
     rows += [case.row for case in cases]
@@ -55,9 +54,3 @@ def _prepare(row: dict[str, Any], f: Callable[..., jax.Array], *arrays: Any) -> 
   program = compiled(row, f, *arrays)
   row['alpha_1'] = float(program.call()[..., 0].mean())
   return program
-
-
-def importance_flops(shape: Shape, mask: Mask) -> float:
-  """FLOPs of streamed importance at a shape (B, H, T, Dh): two passes with a product per score."""
-  batch, heads, length, head_dim = shape
-  return 4 * batch * heads * head_dim * scores(length, mask)

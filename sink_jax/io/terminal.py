@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 import sys
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -17,61 +15,32 @@ from tqdm import tqdm
 _SPECIAL = re.compile(r'[\\`*_|<\[\]]|&(?=#?\w+;)')
 
 
-class Markdown(str):
-  """Text that is Markdown already; any other text is escaped."""
-
-
-def escaped(words: object) -> Markdown:
+def escaped(words: object) -> str:
   """Text as one line of Markdown, with everything escaped that would be markup."""
-  if isinstance(words, Markdown):
-    return words
-  return Markdown(_SPECIAL.sub(r'\\\g<0>', ' '.join(str(words).split())))
+  return _SPECIAL.sub(r'\\\g<0>', ' '.join(str(words).split()))
 
 
-def number(value: float | None, form: str, unknown: str = '-') -> str:
-  """A number in the form of `format`; `unknown` for None."""
-  return unknown if value is None else format(value, form)
-
-
-def short(number: float, digits: int = 3) -> str:
-  """1228800 -> '1.23 M'; digits: significant ones, but at least those before the point."""
+def short(number: float) -> str:
+  """Three significant digits, but all before the point: 1228800 -> '1.23 M'."""
   for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
     if number >= size:
-      return f'{number / size:.{max(digits, len(str(int(number / size))))}g} {letter}'
+      return f'{number / size:.{max(3, len(str(int(number / size))))}g} {letter}'
   return f'{number:.0f}'
 
 
 def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]],
                    left: Collection[int] = (0,)) -> list[str]:
   """The lines of a table in Markdown; left: indices of the left-aligned columns."""
-  rule = [Markdown('---' if i in left else '---:') for i in range(len(head))]
-  # A bar would end its cell even within code, where a backslash before one is lost.
-  cell = lambda words: re.sub(r'(?<!\\)\|', r'\\|', escaped(words))
-  return [f'| {" | ".join(map(cell, line))} |' for line in (head, rule, *rows)]
+  rule = ['---' if i in left else '---:' for i in range(len(head))]
+  return [f'| {" | ".join(map(escaped, line))} |' for line in (head, rule, *rows)]
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,),
-               width: int | None = None, wrapped: Collection[str] = ()) -> list[str]:
-  """The lines of a table for a terminal; left: indices of the left-aligned columns.
-
-  width: letters of a line; headings, the first column and the cells `wrapped` are wrapped to fit it.
-  """
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+  """The lines of a table for a terminal; left: indices of the left-aligned columns."""
   widths = [max(1, *map(len, column)) for column in zip(head, *rows)]
-  if width is not None:
-    longest_word = lambda words: max(map(len, words.split()), default=1)
-    least = lambda cell: longest_word(cell) if cell in wrapped else len(cell)
-    widths[1:] = [max(longest_word(name), *map(least, cells)) for name, *cells in [*zip(head, *rows)][1:]]
-    # At least twelve letters, even if the line then exceeds the width.
-    widths[0] = max(12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
-
-  def lines(cells: Sequence[str]) -> list[str]:
-    parts = [textwrap.wrap(cell, space) or [''] for cell, space in zip(cells, widths)]
-    return ['  '.join(part.ljust(space) if i in left else part.rjust(space)
-                      for i, (part, space) in enumerate(zip(line, widths))).rstrip()
-            for line in itertools.zip_longest(*parts, fillvalue='')]
-
-  rule = '  '.join('-' * space for space in widths)
-  return [*lines(head), rule, *(line for row in rows for line in lines(row))]
+  line = lambda cells: '  '.join(cell.ljust(width) if i in left else cell.rjust(width)
+                                 for i, (cell, width) in enumerate(zip(cells, widths))).rstrip()
+  return [line(head), '  '.join('-' * width for width in widths), *map(line, rows)]
 
 
 class Progress:

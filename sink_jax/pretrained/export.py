@@ -22,7 +22,7 @@ from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
 from sink_jax.pretrained.config_keys import FULL, SLIDING
-from sink_jax.pretrained.files import INDEX, WEIGHTS, write_json
+from sink_jax.pretrained.files import WEIGHTS, write_json
 from sink_jax.pretrained.load import load_run
 from sink_jax.pretrained.stored_tensors import StoredTensor
 from sink_jax.train.config import from_dict
@@ -38,8 +38,7 @@ TARGETS = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen3'
 
 
 def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'float32',
-                      context: int = 2048, target: str | None = None,
-                      shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
+                      context: int = 2048, target: str | None = None) -> dict[str, Any]:
   """Writes config.json and the weights of a model; returns config.json.
 
   Args:
@@ -47,8 +46,6 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
     dtype: of the weights, 'float32' or 'bfloat16'.
     context: the max_position_embeddings of config.json.
     target: the class to write, a key of `TARGETS`; None for the first that can express the model.
-    shard_bytes: weights above this size go into several files of at most this size (a
-      larger tensor into a separate file), with an index.
 
   Raises:
     ValueError: a part of the model has no counterpart in these classes, or the folder holds
@@ -61,16 +58,9 @@ def export_checkpoint(run: Run, folder: str | os.PathLike, *, dtype: str = 'floa
   hf = _config(run.config, target, context) | {'torch_dtype': dtype, 'bos_token_id': run.first_token}
   folder.mkdir(parents=True, exist_ok=True)
   # A tied unembedding has no parts: the files hold the embedding once.
-  table = {name: tensor for name, tensor in llama.table({}, run.config).items() if tensor.parts}
-  sizes = {name: math.prod(tensor.shape) * np.dtype(dtype).itemsize for name, tensor in table.items()}
-  shards, index = _shards(sizes, shard_bytes), {}
-  for number, names in enumerate(shards, 1):
-    # The names that transformers gives its shards; a checkpoint of one file has no index.
-    file = f'model-{number:05}-of-{len(shards):05}.safetensors' if len(shards) > 1 else WEIGHTS
-    save_file({name: _stored(run, table[name], dtype) for name in names}, folder / file, {'format': 'pt'})
-    index |= dict.fromkeys(names, file)
-  if len(shards) > 1:
-    write_json(folder / INDEX, {'metadata': {'total_size': sum(sizes.values())}, 'weight_map': index})
+  tensors = {name: _stored(run, tensor, dtype)
+             for name, tensor in llama.table({}, run.config).items() if tensor.parts}
+  save_file(tensors, folder / WEIGHTS, {'format': 'pt'})
   # Last: a folder without it is not a checkpoint, so a killed export is not taken for one.
   write_json(folder / 'config.json', hf)
   return hf
@@ -150,18 +140,6 @@ def _parts(config: ModelConfig) -> dict[str, Any]:
       for field in dataclasses.fields(config.attention)}
   of_layers['model.pattern'] = [(layer.mamba, layer.experts) for layer in layers]
   return parts | {name: values if len(set(values)) > 1 else values[0] for name, values in of_layers.items()}
-
-
-def _shards(sizes: dict[str, int], limit: int) -> list[list[str]]:
-  """Names of the tensors of every file, greedily, in the order of the table."""
-  shards, room = [[]], limit
-  for name, size in sizes.items():
-    if size > room and shards[-1]:
-      shards.append([])
-      room = limit
-    shards[-1].append(name)
-    room -= size
-  return shards
 
 
 def _stored(run: Run, tensor: StoredTensor, dtype: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from sink_jax.pretrained.files import Checkpoint
@@ -42,9 +43,10 @@ def load_parameters(checkpoint: Checkpoint, family: Family, tensors: Table, shap
   # Names, shapes and dtypes are compared first, from the headers: a wrong config.json is refused
   # before gigabytes are read.
   tensors, names = _match(checkpoint, family, tensors)
-  _check_covered(tensors, _flat(shapes))
-  leaves = {path: jnp.zeros(x.shape, dtype, device=sharding) for (path, x), sharding in
-            zip(_flat(shapes).items(), jax.tree.leaves(layout(shapes, mesh)), strict=True)}
+  by_path: dict[str, Any] = flatten_dict(shapes, sep='/')
+  shardings: dict[str, Any] = flatten_dict(layout(shapes, mesh), sep='/')
+  _check_covered(tensors, by_path)
+  leaves = {path: jnp.zeros(x.shape, dtype, device=shardings[path]) for path, x in by_path.items()}
   # In the order of the files, each of which is then read once from its beginning to its end.
   in_file = {full: name for name, full in names.items()}
   for name, full in names.items():
@@ -63,7 +65,7 @@ def load_parameters(checkpoint: Checkpoint, family: Family, tensors: Table, shap
         raise ValueError(_not_finite(f'{checkpoint.entries[name].file}: the tensor {name}'
                                      + ''.join(f' with {n}' for n in tensor.read_with), x))
     del x  # before the next tensor is read, which may be of several GB as well
-  return jax.tree.unflatten(jax.tree.structure(shapes), leaves.values())
+  return unflatten_dict(leaves, sep='/')
 
 
 def layout(shapes: Params, mesh: Mesh | None) -> Params:
@@ -117,12 +119,6 @@ def _check_covered(tensors: Table, shapes: dict[str, Any]) -> None:
   for path, filled in indices.items():
     axes = shapes[path].shape[:len(filled[0]) if filled else 0]
     assert sorted(filled) == list(np.ndindex(axes)), f'the table does not fill {path} once'
-
-
-def _flat(tree: Params) -> dict[str, Any]:
-  """The leaves by their paths, such as 'blocks/norm1/gain'."""
-  return {'/'.join(key.key for key in path): x
-          for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> tuple[jax.Array, bool]:

@@ -54,16 +54,6 @@ def table_number(table: str, setting: str, metric: str) -> float | None:
                for row in item['rows'] if row['setting'] == setting), None)
 
 
-def same_bos(description: Mapping[str, Any]) -> bool:
-  """True if inputs begin as the paper's: text as its tokenizer begins it, others without BOS."""
-  return description['bos']['protocol'] == ('tokenizer' if description['kind'] == 'natural' else 'none')
-
-
-def comparable(length: int, epsilon: float) -> bool:
-  """True if rates of these inputs can be compared with the paper's, of other text of 64 tokens."""
-  return length == 64 and epsilon == EPSILON
-
-
 def beside(table: pd.DataFrame) -> pd.DataFrame:
   """Every number of the paper about a trained model, and ours.
 

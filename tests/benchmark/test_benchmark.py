@@ -123,8 +123,6 @@ def test_flops_of_attention():
   assert (round(one / 1e9), round((both - one) / 1e9)) == (52, 129)
   assert attention.scores(2048, Window(size=256)) == 256 * 2048 - 256**2 / 2
   assert attention.scores(2048, Window(size=4096)) == attention.scores(2048, Causal()) == 2048**2 / 2
-  flops = importance.importance_flops((1, 1, 131072, 128), Causal())
-  assert flops / 2 == pytest.approx(2.2e12, rel=0.01)  # per pass
 
 
 @pytest.mark.every(2)

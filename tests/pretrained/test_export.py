@@ -14,7 +14,7 @@ from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export_checkpoint, export_workdir, write_tokenizer
-from sink_jax.pretrained.files import INDEX, Checkpoint
+from sink_jax.pretrained.files import Checkpoint
 from sink_jax.train.loop import train
 from tests.random_params import random_params
 from tests.train import runs
@@ -72,17 +72,9 @@ def test_bfloat16(tmp_path):
                sj.load_pretrained(tmp_path, dtype='bfloat16').params, run.params)
 
 
-def test_several_files_and_nothing_is_overwritten(tmp_path):
-  run, limit = run_of('llama'), 10_000
-  export_checkpoint(run, tmp_path, shard_bytes=limit)
-  index = json.loads((tmp_path / INDEX).read_text())
-  assert index['metadata']['total_size'] == 4 * sum(x.size for x in jax.tree.leaves(run.params))
-  files = sorted(set(index['weight_map'].values()))
-  assert len(files) > 2 and files[0] == f'model-00001-of-{len(files):05}.safetensors'
-  for file in files:
-    assert sum(4 * np.prod(entry.shape) for entry in Checkpoint(tmp_path).entries.values()
-               if entry.file.name == file) <= limit
-  jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path).params, run.params)
+def test_nothing_is_overwritten(tmp_path):
+  run = run_of('llama')
+  export_checkpoint(run, tmp_path)
   with pytest.raises(ValueError, match='already holds files'):
     export_checkpoint(run, tmp_path)
 
