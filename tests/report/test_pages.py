@@ -270,6 +270,12 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   sinks = lambda trial: f'{(of("quickstart", trial).sink_1 >= 10).sum()} of {len(of("quickstart", trial))}'
   expected = [f'{sinks("text-softmax")} seeds with softmax',
               f'{sinks("text-sigmoid")} with sigmoid without normalisation']
+  ends = stored[(stored.task == 'graft') & (stored.valid == '')].set_index('trial')
+  assert len(ends) == 7 and set(ends.steps) == {400} and ends.seed.eq(0).all() and set(ends.tokens) == {204_800}
+  least, most = ends.sink_1.idxmin(), ends.sink_1.idxmax()
+  assert (least, most) == ('graft-kv-bias', 'graft-gate')
+  expected += [f'{ends.sink_1[least]:.0f} % (KV bias)', f'{ends.sink_1[most]:.0f} % (head gate)',
+               f'{ends.sink_star.max():.1f} %', f'{ends.sink_1["graft-sigmoid-normalized"]:.0f} % as well']
   for words in expected:
     assert words in text
   rest = text
