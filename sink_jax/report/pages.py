@@ -169,7 +169,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
       claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=elsewhere, grid=grid,
       headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
       beside=beside, rank=rank, same=alike, dots=dots, pictures=pictures, tasks=tasks,
-      courses=courses,
+      courses=courses, grafted=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
       made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(
           ['task', 'budget', 'hardware'], dropna=False).agg(
