@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from sink_jax.cli.report import make_report
-from sink_jax.report import claims, figures, pages, paper
+from sink_jax.report import claims, figures, pages, paper, stats
 from sink_jax.report.runs import read_runs, table
 from tests.report.fake_runs import DEAD, write_run
 
@@ -270,12 +270,17 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   sinks = lambda trial: f'{(of("quickstart", trial).sink_1 >= 10).sum()} of {len(of("quickstart", trial))}'
   expected = [f'{sinks("text-softmax")} seeds with softmax',
               f'{sinks("text-sigmoid")} with sigmoid without normalisation']
-  ends = stored[(stored.task == 'graft') & (stored.valid == '')].set_index('trial')
-  assert len(ends) == 7 and set(ends.steps) == {400} and ends.seed.eq(0).all() and set(ends.tokens) == {204_800}
-  least, most = ends.sink_1.idxmin(), ends.sink_1.idxmax()
-  assert (least, most) == ('graft-kv-bias', 'graft-gate')
-  expected += [f'{ends.sink_1[least]:.0f} % (KV bias)', f'{ends.sink_1[most]:.0f} % (head gate)',
-               f'{ends.sink_star.max():.1f} %', f'{ends.sink_1["graft-sigmoid-normalized"]:.0f} % as well']
+  ends = stored[(stored.task == 'graft') & (stored.valid == '')]
+  assert set(ends.steps) == {400} and set(ends.tokens) == {204_800}
+  seeds = ends.groupby('trial').seed.agg(list)
+  assert seeds.pop('continued') == seeds.pop('graft-kv-bias') == [0, 1, 2] and list(seeds) == [[0]] * 5
+  sinks = ends.set_index('trial').sink_1
+  assert (sinks.idxmin(), sinks.idxmax()) == ('graft-kv-bias', 'graft-gate')
+  biased, control = (sinks[trial].tolist() for trial in ('graft-kv-bias', 'continued'))
+  found = stats.compare(dict(enumerate(biased)), dict(enumerate(control)))
+  expected += [f'{sinks.min():.0f} % (KV bias)', f'{sinks.max():.0f} % (head gate)',
+               f'{ends.sink_star.max():.1f} %', f'{sinks["graft-sigmoid-normalized"]:.0f} % as well',
+               f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})']
   for words in expected:
     assert words in text
   rest = text
