@@ -280,7 +280,9 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   found = stats.compare(dict(enumerate(biased)), dict(enumerate(control)))
   expected += [f'{sinks.min():.0f} % (KV bias)', f'{sinks.max():.0f} % (head gate)',
                f'{ends.sink_star.max():.1f} %', f'{sinks["graft-sigmoid-normalized"]:.0f} % as well',
-               f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})']
+               f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
+               'by {:+.1f} points; in the others it differs by {:+.1f} and {:+.1f}'.format(
+                   *np.subtract(biased, control))]
   for words in expected:
     assert words in text
   rest = text
