@@ -30,8 +30,6 @@ from sink_jax.train.config import ProbeConfig
 from sink_jax.train.provenance import provenance
 from sink_jax.train.workdir import read_config
 
-_SHOWN = 24  # tokens of the map whose ticks are words
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Model, InputOptions):
@@ -86,17 +84,10 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   out = writable_folder(options.out or f'evaluation-{name}')
   run = load(options)
   inputs = make_inputs(run, InputOptions(**chosen))
-  result, paths = _probed(
+  return _with_page(*_probed(
       run, inputs.tokens, options, options.dtype, options.epsilon or EPSILON, out,
       {'bos': inputs.description['bos'], 'inputs': inputs.description},
-      parameters=parameter_count(run.config))
-  if inputs.tokenizer is not None:
-    shown = inputs.tokens[0, :_SHOWN]
-    # repr: the ticks of a picture have one line each.
-    words = [repr(inputs.tokenizer.decode([token]))[1:-1] for token in shown.tolist()]
-    paths.append(out / 'token_map.png')
-    plots.token_map(run, shown, words, paths[-1])
-  return _with_page(result, paths)
+      parameters=parameter_count(run.config)))
 
 
 def _with_page(result: dict[str, Any], paths: list[AnyPath]) -> tuple[dict[str, Any], list[AnyPath]]:

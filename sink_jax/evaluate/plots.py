@@ -110,25 +110,6 @@ def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | No
   return figure_of(ax)
 
 
-def token_map(run: Run, tokens_T: ArrayLike, words: Sequence[str], path: File) -> None:
-  """Draws the head that attends most to the first token, on the ids (T,) of one text, with words as ticks."""
-  maps, ax = head_maps(run, np.asarray(tokens_T)[None]), new_axes(7.2, 6.4)
-  head_panel(ax, maps, strongest_and_weakest(maps.importance)[0], True, run.name or 'model')
-  for axis in (ax.xaxis, ax.yaxis):
-    axis.set_ticks(range(1, len(words) + 1), labels=words)
-  ax.tick_params(labelsize=FONT - 2)
-  ax.tick_params('x', rotation=90)
-  save(figure_of(ax), path)
-
-
-def head_panel(ax: Axes, maps: HeadMaps, head: tuple[int, int], proxy: bool, name: str) -> None:
-  """Draws one head's map: its row-normalised scores, or (not `proxy`) the weights themselves."""
-  kind = 'raw weights' if not proxy else 'proxy: rows made to sum to 1' if maps.proxy else 'attention'
-  attention_panel(ax, (maps.normalized if proxy else maps.raw)[head],
-                  f'{name}: block {maps.blocks[head[0]]}, head {head[1] + 1}\n'
-                  f'importance of the first token {maps.importance[head]:.2f}{"*" * maps.proxy}', kind)
-
-
 def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed: bool = False) -> None:
   """Draws one map, queries down and keys across; `kind` names its colours; signed: with negative weights."""
   weights_TxT = np.array(map_TxT, float)
