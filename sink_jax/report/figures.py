@@ -32,8 +32,8 @@ _AXES = {'sink_1': 'Sink_1 in % of heads', 'valid_loss': 'validation loss (nats)
          'window_absolute': 'token 1 (times uniform)', 'window_relative': 'first key (times uniform)'}
 
 
-def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, colour: str, name: str,
-          x: str = 'step', style: str = '-') -> bool:
+def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, colour: str, x: str,
+          style: str = '-') -> bool:
   """Draws a metric of a trial against 'step', or 'block' at the last probe; returns whether it exists."""
   data = runs.metrics[runs.metrics.metric.eq(metric) & runs.metrics.run.isin(table.run[table.trial == trial])]
   data = data[data.block.notna() == (x == 'block')]
@@ -55,7 +55,7 @@ def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, co
   mean = values.loc[:, valid].dropna().mean(axis=1)
   crossed = f', {(~valid).sum()} crossed out' * bool((~valid).any())
   ax.plot(mean.index, mean, color=colour if valid.any() else GREY, linewidth=2.3, linestyle=style,
-          marker='o' if len(mean) < 12 else '', markersize=4, label=f'{name} (n = {valid.sum()}{crossed})')
+          marker='o' if len(mean) < 12 else '', markersize=4, label=f'{trial} (n = {valid.sum()}{crossed})')
   return True
 
 
@@ -69,33 +69,14 @@ def curves(runs: Runs, table: pd.DataFrame, trials: Sequence[str], metrics: Sequ
   for ax, metric in zip(axes[:, 0], shown):
     for i, trial in enumerate(trials):
       colour = _COLOURS[i % len(_COLOURS)]
-      if lines(ax, runs, table, trial, metric, colour, trial, x):
+      if lines(ax, runs, table, trial, metric, colour, x):
         found.setdefault(trial, ax.get_lines()[-1])
       if metric == 'sink_1':
-        lines(ax, runs, table, trial, 'sink_star', colour, '', x, ':')
+        lines(ax, runs, table, trial, 'sink_star', colour, x, ':')
     label(ax, title if ax is axes[0, 0] else '', _AXES.get(x, x), _AXES.get(metric, metric))
     _scale(ax, metric, x)
   figure.legend(handles=list(found.values()), loc='outside lower center', frameon=False, fontsize=9.5,
                 ncols=2 if max(map(len, trials)) > 14 else min(3, max(1, len(found))))
-  return figure
-
-
-def panels(runs: Runs, table: pd.DataFrame, trials: Mapping[str, str], title: str) -> Figure:
-  """Sink_1 against steps, a panel for each trial, and dotted Sink_* of its extra key."""
-  figure, axes = canvas(WIDTH, 2.5 * -(-len(trials) // 2) + 0.4, -(-len(trials) // 2), 2, len(trials))
-  for ax, (trial, name), colour in zip(axes.flat, trials.items(), COLOURS):
-    lines(ax, runs, table, trial, 'sink_1', colour, 'Sink_1')
-    star = lines(ax, runs, table, trial, 'sink_star', colour, 'Sink_*', style=':')
-    of = table[(table.trial == trial) & (table.valid == '')]
-    bad = len(table[table.trial == trial]) - len(of)
-    words = f'{of.sink_1.mean():.0f} %' if len(of) else 'not testable'
-    words += f', Sink_* of the key {of.sink_star.mean():.0f} %' * (star and len(of) > 0)
-    words += f' (n = {len(of)}' + f', {bad} crossed out' * bool(bad) + ')'
-    label(ax, f'{name}\n{words}', 'step', _AXES['sink_1'])
-    ax.title.set_fontsize(10)
-    _scale(ax, 'sink_1', 'step')
-    ax.set_ylim(-4, max(60.0, ax.get_ylim()[1]))
-  figure.suptitle(title, fontsize=12)
   return figure
 
 

@@ -136,11 +136,11 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
 
   drawn = {f'remedies-{task["key"]}': task['picture'] for task in tasks}
   probed = set(shown.trial[shown.sink_1.notna()])
-  if trials := {trial: name for trial, name in HEADLINE.items() if trial in probed}:
+  if trials := [trial for trial in HEADLINE if trial in probed]:
     rates = good.groupby('trial').sink_1.mean()
-    sinks = ' and '.join(name for trial, name in trials.items() if rates.get(trial, 0) >= EMERGED)
+    sinks = ' and '.join(HEADLINE[trial] for trial in trials if rates.get(trial, 0) >= EMERGED)
     title = f'Mean Sink_1 of {EMERGED} % or more: {sinks or "in none"}'
-    drawn['dynamics'] = figures.panels(runs, shown, trials, title)
+    drawn['dynamics'] = figures.curves(runs, shown, trials, ['sink_1'], title=title)
   if len(dots):
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))

@@ -106,15 +106,16 @@ def test_mixed_data_are_not_compared(tmp_path, undrawn):
 
 def test_runs_that_are_no_evidence_are_crossed_out_and_in_no_mean(planted):
   runs = read_runs(planted)
-  grey = lambda ax: [line for line in ax.get_lines() if line.get_color() == figures.GREY]
-  softmax, sigmoid, k_bias = figures.panels(
-      runs, table(runs), {'default': 'softmax', 'sigmoid': 'sigmoid', 'k-bias': 'bias'}, '').axes[:3]
+  grey = lambda figure: [line for line in figure.axes[0].get_lines() if line.get_color() == figures.GREY]
+  softmax, sigmoid, k_bias = (figures.curves(runs, table(runs), [trial], ['sink_1'])
+                              for trial in ('default', 'sigmoid', 'k-bias'))
   assert not grey(softmax)
-  mean = max(softmax.get_lines(), key=lambda line: line.get_linewidth())
+  mean = max(softmax.axes[0].get_lines(), key=lambda line: line.get_linewidth())
   np.testing.assert_allclose(mean.get_ydata(), np.linspace(0, 25, 11))
-  crosses = lambda ax: sum(line.get_marker() == 'x' for line in grey(ax))
-  assert crosses(sigmoid) == 3 and 'not testable' in sigmoid.get_title()
-  assert crosses(k_bias) == 2 and '2 crossed out' in k_bias.get_title()
+  crosses = lambda figure: sum(line.get_marker() == 'x' for line in grey(figure))
+  said = lambda figure: figure.legends[0].get_texts()[0].get_text()
+  assert crosses(sigmoid) == 3 and said(sigmoid) == 'sigmoid (n = 0, 3 crossed out)'
+  assert crosses(k_bias) == 2 and said(k_bias) == 'k-bias (n = 1, 2 crossed out)'
 
 
 def test_names_in_the_scatter_cover_nothing():
