@@ -115,7 +115,7 @@ def cache(model: Model) -> list[Row]:
       for batch_BxT in model.batches(tokens_SxT)])
   rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
   full = CachePolicy(length + run.config.sink_tokens, positions='text')
-  full_SxT = _losses(model, tokens_SxT, full)
+  full_SxT = cached_losses(model, tokens_SxT, full)
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
   tried = [_cache_row(model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent],
                       full_SxT) for first, recent in caches]
@@ -124,7 +124,7 @@ def cache(model: Model) -> list[Row]:
   best = min(safe, key=lambda row: (row['size'], row['change']))
   size, first, recent = best['size'], best['first'], best['recent']
   held = _cache_row(model, others_SxT, CachePolicy(size, first, 'text'), kept_G[first, recent],
-                    _losses(model, others_SxT, full)) | {'part': 'held out'}
+                    cached_losses(model, others_SxT, full)) | {'part': 'held out'}
   renumbered = _cache_row(model, tokens_SxT, CachePolicy(size, first), kept_G[first, recent], full_SxT)
   advice = {'part': 'advice', 'size': size, 'sinks': first,
             'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
@@ -180,7 +180,7 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
   except ValueError as error:
     return row | {'reason': str(error)}
   late = slice(max(tokens_SxT.shape[1] // 2, policy.size) - 1, None)  # the first token has no loss
-  late_S, full_S = (x[:, late].mean(1) for x in (_losses(model, tokens_SxT, policy), full_SxT))
+  late_S, full_S = (x[:, late].mean(1) for x in (cached_losses(model, tokens_SxT, policy), full_SxT))
   # All changes are relative to one number, the mean of the full cache, so that their mean is the change of
   # the mean.
   change_S = 100 * (late_S - full_S) / full_S.mean()
@@ -189,8 +189,8 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
                 'low': float(low), 'high': float(high), 'safe': bool(high <= TOLERANCE)}
 
 
-def _losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
-  """The losses (S, T - 1) of the tokens of each text except its first."""
+def cached_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
+  """The losses (S, T - 1) of the tokens of each text except its first, in float64; shows its progress."""
   pieces, name = [], f'{model.run.name}, {policy.sinks} + {policy.recent}'
   with contextlib.closing(Progress(name, tokens_SxT.shape[1] - 1, unit='token')) as progress:
     for piece in text_losses(model.run, tokens_SxT, policy):

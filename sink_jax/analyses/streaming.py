@@ -6,7 +6,6 @@ tokens and W - s recent ones does not. The paper writes them 0 + W and s + (W - 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -18,17 +17,17 @@ import tyro
 from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
+from sink_jax.analyses.cache import cached_losses
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate.activations import not_finite
-from sink_jax.io.terminal import Progress
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import CachePolicy, check_policy, state_bytes
 from sink_jax.models.record import RecordOptions
-from sink_jax.models.run import record, text_losses
+from sink_jax.models.run import record
 
 CacheSize = Annotated[int, tyro.conf.arg(help='tokens that a cache keeps.')]
 Sinks = Annotated[int, tyro.conf.arg(help='how many of them are the first tokens of the text.')]
@@ -72,11 +71,7 @@ def streaming(model: Model, *, cache_size: CacheSize = 64, sinks: Sinks = 4) -> 
     except ValueError as error:
       reasons.append(row | {'part': 'not possible', 'reason': str(error)})
       continue
-    losses = np.zeros(0)
-    with contextlib.closing(Progress(f'{run.name}, {name}', length - 1, unit='token')) as progress:
-      for piece in text_losses(run, tokens_SxT, policy):
-        losses = np.append(losses, np.asarray(piece, np.float64).mean(0))
-        progress.update(len(losses))
+    losses = cached_losses(model, tokens_SxT, policy).mean(0)
     if not np.isfinite(losses).all():
       raise not_finite(run, f'the loss of a text with the cache {name}', run.config.dtype)
     memory = {'bytes': state_bytes(run.config, policy, len(tokens_SxT))}
