@@ -42,10 +42,7 @@ def test_differences_pair_by_seed():
   found = stats.compare(a, b)
   np.testing.assert_allclose([found.low, found.high, found.p],
                              [*paired.confidence_interval(0.99), paired.pvalue])
-  welch = scipy_stats.ttest_ind([5, 6, 8], [4, 4.5, 7.5], equal_var=False)
-  found = stats.compare({1: 5.0, 2: 6.0, 3: 8.0}, {4: 4.0, 5: 4.5, 6: 7.5})
-  np.testing.assert_allclose([found.low, found.high, found.p],
-                             [*welch.confidence_interval(0.99), welch.pvalue])
+  assert stats.compare({1: 5.0, 2: 6.0}, {4: 4.0, 5: 4.5})[:4] == (1.25, -math.inf, math.inf, 2)
 
 
 def test_equality_is_two_one_sided_tests():
