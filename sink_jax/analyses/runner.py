@@ -156,15 +156,13 @@ def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str,
       'matmul_precision': matmul_precision(inputs.dtype)}])
 
 
-def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots.File | None = None,
-            **options: Any) -> Result:
+def analyse(name: str, run: Run, tokens: ArrayLike | None = None, **options: Any) -> Result:
   """Runs one analysis of one model: `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
 
   Args:
     name: the name of the analysis; `python -m sink_jax analyses --list` prints all.
     run: the model.
     tokens: ids (S, T); by default the inputs that the options describe.
-    plot: the PNG file to draw to.
     options: options of the analysis, and of its inputs (`sink_jax.analyses.models.InputOptions`).
 
   Returns:
@@ -185,10 +183,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, *, plot: plots
     given = stored(ids, run.config.vocab_size, 'tokens of the caller')
     given.description.update(kind='given', bos=given.description['bos'] | {'protocol': 'as given'})
     inputs = dataclasses.replace(inputs, sequences=ids.shape[0], length=ids.shape[1])
-  result = measure(chosen, run, inputs, options, given)
-  if plot is not None:
-    result.plot(plot)
-  return result
+  return measure(chosen, run, inputs, options, given)
 
 
 def checkpoint(run: Run) -> dict[str, str | int | None]:
