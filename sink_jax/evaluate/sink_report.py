@@ -75,7 +75,10 @@ class SinkReport:
 
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
     """Returns Sink_k^epsilon of the token at a position in 1..T, as a share."""
-    return float(self.sink_rates(epsilon)[self._index(position)])
+    rates_T = self.sink_rates(epsilon)
+    if position not in range(1, len(rates_T) + 1):
+      raise ValueError(f'position {position} is outside 1..{len(rates_T)}; positions are 1-based.')
+    return float(rates_T[position - 1])
 
   def sink_positions(self) -> np.ndarray:
     """Returns the positions, from 1, of the sinks: those whose rate is at least half of the largest rate.
@@ -85,12 +88,12 @@ class SinkReport:
     rates_T = self.sink_rates()[:max(1, self.importance.shape[-1] // 2)]
     return np.flatnonzero(rates_T >= rates_T.max() / 2) + 1 if rates_T.any() else np.array([1])
 
-  def head_importance(self, position: int = 1) -> Float[np.ndarray, 'N H']:
-    """Returns the importance of one token by layer and head (N, H), averaged over sequences."""
-    return self.importance[..., self._index(position)].mean(0)
+  def head_importance(self) -> Float[np.ndarray, 'N H']:
+    """Returns the importance of the first token by layer and head (N, H), averaged over sequences."""
+    return self.importance[..., 0].mean(0)
 
-  def norm_ratio(self, kind: str, position: int = 1) -> Float[np.ndarray, ' layers']:
-    """Returns, per layer, the mean norm at a position over that at all others (Figures 7 and 8).
+  def norm_ratio(self, kind: str) -> Float[np.ndarray, ' layers']:
+    """Returns, per layer, the mean norm of the first token over that of all others (Figures 7 and 8).
 
     kind: a key of `norms` except 'sink_token'. Not finite if all other norms are zero.
     """
@@ -99,9 +102,8 @@ class SinkReport:
                        f'maps; choices: {", ".join(choices)}.')
     # Over sequences, and over heads where the norms have such an axis.
     norms_NxT = self.norms[kind].mean((0, *range(2, self.norms[kind].ndim - 1)), np.float64)
-    at = self._index(position)
     with np.errstate(divide='ignore', invalid='ignore'):
-      return norms_NxT[:, at] / np.delete(norms_NxT, at, 1).mean(1)
+      return norms_NxT[:, 0] / norms_NxT[:, 1:].mean(1)
 
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """Returns the report as plain numbers, for logs and JSON; rates are in percent.
@@ -156,11 +158,6 @@ class SinkReport:
 
   def __repr__(self) -> str:
     return as_text(self.summary(), self.protocol, EPSILON)
-
-  def _index(self, position: int) -> int:
-    if position not in range(1, (length := self.importance.shape[-1]) + 1):
-      raise ValueError(f'position {position} is outside 1..{length}; positions are 1-based.')
-    return position - 1
 
 
 def as_text(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float) -> str:
