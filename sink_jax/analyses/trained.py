@@ -49,24 +49,23 @@ def write_analyses(workdir: str | AnyPath) -> None:
     write_atomically(path, json.dumps(analyse_run(load_run(workdir), experiment), allow_nan=False) + '\n')
 
 
-def applicable(config: ModelConfig, context: int) -> list[str]:
-  """The analyses that apply to a model trained on sequences of `context` tokens."""
+def applicable(config: ModelConfig, context: int) -> dict[str, Callable[..., dict[str, Any]]]:
+  """{name: analysis} of those that apply to a model trained on sequences of `context` tokens."""
   spec, mask = config.attention, config.attention.mask
   # The first token attends only to itself, with a weight of one.
   only_itself = (spec.rows_sum_to_one and not learned_bias(config) and mask.prefix is None
                  and mask.key_range(0, 0, context) == (0, 1))
-  applies = {'removed': bool(learned_bias(config)),
-             'window': mask.window is not None and context > mask.window,
-             'prefix': mask.prefix is not None, 'first_token_chain': only_itself}
-  return [name for name, yes in applies.items() if yes]
+  analyses = {'removed': (removed, bool(learned_bias(config))),
+              'window': (window, mask.window is not None and context > mask.window),
+              'prefix': (prefix, mask.prefix is not None), 'first_token_chain': (first_token, only_itself)}
+  return {name: measure for name, (measure, applies) in analyses.items() if applies}
 
 
 def analyse_run(run: Run, experiment: Experiment, data: Dataset | None = None) -> dict[str, Any]:
   """{name: results} of the analyses that apply to a run; `data` is opened if none is given."""
   opened = functools.cache(lambda: data or open_data(experiment.data))
-  measures = {'removed': removed, 'window': window, 'prefix': prefix, 'first_token_chain': first_token}
-  return {name: measures[name](run, experiment, opened)
-          for name in applicable(run.config, experiment.data.context)}
+  return {name: measure(run, experiment, opened)
+          for name, measure in applicable(run.config, experiment.data.context).items()}
 
 
 def removed(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dict[str, Any]:

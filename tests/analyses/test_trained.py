@@ -72,8 +72,8 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
     (dict(similarity='Sigmoid()', normalizer='RowSum(eps=1e-8)'), ['first_token_chain']),
     (dict(similarity='Sigmoid()', normalizer='Unnormalized()'), []), (dict(normalizer='PNorm()'), [])])
 def test_what_applies(spec, names):
-  assert applicable(sj.sized('tiny', vocab_size=11, attention=sj.AttentionSpec(**spec)), 16) == names
-  assert applicable(sj.sized('tiny', vocab_size=11, sink_tokens=1), 16) == ['removed']
+  assert [*applicable(sj.sized('tiny', vocab_size=11, attention=sj.AttentionSpec(**spec)), 16)] == names
+  assert [*applicable(sj.sized('tiny', vocab_size=11, sink_tokens=1), 16)] == ['removed']
 
 
 @pytest.mark.parametrize('changes, what, tokens', [
