@@ -119,7 +119,7 @@ class Result:
   rows: list[Row]
   models: list[dict[str, Any]]
 
-  def plot(self, path: plots.File | None = None) -> Figure:
+  def plot(self, path: str | os.PathLike | None = None) -> Figure:
     """Draws the rows, and writes a PNG file if a path is given."""
     figure = self.analysis.picture(self.rows)
     if path is not None:

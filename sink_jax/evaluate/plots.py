@@ -5,12 +5,11 @@ Figures are made without pyplot, so that nothing global changes and no display i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import os
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -31,7 +30,6 @@ from sink_jax.models.run import ModelInputs, Run
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 SINK_1 = r'$\mathrm{Sink}_1^{\epsilon}$'
 DPI = 115  # of every picture
-File = str | os.PathLike | IO[bytes]  # a path, on a disk or gs://, or a binary stream
 _TICKS = 16  # numbers on an axis of an importance map; more would touch one another
 FONT = 11
 _LENGTH = 64  # positions of a map, as in the paper's probes; more is hard to read
@@ -84,14 +82,14 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
   return HeadMaps(means[0], means[1], len(tokens), tuple(n + 1 for n in config.attention_layers))
 
 
-def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | None) -> Figure:
+def importance_map(report: Any, epsilon: float) -> Figure:
   """Draws the first token's importance of a SinkReport, blocks across and heads down (Figures 19 to 24)."""
   values_HxN, blocks = report.head_importance().T, report.protocol['blocks']
   heads, layers = values_HxN.shape
   numbers = values_HxN.size <= 128 and max(heads, layers) <= _TICKS  # more would be too small to read
-  if ax is None:  # inches: cells with numbers have room for them, the others share one size
-    width, height = (0.62 * layers, 0.62 * heads) if numbers else (5.2, 3.0)
-    ax = new_axes(max(4.6, 2.0 + width), max(2.6, 1.3 + height))
+  # Inches: cells with numbers have room for them, the others share one size.
+  width, height = (0.62 * layers, 0.62 * heads) if numbers else (5.2, 3.0)
+  figure, [[ax]] = canvas(max(4.6, 2.0 + width), max(2.6, 1.3 + height))
   image = ax.imshow(values_HxN, vmin=0, vmax=1, cmap='viridis', aspect='auto', interpolation='nearest')
   if numbers:
     for (head, layer), value in np.ndenumerate(values_HxN):
@@ -105,9 +103,7 @@ def importance_map(report: Any, path: File | None, epsilon: float, ax: Axes | No
   bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
   label(ax, f'{report.protocol["run"] or "model"}: {SINK_1} = {100 * report.sink_rate(1, epsilon):.1f} %',
         'block', 'head')
-  if path is not None:
-    save(figure_of(ax), path)
-  return figure_of(ax)
+  return figure
 
 
 def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed: bool = False) -> None:
@@ -144,18 +140,6 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
   return figure, axes
 
 
-def new_axes(width: float, height: float) -> Axes:
-  """The axes of a new figure of a size in inches."""
-  return canvas(width, height)[1][0, 0]
-
-
-def figure_of(ax: Axes) -> Figure:
-  """The figure of axes, also of axes in a subfigure."""
-  figure = ax.get_figure(root=True)
-  assert isinstance(figure, Figure), 'axes that have been removed from their figure'
-  return figure
-
-
 def label(ax: Axes, title: str, x: str, y: str) -> None:
   """Sets the title and the names of both axes."""
   ax.set_title(title, fontsize=FONT + 1)
@@ -164,8 +148,8 @@ def label(ax: Axes, title: str, x: str, y: str) -> None:
   ax.tick_params(labelsize=FONT - 1)
 
 
-def save(figure: Figure, file: File) -> None:
-  """Writes a figure to a path, on a disk or gs://, or to a binary stream, as a PNG.
+def save(figure: Figure, path: str | os.PathLike) -> None:
+  """Writes a figure to a path, on a disk or gs://, as a PNG.
 
   The file has 64 colours, which takes a fifth of the space, and does not name Matplotlib's version, so that
   equal figures are equal files.
@@ -173,14 +157,13 @@ def save(figure: Figure, file: File) -> None:
   raw = io.BytesIO()
   figure.savefig(raw, dpi=DPI, format='png', bbox_inches='tight')
   image = Image.open(raw).convert('RGB').quantize(64, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
-  path = isinstance(file, (str, os.PathLike))
-  with epath.Path(file).open('wb') if path else contextlib.nullcontext(file) as stream:
+  with epath.Path(path).open('wb') as stream:
     image.save(stream, 'png', optimize=True)
 
 
 def _colour_bar(ax: Axes, image: AxesImage, name: str, ticks: Sequence[float] | None = None) -> Any:
   """A colour bar as high as the picture next to it."""
-  bar = figure_of(ax).colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)), ticks=ticks)
+  bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)), ticks=ticks)
   bar.set_label(name, fontsize=FONT - 1)
   bar.ax.tick_params(labelsize=FONT - 2)
   return bar

@@ -15,7 +15,6 @@ from sink_jax.evaluate.activations import BEYOND, Activations
 from sink_jax.io.terminal import text_table
 
 if TYPE_CHECKING:
-  from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
 DORMANT = 0.25  # of the mean output norm of a block's heads (HONOR, arXiv 2504.03889)
@@ -145,16 +144,17 @@ class SinkReport:
                      'hidden_ratio': finite([sinks.hidden_ratio_null(self.norms['hidden'][:, 1:])])[0]},
     }
 
-  def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON, *,
-           ax: Axes | None = None) -> Figure:
+  def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON) -> Figure:
     """Draws the first token's importance, blocks across and heads down, on a figure that a notebook shows.
 
-    path: the PNG file to write, or None. epsilon: the threshold of the Sink_1 in the title. ax: the
-    Matplotlib axes to draw on; by default those of a new figure.
+    path: the PNG file to write, or None. epsilon: the threshold of the Sink_1 in the title.
     """
-    from sink_jax.evaluate.plots import importance_map  # matplotlib only when a picture is wanted
+    from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
 
-    return importance_map(self, path, epsilon, ax)
+    figure = plots.importance_map(self, epsilon)
+    if path is not None:
+      plots.save(figure, path)
+    return figure
 
   def __repr__(self) -> str:
     return as_text(self.summary(), self.protocol, EPSILON)
