@@ -58,8 +58,7 @@ class BigramBackcopy(SyntheticTask):
   and BOS is never copied. The model reads x_0, ..., x_{T-1} and predicts the next.
   `backcopy=False` is the control: always x_t ~ P[x_{t-1}].
 
-  Target sets: 'backcopy' (targets that are back-copies; their entropy is 0) and
-  'bigram' (all others; `bigram_entropy` is their exact mean entropy).
+  Target sets: 'backcopy' (targets that are back-copies; their entropy is 0) and 'bigram' (all others).
   """
   vocab_size: int = 64
   length: int = 64
@@ -91,30 +90,6 @@ class BigramBackcopy(SyntheticTask):
     table[0, 1:] = start / start.sum()
     return table
 
-  @functools.cached_property
-  def bigram_entropy(self) -> float:
-    """Expected entropy of the 'bigram' targets over their expected number, in nats.
-
-    The least loss on them; computed by carrying the distribution of x_t through
-    the T targets: x_1 from BOS, then a bigram step after each non-trigger.
-    """
-    table = self.transitions
-    trigger = np.zeros(self.vocab_size, bool)
-    trigger[1:self.triggers + 1] = self.backcopy  # the control has no special tokens
-    entropy = -np.sum(table * np.log(np.where(table > 0, table, 1)), axis=-1)
-    drawn = np.eye(self.vocab_size)[0]  # P(x_t = v) and the next token is a bigram draw
-    waiting = np.zeros(self.vocab_size)  # P(x_t is a trigger and x_{t-1} = v)
-    nats = targets = 0.0
-    for _ in range(self.length):
-      nats += drawn @ entropy
-      targets += drawn.sum()
-      # A trigger is followed by a copy of the token before it. The copy is not a trigger, since two of them
-      # never meet, so a bigram step follows it.
-      following = drawn @ table
-      drawn, waiting = (np.where(trigger, 0, following) + waiting,
-                        drawn * table[:, trigger].sum(-1))
-    return float(nats / targets)
-
   def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
     sequences = self._sequences(stream, seed, indices_B)
     return Batch(sequences[:, :-1], sequences[:, 1:],
@@ -125,9 +100,6 @@ class BigramBackcopy(SyntheticTask):
       return {}
     copied = self._is_trigger(batch.tokens)  # the last token read decides
     return {'backcopy': copied.astype(np.float32), 'bigram': (~copied).astype(np.float32)}
-
-  def facts(self) -> dict[str, float]:
-    return {'bigram_entropy': self.bigram_entropy}
 
   def _is_trigger(self, tokens: np.ndarray) -> np.ndarray:
     return (tokens >= 1) & (tokens <= self.triggers)

@@ -65,21 +65,6 @@ def test_sequences_follow_the_definition():
   np.testing.assert_allclose(frequency, control.transitions[1], atol=0.03)
 
 
-@pytest.mark.parametrize('backcopy', [True, False])
-def test_bigram_entropy_is_the_mean_surprise_of_the_bigram_targets(backcopy):
-  task = BigramBackcopy(backcopy=backcopy)
-  batch = _many(task, 4000)
-  weights = task.target_sets(batch).get('bigram', batch.weights)
-  with np.errstate(divide='ignore'):
-    surprise = -np.log(task.transitions[batch.tokens, batch.targets])
-  measured = surprise[weights > 0]
-  np.testing.assert_allclose(task.bigram_entropy, measured.mean(),
-                             atol=4 * measured.std() / len(measured)**0.5)
-  # A much tighter comparison uses the entropy of the visited rows.
-  rows = -np.sum(task.transitions * np.log(np.maximum(task.transitions, 1e-300)), -1)
-  np.testing.assert_allclose(task.bigram_entropy, rows[batch.tokens][weights > 0].mean(), atol=0.005)
-
-
 def test_trigger_averaging_follows_the_definition():
   task = TriggerAveraging()
   batch = _many(task)
@@ -124,7 +109,6 @@ def test_data_interface(task):
     assert set(sets) == {'valid', 'backcopy', 'bigram'}
     for batch in zip(*sets.values(), strict=True):
       np.testing.assert_array_equal(batch[0].weights, batch[1].weights + batch[2].weights)
-    assert data.summary()['bigram_entropy'] == task.bigram_entropy
   assert data.summary()['context'] == 16
 
 
