@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
@@ -68,21 +67,14 @@ def is_local(path: object) -> TypeGuard[Path]:
 def files_below(path: AnyPath) -> list[AnyPath]:
   """All files of a folder and of its folders, sorted; a FileNotFoundError where there is no such folder."""
   if is_local(path):
-    return sorted(file for entry in path.iterdir()
-                  for file in (files_below(entry) if entry.is_dir() else [entry]))
+    return sorted(file for entry in path.iterdir() for file in (
+        files_below(entry) if entry.is_dir() and not entry.is_symlink() else [entry]))
   # One listing: a request for each folder would take a minute for a checkpoint.
   store, root = fsspec.url_to_fs(os.fspath(path))
   files = [path / file.removeprefix(root).lstrip('/') for file in store.find(root)]
   if not files:  # an object store has no empty folders
     raise FileNotFoundError(f'{path} does not exist.')
   return sorted(files)
-
-
-def files_named(path: AnyPath, names: Collection[str]) -> list[AnyPath]:
-  """The files of these names, such as '*.json', in a folder or below it, sorted."""
-  if is_local(path):
-    return sorted(file for name in names for file in path.rglob(name))
-  return [file for file in files_below(path) if any(map(file.match, names))]
 
 
 def move_folder(source: AnyPath, target: AnyPath) -> None:

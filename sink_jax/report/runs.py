@@ -19,7 +19,7 @@ from sink_jax.attention.normalizer import RowSum
 from sink_jax.component import short_text
 from sink_jax.data.sources import DocumentSource
 from sink_jax.evaluate.sinks import emergence_step
-from sink_jax.io.paths import AnyPath, files_named, to_path
+from sink_jax.io.paths import AnyPath, files_below, to_path
 from sink_jax.report import validity
 from sink_jax.train.config import Experiment, from_dict, leaves
 from sink_jax.train.metrics import read_metrics
@@ -83,8 +83,8 @@ def read_runs(folder: str | AnyPath) -> Runs:
   if not root.is_dir():
     raise ValueError(f'There is no folder {folder}: name the folder of the runs, such as runs/quickstart.')
   # A trial that never began has only status.json.
-  workdirs = sorted({path.parent for path in files_named(
-      root, ('config.json', 'status.json', 'metrics.jsonl'))})
+  workdirs = sorted({path.parent for path in files_below(root)
+                     if path.name in ('config.json', 'status.json', 'metrics.jsonl')})
   rows, points = [], []
   for workdir in workdirs:
     run = workdir.relative_to(root).as_posix() if workdir != root else root.name
