@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import os
@@ -18,59 +17,52 @@ from sink_jax.pretrained.files import check_weights
 # Weights in other formats; pickled ones are never read.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
 _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.tiktoken', '*.txt']
-# Name, id on the hub, model_type, billions of parameters, BOS that the tokenizer prepends; a chat
-# model has a '*', or '^' if the line above is the same model before tuning.
+# Name and id on the hub; a chat model has a '*', or '^' if the line above is the same model before tuning.
 _TABLE_8 = """
-LLaMA2-7B Base         meta-llama/Llama-2-7b-hf               llama     7      <s>
-LLaMA2-7B Chat         meta-llama/Llama-2-7b-chat-hf          llama     7      <s>                ^
-LLaMA2-13B Base        meta-llama/Llama-2-13b-hf              llama     13     <s>
-LLaMA2-13B Chat        meta-llama/Llama-2-13b-chat-hf         llama     13     <s>                ^
-LLaMA3-8B Base         meta-llama/Meta-Llama-3-8B             llama     8      <|begin_of_text|>
-LLaMA3-8B Instruct     meta-llama/Meta-Llama-3-8B-Instruct    llama     8      <|begin_of_text|>  ^
-LLaMA3.1-8B Base       meta-llama/Meta-Llama-3.1-8B           llama     8      <|begin_of_text|>
-LLaMA3.1-8B Instruct   meta-llama/Meta-Llama-3.1-8B-Instruct  llama     8      <|begin_of_text|>  ^
-GPT2                   openai-community/gpt2                  gpt2      0.124
-GPT2-Medium            openai-community/gpt2-medium           gpt2      0.355
-GPT2-Large             openai-community/gpt2-large            gpt2      0.774
-GPT2-XL                openai-community/gpt2-xl               gpt2      1.5
-Mistral-7B             mistralai/Mistral-7B-v0.1              mistral   7      <s>
-Mistral-7B Instruct    mistralai/Mistral-7B-Instruct-v0.1     mistral   7      <s>                ^
-Pythia-14M             EleutherAI/pythia-14m                  gpt_neox  0.014
-Pythia-31M             EleutherAI/pythia-31m                  gpt_neox  0.031
-Pythia-70M             EleutherAI/pythia-70m                  gpt_neox  0.07
-Pythia-160M            EleutherAI/pythia-160m                 gpt_neox  0.16
-Pythia-410M            EleutherAI/pythia-410m                 gpt_neox  0.41
-Pythia-1B              EleutherAI/pythia-1b                   gpt_neox  1
-Pythia-1.4B            EleutherAI/pythia-1.4b                 gpt_neox  1.4
-Pythia-2.8B            EleutherAI/pythia-2.8b                 gpt_neox  2.8
-Pythia-6.9B            EleutherAI/pythia-6.9b                 gpt_neox  6.9
-Pythia-12B             EleutherAI/pythia-12b                  gpt_neox  12
-OPT-125M               facebook/opt-125m                      opt       0.125  </s>
-OPT-350M               facebook/opt-350m                      opt       0.35   </s>
-OPT-1.3B               facebook/opt-1.3b                      opt       1.3    </s>
-OPT-2.7B               facebook/opt-2.7b                      opt       2.7    </s>
-OPT-6.7B               facebook/opt-6.7b                      opt       6.7    </s>
-OPT-13B                facebook/opt-13b                       opt       13     </s>
-Jamba-v0.1             ai21labs/Jamba-v0.1                    jamba     52     <|startoftext|>
-Jamba-1.5 Mini         ai21labs/AI21-Jamba-1.5-Mini           jamba     52     <|startoftext|>    *
+LLaMA2-7B Base        meta-llama/Llama-2-7b-hf
+LLaMA2-7B Chat        meta-llama/Llama-2-7b-chat-hf          ^
+LLaMA2-13B Base       meta-llama/Llama-2-13b-hf
+LLaMA2-13B Chat       meta-llama/Llama-2-13b-chat-hf         ^
+LLaMA3-8B Base        meta-llama/Meta-Llama-3-8B
+LLaMA3-8B Instruct    meta-llama/Meta-Llama-3-8B-Instruct    ^
+LLaMA3.1-8B Base      meta-llama/Meta-Llama-3.1-8B
+LLaMA3.1-8B Instruct  meta-llama/Meta-Llama-3.1-8B-Instruct  ^
+GPT2                  openai-community/gpt2
+GPT2-Medium           openai-community/gpt2-medium
+GPT2-Large            openai-community/gpt2-large
+GPT2-XL               openai-community/gpt2-xl
+Mistral-7B            mistralai/Mistral-7B-v0.1
+Mistral-7B Instruct   mistralai/Mistral-7B-Instruct-v0.1     ^
+Pythia-14M            EleutherAI/pythia-14m
+Pythia-31M            EleutherAI/pythia-31m
+Pythia-70M            EleutherAI/pythia-70m
+Pythia-160M           EleutherAI/pythia-160m
+Pythia-410M           EleutherAI/pythia-410m
+Pythia-1B             EleutherAI/pythia-1b
+Pythia-1.4B           EleutherAI/pythia-1.4b
+Pythia-2.8B           EleutherAI/pythia-2.8b
+Pythia-6.9B           EleutherAI/pythia-6.9b
+Pythia-12B            EleutherAI/pythia-12b
+OPT-125M              facebook/opt-125m
+OPT-350M              facebook/opt-350m
+OPT-1.3B              facebook/opt-1.3b
+OPT-2.7B              facebook/opt-2.7b
+OPT-6.7B              facebook/opt-6.7b
+OPT-13B               facebook/opt-13b
+Jamba-v0.1            ai21labs/Jamba-v0.1
+Jamba-1.5 Mini        ai21labs/AI21-Jamba-1.5-Mini           *
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
   """A published model.
 
-  name: as in Table 8. hub: its id on the Hugging Face hub. family: its `model_type`. billions:
-  nominal number of parameters. bos: the token that its tokenizer prepends, or ''. tuned: whether
-  it is a chat model, which the table also calls instruct. counterpart: name of the same model
-  before, or after, tuning.
+  name: as in Table 8. hub: its id on the Hugging Face hub. tuned: whether it is a chat model, which the
+  table also calls instruct. counterpart: name of the same model before, or after, tuning.
   """
 
   name: str
   hub: str
-  family: str
-  billions: float
-  bos: str
   tuned: bool
   counterpart: str | None
 
@@ -119,11 +111,11 @@ class Packaged(NamedTuple):
 def _table_8() -> dict[str, Published]:
   models = {}
   for line in _TABLE_8.strip().splitlines():
-    name, hub, family, billions, bos, chat = (*re.split('  +', line), '', '')[:6]
+    name, hub, chat = (*re.split('  +', line), '')[:3]
     other = list(models)[-1] if chat == '^' else None
     if other:
-      models[other] = dataclasses.replace(models[other], counterpart=name)
-    models[name] = Published(name, hub, family, float(billions), bos, bool(chat), other)
+      models[other] = models[other]._replace(counterpart=name)
+    models[name] = Published(name, hub, bool(chat), other)
   return models
 
 

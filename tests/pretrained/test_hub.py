@@ -1,28 +1,20 @@
 """Names of models, what is downloaded, and errors with the remedy."""
 
-import collections
-
 import huggingface_hub
 import pytest
 
 import sink_jax as sj
 from sink_jax.pretrained import hub
-from sink_jax.pretrained.families import FAMILIES
 from tests.pretrained import tiny
 
 
 def test_the_32_models():
   models = hub.MODELS
-  assert collections.Counter(m.family for m in models.values()) == {
-      'llama': 8, 'gpt2': 4, 'mistral': 2, 'gpt_neox': 10, 'opt': 6, 'jamba': 2}
-  assert {m.family for m in models.values()} <= set(FAMILIES) and len({m.hub for m in models.values()}) == 32
+  assert len({m.hub for m in models.values()}) == 32
   for name, model in models.items():
     if model.counterpart:
       other = models[model.counterpart]
       assert other.counterpart == name and other.tuned != model.tuned
-      assert (other.family, other.bos, other.billions) == (model.family, model.bos, model.billions)
-    # Files of one family agree with the tokens named here.
-    assert bool(model.bos) == (model.family in ('llama', 'mistral', 'opt', 'jamba'))
   assert sum(m.counterpart is not None for m in models.values()) == 10
   assert sum(m.tuned for m in models.values()) == 6
 
