@@ -171,12 +171,6 @@ def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, posi
                                    params.get('feature_map', {}))
 
 
-def transform_values(spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: Params,
-                     first_BxTxHkvxDh: jax.Array | None = None) -> jax.Array:
-  """The values that attention mixes; first: the first block's projected values, for a later block."""
-  return spec.value.values(v_BxTxHkvxDh, params.get('value', {}), first_BxTxHkvxDh)
-
-
 def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
                     i_L: AnyArray) -> jax.Array | None:
   """Score (B, H, L) float32 of the extra key for transformed queries at positions i_L, or None."""

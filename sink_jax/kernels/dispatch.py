@@ -21,7 +21,6 @@ from sink_jax.attention.spec import (
   TransformedQK,
   check_dtypes,
   transform_qk,
-  transform_values,
 )
 from sink_jax.kernels import chunked, flash, library_kernels
 from sink_jax.kernels.epilogue import Shaped, apply_epilogue
@@ -82,8 +81,8 @@ def attend(
         f'reads it, and None for any other: {spec.head} with {getattr(gate, "shape", None)}.')
   check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *(x for x in (gate, first) if x is not None))
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  v = transform_values(spec, jnp.asarray(v_BxTxHkvxDh), params,
-                       None if first is None else jnp.asarray(first))
+  v = spec.value.values(jnp.asarray(v_BxTxHkvxDh), params.get('value', {}),
+                        None if first is None else jnp.asarray(first))
   x = None if gate is None else jnp.asarray(gate)
   return attend_transformed(spec, qk, v, params, x, implementation=implementation)
 

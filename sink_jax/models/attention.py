@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.attention.reference import last_row, maps, rows
-from sink_jax.attention.spec import (
-  AttentionSpec, Params, TransformedQK, normalize_qk, position_qk, transform_values)
+from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, normalize_qk, position_qk
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
@@ -58,8 +57,8 @@ class Attention(nn.Module):
               for component, parameters in spec.params(dims).items()}
     normalized = q, k = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     projected_BxTxHkvxDh = v_BxTxHkvxDh
-    v_BxTxHkvxDh = transform_values(spec, v_BxTxHkvxDh, params,
-                                    None if first is None else first.v_BxTxHkvxDh)
+    v_BxTxHkvxDh = spec.value.values(v_BxTxHkvxDh, params.get('value', {}),
+                                     None if first is None else first.v_BxTxHkvxDh)
     if first is not None:
       # One program serves all blocks of a loop: in the first, the values stay as they are.
       v_BxTxHkvxDh = jnp.where(first.read, v_BxTxHkvxDh, projected_BxTxHkvxDh)
