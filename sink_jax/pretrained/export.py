@@ -72,21 +72,17 @@ def _config(config: ModelConfig, target: str | None, context: int) -> dict[str, 
     raise ValueError('model.input_features: a model of continuous inputs has no class in transformers.')
   if target and target not in TARGETS:
     raise ValueError(f'--as={target}: no such class; choices: {", ".join(TARGETS)}.')
-  lacks: dict[str, list[str]] = {}  # {parts: classes that lack them}
-  least = math.inf
+  lacks: dict[str, list[str]] = {}  # {class: the parts that it cannot express}
   for name in [target] if target else TARGETS:
-    hf = _keys(config, name, context)
-    read = _parts(llama.FAMILIES[name].model_config(hf))
-    missing = [f'{part} = {value!r} (but {read[part]!r})' for part, value in _parts(config).items()
-               if value != read[part]]
-    if not missing:
-      return hf
-    if len(missing) < least:
-      lacks, least = {}, len(missing)
-    if len(missing) == least:
-      lacks.setdefault(', no '.join(missing), []).append(name)
-  raise ValueError('This run cannot be written for transformers: ' + '; '.join(
-      f'{", ".join(names)} has no {parts}' for parts, names in lacks.items()))
+    read = _parts(llama.FAMILIES[name].model_config(_keys(config, name, context)))
+    lacks[name] = [f'{part} = {value!r} (but {read[part]!r})' for part, value in _parts(config).items()
+                   if value != read[part]]
+  least = min(map(len, lacks.values()))
+  nearest = {name: parts for name, parts in lacks.items() if len(parts) == least}
+  if least:
+    raise ValueError('This run cannot be written for transformers: ' + '; '.join(
+        f'{name} has no {", no ".join(parts)}' for name, parts in nearest.items()))
+  return _keys(config, next(iter(nearest)), context)
 
 
 def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
