@@ -36,18 +36,14 @@ def parameter_shapes(config: ModelConfig) -> ParamTree:
   return jax.eval_shape(functools.partial(init_params, config), 0)
 
 
-def parameter_count(config: ModelConfig | None = None, *, size: str | None = None,
-                    vocab_size: int = 50432, embeddings: bool = True) -> int:
-  """Returns the number of parameters of a config, or of a named size with a vocabulary.
+def parameter_count(config: ModelConfig, *, embeddings: bool = True) -> int:
+  """Returns the number of parameters of a model.
 
   Singular vectors of sigma-reparam count; without `embeddings` token embeddings, unembedding and
   position embeddings do not.
   """
-  if not isinstance(config, ModelConfig):
-    config = sized(size or config or '', vocab_size=vocab_size)
-  shapes = parameter_shapes(config)
   left_out = () if embeddings else ('embed', 'unembed', 'positions')
-  return sum(math.prod(x.shape) for name, tree in shapes.items() if name not in left_out
+  return sum(math.prod(x.shape) for name, tree in parameter_shapes(config).items() if name not in left_out
              for x in jax.tree.leaves(tree))
 
 

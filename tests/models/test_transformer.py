@@ -42,8 +42,8 @@ def logits(config, params, inputs):
     ('60m', 50432, 58_998_528, 136_462_080), ('1b', 50432, 1_130_457_088, 1_337_026_560),  # the paper's
     ('7b', 32000, 6_476_271_616, 6_738_415_616), ('13b', 32000, 12_688_184_320, 13_015_864_320)])  # LLaMA 2
 def test_parameter_counts(size, vocab_size, body, total):
-  assert sj.parameter_count(size=size, embeddings=False) == body
-  assert sj.parameter_count(size=size, vocab_size=vocab_size) == total
+  config = sj.sized(size, vocab_size=vocab_size)
+  assert (sj.parameter_count(config, embeddings=False), sj.parameter_count(config)) == (body, total)
 
 
 @pytest.mark.parametrize('options, extra', [
