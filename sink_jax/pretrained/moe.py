@@ -8,8 +8,6 @@ row of a matrix is columns / 32 blocks of 16 bytes. A value times a power of two
 
 from __future__ import annotations
 
-import functools
-
 import ml_dtypes
 import numpy as np
 
@@ -144,21 +142,15 @@ def dequantize(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     scales: uint8 (X, rows, columns / 32); the factor of a group is 2^(scale - 127).
   """
   count, rows, groups, _ = blocks.shape
-  # Both numbers of a byte are looked up at once, with the scale, in a table of 256 x 256 pairs:
-  # a byte becomes one uint32, which is two bfloat16 numbers, the lower half first.
-  out = np.empty((count, rows, groups, 16), np.uint32)
-  for e in range(count):  # one expert at a time, since its indices take as much memory
-    np.take(_pairs(), scales[e].astype(np.uint16)[..., None] << 8 | blocks[e], out=out[e])
-  return out.view(ml_dtypes.bfloat16).reshape(count, rows, groups * 32)
-
-
-@functools.cache
-def _pairs() -> np.ndarray:
-  """Both bfloat16 numbers of a byte as one uint32 (65536,), by 256 scale + byte."""
   halves = np.array([(VALUES[byte & 15], VALUES[byte >> 4]) for byte in range(256)], np.float32)
   with np.errstate(over='ignore'):  # 6 * 2^128 is infinite in either format
     numbers = np.ldexp(halves, np.arange(256)[:, None, None] - 127)
-  return numbers.astype(ml_dtypes.bfloat16).view(np.uint32).ravel()
+  # Both numbers of a byte as one uint32, which is two bfloat16 numbers, by 256 scale + byte.
+  pairs = numbers.astype(ml_dtypes.bfloat16).view(np.uint32).ravel()
+  out = np.empty((count, rows, groups, 16), np.uint32)
+  for e in range(count):  # one expert at a time, since its indices take as much memory
+    np.take(pairs, scales[e].astype(np.uint16)[..., None] << 8 | blocks[e], out=out[e])
+  return out.view(ml_dtypes.bfloat16).reshape(count, rows, groups * 32)
 
 
 FAMILIES = {'mixtral': Family(mixtral, _mixtral_tensors), 'gpt_oss': Family(gpt_oss, _gpt_oss_tensors)}
