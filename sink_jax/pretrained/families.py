@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sink_jax.arguments import check_known
 from sink_jax.pretrained import gpt, jamba, llama, moe
 from sink_jax.pretrained.stored_tensors import Family
 
@@ -16,8 +17,6 @@ def family_for(hf: dict[str, Any]) -> Family:
   Raises:
     ValueError: config.json names none, or one that is not supported; lists the choices.
   """
-  name = hf.get('model_type')
-  if not isinstance(name, str) or name not in FAMILIES:
-    raise ValueError(f'model_type = {name!r} is not supported. Supported: '
-                     f'{", ".join(sorted(FAMILIES))}.')
+  name = str(hf.get('model_type'))
+  check_known(name, sorted(FAMILIES), 'Unsupported model_type')
   return FAMILIES[name]
