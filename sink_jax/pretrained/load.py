@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
 
-from sink_jax.data.dataset import DataConfig
 from sink_jax.data.sources import DocumentSource
 from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
@@ -179,16 +178,12 @@ def _tokenizer(run: Run) -> TextTokenizer:
   if not is_workdir(run.folder):
     return TextTokenizer.from_path(run.folder)
   data = from_dict(read_config(run.folder)).data
-  tokenizer = _run_tokenizer(to_path(run.folder), data)
+  if not isinstance(data.source, DocumentSource):
+    raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
+  tokenizer = TextTokenizer.from_path(to_path(run.folder) / 'tokenizer')
   if run.first_token is not None:
     return tokenizer.beginning_with(run.first_token)
   return dataclasses.replace(tokenizer, prefix=(tokenizer.bos_id,) if data.bos else ())
-
-
-def _run_tokenizer(workdir: AnyPath, data: DataConfig) -> TextTokenizer:
-  if not isinstance(data.source, DocumentSource):
-    raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
-  return TextTokenizer.from_path(workdir / 'tokenizer')
 
 
 def _probe_tokens(run: Run) -> np.ndarray:
@@ -208,16 +203,14 @@ def open_source(name: str) -> Source:
   """
   workdir = to_path(name)
   if is_workdir(workdir):
-    experiment, model = _saved_model(workdir)
+    _, model = _saved_model(workdir)
     name, path, params = str(workdir), workdir / 'tokenizer', lambda mesh: _restored(workdir, model, mesh)[1]
-    read = lambda: _run_tokenizer(workdir, experiment.data)
   else:
     checkpoint, _ = _open_published(name)
     model, path = _published_model(checkpoint), checkpoint.path
     params = lambda mesh: _published_parameters(checkpoint, model, 'float32', mesh)
-    read = lambda: TextTokenizer.from_path(path)
   try:
-    tokenizer = read()
+    tokenizer = TextTokenizer.from_path(path)
   except ValueError:  # a synthetic task, or an unknown format: the data bring another
     return Source(name, model, params)
   letters = ''.join(map(chr, range(32, 127)))
