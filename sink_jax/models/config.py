@@ -128,9 +128,7 @@ class ModelConfig:
   unroll: int = option(1, 'blocks of one iteration of the loop over blocks', where=True)
 
   def __post_init__(self):
-    for name in ('biases', 'pattern'):  # lists cannot be hashed, and a frozen dataclass is
-      object.__setattr__(self, name, tuple(getattr(self, name)))
-    check_types(self, 'model')
+    check_types(self, 'model')  # also makes tuples of lists, which cannot be hashed
     for name, value in vars(self).items():
       if name in CHOICES and not set(value if name == 'biases' else [value]) <= {*CHOICES[name]}:
         raise ValueError(f'model.{name} = {value!r}; choices: {", ".join(CHOICES[name])}.')
