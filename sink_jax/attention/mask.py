@@ -35,12 +35,6 @@ class Mask(Component):
     """Returns how many of `keys` keys query i sees, elementwise: the length of its `key_range`."""
     raise NotImplementedError(f'{self} needs a method visible(i, keys), as Causal() has.')
 
-  @property
-  def first_target(self) -> int:
-    """The 0-based position of the first query whose next token counts in the training loss."""
-    # A prefix token sees its next token, except the last one, which predicts the token after the prefix.
-    return (self.prefix or 1) - 1
-
 
 class Causal(Mask):
   """Query i sees key j if j <= i; subclasses limit that to a window or extend it to a prefix."""

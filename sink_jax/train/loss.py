@@ -55,7 +55,7 @@ def training_weights(weights_BxT: jax.Array | np.ndarray,
   Validation keeps them, as the official implementation (sail-sg/Attention-Sink) does.
   """
   # The mask counts sink tokens among the prefix; they have no target to drop.
-  dropped = config.attention.mask.first_target - config.sink_tokens
+  dropped = (config.attention.mask.prefix or 1) - 1 - config.sink_tokens
   if dropped <= 0:
     return weights_BxT
   return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= dropped)

@@ -180,10 +180,10 @@ def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
 
 
 def test_masks_say_what_they_are_asked():
-  facts = lambda mask: (mask.window, mask.prefix, mask.first_target)
-  assert facts(sj.Causal()) == (None, None, 0)
-  assert facts(sj.Window(size=3)) == (3, None, 0)
-  assert facts(sj.Prefix(length=3)) == (None, 3, 2)
+  facts = lambda mask: (mask.window, mask.prefix)
+  assert facts(sj.Causal()) == (None, None)
+  assert facts(sj.Window(size=3)) == (3, None)
+  assert facts(sj.Prefix(length=3)) == (None, 3)
 
 
 X, GATED = np.zeros((1, 4, 2, 4), np.float32), dict(head={'kernel': np.zeros((8, 2), np.float32)})
