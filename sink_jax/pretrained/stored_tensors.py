@@ -14,11 +14,6 @@ from sink_jax.models.config import ModelConfig
 Take = Callable[[np.ndarray], np.ndarray]
 
 
-def identity(x: np.ndarray) -> np.ndarray:
-  """The tensor as it is stored."""
-  return x
-
-
 @dataclasses.dataclass(frozen=True)
 class LeafPart:
   """A part of one parameter leaf, and which numbers of a stored tensor it consists of.
@@ -32,7 +27,7 @@ class LeafPart:
 
   path: str
   index: tuple[int, ...] = ()
-  take: Take = identity
+  take: Take = lambda x: x
   transposed: bool = False
 
 
@@ -56,7 +51,7 @@ class StoredTensor:
   optional: bool = False
   quantized: bool = False
   read_with: tuple[str, ...] = ()
-  combine: Callable[..., np.ndarray] = identity
+  combine: Callable[..., np.ndarray] = lambda x: x
   copy_of: str = ''
   instead_of: tuple[str, ...] = ()
 
