@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -104,38 +104,19 @@ def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerCon
 def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
                     microbatches: int = 1, *, loss_logits: int | None = None,
                     gradient_dtype: str = 'float32') -> jax.stages.Wrapped:
-  """Returns jitted `step(state, batch, rate) -> (state, metrics)`; the state is donated.
-
-  It is `make_update`. The learning rate is an argument, so that runs that differ in it or in the
-  schedule share an entry of JAX's compilation cache.
-  """
-  step = mesh_context(mesh)(make_update(config, optimizer, microbatches, loss_logits=loss_logits,
-                                        gradient_dtype=gradient_dtype))
-  state_sharding = _shardings(config, optimizer, mesh)
-  # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
-  # memory: without donation a device would hold parameters and both moments twice. The caller must not use
-  # the old state again. Metrics are replicated: every process reads them.
-  return jax.jit(step, donate_argnums=0,
-                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
-                 out_shardings=(state_sharding, replicated(mesh)))
-
-
-def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int = 1, *,
-                loss_logits: int | None = None, gradient_dtype: str = 'float32',
-                ) -> Callable[[TrainState, Batch, ArrayLike], tuple[TrainState, Metrics]]:
-  """Returns `update(state, batch, rate) -> (state, metrics)`, to be compiled by the caller.
+  """Returns jitted `update(state, batch, rate) -> (state, metrics)`; the state is donated.
 
   The loss is the weighted mean over the batch. With microbatches, gradients are
   summed over equal slices of the batch, each divided by the weight of the batch. How the devices of the mesh
-  in context, `mesh_context`, add them up:
+  add them up:
 
     over 'data': once in a step, after the last micro-batch, in `gradient_dtype`. The products of
       the backward pass are in the dtype of the model; their sums are float32.
     over 'fsdp': after each micro-batch, whose gradients are reduce-scattered into a sum that is split as the
       parameters are, in the dtype of the products; an unsplit sum would need the memory of all parameters.
 
-  rate: the learning rate of this update. loss_logits: most logits at a time on a device, see
-    `cross_entropy`.
+  rate: the learning rate of this update, an argument, so that runs that differ in it or in the schedule share
+    an entry of JAX's compilation cache. loss_logits: most logits at a time on a device, see `cross_entropy`.
   metrics: 'loss', the cross-entropy, and 'grad_norm' (before clipping, of what is trained), float32
     scalars.
   """
@@ -167,6 +148,7 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     value, grads = accumulated(whole, batch)
     return value, jax.tree.map(lambda x: x.astype(gradient_dtype), grads)
 
+  @mesh_context(mesh)
   def update(state: TrainState, batch: Batch, rate: ArrayLike) -> tuple[TrainState, Metrics]:
     # A batch whose weights are all 0 has loss 0 and no gradient; 0 / 0 would be NaN, and end the
     # run as diverged.
@@ -186,7 +168,13 @@ def make_update(config: ModelConfig, optimizer: OptimizerConfig, microbatches: i
     metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
-  return update
+  state_sharding = _shardings(config, optimizer, mesh)
+  # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
+  # memory: without donation a device would hold parameters and both moments twice. The caller must not use
+  # the old state again. Metrics are replicated: every process reads them.
+  return jax.jit(update, donate_argnums=0,
+                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
+                 out_shardings=(state_sharding, replicated(mesh)))
 
 
 @functools.lru_cache(_PROGRAMS)
