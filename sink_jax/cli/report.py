@@ -57,7 +57,7 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequen
   found: list[AnyPath] = []
   for path in map(to_path, analyses):
     files = sorted(path.glob('*.json')) if path.is_dir() else [path]
-    if not (written := [file for file in files if 'analysis' in (read_object(file) or {})]):
+    if not (written := [file for file in files if 'analysis' in read_object(file)]):
       raise ValueError(f'--analyses={path} holds nothing that python -m sink_jax analyses wrote.')
     found += written
   with tempfile.TemporaryDirectory() as empty:

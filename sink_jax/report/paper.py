@@ -147,7 +147,7 @@ def open_models(paths: Sequence[AnyPath]) -> pd.DataFrame:
   """
   found: dict[str, dict[str, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   for path in paths:
-    content = read_object(path) or {}
+    content = read_object(path)
     for row in content.get('rows', ()):
       if row.get('epsilon', EPSILON) == EPSILON and not ('head' in row and row.get('importance', 1) <= EPSILON):
         kind = next((x for key in ('kind', 'change') if isinstance(x := row.get(key), str)), '').replace(' ', '_')

@@ -23,7 +23,7 @@ from sink_jax.io.paths import AnyPath, files_below, to_path
 from sink_jax.report import validity
 from sink_jax.train.config import Experiment, from_dict, leaves
 from sink_jax.train.metrics import read_metrics
-from sink_jax.train.workdir import read_config, read_data_summary, read_object, read_status
+from sink_jax.train.workdir import read_config, read_object, read_status
 
 EMERGED = 10  # percent: a sink has emerged once Sink_1 stays at or above it (our definition)
 FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
@@ -181,7 +181,7 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
     if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
       return row, []  # it never began
     experiment = from_dict(read_config(workdir))
-    row |= _facts(experiment, read_data_summary(workdir))
+    row |= _facts(experiment, read_object(workdir / 'data.json'))
     blocks = [layer + 1 for layer in experiment.model_before_data().attention_layers]
     points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft')]
     last = max((step for _, step, *_ in points), default=0)
@@ -189,7 +189,7 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
       raise ValueError(f'metrics.jsonl ends at step {last}')  # its last numbers are not the run's
     if row['status'] == 'not run' and points:
       raise ValueError('status.json is missing or damaged')
-    points += _analysed(read_object(workdir / 'analyses.json') or {}, row['steps'])
+    points += _analysed(read_object(workdir / 'analyses.json'), row['steps'])
     return row | {'step': max(last, row['step'] or 0)}, points
   except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
     what = f'there is no {error}' if isinstance(error, KeyError) else ' '.join(str(error).split())

@@ -99,7 +99,7 @@ class Workdir:
         pass
     # Checked under the lock, which keeps other processes from writing what is compared.
     check_workdir(self.path, self._config)
-    before = read_data_summary(self.path)
+    before = read_object(self.path / 'data.json')
     if any(before.get(key, self._data.get(key)) != self._data.get(key)
            for key in ('content', 'valid_content')):  # digests of the data
       raise ValueError(f'{self.path}: the content of the data has changed since the run began: use '
@@ -132,16 +132,11 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
   path = to_path(workdir) / 'config.json'
   if not path.exists():
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
-  config = read_object(path) or {}
+  config = read_object(path)
   if not {'model', 'data'} <= config.keys():
     raise ValueError(f'{path} is damaged, or not of a run: put the config of the run back, or use '
                      'another workdir.')
   return config
-
-
-def read_data_summary(workdir: str | AnyPath) -> dict[str, Any]:
-  """`Dataset.summary()` of a run; {} if it has none."""
-  return read_object(to_path(workdir) / 'data.json') or {}
 
 
 def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
@@ -163,7 +158,7 @@ def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
 
 def read_status(workdir: str | AnyPath) -> dict[str, Any]:
   """The content of status.json; {'status': 'not run'} if there is none."""
-  status = read_object(to_path(workdir) / 'status.json') or {}
+  status = read_object(to_path(workdir) / 'status.json')
   return status if isinstance(status.get('status'), str) else {'status': 'not run'}
 
 
@@ -180,10 +175,10 @@ def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
           and not differences(read_config(workdir), config))
 
 
-def read_object(path: AnyPath) -> dict[str, Any] | None:
-  """A JSON object; None if the file is missing or holds anything else."""
+def read_object(path: AnyPath) -> dict[str, Any]:
+  """A JSON object; {} if the file is missing or holds anything else."""
   try:
     value = json.loads(read_text_limited(path, SMALL))
   except (OSError, ValueError, RecursionError):
-    return None
-  return value if isinstance(value, dict) else None
+    return {}
+  return value if isinstance(value, dict) else {}
