@@ -16,12 +16,13 @@ from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.config import from_dict
+from sink_jax.train.metrics import PEAK_FLOPS
 from sink_jax.train.start import with_source
 from sink_jax.train.workdir import read_status
 
 _WRITE_EVERY = 30  # seconds
 # The share of an H100's peak that a step is assumed to reach in `dry_run`; nothing was timed there.
-_H100, _SHARE = 989e12, 0.35
+_SHARE = 0.35
 
 
 def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> str:
@@ -98,7 +99,7 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
 def dry_run(trials: Mapping[str, Trial]) -> str:
   """A table of the cost of every trial, and the sum."""
   costs = {name: cost_of(trial.config) for name, trial in trials.items() if trial.config}
-  hours = lambda flops: f'{flops / (_SHARE * _H100) / 3600:,.3g} h'
+  hours = lambda flops: f'{flops / (_SHARE * PEAK_FLOPS["H100"]) / 3600:,.3g} h'
   lines = text_table(
       ['trial', 'parameters', 'without embeddings', 'tokens', 'FLOPs', 'H100'],
       [[name, f'{cost.parameters:,}', f'{cost.without_embeddings:,}', f'{cost.tokens:,}',
