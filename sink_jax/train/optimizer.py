@@ -261,12 +261,6 @@ def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransfor
       optax.scale(-rate))
 
 
-def init_optimizer(config: OptimizerConfig, params: optax.Params) -> optax.OptState:
-  """The state of the optimizer before the first update."""
-  # Any learning rate would do: the state holds moments and counts.
-  return make_optimizer(config, 0.0).init(trained_part(config, params))
-
-
 def trained_part(config: OptimizerConfig, params: Any) -> Any:
   """The tree of the parameters that are trained: all that the optimizer sees."""
   if config.trained is None:

@@ -19,13 +19,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import after_update
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
-from sink_jax.train.optimizer import (
-  OptimizerConfig,
-  init_optimizer,
-  make_optimizer,
-  trained_part,
-  with_trained,
-)
+from sink_jax.train.optimizer import OptimizerConfig, make_optimizer, trained_part, with_trained
 from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
 
 Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
@@ -87,7 +81,9 @@ def _shardings(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> T
 
 
 def _first_state(optimizer: OptimizerConfig, params: Params) -> TrainState:
-  return TrainState(jnp.zeros((), jnp.int32), params, init_optimizer(optimizer, params))
+  # Any learning rate would do: the state holds moments and counts.
+  opt_state = make_optimizer(optimizer, 0.0).init(trained_part(optimizer, params))
+  return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
 
 def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerConfig,

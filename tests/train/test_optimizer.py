@@ -17,7 +17,6 @@ from sink_jax.train.optimizer import (
   OrthoAdam,
   Sgd,
   UpdateRule,
-  init_optimizer,
   learning_rate,
   make_optimizer,
 )
@@ -94,7 +93,8 @@ def test_three_updates_are_those_of_the_formula(rule):
                       for t, g in enumerate(gradients)] for name, gradients in steps.items()}
     config = OptimizerConfig(rule=rule, learning_rate=0.1, weight_decay=0.3, clip=6.0)
     p = tree({name: draws(4, *shape)[3] for name, shape in shapes.items()})
-    optimizer, state = make_optimizer(config, 0.1), init_optimizer(config, p)
+    optimizer = make_optimizer(config, 0.1)
+    state = optimizer.init(p)
     expected = dict(p['blocks'])
     if isinstance(rule, OrthoAdam):
       rotations = state[1].rotations['blocks']
@@ -124,7 +124,7 @@ def test_muon_takes_the_matrices_of_hidden_layers():
       'tiny', vocab_size=10, embedding_dim=8, biases=('qkv', 'ffn'), norm='layernorm',
       pattern=(Layer(experts=Experts(4, 2)), Layer(mamba=Mamba(32, 4, 4, 4))),
       attention=sj.AttentionSpec('Exp()', 'RowSum()', 'Mlp()', kv_bias='KBias()')))
-  state = jax.eval_shape(lambda p: init_optimizer(OptimizerConfig(rule=Muon()), p), shapes)
+  state = jax.eval_shape(make_optimizer(OptimizerConfig(rule=Muon()), 0.1).init, shapes)
   parts = {name: {path.partition('.mu.')[2] for path in paths(state) if f'.{name}.' in path} - {''}
            for name in ('muon', 'adamw')}
   assert parts['muon'] | parts['adamw'] == paths(shapes)
@@ -136,7 +136,7 @@ def test_muon_takes_the_matrices_of_hidden_layers():
 
 def test_rotations_are_of_a_seed_a_path_and_a_layer():
   def rotations(rule, params):
-    return init_optimizer(OptimizerConfig(rule=rule, clip=0.0), params)[1].rotations
+    return make_optimizer(OptimizerConfig(rule=rule, clip=0.0), 0.1).init(params)[1].rotations
 
   w = {'w': jnp.ones((2, 3, 4))}
   first, same, more, other = (
