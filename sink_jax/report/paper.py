@@ -121,11 +121,14 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       command = (f'sweep --config=configs/{task}.py --budget=desk --seeds=1,2,3 --workdir=runs/{folder}'
                  + f' --only={",".join(trials)}' * bool(trials))
       runs = [run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)]
-      ours = {run['trial'] for run in runs}
-      absent = set(table.trial[table.status.eq('not expressible')]) & set(trials)
-      of = f'{len(ours)} of {len(trials) or len(ours)} trials, {len(runs)} runs'
-      of += f'; the budget has no {", ".join(sorted(absent))}' * bool(absent)
-      run = f'{", ".join(sorted({run["budget"] for run in runs}))}: {of}' if runs else ''
+      absent = table[table.status.eq('not expressible') & table.trial.isin(trials)]
+      parts = []
+      for budget in sorted({run['budget'] for run in runs}):
+        of = [run for run in runs if run['budget'] == budget]
+        ours, lacks = {run['trial'] for run in of}, sorted(set(absent.trial[absent.budget == budget]))
+        parts.append(f'{budget}: {len(ours)} of {len(trials) or len(ours)} trials, {len(of)} runs'
+                     + f' (the budget has no {", ".join(lacks)})' * bool(lacks))
+      run = '; '.join(parts)
     title = item.get('title') or item['caption']
     if item['needs'] == 'fine-tuning':
       title = title.removesuffix('.') + ', after the trainings in docs/experiments.md.'

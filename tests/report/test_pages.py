@@ -284,11 +284,21 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
                f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
                'by {:+.1f} points; in the others it differs by {:+.1f} and {:+.1f}'.format(
                    *np.subtract(biased, control))]
+  nights = stored[(stored.budget == 'night') & (stored.task == 'paper') & (stored.valid == '')].set_index('trial')
+  softmax, sigmoid = nights.loc['default'], nights.loc['sigmoid']
+  assert softmax.seed == sigmoid.seed and set(nights.steps) == {8000} and nights.sink_1.max() < 10
+  expected += [f'{softmax.sink_1:.1f} % with softmax (null {softmax.null_sink_1:.1f} %)',
+               f'{sigmoid.sink_1:.1f} % with sigmoid (null {sigmoid.null_sink_1:.1f} %)',
+               f'{softmax.largest_importance:.2f} and {sigmoid.largest_importance:.2f}; uniform attention would '
+               f'give it {softmax.uniform_importance:.2f}',
+               f'{softmax.hidden_ratio:.2f} times with softmax (null {softmax.null_hidden_ratio:.2f}) and '
+               f'{sigmoid.hidden_ratio:.2f} times with sigmoid (null {sigmoid.null_hidden_ratio:.2f})',
+               f'{softmax.valid_loss:.2f} and {sigmoid.valid_loss:.2f} nats']
   for words in expected:
     assert words in text
   rest = text
   for words in expected:
     rest = rest.replace(words, '')
   assert not re.search(r'\d+ ?%|\d+ of \d+|n = \d', rest)
-  sigmoid = of('quickstart', 'text-sigmoid')
-  assert sigmoid.seed[sigmoid.sink_1 >= 10].tolist() == [2] and len(sigmoid) == 3
+  quick = of('quickstart', 'text-sigmoid')
+  assert quick.seed[quick.sink_1 >= 10].tolist() == [2] and len(quick) == 3
