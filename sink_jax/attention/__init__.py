@@ -38,7 +38,7 @@ class Param:
 
   init: 'linear' or 'embedding', as the model initialises its linear layers or embeddings; 'bias',
   normal with standard deviation 0.02, which the official code (sail-sg/Attention-Sink) uses for k*
-  and v*; 'zeros'; 'ones'; or a number that all entries start with.
+  and v*; or a number that all entries start with.
   """
 
   shape: tuple[int, ...]

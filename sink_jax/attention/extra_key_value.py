@@ -139,7 +139,7 @@ class SinkLogit(ExtraKeyValue):
   has_extra_key = True
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'logit': Param((dims.heads,), 'zeros')}
+    return {'logit': Param((dims.heads,), 0.0)}
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
     return jnp.asarray(params['logit'])[:, None]

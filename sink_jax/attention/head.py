@@ -84,7 +84,7 @@ class HeadGate(HeadOutput):
               'slice': dims.head_dim}[self.source]
     assert inputs is not None
     gates = dims.heads * (dims.head_dim if self.elementwise else 1)
-    bias = {} if self.opening is None else {'bias': Param((gates,), 'zeros')}
+    bias = {} if self.opening is None else {'bias': Param((gates,), 0.0)}
     return {'kernel': Param((inputs, gates), 'linear')} | bias
 
   def input_width(self, params: Arrays) -> int | None:
@@ -130,7 +130,7 @@ class HeadNorm(HeadOutput):
     require(self, self.eps > 0, 'eps must be > 0')
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'gain': Param((dims.head_dim,), 'ones')}
+    return {'gain': Param((dims.head_dim,), 1.0)}
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
     return rms_norm(o.astype(jnp.float32), params['gain'], self.eps)

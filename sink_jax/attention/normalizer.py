@@ -17,8 +17,6 @@ class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j, where factor_i = 1 / Z_i."""
 
   needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
-  # Does it change each weight once the sum of its row is known? A kernel cannot do that.
-  clips: ClassVar[bool] = False
   # The exponent in a row's statistic sum_j f_ij^power; 0 counts keys, None needs no statistic.
   power: ClassVar[float | None] = 1.0
 
@@ -147,8 +145,6 @@ class Clipped(Normalizer):
 
   low: float = -12 / 512
   high: float = 1.0
-
-  clips = True
 
   def __post_init__(self):
     require(self, self.low <= 0 and self.high >= 1, 'low must be <= 0, so that hidden keys have no '

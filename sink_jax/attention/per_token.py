@@ -39,8 +39,8 @@ class QKNorm(QueryKeyNorm):
     require(self, self.eps >= 0, 'eps must be >= 0; 1e-6 is usual')
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'query_gain': Param((dims.head_dim,), 'ones'),
-            'key_gain': Param((dims.head_dim,), 'ones')}
+    return {'query_gain': Param((dims.head_dim,), 1.0),
+            'key_gain': Param((dims.head_dim,), 1.0)}
 
   def normalized(self, x: jax.Array, params: Arrays, of: Literal['query', 'key']) -> jax.Array:
     return rms_norm(x, params[f'{of}_gain'], self.eps, self.axis)
@@ -56,8 +56,8 @@ class ProjectionQKNorm(QKNorm):
   axis = (-2, -1)
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'query_gain': Param((dims.heads, dims.head_dim), 'ones'),
-            'key_gain': Param((dims.kv_heads, dims.head_dim), 'ones')}
+    return {'query_gain': Param((dims.heads, dims.head_dim), 1.0),
+            'key_gain': Param((dims.kv_heads, dims.head_dim), 1.0)}
 
 
 class Temperature(Learnable, Component):
@@ -178,7 +178,7 @@ class ValueScale(Value):
   """
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'scale': Param((dims.kv_heads,), 'ones')}
+    return {'scale': Param((dims.kv_heads,), 1.0)}
 
   def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
     # In float32 and rounded once: c rounded to bfloat16 could not move by less than 2^-9.

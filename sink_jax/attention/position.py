@@ -130,6 +130,11 @@ class YarnRope(Rope):
   attention_factor: float | None = None
   truncate: bool = True
 
+  def __post_init__(self):
+    super().__post_init__()
+    require(self, self.base > 1 and min(self.beta_fast, self.beta_slow) > 0 and self.original_length > 0,
+            'base must be > 1, and beta_fast, beta_slow and original_length > 0')
+
   @property
   def amplitude(self) -> float:
     if self.attention_factor is not None:
@@ -154,6 +159,9 @@ class Sinusoidal(Position):
   """Eq. 5: interleaved sines and cosines; the official code puts all sines before all cosines."""
 
   base: float = 10000.0
+
+  def __post_init__(self):
+    require(self, self.base > 0, 'base must be > 0')
 
   def embedding(self, positions_T: AnyArray, d_model: int, params: Arrays) -> jax.Array | None:
     channel = np.arange(d_model)

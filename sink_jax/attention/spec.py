@@ -13,7 +13,7 @@ from sink_jax.attention import AnyArray, Dims, Learnable, Param, per_token, soft
 from sink_jax.attention.extra_key_value import ExtraKeyValue, NoBias, SinkLogit
 from sink_jax.attention.head import HeadOutput, PlainOutput
 from sink_jax.attention.mask import Causal, Mask
-from sink_jax.attention.normalizer import AbsSum, Normalizer, RowSum
+from sink_jax.attention.normalizer import AbsSum, Clipped, Normalizer, RowSum
 from sink_jax.attention.position import Position, Rope
 from sink_jax.attention.similarity import Exp, Similarity
 from sink_jax.component import Component, from_string
@@ -60,7 +60,7 @@ class AttentionSpec:
          f'{f} with {z} overflows: use RowSum() or another similarity, such as Sigmoid().'),
         (exponential and isinstance(z, RowSum) and z.eps,
          f'{f} with {z}: rows of exp are relative to their maximum; use RowSum() without eps.'),
-        (z.clips and not exponential,
+        (isinstance(z, Clipped) and not exponential,
          f'{z} clips the weights of softmax, not of {f}: use Exp(), or RowSum().'),
         (z.needs_nonnegative and self.signed,
          f'{z}: {f} of {self.feature_map} with {self.position} and {bias} may be negative; use '
@@ -189,12 +189,6 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
   product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
                        preferred_element_type=jnp.float32)
   return soft_cap(product / math.sqrt(head_dim), spec.similarity.cap)
-
-
-def repeat_heads(x_BxTxHkvxDh: jax.Array, heads: int) -> jax.Array:
-  """Grouped keys or values (B, T, H, Dh), each repeated for the query heads of its group."""
-  # `repeat`, not `tile`: the first H / Hkv query heads read key head 0, as in LLaMA and Mistral.
-  return jnp.repeat(x_BxTxHkvxDh, heads // x_BxTxHkvxDh.shape[2], axis=2)
 
 
 def check_dtypes(*arrays: AnyArray) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from sink_jax.benchmark.machine import accelerated, compiled, random
 from sink_jax.benchmark.rows import FLOOR, Case, Column, Rates, ratio_columns, time_group
@@ -26,8 +27,7 @@ def plain_cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: 
   """The same sum as `train.loss.cross_entropy`, by its definition, a scalar in float32."""
   logits = jnp.einsum('btd,dv->btv', h_BxTxD, kernel_DxV.astype(h_BxTxD.dtype),
                       preferred_element_type=jnp.float32)
-  chosen = jnp.take_along_axis(logits, targets_BxT[..., None], -1)[..., 0]
-  return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * weights_BxT)
+  return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, targets_BxT) * weights_BxT)
 
 
 def run(rates: Rates, dtype: str, seconds: float,

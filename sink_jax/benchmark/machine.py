@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from sink_jax.benchmark.rows import Rates
 from sink_jax.benchmark.timing import Program, compare
 from sink_jax.kernels.dispatch import platform
-from sink_jax.train.memory import memory
+from sink_jax.train.memory import device_memory, memory
 from sink_jax.train.provenance import provenance
 
 
@@ -58,10 +58,9 @@ def compiled(row: dict[str, Any], f: Callable[..., Any], *arrays: Any, repeats: 
   program = jax.jit(f).lower(*arrays).compile()
   needed = memory(program)
   row['mb'] = (needed.temporaries + needed.outputs) / 1e6
-  limit = (jax.devices()[0].memory_stats() or {}).get('bytes_limit') or (
-      os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2)
-  if row['mb'] > limit / 1e6:
-    raise MemoryError(f'out of memory: needs {row["mb"] / 1e3:.0f} of {limit / 1e9:.0f} GB')
+  limit = device_memory() or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2
+  if needed.total > limit:
+    raise MemoryError(f'out of memory: needs {needed.total / 1e9:.0f} of {limit / 1e9:.0f} GB')
   return Program(functools.partial(program, *arrays), repeats=repeats)
 
 

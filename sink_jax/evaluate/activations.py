@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sink_jax.attention.spec import repeat_heads
 from sink_jax.models.arrays import first_not_finite
 from sink_jax.models.run import Run
 
@@ -43,7 +42,7 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
   """Describes the hidden states of the first sequences of a batch; for `RecordOptions.describe_hidden`."""
   hidden_SxTxD = hidden_BxTxD[:SEQUENCES].astype(jnp.float32)
   size_SxTxD = jnp.abs(hidden_SxTxD)
-  median_S = _medians(size_SxTxD.reshape(len(size_SxTxD), -1))
+  median_S = medians(size_SxTxD.reshape(len(size_SxTxD), -1))
   beyond = [(size_SxTxD > times * median_S[:, None, None]).sum((1, 2)).mean() for times in BEYOND]
   centred_SxTxD = hidden_SxTxD - hidden_SxTxD.mean((1, 2), keepdims=True)
   # Divided before the fourth power, which would leave the range of float32 for large states.
@@ -57,7 +56,7 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
                      position + 1, channel)
 
 
-def _medians(x_SxN: jax.Array) -> jax.Array:
+def medians(x_SxN: jax.Array) -> jax.Array:
   """The exact medians (S,) of numbers that are not negative; on a CPU 30 times as fast as by sorting."""
   # The bits of such floats, read as integers, have the order of the floats.
   bits_SxN, rank = jax.lax.bitcast_convert_type(x_SxN, jnp.int32), (x_SxN.shape[1] - 1) // 2
@@ -82,7 +81,7 @@ def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> dict[str
   """
   length, heads, head_dim = q_BxTxHxDh.shape[1:]
   q = q_BxTxHxDh.astype(jnp.float32)
-  k = repeat_heads(k_BxTxHkvxDh, heads).astype(jnp.float32)
+  k = jnp.repeat(k_BxTxHkvxDh, heads // k_BxTxHkvxDh.shape[2], 2).astype(jnp.float32)
   size = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
   unit = lambda x: x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)  # of zeros: 0 instead of NaN
   # The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.

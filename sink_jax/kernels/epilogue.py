@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.reference import safe_power
 from sink_jax.attention.spec import AttentionSpec, Dims, Params, extra_key_logit
 
@@ -39,7 +38,7 @@ class PartialAttention(NamedTuple):
 
 def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAttention,
                    params: Params) -> jax.Array:
-  """Attention output (B, T, H, Dh) float32: rows with the extra key, normalised.
+  """Attention output (B, T, H, Dh): rows with the extra key, normalised; float32 where something is added.
 
   Args:
     q_BxTxHxDh: the transformed queries, for the score of the extra key.
@@ -47,7 +46,7 @@ def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAtte
   extra_BxHxT, value = extra_key_value(spec, q_BxTxHxDh, params)
   combine = _exponential if spec.similarity.kind == 'exponential' else _additive
   out, factor = combine(spec, rows, extra_BxHxT, value)
-  return _with_output_bias(spec, out if factor is None else out * per_row(factor), params)
+  return with_output_bias(spec, out if factor is None else out * per_row(factor), params)
 
 
 def extra_key_value(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
@@ -60,14 +59,7 @@ def extra_key_value(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
   return extra_BxHxT, spec.kv_bias.value_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
 
 
-def apply_softmax_epilogue(spec: AttentionSpec, out_BxTxHxDh: jax.Array,
-                           params: Params) -> jax.Array:
-  """`apply_epilogue` for softmax rows of a library, which include the extra key already."""
-  assert isinstance(spec.normalizer, RowSum), 'library kernels refuse others'
-  return _with_output_bias(spec, out_BxTxHxDh.astype(jnp.float32) * spec.normalizer.scale, params)
-
-
-def _with_output_bias(spec: AttentionSpec, out_BxTxHxDh: jax.Array, params: Params) -> jax.Array:
+def with_output_bias(spec: AttentionSpec, out_BxTxHxDh: jax.Array, params: Params) -> jax.Array:
   heads, head_dim = out_BxTxHxDh.shape[2:]
   added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
   return out_BxTxHxDh if added is None else out_BxTxHxDh + added

@@ -10,7 +10,7 @@ again, tile by tile.
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from sink_jax.attention.normalizer import Clipped
 from sink_jax.attention.position import Relative
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.epilogue import ATTENTION, PartialAttention, Shaped
@@ -36,7 +37,7 @@ def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
   """Why the kernels do not run this on a platform, in one clause; None if they do."""
   if spec.similarity.kind == 'rectified':
     return f'{spec.similarity} weighs values by one function of a score and sums another'
-  if spec.normalizer.clips:
+  if isinstance(spec.normalizer, Clipped):
     return (f'{spec.normalizer} clips single weights, which takes the sum of a row before its '
             'first weight; the kernels know it after the last one')
   dtypes = {jnp.dtype(x.dtype) for x in (q_BxTxHxDh, k_BxTxHkvxDh)}
@@ -119,17 +120,32 @@ def _shapes(slopes, q, k, v, *rest, kernels, spec, backend):
   return [ShapedArray(q.shape, v.dtype), statistic, statistic]
 
 
+def on_gpu(call, kernels: str, spec: AttentionSpec, slopes_H: jax.Array, q: jax.Array, k: jax.Array,
+           v: jax.Array, *do_and_rows: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
+  """`flash_tpu.forward` and `flash_tpu.backward` by the kernels of `flash_gpu` or `flash_mosaic`."""
+  if kernels == 'forward':
+    row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
+    results = jax.ShapeDtypeStruct(q.shape, v.dtype), row, row
+    return call('forward', spec, slopes_H, [q], [k, v], results, interpret)
+  return (*call('dq', spec, slopes_H, [q, *do_and_rows], [k, v], [q], interpret),
+          *call('dkv', spec, slopes_H, [k, v], [q, *do_and_rows], [k, v], interpret))
+
+
 def _lowered_for(platform: str | None):
   def run(slopes_H, *arrays, kernels, spec, backend):
     # Imported here, so that only a program for a platform needs that platform's compiler.
+    compute: Any
     if backend == 'mosaic':
-      from sink_jax.kernels import flash_mosaic as module
+      from sink_jax.kernels.flash_mosaic import call
+      compute = functools.partial(on_gpu, call, kernels)
     elif (platform or _INTERPRETED) == 'cuda':
-      from sink_jax.kernels import flash_gpu as module
+      from sink_jax.kernels.flash_gpu import call
+      compute = functools.partial(on_gpu, call, kernels)
     else:
-      from sink_jax.kernels import flash_tpu as module
+      from sink_jax.kernels import flash_tpu
+      compute = getattr(flash_tpu, kernels)
     with jax.enable_x64(False):  # x64 would make the kernels' positions 64 bits wide
-      return getattr(module, kernels)(spec, slopes_H, *arrays, interpret=platform is None)
+      return compute(spec, slopes_H, *arrays, interpret=platform is None)
 
   return mlir.lower_fun(run, multiple_results=True)
 

@@ -59,26 +59,6 @@ BLOCKS = {
 _FLOAT32 = Blocks(32, 16, 4, 1)
 
 
-def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
-            k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, *,
-            interpret: bool = False) -> tuple[jax.Array, ...]:
-  """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
-  q, k, v = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
-  row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
-  return _call('forward', spec, slopes_H, [q], [k, v],
-               [jax.ShapeDtypeStruct(q.shape, v.dtype), row, row], interpret)
-
-
-def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
-             k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
-             *rows_BxHxT: jax.Array, interpret: bool = False) -> tuple[jax.Array, ...]:
-  """Returns dq, dk, dv; `rows_BxHxT` come from `row_cotangents`."""
-  q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
-  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-  return (*_call('dq', spec, slopes_H, [q, do, *rows_BxHxT], [k, v], [like(q)], interpret),
-          *_call('dkv', spec, slopes_H, [k, v], [q, do, *rows_BxHxT], [like(k), like(v)], interpret))
-
-
 class Tiling(NamedTuple):
   """The facts about a kernel's tiles that are known when it is traced.
 
@@ -96,7 +76,7 @@ class Tiling(NamedTuple):
   masked_after: bool
 
 
-def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[jax.Array],
+def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[jax.Array],
           other: Sequence[jax.Array], results: Sequence[jax.ShapeDtypeStruct],
           interpret: bool) -> tuple[jax.Array, ...]:
   """Runs a kernel of BLOCKS.

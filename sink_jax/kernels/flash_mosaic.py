@@ -57,29 +57,6 @@ class Blocks(NamedTuple):
 BLOCKS = {'forward': Blocks(2, 128, 2), 'dq': Blocks(2, 64, 2), 'dkv': Blocks(2, 64, 2)}
 
 
-def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
-            k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, *,
-            interpret: Any = False) -> tuple[jax.Array, ...]:
-  """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32.
-
-  interpret: parameters of JAX's interpreter for GPUs; False on a GPU.
-  """
-  q, k, v = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
-  row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
-  return _call('forward', spec, slopes_H, [q], [k, v],
-               [jax.ShapeDtypeStruct(q.shape, v.dtype), row, row], interpret)
-
-
-def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
-             k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
-             *rows_BxHxT: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
-  """Returns dq, dk, dv; `rows_BxHxT` come from `row_cotangents`."""
-  q, k, v, do = q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh
-  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-  return (*_call('dq', spec, slopes_H, [q, do, *rows_BxHxT], [k, v], [like(q)], interpret),
-          *_call('dkv', spec, slopes_H, [k, v], [q, do, *rows_BxHxT], [like(k), like(v)], interpret))
-
-
 @dataclasses.dataclass(frozen=True)
 class MosaicTile(ScoreTile):
   """A tile in the layout of wgmma: rows are vectors without an axis of size one."""
@@ -112,7 +89,7 @@ class Tiling(NamedTuple):
   masked_after: bool
 
 
-def _call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[jax.Array],
+def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[jax.Array],
           other: Sequence[jax.Array], results: Sequence[jax.ShapeDtypeStruct],
           interpret: Any) -> tuple[jax.Array, ...]:
   """Runs a kernel of BLOCKS.
@@ -207,7 +184,7 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
 
     def copy(g, n, carry):
       at = slot(visit(g, n))
-      pl.when(visit(g, n) >= blocks.stages)(lambda: _wait(used.at[at]))
+      pl.when(visit(g, n) >= blocks.stages)(lambda: plgpu.barrier_wait(used.at[at]))
       for ref, buffer in zip(other, ring):
         plgpu.copy_gmem_to_smem(_rows_of(ref, other_head(g), n * blocks.other, blocks.other),
                                 buffer.at[at], copied.at[at])
@@ -223,14 +200,14 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
     mine = [buffer.at[warpgroup] for buffer in own_bufs]
     for ref, buffer in zip(own, mine):
       plgpu.copy_gmem_to_smem(_rows_of(ref, head, start, _OWN), buffer, own_copied.at[warpgroup])
-    _wait(own_copied.at[warpgroup])
+    plgpu.barrier_wait(own_copied.at[warpgroup])
 
     def go_through(visit_tile, carry):
       """Folds carry = visit_tile(tiles, slope, i, j, is it masked?, carry) over the needed tiles."""
 
       def one(g, masked, n, carry):
         at = slot(visit(g, n))
-        _wait(copied.at[at])
+        plgpu.barrier_wait(copied.at[at])
         own_position, other_position = _positions(start, n * blocks.other, blocks.other)
         i, j = (own_position, other_position) if tiling.by_queries else (
             other_position, own_position)
@@ -308,10 +285,6 @@ def _backward_step(tiling: Tiling, own, go_through, product):
 
 
 _STEPS = {'forward': _forward_step, 'dq': _backward_step, 'dkv': _backward_step}
-
-
-def _wait(barrier) -> None:
-  plgpu.barrier_wait(barrier)
 
 
 def _positions(own_start, other_start, others: int) -> tuple[jax.Array, jax.Array]:

@@ -25,7 +25,7 @@ from sink_jax.attention.mask import Causal, Mask, Prefix, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec, Params
-from sink_jax.kernels.epilogue import ATTENTION, Shaped, apply_softmax_epilogue, extra_key_value, per_row
+from sink_jax.kernels.epilogue import ATTENTION, Shaped, extra_key_value, per_row, with_output_bias
 from sink_jax.kernels.shard import shard_map_batch_heads
 
 _LANES = 128  # of a TPU's vector registers, which splash fills
@@ -56,7 +56,8 @@ def attend(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxH
   else:
     out, = shard_map_batch_heads('bthd bthd bthd -> bthd', lambda *share: (library.rows(spec, *share),),
                                  q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
-  return apply_softmax_epilogue(spec, out, params)
+  assert isinstance(spec.normalizer, RowSum), 'these kernels refuse others'
+  return with_output_bias(spec, out.astype(jnp.float32) * spec.normalizer.scale, params)
 
 
 # Without the extra key, a softmax row is o and its sum of exponentials exp(L). An extra key with score s

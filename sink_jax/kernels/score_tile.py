@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention import soft_cap, soft_cap_slope
+from sink_jax.attention import MASKED, soft_cap, soft_cap_slope
 from sink_jax.attention.reference import safe_power
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.epilogue import PartialAttention
 
 _LOG2E = math.log2(math.e)  # exp is computed in base 2
-_MASKED = -1e30  # finite, so that a row without any key so far stays finite
 State = tuple[jax.Array, ...]  # of rows, see `ScoreTile.start`
 
 
@@ -77,7 +76,7 @@ class ScoreTile:
     """
     power, zeros = self.spec.normalizer.power, jnp.zeros(shape, jnp.float32)
     if self.spec.similarity.kind == 'exponential':
-      return (jnp.full(shape, _MASKED, jnp.float32), zeros) + (zeros,) * (power != 1)
+      return (jnp.full(shape, MASKED, jnp.float32), zeros) + (zeros,) * (power != 1)
     return () if power is None else (zeros,)
 
   def update(self, state: State, s: jax.Array, keep: jax.Array | None = None
@@ -93,7 +92,7 @@ class ScoreTile:
     """
     power, total = self.spec.normalizer.power, functools.partial(self.reduce, jnp.sum)
     if self.spec.similarity.kind == 'exponential':
-      s = s if keep is None else jnp.where(keep, s, _MASKED)
+      s = s if keep is None else jnp.where(keep, s, MASKED)
       # Online softmax: weights are relative to the largest score so far, and older sums are
       # rescaled when it grows, so that no exponential exceeds one. The difference is taken before
       # the factor, so that large scores lose no precision.
@@ -119,7 +118,7 @@ class ScoreTile:
       assert power is not None, 'AttentionSpec refuses exp without a normalisation'
       maximum, *sums = state
       # A row that sees no key has summed its masked scores, or nothing: its output is zero.
-      seen = maximum > _MASKED
+      seen = maximum > MASKED
       lse, power_lse = (p * self.scale * maximum + jnp.log(jnp.where(seen, x, 1))
                         for p, x in ((1, sums[0]), (power, sums[-1])))
       return jnp.where(seen, 1 / sums[0], 0), lse, power_lse

@@ -133,7 +133,8 @@ def _without_sink_rows(spec: AttentionSpec, transformed: TransformedQK, params: 
                        importance: Importance, sink_tokens: int) -> Importance:
   """The importance of tokens only; learned sink tokens together count as an extra key.
 
-  The rows of sink tokens are left out of the means, unlike in the official code (sail-sg/Attention-Sink).
+  The rows of sink tokens are left out of the means, except of the entropy's, unlike in the official code
+  (sail-sg/Attention-Sink).
   """
   q, k = transformed
   length = k.shape[1]

@@ -163,6 +163,14 @@ class ModelConfig:
     yield (self.norm_location == 'protected' and spec.qk_norm == NoQKNorm(),
            "model.norm_location = 'protected' needs attention.qk_norm = 'QKNorm()', without which "
            'nothing bounds the scores.')
+    yield (self.norm_location == 'protected'
+           and (self.linear != 'plain' or self.init != 'torch_default'),
+           "model.norm_location = 'protected' needs model.linear = 'plain' and model.init = "
+           "'torch_default', on which its factors rely.")
+    yield (self.ffn == 'none' and any(layer.experts for layer in layers),
+           "model.ffn = 'none' leaves the experts of model.pattern without an activation.")
+    yield (self.tied and 'unembed' in self.biases,
+           "model.biases: 'unembed' is a bias of an unembedding that model.tied leaves out.")
     yield (not self.vocab_size and not (self.input_features and self.output_features),
            'A model needs a vocab_size, or input_features and output_features.')
     yield ((self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size,

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
@@ -61,9 +62,7 @@ def edited_logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edi
 
 def next_token_losses(logits_BxTxV: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
   """Losses (B, T - 1) in nats of tokens 2 to T; under `jax.jit`, so that no copy of the logits is made."""
-  before_BxTxV = logits_BxTxV[:, :-1]
-  picked_BxT = jnp.take_along_axis(before_BxTxV, tokens_BxT[:, 1:, None], -1)[..., 0]
-  return jax.nn.logsumexp(before_BxTxV, -1) - picked_BxT
+  return optax.softmax_cross_entropy_with_integer_labels(logits_BxTxV[:, :-1], tokens_BxT[:, 1:])
 
 
 def intercepted(change: Callable, config: ModelConfig, mesh: Mesh | None, params: ParamTree,

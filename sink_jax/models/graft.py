@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -156,6 +157,8 @@ def start_like(before: Component, after: Component) -> dict[str, float] | None:
 
 def _batch(run: Run, tokens: AnyArray | None) -> np.ndarray:
   """The token ids on which a graft is measured."""
+  if not run.config.vocab_size:
+    raise ValueError('A graft is measured on text, and a model of continuous inputs reads none.')
   if tokens is None:
     tokens = run.probe_tokens
   if tokens is None and run.make_tokens is not None:
@@ -206,11 +209,9 @@ def _mean_log_sum(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
 
 def _loss(run: Run, batch: np.ndarray) -> float:
   """Mean cross-entropy in nats of the next tokens."""
-  losses = []
-  for text in batch:  # one at a time, for the memory of its logits
-    log_p = jax.nn.log_softmax(run.logits(text[None, :-1])[0])
-    losses.append(-np.take_along_axis(np.asarray(log_p, np.float64), text[1:, None], -1).mean())
-  return float(np.mean(losses))
+  losses = [optax.softmax_cross_entropy_with_integer_labels(run.logits(text[None, :-1])[0], text[1:])
+            for text in batch]  # one at a time, for the memory of its logits
+  return float(np.mean(losses, dtype=np.float64))
 
 
 def _with_values(run: Run, config: ModelConfig, values: Mapping[_Path, AnyArray]) -> Run:

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from sink_jax.attention import rms_norm
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
+from sink_jax.arguments import check_known
 from sink_jax.models.config import Experts, Mamba, ModelConfig
 from sink_jax.models.decode import MambaCache
 
@@ -36,8 +37,7 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
   """The function (key, shape, dtype) -> array that initialises a parameter, by its `Param.init`."""
   if not isinstance(kind, str):
     return nn.initializers.constant(kind)
-  if kind in ('zeros', 'ones'):
-    return getattr(nn.initializers, kind)
+  check_known(kind, ('linear', 'embedding', 'bias', 'ffn_out'), 'Unknown Param.init')
   if kind == 'bias':
     return nn.initializers.normal(0.02)
   if config.init == 'tinyllama':

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Integer
 
@@ -218,8 +219,8 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
   if not counts_S.size or not counts_S.all():
     raise ValueError('there is no text, or one without a token: write something, or put BOS before '
                      "it, as bos='force' does.")
-  if length < 1 or not 0 <= seed < 2**32:
-    raise ValueError(f'length = {length} must be at least 1, and seed = {seed} between 0 and '
+  if min(length, chunk) < 1 or not 0 <= seed < 2**32:
+    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, and seed = {seed} between 0 and '
                      f'{2**32 - 1}.')
   sampling, ends = Sampling(temperature, top_k, top_p), _end_ids(eos_token_id)
   sampling.check(config.vocab_size)
@@ -339,8 +340,7 @@ def _read(config: ModelConfig, mesh: Mesh | None, policy: CachePolicy, sampling:
     if sampling is not None:
       return carry, tokens_SxL
     before_SxLxV = jnp.concatenate([logits_SxV[:, None], logits_SxLxV[:, :-1]], 1)
-    picked_SxL = jnp.take_along_axis(before_SxLxV, tokens_SxL[..., None], -1)[..., 0]
-    return carry, jax.nn.logsumexp(before_SxLxV, -1) - picked_SxL
+    return carry, optax.softmax_cross_entropy_with_integer_labels(before_SxLxV, tokens_SxL)
 
   with mesh_context(mesh), precise(config.dtype):
     batch, length = given_SxT.shape

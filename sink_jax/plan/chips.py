@@ -85,7 +85,7 @@ def parse(topology: str, count: int = 1) -> Slices:
   accelerator = re.fullmatch(r'(\w+)-(\d+)', topology.lower())
   if accelerator and accelerator[1] in _CORES_IN_TYPE:
     kind, cores = _CORES_IN_TYPE[accelerator[1]]
-    shape = _default_shape(int(accelerator[2]) // cores, CHIPS[kind].dimensions)
+    shape = _default_shape(topology, int(accelerator[2]) / cores, CHIPS[kind].dimensions)
   check_known(kind, CHIPS, f'--topology={topology}: unknown chip')
   chip = CHIPS[kind]
   if not re.fullmatch(rf'\d+(x\d+){{{chip.dimensions - 1}}}', shape):
@@ -100,11 +100,12 @@ def parse(topology: str, count: int = 1) -> Slices:
   return Slices(kind, sizes, count)
 
 
-def _default_shape(chips: int, dimensions: int) -> str:
+def _default_shape(topology: str, chips: float, dimensions: int) -> str:
   """The shape of an accelerator type: the most equal powers of two, such as 2x2x1, 2x2x4 or 8x16."""
   sides = [1] * dimensions
   while math.prod(sides) < chips:
     sides[sides.index(min(sides))] *= 2
   if math.prod(sides) != chips:
-    raise ValueError(f'{chips} chips: accelerator types have a power of two; write a topology such as v5e:4x4.')
+    raise ValueError(f'--topology={topology}: accelerator types have a power of two of chips; write a '
+                     'topology such as v5e:4x4.')
   return 'x'.join(map(str, sorted(sides, key=lambda side: (side == 1, side))))

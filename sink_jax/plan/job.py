@@ -105,6 +105,7 @@ def smaller(config: Mapping[str, Any], planned: Plan) -> Iterator[dict[str, Any]
   remat = {'model.remat': 'blocks'}
   split = {'mesh.data': -1, 'mesh.fsdp': planned.where.devices // planned.where.count // tensor}
   sequences = planned.experiment.batch_size * tensor // planned.where.devices
+  seen = [config]
   for changes in (remat, split, remat | split, *(
       remat | split | {'microbatches': n}
       for n in range(planned.experiment.microbatches + 1, sequences + 1) if sequences % n == 0)):
@@ -112,7 +113,8 @@ def smaller(config: Mapping[str, Any], planned: Plan) -> Iterator[dict[str, Any]
     for key, value in changes.items():
       section, _, last = key.rpartition('.')
       (other[section] if section else other)[last] = value
-    if other != config:
+    if other not in seen:
+      seen.append(other)
       yield other
 
 

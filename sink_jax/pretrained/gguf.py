@@ -126,8 +126,9 @@ def _config(architecture: str, file: GgufFile) -> dict[str, Any]:
       'rope_theta': of('rope.freq_base', float, 10000.0),
       'vocab_size': file.tensors['token_embd.weight'].shape[0],
       'tie_word_embeddings': 'output.weight' not in file.tensors}
-  if of('rope.scaling.type', ('none', 'linear')) == 'linear':
-    config['rope_scaling'] = {'rope_type': 'linear', 'factor': of('rope.scaling.factor', float)}
+  factor = of('rope.scaling.factor', float, 1.0)
+  if of('rope.scaling.type', ('linear', 'none')) == 'linear' and factor != 1:  # llama.cpp's default
+    config['rope_scaling'] = {'rope_type': 'linear', 'factor': factor}
   if architecture == 'llama':
     if _ROPE_FACTORS in file.tensors:
       config['rope_scaling'] = _llama3_scaling(file, config)

@@ -158,7 +158,7 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   path = Path(os.path.expanduser(name))
   if name and path.is_dir():
     return path, path.resolve().name
-  if is_gguf(path):
+  if path.suffix.casefold() == '.gguf':
     return path, path.stem
   model, at, revision = name.partition('@')
   packaged = {known.casefold(): known for known in PACKAGED}.get(model.casefold())
@@ -177,11 +177,6 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   raise ValueError(f'{name!r} is neither a folder nor a known model.{hint} '
                    "Give the folder of a checkpoint, a GGUF file, 'owner/name' of a model on the hub, or one of: "
                    f'{", ".join([*PACKAGED, *MODELS])}.')
-
-
-def is_gguf(path: str | os.PathLike) -> bool:
-  """True if a path is named like a GGUF file."""
-  return os.fspath(path).casefold().endswith('.gguf')
 
 
 def _downloaded(hub: str, revision: str, other: str = '') -> Path:

@@ -23,7 +23,7 @@ from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.gguf import GgufCheckpoint
-from sink_jax.pretrained.hub import is_gguf, resolve
+from sink_jax.pretrained.hub import resolve
 from sink_jax.pretrained.parameters import layout, load_parameters
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.config import Experiment, from_dict
@@ -107,9 +107,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
   """
   checkpoint, name = _open_published(path_or_name)
   model = _published_model(checkpoint)
+  config = dataclasses.replace(model, dtype=dtype, implementation=implementation)  # refuses unknown names
   params = _published_parameters(checkpoint, model, dtype, mesh)
-  # The dtype of the activations; the parameters have it already.
-  config = dataclasses.replace(model, dtype=dtype, implementation=implementation)
   return Run(config, params, name, bos=_bos(checkpoint), folder=str(checkpoint.path),
              read_tokenizer=_tokenizer, make_tokens=_probe_tokens)
 
@@ -117,7 +116,7 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
 def _open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
   """(checkpoint, name) of a published model; reads only headers."""
   path, name = resolve(path_or_name)
-  checkpoint = GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
+  checkpoint = GgufCheckpoint(path) if path.suffix.casefold() == '.gguf' else Checkpoint(path)
   # Results name the model, and a quantised model is a different one.
   if checkpoint.quantization.casefold() not in name.casefold():
     name = f'{name} ({checkpoint.quantization})'

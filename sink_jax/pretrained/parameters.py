@@ -38,8 +38,6 @@ def load_parameters(checkpoint: Checkpoint, family: Family, tensors: Table, shap
     ValueError: tensors are missing, unknown or of another shape or dtype, a file is damaged, or
       a value is not finite, as stored or in the dtype; names the tensor.
   """
-  if dtype not in ('float32', 'bfloat16'):
-    raise ValueError(f'dtype = {dtype!r}; choices: float32, bfloat16.')
   # Names, shapes and dtypes are compared first, from the headers: a wrong config.json is refused
   # before gigabytes are read.
   tensors, names = _match(checkpoint, family, tensors)

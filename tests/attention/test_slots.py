@@ -6,7 +6,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention.mask import Mask
-from sink_jax.attention.position import Position
+from sink_jax.attention.position import Position, YarnRope
 from sink_jax.attention.similarity import Similarity
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import from_string, registry
@@ -101,6 +101,7 @@ def test_what_makes_no_sense_names_the_remedy(slots, remedy):
     (sj.ZeroSink, 'n', 0.0, '> 0'), (sj.PseudoMask, 'context', 0, 'at least 1'),
     (sj.PseudoMask, 'gamma', 0.0, '> 0'), (sj.Relative, 'buckets', 1, '2 buckets'),
     (sj.Rope, 'base', 0.0, '> 0'), (sj.Rope, 'fraction', 0.0, 'must lie'), (sj.QKNorm, 'eps', -1.0, '>= 0'),
+    (sj.Sinusoidal, 'base', 0.0, '> 0'), (YarnRope, 'beta_fast', -1.0, '> 0'),
     (sj.HeadGate, 'source', 'query', "'input', 'value' or 'slice'"), (sj.ElementGate, 'scale', 0.0, '> 0'),
     (sj.HeadGate, 'opening', 1.0, 'must lie'), (sj.HeadNorm, 'eps', 0.0, '> 0'),
     (sj.Sigmoid, 'bias', float('nan'), 'finite'), (sj.ZeroSink, 'n', float('inf'), 'finite'),

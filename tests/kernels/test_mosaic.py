@@ -65,7 +65,7 @@ def prepared(name):
 
   def interpreted(kernels, layout, spec, backend, q, *arrays):
     slopes = jnp.asarray(spec.position.slopes(q.shape[2]), jnp.float32)
-    return getattr(flash_mosaic, kernels)(spec, slopes, q, *arrays, interpret=interpreter)
+    return flash.on_gpu(flash_mosaic.call, kernels, spec, slopes, q, *arrays, interpret=interpreter)
 
   # Leaves out the primitive. It declares no effects, but the interpreter has effects.
   flash._on_every_device = interpreted
@@ -104,10 +104,10 @@ def check_finds(name):
   from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
   from sink_jax.kernels import flash_mosaic
-  calls, wait = itertools.count(), flash_mosaic._wait
+  calls, wait = itertools.count(), flash_mosaic.plgpu.barrier_wait
   with pytest.MonkeyPatch.context() as patch:
     if name.startswith('wait'):
-      patch.setattr(flash_mosaic, '_wait', lambda barrier: (
+      patch.setattr(flash_mosaic.plgpu, 'barrier_wait', lambda barrier: (
           None if next(calls) == int(name.split()[1]) else wait(barrier)))
     elif name == 'commit':
       patch.setattr(flash_mosaic.plgpu, 'commit_smem', lambda: None)

@@ -206,6 +206,7 @@ def test_a_removal_is_a_graft():
     (dict(pattern=HYBRID), dict(attention={'value': 'ValueResidual()'}), 'the first has attention'),
     ({}, dict(sink_tokens=1, start='zero'), "start 'zero'. Choices: identity, random"),
     ({}, dict(sink_tokens=1, tokens=None), 'no probe inputs.*tokens='),
+    (dict(vocab_size=0, input_features=3, output_features=2), dict(sink_tokens=1), 'continuous inputs'),
     ({}, dict(sink_tokens=1, tokens=TEXT[0]), r'shape \(S, T\)'),
     ({}, dict(sink_tokens=1, tokens=TEXT + 1), 'vocabulary has 11')], ids=str)
 def test_grafts_without_meaning_are_refused(options, changes, words):

@@ -40,7 +40,8 @@ def with_memory(monkeypatch, size):
     (lambda: chips.parse('v5p:4x4xx'), '3 dimensions'),
     (lambda: chips.parse('v5e:3x4'), 'even'),
     (lambda: chips.parse('v5e:32x32'), '256'),
-    (lambda: chips.parse('v5litepod-12'), 'power of two'),
+    (lambda: chips.parse('v5litepod-12'), '--topology=v5litepod-12: accelerator types have a power of two'),
+    (lambda: chips.parse('v5p-3'), 'power of two'),
     (lambda: command.Options(topology='v5e:1x1', slices=0), '--slices=0'),
     (lambda: job.plan(config(mesh__fsdp=3), ONE), 'mesh.fsdp'),
     (lambda: job.plan(config(batch_size=6), chips.parse('v5e:2x2')), 'batch_size'),
@@ -120,6 +121,9 @@ def test_the_text_has_totals_and_smaller_configs_keep_the_batch():
   assert [(c['model']['remat'], c['mesh']['fsdp'], c['microbatches']) for c in found] == [
       ('blocks', 1, 1), (None, 4, 1), ('blocks', 4, 1), *(('blocks', 4, n) for n in (2, 4, 8, 16))]
   assert {c['batch_size'] for c in found} == {64} and given == config(batch_size=64)
+  first = next(job.smaller(given | {'mesh': given['mesh'] | {'fsdp': 4}}, plan))
+  found = list(job.smaller(first, plan))
+  assert [c['microbatches'] for c in found] == [2, 4, 8, 16]  # none is compiled again
 
 
 @pytest.mark.full

@@ -86,6 +86,15 @@ def test_names_say_that_weights_are_quantised(tmp_path):
     assert sj.load_pretrained(quantised(tmp_path / file, values)).name == name
 
 
+@pytest.mark.parametrize('values, factor', [
+    ({}, 1.0), ({'factor': 4.0}, 4.0), ({'type': 'linear'}, 1.0), ({'type': 'none', 'factor': 4.0}, 1.0)])
+def test_linear_scaling_is_the_default_as_in_llama_cpp(tmp_path, values, factor):
+  hf = gguf_files.LLAMA
+  metadata = gguf_files.metadata(hf) | {f'llama.rope.scaling.{key}': value for key, value in values.items()}
+  path = gguf_files.write(tmp_path / 'x.gguf', metadata, gguf_files.tensors(hf, tiny.tensors(hf)))
+  assert sj.load_pretrained(path).config.attention.position.factor == factor
+
+
 @pytest.mark.parametrize('key, value', [
     ('llama.embedding_length', None), ('llama.attention.head_count', 0),
     ('llama.attention.head_count_kv', [2, 1, 2]), ('llama.expert_count', 8),
