@@ -52,6 +52,6 @@ fi
 for name in attention loss importance train_step; do
   [[ -e $out/$name.json ]] || step "$RUN_PYTHON" -P -m sink_jax benchmark "$name" --json="$out/$name.json" || true
 done
-step "$RUN_PYTHON" -P -m sink_jax sweep --config=configs/emergence.py --workdir="$out/runs" &&
-  step "$RUN_PYTHON" -P -m sink_jax report --runs="$out/runs" --out="$out/report" || true
+step "$RUN_PYTHON" -P -m sink_jax sweep --config=configs/emergence.py --workdir="$out/runs" || true
+step "$RUN_PYTHON" -P -m sink_jax report --runs="$out/runs" --out="$out/report" || true
 exit "$status"

@@ -33,6 +33,7 @@ case $PROVISIONING in
   *) die "PROVISIONING=$PROVISIONING: on-demand, spot or reserved." ;;
 esac
 if [[ $action == create ]]; then check_job "$(tpu_devices "$TPU_TYPE" "$SLICES")" "${job[@]}"; fi
+((SHARDS == 1)) || [[ $JOB == sweep ]] || die "SHARDS=$SHARDS: only a sweep has parts."
 for ((k = 1; k <= SHARDS; k++)); do
   name=$NAME part=()
   if ((SHARDS > 1)); then name=$NAME-$k part=("--shard=$k/$SHARDS"); fi

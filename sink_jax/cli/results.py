@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import platform
 import re
 import uuid
 from typing import TYPE_CHECKING, Any, Literal
-
-import sink_jax
 
 if TYPE_CHECKING:
   from sink_jax.io.paths import AnyPath
@@ -63,17 +60,11 @@ def writable_folder(out: str | AnyPath | None) -> AnyPath:
 
 def write_found(path: AnyPath, found: dict[str, Any]) -> None:
   """Writes numbers as JSON, with when, where and with which versions they were made."""
-  import jax
-  import numpy as np
-
   from sink_jax.io.files import write_atomically
-  from sink_jax.train.provenance import hardware, provenance
+  from sink_jax.train.provenance import provenance
 
-  versions = {'sink_jax': sink_jax.__version__, 'jax': jax.__version__, 'numpy': np.__version__,
-              'python': platform.python_version()}
-  made = {**provenance(devices=False), 'hardware': hardware(), 'versions': versions}
   path.parent.mkdir(parents=True, exist_ok=True)
-  write_atomically(path, to_json(rounded(made | found)))
+  write_atomically(path, to_json(rounded(provenance() | found)))
 
 
 def to_json(value: Any) -> str:

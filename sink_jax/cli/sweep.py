@@ -98,6 +98,8 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
 
 def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
   """Runs the trials, and prints how each ended; returns their statuses."""
+  import jax
+
   from sink_jax.io.process import exit_saved_until_training, stop_signals
   from sink_jax.io.paths import to_path
   from sink_jax.sweep.pool import run_in_parallel
@@ -108,7 +110,8 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
 
   assert options.workdir
   root = to_path(options.workdir)
-  if options.processes > 1:  # before anything asks for the devices, which the processes need
+  if options.processes > 1:
+    jax.config.update('jax_platforms', 'cpu')  # this process leaves the devices to the others
     for number in stop_signals():
       signal.signal(number, signal.default_int_handler)
     outcomes = run_in_parallel(trials, root, min(options.processes, len(trials)) or 1)

@@ -243,7 +243,7 @@ def _info(path: AnyPath) -> Info:
   reader = ArrayRecordReader(os.fspath(path))
   try:
     return json.loads(reader.read([reader.num_records() - 1])[0])
-  except (RuntimeError, IndexError, ValueError) as error:
+  except (RuntimeError, IndexError, ValueError, TypeError) as error:
     raise ValueError(f'{path} is damaged ({error}): delete it, and it is built again.') from None
 
 

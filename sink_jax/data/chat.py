@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sink_jax.arguments import check_known
 from sink_jax.data import sources
 from sink_jax.data.sources import Document, JsonLines, Part
 from sink_jax.data.tokenizer import TextTokenizer
@@ -52,8 +53,7 @@ class ChatJsonl(JsonLines):
   loss: str = 'all'
 
   def __post_init__(self) -> None:
-    if self.loss not in ('all', 'answers'):
-      raise ValueError(f"ChatJsonl(loss={self.loss!r}): loss is 'all' or 'answers'.")
+    check_known(self.loss, ('all', 'answers'), 'ChatJsonl: loss =')
 
   @property
   def answers_only(self) -> bool:

@@ -28,8 +28,6 @@ from sink_jax.data.token_edits import FixedToken, TokenEdit
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, Tokenizer
 from sink_jax.io.paths import cache_root, is_local, to_path
 
-__all__ = ['Batch', 'DataConfig', 'Dataset', 'Source', 'as_packed', 'open_data', 'open_packed']
-
 # Keys of `counter_rng`, fixed on purpose: the subset of a smaller data amount and the order of the
 # validation rows must not depend on the seed of a run, or runs could not be compared.
 _SUBSET_KEY, _VALID_KEY = 1, 2
@@ -124,9 +122,12 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
   if isinstance(source, PackedDataset):
     packed = Packed(to_path(source.path))
     built = packed.manifest['valid_fraction']
-    if built != valid_fraction and {valid_fraction, built} & {0, 1} or (
-        tokenizer and packed.manifest['ids'] != tokenizer.digest):
-      raise ValueError(f'{source!r} was built with valid_fraction={built} and {packed.manifest["tokenizer"]}:'
+    layout = {key: packed.manifest[key] for key in ('context', 'bos', 'eos')}
+    if (built != valid_fraction and {valid_fraction, built} & {0, 1}
+        or any(getattr(config, key) != value for key, value in layout.items())
+        or tokenizer and packed.manifest['ids'] != tokenizer.digest):
+      raise ValueError(f'{source!r} was built with valid_fraction={built}, {packed.manifest["tokenizer"]} and '
+                       f'{layout}, not as the training text:'
                        ' a folder of only training or validation text is one of a pair, which one call of'
                        ' data_build makes for data.source and data.valid_source.')
     return packed

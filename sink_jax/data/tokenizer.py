@@ -19,6 +19,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from sink_jax.arguments import check_known
 from sink_jax.component import Component
 from sink_jax.data.sources import DocumentSource
 from sink_jax.io.files import read_text_limited, refused, write_atomically
@@ -173,8 +174,7 @@ class TextTokenizer:
     Raises:
       ValueError: `bos` is another word, or is 'force' without a BOS.
     """
-    if bos not in BOS:
-      raise ValueError(f'bos = {bos!r}: choose {", ".join(BOS)}.')
+    check_known(bos, BOS, 'bos =')
     if bos == 'force' and self.bos_id is None:
       raise ValueError(f'bos = {bos!r}: {self.name} names no BOS: set bos_token in tokenizer_config.json.')
     return {'none': (), 'tokenizer': self.prefix, 'force': (self.bos_id,)}[bos]

@@ -24,7 +24,8 @@ from sink_jax.train.provenance import pass_on_command
 from sink_jax.train.multihost import Interrupted, StopHandler
 
 _GRACE = 60  # seconds that a trial gets to save its state
-_STATUSES = ('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy')
+# Exit codes of a trial's process. Python itself ends with 0 to 2.
+_STATUSES = dict(enumerate(('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy'), 3))
 
 
 class SweepStopped(KeyboardInterrupt):
@@ -63,10 +64,10 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
         del running[place]
         if process.exitcode == EXIT_SAVED or stop.asked:  # a signal reached the process itself
           raise SweepStopped
-        if not 0 <= process.exitcode < len(_STATUSES):
+        if process.exitcode not in _STATUSES:
           record_outcome(trials[name], root, 'failed', error=f'its process died '
                          f'({process.exitcode}); out of memory? Try fewer --processes.')
-        yield name, dict(enumerate(_STATUSES)).get(process.exitcode, 'failed')
+        yield name, _STATUSES.get(process.exitcode, 'failed')
     if stop.asked:
       raise SweepStopped
 
@@ -114,4 +115,5 @@ def work(trial: Trial, root: str, place: int, processes: int) -> None:
     status = run_trial(trial, root, show_progress=False)
   except Interrupted:
     raise SystemExit(EXIT_SAVED) from None
-  raise SystemExit(_STATUSES.index(status) if status in _STATUSES else _STATUSES.index('failed'))
+  codes = {status: code for code, status in _STATUSES.items()}
+  raise SystemExit(codes.get(status, codes['failed']))

@@ -14,10 +14,11 @@ from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged
-from sink_jax.train.loop import train
+from sink_jax.train.config import differences
+from sink_jax.train.loop import completed, train
 from sink_jax.train.multihost import Interrupted, broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
-from sink_jax.train.workdir import WorkdirLocked, has_ended, read_status, write_status
+from sink_jax.train.workdir import WorkdirLocked, read_config, read_status, write_status
 
 
 def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> str:
@@ -38,8 +39,11 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
       broadcast_from_process0(lambda: record_outcome(trial, root, 'not expressible',
                                                      reason=trial.reason))
       return 'not expressible'
-    if not broadcast_from_process0(lambda: has_ended(folder, config)):
-      train(config, folder, name=trial.name, show_progress=show_progress, open_source=open_source)
+    # A run that diverged would diverge again.
+    if not broadcast_from_process0(
+        lambda: read_status(folder)['status'] in ('done', 'diverged') and not differences(
+            read_config(folder), completed(config, open_source)[0])):
+      train(config, folder, show_progress=show_progress, open_source=open_source)
   except WorkdirLocked:
     return 'busy'
   except Interrupted:

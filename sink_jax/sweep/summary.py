@@ -121,11 +121,11 @@ def remaining(costs: Mapping[str, float], ended: Collection[str], seconds: float
 
 
 def _last_rows(path: AnyPath) -> dict[str, dict[str, Any]]:
-  """{kind: last row} in the last 64 KiB of metrics.jsonl."""
+  """{kind: last row} in the last MiB of metrics.jsonl."""
   rows = {}
   with contextlib.suppress(OSError):
     with path.open('rb') as file:
-      file.seek(max(0, file.seek(0, 2) - 2**16))
+      file.seek(max(0, file.seek(0, 2) - 2**20))
       lines = file.read().splitlines()
     for line in lines:  # the first and the last may be cut off
       with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):

@@ -96,14 +96,16 @@ class Checkpoints:
 
     Args:
       wait: waits for the save and its checksums, instead of only checking for them.
+
+    Raises:
+      CheckpointError: the save could not be written.
     """
     if self._manager is None:
       return
-    if wait:
+    if wait or self._pending is not None and not self._manager.is_saving_in_progress():
       with self._explained(self._pending):
-        self._manager.wait_until_finished()
-    if self._pending is not None and not self._manager.is_saving_in_progress():
-      if is_local(self._workdir):
+        self._manager.wait_until_finished()  # raises the error of a save that has ended
+      if self._pending is not None and is_local(self._workdir):
         # In a thread: hashing some gigabytes takes seconds, and leaves the interpreter free.
         self._hashing = threading.Thread(target=_hash, args=(self._workdir, self._pending))
         self._hashing.start()
@@ -166,7 +168,7 @@ def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[An
     return handler.restore(saved, args=ocp.args.PyTreeRestore(
         target, restore_args=ocp.checkpoint_utils.construct_restore_args(target),
         partial_restore=True)), None
-  except (CheckpointError, jax.errors.JaxRuntimeError):  # the latter: no memory for it
+  except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # the last two: no memory for it
     raise
   except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):

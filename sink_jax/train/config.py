@@ -31,6 +31,8 @@ from sink_jax.train.sharding import check_tensor, mesh_sizes
 
 # The keys that a graft can change: the components of attention, the norm and the sink tokens.
 GRAFT_KEYS = (*(f'attention.{name}' for name in COMPONENTS), 'model.norm', 'model.sink_tokens')
+# The keys that `resolved` fills in from the data.
+_OF_DATA = ('model.vocab_size', 'model.input_features', 'model.output_features')
 _DTYPES = ('float32', 'bfloat16')
 
 
@@ -336,11 +338,12 @@ def where_keys() -> list[str]:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """Lines 'key: old -> new' for the keys that decide what is computed and differ.
 
-  A key that is empty in `new` takes the run's value, and does not differ.
+  A size of the data that is empty in `new` takes the run's value, and does not differ.
   """
   pairs = zip(leaves(from_dict(old)), leaves(from_dict(new)))
   return [f'{key}: {before!r} -> {after!r}' for (key, before, field), (_, after, _) in pairs
-          if not field.get('where') and after is not None and not _equal(before, after)]
+          if not field.get('where') and not (after is None and key in _OF_DATA)
+          and not _equal(before, after)]
 
 
 def _equal(a: Any, b: Any) -> bool:

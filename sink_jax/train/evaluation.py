@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 import jax
@@ -59,18 +59,22 @@ class Evaluation:
     every = {'probe': self._experiment.probe.every, 'valid': self._experiment.validation.every}
     return [kind for kind, n in every.items() if always or n and step % n == 0]
 
-  def __call__(self, step: int, params: Params, there: Collection[str] = ()) -> None:
-    """Measures and writes what is due at a step, except for the names in `there`, written already.
+  def __call__(self, step: int, params: Params, there: Mapping[str, Any] | None = None) -> None:
+    """Measures and writes what is due at a step, except for the rows in `there`, written already.
+
+    Args:
+      there: {kind: row}.
 
     Raises:
       Diverged: the probe or a validation loss is not finite.
     """
     for kind in self.due(step):
-      if kind not in there:
+      values = (there or {}).get(kind)
+      if values is None:
         values = self._probe(step, params) if kind == 'probe' else self._losses(step, params)
         self._metrics.write(kind, step, values)
-        self.last |= {key: values[key] for key in ('sink_1', 'sink_bias_slot', 'valid')
-                      if values.get(key) is not None}
+      self.last |= {key: values[key] for key in ('sink_1', 'sink_bias_slot', 'valid')
+                    if values.get(key) is not None}
 
   def _probe(self, step: int, params: Params) -> dict[str, Any]:
     settings = self._experiment.probe
@@ -87,7 +91,10 @@ class Evaluation:
       for batch in map(self._global_batches.make_global_batch, batches):
         totals.append(self._validation_step(params, batch))
         jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
-      losses[key] = float(sum(t[0] for t in totals) / sum(t[1] for t in totals))
+      weight = float(sum(t[1] for t in totals))
+      if not weight:  # a set in which no token counts
+        continue
+      losses[key] = float(sum(t[0] for t in totals)) / weight
       if not math.isfinite(losses[key]):
         raise Diverged(step, losses[key], f'the validation loss {key!r} is {losses[key]:g}.')
     return losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import logging
@@ -88,8 +89,7 @@ class Job:
   probe_tokens: np.ndarray
 
 
-def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
-          show_progress: bool = True, open_source: OpenSource | None = None) -> Run:
+def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: bool = True, open_source: OpenSource | None = None) -> Run:
   """Trains what a config describes, or resumes it, and returns the trained model.
 
   A run is a pure function of its config: interrupted and resumed it gives the same
@@ -100,7 +100,6 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
 
   Args:
     config: the nested dict of a config, e.g. `ConfigDict.to_dict()`.
-    name: what the progress display calls the run.
     open_source: opens the model that `init.source` names: `pretrained.load.open_source`, which the
       caller passes because this folder must not import `pretrained`.
 
@@ -112,8 +111,7 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, name: str = '',
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
   path = to_path(workdir)
-  job = prepare(config, path, open_source)
-  name = name or path.name
+  job, name = prepare(config, path, open_source), path.name
   if show_progress and is_first():
     print(_banner(job, name), file=sys.stderr, flush=True)
   for remark in job.data.remarks():
@@ -131,11 +129,7 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
 
   All processes of a job call it. It writes nothing except a corpus that was not built yet.
   """
-  packed = on_all_processes(lambda: as_packed(from_dict(config).data))
-  config = {**config, 'data': {
-      **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
-      'bos': packed.bos, 'eos': packed.eos}}
-  config, source = with_source(config, open_source)
+  config, source = on_all_processes(lambda: completed(config, open_source))
   experiment = on_all_processes(lambda: _checked(config, workdir))
   # One process builds a corpus that is not there; the others then only open it.
   first = on_all_processes(lambda: open_data(experiment.data) if is_first() else None)
@@ -158,9 +152,24 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   return Job(config, experiment, model, optimizer, data, mesh, source, tokens)
 
 
+def completed(config: Mapping[str, Any],
+              open_source: OpenSource | None) -> tuple[dict[str, Any], Source | None]:
+  """The config with what its packed data and its source decide, and the source, if it has one.
+
+  Raises:
+    ValueError: one of them cannot be opened, or does not fit the config.
+  """
+  packed = as_packed(from_dict(config).data)
+  return with_source({**config, 'data': {
+      **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
+      'bos': packed.bos, 'eos': packed.eos}}, open_source)
+
+
 def _checked(config: Mapping[str, Any], workdir: AnyPath) -> Experiment:
   """The typed config; checks all that can be checked without data, and writes nothing."""
   experiment = from_dict(config)
+  if experiment.wandb and importlib.util.find_spec('wandb') is None:
+    raise ValueError(f'wandb = {experiment.wandb!r} needs its package: pip install wandb.')
   experiment.check_devices()
   if is_first():
     check_workdir(workdir, config)
@@ -230,7 +239,7 @@ def _steps(job: Job, state: TrainState, folder: Workdir, stop: StopHandler,
 
   end_if_stopped()
   there = broadcast_from_process0(
-      lambda: [row['kind'] for row in read_metrics(folder.path) if row['step'] == start])
+      lambda: {row['kind']: row for row in read_metrics(folder.path) if row['step'] == start})
   evaluation(start, state.params, there)
   end_if_stopped()  # before the step is compiled, which can take minutes
   update = make_train_step(job.model, job.optimizer, job.mesh, experiment.microbatches,
@@ -323,6 +332,7 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
   status, details = 'done', {'step': job.experiment.steps}
   try:
     yield
+    metrics.flush()  # a run that is done is never opened again
   except (WorkdirLocked, Unsaved):  # another job has the workdir, or the run ends as if killed:
     status = None  # 'running' stays, and no save is awaited
     metrics.abandon()

@@ -30,7 +30,8 @@ _SECONDS_BETWEEN_COPIES = 30  # to an object store, which cannot append
 PEAK_FLOPS = {
     'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5e': 197e12, 'TPU v5': 459e12,
     'TPU v6': 918e12, 'TPU7x': 1153.5e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
-    'A100': 312e12, 'L4': 121e12, 'A10': 125e12, 'V100': 125e12, 'RTX 4090': 165e12}
+    'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'A10': 125e12, 'V100': 125e12,
+    'RTX 4090': 165e12}
 
 
 class Metrics:
@@ -119,14 +120,9 @@ class Metrics:
       self._events.write_event(_PROTO.Event(wall_time=time.time(), **content))
 
 
-def read_metrics(workdir: str | AnyPath, kind: str | None = None) -> list[dict[str, Any]]:
-  """The events of a run in order; lines that a kill or a fault made unreadable are left out.
-
-  Args:
-    kind: 'train', 'time', 'valid', 'probe' or 'graft'; None for all of them.
-  """
-  rows = _rows(to_path(workdir) / 'metrics.jsonl')
-  return [row for _, row in rows if kind in (None, row['kind'])]
+def read_metrics(workdir: str | AnyPath) -> list[dict[str, Any]]:
+  """The events of a run in order; lines that a kill or a fault made unreadable are left out."""
+  return [row for _, row in _rows(to_path(workdir) / 'metrics.jsonl')]
 
 
 def _rows(path: AnyPath) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -144,10 +140,8 @@ def _rows(path: AnyPath) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _wandb_run(project: str, workdir: AnyPath, config: Mapping[str, Any] | None) -> Any:
-  try:
-    import wandb  # pyright: ignore[reportMissingImports]  an optional package
-  except ImportError:
-    raise ValueError(f'wandb = {project!r} needs its package: pip install wandb.') from None
+  import wandb  # pyright: ignore[reportMissingImports]  an optional package
+
   # One W&B run per workdir, which a resumed run continues.
   name = re.sub(r'\W', '-', str(workdir))[-100:]
   return wandb.init(project=project, name=workdir.name, id=name, resume='allow', config=config)

@@ -32,7 +32,6 @@ from sink_jax.train.config import (
   differences,
   from_dict,
 )
-from sink_jax.train.multihost import on_all_processes
 from sink_jax.train.sharding import state_shardings
 
 # Keys of `model` that say what a model is, not how it is initialised or computed.
@@ -63,8 +62,7 @@ def with_source(config: Mapping[str, Any],
                 open_source: OpenSource | None) -> tuple[dict[str, Any], Source | None]:
   """The config with what its source decides, and the source; (config, None) without one.
 
-  The source decides sizes and a tokenizer that the config leaves empty, and what a graft keeps. All
-  processes of a job call it.
+  The source decides sizes and a tokenizer that the config leaves empty, and what a graft keeps.
 
   Raises:
     ValueError: the source cannot be read, or does not fit the model of the config; lists the keys
@@ -77,7 +75,7 @@ def with_source(config: Mapping[str, Any],
     raise ValueError('init.source is set, and `train` was called without open_source, which opens it.')
   name = experiment.init.source.replace('{seed}', str(experiment.seed))
   try:
-    source = on_all_processes(lambda: open_source(name))
+    source = open_source(name)
   except ValueError as error:
     raise ValueError(f'init.source = {name!r} cannot be opened: {error}') from None
   model, there = dict(config['model']), _written(source.model)

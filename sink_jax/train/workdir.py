@@ -69,8 +69,12 @@ class Workdir:
     try:
       broadcast_from_process0(self._begin)
     except OSError as error:
+      self._lock.release()
       raise ValueError(f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, '
                        'or make room and give yourself the right to write.') from None
+    except ValueError:
+      self._lock.release()
+      raise
     return self
 
   def __exit__(self, *error: object) -> None:
@@ -167,12 +171,6 @@ def write_status(workdir: str | AnyPath, status: str, **details: Any) -> None:
   to_path(workdir).mkdir(parents=True, exist_ok=True)
   write_atomically(to_path(workdir) / 'status.json',
                    json.dumps({'status': status, **details}, indent=2))
-
-
-def has_ended(workdir: str | AnyPath, config: Mapping[str, Any]) -> bool:
-  """True if this very config was trained here to its end, or until it diverged."""
-  return (read_status(workdir)['status'] in ('done', 'diverged')
-          and not differences(read_config(workdir), config))
 
 
 def read_object(path: AnyPath) -> dict[str, Any]:

@@ -217,6 +217,11 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
       as_packed(DataConfig(source=PackedDataset(path=out), **{option: value}))
   with pytest.raises(ValueError, match='choose another folder'):
     open_packed(_config(corpus, context=25), out)
+  pair = dict(tokenizer=config.tokenizer, context=24, valid_source=corpus)
+  open_packed(_config(corpus, **pair), f'{out}/pair')
+  with pytest.raises(ValueError, match='not as the training text'):
+    pair |= dict(context=12, valid_source=PackedDataset(path=f'{out}/pair/valid'))
+    open_packed(_config(corpus, **pair))
 
 
 def test_errors_name_what_to_change(tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sink_jax.io.compile_cache import VARIABLE
 from sink_jax.io.process import EXIT_SAVED, call
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +53,7 @@ def hits(folder, **environment):
   done = subprocess.run(
       [sys.executable, '-c', PROGRAMS], capture_output=True, text=True, cwd=ROOT,
       env={name: value for name, value in os.environ.items() if 'COMPILATION_CACHE' not in name} | {
-          'JAX_PLATFORMS': 'cpu', VARIABLE: str(folder)} | environment)
+          'JAX_PLATFORMS': 'cpu', 'SINK_JAX_COMPILE_CACHE': str(folder)} | environment)
   assert done.returncode == 0, done.stderr
   return int(done.stdout)
 

@@ -93,7 +93,7 @@ def wait_for(condition, *processes, seconds=180):
 
 def last_step(workdir):
   """The last step with metrics; 0 if there is none."""
-  return max((row['step'] for row in read_metrics(workdir, 'train')), default=0)
+  return max((row['step'] for row in read_metrics(workdir) if row['kind'] == 'train'), default=0)
 
 
 def rows(workdir, *kinds):

@@ -6,6 +6,7 @@ import signal
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import sink_jax as sj
@@ -123,8 +124,8 @@ def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir, monkeyp
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
   monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError) as error:
-    go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)'), workdir)
-  for line in ('optimizer.learning_rate: 0.01 -> 0.001',
+    go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)', model__d_model=None), workdir)
+  for line in ('optimizer.learning_rate: 0.01 -> 0.001', 'model.d_model: 16 -> None',
                'attention.mask: Causal() -> Window(size=4)', '--workdir'):
     assert line in str(error.value)
   assert_same_run(workdir, whole)
@@ -169,6 +170,31 @@ def test_all_checkpoints_damaged_starts_again(whole, workdir, caplog):
   go(runs.config(), workdir)
   assert 'checkpoint 4 is damaged' in caplog.text and 'resuming' not in caplog.text
   assert_same_run(workdir, whole)
+
+
+def test_too_little_memory_is_not_damage(whole, workdir, monkeypatch):
+  def restore(*_, **__):
+    raise MemoryError
+
+  with monkeypatch.context() as patch, pytest.raises(MemoryError):
+    patch.setattr(ocp.PyTreeCheckpointHandler, 'restore', restore)
+    go(runs.config(), workdir)
+  assert saved_steps(workdir) == [8, 4] and not (workdir / 'damaged').exists()
+
+
+def test_a_run_that_was_killed_before_its_status_has_its_last_numbers(whole, workdir):
+  before = json.loads((workdir / 'status.json').read_text())
+  (workdir / 'status.json').write_text('{"status": "running"}')
+  go(runs.config(), workdir)
+  after = json.loads((workdir / 'status.json').read_text())
+  assert [after[key] for key in ('status', 'sink_1', 'valid')] == [
+      before[key] for key in ('status', 'sink_1', 'valid')]
+  assert_same_run(workdir, whole)
+
+
+def test_a_validation_set_in_which_no_token_counts_is_left_out(tmp_path):
+  go(runs.config(data__source='BigramBackcopy(length=16, boost=0.0)', steps=1), tmp_path)
+  assert 'backcopy' not in runs.rows(tmp_path, 'valid')[-1]
 
 
 DIVERGING = dict(
@@ -282,7 +308,7 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
         (dict(model__d_model=12), 'even head dimension'),
         (dict(model__implementation='splash'), 'needs a TPU'),
         (dict(attention__position='Learned(max_length=8)'), 'max_length'),
-        (dict(mesh__fsdp=5), 'do not fit'), (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
+        (dict(mesh__fsdp=5), 'do not fit'), (dict(wandb='sinks'), 'pip install wandb'), (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
         (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens')))])
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatch, changes, words):
   if changes.get('data__source') == 'Stdlib()':  # checks without data come before data are opened
@@ -381,7 +407,7 @@ def test_a_request_to_stop_saves_before_it_measures(tmp_path, monkeypatch):
 def test_a_trace_of_a_few_steps_is_written(tmp_path):
   go(runs.config(profile__first=2, profile__steps=2, probe__every=0, validation__every=0), tmp_path)
   assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
-  steps = [row['step'] for row in read_metrics(tmp_path, 'time')]
+  steps = [row['step'] for row in read_metrics(tmp_path) if row['kind'] == 'time']
   assert steps == [2, 3, 4, 5, 6, 7, 8]  # the first step compiles
 
 

@@ -83,9 +83,6 @@ def test_weights_and_biases_gets_the_same_points(tmp_path, monkeypatch):
   assert board(tmp_path) == {'train/loss': [1]}
   assert Wandb.points == [(1, {'train/loss': 1.0})] and Wandb.ended == [True]
   assert Wandb.options['project'] == 'sinks' and Wandb.options['resume'] == 'allow'
-  monkeypatch.setitem(sys.modules, 'wandb', None)
-  with pytest.raises(ValueError, match='pip install wandb'):
-    Metrics(tmp_path, 0, 'sinks')
 
 
 def test_the_clock_counts_what_a_step_is_spent_on(monkeypatch):

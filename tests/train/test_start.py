@@ -16,6 +16,7 @@ from sink_jax.pretrained.export import export_workdir
 from sink_jax.sweep.summary import cost_of
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import step_folder
+from sink_jax.train.config import differences
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.multihost import Interrupted
 from sink_jax.train.start import parameter_paths
@@ -85,7 +86,10 @@ def test_a_run_begins_where_its_source_ended(first, fine, tmp_path):
   export_workdir(first, tmp_path / 'exported-1')
   go(fine(init__source=str(tmp_path / 'exported-{seed}')), tmp_path / 'other')
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
-  assert read_config(tmp_path / 'other')['init']['source'] == str(tmp_path / 'exported-1')
+  saved = read_config(tmp_path / 'other')
+  assert saved['init']['source'] == str(tmp_path / 'exported-1')
+  config = fine(init__source=str(tmp_path / 'exported-{seed}'))
+  assert differences(saved, loop.completed(config, load.open_source)[0]) == []  # a sweep skips it
   # If killed before its first checkpoint, a run begins with its source again.
   shutil.rmtree(tmp_path / 'other' / 'checkpoints')
   go(fine(init__source=str(tmp_path / 'exported-{seed}')), tmp_path / 'other')
@@ -118,7 +122,7 @@ def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, fine, tmp_p
   config = fine(steps=20, init__source=str(source), init__graft='random', init__train='new',
                 attention__kv_bias='KBias()', attention__mask='Window(size=4)')
   after = go(config, workdir)
-  row, = read_metrics(workdir, 'graft')
+  row, = (row for row in read_metrics(workdir) if row['kind'] == 'graft')
   assert (row['step'], row['exact'], row['new']) == (0, False, ['blocks/attention/kv_bias_key'])
   changed = '; '.join(row['changed'])
   assert changed in caplog.text and 'NoBias() -> KBias(' in changed
@@ -150,7 +154,7 @@ def test_a_graft_keeps_what_the_config_leaves_at_its_default(text, fine, tmp_pat
   before = sj.load_run(source).config
   assert after.config.attention == dataclasses.replace(before.attention, head=HeadGate(scale=2.0))
   assert after.config.norm == 'layernorm'
-  row, = read_metrics(workdir, 'graft')
+  row, = (row for row in read_metrics(workdir) if row['kind'] == 'graft')
   assert row['exact'] and row['loss_after'] == pytest.approx(row['loss_before'], rel=1e-5)
   # The command that began the run continues it. A config with a different value is refused.
   with pytest.raises(ValueError, match='attention.mask'):
