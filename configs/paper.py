@@ -22,7 +22,6 @@ SIGMOID = _operation('Sigmoid()')
 _LARGE = {'model.size': '1b', 'steps': 40_000}
 # The text gives p only for softmax, and Figure 29 gives it for sigmoid; here both have the same values.
 _P = {'quarter': 0.25, 'third': 1 / 3, 'half': 0.5, '2': 2.0, '3': 3.0, '4': 4.0}
-_SIMILARITIES = {'softmax': {}, 'sigmoid': {'attention.similarity': 'Sigmoid()'}}
 
 EXPERIMENTS = {
     # Section 4, Figure 4 (middle), and the baseline of every table.
@@ -109,7 +108,8 @@ EXPERIMENTS = {
            for rate in ('1e-3', '1e-4')}},
     # Equations 43 and 44, Figure 29.
     'p_norm': {f'{name}-p-{word}': similarity | attention(normalizer=f'PNorm(p={p})')
-               for name, similarity in _SIMILARITIES.items() for word, p in _P.items()},
+               for name, similarity in (('softmax', {}), ('sigmoid', {'attention.similarity': 'Sigmoid()'}))
+               for word, p in _P.items()},
     # Table 11; SwiGLU is the default.
     'ffn': {f'ffn-{name}': {'model.ffn': name} for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu')},
     # Section 7.4, Figure 8 (right).

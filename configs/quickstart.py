@@ -40,7 +40,6 @@ _BACKCOPY = {
     'optimizer.rule': 'AdamW(b1=0.9, b2=0.99, eps=1e-08)',
     'optimizer.weight_decay': 1e-4,
     'probe.every': 40,
-    'validation.every': 200,
 }
 _SIGMOID = {'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'}
 

@@ -108,4 +108,4 @@ TRIALS = {f'{task}-{variant}': settings | changes
 def get_config(name: str = '') -> ConfigDict:
   if name.startswith('lm-'):
     return budget.config(TRIALS, name, default='desk', task='lm')
-  return base.trial(TRIALS, name, name.partition('-')[0])
+  return base.trial(TRIALS, name.partition(',')[0], name.partition('-')[0])  # which have one size

@@ -31,7 +31,6 @@ from ml_collections import ConfigDict
 
 from configs import budget, paper
 from sink_jax.arguments import check_known
-from sink_jax.models.sizes import SIZES
 
 _WARMUP = 0.1  # of the steps
 _TUNING = {
@@ -59,17 +58,12 @@ def _chat(path: str, loss: str) -> str:
   return f"ChatJsonl(path='{path}', template='zephyr', loss={loss!r})"
 
 
-def _sizes(size: str) -> dict[str, int]:
-  """The sizes of the source, written out, so that the cost of a run is known before the source exists."""
-  return {f'model.{key}': SIZES[size][key] for key in ('layers', 'd_model', 'heads', 'ffn_hidden')}
-
-
 def _full(loss: str) -> dict[str, Any]:
-  return {'model.size': '1b', **_sizes('1b'), 'data.source': _chat('data/ultrachat', loss)}
+  return {'model.size': '1b', 'data.source': _chat('data/ultrachat', loss)}
 
 
 def _desk(loss: str) -> dict[str, Any]:
-  return {**_sizes('tiny'), 'steps': _STEPS, 'batch_size': 16,
+  return {'steps': _STEPS, 'batch_size': 16,
           'optimizer.warmup_steps': round(_WARMUP * _STEPS),
           'data.source': _chat('data/stdlib_chat/train.jsonl', loss),
           'data.valid_source': _chat('data/stdlib_chat/valid.jsonl', loss),

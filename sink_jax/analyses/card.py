@@ -104,8 +104,8 @@ def _sink(rows: Sequence[Row]) -> str:
     return ''
   nulls = _nulls(row, 100)
   if not row['beyond']:
-    return (f'The first token is not a sink: Sink_1 is {100 * row["value"]:.1f} %, not a head more than by '
-            f'chance ({nulls}).')
+    return (f'The first token is not shown to be a sink: Sink_1 is {100 * row["value"]:.1f} % '
+            f'({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
   return (f'The first token is a sink: in {100 * row["value"]:.1f} % of heads and sequences it gets more '
           f'than 0.3 of the attention ({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
 

@@ -17,7 +17,7 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, intervals
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate import EPSILON
-from sink_jax.evaluate.activations import BEYOND
+from sink_jax.evaluate.activations import BEYOND, medians
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sink_report import DORMANT, SinkReport
@@ -36,8 +36,10 @@ _LEAST = 0.01  # of the loss: a smaller change counts as none, as in the advice 
 
 
 def _draw(rows: list[Row]) -> Figure:
-  return intervals([row for row in rows if 'change' in row], ('edit', 'targets'),
-                   label='change of the loss (nats); grey: random targets')
+  measured = [row for row in rows if 'change' in row]
+  if not measured:
+    raise ValueError('no edit has targets and controls, and so nothing can be drawn: take longer inputs.')
+  return intervals(measured, ('edit', 'targets'), label='change of the loss (nats); grey: random targets')
 
 
 @analysis('causal edits', _draw, sequences=16, length=64)
@@ -117,7 +119,7 @@ def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int) -> Ed
 def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
   """The largest |h| of each channel (B, D), and the median (B, 1) over all channels and tokens."""
   size_BxTxD = jnp.abs(hidden_BxTxD.astype(jnp.float32))
-  return size_BxTxD.max(1), jnp.median(size_BxTxD, axis=(1, 2))[:, None]
+  return size_BxTxD.max(1), medians(size_BxTxD.reshape(len(size_BxTxD), -1))[:, None]
 
 
 def _dormant_heads(report: SinkReport, controls: int) -> Edit:

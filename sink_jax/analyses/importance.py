@@ -24,7 +24,6 @@ from sink_jax.attention.position import Learned
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.inputs import KINDS
 from sink_jax.evaluate.sinks import sink_rate
-from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.report.paper import table_number
 from sink_jax.pretrained.hub import family_of, known_model
@@ -199,9 +198,14 @@ def positions(model: Model, *, positions: Positions = (5, 10, 15, 20, 25, 30),
                      f'{inputs.tokens.shape[1]}, the tokens of the inputs.')
   known = known_model(model.run.name)
   paper = known is not None and known.name == 'GPT2-XL' and inputs.description['kind'] == 'repeat'
-  rows = []
+  rows, table_TxD = [], jnp.asarray(model.run.params['positions'])
   for change, t in [('', 1), *((change, t) for change in ('replaced', 'swapped') for t in reached)]:
-    changed = Model(changed_run(model.run, change, t), model.options)
+    order = np.arange(len(table_TxD))
+    order[0] = t - 1
+    if change == 'swapped':
+      order[t - 1] = 0
+    changed = Model(dataclasses.replace(model.run, params={
+        **model.run.params, 'positions': table_TxD[order]}), model.options)
     rate = 100 * sink_rate(first_tokens(changed, inputs.tokens, max(reached)), epsilon)
     row = {'change': change, 'position': t, 'epsilon': epsilon, 'sink_1': float(rate[0])}
     if change:
@@ -213,15 +217,3 @@ def positions(model: Model, *, positions: Positions = (5, 10, 15, 20, 25, 30),
                        f'paper_{metric}')
     rows.append(row)
   return rows
-
-
-def changed_run(run: Run, change: str, position: int) -> Run:
-  """The model with p_1 'replaced' by p_t, or 'swapped' with it; all but the table is shared.
-
-  position: t, from 1.
-  """
-  table_TxD = jnp.asarray(run.params['positions'])
-  changed_TxD = table_TxD if not change else table_TxD.at[0].set(table_TxD[position - 1])
-  if change == 'swapped':
-    changed_TxD = changed_TxD.at[position - 1].set(table_TxD[0])
-  return dataclasses.replace(run, params={**run.params, 'positions': changed_TxD})

@@ -114,7 +114,8 @@ def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float
       raise ValueError(f'--fsdp={fsdp} splits published models only: leave it out with --workdir.')
     run = load_run(workdir)
     return dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
-  if (devices := jax.device_count()) % fsdp:
+  devices = jax.device_count()
+  if fsdp < 1 or devices % fsdp:
     raise ValueError(f'--fsdp={fsdp} does not divide the {devices} devices of this machine.')
   return load_pretrained(checkpoint, dtype=dtype, mesh=make_mesh(-1, fsdp) if fsdp > 1 else None)
 

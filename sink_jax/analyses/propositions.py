@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
+from scipy.special import softmax
 
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
@@ -148,9 +149,7 @@ def closed_form(spec: AttentionSpec, heads: int, length: int) -> np.ndarray:
   if spec.position.has_bias:
     slopes_H = np.asarray(spec.position.slopes(heads), np.float64)
     scores_HxTxT = slopes_H[:, None, None] * np.asarray(spec.position.distance_bias(i - j), np.float64)
-  scores_HxTxT = np.where(keep, scores_HxTxT, -np.inf)
-  weights = np.exp(scores_HxTxT - scores_HxTxT.max(-1, keepdims=True))
-  return weights / weights.sum(-1, keepdims=True)
+  return softmax(np.where(keep, scores_HxTxT, -np.inf), -1)
 
 
 def rotary_bound(xi: ArrayLike, mask: Mask, length: int) -> np.ndarray:

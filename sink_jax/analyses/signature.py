@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import entr
-from scipy.stats import norm
+from scipy.stats import mode, norm
 
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, grids
@@ -77,8 +77,8 @@ def signature(model: Model) -> list[Row]:
     if tokenizer is not None and row['position']:
       at = row['position'] - 1
       ids = tokens_SxT[(found['importance'][..., at] > EPSILON).any((1, 2)), at]
-      if len(ids) and 2 * (ids == _mode(ids)).sum() > len(ids):
-        row['text'] = tokenizer.decode([_mode(ids)])
+      if len(ids) and 2 * (ids == mode(ids).mode).sum() > len(ids):
+        row['text'] = tokenizer.decode([mode(ids).mode])
   return rows
 
 
@@ -114,6 +114,8 @@ def from_arrays(*, importance: Any = None, attentions: Sequence | None = None, h
   for key, mean in (('value', 2), ('key', 2), ('head', 3), ('hidden', ())):
     if key in given:
       given[key] = np.linalg.norm(given[key], axis=-1).mean(mean)
+  if not given:
+    raise ValueError('give importance, attentions, hidden, values, keys or heads.')
   blocks = range(1, 1 + max(x.shape[1] for x in given.values()))
   return [{'model': name or 'model'} | row for row in _rows(given, {}, blocks)]
 
@@ -176,7 +178,7 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
       n, *head = map(int, np.unravel_index(chosen, x.shape[1:]))
       where |= {'block': n + 1 if key in _OF_HIDDEN else blocks[n], 'head': head[0] + 1 if head else None}
       if key == 'activation':
-        where |= {'position': _mode(found['token'][:, n]), 'channel': _mode(found['channel'][:, n])}
+        where |= {'position': int(mode(found['token'][:, n]).mode), 'channel': int(mode(found['channel'][:, n]).mode)}
     low, high = sorted(float(reduce(bound)) for bound in bounds)
     mass = (1 / np.arange(at + 1, length + 1)).sum() / (length - at)  # of uniform attention
     none = {'alpha': mass, 'rate': mass > EPSILON, 'kurtosis': 3} | (
@@ -203,7 +205,3 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
   return rows + [{'measure': 'importance', 'value': float(means_NxH[n, h]), 'low': float(low_NxH[n, h]),
                   'high': float(high_NxH[n, h]), 'uniform': uniform, 'block': blocks[n], 'head': h + 1,
                   'position': 1, 'text': None} for n, h in np.ndindex(*means_NxH.shape)]
-
-
-def _mode(numbers: np.ndarray) -> int:
-  return int(np.bincount(numbers.astype(int)).argmax())

@@ -36,9 +36,9 @@ _PARTS = 32  # points of a curve
 
 def _draw(rows: list[Row]) -> Figure:
   """Perplexity by tokens read, from the size of the caches on: before it they all hold the same."""
-  size = min(row['size'] for row in rows)
-  return lines([row for row in rows if row['part'] == 'curve' and row['start'] >= size], 'tokens',
-               'perplexity', ('cache',), log='y', style='-')
+  size, curve = min(row['size'] for row in rows), [row for row in rows if row['part'] == 'curve']
+  return lines([row for row in curve if row['start'] >= size] or curve, 'tokens', 'perplexity', ('cache',),
+               log='y', style='-')
 
 
 def _with_and_without(rows: list[Row]) -> str:

@@ -195,7 +195,7 @@ def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head:
   elif x.n < SEEDS:
     return 0, x
   elif other and abs(x.mean) < head:
-    x = x.widened(-100, 100)  # seeds that agree on no difference do not exclude one
+    x = x.widened()  # seeds that agree on no difference do not exclude one
   if sign == '=':
     differences = [x.mean] * SEEDS if exact else [a[seed] - b[seed] for seed in a.keys() & b.keys()]
     return 1 if equal(differences, level, head=head) else -1 if max(x.low, -x.high) > level else 0, x

@@ -18,8 +18,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label
 from sink_jax.report.compare import Measure
-from sink_jax.report.runs import Runs
+from sink_jax.report.runs import EMERGED, Runs
 
+_LENGTH = 32  # tokens of an attention map
 WIDTH = 6.2  # inches: with letters of 11 points a picture can be read on a phone
 GREY = '#8a8a8a'
 _VERDICTS = {'lower': COLOURS[0], 'removed': COLOURS[0], 'moved': COLOURS[2], 'higher': COLOURS[1]}
@@ -109,23 +110,23 @@ def positions(table: pd.DataFrame, trials: Sequence[str], title: str) -> Figure:
   return figure
 
 
-def scatter(pairs: pd.DataFrame, title: str, level: float = 10) -> Figure:
+def scatter(pairs: pd.DataFrame, title: str) -> Figure:
   """The paper's Sink_1 against ours, a dot for a trial.
 
   pairs: columns trial, value (the paper's), mean (ours), crossed (none of its runs is valid). Dots in the
-  shaded quarters lie on different sides of the level; up to 12 of them have names.
+  shaded quarters lie on different sides of that of emergence; up to 12 of them have names.
   """
   figure, axes = canvas(WIDTH, 5.6)
   ax = axes[0, 0]
   limit = max(60.0, 1.06 * np.nanmax(pairs[['value', 'mean']].to_numpy(float), initial=0))
   ax.set(xlim=(-2, limit), ylim=(-2, limit))
-  ax.fill_between((-2, level), level, limit, color='#f3e3d3', linewidth=0, zorder=0)
-  ax.fill_between((level, limit), -2, level, color='#f3e3d3', linewidth=0, zorder=0)
+  ax.fill_between((-2, EMERGED), EMERGED, limit, color='#f3e3d3', linewidth=0, zorder=0)
+  ax.fill_between((EMERGED, limit), -2, EMERGED, color='#f3e3d3', linewidth=0, zorder=0)
   ax.plot((0, limit), (0, limit), color=GREY, linewidth=0.8, linestyle=':')
-  ax.axhline(level, color=GREY, linewidth=0.8)
-  ax.axvline(level, color=GREY, linewidth=0.8)
+  ax.axhline(EMERGED, color=GREY, linewidth=0.8)
+  ax.axvline(EMERGED, color=GREY, linewidth=0.8)
   good, bad = pairs[~pairs.crossed], pairs[pairs.crossed]
-  apart = (good.value >= level) != (good['mean'] >= level)
+  apart = (good.value >= EMERGED) != (good['mean'] >= EMERGED)
   ax.plot(good.value[~apart], good['mean'][~apart], 'o', color=COLOURS[0], markersize=5, alpha=0.75)
   ax.plot(good.value[apart], good['mean'][apart], 'o', color=COLOURS[1], markersize=5, alpha=0.9)
   ax.plot(bad.value, bad['mean'], 'x', color=GREY, markersize=6, markeredgewidth=1.6)
@@ -182,7 +183,7 @@ def forest(rows: pd.DataFrame, title: str, measures: Mapping[str, Measure]) -> F
   return figure
 
 
-def attention_maps(maps: Mapping[str, tuple[HeadMaps, bool]], length: int = 32) -> Figure:
+def attention_maps(maps: Mapping[str, tuple[HeadMaps, bool]]) -> Figure:
   """One head of each run: the weights of its first tokens.
 
   maps: {name: (its maps, whether it has an extra key)}. The head is the one that gives most to token 1, or to
@@ -195,7 +196,7 @@ def attention_maps(maps: Mapping[str, tuple[HeadMaps, bool]], length: int = 32) 
   for ax, (name, (of, extra)) in zip(axes.flat, maps.items()):
     taken = 1 - of.raw.sum(-1).mean(-1) if extra else of.importance
     layer, head = plots.strongest_and_weakest(taken)[0]
-    weights = (of.raw if extra else of.normalized)[layer, head][:length, :length].astype(float)
+    weights = (of.raw if extra else of.normalized)[layer, head][:_LENGTH, :_LENGTH].astype(float)
     rest, size = 1 - weights.sum(1, keepdims=True), len(weights)
     weights[np.triu_indices(size, 1)] = np.nan
     ticks = {0: '1', size // 2 - 1: str(size // 2), size - 1: str(size)}

@@ -48,6 +48,8 @@ def write(runs: Runs, out: AnyPath, root: AnyPath | None = None, analyses: Seque
   out.mkdir(parents=True, exist_ok=True)
   of_paper = set(runs.runs.task) & {'paper', 'synthetic', 'graft', 'sft', *REMEDIES}
   if of_paper or analyses or runs.runs.empty and not evaluation:
+    if evaluation:
+      raise ValueError(f'--evaluation={evaluation} begins a page of runs: leave it out with results and analyses.')
     return _results(runs, out, analyses)
   return _side_by_side(runs, out, root, evaluation)
 
@@ -146,7 +148,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
     title = f'{alike} of {len(dots)} experiments lie on the same side of {EMERGED} %'
     title += f'\n(rank correlation {rank:.2f})' * (rank == rank)
-    drawn['scatter'] = figures.scatter(pd.concat([dots.assign(crossed=False), bad]), title, EMERGED)
+    drawn['scatter'] = figures.scatter(pd.concat([dots.assign(crossed=False), bad]), title)
   courses = _courses(runs, grafts)
   if len(grafts):
     ends = sorted((float(of['sink_1'].split()[-1]), trial) for trial, of in courses.items() if 'sink_1' in of)
@@ -162,7 +164,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
   models = {name: list(dict.fromkeys(row['model'] for row in of)) for name, of in rows.items()}
   files = [render(
-      out / 'README.md', 'results.md', full=full, shown=shown, budget=budget,
+      out / 'README.md', 'results.md', shown=shown, budget=budget,
       begun=begun, others=begun[~begun.task.isin(['paper', 'graft', 'grid', 'sft', *REMEDIES])],
       unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
                 .groupby('trial') if of.valid.ne('').all()],
@@ -257,7 +259,7 @@ def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: An
   # A folder that is not named after its trial holds a changed trial, or a run without a trial: the folder
   # names it. Softmax comes first.
   folder = full.run.str.replace(r'-seed-\d+$', '', regex=True)
-  full['trial'] = folder.where(folder.str.rpartition('/')[2] != full.trial, full.trial)
+  full['trial'] = folder.where(folder.str.replace(r'.*/', '', regex=True) != full.trial, full.trial)
   full = full.assign(other=full.attention != 'softmax').sort_values(['other', 'trial', 'seed'])
   groups, files, words = [], [], []
   for i, (_, of) in enumerate(full.groupby(full.content.fillna(''), sort=False)):

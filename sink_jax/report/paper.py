@@ -115,7 +115,7 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       command += item.get('options', '') + ' --out=analyses'
       measured = analysed.get(analysis, ())
       run = ', '.join(name for name in measured if name in models or not models) or (
-          f'other models: {", ".join(measured)}' if measured else '')
+          f'not run; the same of {", ".join(measured)}' if measured else '')
     elif item['needs'] in ('training', 'fine-tuning'):
       task, folder = ('paper', 'desk') if item['needs'] == 'training' else ('sft', 'sft/paper')
       command = (f'sweep --config=configs/{task}.py --budget=desk --seeds=1,2,3 --workdir=runs/{folder}'
@@ -126,7 +126,7 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       for budget in sorted({run['budget'] for run in runs}):
         of = [run for run in runs if run['budget'] == budget]
         ours, lacks = {run['trial'] for run in of}, sorted(set(absent.trial[absent.budget == budget]))
-        parts.append(f'{budget}: {len(ours)} of {len(trials) or len(ours)} trials, {len(of)} runs'
+        parts.append(f'{budget}: {len(ours)} of {len(trials) or len(ours)} trials, {len(of)} run{"s" * (len(of) > 1)}'
                      + f' (the budget has no {", ".join(lacks)})' * bool(lacks))
       run = '; '.join(parts)
     title = item.get('title') or item['caption']
@@ -134,7 +134,7 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       title = title.removesuffix('.') + ', after the trainings in docs/experiments.md.'
     rows.append({'key': item['key'], 'name': name_of(item), 'title': title,
                  'command': command and f'python -m sink_jax {command}',
-                 'run': run or ('a drawing' if item['needs'] == 'nothing' else 'not run')})
+                 'run': run or ('nothing to run' if item['needs'] == 'nothing' else 'not run')})
   return pd.DataFrame(rows)
 
 

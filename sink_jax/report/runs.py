@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import pandas as pd
 
-from sink_jax.attention.normalizer import RowSum
+from sink_jax.attention.normalizer import Clipped, RowSum
 from sink_jax.component import short_text
 from sink_jax.data.sources import DocumentSource
+from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.sinks import emergence_step
 from sink_jax.io.paths import AnyPath, files_below, to_path
 from sink_jax.report import validity
@@ -27,7 +28,6 @@ from sink_jax.train.workdir import read_config, read_object, read_status
 
 EMERGED = 10  # percent: a sink has emerged once Sink_1 stays at or above it (our definition)
 FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
-MEDIANS = 100  # beyond which an activation is massive (Sun et al., arXiv 2402.17762)
 _LAST = 0.1  # the last share of the steps; its mean is the final training loss
 _POINTS = 400  # of a training curve
 _TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' if they are missing; NaN elsewhere
@@ -143,7 +143,7 @@ def table(runs: Runs) -> pd.DataFrame:
     if ''.join(filter(str.isalpha, name.partition(':')[2].lower())) == 'pilecc':  # as the paper's loss is
       t['valid_loss'] = t[name].fillna(t.valid_loss)
   t['converges'] = t.status.map({'done': 1.0, 'diverged': 0.0})
-  t['massive'] = np.minimum(t.max_over_median / MEDIANS, t.hidden_ratio / untrained('hidden_ratio'))
+  t['massive'] = np.minimum(t.max_over_median / BEYOND[0], t.hidden_ratio / untrained('hidden_ratio'))
   t['massive_before_norm'] = largest('hidden_before_norm_ratio')
   t['massive_sink_token'] = largest('sink_token_ratio')
   in_prefix = t[sinks].where(np.arange(1, FIRST + 1) <= t.prefix.to_numpy()[:, None])
@@ -163,7 +163,7 @@ def describe_attention(experiment: Experiment) -> str:
   elif spec.rows_sum_to_one:
     words = f'{named(f)} with normalisation'
   else:
-    words = ('softmax' if z.clips else named(f)) + _WORDS.get(short_text(z), f', {z}')
+    words = ('softmax' if isinstance(z, Clipped) else named(f)) + _WORDS.get(short_text(z), f', {z}')
   features = f'feature map {spec.feature_map}' if named(spec.feature_map) else ''
   sink_token = 'a learned sink token' if experiment.model.sink_tokens else ''
   return ', '.join(filter(None, [words, features, *map(named, (spec.temperature, spec.value, spec.kv_bias)),

@@ -33,9 +33,9 @@ class Interval(NamedTuple):
   p: float = math.nan
   unseen: float = 0.0
 
-  def widened(self, least: float, most: float) -> Interval:
-    """The interval, extended to the means if all unseen seeds lie at `least`, or all at `most`."""
-    low, high = (self.mean + self.unseen * (end - self.mean) for end in (least, most))
+  def widened(self) -> Interval:
+    """The interval of a difference of rates, extended to the means if all unseen seeds lie at -100, or at 100."""
+    low, high = (self.mean + self.unseen * (end - self.mean) for end in (-100, 100))
     return self._replace(low=min(self.low, low), high=max(self.high, high))
 
 
@@ -79,7 +79,7 @@ def equal(differences: Sequence[float], margin: float, head: float = 0.0) -> boo
 
   Differences of rates (head: points of one head) that agree are widened to +-100.
   """
-  both = interval(differences, 2 * ONE_SIDED - 1, head).widened(-100, 100)
+  both = interval(differences, 2 * ONE_SIDED - 1, head).widened()
   return -margin < both.low and both.high < margin
 
 

@@ -41,7 +41,7 @@ def test_a_page_with_all_parts(made, tmp_path):
 
 def test_an_untrained_model_has_no_finding(made):
   card, _ = made
-  assert 'is not a sink: ' in card.sentences[0]
+  assert 'is not shown to be a sink: ' in card.sentences[0]
   assert not any('massive' in line or re.match('[1-9] of . edits', line) for line in card.sentences)
 
 

@@ -65,7 +65,7 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):
   assert (tmp_path / 'lengths.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
   written = json.loads((tmp_path / 'lengths.json').read_text())
   assert (written['analysis'], written['figure'], written['failed']) == ('lengths', 'Figure 3', [])
-  assert {'command', 'date', 'hardware', 'versions', 'code'} < set(written)
+  assert {'command', 'date', 'hardware', 'jax', 'python', 'code'} < set(written)
   first, second = written['models']
   assert (first['model'], second['model']) == ('tiny-llama', 'run')
   [inputs] = first['inputs']

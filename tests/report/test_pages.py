@@ -294,6 +294,16 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
                f'{softmax.hidden_ratio:.2f} times with softmax (null {softmax.null_hidden_ratio:.2f}) and '
                f'{sigmoid.hidden_ratio:.2f} times with sigmoid (null {sigmoid.null_hidden_ratio:.2f})',
                f'{softmax.valid_loss:.2f} and {sigmoid.valid_loss:.2f} nats']
+  fixed = stored[stored.budget.str.startswith('night with', na=False) & (stored.valid == '')].set_index('trial')
+  softmax, sigmoid = fixed.loc['default'], fixed.loc['sigmoid']
+  assert softmax.seed == sigmoid.seed and set(fixed.steps) == {8000} and len(fixed) == 2
+  assert softmax.null_sink_1 < softmax.sink_1 < 10 and sigmoid.sink_1 < sigmoid.null_sink_1
+  expected += [f'{softmax.sink_1:.1f} % (null {softmax.null_sink_1:.1f} %) and '
+               f'{sigmoid.sink_1:.1f} % (null {sigmoid.null_sink_1:.1f} %), below the 10 %',
+               f'gives it {softmax.largest_importance:.2f} and {sigmoid.largest_importance:.2f}, its value norm is '
+               f'at least {softmax.value_ratio:.2f} and {sigmoid.value_ratio:.2f} times',
+               f'at most {softmax.hidden_ratio:.2f} and {sigmoid.hidden_ratio:.2f} times',
+               f'is {softmax.valid_loss:.2f} and {sigmoid.valid_loss:.2f} nats.']
   for words in expected:
     assert words in text
   rest = text

@@ -30,10 +30,10 @@ def test_seeds_that_agree_leave_the_rule_of_three_open():
   assert stats.unseen(1000) == pytest.approx(3 / 1000, rel=0.01)
   agree = stats.interval([25.0, 26.0, 27.0], head=12.5)
   assert agree.unseen == stats.unseen(3)
-  wide = agree.widened(0, 100)
-  assert (wide.low, wide.high) == pytest.approx((26 * (1 - wide.unseen), 26 + 74 * wide.unseen))
+  wide = agree.widened()
+  assert (wide.low, wide.high) == pytest.approx((26 - 126 * wide.unseen, 26 + 74 * wide.unseen))
   assert stats.interval([25.0, 40.0, 27.0], head=12.5).unseen == 0
-  assert stats.interval([3.0, 3.0, 3.0]).widened(0, 100)[:3] == (3.0, 3.0, 3.0)  # a loss has no heads
+  assert stats.interval([3.0, 3.0, 3.0]).widened()[:3] == (3.0, 3.0, 3.0)  # a loss has no heads
 
 
 def test_differences_pair_by_seed():
