@@ -60,6 +60,7 @@ def extra_key_value(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
 
 
 def with_output_bias(spec: AttentionSpec, out_BxTxHxDh: jax.Array, params: Params) -> jax.Array:
+  """The output (B, T, H, Dh) plus the bias of every row, if the extra value is one."""
   heads, head_dim = out_BxTxHxDh.shape[2:]
   added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
   return out_BxTxHxDh if added is None else out_BxTxHxDh + added

@@ -1,6 +1,6 @@
 """The Pallas kernels as one differentiable function for any platform.
 
-`flash_tpu`, `flash_gpu` and `flash_mosaic` have the same two functions, forward and backward. A
+`flash_tpu` has two functions, forward and backward; `on_gpu` is both for `flash_gpu` and `flash_mosaic`. A
 primitive stands for them until a program is lowered. Lowering imports and traces only the module for the
 program's platform, which this machine need not have, or `flash_mosaic` on request. The forward pass
 keeps q, k, v, its output and the statistics of its rows; the backward kernels compute the scores

@@ -235,7 +235,8 @@ MASK = 'shape of the tokens, .2, 4., and in every row 1'
 
 @pytest.mark.parametrize('options, message', [
     (dict(length=0), 'length'), (dict(chunk=0), 'chunk'), (dict(temperature=-1.0), 'temperature'),
-    (dict(top_k=33), 'top_k'), (dict(temperature=float('nan')), 'temperature'), (dict(temperature=float('inf')), 'temperature'),
+    (dict(top_k=33), 'top_k'), (dict(temperature=float('nan')), 'temperature'),
+    (dict(temperature=float('inf')), 'temperature'),
     (dict(seed=-1), 'seed'), (dict(seed=2**40), 'seed'), (dict(top_k=0), 'top_k'),
     (dict(top_p=0.0), 'top_p'), (dict(top_p=1.1), 'top_p'), (dict(eos_token_id=32), 'eos_token_id'),
     (dict(mask=[[1, 0, 1, 1], [1, 1, 1, 1]]), MASK), (dict(mask=[[1, 1, 1, 1], [0, 0, 0, 0]]), MASK),

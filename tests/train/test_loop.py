@@ -308,7 +308,8 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
         (dict(model__d_model=12), 'even head dimension'),
         (dict(model__implementation='splash'), 'needs a TPU'),
         (dict(attention__position='Learned(max_length=8)'), 'max_length'),
-        (dict(mesh__fsdp=5), 'do not fit'), (dict(wandb='sinks'), 'pip install wandb'), (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
+        (dict(mesh__fsdp=5), 'do not fit'), (dict(wandb='sinks'), 'pip install wandb'),
+        (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
         (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens')))])
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatch, changes, words):
   if changes.get('data__source') == 'Stdlib()':  # checks without data come before data are opened
