@@ -66,7 +66,8 @@ def test_memory_is_linear_in_the_length():
 
 
 def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
-  monkeypatch.setattr(module, 'cached_losses', lambda model, ids, policy: np.ones((len(ids), 79)))
+  # A patched `cached_losses` could stay in an analysis that is imported meanwhile.
+  monkeypatch.setattr(module, 'text_losses', lambda run, ids, policy: [np.ones((len(ids), 79))])
   for layers in ({}, dict(pattern=HYBRID)):
     run, ids = small_run(sharp=3.0, **layers), tokens(6, 80)
     rows = [row for row in sj.analyse('cache', run, ids).rows if row['part'] == 'mass']
@@ -111,13 +112,12 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
 
 def advised(change):
   """The advice if the late loss is 1 with the full cache and rises by `change` per cent for each text."""
-  def losses(model, tokens_SxT, policy):
-    if policy.size >= tokens_SxT.shape[1]:
-      return np.ones((8, 127))
-    return 1 + np.broadcast_to(change(policy), (8,))[:, None] / 100 * np.ones(127)
+  def losses(run, tokens_SxT, policy):
+    changes = change(policy) if policy.size < tokens_SxT.shape[1] else 0
+    return [1 + np.broadcast_to(changes, (8,))[:, None] / 100 * np.ones(127)]
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(module, 'cached_losses', losses)
+    patch.setattr(module, 'text_losses', losses)
     patch.setattr(module, 'LEAST_KEPT', 0)
     return sj.analyse('cache', small_run(), tokens(16, 128)).rows
 
@@ -160,7 +160,7 @@ def test_advice_holds_on_texts_it_was_not_made_on(seed):
 
 def test_what_holds_only_where_it_was_chosen_is_seen(monkeypatch):
   ids = tokens(16, 128)
-  monkeypatch.setattr(module, 'cached_losses', lambda model, tokens_SxT, policy: np.full(
-      (8, 127), 1 + 0.06 * (policy.size < 128 and np.array_equal(tokens_SxT, ids[8:]))))
+  monkeypatch.setattr(module, 'text_losses', lambda run, tokens_SxT, policy: [np.full(
+      (8, 127), 1 + 0.06 * (policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])))])
   *_, held, advice = sj.analyse('cache', small_run(), ids).rows
   assert held['change'] == pytest.approx(6) and not held['safe'] and '+6.00 %' in advice['words']
