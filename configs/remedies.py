@@ -4,11 +4,11 @@
     --processes=2
   python -m sink_jax report --runs=runs/remedies --out=report
 
-A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report
-(after 2603.11487), with only attention; `bigram`, Bigram-Backcopy with one block (after
-2410.13835); `lm`, language modelling at a budget, desk by default; the others have one size. Both tasks that are not text have
-four heads: with one, no number of seeds would show that a rate of heads has not changed. Variants of
-a norm are left out if the model has none.
+A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixteen has to report (after
+2603.11487), with only attention; `bigram`, Bigram-Backcopy with one block (after 2410.13835); `lm`,
+language modelling at a budget, desk by default; the others have one size. Both tasks that are not text have
+four heads: with one, no number of seeds would show that a rate of heads has not changed. Variants of a norm
+are left out if the model has none.
 """
 
 import math

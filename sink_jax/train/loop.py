@@ -89,7 +89,8 @@ class Job:
   probe_tokens: np.ndarray
 
 
-def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: bool = True, open_source: OpenSource | None = None) -> Run:
+def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: bool = True,
+          open_source: OpenSource | None = None) -> Run:
   """Trains what a config describes, or resumes it, and returns the trained model.
 
   A run is a pure function of its config: interrupted and resumed it gives the same

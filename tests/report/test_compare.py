@@ -14,7 +14,8 @@ def table(trials, **columns):
   """A table of runs: trials of {name: Sink_1 by seed}."""
   rows = [{'trial': trial, 'seed': seed, 'content': 'data', 'steps': 100, 'valid': '', 'heads': 8.0,
            'budget': 'desk', 'protocol': '', 'sink_1': value, 'sink_star': math.nan,
-           'valid_loss': 3.0 + seed / 100, 'value_ratio': 0.2, 'hidden_ratio': 3.0} for trial, values in trials.items() for seed, value in enumerate(values)]
+           'valid_loss': 3.0 + seed / 100, 'value_ratio': 0.2, 'hidden_ratio': 3.0}
+          for trial, values in trials.items() for seed, value in enumerate(values)]
   return pd.DataFrame(rows).assign(**columns)
 
 

@@ -1,10 +1,13 @@
 """Trials of config files, which run one after the other."""
 
 import json
+import multiprocessing
+import sys
 from pathlib import Path
 
 import pytest
 
+from sink_jax.sweep import pool
 from sink_jax.sweep.runner import record_outcome, run_trial
 from sink_jax.sweep.summary import as_markdown, cost_of, keep_summary, remaining
 from sink_jax.sweep.trials import Trial, load_trials, select_shard
@@ -32,6 +35,19 @@ def test_failures_do_not_stop_the_rest(tmp_path, capsys):
     before = (tmp_path / name / 'status.json').stat().st_mtime_ns
     assert run(tmp_path, **{name: read_config(tmp_path / name)}) == {name: statuses[name]}
     assert (tmp_path / name / 'status.json').stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize('code, status', [(1, 'failed'), (4, 'diverged'), (137, 'failed')])
+def test_how_a_process_ends_is_the_status_of_its_trial(tmp_path, monkeypatch, code, status):
+  def started(*_):
+    process = multiprocessing.get_context('spawn').Process(target=sys.exit, args=(code,))
+    process.start()
+    return process
+
+  monkeypatch.setattr(pool, '_started', started)
+  trials = {'a': Trial('a', runs.config(**FAST))}
+  assert list(pool.run_in_parallel(trials, tmp_path, 1)) == [('a', status)]
+  assert (tmp_path / 'a' / 'status.json').exists() == (status == 'failed')  # a trial itself writes the others
 
 
 def test_a_damaged_busy_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, capsys, monkeypatch):

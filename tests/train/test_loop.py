@@ -1,6 +1,7 @@
 """Runs from the outside: resuming, stopping, diverging, refusing."""
 
 import json
+import resource
 import shutil
 import signal
 
@@ -12,7 +13,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.data.dataset import open_data
 from sink_jax.train import checkpoint, evaluation, loop
-from sink_jax.train.checkpoint import saved_steps, step_folder, verify
+from sink_jax.train.checkpoint import CheckpointError, Checkpoints, saved_steps, step_folder, verify
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
 from sink_jax.train.evaluation import Diverged
@@ -22,7 +23,7 @@ from sink_jax.train.multihost import Interrupted, Unsaved
 from sink_jax.train.optimizer import Muon, OrthoAdam, learning_rate
 from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
-from sink_jax.train.workdir import Workdir, WorkdirLocked, read_config
+from sink_jax.train.workdir import Workdir, WorkdirLocked, read_config, read_status
 from tests.train import runs
 
 
@@ -363,6 +364,28 @@ def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(workdir, 
   assert saved_steps(workdir) == [8, 4] and not (workdir / 'checksums' / '8.0.json').exists()
   caplog.clear()
   assert sj.load_run(workdir).step == 8 and 'damaged' not in caplog.text
+
+
+# The failure cancels coroutines of the writer, about which asyncio warns.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_a_save_that_fails_in_the_background_is_named_and_the_run_resumes(whole, tmp_path, monkeypatch):
+  limit, save = resource.getrlimit(resource.RLIMIT_FSIZE), Checkpoints.save
+
+  def full(self, step, state):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limit[1]))  # bytes of a file
+    save(self, step, state)
+
+  handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  try:
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match='Checkpoint 4 .*full'):
+      patch.setattr(Checkpoints, 'save', full)
+      go(runs.config(), tmp_path)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    signal.signal(signal.SIGXFSZ, handler)
+  assert saved_steps(tmp_path) == [] and read_status(tmp_path)['status'] == 'failed'
+  go(runs.config(), tmp_path)
+  assert_same_run(tmp_path, whole)
 
 
 def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monkeypatch):
