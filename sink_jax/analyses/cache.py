@@ -130,9 +130,9 @@ def cache(model: Model) -> list[Row]:
             'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
             'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
             'words': f'Keep {f"the first {first} and " * bool(first)}the last {recent} of {length} tokens: '
-                     f'the loss changes by {best["change"]:+.2f} % ({best["low"]:+.2f} to {best["high"]:+.2f}), and on documents '
-                     f'that did not choose it by {held["change"]:+.2f} % ({held["low"]:+.2f} to '
-                     f'{held["high"]:+.2f}).'}
+                     f'the loss changes by {best["change"]:+.2f} % ({best["low"]:+.2f} to '
+                     f'{best["high"]:+.2f}), and on documents that did not choose it by '
+                     f'{held["change"]:+.2f} % ({held["low"]:+.2f} to {held["high"]:+.2f}).'}
   if renumbered.get('safe'):  # llama.cpp has no other positions
     advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
   return [*rows, *tried, renumbered, held, advice]
