@@ -286,12 +286,15 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
                f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
                'by {:+.1f} points; in the others it differs by {:+.1f} and {:+.1f}'.format(
                    *np.subtract(biased, control))]
-  assert sorted(new.index) == ['only-k-bias', 'only-sink-logit']
-  bias, logit = new.loc['only-k-bias'], new.loc['only-sink-logit']
+  assert len(new) == 4 and set(new.seed) == {0}
+  bias, both, logit, gate = (new.loc[f'only-{name}'] for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate'))
+  control = ends[ends.trial == 'continued']
   expected += [f'{bias.sink_1:.0f} % with a K bias (Sink_* {bias.sink_star:.1f} %)',
+               f'{both.sink_1:.0f} % with a KV bias (Sink_* {both.sink_star:.1f} %)',
                f'{logit.sink_1:.0f} % with a sink logit (Sink_* {logit.sink_star:.1f} %)',
-               f'{bias.max_over_median:,.0f} and {logit.max_over_median:,.0f} medians, against '
-               f'{ends[ends.trial == "continued"].max_over_median.mean():,.0f} in the control']
+               f'{gate.sink_1:.0f} % with a head gate, against {control.sink_1.mean():.0f} % in the control',
+               '{:,.0f}, {:,.0f}, {:,.0f} and {:,.0f} medians, against {:,.0f} in the control'.format(
+                   *(trial.max_over_median for trial in (bias, both, logit, gate)), control.max_over_median.mean())]
   nights = stored[(stored.budget == 'night') & (stored.task == 'paper') & (stored.valid == '')].set_index('trial')
   softmax, sigmoid = nights.loc['default'], nights.loc['sigmoid']
   assert softmax.seed == sigmoid.seed and set(nights.steps) == {8000} and nights.sink_1.max() < 10
