@@ -32,7 +32,6 @@ REMEDIES = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger avera
 _COURSE = {'sink_1': 1, 'sink_star': 1, 'valid_loss': 3, 'max_over_median': 0, 'value_ratio': 2}  # digits
 HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 'sigmoid': 'sigmoid',
             'k-bias': 'softmax with a K bias'}
-OLD_FORMULA = ('value-gate', 'head-norm', 'pseudo-mask')  # trained before their formulas were corrected
 _TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
 Page = tuple[list[AnyPath], list[str]]  # files that were written, and the first sentences
 
@@ -181,7 +180,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   summary = [line.replace('*', '').replace('\\', '') for line in re.findall(
       r'^\*\*(?:Run|-?\d|Reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
   if tasks:
-    files.append(render(out / 'remedies.md', 'remedies.md', tasks=tasks, old=OLD_FORMULA))
+    files.append(render(out / 'remedies.md', 'remedies.md', tasks=tasks))
   see = pictures | {item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses
                     for item in paper.TABLES + paper.FIGURES if item.get('analysis') == path.stem}
   files.append(render(out / 'reproduction.md', 'reproduction.md',
