@@ -377,7 +377,7 @@ def test_a_save_that_fails_in_the_background_is_named_and_the_run_resumes(whole,
 
   handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
   try:
-    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match='Checkpoint 4 .*full'):
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match='Checkpoint 4 '):
       patch.setattr(Checkpoints, 'save', full)
       go(runs.config(), tmp_path)
   finally:
