@@ -29,7 +29,7 @@ from sink_jax.train.workdir import read_config, read_object, read_status
 EMERGED = 10  # percent: a sink has emerged once Sink_1 stays at or above it (our definition)
 FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
 _LAST = 0.1  # the last share of the steps; its mean is the final training loss
-_POINTS = 400  # of a training curve
+_POINTS = 100  # of a training curve
 _TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' if they are missing; NaN elsewhere
 _KEYS = {**dict.fromkeys(['run', *_TEXTS], 'str'), 'seed': float}
 _METRICS = {**_KEYS, 'metric': 'str', 'step': int, 'block': float, 'value': float}
