@@ -8,7 +8,7 @@ A trial is TASK-VARIANT. The tasks: `trigger`, an average that one token in sixt
 2603.11487), with only attention; `bigram`, Bigram-Backcopy with one block (after 2410.13835); `lm`,
 language modelling at a budget, desk by default; the others have one size. Both tasks that are not text have
 four heads: with one, no number of seeds would show that a rate of heads has not changed. Variants of a norm
-are left out if the model has none.
+are left out if the model has none. Other update rules keep b2 of the task's AdamW.
 """
 
 import math
@@ -36,23 +36,29 @@ _SINK_LOGIT = attention(kv_bias='SinkLogit()')
 _ZERO_SINK = attention(kv_bias='ZeroSink()')
 _HEAD_GATE = attention(head='HeadGate()')
 _SSNORM = {'model.norm': 'single'}
-_ORTHO_ADAM = {'optimizer.rule': 'OrthoAdam(b1=0.9, b2=0.95, eps=1e-08, seed=0, longest=4096)'}
-_MUON = {'optimizer.rule': 'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2=0.95, eps=1e-08)'}
-# {task: (T, T before a budget)}, for variants of fixed length: -log T is the bias of Apple's sigmoid, and
-# -12/T the low end of the clipped softmax that its paper chose for OPT-125M. A window is a quarter of the
-# sequence; a budget scales the window for 2048 tokens.
-_LENGTHS = {'trigger': (16, 16), 'bigram': (64, 64), 'lm': (64, 2048)}
 
 
-def _of_length(length: int, unscaled: int) -> dict[str, dict[str, Any]]:
-  """Variants whose numbers depend on the tokens T of a sequence; unscaled: before a budget."""
+def _of_length(length: int) -> dict[str, dict[str, Any]]:
+  """Variants whose numbers depend on the tokens T of a sequence.
+
+  -log T is the bias of Apple's sigmoid, and -12/T the low end of the clipped softmax that its paper chose for
+  OPT-125M. A window is a quarter of the sequence.
+  """
   return {
       'sigmoid-bias': attention(
           similarity=f'Sigmoid(bias={-math.log(length)!r})', normalizer='Unnormalized()'),
       'clipped': attention(normalizer=f'Clipped(low={-12 / length!r})'),
       'pseudo-mask': attention(kv_bias=f'PseudoMask(context={length})'),
-      'sink-logit-window': _SINK_LOGIT | attention(mask=f'Window(size={unscaled // 4})'),
+      'sink-logit-window': _SINK_LOGIT | attention(mask=f'Window(size={length // 4})'),
   }
+
+
+def _of_rule(b2: float) -> dict[str, dict[str, Any]]:
+  """Other update rules, with b2 of the AdamW of the task."""
+  ortho_adam = {'optimizer.rule': f'OrthoAdam(b1=0.9, b2={b2}, eps=1e-08, seed=0, longest=4096)'}
+  muon = {'optimizer.rule': f'Muon(momentum=0.95, steps=5, rms=0.2, b1=0.9, b2={b2}, eps=1e-08)'}
+  return {'muon': muon, 'ssnorm-muon': _SSNORM | muon, 'orthoadam': ortho_adam,
+          'zero-sink-orthoadam': _ZERO_SINK | ortho_adam}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -90,22 +96,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'sandwich': {'model.norm_location': 'sandwich'},
     'protected': _QK_NORM | {'model.norm_location': 'protected', 'model.init': 'torch_default'},
     'sigma-reparam': {'model.linear': 'sigma_reparam'},
-    # Update rules.
-    'muon': _MUON,
-    'ssnorm-muon': _SSNORM | _MUON,
-    'orthoadam': _ORTHO_ADAM,
-    'zero-sink-orthoadam': _ZERO_SINK | _ORTHO_ADAM,
 }
 # Without a norm in the model these would compare a norm with none, and not with RMSNorm.
 _OF_NORMS = ('ssnorm', 'dyt', 'post-norm', 'sandwich', 'protected', 'ssnorm-muon')
-_TASKS = {'trigger': _TRIGGER, 'bigram': _BACKCOPY, 'lm': {}}
+# {task: (its settings, T, b2)}; T of language modelling is the paper's, until a budget changes it.
+_TASKS: dict[str, tuple[dict[str, Any], int, float]] = {
+    'trigger': (_TRIGGER, 16, 0.999), 'bigram': (_BACKCOPY, 64, 0.99), 'lm': ({}, 2048, 0.95)}
 TRIALS = {f'{task}-{variant}': settings | changes
-          for task, settings in _TASKS.items()
-          for variant, changes in (VARIANTS | _of_length(*_LENGTHS[task])).items()
+          for task, (settings, length, b2) in _TASKS.items()
+          for variant, changes in (VARIANTS | _of_rule(b2) | _of_length(length)).items()
           if task != 'trigger' or variant not in _OF_NORMS}
 
 
 def get_config(name: str = '') -> ConfigDict:
-  if name.startswith('lm-'):
-    return budget.config(TRIALS, name, default='desk', task='lm')
-  return base.trial(TRIALS, name.partition(',')[0], name.partition('-')[0])  # which have one size
+  trial = name.partition(',')[0]
+  if not trial.startswith('lm-'):
+    return base.trial(TRIALS, trial, name.partition('-')[0])  # which have one size
+  config = budget.config(TRIALS, name, default='desk', task='lm')
+  length = config.to_dict()['data']['context']
+  config.update_from_flattened_dict(_of_length(length).get(trial.removeprefix('lm-'), {}))
+  return config

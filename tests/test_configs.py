@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base, budget, paper, sft
+from configs import base, budget, paper, remedies, sft
 from sink_jax.data.dataset import open_data
 from sink_jax.data.sources import TextFolder
 from sink_jax.data.token_edits import RandomTokens
@@ -141,6 +142,21 @@ def test_grafts_share_a_source_and_a_control():
   assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == ['continued']
   assert {name for name, trial in trials.items() if trial.config['init']['train'] == 'new'} == {
       'only-k-bias', 'only-kv-bias', 'only-sink-logit', 'only-gate'}
+
+
+@pytest.mark.parametrize('name', budget.BUDGETS)
+def test_remedies_have_the_length_of_the_budget_and_b2_of_the_task(name):
+  of_text = {trial.label['trial']: from_dict(trial.config)
+             for trial in load_trials(CONFIGS / 'remedies.py').values()} | {
+      trial: from_dict(remedies.get_config(f'{trial},budget={name}').to_dict())
+      for trial in remedies.TRIALS if trial.startswith('lm-')}
+  for trial, run in of_text.items():
+    softmax = of_text[trial.partition('-')[0] + '-softmax']
+    assert run.optimizer.rule.b2 == softmax.optimizer.rule.b2
+  length = of_text['lm-softmax'].data.context
+  assert of_text['lm-pseudo-mask'].attention.kv_bias.context == length
+  assert of_text['lm-sink-logit-window'].attention.mask.size == length // 4
+  assert of_text['lm-sigmoid-bias'].attention.similarity.bias == pytest.approx(-math.log(length))
 
 
 def test_a_grid_tries_every_rate_at_every_product():
