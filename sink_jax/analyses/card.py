@@ -47,9 +47,12 @@ class Card:
   def write(self, folder: AnyPath, command: str = '') -> list[AnyPath]:
     """Writes index.html, its text card.md, a picture of each part, and the rows as card.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    for part, result in self.results.items():
-      result.plot(folder / f'{part}.png')
-    page = render(folder / 'card.md', 'card.md', card=self, parts=PARTS, command=command)
+    # The arrays of another library may lack importances, which the picture of the signature shows.
+    drawn = [part for part, result in self.results.items()
+             if part != 'signature' or _first(result.rows, measure='importance')]
+    for part in drawn:
+      self.results[part].plot(folder / f'{part}.png')
+    page = render(folder / 'card.md', 'card.md', card=self, parts=PARTS, drawn=drawn, command=command)
     # Rows of masses without a role are many, and no picture shows them.
     rows = {part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]
             for part, result in self.results.items()}

@@ -52,12 +52,15 @@ def write_analyses(workdir: str | AnyPath) -> None:
 def applicable(config: ModelConfig, context: int) -> dict[str, Callable[..., dict[str, Any]]]:
   """{name: analysis} of those that apply to a model trained on sequences of `context` tokens."""
   spec, mask = config.attention, config.attention.mask
+  masks = {config.attention_of(layer).mask for layer in config.pattern}
   # The first token attends only to itself, with a weight of one.
-  only_itself = (spec.rows_sum_to_one and not learned_bias(config) and mask.prefix is None
-                 and mask.key_range(0, 0, context) == (0, 1))
+  only_itself = (spec.rows_sum_to_one and not learned_bias(config) and all(
+      of.prefix is None and of.key_range(0, 0, context) == (0, 1) for of in masks))
+  same = masks == {mask}
   analyses = {'removed': (removed, bool(learned_bias(config))),
-              'window': (window, mask.window is not None and context > mask.window),
-              'prefix': (prefix, mask.prefix is not None), 'first_token_chain': (first_token, only_itself)}
+              'window': (window, same and mask.window is not None and context > mask.window),
+              'prefix': (prefix, same and mask.prefix is not None),
+              'first_token_chain': (first_token, only_itself)}
   return {name: measure for name, (measure, applies) in analyses.items() if applies}
 
 

@@ -140,11 +140,11 @@ class Exclusive(HeadOutput):
   """o_h <- o_h - (o_h . v_h) v_h / |v_h|^2, o_h without its component along the value v_h.
 
   It is exclusive self attention (XSA) of Zhai 2026 (arXiv 2603.09078, Eq. 2 and Algorithm 1, by a
-  transcription), which acts on each head before W_O. |v_h| is at least 1e-12.
+  transcription), which acts on each head before W_O. |v_h| is at least 1e-9, so that gradients stay finite.
   """
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
     o = o.astype(jnp.float32)
     v = jnp.repeat(v.astype(jnp.float32), o.shape[-2] // v.shape[-2], axis=-2)
     dot = lambda a, b: (a * b).sum(-1, keepdims=True)
-    return o - dot(o, v) / jnp.maximum(dot(v, v), 1e-24) * v
+    return o - dot(o, v) / jnp.maximum(dot(v, v), 1e-18) * v

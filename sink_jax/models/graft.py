@@ -100,6 +100,10 @@ def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
   if not changes:
     raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value, '
                      "such as attention={'head': 'HeadGate(scale=2)'}.")
+  for name in ('mask', 'position'):
+    if f'attention.{name}' in changes and any(getattr(layer, name) for layer in config.pattern):
+      raise ValueError(f'Blocks of this model have a {name} of their own, which a graft of attention would '
+                       'not change: graft another component.')
   check_known(start, STARTS, 'Unknown start')
   batch, same = _batch(run, tokens), start == 'identity'
   known, shapes = _shapes(run.config), _shapes(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -60,11 +60,12 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
     values = known.pivot_table(metric, ['seed', 'content', 'steps', 'budget', 'protocol'], 'trial')
     if baseline not in values:
       continue
-    scale = np.log if measure.ratio else np.asarray
+    scale = cast(Any, np.log if measure.ratio else np.positive)  # of Series
     of_metric = []
     for trial, runs in table[table.trial != baseline].groupby('trial'):
       pairs = values.reindex(columns=[baseline, trial]).dropna()
-      differences = (scale(pairs[trial]) - scale(pairs[baseline])).tolist()
+      # Runs of one seed on several data, or at several budgets, are one draw of a seed.
+      differences = (scale(pairs[trial]) - scale(pairs[baseline])).groupby('seed').mean().tolist()
       found = interval(differences)
       bad = runs.valid[runs.valid != ''].value_counts()
       of_metric.append({

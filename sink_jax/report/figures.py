@@ -187,18 +187,19 @@ def attention_maps(maps: Mapping[str, tuple[HeadMaps, bool]]) -> Figure:
   """One head of each run: the weights of its first tokens.
 
   maps: {name: (its maps, whether it has an extra key)}. The head is the one that gives most to token 1, or to
-  the extra key, which is the last column, `*`: one minus the row's sum. Rows of unnormalised weights are
-  divided by their sums.
+  the extra key, which is the last column, `*`: one minus the row's sum. Rows of unnormalised weights, those
+  of the extra key among them, are divided by their sums.
   """
   across = min(2, len(maps))
   down = -(-len(maps) // across)
   figure, axes = canvas(WIDTH, 3.1 * down, down, across, len(maps))
   for ax, (name, (of, extra)) in zip(axes.flat, maps.items()):
-    taken = 1 - of.raw.sum(-1).mean(-1) if extra else of.importance
+    taken = 1 - of.normalized.sum(-1).mean(-1) if extra else of.importance
     layer, head = plots.strongest_and_weakest(taken)[0]
-    weights = (of.raw if extra else of.normalized)[layer, head][:_LENGTH, :_LENGTH].astype(float)
+    weights = of.normalized[layer, head][:_LENGTH, :_LENGTH].astype(float)
     rest, size = 1 - weights.sum(1, keepdims=True), len(weights)
-    weights[np.triu_indices(size, 1)] = np.nan
+    if not np.triu(weights, 1).any():  # causal: above the diagonal nothing is drawn
+      weights[np.triu_indices(size, 1)] = np.nan
     ticks = {0: '1', size // 2 - 1: str(size // 2), size - 1: str(size)}
     if extra:
       weights = np.concatenate([weights, np.full_like(rest, np.nan), rest], 1)
@@ -212,7 +213,7 @@ def attention_maps(maps: Mapping[str, tuple[HeadMaps, bool]]) -> Figure:
     ax.title.set_fontsize(9.5)
     bar = figure.colorbar(image, ax=ax, shrink=0.8, ticks=[0, 0.3 ** 0.5, 1])
     bar.ax.set_yticklabels(['0', '0.3', '1'])
-    bar.set_label('rows divided by their sums' if of.proxy and not extra else 'attention', fontsize=8.5)
+    bar.set_label('rows divided by their sums' if of.proxy else 'attention', fontsize=8.5)
   return figure
 
 

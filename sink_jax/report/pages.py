@@ -124,7 +124,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   dots, rank, alike = paper.agreement(beside[beside.trial.isin(different)])
   elsewhere = full[full.task.isin(['paper', 'lm']) & full.budget.ne(budget) & full.status.eq('done')]
   grafts = full[full.task.eq('graft')]
-  grid = full[full.task.eq('grid') & full.status.eq('done')]
+  grid = full.loc[full.task.eq('grid') & full.status.eq('done')].drop_duplicates(['budget', 'trial'])
   grid = grid.join(grid.trial.str.extract(r'rate-(?P<rate>.*)-product-(?P<product>.*)')).assign(
       best=grid.valid_loss.eq(grid.groupby('budget').valid_loss.transform('min')))
   grid['cell'] = [f'{"**" * run.best}{run.valid_loss:.3f}{"**" * run.best} ({run.sink_1:.1f} %)'

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import pandas as pd
 
+from sink_jax.attention.mask import Causal
 from sink_jax.attention.normalizer import Clipped, RowSum
 from sink_jax.component import short_text
 from sink_jax.data.sources import DocumentSource
@@ -198,12 +199,13 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
 
 def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   """Columns of a run from its config and `Dataset.summary()`; epochs are of all its steps."""
-  source, mask, model = experiment.data.source, experiment.attention.mask, experiment.model_before_data()
+  source, model = experiment.data.source, experiment.model_before_data()
   tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
   tokenizer = f', {experiment.data.tokenizer}' if isinstance(source, DocumentSource) else ''
-  uniform = [validity.uniform_importance(model.attention_of(model.pattern[layer % len(model.pattern)]),
-                                         experiment.probe.length, model.sink_tokens)
-             for layer in model.attention_layers]
+  specs = [model.attention_of(model.pattern[layer % len(model.pattern)]) for layer in model.attention_layers]
+  uniform = [validity.uniform_importance(spec, experiment.probe.length, model.sink_tokens) for spec in specs]
+  masks = {spec.mask for spec in specs}
+  mask = masks.pop() if len(masks) == 1 else Causal()  # blocks that differ have no window in common
   return vars(experiment.label) | {
       'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(uniform) * model.heads,
       'attention': describe_attention(experiment), 'proxy': not experiment.attention.rows_sum_to_one,

@@ -45,13 +45,15 @@ def test_an_untrained_model_has_no_finding(made):
   assert not any('massive' in line or re.match('[1-9] of . edits', line) for line in card.sentences)
 
 
-def test_the_card_of_arrays_has_what_arrays_tell():
+def test_the_card_of_arrays_has_what_arrays_tell(tmp_path):
   hidden = np.random.default_rng(0).normal(size=(6, 3, 40, 16))
   hidden[:, 1, 0, 7] = 500
   card = sj.card_of(name='theirs', attentions=list(planted_maps()), hidden=hidden)
   sink, massive = card.sentences
   assert sink.startswith('The first token is a sink: in 8.3 % of heads') and 'random positions' in sink
   assert 'Token 1 has a massive activation in channel 7 after block 2' in massive
+  _, text, _ = sj.card_of(hidden=hidden).write(tmp_path)  # without importances there is nothing to draw
+  assert '.png' not in text.read_text() and 'massive activation' in text.read_text()
 
 
 def test_cache_and_quantisation_sentences_have_their_controls():

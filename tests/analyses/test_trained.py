@@ -11,6 +11,7 @@ import sink_jax as sj
 from sink_jax.analyses import trained
 from sink_jax.analyses.trained import analyse_run, applicable, write_analyses
 from sink_jax.data.dataset import open_data
+from sink_jax.models.config import Layer
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
 from tests.random_params import random_params
@@ -74,6 +75,14 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
 def test_what_applies(spec, names):
   assert [*applicable(sj.sized('tiny', vocab_size=11, attention=sj.AttentionSpec(**spec)), 16)] == names
   assert [*applicable(sj.sized('tiny', vocab_size=11, sink_tokens=1), 16)] == ['removed']
+
+
+@pytest.mark.parametrize('base, block, names', [
+    ('Causal()', sj.Prefix(), []), ('Window(size=4)', sj.Causal(), ['first_token_chain'])])
+def test_blocks_that_differ_have_no_window_or_prefix_in_common(base, block, names):
+  config = sj.sized('tiny', vocab_size=11, pattern=(Layer(), Layer(mask=block)),
+                    attention=sj.AttentionSpec(mask=base))
+  assert [*applicable(config, 16)] == names
 
 
 @pytest.mark.parametrize('changes, what, tokens', [

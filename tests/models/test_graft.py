@@ -204,6 +204,7 @@ def test_a_removal_is_a_graft():
     ({}, dict(attention={'gate': 'HeadGate()'}), "no component 'gate'.*head"),
     ({}, dict(attention={'head': 'HeadGat()'}), 'Did you mean HeadGate'),
     (dict(pattern=HYBRID), dict(attention={'value': 'ValueResidual()'}), 'the first has attention'),
+    (dict(pattern=WINDOWS), dict(attention={'mask': 'Prefix()'}), 'a mask of their own'),
     ({}, dict(sink_tokens=1, start='zero'), "start 'zero'. Choices: identity, random"),
     ({}, dict(sink_tokens=1, tokens=None), 'no probe inputs.*tokens='),
     (dict(vocab_size=0, input_features=3, output_features=2), dict(sink_tokens=1), 'continuous inputs'),

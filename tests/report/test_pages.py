@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from sink_jax.cli.report import make_report
+from sink_jax.evaluate.plots import HeadMaps
 from sink_jax.report import claims, figures, pages, paper, stats
 from sink_jax.report.runs import read_runs, table
 from tests.report.fake_runs import DEAD, write_run
@@ -127,6 +128,15 @@ def test_names_in_the_scatter_cover_nothing():
   boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]  # without the lines to the dots
   assert len(boxes) == 12
   assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_the_extra_key_of_a_map_has_what_the_divided_row_leaves():
+  raw = np.tril(np.full((2, 1, 4, 4), 0.9))  # rows of sigmoid, which may exceed one
+  share = np.array([0.2, 0.6])[:, None, None, None]
+  normalized = raw / raw.sum(-1, keepdims=True) * (1 - share)
+  figure = figures.attention_maps({'kv': (HeadMaps(raw, normalized, 1, (1, 2)), True)})
+  assert 'block 2, head 1: 0.60 to *' in figure.axes[0].get_title()
+  np.testing.assert_allclose(figure.axes[0].images[0].get_array()[:, -1] ** 2, 0.6)
 
 
 def test_what_is_missing_is_said_and_in_no_mean(tmp_path, undrawn):
