@@ -16,4 +16,4 @@ try:
 except (OSError, ValueError) as error:
   stop(error)
 print(f'{experiment.label.trial or "the config"}: {experiment.steps:,} steps of '
-      f'{experiment.batch_size} x {experiment.data.context} tokens, devices: {devices or "not known"}')
+      f'{experiment.batch_size} sequences, devices: {devices or "not known"}')

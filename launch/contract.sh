@@ -79,5 +79,5 @@ tpu_devices() {
 plan_job() {
   prepare_environment
   do_or_say "$RUN_PYTHON" -P -m sink_jax plan "--topology=$TPU_TYPE" "--slices=$1" "--config=$CONFIG" \
-    ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}
+    ${DATA:+"--config.data.source=PackedDataset(path='$DATA')"} ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}
 }

@@ -70,7 +70,7 @@ def main(options: Any) -> None:
   named: list[tuple[str, Callable[[], Run]]] = [
       *((name, lambda name=name: load(name, None, options.inputs.dtype, options.fsdp))
         for name in options.checkpoint),
-      *((name, lambda name=name: load(None, os.path.expanduser(name), options.inputs.dtype))
+      *((name, lambda name=name: load(None, os.path.expanduser(name), options.inputs.dtype, options.fsdp))
         for name in options.workdir)]
   if not named and chosen.models is None:
     raise ValueError('name a model: --checkpoint= or --workdir=.')

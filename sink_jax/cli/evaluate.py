@@ -24,7 +24,6 @@ from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
-from sink_jax.pretrained.load import load_run
 from sink_jax.report.model_page import model_page, sentences, to_html
 from sink_jax.train.config import ProbeConfig
 from sink_jax.train.provenance import provenance
@@ -104,7 +103,7 @@ def _trained(options: Options, given: dict[str, Any],
     raise ValueError(f'--{name}: a run is probed on the tokens that it stores; leave it out.')
   config = read_config(workdir)
   out = writable_folder(options.out or workdir / 'evaluation')
-  run = load_run(workdir)
+  run = load(options)
   tokens = run.probe_tokens
   if tokens is None:
     raise ValueError(f'{workdir} has no probe_tokens.npy to probe the run on.')

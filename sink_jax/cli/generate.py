@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 import numpy as np
@@ -51,8 +51,11 @@ class Options(Model):
   seed: int = 0  # of the sampling.
 
 
-def main(options: Options) -> None:
+def main(options: Options, given: Collection[str]) -> None:
   """Writes the text as it is generated, and how fast that was."""
+  for needed, names in (('temperature', {'top_k', 'top_p', 'seed'}), ('cache_size', {'sinks', 'positions'})):
+    if needed not in given and (unused := names.intersection(given)):
+      raise ValueError(f'--{min(unused)} does nothing without --{needed}: add it.')
   if options.prompt is None and sys.stdin.isatty():  # which would look like a program that hangs
     raise ValueError("no prompt: give --prompt='...', or pipe a text in.")
   prompt = sys.stdin.read() if options.prompt is None else options.prompt

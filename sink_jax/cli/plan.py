@@ -38,14 +38,14 @@ def main(options: Options, config: dict) -> int:
   from sink_jax.plan.estimate import as_text
   from sink_jax.pretrained.load import open_source
   from sink_jax.train.config import from_dict
-  from sink_jax.train.start import with_source
+  from sink_jax.train.loop import planned
 
   logging.getLogger('sink_jax').setLevel(logging.WARNING)  # kernels are not for this machine
   jax.config.update('jax_platforms', 'cpu')  # nothing runs: a GPU of this machine stays free
   where, init = parse(options.topology, options.slices), from_dict(config).init
   if init.train != 'all':
     raise ValueError(f'init.train = {init.train} is not planned: leave it out; it needs less.')
-  config, _ = with_source(config, open_source)
+  config = planned(config, open_source)
   first = found = plan(config, where)
   print(as_text(first), flush=True)
   if not first.fits:

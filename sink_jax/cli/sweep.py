@@ -123,9 +123,11 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
       return {status for _, status in outcomes}
   root.mkdir(parents=True, exist_ok=True)
   # Those that are done or have diverged end at once, and neither take time nor need a line.
-  costs = {name: cost_of(trial.config).flops if trial.config else 0.0
-           for name, trial in trials.items()
-           if read_status(root / name)['status'] not in FINAL_STATUSES}
+  costs = {name: 0.0 for name in trials if read_status(root / name)['status'] not in FINAL_STATUSES}
+  for name in costs:
+    with contextlib.suppress(ValueError):  # such as a source that is missing: the trial records it
+      if config := trials[name].config:
+        costs[name] = cost_of(config).flops
   statuses, began = {}, time.monotonic()
   part = '' if options.shard == '1/1' else f'-{options.shard.replace("/", "-of-")}'
   with keep_summary(trials, root / f'summary{part}.md'):

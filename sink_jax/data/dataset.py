@@ -31,6 +31,7 @@ from sink_jax.io.paths import cache_root, is_local, to_path
 # Keys of `counter_rng`, fixed on purpose: the subset of a smaller data amount and the order of the
 # validation rows must not depend on the seed of a run, or runs could not be compared.
 _SUBSET_KEY, _VALID_KEY = 1, 2
+_FAR_APART = 2_654_435_761  # 2^32 over the golden ratio; it is odd, so that no two seeds become one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,9 +244,9 @@ class CorpusDataset(Dataset):
 
   def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
     import grain
-    # Grain handles numbers here, not rows: one call then reads the rows of a batch. `repeat`
-    # shuffles every epoch anew.
-    stream = grain.MapDataset.source(self._rows).shuffle(seed=seed % 2**32).repeat()
+    # Grain handles numbers here, not rows: one call then reads the rows of a batch. `repeat` shuffles epoch e
+    # with the seed plus e, so that the seeds of runs must lie far apart: else they share epochs.
+    stream = grain.MapDataset.source(self._rows).shuffle(seed=seed * _FAR_APART % 2**32).repeat()
     return self._batch('train', np.array([stream[int(i)] for i in numbers]))
 
   def _batch(self, split: str, rows: np.ndarray) -> Batch:

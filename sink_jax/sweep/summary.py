@@ -16,8 +16,8 @@ from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.config import from_dict
+from sink_jax.train.loop import planned
 from sink_jax.train.metrics import PEAK_FLOPS
-from sink_jax.train.start import with_source
 from sink_jax.train.workdir import read_status
 
 _WRITE_EVERY = 30  # seconds
@@ -84,12 +84,12 @@ class Cost(NamedTuple):
 
 
 def cost_of(config: Mapping[str, Any]) -> Cost:
-  """The cost of a config; reads no data. A tokenizer that is yet to be trained counts as bytes.
+  """The cost of a config; reads no text. A tokenizer that is yet to be trained counts as bytes.
 
   Raises:
-    ValueError: the model that `init.source` names cannot be opened; names the option.
+    ValueError: packed data, or the model that `init.source` names, cannot be opened; names the option.
   """
-  experiment = from_dict(with_source(config, open_source)[0])
+  experiment = from_dict(planned(config, open_source))
   model, tokens = experiment.model_before_data(), experiment.steps * experiment.tokens_per_step
   parameters = parameter_count(model)
   return Cost(parameters, parameter_count(model, embeddings=False), tokens,

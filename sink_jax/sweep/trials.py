@@ -15,8 +15,10 @@ from sink_jax.io.paths import import_file
 from sink_jax.train.config import NotExpressible, from_dict, where_keys
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
-# Keys that do not make a trial a different one, so that a label need not name them; edits of tokens do.
-_NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'validation.')
+# Keys that do not make a trial a different one, so that a label need not name them: runs on other data are
+# known by its hash, but for these.
+_NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'seed', 'validation.')
+_NOT_HASHED = ('data.interventions', 'data.max_tokens', 'data.valid_source')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,7 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   if not hasattr(module, 'TRIALS'):
     raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax train')
   changes = ', '.join(f'{key}={value}' for key, value in settings.items()
-                      if (not key.startswith(_NEUTRAL) or key == 'data.interventions') and key not in where_keys())
+                      if (not key.startswith(_NEUTRAL) or key in _NOT_HASHED) and key not in where_keys())
   trials: dict[str, Trial] = {}
   of_seeds = {f'-seed-{seed}': {'seed': seed} for seed in chosen} or {'': {}}
   for name in module.TRIALS:

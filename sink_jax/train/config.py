@@ -97,8 +97,8 @@ class ProfileConfig:
   """A trace of `jax.profiler` below WORKDIR/profile, for TensorBoard or Perfetto."""
 
   first: int = option(10, 'step of the process at which it begins; the first steps compile',
-                      where=True)
-  steps: int = option(0, 'steps of a trace; 0: none', where=True)
+                      where=True, least=1)
+  steps: int = option(0, 'steps of a trace; 0: none', where=True, least=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,8 @@ from jax.sharding import Mesh
 
 from sink_jax.component import short_text
 from sink_jax.data.dataset import Dataset, as_packed, open_data
+from sink_jax.data.packed import Packed
+from sink_jax.data.sources import PackedDataset
 from sink_jax.data.token_edits import first_token
 from sink_jax.evaluate.probe import first_token_limits
 from sink_jax.evaluate.sink_report import limit_note
@@ -164,6 +166,16 @@ def completed(config: Mapping[str, Any],
   return with_source({**config, 'data': {
       **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
       'bos': packed.bos, 'eos': packed.eos}}, open_source)
+
+
+def planned(config: Mapping[str, Any], open_source: OpenSource) -> dict[str, Any]:
+  """`completed`, with the vocabulary of packed data, for a model that is not trained now; raises as it does."""
+  config, _ = completed(config, open_source)
+  source = from_dict(config).data.source
+  if isinstance(source, PackedDataset) and not config['model']['vocab_size']:
+    size = Packed(to_path(source.path)).manifest['vocab_size']
+    config['model'] = {**config['model'], 'vocab_size': size}
+  return config
 
 
 def _checked(config: Mapping[str, Any], workdir: AnyPath) -> Experiment:

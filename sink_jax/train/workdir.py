@@ -8,6 +8,7 @@ every save: the newest job wins, and an older one ends without writing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from sink_jax.train.config import differences
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks
 _PATIENCE = 15  # seconds to wait for a lock: the processes of a killed sweep need some to notice it
 
 
@@ -63,7 +65,8 @@ class Workdir:
     """data: `Dataset.summary()`; its digests of the data must not change."""
     self.path, self._config, self._data = to_path(path), config, data
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
-    self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE)
+    # A file as a lock would outlive a killed process, and no other host could resume its run.
+    self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE, fallback_to_soft=False)
 
   def __enter__(self) -> Workdir:
     try:
@@ -99,8 +102,9 @@ class Workdir:
       except filelock.Timeout:
         raise WorkdirLocked(f'Another process ({self._owner()}) is training in {self.path}: wait '
                             'for it, or use another --workdir.') from None
-      except NotImplementedError:  # a file system without locks: `owner` must suffice
-        pass
+      except OSError as error:
+        if error.errno not in _NO_LOCKS:  # without locks `owner` must suffice
+          raise
     # Checked under the lock, which keeps other processes from writing what is compared.
     check_workdir(self.path, self._config)
     before = read_object(self.path / 'data.json')

@@ -113,7 +113,7 @@ def test_a_prompt_in_the_template_of_a_conversation_is_answered(checkpoint):
 
 @pytest.mark.parametrize('option, message', [
     ('--prompt=', 'the prompt is empty'), ('--chat=llama', "'llama' is not a template"),
-    ('--top_p=2', 'top_p = 2'), ('--cache_size=4', 'sinks < size')])
+    ('--top_p=0.5', '--temperature'), ('--sinks=2', '--cache_size'), ('--cache_size=4', 'sinks < size')])
 def test_what_cannot_be_generated(checkpoint, option, message):
   code, _, notes = generate(f'--checkpoint={checkpoint}', '--bos=none', '--prompt=a', option)
   assert code == 1 and message in notes.splitlines()[-1] and 'Traceback' not in notes

@@ -13,12 +13,16 @@ import grain
 import numpy as np
 import pytest
 
+from configs import base
 from sink_jax.data import build as builder
 from sink_jax.data.chat import ChatJsonl
 from sink_jax.data.dataset import DataConfig, as_packed, open_data, open_packed
 from sink_jax.data.packed import SPLITS, Packed
 from sink_jax.data.sources import PackedDataset, TextFolder
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
+from sink_jax.pretrained.load import open_source
+from sink_jax.train.config import from_dict
+from sink_jax.train.loop import planned
 from tests.train.runs import ROOT
 
 _SHARD = 3000  # characters; gives the corpus about eight shards
@@ -210,6 +214,10 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
   built = as_packed(packed)
   assert (built.context, built.bos, built.eos, built.tokenizer) == (24, True, True, config.tokenizer)
   assert as_packed(built) == built
+  settings = base.get_config()
+  settings.data.source, settings.probe.length = repr(packed.source), 16
+  plan = from_dict(planned(settings.to_dict(), open_source))
+  assert (plan.data.context, plan.data.tokenizer, plan.model.vocab_size) == (24, built.tokenizer, 300)
   for a, b in zip(open_data(packed).batch(3, 4, 0), open_data(config).batch(3, 4, 0), strict=True):
     np.testing.assert_array_equal(a, b)
   for option, value in (('context', 25), ('eos', False), ('tokenizer', TrainedBpe(vocab_size=301))):

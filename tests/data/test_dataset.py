@@ -59,7 +59,7 @@ def test_each_epoch_is_every_chunk_once_in_a_new_order(config):
   np.testing.assert_array_equal(_sorted(first), _sorted(stored))
   np.testing.assert_array_equal(_sorted(second), _sorted(stored))
   assert (first != stored).any() and (first != second).any()
-  assert (_stream(data, n, seed=1) != first).any()
+  assert (_stream(data, n, seed=1) != first).any() and (_stream(data, n, seed=1) != second).any()
 
 
 @pytest.mark.parametrize('shares', [[range(8)], [range(4), range(4, 8)], [range(2, 4), (0, 1, 6, 7)]])

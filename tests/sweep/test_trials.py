@@ -86,12 +86,14 @@ def test_what_a_budget_cannot_express_is_recorded(tmp_path):
 def test_options_seeds_and_settings_reach_the_config():
   trials = load_trials(CONFIGS / 'paper.py', {'budget': 'desk', 'protocol': 'released'}, [3, 5],
                        {'steps': '50', 'data.cache_dir': 'elsewhere', 'log_every': '7',
-                        'data.interventions': 'FixedToken(position=2)'})
+                        'data.interventions': 'FixedToken(position=2)', 'data.max_tokens': '9000'})
   trial = trials['window-32-seed-5']
   assert (trial.config['seed'], trial.config['steps'], trial.config['log_every']) == (5, 50, 7)
   # The label has settings that change the computation, and none that only say where it runs.
   assert trial.label == {'trial': 'window-32', 'task': 'paper', 'protocol': 'released',
-                         'budget': 'desk with steps=50, data.interventions=FixedToken(position=2)'}
+                         'budget': 'desk with steps=50, data.interventions=FixedToken(position=2), '
+                                   'data.max_tokens=9000'}
+  assert load_trials(CONFIGS / 'quickstart.py', settings={'seed': '3'})  # which is a seed of its trial
 
 
 def test_shards_are_a_partition():

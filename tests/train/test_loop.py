@@ -1,5 +1,7 @@
 """Runs from the outside: resuming, stopping, diverging, refusing."""
 
+import errno
+import fcntl
 import json
 import resource
 import shutil
@@ -401,6 +403,19 @@ def test_a_job_that_another_one_has_displaced_writes_nothing_more(tmp_path, monk
     go(runs.config(), tmp_path)
   assert saved_steps(tmp_path) == []
   assert json.loads((tmp_path / 'status.json').read_text())['of'] == 'another'
+
+
+@pytest.mark.parametrize('code', [errno.ENOSYS, errno.ENOLCK])
+def test_without_locks_the_file_of_a_killed_run_locks_out_nobody(tmp_path, monkeypatch, code):
+  def refuse(*_):
+    raise OSError(code, 'no locks')
+
+  monkeypatch.setattr(fcntl, 'flock', refuse)
+  config = runs.config()
+  with Workdir(tmp_path, config, {}) as killed, Workdir(tmp_path, config, {}) as newest:
+    newest.check_owner()
+    with pytest.raises(WorkdirLocked, match='has begun'):
+      killed.check_owner()
 
 
 def test_what_a_kill_left_unprobed_is_probed_when_the_run_goes_on(whole, tmp_path, monkeypatch):
