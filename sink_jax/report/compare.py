@@ -64,8 +64,9 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
     of_metric = []
     for trial, runs in table[table.trial != baseline].groupby('trial'):
       pairs = values.reindex(columns=[baseline, trial]).dropna()
+      changes = scale(pairs[trial]) - scale(pairs[baseline])
       # Runs of one seed on several data, or at several budgets, are one draw of a seed.
-      differences = (scale(pairs[trial]) - scale(pairs[baseline])).groupby('seed').mean().tolist()
+      differences = changes.groupby('seed').mean().tolist()
       found = interval(differences)
       bad = runs.valid[runs.valid != ''].value_counts()
       of_metric.append({
@@ -73,7 +74,7 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
           'high': found.high, 'p': found.p, 'ours': pairs[trial].mean(),
           'base': pairs[baseline].mean(), 'star': known.sink_star[known.trial == trial].mean(),
           'same': equal(differences, measure.margin),
-          'widest': max(map(abs, differences), default=math.inf), 'most': pairs[trial].max(),
+          'widest': max(changes.abs(), default=math.inf), 'most': pairs[trial].max(),
           'invalid': ', '.join(f'{why} {n}' for why, n in bad.items())})
     adjusted = holm([row['p'] if row['n'] >= LEAST else math.nan for row in of_metric])
     rows += [row | {'p': p, 'verdict': _verdict(row, p, measure)} for row, p in zip(of_metric, adjusted)]

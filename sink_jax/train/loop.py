@@ -171,9 +171,11 @@ def completed(config: Mapping[str, Any],
 def planned(config: Mapping[str, Any], open_source: OpenSource) -> dict[str, Any]:
   """`completed`, with the vocabulary of packed data, for a model that is not trained now; raises as it does."""
   config, _ = completed(config, open_source)
-  source = from_dict(config).data.source
-  if isinstance(source, PackedDataset) and not config['model']['vocab_size']:
-    size = Packed(to_path(source.path)).manifest['vocab_size']
+  data = from_dict(config).data
+  if isinstance(data.source, PackedDataset) and not config['model']['vocab_size']:
+    size = Packed(to_path(data.source.path)).manifest['vocab_size']
+    for edit in data.interventions:
+      size = edit.vocab_size(size)
     config['model'] = {**config['model'], 'vocab_size': size}
   return config
 

@@ -191,10 +191,11 @@ def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
 
 @pytest.mark.parametrize('script, slices', [('tpu_vm.sh', 1), ('xpk.sh', 2)])
 def test_a_plan_is_of_the_settings(launchers, script, slices):
-  launchers.settings(SETTINGS + f'SLICES={slices}')
+  launchers.settings(SETTINGS + f'SLICES={slices} DATA=gs://b/tokens')
   code, output, _ = launchers(script, 'plan', '--dry_run')
-  assert code == 0 and shlex.split(output)[-6:] == [
-      'plan', '--topology=v6e-16', f'--slices={slices}', '--config=0', *ARGUMENTS[3:]]
+  assert code == 0 and shlex.split(output)[-7:] == [
+      'plan', '--topology=v6e-16', f'--slices={slices}', '--config=0',
+      "--config.data.source=PackedDataset(path='gs://b/tokens')", *ARGUMENTS[3:]]
   assert launchers(script, 'plan')[0] == 1 and len(launchers.jobs()) == 1  # the stand-in's plan fails
   assert not launchers.called()  # and creates nothing
 

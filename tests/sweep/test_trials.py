@@ -93,7 +93,8 @@ def test_options_seeds_and_settings_reach_the_config():
   assert trial.label == {'trial': 'window-32', 'task': 'paper', 'protocol': 'released',
                          'budget': 'desk with steps=50, data.interventions=FixedToken(position=2), '
                                    'data.max_tokens=9000'}
-  assert load_trials(CONFIGS / 'quickstart.py', settings={'seed': '3'})  # which is a seed of its trial
+  seeded = load_trials(CONFIGS / 'paper.py', {'budget': 'desk'}, settings={'seed': '3'})
+  assert {trial.label['budget'] for trial in seeded.values()} == {'desk'}  # it is a seed of its trial
 
 
 def test_shards_are_a_partition():
