@@ -316,15 +316,16 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
                f'{sigmoid.hidden_ratio:.2f} times with sigmoid (null {sigmoid.null_hidden_ratio:.2f})',
                f'{softmax.valid_loss:.2f} and {sigmoid.valid_loss:.2f} nats']
   fixed = stored[stored.budget.str.startswith('night with', na=False) & (stored.valid == '')].set_index('trial')
-  softmax, sigmoid = fixed.loc['default'], fixed.loc['sigmoid']
-  assert softmax.seed == sigmoid.seed and set(fixed.steps) == {8000} and len(fixed) == 2
-  assert softmax.null_sink_1 < softmax.sink_1 < 10 and sigmoid.sink_1 < sigmoid.null_sink_1
-  expected += [f'{softmax.sink_1:.1f} % (null {softmax.null_sink_1:.1f} %) and '
-               f'{sigmoid.sink_1:.1f} % (null {sigmoid.null_sink_1:.1f} %), below the 10 %',
-               f'gives it {softmax.largest_importance:.2f} and {sigmoid.largest_importance:.2f}, its value norm is '
-               f'at least {softmax.value_ratio:.2f} and {sigmoid.value_ratio:.2f} times',
-               f'at most {softmax.hidden_ratio:.2f} and {sigmoid.hidden_ratio:.2f} times',
-               f'is {softmax.valid_loss:.2f} and {sigmoid.valid_loss:.2f} nats.']
+  names = {'default': 'softmax', 'sigmoid': 'sigmoid', 'sigmoid-normalized': 'normalised sigmoid',
+           'k-bias': 'softmax with a K bias'}
+  assert set(fixed.index) == set(names) and set(fixed.seed) == {1} and set(fixed.steps) == {8000}
+  assert fixed.sink_1.max() < 10 and fixed.sink_star['k-bias'] > fixed.sink_1['k-bias']
+  assert (fixed.sink_1 - fixed.null_sink_1 > 1).to_dict() == {
+      'default': True, 'k-bias': True, 'sigmoid': False, 'sigmoid-normalized': False}
+  expected += ['below the 10 % from which on', *(
+      f'| {name} | {of.sink_1:.1f} % | {of.null_sink_1:.1f} % | {of.largest_importance:.2f} | {of.value_ratio:.2f} | '
+      f'{of.hidden_ratio:.2f} | {of.valid_loss:.2f} |' for trial, name in names.items() for of in [fixed.loc[trial]]),
+               f'at {fixed.sink_star["k-bias"]:.1f} %']
   for words in expected:
     assert words in text
   rest = text
