@@ -97,7 +97,7 @@ def test_exclusive_attention_is_orthogonal_to_the_values_of_the_token(implementa
                 for head in (sj.Exclusive(), sj.PlainOutput()))
   assert np.abs((out * np.repeat(v, 2, axis=2)).sum(-1)).max() < 1e-5
   np.testing.assert_allclose(out[0, 3, 2:], plain[0, 3, 2:], rtol=1e-6)
-  for size in (0, 1e-13, 1e-10, 1e-8, 1e-6):
+  for size in (0.0, 1e-13, 1e-10, 1e-8, 1e-6):
     of = lambda v: sj.Exclusive().output(jnp.ones((1, 4)), v, None, {}).sum()
     assert np.isfinite(jax.grad(of)(jnp.full((1, 4), size))).all()
 
