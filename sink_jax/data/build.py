@@ -21,6 +21,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -35,7 +36,7 @@ from sink_jax.data.packed import SPLITS, without_block_headers
 from sink_jax.data.sources import Document, DocumentSource
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import remove_temporaries, write_atomically
-from sink_jax.io.paths import AnyPath, is_local
+from sink_jax.io.paths import AnyPath, import_file, is_local
 from sink_jax.io.process import end_with_parent
 from sink_jax.io.terminal import Progress
 
@@ -78,6 +79,7 @@ def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: in
   if is_local(folder):
     folder.mkdir(parents=True, exist_ok=True)
   with FileLock(folder / 'lock') if is_local(folder) else contextlib.nullcontext():
+    check(folder, settings)
     if (folder / 'manifest.json').exists():
       return
     remove_temporaries(folder)  # of a process that was killed here
@@ -85,6 +87,13 @@ def build(folder: AnyPath, layout: Layout, settings: dict[str, Any], workers: in
     write_atomically(folder / 'settings.json', json.dumps(settings, indent=1))
     shards = list(_shards(folder, layout, workers))
     write_atomically(folder / 'manifest.json', json.dumps(_manifest(settings, layout, shards)) + '\n')
+
+
+def check(folder: AnyPath, settings: dict[str, Any]) -> None:
+  """A ValueError if the folder holds data of other settings, complete or not."""
+  begun = folder / 'settings.json'
+  if begun.exists() and json.loads(begun.read_text()) != settings:
+    raise ValueError(f'{folder} holds other data: choose another folder, or delete it.')
 
 
 def _shards(folder: AnyPath, layout: Layout, workers: int) -> Iterator[Info]:
@@ -97,16 +106,19 @@ def _shards(folder: AnyPath, layout: Layout, workers: int) -> Iterator[Info]:
   groups = enumerate(_groups(layout.source.documents(documents), SHARD_CHARACTERS), len(done))
   tasks = ((folder / _name(number), layout, group) for number, group in groups)
   with contextlib.closing(Progress('tokenizing')) as progress:
-    for info in _in_processes(tasks, workers) if workers else (_shard(*task) for task in tasks):
+    for info in _in_processes(tasks, layout, workers) if workers else (_shard(*task) for task in tasks):
       documents, read = documents + info['documents'], read + info['characters']
       progress.update(read, documents=documents)
       yield info
 
 
-def _in_processes(tasks: Iterable[tuple[AnyPath, Layout, list[Document]]], workers: int) -> Iterator[Info]:
+def _in_processes(tasks: Iterable[tuple[AnyPath, Layout, list[Document]]], layout: Layout,
+                  workers: int) -> Iterator[Info]:
+  module = type(layout.source).__module__
+  file = sys.modules[module].__file__ if module.startswith('configs.') else None
   # 'spawn', since the threads of the tokenizers library do not survive a fork.
   with concurrent.futures.ProcessPoolExecutor(
-      workers, multiprocessing.get_context('spawn'), _start_worker) as pool:
+      workers, multiprocessing.get_context('spawn'), _start_worker, (file,)) as pool:
     pending: collections.deque[concurrent.futures.Future] = collections.deque()
     for task in tasks:
       pending.append(pool.submit(_shard, *task))
@@ -116,7 +128,9 @@ def _in_processes(tasks: Iterable[tuple[AnyPath, Layout, list[Document]]], worke
       yield pending.popleft().result()
 
 
-def _start_worker() -> None:
+def _start_worker(file: str | None) -> None:
+  if file:  # that defines the source
+    import_file(file)
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers share the cores
   end_with_parent()
 

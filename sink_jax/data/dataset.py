@@ -79,7 +79,7 @@ def open_data(config: DataConfig) -> Dataset:
 
 
 def as_packed(config: DataConfig) -> DataConfig:
-  """The config with tokenizer, context, BOS and EOS of its `PackedDataset`; others are unchanged.
+  """The config with tokenizer, context, BOS, EOS and held-out share of its `PackedDataset`; others are unchanged.
 
   A value that equals the default counts as not set.
 
@@ -91,6 +91,8 @@ def as_packed(config: DataConfig) -> DataConfig:
   manifest = Packed(to_path(config.source.path)).manifest
   built = {'tokenizer': from_string(Tokenizer, manifest['tokenizer']),
            **{name: manifest[name] for name in ('context', 'bos', 'eos')}}
+  if config.valid_source is None and manifest['valid_fraction'] not in (0, 1):
+    built['valid_fraction'] = manifest['valid_fraction']
   for name, value in built.items():
     if getattr(config, name) not in (getattr(DataConfig, name), value):
       raise ValueError(f'{config.source!r} was built with {name}={value}, and the config asks for '
@@ -143,9 +145,7 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
   root = to_path(config.cache_dir) if config.cache_dir else cache_root()
   key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
   folder = to_path(out) if out else root / f'{type(source).__name__.lower()}-{config.context}-{key}'
-  begun = folder / 'settings.json'
-  if begun.exists() and json.loads(begun.read_text()) != settings:
-    raise ValueError(f'{folder} holds other data: choose another folder, or delete it.')
+  build.check(folder, settings)  # before a tokenizer is trained
   if not (folder / 'manifest.json').exists():
     tokenizer = tokenizer or config.tokenizer.open(source, valid_fraction)
     layout = build.Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
@@ -167,6 +167,9 @@ class CorpusDataset(Dataset):
 
   def __init__(self, packed: Packed, valid: Packed, config: DataConfig):
     self._packed = {'train': packed, 'valid': valid}
+    for split, rows in self._packed.items():
+      if not rows.size(split):
+        raise ValueError(f'{rows.folder} has no row for {split}: add text to a domain, or lower data.context.')
     self.tokenizer = packed.tokenizer
     self._interventions = config.interventions
     self._row_length = packed.manifest['context'] + 1

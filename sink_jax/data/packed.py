@@ -125,7 +125,9 @@ class Packed:
       listed += [(turn, d, self.bounds['valid'][d] + row, token)
                  for turn, (row, token) in enumerate(fitting)]
     chosen: dict[bytes, np.ndarray] = {}  # each once
-    for _, _, row, token in sorted(listed)[:count]:
+    for _, _, row, token in sorted(listed):
+      if len(chosen) >= count:
+        break
       last = row + (token + length - 1) // self._length
       tokens = self.rows('valid', np.arange(row, last + 1))[0].ravel()[token:token + length]
       chosen[tokens.tobytes()] = tokens

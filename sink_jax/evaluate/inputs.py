@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import glob
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ def open_source(text: str = '') -> DocumentSource:
     return Stdlib(domains='docs')
   path = expanded(text)
   if path.is_file() and path.suffix in ('.txt', '.md'):
-    return TextFolder(str(path.parent), path.name)
+    return TextFolder(str(path.parent), glob.escape(path.name))
   if path.exists():
     return TextFolder(str(path)) if any(path.rglob('*.txt')) else Jsonl(str(path))
   try:

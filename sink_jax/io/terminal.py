@@ -23,7 +23,7 @@ def escaped(words: object) -> str:
 def short(number: float) -> str:
   """Three significant digits, but all before the point: 1228800 -> '1.23 M'."""
   for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if number >= size:
+    if number >= 0.9995 * size:  # which prints as 1
       return f'{number / size:.{max(3, len(str(int(number / size))))}g} {letter}'
   return f'{number:.0f}'
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label
-from sink_jax.report.compare import Measure
+from sink_jax.report.compare import LEAST, Measure
 from sink_jax.report.runs import EMERGED, Runs
 
 _LENGTH = 32  # tokens of an attention map
@@ -61,8 +61,8 @@ def lines(ax: Axes, runs: Runs, table: pd.DataFrame, trial: str, metric: str, co
 
 
 def curves(runs: Runs, table: pd.DataFrame, trials: Sequence[str], metrics: Sequence[str], x: str = 'step',
-           title: str = '') -> Figure:
-  """A panel for each available metric, a colour for each trial; dotted: Sink_* of an extra key."""
+           title: str = '', dotted: str = 'sink_star') -> Figure:
+  """A panel for each available metric, a colour for each trial; `dotted` is drawn in that of Sink_1 or of blocks."""
   known = set(runs.metrics.metric[runs.metrics.run.isin(table.run[table.trial.isin(trials)])])
   shown = [metric for metric in metrics if metric in known] or metrics[:1]
   figure, axes = canvas(WIDTH, 2.7 * len(shown) + 0.6 + 0.2 * len(trials), len(shown))
@@ -72,8 +72,8 @@ def curves(runs: Runs, table: pd.DataFrame, trials: Sequence[str], metrics: Sequ
       colour = _COLOURS[i % len(_COLOURS)]
       if lines(ax, runs, table, trial, metric, colour, x):
         found.setdefault(trial, ax.get_lines()[-1])
-      if metric == 'sink_1':
-        lines(ax, runs, table, trial, 'sink_star', colour, x, ':')
+      if metric == 'sink_1' or x == 'block':
+        lines(ax, runs, table, trial, dotted, colour, x, ':')
     label(ax, title if ax is axes[0, 0] else '', _AXES.get(x, x), _AXES.get(metric, metric))
     _scale(ax, metric, x)
   figure.legend(handles=list(found.values()), loc='outside lower center', frameon=False, fontsize=9.5,
@@ -172,7 +172,7 @@ def forest(rows: pd.DataFrame, title: str, measures: Mapping[str, Measure]) -> F
       middle = row.difference if np.isfinite(row.difference) else 0  # without a valid pair
       colour = _VERDICTS.get(str(row.verdict).split()[0], GREY)
       ax.plot(np.clip((row.low, row.high), -span, span), (y, y), color=colour, linewidth=1.4)
-      ax.plot(middle, y, 'x' if row.verdict == 'not testable' else 'o', color=colour, markersize=5)
+      ax.plot(middle, y, 'x' if row.n < LEAST else 'o', color=colour, markersize=5)
     ax.axvline(0, color='black', linewidth=0.8)
     ax.set(xlim=(-1.06 * span, 1.06 * span), ylim=(-0.7, len(order) - 0.3))
     ax.set_yticks(range(len(order)), order if ax is axes[0, 0] else [''] * len(order), fontsize=9)

@@ -218,7 +218,7 @@ def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.D
   title += f'\n{what} ' * bool(len(means)) + ' to '.join(
       f'{means[trial]:.3g} ({trial})' for trial in dict.fromkeys(means.index[[0, -1][:len(means)]]))
   if kind == 'fine-tuning' and len(tuned):
-    tuned = tuned[tuned.protocol == tuned.protocol.mode()[0]]
+    tuned = tuned[tuned.protocol == max(tuned.protocol)]  # 'paper', not 'answers', where there are both
     return figures.curves(runs, tuned, sorted(set(tuned.trial)), ['train_loss', 'grad_norm'], title=title)
   if not names:
     return None
@@ -228,11 +228,12 @@ def _figure(figure: dict[str, Any], runs: Runs, shown: pd.DataFrame, tuned: pd.D
     losses = ['train_loss', 'valid_loss'] if kind == 'dynamics' else ['train_loss']
     return figures.curves(runs, shown, names, [*losses, 'sink_1'], title=title)
   if kind == 'ratios':
-    return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title)
+    return figures.curves(runs, shown, names, ['hidden_ratio'], 'block', title, figure.get('dotted', ''))
   if kind == 'window map':
     return figures.sweep(shown, names, 'window', ['window_absolute', 'window_relative'], paper.name_of(figure))
-  return figures.sweep(shown, names, 'window' if figure['number'] == '6' else 'unique_tokens',
-                       ['sink_1', 'valid_loss'], title)
+  if figure['number'] == '6':
+    return figures.sweep(shown, names, 'window', ['sink_1', 'valid_loss'], title)
+  return figures.sweep(shown, names, 'unique_tokens', ['sink_1', 'train_loss', 'valid_loss'], title)
 
 
 def _remedies(key: str, full: pd.DataFrame) -> dict[str, Any] | None:

@@ -165,7 +165,7 @@ def completed(config: Mapping[str, Any],
   packed = as_packed(from_dict(config).data)
   return with_source({**config, 'data': {
       **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
-      'bos': packed.bos, 'eos': packed.eos}}, open_source)
+      'bos': packed.bos, 'eos': packed.eos, 'valid_fraction': packed.valid_fraction}}, open_source)
 
 
 def planned(config: Mapping[str, Any], open_source: OpenSource) -> dict[str, Any]:

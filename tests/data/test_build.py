@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import grain
@@ -20,6 +21,7 @@ from sink_jax.data.dataset import DataConfig, as_packed, open_data, open_packed
 from sink_jax.data.packed import SPLITS, Packed
 from sink_jax.data.sources import PackedDataset, TextFolder
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
+from sink_jax.io.paths import import_file
 from sink_jax.pretrained.load import open_source
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import planned
@@ -188,6 +190,22 @@ def test_the_folder_is_reused_and_its_name_sees_every_setting(corpus, monkeypatc
   assert len(contents) == 7
 
 
+def test_workers_of_a_source_that_a_config_file_defines_and_probes_of_texts_with_one_header(tmp_path):
+  (tmp_path / 'mine.py').write_text(textwrap.dedent('''\
+      from sink_jax.data.sources import Document, DocumentSource
+      class Numbers(DocumentSource):
+        def documents(self, start=0):
+          yield from (Document('header' * 9 * (i < 90) + f'{i:04}' * 20, '', str(i)) for i in range(start, 100))
+        def fingerprint(self):
+          return ''
+      '''))
+  config = _config(import_file(tmp_path / 'mine.py').Numbers())
+  packed, _ = open_packed(config, str(tmp_path / 'out'), 1)
+  starts = [bytes(d.text[:16], 'ascii') for d in config.source.documents() if config.source.held_out(d.name, 0.2)]
+  probes = packed.prompts(len(set(starts)), 16)  # texts with the header have one start
+  assert 1 < len(set(starts)) < len(starts) and {bytes(ids - 2) for ids in probes.astype(np.uint8)} == set(starts)
+
+
 @pytest.mark.parametrize('count', [1, 3, 60])
 def test_a_few_documents_are_enough(tmp_path, count):
   """Users often have few documents, all in one split or shorter than the probe."""
@@ -220,7 +238,9 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
   assert (plan.data.context, plan.data.tokenizer, plan.model.vocab_size) == (24, built.tokenizer, 300)
   for a, b in zip(open_data(packed).batch(3, 4, 0), open_data(config).batch(3, 4, 0), strict=True):
     np.testing.assert_array_equal(a, b)
-  for option, value in (('context', 25), ('eos', False), ('tokenizer', TrainedBpe(vocab_size=301))):
+  assert built.valid_fraction == 0.2
+  for option, value in (('context', 25), ('eos', False), ('valid_fraction', 0.3),
+                        ('tokenizer', TrainedBpe(vocab_size=301))):
     with pytest.raises(ValueError, match=f'was built with .*data.{option}='):
       as_packed(DataConfig(source=PackedDataset(path=out), **{option: value}))
   with pytest.raises(ValueError, match='choose another folder'):
@@ -233,14 +253,14 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
 
 
 def test_errors_name_what_to_change(tmp_path):
-  files = {'empty/a.txt': '', 'text/a.txt': 'short', 'one/valid/a.txt': 'x' * 99, 'chat.jsonl': '\n'.join(
+  files = {'empty/a.txt': '', 'text/a.txt': 'short', 'two/a/0.txt': 'x' * 20, 'two/b/0.txt': 'x' * 20, 'one/valid/a.txt': 'x' * 99, 'chat.jsonl': '\n'.join(
       [json.dumps({'messages': [{'role': 'user', 'content': 'a' * 99}]})] * 9)}
   for name, text in files.items():
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
   for cls, name, words in (
       (TextFolder, 'empty', 'too few'), (TextFolder, 'text', 'data.context'),
-      (TextFolder, 'one', "called 'valid'"), (PackedDataset, 'text', 'data_build'),
+      (TextFolder, 'two', 'no row for'), (TextFolder, 'one', "called 'valid'"), (PackedDataset, 'text', 'data_build'),
       (functools.partial(ChatJsonl, loss='answers'), 'chat.jsonl', 'no answer')):
     with pytest.raises(ValueError, match=words):
-      open_packed(_config(cls(path=str(tmp_path / name)), tokenizer=Bytes()))
+      open_data(_config(cls(path=str(tmp_path / name)), tokenizer=Bytes()))

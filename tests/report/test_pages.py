@@ -294,7 +294,7 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   expected += [f'{sinks.min():.0f} % (KV bias)', f'{sinks.max():.0f} % (head gate)',
                f'{ends.sink_star.max():.1f} %', f'{sinks["graft-sigmoid-normalized"]:.0f} % as well',
                f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
-               'by {:+.1f} points; in the others it differs by {:+.1f} and {:+.1f}'.format(
+               'by {:+.1f} points; with the others it differs by {:+.1f} and {:+.1f}'.format(
                    *np.subtract(biased, control))]
   assert len(new) == 4 and set(new.seed) == {0}
   bias, both, logit, gate = (new.loc[f'only-{name}'] for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate'))
@@ -312,8 +312,8 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
                f'{sigmoid.sink_1:.1f} % with sigmoid (null {sigmoid.null_sink_1:.1f} %)',
                f'{softmax.largest_importance:.2f} and {sigmoid.largest_importance:.2f}; uniform attention would '
                f'give it {softmax.uniform_importance:.2f}',
-               f'{softmax.hidden_ratio:.2f} times with softmax (null {softmax.null_hidden_ratio:.2f}) and '
-               f'{sigmoid.hidden_ratio:.2f} times with sigmoid (null {sigmoid.null_hidden_ratio:.2f})',
+               f'{softmax.hidden_ratio:.2f} with softmax (null {softmax.null_hidden_ratio:.2f}) and '
+               f'{sigmoid.hidden_ratio:.2f} with sigmoid (null {sigmoid.null_hidden_ratio:.2f})',
                f'{softmax.valid_loss:.2f} and {sigmoid.valid_loss:.2f} nats']
   fixed = stored[stored.budget.str.startswith('night with', na=False) & (stored.valid == '')].set_index('trial')
   names = {'default': 'softmax', 'sigmoid': 'sigmoid', 'sigmoid-normalized': 'normalised sigmoid',
@@ -322,6 +322,12 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   assert fixed.sink_1.max() < 10 and fixed.sink_star['k-bias'] > fixed.sink_1['k-bias']
   assert (fixed.sink_1 - fixed.null_sink_1 > 1).to_dict() == {
       'default': True, 'k-bias': True, 'sigmoid': False, 'sigmoid-normalized': False}
+  expected += ['Sink_1 is {:.1f} % with softmax (null {:.1f} %) and {:.1f} % with sigmoid (null {:.1f} %), the largest '
+               'importance {:.2f} and {:.2f}'.format(*(trial[f'starts_{key}'] for keys in (
+                   ('sink_1', 'null_sink_1'), ('largest_importance',)) for trial in (softmax, sigmoid) for key in keys)),
+               'Sink_1 is {} (null {}), {} ({}), {} ({}) and {} ({})'.format(*(
+                   f'{fixed.loc[trial, key]:.1f} %' for trial in names for key in (
+                       'starts_sink_1', 'starts_null_sink_1')))]
   expected += ['below the 10 % from which on', *(
       f'| {name} | {of.sink_1:.1f} % | {of.null_sink_1:.1f} % | {of.largest_importance:.2f} | {of.value_ratio:.2f} | '
       f'{of.hidden_ratio:.2f} | {of.valid_loss:.2f} |' for trial, name in names.items() for of in [fixed.loc[trial]]),
