@@ -3,7 +3,7 @@
     python -m configs.make_stdlib_chat data/stdlib_chat
 
 Writes train.jsonl and valid.jsonl, which `ChatJsonl` reads. Each definition with a docstring becomes
-one conversation of one to three questions, with answers from the text of the library. The same library
+one conversation of one to four questions, with answers from the text of the library. The same library
 gives the same files. All of a package is held out together, as `Stdlib` does.
 """
 

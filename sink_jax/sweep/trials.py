@@ -12,7 +12,7 @@ from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags import config_path
 
 from sink_jax.io.paths import import_file
-from sink_jax.train.config import NotExpressible, from_dict, where_keys
+from sink_jax.train.config import NotExpressible, from_dict, plugins_of, where_keys
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
 # Keys that do not make a trial a different one, so that a label need not name them: runs on other data are
@@ -89,7 +89,8 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
         config.label.budget += f' with {changes}'
       for suffix, seed in of_seeds.items():
         values = config.to_dict() | seed
-        from_dict(values)  # so that errors come before anything is trained
+        # Built here, so that errors come before anything is trained; a child process imports the plugins.
+        values['plugins'] = plugins_of(values, from_dict(values))
         trials[name + suffix] = Trial(name + suffix, values, values['label'])
     except NotExpressible as error:  # its absence has a reason
       trials |= {name + suffix: Trial(name + suffix, None, error.label, str(error))

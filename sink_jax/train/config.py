@@ -368,13 +368,22 @@ def resolved(config: Mapping[str, Any], experiment: Experiment, data: Dataset) -
     model['vocab_size'] = model['vocab_size'] or data.vocab_size
   else:
     model |= dict(input_features=data.input_features, output_features=data.output_features)
-  # The files of components outside this package, which a reader of the run imports.
-  values = [*(value for _, value, _ in leaves(experiment)), *experiment.data.interventions]
-  modules = {type(value).__module__ for value in values if isinstance(value, Component)}
-  files = {getattr(sys.modules.get(name), '__file__', None) for name in modules
-           if not name.startswith('sink_jax.')}
-  plugins = config.get('plugins') or ','.join(sorted(filter(None, files)))
-  return dict(config, model=model, plugins=plugins)
+  return dict(config, model=model, plugins=plugins_of(config, experiment))
+
+
+def plugins_of(config: Mapping[str, Any], experiment: Experiment) -> str:
+  """The key `plugins`; if it is empty, the files of components outside this package, which a reader imports."""
+  def files(part: Any) -> set[str]:
+    if isinstance(part, tuple):
+      return set().union(*map(files, part))
+    if not dataclasses.is_dataclass(part):
+      return set()
+    module = type(part).__module__
+    file = getattr(sys.modules.get(module), '__file__', None)
+    own = {file} if isinstance(part, Component) and file and not module.startswith('sink_jax.') else set()
+    return own.union(*(files(getattr(part, field.name)) for field in dataclasses.fields(part)))
+
+  return config.get('plugins') or ','.join(sorted(files(experiment)))
 
 
 def _keys(section: Any) -> dict[str, dataclasses.Field]:

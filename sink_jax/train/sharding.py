@@ -126,7 +126,7 @@ def state_shardings(mesh: Mesh, state: Tree) -> Tree:
         if mesh.shape['tensor'] > 1 and x.shape[axis] % mesh.shape['tensor'] == 0:
           axes[axis] = 'tensor'
     # The axis of the layers is not split, since the loop over blocks takes one layer at a time.
-    first = max(x.ndim - 2, 1 if 'tensor' in axes else 0)
+    first = max(x.ndim - 2, 1 if 'tensor' in axes or '/blocks/' in f'/{name}' else 0)
     free = [a for a in range(first, x.ndim)
             if not axes[a] and x.shape[a] % mesh.shape['fsdp'] == 0]
     if x.ndim > 1 and free and mesh.shape['fsdp'] > 1:

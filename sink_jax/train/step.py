@@ -150,7 +150,7 @@ def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
     # run as diverged.
     total = jnp.maximum(jnp.sum(training_weights(batch.weights, config)), 1)
     if axis_size('data') == 1:
-      value, grads = accumulated((state.params, total), batch)
+      value, grads = to_send((state.params, total), batch)
     else:
       # Each device of 'data' computes the gradients of its sequences, and they are summed afterwards: XLA
       # would sum in the dtype of the products of the backward pass.

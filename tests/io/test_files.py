@@ -10,13 +10,8 @@ from pathlib import Path
 import pytest
 
 from sink_jax.io.files import (
-  named_in_errors,
-  read_text_limited,
-  remove_temporaries,
-  replace_atomically,
-  sha256_of_files,
-  write_atomically,
-)
+    named_in_errors, read_text_limited, remove_temporaries, replace_atomically, sha256_of_files,
+    write_atomically)
 from sink_jax.io.paths import cache_root, files_below, import_file, move_folder, to_path
 
 

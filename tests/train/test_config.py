@@ -11,19 +11,11 @@ from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import Source
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.data.tokenizer import Tokenizer
-from sink_jax.io.paths import import_file
+from sink_jax.sweep.trials import load_trials
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import UpdateRule
 from sink_jax.train.config import (
-  Experiment,
-  ModelOptions,
-  differences,
-  from_dict,
-  get_config,
-  keys_as_text,
-  resolved,
-  where_keys,
-)
+    Experiment, ModelOptions, differences, from_dict, get_config, keys_as_text, resolved, where_keys)
 from tests.train import runs
 
 
@@ -114,15 +106,18 @@ def test_resolved_configs_hold_the_sizes_of_the_data():
 
 def test_components_of_a_file_are_known_to_whoever_reads_the_run(tmp_path):
   file = tmp_path / 'mine.py'
-  file.write_text('from sink_jax.attention import head\nclass MyOutput(head.PlainOutput):\n  pass\n')
-  import_file(file)
-  config = runs.config(attention__head='MyOutput()')
+  file.write_text('from configs import base\nfrom sink_jax.attention import mask\n'
+                  'class MyMask(mask.Window):\n  pass\n'
+                  "TRIALS = {'mine': {'model.layers': 2, 'model.pattern': 'Layer(mask=MyMask(size=4)); Layer()'}}\n"
+                  "get_config = lambda name: base.trial(TRIALS, name, 'mine')\n")
+  assert load_trials(file)['mine'].config['plugins'] == str(file)  # for the processes of a sweep
+  config = runs.config(attention__mask='MyMask(size=4)')
   config = resolved(config, from_dict(config), Data)
   assert config['plugins'] == str(file)
   shown = runs.run_python(
       '-c', 'import json, sys\nfrom sink_jax.train.config import from_dict\n'
-      'print(from_dict(json.loads(sys.argv[1])).attention.head)', json.dumps(config))
-  assert shown == 'MyOutput()\n'
+      'print(from_dict(json.loads(sys.argv[1])).attention.mask)', json.dumps(config))
+  assert shown == 'MyMask(size=4)\n'
   file.unlink()
   with pytest.raises(ValueError, match='plugins: .*mine.py'):
     from_dict(config | {'plugins': str(tmp_path / 'mine.py') + 'x'})

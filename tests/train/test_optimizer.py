@@ -11,15 +11,7 @@ from sink_jax.component import from_string
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.sizes import parameter_shapes, sized
 from sink_jax.train.optimizer import (
-  AdamW,
-  Muon,
-  OptimizerConfig,
-  OrthoAdam,
-  Sgd,
-  UpdateRule,
-  learning_rate,
-  make_optimizer,
-)
+    AdamW, Muon, OptimizerConfig, OrthoAdam, Sgd, UpdateRule, learning_rate, make_optimizer)
 
 
 def adam_directions(rule, gradients):
