@@ -95,6 +95,9 @@ class HeadGate(HeadOutput):
     assert x is not None, f'{self} needs the input of the block'
     # As in other linear layers: a product in the dtype of the activations.
     kernel = params['kernel'].astype(x.dtype)
+    width = len(kernel) * (o.shape[-2] if self.source == 'slice' else 1)
+    if x.shape[-1] != width:
+      raise ValueError(f'{self} reads {width} channels, and its input has {x.shape[-1]}.')
     if self.source == 'slice':
       kernel = kernel.reshape(len(kernel), o.shape[-2], -1)
       z = jnp.einsum('...hd,dhf->...hf', x.reshape(o.shape), kernel)

@@ -49,7 +49,7 @@ class Causal(Mask):
 
   def visible(self, i: Positions, keys: Positions) -> Positions:
     count = i + 1 if self.prefix is None else jnp.minimum(jnp.maximum(i + 1, self.prefix), keys)
-    return count if self.window is None else jnp.minimum(count, self.window)
+    return count if self.window is None else count - jnp.maximum(0, i - self.window + 1)
 
 
 class Window(Causal):

@@ -81,8 +81,10 @@ def _exponential(spec, s, keep):
   if isinstance(spec.normalizer, Clipped):
     weights = spec.normalizer.clipped(softmax)
     return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
-  # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89.
-  return softmax * jnp.exp(spec.normalizer.log_factor(lse, power_lse)), softmax
+  # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89. In a row without any key
+  # both sums are near MASKED, and their difference is rounding.
+  factor = jnp.where(lse > MASKED / 2, spec.normalizer.log_factor(lse, power_lse), 0)
+  return softmax * jnp.exp(factor), softmax
 
 
 def _additive(spec, s, keep):

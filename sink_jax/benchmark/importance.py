@@ -21,8 +21,7 @@ COLUMNS: list[Column] = [
     ('shape', 'B,H,T,Dh', ''), ('form', 'form', ''), ('ms', 'ms', ',.2f'),
     *ratio_columns('x T x T'), *FLOOR, ('mb', 'MB', ',.1f'), ('map_gb', 'one T x T, GB', ',.2f'),
     ('alpha_1', 'alpha_1', '.5f'), ('failed', '', '')]
-NOTES = ('FLOPs: 2 H Dh per score that the mask leaves in each of two passes, the statistics of '
-         'the rows and the sums over the columns. T x T: float32 maps of all heads, of which the '
+NOTES = ('FLOPs: 2 H Dh per score that the mask leaves. T x T: float32 maps of all heads, of which the '
          'definition makes at least two. alpha_1: importance of the first key.')
 
 
@@ -43,7 +42,8 @@ def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> li
       row = {'shape': ','.join(map(str, shape)), 'form': name,
              'map_gb': 4 * heads * tokens**2 / 1e9}
       prepare = functools.partial(_prepare, row, f, q, k, params)
-      cases.append(Case(row, prepare, attention_flops(shape, spec.mask)[0],
+      # Scores are one of the two products of attention.
+      cases.append(Case(row, prepare, attention_flops(shape, spec.mask)[0] / 2,
                         q.nbytes + k.nbytes, base=name == 'T x T'))
     time_group(cases, seconds, rates)
     rows += [case.row for case in cases]

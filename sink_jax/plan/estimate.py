@@ -29,7 +29,7 @@ def step_seconds(plan: Plan) -> dict[str, float]:
   # In a ring of n devices each sends (n - 1) / n of an array, for a sum twice that.
   ring = lambda n, bytes_: (n - 1) / n * bytes_
   near = data // plan.where.count  # devices of 'data' in a slice
-  gradients = 4 * parameters / fsdp
+  gradients = jnp.dtype(plan.experiment.gradient_dtype).itemsize * parameters / fsdp
   links = 2 * ring(near, gradients)
   # Parameters are gathered in the forward and the backward pass, and their gradients scattered.
   links += microbatches * ring(fsdp, 3 * width * parameters)

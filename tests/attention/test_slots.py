@@ -164,8 +164,7 @@ def test_pseudo_attention_is_the_sum_over_the_positions_to_come():
   zeros = np.zeros((1, 8, 1, 2), np.float32)
   sums = np.asarray(sj.attention_map(spec, zeros, zeros).sum(-1))[0, 0]
   hidden = [sum(np.exp(-0.5 * j) for j in range(i + 1, 6)) for i in range(8)]
-  np.testing.assert_allclose(sums, [(i + 1) / (i + 1 + extra) for i, extra in enumerate(hidden)],
-                             rtol=1e-6)
+  np.testing.assert_allclose(sums, [(i + 1) / (i + 1 + extra) for i, extra in enumerate(hidden)], rtol=1e-6)
 
 
 @pytest.mark.parametrize('mask', [sj.Causal(), sj.Window(size=1), sj.Window(size=4),
@@ -200,8 +199,7 @@ X, GATED = np.zeros((1, 4, 2, 4), np.float32), dict(head={'kernel': np.zeros((8,
     ({}, [X.shape] * 3, {'kv_bias': {'key': np.zeros((2, 4))}}, 'params must hold'),
     (dict(kv_bias='KBias(learnable_dims=5)'), [X.shape] * 3, {}, 'learnable_dims exceeds'),
     (dict(head='HeadGate()'), [X.shape] * 3, {}, r'gate must be .* HeadGate\(.* with None'),
-    (dict(head='HeadGate()'), [X.shape] * 3, GATED, r'gate must be .* HeadGate\(.* with None'),
-])
+    (dict(head='HeadGate()'), [X.shape] * 3, GATED, r'gate must be .* HeadGate\(.* with None')])
 def test_arguments_that_do_not_fit_are_explained(spec, shapes, params, words):
   q, k, v = (np.zeros(shape, np.float32) for shape in shapes)
   with pytest.raises(ValueError, match=words):
@@ -212,7 +210,7 @@ def test_arguments_that_do_not_fit_are_explained(spec, shapes, params, words):
     ('PlainOutput()', (1, 4, 8), r'None for any other: PlainOutput\(\)'),
     ("ElementGate(source='value')", (1, 4, 8), 'None for any other'),
     ('HeadGate()', (1, 5, 8), r'with \(1, 5, 8\)'), ('ElementGate()', (1, 4, 7), '7'),
-    ('HeadGate()', (1, 4, 8, 1), 'gate must be')])
+    ('HeadGate()', (1, 4, 8, 1), 'gate must be'), ("HeadGate(source='slice')", (1, 4, 12), 'reads 8 channels')])
 def test_a_gate_takes_the_input_that_it_reads_and_no_other(head, gate, words):
   spec = sj.AttentionSpec(head=head)
   params = random_inputs(spec, length=4, heads=2)[3]

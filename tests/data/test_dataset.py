@@ -69,8 +69,7 @@ def test_processes_make_their_rows_of_the_same_global_batch(config, shares):
     whole = data.batch(step, 8, seed=3)
     for rows in map(np.array, shares):
       np.testing.assert_array_equal(data.batch(step, 8, 3, rows).tokens, whole.tokens[rows])
-      np.testing.assert_array_equal(
-          next(data.batches(step, 8, 3, rows)).tokens, whole.tokens[rows])
+      np.testing.assert_array_equal(next(data.batches(step, 8, 3, rows)).tokens, whole.tokens[rows])
 
 
 def test_resuming_equals_never_stopping_and_replays_nothing(config, monkeypatch):
@@ -159,8 +158,7 @@ def test_validation_covers_everything_once_in_a_fixed_order(config):
   prose = {c.tobytes() for c in stored[:bound]}
   assert 0 < sum(c.tobytes() in prose for b in again for c in _chunks(b)) < 14
   rows = np.array([1, 2, 7])
-  for whole, part in zip(data.validation(8)['valid'], data.validation(8, rows=rows)['valid'],
-                         strict=True):
+  for whole, part in zip(data.validation(8)['valid'], data.validation(8, rows=rows)['valid'], strict=True):
     for name in whole._fields:
       np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])
 

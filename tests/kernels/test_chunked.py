@@ -56,6 +56,14 @@ def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length
       sj.streaming_importance(spec, inputs[0], inputs[1], inputs[3], keys=length + 1)
 
 
+def test_gradients_are_finite_where_a_padded_query_sees_no_key():
+  spec = sj.AttentionSpec(normalizer=sj.PNorm(p=3), mask=sj.Window(size=8))
+  q, k, v, params = random_inputs(spec, length=577, heads=1)
+  found, expected = (jax.jit(jax.grad(lambda v: (sj.attend(spec, q, k, v, params, implementation=name)**2).sum()))(v)
+                     for name in ('chunked', 'reference'))
+  assert relative_error(found, expected) < 1e-5
+
+
 @pytest.mark.parametrize('name', ['softmax', 'normalized sigmoid (Table 15)'])
 def test_bfloat16_is_near_float32(name):
   inputs = random_inputs(PAPER[name], length=300, head_dim=32)

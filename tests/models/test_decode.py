@@ -18,8 +18,7 @@ from sink_jax.models.transformer import Transformer
 from tests.random_params import random_params
 
 T = 11
-TINY = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=32,
-            dtype='float32')
+TINY = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=32, dtype='float32')
 MAMBA = Mamba(inner=20, state=3, conv=4, rank=2)
 
 
@@ -52,8 +51,7 @@ def decoded(run, inputs, policy, first):
 @pytest.mark.every(8)
 @pytest.mark.parametrize('options', [
     {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
-    dict(attention=sj.AttentionSpec(
-        mask='Window(size=4)', position='YarnRope()', head='ElementGate()')),
+    dict(attention=sj.AttentionSpec(mask='Window(size=4)', position='YarnRope()', head='ElementGate()')),
     dict(attention=sj.AttentionSpec(
         kv_bias='SinkLogit()', position='Alibi()', head="ElementGate(source='value')")),
     dict(attention=sj.AttentionSpec(normalizer='Clipped()', kv_bias='ZeroSink()')),
@@ -80,8 +78,7 @@ def decoded(run, inputs, policy, first):
     dict(layers=4, attention=sj.AttentionSpec(value='ValueResidual()'), pattern=(
         Layer(), Layer(mamba=MAMBA))),
     dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',
-         pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)),
-                  Layer(position=sj.Nope()))),
+         pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)), Layer(position=sj.Nope()))),
 ], ids=str)
 @pytest.mark.parametrize('first', [pytest.param(1, marks=pytest.mark.full), 5])
 def test_decoding_equals_the_forward_pass(options, first):

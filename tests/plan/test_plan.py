@@ -26,8 +26,7 @@ def config(**changes):
 
 @pytest.fixture
 def on_a_cpu(monkeypatch):
-  monkeypatch.setattr(compiler, 'topology_devices',
-                      lambda name, slices: jax.devices()[:1])
+  monkeypatch.setattr(compiler, 'topology_devices', lambda name, slices: jax.devices()[:1])
 
 
 def with_memory(monkeypatch, size):
@@ -47,8 +46,7 @@ def with_memory(monkeypatch, size):
     (lambda: job.plan(config(batch_size=6), chips.parse('v5e:2x2')), 'batch_size'),
     (lambda: job.plan(config(model__vocab_size=None, data__tokenizer="HuggingFace(path='none')"),
                       ONE), '--config.model.vocab_size'),
-    (lambda: command.main(command.Options(topology='v5e:1x1'), config(init__train='new')),
-     'init.train')])
+    (lambda: command.main(command.Options(topology='v5e:1x1'), config(init__train='new')), 'init.train')])
 def test_what_cannot_be_planned(call, words, on_a_cpu):
   with pytest.raises(ValueError) as raised:
     call()
@@ -106,6 +104,8 @@ def test_the_estimate_is_that_of_a_roofline():
   # Two slices sum gradients over the network.
   slices = estimate.step_seconds(planned(count=2, mesh=(8, 16, 1)))
   assert slices['network'] == pytest.approx(4 * n / 16 / 4 / chip.network)
+  half = estimate.step_seconds(planned(count=2, mesh=(8, 16, 1), gradient_dtype='bfloat16'))
+  assert half['network'] == slices['network'] / 2
   again = estimate.step_seconds(planned(remat='blocks', microbatches=2))
   assert again['compute'] == pytest.approx(4 / 3 * seconds['compute'])
   assert again['links'] > seconds['links'] and again['memory'] > seconds['memory']
