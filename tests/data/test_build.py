@@ -253,7 +253,8 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
 
 
 def test_errors_name_what_to_change(tmp_path):
-  files = {'empty/a.txt': '', 'text/a.txt': 'short', 'two/a/0.txt': 'x' * 20, 'two/b/0.txt': 'x' * 20, 'one/valid/a.txt': 'x' * 99, 'chat.jsonl': '\n'.join(
+  files = {'empty/a.txt': '', 'text/a.txt': 'short', 'two/a/0.txt': 'x' * 20, 'two/b/0.txt': 'x' * 20,
+           'one/valid/a.txt': 'x' * 99, 'chat.jsonl': '\n'.join(
       [json.dumps({'messages': [{'role': 'user', 'content': 'a' * 99}]})] * 9)}
   for name, text in files.items():
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
