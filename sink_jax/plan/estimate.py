@@ -23,8 +23,9 @@ def step_seconds(plan: Plan) -> dict[str, float]:
   assert plan.step is not None
   chip, model, microbatches = plan.where.chip, plan.model, plan.experiment.microbatches
   data, fsdp, tensor = (plan.mesh[name] for name in ('data', 'fsdp', 'tensor'))
-  # The forward pass is a third of the products; these policies compute it twice.
-  repeated = 4 / 3 if model.remat in ('blocks', 'save_attention') else 1
+  # These policies repeat the forward pass of the blocks, a third of all products but those of the logits.
+  again = model.remat in ('blocks', 'save_attention')
+  logits = 6 * model.d_model * model.vocab_size / flops_per_token(model, plan.experiment.data.context)
   parameters, width = parameter_count(model) / tensor, jnp.dtype(model.dtype).itemsize
   # In a ring of n devices each sends (n - 1) / n of an array, for a sum twice that.
   ring = lambda n, bytes_: (n - 1) / n * bytes_
@@ -33,11 +34,11 @@ def step_seconds(plan: Plan) -> dict[str, float]:
   links = 2 * ring(near, gradients)
   # Parameters are gathered in the forward and the backward pass, and their gradients scattered.
   links += microbatches * ring(fsdp, 3 * width * parameters)
-  # A block sums activations twice in the forward pass and twice in the backward pass.
+  # A block sums activations twice in each forward pass and twice in the backward pass.
   activations = plan.experiment.tokens_per_step / (data * fsdp) * model.d_model * width
-  links += 2 * ring(tensor, 4 * repeated * model.layers * activations)
+  links += 2 * ring(tensor, (4 + 2 * again) * model.layers * activations)
   return {
-      'compute': repeated * model_seconds(plan) / SHARE,
+      'compute': (1 + again * (1 - logits) / 3) * model_seconds(plan) / SHARE,
       # All that the step holds is written and read at least once.
       'memory': 2 * (plan.step.arguments + microbatches * plan.step.temporaries) / chip.bandwidth,
       'links': links / (2 * chip.link),  # both directions of one dimension of the torus

@@ -56,6 +56,8 @@ def test_importance_and_loss(run):
   assert [row['form'] for row in found] == ['T x T', 'streamed'] * 2
   for same in (found[:2], found[2:]):
     np.testing.assert_allclose([row['alpha_1'] for row in same], same[0]['alpha_1'], rtol=1e-5)
+  # One product per score, and the mask leaves half of the scores.
+  assert found[0]['tflops'] == pytest.approx(64 * 32 * 32 / found[0]['ms'] / 1e9)
   (plain, ours), _ = run('loss', '--shape', '2', '8', '16', '32')
   for row in (plain, ours):
     assert row['tflops'] == pytest.approx(6 * 16 * 16 * 32 / row['ms'] / 1e9)

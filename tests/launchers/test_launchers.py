@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
 
 # Stands for python -m sink_jax train --config=CODES --workdir=SECONDS. Process i of SLURM exits with code i
-# of CODES, and a negative code is a signal. SIGTERM changes the code to 42.
+# of CODES; a negative code is a signal, one below -100 that of its shell. SIGTERM changes the code to 42.
 JOB = '''
 import json, os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
@@ -32,7 +32,7 @@ if '--dry_run' not in sys.argv:
   time.sleep(float(seconds.removeprefix('gs://')))
   code = int(codes.split(',')[int(os.environ.get('SLURM_PROCID', 0))])
   if code < 0:
-    os.kill(os.getpid(), -code)
+    os.kill(os.getppid() if code < -100 else os.getpid(), -code % 100)
   sys.exit(code)
 '''
 # gcloud answers `describe` with the next word of STATES, and runs the command of an ssh in the folder HOST.
@@ -218,7 +218,7 @@ def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
 
 @pytest.mark.parametrize('codes, before, expected, queued', [
     ('0,0', 0, 0, False), ('42,42', 0, 42, True), ('42,-9', 2, 137, True), ('-6,1', 0, 1, False),
-    ('42,42', 3, 42, False)])
+    ('42,42', 3, 42, False), ('-109,-109', 0, 137, True)])
 def test_a_slurm_job_queues_again_or_not(launchers, codes, before, expected, queued):
   code, _, errors = launchers(
       'slurm.sbatch', 'train', f'--config={codes}', '--workdir=0', RESTARTS='3', SLURM_JOB_ID='17',

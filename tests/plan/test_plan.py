@@ -40,7 +40,6 @@ def with_memory(monkeypatch, size):
     (lambda: chips.parse('v5e:3x4'), 'even'),
     (lambda: chips.parse('v5e:32x32'), '256'),
     (lambda: chips.parse('v5litepod-12'), '--topology=v5litepod-12: accelerator types have a power of two'),
-    (lambda: chips.parse('v5p-3'), 'power of two'),
     (lambda: command.Options(topology='v5e:1x1', slices=0), '--slices=0'),
     (lambda: job.plan(config(mesh__fsdp=3), ONE), 'mesh.fsdp'),
     (lambda: job.plan(config(batch_size=6), chips.parse('v5e:2x2')), 'batch_size'),
@@ -107,8 +106,11 @@ def test_the_estimate_is_that_of_a_roofline():
   half = estimate.step_seconds(planned(count=2, mesh=(8, 16, 1), gradient_dtype='bfloat16'))
   assert half['network'] == slices['network'] / 2
   again = estimate.step_seconds(planned(remat='blocks', microbatches=2))
-  assert again['compute'] == pytest.approx(4 / 3 * seconds['compute'])
+  blocks = flops - 128 * 2048 * 6 * 2048 * 50432 / 64
+  assert again['compute'] == pytest.approx((flops + blocks / 3) / (0.6 * chip.peak))
   assert again['links'] > seconds['links'] and again['memory'] > seconds['memory']
+  tensor = lambda **changes: estimate.step_seconds(planned(mesh=(1, 1, 64), **changes))['links']
+  assert tensor(remat='blocks') == pytest.approx(1.5 * tensor())  # three passes have sums instead of two
 
 
 def test_the_text_has_totals_and_smaller_configs_keep_the_batch():

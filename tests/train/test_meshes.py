@@ -73,6 +73,8 @@ def test_parameters_are_split_by_the_table():
           ('qk_norm_query_gain', 'qk_norm_key_gain'), (None, 'tensor', 'fsdp')))):
     specs = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(**heads))
     assert {name: specs[f'blocks/attention/{name}'] for name in expected} == expected
+  logits = layout(abstract(1, 3, 1), attention=sj.AttentionSpec(kv_bias=sj.SinkLogit()))
+  assert logits['blocks/attention/kv_bias_logit'] == ()  # 3 layers, which are not split
 
 
 def test_imported_layers_keep_their_layout():

@@ -32,11 +32,10 @@ def batch(size=8, length=12, seed=0):
   return Batch(tokens[:, :-1], tokens[:, 1:], weights)
 
 
-def step(config, batch, microbatches=1, seed=0, **options):
-  optimizer = OptimizerConfig(**options)
-  mesh = make_mesh()
+def step(config, batch, microbatches=1, seed=0, gradient_dtype='float32', **options):
+  optimizer, mesh = OptimizerConfig(**options), make_mesh()
   state = init_state(config, optimizer, seed, mesh)
-  train = make_train_step(config, optimizer, mesh, microbatches)
+  train = make_train_step(config, optimizer, mesh, microbatches, gradient_dtype=gradient_dtype)
   return train(state, batch, optimizer.learning_rate)
 
 
@@ -178,6 +177,17 @@ def test_microbatches_change_nothing(microbatches):
   whole, parts = (step(small_model(), batch(), m, rule=Sgd()) for m in (1, microbatches))
   for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_rounded_as_asked_on_one_device_too():
+  # At rate 1, from parameters near 0, SGD without clipping moves by the gradient.
+  given = init_state(small_model(), OptimizerConfig(), 0, make_mesh()).params['blocks']['ffn']['w1']['kernel']
+  options = dict(rule=Sgd(), learning_rate=1.0, weight_decay=0.0, clip=0.0)
+  exact, rounded = (given - step(small_model(), batch(), gradient_dtype=dtype, **options)[0].params[
+      'blocks']['ffn']['w1']['kernel'] for dtype in ('float32', 'bfloat16'))
+  np.testing.assert_allclose(rounded, rounded.astype(jnp.bfloat16).astype(jnp.float32), atol=1e-7)
+  np.testing.assert_allclose(rounded, exact, rtol=2**-8, atol=1e-7)
+  assert np.abs(rounded - exact).max() > 1e-6
 
 
 def test_a_golden_step():
