@@ -229,8 +229,9 @@ def stream_texts(run: Run, texts: Sequence[Sequence[int] | np.ndarray], length: 
   size = total + config.sink_tokens
   if at_once + length < total:
     # The shortest length is rounded down to its three leading bits, so that lengths from 2^n to 2^(n+1) share
-    # four programs for this part. Caches of equal size share the programs for the rest.
-    at_once &= -1 << max(0, at_once.bit_length() - 3)
+    # four programs for this part, but a prefix is not cut. Caches of equal size share the programs for the rest.
+    prefix = max(config.attention_of(layer).mask.prefix or 0 for layer in config.pattern if not layer.mamba)
+    at_once = max(at_once & -1 << max(0, at_once.bit_length() - 3), min(at_once, prefix - config.sink_tokens))
     size = -(-size // _CACHE_STEP) * _CACHE_STEP
   policy = policy or CachePolicy(size, positions='text')
   check_policy(config, policy, total, at_once)

@@ -164,6 +164,9 @@ def test_a_prefix_is_read_at_once():
     run.generate(prompt(length=3), 5)
   with pytest.raises(ValueError, match='read at once; here these are 1'):
     losses(run, text, CachePolicy(9))
+  run, given = model(attention=sj.AttentionSpec(mask='Prefix(length=9)')), prompt(length=12)
+  together = run.generate(given[:2], 5, mask=np.arange(12) < [[9], [12]])
+  np.testing.assert_array_equal(together[:1], run.generate(given[:1, :9], 5))
 
 
 def test_a_cache_that_keeps_everything_scores_as_the_forward_pass(run):
