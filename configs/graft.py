@@ -5,8 +5,9 @@
 
 A trial takes 400 steps of 512 tokens, an hour of one CPU core, on Python's standard library, which resembles
 the model's training text. All parameters are trained; in the trials `only-*`, only those that the model
-lacks. `continued` is the control: the unchanged model, trained further in the same way. The seed decides the
-order of the data and the initial values of new parameters.
+lacks. `continued` is the control: the unchanged model, trained further in the same way. In the trials `random-*`
+the first token of every sequence is random, so that only its position tells it from others. The seed decides
+the order of the data and the initial values of new parameters.
 """
 
 from ml_collections import ConfigDict
@@ -47,6 +48,8 @@ TRIALS = {'continued': _TUNED} | {
     f'graft-{name}': _TUNED | {'init.graft': 'identity'} | changes for name, changes in _GRAFTS.items()}
 TRIALS |= {f'only-{name}': TRIALS[f'graft-{name}'] | _NEW_ONLY
            for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate')}
+TRIALS |= {f'random-{name.removeprefix("graft-")}': TRIALS[name] | {'data.interventions': 'RandomTokens()'}
+           for name in ('continued', 'graft-kv-bias')}
 
 
 def get_config(name: str = '') -> ConfigDict:

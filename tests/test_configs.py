@@ -139,7 +139,8 @@ def test_budgets_keep_the_ratios_of_what_is_swept(name):
 def test_grafts_share_a_source_and_a_control():
   trials = load_trials(CONFIGS / 'graft.py')
   assert {trial.config['init']['source'] for trial in trials.values()} == {'SmolLM2-135M-Instruct'}
-  assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == ['continued']
+  assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == [
+      'continued', 'random-continued']
   assert {name for name, trial in trials.items() if trial.config['init']['train'] == 'new'} == {
       'only-k-bias', 'only-kv-bias', 'only-sink-logit', 'only-gate'}
 
