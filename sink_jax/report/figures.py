@@ -24,7 +24,7 @@ _LENGTH = 32  # tokens of an attention map
 WIDTH = 6.2  # inches: with letters of 11 points a picture can be read on a phone
 GREY = '#8a8a8a'
 _VERDICTS = {'lower': COLOURS[0], 'removed': COLOURS[0], 'moved': COLOURS[2], 'higher': COLOURS[1]}
-_COLOURS = (*COLOURS, '#8C6D31', '#7B3294', '#00798C', '#555555')
+LINES = (*COLOURS, '#8C6D31', '#7B3294', '#00798C', '#555555')
 _AXES = {'sink_1': 'Sink_1 in % of heads', 'valid_loss': 'validation loss (nats)',
          'train_loss': 'training loss (nats)', 'value_ratio': 'least value norm ratio',
          'max_over_median': 'largest activation / median', 'hidden_ratio': 'hidden norm ratio',
@@ -69,7 +69,7 @@ def curves(runs: Runs, table: pd.DataFrame, trials: Sequence[str], metrics: Sequ
   found = {}
   for ax, metric in zip(axes[:, 0], shown):
     for i, trial in enumerate(trials):
-      colour = _COLOURS[i % len(_COLOURS)]
+      colour = LINES[i % len(LINES)]
       if lines(ax, runs, table, trial, metric, colour, x):
         found.setdefault(trial, ax.get_lines()[-1])
       if metric == 'sink_1' or x == 'block':
@@ -100,7 +100,7 @@ def sweep(table: pd.DataFrame, trials: Sequence[str], x: str, metrics: Sequence[
 def positions(table: pd.DataFrame, trials: Sequence[str], title: str) -> Figure:
   """Sink_k of the first ten tokens against k, the mean of the valid runs of each trial."""
   figure, axes = canvas(WIDTH, 3.6)
-  for trial, colour in zip(trials, _COLOURS):
+  for trial, colour in zip(trials, LINES):
     of = table[table.trial.eq(trial) & table.valid.eq('')]
     means = of.reindex(columns=[f'sink_{k}' for k in range(1, 11)]).mean()
     axes[0, 0].plot(range(1, 11), means, 'o-', color=colour, markersize=4, label=f'{trial} (n = {len(of)})')

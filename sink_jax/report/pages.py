@@ -153,7 +153,8 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     ends = sorted((float(of['sink_1'].split()[-1]), trial) for trial, of in courses.items() if 'sink_1' in of)
     words = ' to '.join(f'{rate:.0f} % ({trial})' for rate, trial in dict.fromkeys(ends[:1] + ends[-1:]))
     drawn['grafts'] = figures.curves(
-        runs, grafts, sorted(set(grafts.trial)), [metric for metric in _COURSE if metric != 'sink_star'],
+        # As many as there are colours; the table has all.
+        runs, grafts, sorted(set(grafts.trial))[:len(figures.LINES)], [x for x in _COURSE if x != 'sink_star'],
         title=f'After training Sink_1 is {words}' if words else 'Sink_1 after a graft')
   drawn |= {item['key']: found for item in paper.FIGURES if (found := _figure(item, runs, shown, tuned))}
   for key, picture in drawn.items():

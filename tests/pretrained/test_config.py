@@ -14,7 +14,7 @@ from sink_jax.attention.position import Llama3Rope, Rope, YarnRope
 from sink_jax.attention.per_token import QKNorm
 from sink_jax.models.config import Experts, Layer
 from sink_jax.models.sizes import parameter_shapes
-from sink_jax.pretrained.config_keys import rope, shortest_period
+from sink_jax.pretrained.config_keys import rope
 from sink_jax.pretrained.families import FAMILIES, family_for
 from tests.pretrained import tiny
 
@@ -244,7 +244,3 @@ def test_unknown_architectures_list_the_known_ones():
   for hf in ({}, {'model_type': 'gpt5'}, {'model_type': ['llama']}):
     with pytest.raises(ValueError, match=', '.join(sorted(FAMILIES))):
       family_for(hf)
-
-
-def test_shortest_period():
-  assert [''.join(shortest_period(x)) for x in ('abab', 'aba', 'aaa', 'a')] == ['ab', 'aba', 'a', 'a']

@@ -284,7 +284,8 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   ends = stored[(stored.task == 'graft') & (stored.valid == '')]
   assert set(ends.steps) == {400} and set(ends.tokens) == {204_800}
   new = ends[ends.trial.str.startswith('only-')].set_index('trial')
-  ends = ends[~ends.trial.isin(new.index)]
+  drawn = ends.set_index('trial').loc[['random-kv-bias', 'random-continued']]
+  ends = ends[~ends.trial.isin([*new.index, *drawn.index])]
   seeds = ends.groupby('trial').seed.agg(list)
   assert seeds.pop('continued') == seeds.pop('graft-kv-bias') == [0, 1, 2] and list(seeds) == [[0]] * 5
   sinks = ends.set_index('trial').sink_1
@@ -297,6 +298,9 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
                'by {:+.1f} points; with the others it differs by {:+.1f} and {:+.1f}'.format(
                    *np.subtract(biased, control))]
   assert len(new) == 4 and set(new.seed) == {0}
+  (bias, slot), (control, _) = drawn[['sink_1', 'sink_star']].to_numpy()
+  expected += [f'{bias:.0f} % with a KV bias (Sink_* {slot:.1f} %) and at {control:.0f} % in the control',
+               f'ended at {min(biased):.0f} to {max(biased):.0f} %']
   bias, both, logit, gate = (new.loc[f'only-{name}'] for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate'))
   control = ends[ends.trial == 'continued']
   expected += [f'{bias.sink_1:.0f} % with a K bias (Sink_* {bias.sink_star:.1f} %)',
