@@ -6,8 +6,8 @@
 A trial takes 400 steps of 512 tokens, an hour of one CPU core, on Python's standard library, which resembles
 the model's training text. All parameters are trained; in the trials `only-*`, only those that the model
 lacks. `continued` is the control: the unchanged model, trained further in the same way. In the trials `random-*`
-the first token of every sequence is random, so that only its position tells it from others. The seed decides
-the order of the data and the initial values of new parameters.
+every sequence begins with a random token. The seed decides the order of the data and the initial values of new
+parameters.
 """
 
 from ml_collections import ConfigDict

@@ -150,11 +150,12 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     drawn['scatter'] = figures.scatter(pd.concat([dots.assign(crossed=False), bad]), title)
   courses = _courses(runs, grafts)
   if len(grafts):
-    ends = sorted((float(of['sink_1'].split()[-1]), trial) for trial, of in courses.items() if 'sink_1' in of)
+    trials = sorted(set(grafts.trial))[:len(figures.LINES)]  # one colour each; the table has all
+    ends = sorted((float(of['sink_1'].split()[-1]), trial) for trial, of in courses.items()
+                  if trial in trials and 'sink_1' in of)
     words = ' to '.join(f'{rate:.0f} % ({trial})' for rate, trial in dict.fromkeys(ends[:1] + ends[-1:]))
     drawn['grafts'] = figures.curves(
-        # As many as there are colours; the table has all.
-        runs, grafts, sorted(set(grafts.trial))[:len(figures.LINES)], [x for x in _COURSE if x != 'sink_star'],
+        runs, grafts, trials, [metric for metric in _COURSE if metric != 'sink_star'],
         title=f'After training Sink_1 is {words}' if words else 'Sink_1 after a graft')
   drawn |= {item['key']: found for item in paper.FIGURES if (found := _figure(item, runs, shown, tuned))}
   for key, picture in drawn.items():

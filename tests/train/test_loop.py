@@ -175,6 +175,14 @@ def test_all_checkpoints_damaged_starts_again(whole, workdir, caplog):
   assert_same_run(workdir, whole)
 
 
+def test_a_saved_parameter_that_is_not_finite_is_named(workdir):
+  checkpoints = Checkpoints(workdir)
+  checkpoints.save(9, {'params': jax.tree.map(lambda x: x * np.nan, sj.load_run(workdir).params)})
+  checkpoints.close()
+  with pytest.raises(ValueError, match='at step 9 the parameter .* is not finite: remove checkpoints/9'):
+    sj.load_run(workdir)
+
+
 def test_too_little_memory_is_not_damage(whole, workdir, monkeypatch):
   def restore(*_, **__):
     raise MemoryError
