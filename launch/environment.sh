@@ -20,11 +20,18 @@ HELP
 say() { printf '%s\n' "$@" >&2; }
 die() { say "error: $1" "${@:2}" && exit 1; }
 
-# pip_install ARGUMENTS...: by uv where it is there. Bytecode is compiled as modules are first imported.
+# pip_install ARGUMENTS...: by uv where it is there.
 pip_install() {
   local pip=("$RUN_PYTHON" -m pip install)
   if command -v uv >/dev/null; then pip=(uv pip install --python "$RUN_PYTHON"); fi
   "${pip[@]}" --quiet --no-compile "$@" >&2 || die "the installation failed: pip install $*"
+}
+
+# compile_bytecode DIRECTORY: by all cores, faster than pip. Without it, and where PYTHONDONTWRITEBYTECODE is
+# set, as in many containers, each process would compile jax again: 6 seconds instead of 2.
+compile_bytecode() {
+  # It fails where a package holds a file for another version of Python, which nothing imports.
+  "$RUN_PYTHON" -m compileall -qq -j 0 "$1" >/dev/null || true
 }
 
 prepare_environment() {
@@ -47,6 +54,7 @@ prepare_environment() {
   fi
   pip_install --requirement "$ROOT/requirements.txt"
   pip_install --no-deps --editable "$ROOT"
+  compile_bytecode "$VENV/lib"
   cp "$ROOT/requirements.txt" "$VENV/sink_jax.stamp"
 }
 

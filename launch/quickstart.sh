@@ -40,7 +40,10 @@ else
   say "$model was not measured; the small models follow."
 fi
 status=0
-"$RUN_PYTHON" -P -m sink_jax sweep --config="$config" --workdir="$out/runs" || status=$?
+processes=1
+if [[ $JAX_PLATFORMS == cpu ]]; then processes=0; fi # a trial for each core: the models are small
+"$RUN_PYTHON" -P -m sink_jax sweep --config="$config" --workdir="$out/runs" --processes="$processes" ||
+  status=$?
 if ((status > 1)); then exit "$status"; fi # stopped; a failed trial is part of the report
 "$RUN_PYTHON" -P -m sink_jax report --runs="$out/runs" --out="$out" ${first[@]+"${first[@]}"}
 exit "$status"

@@ -33,8 +33,10 @@ install() {
   fi
   say "Installing launch/$1.txt into $directory: once, up to a few minutes."
   rm -rf -- "$directory"
-  "$RUN_PYTHON" -m pip install --quiet --no-compile "${@:3}" --target "$directory" --requirement "$pins" &&
-    cp "$pins" "$directory/installed.txt"
+  "$RUN_PYTHON" -m pip install --quiet --no-compile "${@:3}" --target "$directory" --requirement "$pins" ||
+    return
+  compile_bytecode "$directory"
+  cp "$pins" "$directory/installed.txt"
 }
 
 targets='' parity='' arguments=()

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
+
+from sink_jax.devices import platform
 
 AnyArray = jax.Array | np.ndarray  # what public functions take
 Arrays = Mapping[str, AnyArray]  # a component's parameters in one layer, by name
@@ -64,6 +67,20 @@ def rms_norm(x: jax.Array, gain: AnyArray, eps: float, axis: int | tuple[int, ..
   x32 = x.astype(jnp.float32)
   scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, axis, keepdims=True) + eps))
   return (x32 * scale * gain).astype(x.dtype)
+
+
+def linear(x: jax.Array, kernel_IxO: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
+  """x W for inputs (..., I), summed and returned in `dtype`, by default that of the inputs.
+
+  On a CPU the product is taken on rows (n, I). With more axes the gradient of W contracts several: XLA's back
+  end for CPUs then transposes the operands first, and takes twice to three times as long. Compiled for TPUs
+  and GPUs, rows cost copies: the layouts of (B, T, I) and of rows differ.
+  """
+  if platform() != 'cpu':
+    return jnp.einsum('...i,io->...o', x, kernel_IxO, preferred_element_type=dtype)
+  *axes, width = x.shape
+  out_nxO = jnp.matmul(x.reshape(-1, width), kernel_IxO, preferred_element_type=dtype)
+  return out_nxO.reshape(*axes, kernel_IxO.shape[1])
 
 
 def soft_cap(x: jax.Array, cap: float, scale: float = 1.0) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention import Arrays, Dims, Learnable, Param, require, rms_norm
+from sink_jax.attention import Arrays, Dims, Learnable, Param, linear, require, rms_norm
 from sink_jax.component import Component
 
 
@@ -102,7 +102,7 @@ class HeadGate(HeadOutput):
       kernel = kernel.reshape(len(kernel), o.shape[-2], -1)
       z = jnp.einsum('...hd,dhf->...hf', x.reshape(o.shape), kernel)
     else:
-      z = jnp.einsum('...d,df->...f', x, kernel)
+      z = linear(x, jnp.asarray(kernel))
     # One gate for each head, or Dh elementwise ones.
     z = z.reshape(*o.shape[:-1], -1).astype(jnp.float32)
     if self.opening is not None:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from sink_jax.attention import AnyArray, Arrays, Dims, Learnable, Param, require, rms_norm
+from sink_jax.attention import AnyArray, Arrays, Dims, Learnable, Param, linear, require, rms_norm
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.similarity import Similarity
 from sink_jax.component import Component
@@ -148,8 +148,8 @@ class Mlp(FeatureMap):
             'w2': Param((dims.head_dim, dims.head_dim), 'linear')}
 
   def features(self, x: jax.Array, params: Arrays) -> jax.Array:
-    hidden = jax.nn.relu(jnp.einsum('...d,de->...e', x, params['w1'].astype(x.dtype)))
-    return jnp.einsum('...d,de->...e', hidden, params['w2'].astype(x.dtype))
+    w1, w2 = (jnp.asarray(params[name], x.dtype) for name in ('w1', 'w2'))
+    return linear(jax.nn.relu(linear(x, w1)), w2)
 
 
 class Value(Learnable, Component):

@@ -19,7 +19,8 @@ from sink_jax.attention.similarity import Exp, Sigmoid
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.benchmark.machine import compiled, random
 from sink_jax.benchmark.timing import Program
-from sink_jax.kernels.dispatch import attend, platform
+from sink_jax.devices import platform
+from sink_jax.kernels.dispatch import attend
 
 
 class Work(NamedTuple):

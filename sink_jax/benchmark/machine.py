@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from sink_jax.benchmark.rows import Rates
 from sink_jax.benchmark.timing import Program, compare
-from sink_jax.kernels.dispatch import platform
+from sink_jax.devices import platform
 from sink_jax.train.memory import device_memory, memory
 from sink_jax.train.provenance import provenance
 

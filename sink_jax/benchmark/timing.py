@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sink_jax.kernels.dispatch import platform
+from sink_jax.devices import platform
 
 ROUNDS = 10
 

@@ -14,10 +14,10 @@ import tyro
 
 from sink_jax.analyses.models import load
 from sink_jax.analyses.runner import Result, all_analyses, find, measure
-from sink_jax.cli.main import say
 from sink_jax.cli.results import writable_folder, write_found
+from sink_jax.devices import keep_freed_memory
 from sink_jax.io import compile_cache
-from sink_jax.io.terminal import text_table
+from sink_jax.io.terminal import say, text_table
 from sink_jax.models.run import Run
 from sink_jax.train.checkpoint import CheckpointError
 
@@ -75,6 +75,7 @@ def main(options: Any) -> None:
   if not named and chosen.models is None:
     raise ValueError('name a model: --checkpoint= or --workdir=.')
   compile_cache.enable()
+  keep_freed_memory()
   folder = writable_folder(options.out)
   numbers, picture = (folder / f'{chosen.name}.{suffix}' for suffix in ('json', 'png'))
   own = {name: getattr(options, name) for name in chosen.parameters}

@@ -6,8 +6,8 @@ import dataclasses
 import shlex
 import sys
 
-from sink_jax.cli.main import say
 from sink_jax.cli.results import Model, load, writable_folder
+from sink_jax.io.terminal import say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,13 @@ class Options(Model):
 
 def main(options: Options) -> None:
   """Measures the model, writes the page, and prints its sentences."""
+  from sink_jax.devices import keep_freed_memory
   from sink_jax.io import compile_cache
   from sink_jax.analyses.card import card, cost
 
   folder = writable_folder(options.out)
   compile_cache.enable()
+  keep_freed_memory()
   run = load(options)
   say(cost(run))
   made = card(run, say=say, source=options.source, dtype=options.dtype)

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from sink_jax.cli.main import say
 from sink_jax.cli.results import Model, load
 from sink_jax.data.chat import encode, load_template, question
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
+from sink_jax.io.terminal import say
 from sink_jax.models.decode import CachePolicy, state_bytes
 from sink_jax.models.run import stream_texts
 

@@ -131,11 +131,6 @@ def stop(error: BaseException | str) -> NoReturn:
   sys.exit('error: ' + ' '.join(str(error).split()))
 
 
-def say(line: str) -> None:
-  """Prints a line of progress: on stderr, so that stdout holds only the result."""
-  print(line, file=sys.stderr, flush=True)
-
-
 def memory_is_full(error: BaseException) -> bool:
   """True if it is jax's error for a device whose memory is full."""
   # Its message lists all of the memory, and begins with INTERNAL where the device is a CPU.

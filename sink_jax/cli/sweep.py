@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sink_jax.arguments import check_known, check_least
-from sink_jax.cli.main import say
 from sink_jax.cli.train import training_ends
+from sink_jax.io.terminal import say
 
 if TYPE_CHECKING:
   from sink_jax.io.paths import AnyPath
@@ -40,14 +40,15 @@ class Options:
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
   only: tuple[str, ...] = ()  # trials to run, such as default or window-*; by default all.
   shard: str = '1/1'  # k/n: the k-th of n parts, for jobs in an array.
-  processes: int = 1  # trials at a time on this machine, for small ones. On TPUs only 1 works.
+  #: trials at a time on this machine, for small ones; 0: one for each core. On TPUs only 1 works.
+  processes: int = 1
   list: bool = False  # print the names of the trials and stop.
   dry_run: bool = False  # check every trial, print what it costs and stop.
   status: bool = False  # print how far every trial is and stop.
 
   def __post_init__(self):
-    check_least(self, processes=1)
-    if self.processes > 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
+    check_least(self, processes=0)
+    if self.processes != 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
       raise ValueError(f'--processes={self.processes}: the processes of a job train each trial '
                        'together. Leave it out, or start no job.')
     if not self.workdir and not (self.list or self.dry_run):
@@ -100,21 +101,23 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
   """Runs the trials, and prints how each ended; returns their statuses."""
   import jax
 
+  from sink_jax.devices import cores
   from sink_jax.io.process import exit_saved_until_training, stop_signals
   from sink_jax.io.paths import to_path
   from sink_jax.sweep.pool import run_in_parallel
-  from sink_jax.sweep.summary import cost_of, keep_summary, remaining
+  from sink_jax.sweep.summary import cost_of, idle_cores, keep_summary, remaining
   from sink_jax.sweep.trials import FINAL_STATUSES
   from sink_jax.train.multihost import init_distributed, is_first
   from sink_jax.train.workdir import read_status
 
   assert options.workdir
   root = to_path(options.workdir)
-  if options.processes > 1:
+  if options.processes != 1:
     jax.config.update('jax_platforms', 'cpu')  # this process leaves the devices to the others
     for number in stop_signals():
       signal.signal(number, signal.default_int_handler)
-    outcomes = run_in_parallel(trials, root, min(options.processes, len(trials)) or 1)
+    at_a_time = min(options.processes or cores(), len(trials))
+    outcomes = run_in_parallel(trials, root, max(1, at_a_time))
   else:
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
@@ -128,6 +131,8 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
     with contextlib.suppress(ValueError):  # such as a source that is missing: the trial records it
       if config := trials[name].config:
         costs[name] = cost_of(config).flops
+  if options.processes == 1 and jax.process_count() == 1 and (remark := idle_cores(trials, costs)):
+    say(remark)
   statuses, began = {}, time.monotonic()
   part = '' if options.shard == '1/1' else f'-{options.shard.replace("/", "-of-")}'
   with keep_summary(trials, root / f'summary{part}.md'):
@@ -146,12 +151,14 @@ def _one_by_one(trials: Mapping[str, Trial], root: AnyPath) -> Iterator[tuple[st
   """Runs the trials in this process; yields (name, status) as each ends."""
   import jax
 
+  from sink_jax.devices import keep_freed_memory
   from sink_jax.io import compile_cache
   from sink_jax.sweep.pool import SweepStopped
   from sink_jax.sweep.runner import run_trial
   from sink_jax.train.multihost import StopHandler
 
   compile_cache.enable()
+  keep_freed_memory()
   # In a job a signal to one process between trials stops all of them.
   with contextlib.nullcontext() if jax.process_count() == 1 else StopHandler() as stop:
     for name, trial in trials.items():

@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from sink_jax.cli.main import memory_is_full, say
+from sink_jax.cli.main import memory_is_full
+from sink_jax.io.terminal import say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Options:
 
 def main(options: Options, config: dict[str, Any]) -> None:
   """Trains; every way to end has its exit code."""
+  from sink_jax.devices import keep_freed_memory
   from sink_jax.io import compile_cache
   from sink_jax.io.process import exit_saved_until_training
   from sink_jax.pretrained.load import open_source
@@ -42,6 +44,7 @@ def main(options: Options, config: dict[str, Any]) -> None:
     init_distributed()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
+    keep_freed_memory()
     train(config, options.workdir, open_source=open_source)
     if is_first():
       status = read_status(options.workdir)

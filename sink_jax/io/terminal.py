@@ -44,14 +44,19 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
 
 
 class Progress:
-  """A bar on a terminal, elsewhere a line every ten seconds; `total` is 0 where it is not known."""
+  """A bar on a terminal, elsewhere a line every ten seconds; `total` is 0 where it is not known.
 
-  def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B', enabled: bool = True):
+  place: the line of one of several bars, from 0; it is cleared at the end. None for a single bar, which stays.
+  """
+
+  def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B', enabled: bool = True,
+               place: int | None = None):
     lines: dict[str, Any] = {} if sys.stderr.isatty() else dict(
         file=_Lines(), mininterval=10, miniters=1, delay=1e-9,
         bar_format='{desc}: {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]')
     self._bar = tqdm(desc=name, total=total or None, initial=start, unit=unit, unit_scale=unit == 'B',
-                     disable=not enabled, dynamic_ncols=True, **lines)
+                     disable=not enabled, dynamic_ncols=True, position=place, leave=place is None,
+                     **lines)
 
   def update(self, done: int, **shown: int | str) -> None:
     """Shows that this much is done, with named numbers or texts next to it."""
@@ -61,6 +66,12 @@ class Progress:
 
   def close(self) -> None:
     self._bar.close()
+
+
+def say(line: str) -> None:
+  """Prints a line on stderr, above the bars that are there; stdout holds only results."""
+  tqdm.write(line, file=sys.stderr)
+  sys.stderr.flush()
 
 
 class _Lines:

@@ -22,6 +22,7 @@ from sink_jax.attention.spec import (
   check_dtypes,
   transform_qk,
 )
+from sink_jax.devices import platform
 from sink_jax.kernels import chunked, flash, library_kernels
 from sink_jax.kernels.epilogue import Shaped, apply_epilogue
 
@@ -158,25 +159,6 @@ def check_implementation(implementation: str | None) -> None:
   """Raises a ValueError that lists the choices."""
   if implementation is not None:
     check_known(implementation, IMPLEMENTATIONS, 'Unknown implementation')
-
-
-def platform() -> str:
-  """Returns 'cpu', 'tpu', 'cuda' (NVIDIA, from Ampere on), 'gpu' (without kernels here), or another name.
-
-  It is the platform of the mesh in context (`shard.mesh_context`), whose devices may be simulated; without a
-  mesh it is the platform of the default device.
-  """
-  of_mesh = jax.sharding.get_abstract_mesh().abstract_device
-  if of_mesh is not None and of_mesh.platform != 'gpu':  # 'gpu' does not tell which generation
-    return of_mesh.platform
-  # Options of jax.config become attributes when JAX is imported.
-  device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-  device = device or jax.devices()[0]
-  device = jax.devices(device)[0] if isinstance(device, str) else device
-  if device.platform != 'gpu':
-    return device.platform
-  runs = 'cuda' in device.client.platform_version.lower() and float(device.compute_capability) >= 8
-  return 'cuda' if runs else 'gpu'
 
 
 @functools.lru_cache(maxsize=None)  # a trace of every layer and step would log it again

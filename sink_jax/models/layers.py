@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from sink_jax.attention import rms_norm
+from sink_jax.attention import linear, rms_norm
 from sink_jax.kernels.shard import sharding_constraint
 from sink_jax.models.arrays import ParamTree
 from sink_jax.arguments import check_known
@@ -59,14 +59,14 @@ def apply(module: nn.Module, params: ParamTree, *inputs, **options) -> Any:
   return module.apply({'params': params}, *inputs, **options)
 
 
-def activate(ffn: str, h: jax.Array, linear: jax.Array | None = None) -> jax.Array:
-  """act(h), or act(h) * linear for gated feed-forward networks."""
+def activate(ffn: str, h: jax.Array, factor: jax.Array | None = None) -> jax.Array:
+  """act(h), or act(h) * factor for gated feed-forward networks."""
   if ffn == 'clamped_swiglu':
-    assert linear is not None
-    h, linear = jnp.minimum(h, _CLAMP), jnp.clip(linear, -_CLAMP, _CLAMP)
-    return h * jax.nn.sigmoid(_STEEPNESS * h) * (linear + 1)
+    assert factor is not None
+    h, factor = jnp.minimum(h, _CLAMP), jnp.clip(factor, -_CLAMP, _CLAMP)
+    return h * jax.nn.sigmoid(_STEEPNESS * h) * (factor + 1)
   h = _ACTIVATIONS[ffn](h)
-  return h if linear is None else h * linear
+  return h if factor is None else h * factor
 
 
 def reparametrised(kernel_IxO: jax.Array, gamma: jax.Array, vector_I: jax.Array) -> jax.Array:
@@ -138,7 +138,7 @@ class Linear(nn.Module):
       vector = self.param(_VECTOR, lambda key: singular_vector(w))
       w = reparametrised(w, gamma, vector)
     dtype = self.out_dtype or x.dtype
-    out = jnp.einsum('...i,io->...o', x, w.astype(x.dtype), preferred_element_type=dtype)
+    out = linear(x, w.astype(x.dtype), dtype)
     if self.group in (*self.config.biases, 'dt'):
       bias = self.param('bias', nn.initializers.zeros, (self.features,), jnp.float32)
       out = out + bias.astype(dtype)
@@ -278,9 +278,12 @@ class MixtureOfExperts(nn.Module):
 
     def add(total, expert):
       w, weight_BxT = expert
-      linear = lambda name, x: x @ w[name][0].astype(x.dtype) + w[name][1].astype(x.dtype)
-      h = activate(config.ffn, linear('w1', x_BxTxD), linear('w2', x_BxTxD) if gated else None)
-      out = linear('w_out', h).astype(jnp.float32)
+      def layer(name, x):
+        kernel, bias = w[name]
+        return linear(x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
+
+      h = activate(config.ffn, layer('w1', x_BxTxD), layer('w2', x_BxTxD) if gated else None)
+      out = layer('w_out', h).astype(jnp.float32)
       return total + weight_BxT[..., None] * out, None
 
     # The scan takes one expert's matrices and weights at a time, and adds up in float32.
@@ -307,8 +310,8 @@ class MambaMixer(nn.Module):
     """The output (B, T, D), and the cache after these tokens, which continue the texts of `cache`."""
     config, sizes = self.config, self.sizes
     batch, length, _ = x_BxTxD.shape
-    linear = lambda features, name, group: Linear(features, config, group=group, name=name)
-    x, gate = jnp.split(linear(2 * sizes.inner, 'in', 'mamba')(x_BxTxD), 2, -1)
+    layer = lambda features, name, group: Linear(features, config, group=group, name=name)
+    x, gate = jnp.split(layer(2 * sizes.inner, 'in', 'mamba')(x_BxTxD), 2, -1)
 
     # The last tap is for the token itself.
     taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), config, name='conv')()
@@ -320,7 +323,7 @@ class MambaMixer(nn.Module):
             start=jnp.zeros((), x.dtype))
     x_BxTxI = jax.nn.silu(x + bias_I.astype(x.dtype))
 
-    parts = jnp.split(linear(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
+    parts = jnp.split(layer(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
                       (sizes.rank, sizes.rank + sizes.state), -1)
     # These norms are Jamba's addition: Mamba itself has none.
     dt, b_BxTxS, c_BxTxS = (Norm(config, name=f'{name}_norm')(part)
@@ -346,6 +349,6 @@ class MambaMixer(nn.Module):
     state, y_TxBxI = jax.lax.scan(step, state, tuple(tokens))
     y = jnp.swapaxes(y_TxBxI, 0, 1) + d_I.astype(jnp.float32) * x_BxTxI.astype(jnp.float32)
     y = y * jax.nn.silu(gate.astype(jnp.float32))
-    out = linear(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
+    out = layer(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
     # The convolution of the next token reads the last K - 1 of these K - 1 + T inputs.
     return out, None if cache is None else MambaCache(inputs[:, length:], state)

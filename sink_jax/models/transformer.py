@@ -12,7 +12,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from sink_jax.attention import soft_cap
+from sink_jax.attention import linear, soft_cap
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import shard_map_batch_heads, sharding_constraint
 from sink_jax.models.arrays import ParamTree
@@ -180,8 +180,7 @@ class Transformer(nn.Module):
       return sharding_constraint('btd', h_BxTxD)
     if config.tied:
       assert table_VxE is not None  # the config has a vocabulary
-      logits = jnp.einsum('btd,vd->btv', h_BxTxD, table_VxE.astype(dtype),
-                          preferred_element_type=jnp.float32)
+      logits = linear(h_BxTxD, table_VxE.astype(dtype).T, jnp.float32)
     else:
       logits = Linear(config.vocab_size or config.output_features, config, group='unembed',
                       out_dtype=jnp.float32, name='unembed')(h_BxTxD)

@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
+from sink_jax.devices import keep_freed_memory
 from sink_jax.io import compile_cache
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.process import EXIT_SAVED, call
 from sink_jax.io.terminal import quiet_logs
 from sink_jax.sweep.runner import record_outcome, run_trial
+from sink_jax.sweep.summary import Bars
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.provenance import pass_on_command
 from sink_jax.train.multihost import Interrupted, StopHandler
@@ -50,7 +52,8 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
   os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / processes:.3f}')
   pass_on_command()
   waiting, running = list(trials), {}  # {place among the processes: (name, process)}
-  with StopHandler() as stop, _ending(running):
+  bars = Bars(trials, to_path(root))
+  with StopHandler() as stop, _ending(running), contextlib.closing(bars):
     # Not `poll`, which asks jax how many processes there are, and so opens the devices.
     while (waiting or running) and not stop.asked:
       for place in range(processes):
@@ -58,6 +61,7 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
           name = waiting.pop(0)
           running[place] = name, _started(trials[name], root, place, processes)
       wait([process.sentinel for _, process in running.values()], 0.5)  # seconds; then for a signal
+      bars.show({place: name for place, (name, process) in running.items() if process.is_alive()})
       for place, (name, process) in list(running.items()):
         if process.exitcode is None:
           continue
@@ -111,6 +115,7 @@ def work(trial: Trial, root: str, place: int, processes: int) -> None:
     os.sched_setaffinity(0, share or cores)  # all of them where there are more processes
   quiet_logs()
   compile_cache.enable()
+  keep_freed_memory()
   try:
     status = run_trial(trial, root, show_progress=False)
   except Interrupted:

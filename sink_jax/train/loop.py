@@ -23,12 +23,12 @@ from sink_jax.data.dataset import Dataset, as_packed, open_data
 from sink_jax.data.packed import Packed
 from sink_jax.data.sources import PackedDataset
 from sink_jax.data.token_edits import first_token
+from sink_jax.devices import platform
 from sink_jax.evaluate.probe import first_token_limits
 from sink_jax.evaluate.sink_report import limit_note
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.terminal import Progress
-from sink_jax.kernels.dispatch import platform
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run

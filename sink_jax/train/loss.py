@@ -17,7 +17,7 @@ import numpy as np
 
 from sink_jax.attention import soft_cap, soft_cap_slope
 from sink_jax.data.batches import Batch
-from sink_jax.kernels.dispatch import platform
+from sink_jax.devices import platform
 from sink_jax.kernels.shard import shard_map_batch_heads
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import apply
@@ -92,15 +92,19 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
     # One position of all local sequences, the smallest chunk, has B V logits.
     count = -(-length // max(1, most // (batch * vocabulary)))
     size = -(-length // count)
+    # The axes of the positions of a chunk: on a CPU its products are taken on rows, see `linear`.
+    axes, positions = ('n', (batch * size,)) if platform() == 'cpu' else ('bt', (batch, size))
 
-    def split(x: jax.Array) -> jax.Array:  # positions of padding have weight 0
-      x = jnp.pad(x, ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2))
-      return jnp.moveaxis(x.reshape(batch, count, size, *x.shape[2:]), 1, 0)
+    def split(x: jax.Array) -> jax.Array:
+      # Positions of padding have weight 0.
+      padding = ((0, 0), (0, count * size - length)) + ((0, 0),) * (x.ndim - 2)
+      parts = jnp.pad(x, padding).reshape(batch, count, size, *x.shape[2:])
+      return jnp.moveaxis(parts, 1, 0).reshape(count, *positions, *x.shape[2:])
 
     def chunk(sums: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, ...],
               ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
       h, targets, weights = inputs
-      logits = soft_cap(product('btd,dv->btv', h, kernel), cap)
+      logits = soft_cap(product(f'{axes}d,dv->{axes}v', h, kernel), cap)
       # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so
       # that no exp overflows.
       lse = jax.nn.logsumexp(logits, -1)
@@ -112,12 +116,14 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
       if cap:
         dlogits *= soft_cap_slope(logits, cap)
       dlogits = dlogits.astype(h.dtype)
-      dh = product('btv,dv->btd', dlogits, kernel).astype(h.dtype)
-      return (sums[0] + loss, sums[1] + product('btd,btv->dv', h, dlogits)), dh
+      dh = product(f'{axes}v,dv->{axes}d', dlogits, kernel).astype(h.dtype)
+      return (sums[0] + loss, sums[1] + product(f'{axes}d,{axes}v->dv', h, dlogits)), dh
 
     zeros = jnp.zeros(()), jnp.zeros(kernel.shape, jnp.float32)
     (loss, dkernel), dh = jax.lax.scan(chunk, zeros, tuple(map(split, (h, targets, weights))))
-    return loss, dkernel, jnp.moveaxis(dh, 0, 1).reshape(batch, count * size, -1)[:, :length]
+    dh_CxBxSxD = dh.reshape(count, batch, size, h.shape[2])
+    dh = jnp.moveaxis(dh_CxBxSxD, 0, 1).reshape(batch, count * size, h.shape[2])
+    return loss, dkernel, dh[:, :length]
 
   # Here the letter 'h', which is split over 'tensor', stands for the positions.
   loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,

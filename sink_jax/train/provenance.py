@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 
 import sink_jax
+from sink_jax.devices import cores
 
 _COMMAND = 'SINK_JAX_COMMAND'  # of the process that started this one as a worker
 
@@ -66,8 +67,6 @@ def provenance(devices: bool = True) -> dict[str, str]:
 def hardware() -> str:
   """The devices of this process, in words."""
   kind = jax.devices()[0].device_kind
-  # A container or `taskset` may leave a process fewer cores than there are.
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
   if jax.default_backend() == 'cpu':
-    return f'{kind}, {cores} core{"s" if cores > 1 else ""}'
+    return f'{kind}, {cores()} core{"s" if cores() > 1 else ""}'
   return f'{jax.device_count()} x {kind}'

@@ -10,7 +10,6 @@ of a large one; generation, which reads all weights for each token, has none.
 """
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ import sink_jax as sj
 from sink_jax.benchmark.machine import describe, measured_rates
 from sink_jax.benchmark.timing import ROUNDS, Program, compare, interval
 from sink_jax.benchmark.train_step import _prepare
+from sink_jax.devices import cores, keep_freed_memory
 from sink_jax.models.sizes import flops_per_token, sized
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.gguf import GgufCheckpoint, name_in_file
@@ -81,7 +81,8 @@ def of_smollm2(rates, folder):
   @torch.no_grad()
   def importance():
     for part in torch.from_numpy(ids).split(25):  # 1 GB of maps and states at a time
-      out = eager(part, output_attentions=True, output_hidden_states=True, use_cache=False)
+      # Without the unembedding: a probe computes no logits.
+      out = eager.model(part, output_attentions=True, output_hidden_states=True, use_cache=False)
       [x[..., 0].mean((0, 2)) for x in out.attentions]
       [x.norm(dim=-1).mean(0) for x in out.hidden_states]
 
@@ -107,7 +108,8 @@ def of_smollm2(rates, folder):
 
 
 def main():
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  torch.set_num_threads(cores())
+  keep_freed_memory()  # as `train` does
   rates, rows = measured_rates('float32', 5.0), []
   with tempfile.TemporaryDirectory() as folder:
     groups = [lambda name=name, sizes=sizes: {name: training_steps(rates, *sizes)}

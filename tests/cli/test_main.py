@@ -68,7 +68,7 @@ LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
     ('sweep', [f'--config={QUICK}:text-softmax', '--list'], '--only=text-softmax'),
     ('sweep', [f'--config={QUICK}', '--list', '--only=text'], 'Did you mean text-softmax? Choices: '),
     ('sweep', [f'--config={QUICK}', '--list', '--config.model.size=2b'], 'tiny, 60m, 1b'),
-    ('sweep', [f'--config={QUICK}', '--processes=0', '--workdir=a'], '--processes=0'),
+    ('sweep', [f'--config={QUICK}', '--processes=-1', '--workdir=a'], '--processes=-1'),
     ('sweep', [f'--config={QUICK}', '--list', '--shard=3/2'], '--shard=3/2'),
     ('generate', [], 'either --checkpoint or --workdir'),
     ('evaluate', ['--checkpoint=Pythia-15M', '--out=x'], 'Pythia-14M'),

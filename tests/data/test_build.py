@@ -108,7 +108,7 @@ def test_rows_in_any_order_and_by_another_reader_and_a_damaged_one_that_names_it
   assert len(errors) > 6 and all('00002.array_record is missing or damaged' in error for error in errors)
   path.unlink()
   with pytest.raises(ValueError, match=r'00002\.array_record is missing or damaged'):
-    _all(packed, 'train')
+    _all(Packed(packed.folder), 'train')  # `packed` has mapped the file, which stays until it ends
   # The remedy for a damaged shard: it is built again, and the others are kept.
   (packed.folder / 'manifest.json').unlink()
   kept = (packed.folder / '00001.array_record').stat().st_mtime_ns

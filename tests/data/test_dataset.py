@@ -44,6 +44,16 @@ def _sorted(chunks):
   return chunks[np.lexsort(chunks.T)]
 
 
+def test_the_order_is_that_of_grain(config):
+  grain = pytest.importorskip('grain')
+  data = open_data(config())
+  rows, seed = _stored(data), 3
+  # 3 golden ratios of 2^32, so that seeds lie far apart.
+  order = grain.MapDataset.range(len(rows)).shuffle(seed=seed * 2_654_435_761 % 2**32).repeat()
+  expected = rows[[order[i] for i in range(3 * len(rows))]]
+  np.testing.assert_array_equal(_stream(data, 3 * len(rows), seed), expected)
+
+
 def test_each_epoch_is_every_chunk_once_in_a_new_order(config):
   data = open_data(config())
   batch = data.batch(0, 6, seed=0)

@@ -285,12 +285,13 @@ def test_an_environment_is_made_once_and_has_the_project(tmp_path, uv):
   made = 'uv venv --quiet --seed --python 3.12' if uv else 'python3 -m venv'
   assert (code, log) == (0, [
       f'{made} {clone.root}/.venv', f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
-      f'{pip} --quiet --no-compile --no-deps --editable {clone.root}']), errors
+      f'{pip} --quiet --no-compile --no-deps --editable {clone.root}',
+      f'python -m compileall -qq -j 0 {clone.root}/.venv/lib']), errors
   assert clone('prepare_environment')[2] == ['python -c ']
   (clone.root / 'requirements.txt').write_text('jax==2\n')  # a failed installation is repeated
   code, errors, _ = clone('prepare_environment', FAILS='--requirement')
   assert code == 1 and 'pip install --requirement' in errors
-  assert len(clone('prepare_environment')[2]) == (2 if uv else 3)
+  assert len(clone('prepare_environment')[2]) == (3 if uv else 4)
   code, _, log = clone('prepare_environment; fetch_model smollm2; "$RUN_PYTHON" "$PYTHONPATH"', VENV='none',
                        PYTHONPATH='/site')
   assert code == 0 and log[0].endswith('launch/smollm2.txt --no-index')
