@@ -1,8 +1,8 @@
-"""The phenomenon in five minutes on two CPU cores.
+"""The phenomenon in minutes on two CPU cores.
 
 Byte-level language models on the Python standard library, a fixed token in front of
 every sequence (Table 10 right): softmax and its two cures of Tables 4 and 6, and the
-control, sigmoid with normalisation. Then Bigram-Backcopy, where one head suffices.
+control, sigmoid with normalisation.
 """
 
 from ml_collections import ConfigDict
@@ -23,24 +23,6 @@ _TEXT = {
     'validation.batches': 20,
     'checkpoint_every': 600,
 }
-_BACKCOPY = {
-    **_TEXT,
-    'model.layers': 1,
-    'model.heads': 1,
-    'model.ffn': 'relu',
-    'model.ffn_hidden': 256,
-    'attention.position': 'Learned(max_length=64)',
-    'data.source': 'BigramBackcopy()',
-    'data.interventions': '',
-    'steps': 800,
-    'batch_size': 64,
-    'optimizer.learning_rate': 1e-3,
-    'optimizer.schedule': 'constant',
-    'optimizer.warmup_steps': 0,
-    'optimizer.rule': 'AdamW(b1=0.9, b2=0.99, eps=1e-08)',
-    'optimizer.weight_decay': 1e-4,
-    'probe.every': 40,
-}
 _SIGMOID = {'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'}
 
 TRIALS = {
@@ -49,8 +31,6 @@ TRIALS = {
     'text-sigmoid-normalized': _TEXT | {
         'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'RowSum(eps=1e-8)'},
     'text-k-bias': _TEXT | {'attention.kv_bias': 'KBias()'},
-    'backcopy-softmax': _BACKCOPY,
-    'backcopy-sigmoid': _BACKCOPY | _SIGMOID,
 }
 
 

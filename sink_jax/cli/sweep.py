@@ -35,13 +35,14 @@ class Options:
 
   config: str  # config file with a table TRIALS.
   workdir: str | None = None  # folder of the sweep; a trial goes to WORKDIR/TRIAL.
-  budget: str | None = None  # of the configs of the paper: desk, night, tenth or full.
+  budget: str | None = None  # of the configs of the paper: desk, tenth or full.
   protocol: str | None = None  # of the configs of the paper: paper, or released, as its code has it.
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
   only: tuple[str, ...] = ()  # trials to run, such as default or window-*; by default all.
   shard: str = '1/1'  # k/n: the k-th of n parts, for jobs in an array.
   #: trials at a time on this machine, for small ones; 0: one for each core. On TPUs only 1 works.
   processes: int = 1
+  done: str | None = None  # folder of stored rows, see merge: trials that it has are left out.
   list: bool = False  # print the names of the trials and stop.
   dry_run: bool = False  # check every trial, print what it costs and stop.
   status: bool = False  # print how far every trial is and stop.
@@ -62,7 +63,7 @@ def main(options: Options, settings: Mapping[str, str]) -> int:
   """
   from sink_jax.io.paths import to_path
   from sink_jax.sweep.summary import as_markdown, dry_run
-  from sink_jax.sweep.trials import FINAL_STATUSES
+  from sink_jax.train.workdir import FINAL_STATUSES
 
   with training_ends(options.workdir):
     trials = _trials(options, settings)
@@ -80,6 +81,8 @@ def main(options: Options, settings: Mapping[str, str]) -> int:
 
 def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
   """The trials of the config file that --only and --shard choose."""
+  from sink_jax.report.runs import read_runs
+  from sink_jax.sweep.stored import not_stored
   from sink_jax.sweep.trials import load_trials, select_shard
 
   of_file = {name: value for name in ('budget', 'protocol') if (value := getattr(options, name))}
@@ -93,8 +96,12 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
       check_known(pattern, dict.fromkeys(itertools.chain(*names.values())),
                   f'{options.config}: unknown trial')
     chosen |= dict.fromkeys(found)
+  selected = {name: trial for name, trial in table.items() if name in chosen}
+  if options.done:
+    count, selected = len(selected), not_stored(selected, read_runs(options.done))
+    say(f'{count - len(selected)} of {count} trials are stored in {options.done}.')
   # Last, so that the parts of an array divide the chosen trials evenly among them.
-  return select_shard({name: trial for name, trial in table.items() if name in chosen}, options.shard)
+  return select_shard(selected, options.shard)
 
 
 def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
@@ -106,9 +113,8 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
   from sink_jax.io.paths import to_path
   from sink_jax.sweep.pool import run_in_parallel
   from sink_jax.sweep.summary import cost_of, idle_cores, keep_summary, remaining
-  from sink_jax.sweep.trials import FINAL_STATUSES
   from sink_jax.train.multihost import init_distributed, is_first
-  from sink_jax.train.workdir import read_status
+  from sink_jax.train.workdir import FINAL_STATUSES, read_status
 
   assert options.workdir
   root = to_path(options.workdir)

@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label
 from sink_jax.report.compare import LEAST, Measure
+from sink_jax.report.events import EVENTS, THRESHOLDS, TRIALS
 from sink_jax.report.runs import EMERGED, Runs
 
 _LENGTH = 32  # tokens of an attention map
@@ -94,6 +95,30 @@ def sweep(table: pd.DataFrame, trials: Sequence[str], x: str, metrics: Sequence[
     ax.set_xscale('log')
     label(ax, title if ax is axes[0, 0] else '', _AXES[x], _AXES[metric])
     _scale(ax, metric, x)
+  return figure
+
+
+def events(found: pd.DataFrame) -> Figure:
+  """When each event comes, a panel for each trial, a dot for each seed; `found`: of `events.events`."""
+  shown = [trial for trial in TRIALS if trial in set(found.trial)]
+  names = {name: event.words for name, event in EVENTS.items()}
+  last = found.step[np.isfinite(found.step)].max()
+  never = 1.6 * last if last == last else 1.0
+  figure, axes = canvas(WIDTH, 1.9 * len(shown) + 0.4, len(shown))
+  for ax, trial in zip(axes[:, 0], shown):
+    for y, name in enumerate(reversed(names)):
+      for threshold, filled in zip(THRESHOLDS, (True, False)):
+        of_event = found[found.trial.eq(trial) & found.event.eq(name)]
+        steps = of_event[of_event.threshold == threshold].step.replace(np.inf, never)
+        # Seeds lie one below the other, so that equal steps do not hide each other.
+        heights = y + (0.12 if filled else -0.22) + np.linspace(0, 0.18, len(steps))
+        ax.plot(steps, heights, 'o', color=COLOURS[y], markersize=5,
+                markerfacecolor=COLOURS[y] if filled else 'none')
+    ax.set_yticks(range(len(names)), list(reversed(names.values())), fontsize=9)
+    ax.axvline(1.25 * last, color=GREY, linewidth=0.8)
+    ax.set(xlim=(0, 1.1 * never), ylim=(-0.5, len(names) - 0.4))
+    label(ax, trial, 'step' if trial == shown[-1] else '', '')
+    ax.grid(axis='x', alpha=0.25)
   return figure
 
 

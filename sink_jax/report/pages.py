@@ -23,15 +23,14 @@ from sink_jax.evaluate.plots import HeadMaps, head_maps, save
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import escaped, short
 from sink_jax.pretrained.load import load_run
-from sink_jax.report import claims, compare, figures, paper
+from sink_jax.report import claims, compare, events, figures, paper, sections
 from sink_jax.report.model_page import model_page, to_html
 from sink_jax.report.runs import EMERGED, Runs, table
+from sink_jax.report.sections import HEADLINE
 from sink_jax.train.checkpoint import CheckpointError
 
 REMEDIES = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
 _COURSE = {'sink_1': 1, 'sink_star': 1, 'valid_loss': 3, 'max_over_median': 0, 'value_ratio': 2}  # digits
-HEADLINE = {'default': 'softmax', 'sigmoid-normalized': 'normalised sigmoid', 'sigmoid': 'sigmoid',
-            'k-bias': 'softmax with a K bias'}
 _TUNING = {'train_loss': compare.Measure('training loss, nats', 0.02)}
 Page = tuple[list[AnyPath], list[str]]  # files that were written, and the first sentences
 
@@ -122,15 +121,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   first = shown.assign(same=same).drop_duplicates('trial')
   different = first.trial[first.same.eq('') | ~first.same.duplicated()]
   dots, rank, alike = paper.agreement(beside[beside.trial.isin(different)])
-  elsewhere = full[full.task.isin(['paper', 'lm']) & full.budget.ne(budget) & full.status.eq('done')]
   grafts = full[full.task.eq('graft')]
-  grid = full.loc[full.task.eq('grid') & full.status.eq('done')].drop_duplicates(['budget', 'trial'])
-  grid = grid.join(grid.trial.str.extract(r'rate-(?P<rate>.*)-product-(?P<product>.*)')).assign(
-      best=grid.valid_loss.eq(grid.groupby('budget').valid_loss.transform('min')))
-  grid['cell'] = [f'{"**" * run.best}{run.valid_loss:.3f}{"**" * run.best} ({run.sink_1:.1f} %)'
-                  for run in grid.itertuples()]
-  grid = grid.pivot(index=['budget', 'rate'], columns='product', values='cell').fillna('-').sort_index(
-      key=lambda of: of.astype(float) if of.name == 'rate' else of)
   tuned = full[full.task == 'sft']
   compared = full[full.budget.isin([budget, ''])] if budget else full
   tasks = [task for key in REMEDIES if (task := _remedies(key, compared))]
@@ -142,6 +133,8 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     sinks = ' and '.join(HEADLINE[trial] for trial in trials if rates.get(trial, 0) >= EMERGED)
     title = f'Mean Sink_1 of {EMERGED} % or more: {sinks or "in none"}'
     drawn['dynamics'] = figures.curves(runs, shown, trials, ['sink_1'], title=title)
+  if len(timed := events.events(runs, shown)):
+    drawn['events'] = figures.events(timed)
   if len(dots):
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
@@ -165,13 +158,13 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   rows = {path.stem: json.loads(path.read_text()).get('rows', ()) for path in analyses}
   models = {name: list(dict.fromkeys(row['model'] for row in of)) for name, of in rows.items()}
   files = [render(
-      out / 'README.md', 'results.md', shown=shown, budget=budget,
-      begun=begun, others=begun[~begun.task.isin(['paper', 'graft', 'grid', 'sft', *REMEDIES])],
-      unusable=[trial for trial, of in shown[shown.status.ne('not run') & shown.status.ne('not expressible')]
-                .groupby('trial') if of.valid.ne('').all()],
-      claims=judged, stored=(out / 'metrics.csv.gz').exists(), elsewhere=elsewhere, grid=grid,
-      headline=[(name, of) for trial, name in HEADLINE.items() if len(of := good[good.trial == trial])],
-      beside=beside, rank=rank, same=alike, dots=dots, pictures=pictures, tasks=tasks,
+      out / 'README.md', 'results.md', shown=shown,
+      first_screen=sections.first_screen(shown, judged, (dots, rank, alike), pictures),
+      order_of_events=sections.order_of_events(timed, pictures),
+      learning_rates=sections.learning_rates(full[full.task == 'grid']),
+      others=begun[~begun.task.isin(['paper', 'graft', 'grid', 'sft', *REMEDIES])],
+      claims=judged, stored=(out / 'metrics.csv.gz').exists(),
+      beside=beside, pictures=pictures, tasks=tasks,
       courses=courses, grafted=compare.against(grafts, 'continued'),
       tuning={key: compare.against(of, 'sft-softmax', _TUNING) for key, of in tuned.groupby('protocol')},
       made=begun[begun.code.notna()].assign(hours=begun.tokens / begun.tokens_per_second / 3600).groupby(
@@ -180,7 +173,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
               code=('code', _commits),
               command=('command', lambda of: min(of.dropna(), key=len, default=None))))]
   summary = [line.replace('*', '').replace('\\', '') for line in re.findall(
-      r'^\*\*(?:Run|-?\d|Reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
+      r'^\*\*(?:Run|Reproduced|Not reproduced|Open).*', files[0].read_text(), re.MULTILINE)]
   if tasks:
     files.append(render(out / 'remedies.md', 'remedies.md', tasks=tasks))
   see = pictures | {item['key']: os.path.relpath(path.with_suffix('.png'), out) for path in analyses

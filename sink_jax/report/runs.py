@@ -25,10 +25,12 @@ from sink_jax.io.paths import AnyPath, files_below, to_path
 from sink_jax.report import validity
 from sink_jax.train.config import Experiment, from_dict, leaves
 from sink_jax.train.metrics import read_metrics
-from sink_jax.train.workdir import read_config, read_object, read_status
+from sink_jax.train.workdir import FINAL_STATUSES, read_config, read_object, read_status
 
 EMERGED = 10  # percent: a sink has emerged once Sink_1 stays at or above it (our definition)
 FIRST = 10  # tokens among which a sink is looked for; few queries see late ones
+IDENTITY = ['task', 'budget', 'protocol', 'trial', 'seed']  # what makes two runs the same one
+NO_SEED = -1.0
 _LAST = 0.1  # the last share of the steps; its mean is the final training loss
 _POINTS = 100  # of a training curve
 _TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' if they are missing; NaN elsewhere
@@ -110,6 +112,34 @@ def write_runs(runs: Runs, folder: str | AnyPath) -> None:
   for name, keys, digits in (('metrics', ['run', 'metric', 'block', 'step'], 6), ('runs', ['run'], 12)):
     text = getattr(runs, name).sort_values(keys).to_csv(index=False, float_format=f'%.{digits}g')
     (root / f'{name}.csv.gz').write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def identities(runs: pd.DataFrame) -> list[tuple]:
+  """The `IDENTITY` of each row of `Runs.runs`; a trial that never began may lack a seed."""
+  return [*map(tuple, runs[IDENTITY].fillna({'seed': NO_SEED}).values.tolist())]
+
+
+def merged(stored: Runs, new: Runs, folder: str = '') -> Runs:
+  """Stored runs with the finished ones of `new`, each in place of the run with its `IDENTITY`.
+
+  folder: of the new runs, before their names. Merging them again changes nothing.
+
+  Raises:
+    ValueError: a new run has the name of a stored one of another identity.
+  """
+  finished = new.runs[new.runs.status.isin(FINAL_STATUSES)]
+  replaced = {*identities(finished)}
+  kept = [identity not in replaced for identity in identities(stored.runs)]
+  names = {run: f'{folder}/{run}' if folder else run for run in finished.run}
+  if taken := {*names.values()} & {*stored.runs.run[kept]}:
+    raise ValueError(f'{sorted(taken)[0]} is stored with another trial, budget or seed: rename the '
+                     'folder of the new runs.')
+  frames = []
+  for before, after in zip(stored, new):
+    old = before[before.run.isin(stored.runs.run[kept])]
+    added = after[after.run.isin(names)]
+    frames.append(pd.concat([old, added.assign(run=added.run.map(names))], ignore_index=True))
+  return Runs(*frames)
 
 
 def table(runs: Runs) -> pd.DataFrame:
@@ -197,11 +227,17 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
     return row | {'status': 'unreadable', 'reason': what}, []
 
 
+def source_of(experiment: Experiment) -> str:
+  """The source of the text in words, with the tokenizer where there is one."""
+  source = experiment.data.source
+  tokenizer = f', {experiment.data.tokenizer}' if isinstance(source, DocumentSource) else ''
+  return f'{source}{tokenizer}'
+
+
 def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   """Columns of a run from its config and `Dataset.summary()`; epochs are of all its steps."""
-  source, model = experiment.data.source, experiment.model_before_data()
+  model = experiment.model_before_data()
   tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
-  tokenizer = f', {experiment.data.tokenizer}' if isinstance(source, DocumentSource) else ''
   specs = [model.attention_of(model.pattern[layer % len(model.pattern)]) for layer in model.attention_layers]
   uniform = [validity.uniform_importance(spec, experiment.probe.length, model.sink_tokens) for spec in specs]
   masks = {spec.mask for spec in specs}
@@ -209,7 +245,7 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   return vars(experiment.label) | {
       'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(uniform) * model.heads,
       'attention': describe_attention(experiment), 'proxy': not experiment.attention.rows_sum_to_one,
-      'source': f'{source}{tokenizer}', 'content': data.get('content'), 'tokens': tokens,
+      'source': source_of(experiment), 'content': data.get('content'), 'tokens': tokens,
       'unique_tokens': data.get('unique_training_tokens'), 'epochs': tokens / epoch if epoch else None,
       'length': experiment.probe.length, 'window': mask.window, 'prefix': mask.prefix,
       'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),

@@ -2,8 +2,9 @@
 
 A rate counts heads, so seeds with the same heads have a variance of 0, even if other seeds would differ. If a
 share p of all seeds differs, n seeds miss it with probability (1 - p)^n: n seeds that agree leave p = 1 -
-0.05^(1/n) open at 95 %, about 3 / n for large n (the rule of three). A verdict on a level states p. "No
-difference" must hold even if those seeds lie at the end of the scale.
+0.05^(1/n) open at 95 %, about 3 / n for large n (the rule of three). A verdict on a level states p, and must
+hold even if those seeds have one head more or less. "No difference" must hold even if they lie at the end of
+the scale.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Interval(NamedTuple):
     """The interval of a difference of rates, extended to the means if all unseen seeds lie at -100, or at 100."""
     low, high = (self.mean + self.unseen * (end - self.mean) for end in (-100, 100))
     return self._replace(low=min(self.low, low), high=max(self.high, high))
+
+  def moved(self, points: float) -> Interval:
+    """The interval with both ends moved outwards: if all unseen seeds lie so many points away."""
+    return self._replace(low=self.low - self.unseen * points, high=self.high + self.unseen * points)
 
 
 def unseen(n: int) -> float:

@@ -12,22 +12,25 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sink_jax.devices import cores
+from sink_jax.benchmark.train_step import timed_step
+from sink_jax.devices import cores, platform
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import Progress, markdown_table, text_table
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.config import from_dict
+from sink_jax.train.config import from_dict, unrolled
 from sink_jax.train.loop import planned
 from sink_jax.train.metrics import PEAK_FLOPS
+from sink_jax.train.sharding import make_mesh
 from sink_jax.train.workdir import read_status
 
 _WRITE_EVERY, _READ_EVERY = 30, 2  # seconds
 # The share of an H100's peak that a step is assumed to reach in `dry_run`; nothing was timed there.
 _SHARE = 0.35
 _SMALL_STEP = 5e10  # FLOPs, see `idle_cores`
+_SHORT_STEP = 1e11  # FLOPs, a second or two of a CPU: `dry_run` times a few of them
 
 
 def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> str:
@@ -134,19 +137,37 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
 
 
 def dry_run(trials: Mapping[str, Trial]) -> str:
-  """A table of the cost of every trial, and the sum."""
+  """A table of the cost of every trial, and the sum; on a CPU in minutes of this machine."""
   costs = {name: cost_of(trial.config) for name, trial in trials.items() if trial.config}
-  hours = lambda flops: f'{flops / (_SHARE * PEAK_FLOPS["H100"]) / 3600:,.3g} h'
+  where, unit, rate = 'H100', 'h', _SHARE * PEAK_FLOPS['H100'] * 3600
+  note = f'on one H100 at {_SHARE:.0%} of its peak, an assumption'
+  timed = next(iter(costs), None)
+  if timed and (here := _flops_here(trials[timed], costs[timed])):
+    where, unit, rate = 'here', 'min', here * 60
+    note = f'of steps on this machine, by a few timed steps of {timed}; probes come on top'
+  took = lambda flops: f'{flops / rate:,.3g} {unit}'
   lines = text_table(
-      ['trial', 'parameters', 'without embeddings', 'tokens', 'FLOPs', 'H100'],
+      ['trial', 'parameters', 'without embeddings', 'tokens', 'FLOPs', where],
       [[name, f'{cost.parameters:,}', f'{cost.without_embeddings:,}', f'{cost.tokens:,}',
-        f'{cost.flops:.2g}', hours(cost.flops)]
+        f'{cost.flops:.2g}', took(cost.flops)]
        for name, cost in costs.items()])
   lines += [f'{trial.name}: not expressible: {trial.reason}' for trial in trials.values()
             if not trial.config]
   total = sum(cost.flops for cost in costs.values())
   return '\n'.join([*lines, '', f'{len(costs)} trials, {total:.2g} FLOPs in matrix products: '
-                    f'{hours(total)} on one H100 at {_SHARE:.0%} of its peak, an assumption'])
+                    f'{took(total)} {note}'])
+
+
+def _flops_here(trial: Trial, cost: Cost) -> float | None:
+  """FLOP/s of training steps of a trial on this machine; None without a CPU, text, or for long steps."""
+  assert trial.config is not None
+  experiment = from_dict(trial.config)
+  per_step = cost.flops / experiment.steps
+  mesh = make_mesh().shape
+  model = unrolled(experiment.model_before_data(), experiment, platform(), mesh)
+  if jax.default_backend() != 'cpu' or per_step > _SHORT_STEP or not model.vocab_size:
+    return None
+  return per_step / timed_step(model, experiment.batch_size, experiment.data.context)
 
 
 def idle_cores(trials: Mapping[str, Trial], costs: Mapping[str, float]) -> str:

@@ -14,7 +14,6 @@ from ml_collections.config_flags import config_path
 from sink_jax.io.paths import import_file
 from sink_jax.train.config import NotExpressible, from_dict, plugins_of, where_keys
 
-FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a trial
 # Keys that do not make a trial a different one, so that a label need not name them: runs on other data are
 # known by its hash, but for these.
 _NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'seed', 'validation.')

@@ -107,7 +107,7 @@ class Label:
 
   trial: str = option('', 'name in its config file', where=True)
   task: str = option('', 'group in which reports compare trials, such as paper or synthetic', where=True)
-  budget: str = option('', 'desk, night, tenth or full', where=True)
+  budget: str = option('', 'desk, tenth or full', where=True)
   protocol: str = option('', 'paper or released', where=True)
 
 

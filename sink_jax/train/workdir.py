@@ -26,6 +26,7 @@ from sink_jax.train.config import differences
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
 
+FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a run
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks
 _PATIENCE = 15  # seconds to wait for a lock: the processes of a killed sweep need some to notice it
 

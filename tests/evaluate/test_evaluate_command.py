@@ -26,7 +26,7 @@ def evaluate_run(workdir, out=None, **given):
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   """The folder of a run at step 2, as training leaves it."""
-  config = load_trials(ROOT / 'configs/quickstart.py')['backcopy-sigmoid'].config
+  config = load_trials(ROOT / 'configs/synthetic.py')['synthetic-sigmoid'].config
   config |= {'model': config['model'] | {'vocab_size': 64, 'd_model': 8, 'ffn_hidden': 8},
              'probe': config['probe'] | {'epsilon': 0.2}}
   path = tmp_path_factory.mktemp('runs') / 'a run'

@@ -76,7 +76,7 @@ def test_other_data_steps_or_budgets_make_no_pairs():
 
 def test_a_seed_counts_once_however_many_budgets_ran_it():
   desk = table({'softmax': [25.0, 24.0], 'gate': [1.0, 2.0]})
-  found = against(pd.concat([desk, desk.assign(budget='night', sink_1=desk.sink_1 + [4, 4, 0, 0])]), 'softmax')
+  found = against(pd.concat([desk, desk.assign(budget='tenth', sink_1=desk.sink_1 + [4, 4, 0, 0])]), 'softmax')
   row = found[found.metric == 'sink_1'].iloc[0]
   assert row.n == 2 and row.difference == pytest.approx(-25) and row.verdict == 'open'
 

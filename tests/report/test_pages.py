@@ -74,22 +74,25 @@ def test_a_run_with_other_settings_is_not_a_seed_of_its_trial(tmp_path, undrawn)
   for seed in range(4):
     write_run(tmp_path / 'runs', seed=seed, config={'optimizer.learning_rate': 1.0} if seed == 3 else None)
   (page, *_), _ = make_report(tmp_path / 'out', tmp_path / 'runs')
-  assert 'softmax 25 % (n = 3)' in page.read_text() and '1 of all 4 runs are invalid' in page.read_text()
+  text = page.read_text()
+  assert '18.18 | 25.0 (25.0 to 25.0) | 3, 1 invalid |' in text
+  assert 'Invalid and crossed out: 1 of other settings.' in text
 
 
 def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn):
-  files, (first, reproduces, unsaid) = make_report(tmp_path / 'out', planted)
+  files, sentences = make_report(tmp_path / 'out', planted)
   text = files[0].read_text()
   assert '8 runs of 4 experiments' in text and '1 to 3 seeds' in text
-  assert 'softmax 25 % (n = 3),' in text and 'sigmoid 0 %' not in text
-  assert '5 of all 10 runs are invalid' in text and '3 dead' in text and '1 diverged' in text
-  assert 'only invalid runs: sigmoid.' in text
+  assert 'Invalid and crossed out: 3 dead.' in text
   last = table(read_runs(planted))
   judged = {claim.key: claims.judge(claim, last).verdict for claim in claims.CLAIMS if claim.headline}
-  for verdict, line in (('reproduced', reproduces), ('open', unsaid)):
-    assert all((key.replace('-', ' ') in line.split('. ')[0]) == (found == verdict) for key, found in judged.items())
+  verdicts = ('reproduced', 'not reproduced', 'open')
+  for verdict, line in zip(verdicts, sentences, strict=True):
+    named = line.split('. ')[0]
+    assert all((key.replace('-', ' ') in named) == (found == verdict)
+               for key, found in judged.items())
   dots, rank, _ = paper.agreement(paper.beside(last))
-  assert first.startswith(f'{rank:.2f} is the rank correlation') and f'{len(dots)} of its experiments' in first
+  assert f'each of {len(dots)} experiments' in text and f'correlation is {rank:.2f}.' in text
   assert '| softmax (default) | Sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
   assert '| sigmoid | Sink\\_1 | 0.44\\* | - | -, 3 invalid |' in text
   check_links(files[0])
@@ -163,7 +166,7 @@ def test_other_budgets_and_tasks_are_counted_and_seeds_once(tmp_path, undrawn):
   write_run(tmp_path / 'runs', 'mine', task='')
   files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
-  assert '## The budget full' in text and 'softmax 30 % (n = 2)' in text and 'nan' not in text
+  assert '4 runs of 1 experiments' in text and 'nan' not in text
   assert '| mine | 25.0, n = 1 |' in files[0].read_text()
   assert '| Sink\\_1 | 18.18 | 30.0 (30.0 to 30.0) | 2 |' in files[0].read_text()
 
@@ -246,13 +249,15 @@ def test_the_committed_pages_are_made_of_the_stored_table(tmp_path, undrawn):
     assert (tmp_path / 'results' / page).read_text() == (ROOT / 'results' / page).read_text()
     check_links(ROOT / 'results' / page)
   assert all(path.stat().st_size <= 70_000 for path in (ROOT / 'results').glob('*.png'))
-  assert sum(path.stat().st_size for path in (ROOT / 'results').glob('*.csv.gz')) <= 2_000_000
+  assert sum(path.stat().st_size for path in (ROOT / 'results').glob('*.csv.gz')) <= 4_000_000
 
 
 def test_the_first_sentences_are_recomputed(stored):
   """This code is independent of the code of the pages."""
   text = (ROOT / 'results/README.md').read_text()
   of_paper = stored[(stored.task == 'paper') & (stored.status == 'done')]
+  if of_paper.empty:
+    pytest.skip('no runs of the paper are stored')
   mine = of_paper[of_paper.budget == of_paper.budget.mode()[0]]
   assert f'{len(mine)} runs of {len(set(mine.trial))} experiments' in text
   numbers = json.loads((ROOT / 'sink_jax/report/numbers.json').read_text())
@@ -264,14 +269,11 @@ def test_the_first_sentences_are_recomputed(stored):
   # A fixed token begins every sequence at this budget, so fixed-1 is the default.
   both = [trial for trial in theirs if trial in ours and trial != 'fixed-1']
   ranks = [pd.Series([of[trial] for trial in both]).rank() for of in (theirs, ours)]
-  rank, count = re.findall(r'^\*\*(.*?) is the rank correlation .* over (\d+) ', text, re.MULTILINE)[0]
-  assert int(count) == len(both) and float(rank) == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=0.006)
-  for trial, name in pages.HEADLINE.items():
-    values = [row.sink_1 for row in mine.itertuples() if row.trial == trial and not row.valid]
-    assert not values or f' {name} {np.mean(values):.0f} %' in text
-  begun = stored[~stored.status.isin(['not run', 'not expressible'])]
-  dead = [row for row in begun.itertuples() if row.valid == 'dead']
-  assert f'{len(dead)} dead' in text and f'{sum(begun.valid != "")} of all {len(begun):,} runs' in text
+  count, rank = re.findall(r'each of (\d+) experiments.*correlation is (.*?)\.\*', text)[0]
+  assert int(count) == len(both)
+  assert float(rank) == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=0.006)
+  bad = mine.valid[mine.valid != ''].value_counts()
+  assert all(f'{n} {why}' in text for why, n in bad.items())
 
 
 def test_numbers_in_the_prose_about_results_are_recomputed(stored):
@@ -309,33 +311,6 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
                f'{gate.sink_1:.0f} % with a head gate, against {control.sink_1.mean():.0f} % in the control',
                '{:,.0f}, {:,.0f}, {:,.0f} and {:,.0f} medians, against {:,.0f} in the control'.format(
                    *(trial.max_over_median for trial in (bias, both, logit, gate)), control.max_over_median.mean())]
-  nights = stored[(stored.budget == 'night') & (stored.task == 'paper') & (stored.valid == '')].set_index('trial')
-  softmax, sigmoid = nights.loc['default'], nights.loc['sigmoid']
-  assert softmax.seed == sigmoid.seed and set(nights.steps) == {8000} and nights.sink_1.max() < 10
-  expected += [f'{softmax.sink_1:.1f} % with softmax (null {softmax.null_sink_1:.1f} %)',
-               f'{sigmoid.sink_1:.1f} % with sigmoid (null {sigmoid.null_sink_1:.1f} %)',
-               f'{softmax.largest_importance:.2f} and {sigmoid.largest_importance:.2f}; uniform attention would '
-               f'give it {softmax.uniform_importance:.2f}',
-               f'{softmax.hidden_ratio:.2f} with softmax (null {softmax.null_hidden_ratio:.2f}) and '
-               f'{sigmoid.hidden_ratio:.2f} with sigmoid (null {sigmoid.null_hidden_ratio:.2f})',
-               f'{softmax.valid_loss:.2f} and {sigmoid.valid_loss:.2f} nats']
-  fixed = stored[stored.budget.str.startswith('night with', na=False) & (stored.valid == '')].set_index('trial')
-  names = {'default': 'softmax', 'sigmoid': 'sigmoid', 'sigmoid-normalized': 'normalised sigmoid',
-           'k-bias': 'softmax with a K bias'}
-  assert set(fixed.index) == set(names) and set(fixed.seed) == {1} and set(fixed.steps) == {8000}
-  assert fixed.sink_1.max() < 10 and fixed.sink_star['k-bias'] > fixed.sink_1['k-bias']
-  assert (fixed.sink_1 - fixed.null_sink_1 > 1).to_dict() == {
-      'default': True, 'k-bias': True, 'sigmoid': False, 'sigmoid-normalized': False}
-  expected += ['Sink_1 is {:.1f} % with softmax (null {:.1f} %) and {:.1f} % with sigmoid (null {:.1f} %), the largest '
-               'importance {:.2f} and {:.2f}'.format(*(trial[f'starts_{key}'] for keys in (
-                   ('sink_1', 'null_sink_1'), ('largest_importance',)) for trial in (softmax, sigmoid) for key in keys)),
-               'Sink_1 is {} (null {}), {} ({}), {} ({}) and {} ({})'.format(*(
-                   f'{fixed.loc[trial, key]:.1f} %' for trial in names for key in (
-                       'starts_sink_1', 'starts_null_sink_1')))]
-  expected += ['below the 10 % from which on', *(
-      f'| {name} | {of.sink_1:.1f} % | {of.null_sink_1:.1f} % | {of.largest_importance:.2f} | {of.value_ratio:.2f} | '
-      f'{of.hidden_ratio:.2f} | {of.valid_loss:.2f} |' for trial, name in names.items() for of in [fixed.loc[trial]]),
-               f'at {fixed.sink_star["k-bias"]:.1f} %']
   for words in expected:
     assert words in text
   rest = text
@@ -344,3 +319,7 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   assert not re.search(r'\d+ ?%|\d+ of \d+|n = \d', rest)
   quick = of('quickstart', 'text-sigmoid')
   assert quick.seed[quick.sink_1 >= 10].tolist() == [2] and len(quick) == 3
+  for task, sinks in (('synthetic', ('default', 'sigmoid')), ('bigram', ('softmax',))):
+    for name in ('default', 'softmax', 'sigmoid'):
+      rates = of(task, f'{task}-{name}').sink_1
+      assert (rates >= 10).all() == (name in sinks) or rates.empty

@@ -58,9 +58,9 @@ def test_coverage_says_how_each_is_made_and_where_it_was_run():
   assert rows.run['table-1-left'] == 'GPT2-XL' and rows.run['table-1-right'] == 'not run; the same of Another'
   assert rows.command['text-propositions'] == 'python -m sink_jax analyses propositions --out=analyses'
   assert rows.run['text-propositions'] == 'random' and rows.run['figure-30'] == 'desk: 1 of 1 trials, 1 run'
-  both = pd.concat([TABLE, TABLE[TABLE.trial == 'default'].head(1).assign(budget='night')])
+  both = pd.concat([TABLE, TABLE[TABLE.trial == 'default'].head(1).assign(budget='tenth')])
   assert paper.coverage(both, {}).set_index('key').run['table-3'] == (
-      'desk: 3 of 7 trials, 5 runs; night: 1 of 7 trials, 1 run')
+      'desk: 3 of 7 trials, 5 runs; tenth: 1 of 7 trials, 1 run')
   without = rows.index[(rows.command == '') | (rows.run == 'not run')]
   assert 'figure-10' in without and rows.name[rows.command == ''].tolist() == [
       'Table 8', 'Figure 1 (left)', 'Figure 1 (right)', 'Figure 5 (left)', 'Figure 6 (left)']

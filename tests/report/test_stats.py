@@ -95,6 +95,33 @@ def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(head, n, a, b, true, 
   assert max(wrong.values()) <= 0.01 * runs, wrong
 
 
+# Heads; the condition; the true rate of a head, in percent; the most experiments, in percent, that may call
+# the condition true. A head of a run is a coin, so that seeds differ and often agree within a head.
+@pytest.mark.parametrize(('heads', 'text', 'rate', 'most'), [
+    (8, 'a > 10', 10, 1), (8, 'a > 10', 5, 1), (80, 'a > 10', 10, 1),
+    (8, 'a > b + 2', 2, 1.5), (80, 'a > b + 2', 2, 1.5), (8, 'a > b', 0, 1.5), (80, 'a > b', 0, 1.5)])
+def test_a_boundary_is_seldom_called_crossed(heads, text, rate, most, request):
+  runs = 20_000 if request.config.getoption('--full') else 1_000
+  rng, asked = np.random.default_rng(0), condition(text)
+  draw = lambda percent: dict(enumerate(100 * rng.binomial(heads, percent / 100, 3) / heads))
+  base = 20 if asked.other else 0
+  said = [claims.decide(asked, draw(base + rate), draw(base) if asked.other else {}, 100 / heads)[0]
+          for _ in range(runs)]
+  allowed = most / 100 * runs
+  assert sum(one == 1 for one in said) <= allowed + 3 * math.sqrt(allowed)
+
+
+def test_far_from_a_level_seeds_that_agree_decide():
+  for heads, rates, decided in (
+      (8, (25, 25, 25), 1), (8, (12.5, 12.5, 12.5), 0), (8, (0, 0, 0), -1), (80, (12.5,) * 3, 1)):
+    assert claims.decide(condition('a > 10'), dict(enumerate(rates)), {}, 100 / heads)[0] == decided
+  # Below 5 points three seeds of 8 heads speak for themselves, and six for others too.
+  for n in (3, 6):
+    zeros = dict.fromkeys(range(n), 0.0)
+    decided, x = claims.decide(condition('a < 5'), zeros, {}, 12.5)
+    assert decided == 1 and (x.high > 0) == (n == 6) and x.unseen == stats.unseen(n)
+
+
 def test_a_share_of_seeds_beyond_the_stated_one_is_missed_in_one_experiment_of_twenty(request):
   runs = 10_000 if request.config.getoption('--full') else 500
   rng = np.random.default_rng(0)

@@ -109,5 +109,5 @@ def test_status_shards_and_costs_without_running(tmp_path):
   assert here('--list', '--seeds=0,1', '--only=a,b-seed-1').split() == [
       'a-seed-0', 'a-seed-1', 'b-seed-1']
   out = here('--dry_run', '--only=a,b')
-  assert re.search(r'^a +6,480 +4,432 +1,024 ', out, re.M) and 'one H100' in out
+  assert re.search(r'^a +6,480 +4,432 +1,024 ', out, re.M) and 'timed steps of a' in out
   assert not (tmp_path / 'runs').exists()
