@@ -30,11 +30,12 @@ def first_screen(shown: pd.DataFrame, judged: Judged, agreement: tuple[pd.DataFr
   parts = [_picture('dynamics', 'Sink\\_1 against training steps', pictures,
                     'Thin lines are seeds, thick lines means of those that are not invalid, dotted '
                     'lines Sink\\_\\* of the bias. Grey dashed lines that end in a cross are invalid.'),
-           *verdict_sentences(shown, headline), runs_sentence(shown)]
+           *(verdict_sentences(shown, headline) if len(shown) else ()), runs_sentence(shown)]
   if 'scatter' in pictures:
     dots, rank, same = agreement
     words = f'A dot for each of {len(dots)} experiments of the paper; orange dots lie on another side of '
-    words += f'{EMERGED} % than in the paper, and {same} on the same. The rank correlation is {rank:.2f}.'
+    words += f'{EMERGED} % than in the paper, and {same} on the same.'
+    words += f' The rank correlation is {rank:.2f}.' if rank == rank else ''
     parts.append(_picture('scatter', "The paper's Sink\\_1 and ours", pictures, words))
   parts += ['## Headline claims', claims_table(headline)]
   return '\n\n'.join(part for part in parts if part)
