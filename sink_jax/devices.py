@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+from pathlib import Path
+from typing import Any
 
 import jax
+
+hardware_utils: Any  # private, so that a release of jax may lack it: then nothing is refused
+try:
+  from jax._src import hardware_utils
+except ImportError:
+  hardware_utils = None
 
 # Parameters of mallopt(3), from glibc's malloc.h, and their values in bytes.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -34,6 +43,45 @@ def platform() -> str:
 def cores() -> int:
   """The cores that this process may use: a container or `taskset` may leave it fewer than there are."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def refuse_silent_cpu() -> None:
+  """Raises a ValueError where JAX fell back to the CPU of a machine with a GPU or a TPU chip.
+
+  It passes where JAX_PLATFORMS asks for the CPU, or CUDA_VISIBLE_DEVICES hides the GPUs.
+  """
+  # Options of jax.config become attributes when JAX is imported.
+  asked = jax.config.jax_platforms or ''  # pyright: ignore[reportAttributeAccessIssue]
+  if jax.default_backend() != 'cpu' or 'cpu' in asked.split(','):
+    return
+  if _has_tpu():
+    found, extra = 'a TPU chip', 'tpu'
+  elif _has_gpu() and os.environ.get('CUDA_VISIBLE_DEVICES') not in ('', '-1'):
+    found, extra = 'an NVIDIA GPU', _cuda_extra()
+  else:
+    return
+  raise ValueError(
+      f'this machine has {found}, and JAX runs on its CPU: pip install -c requirements.txt '
+      f'"jax[{extra}]", or JAX_PLATFORMS=cpu for the CPU.')
+
+
+def _has_gpu() -> bool:
+  return hardware_utils is not None and hardware_utils.has_visible_nvidia_gpu()
+
+
+def _has_tpu() -> bool:
+  return (hardware_utils is not None
+          and hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0)
+
+
+def _cuda_extra() -> str:
+  """The extra of jax for the driver: CUDA 13 needs 580 or newer."""
+  try:
+    words = Path('/proc/driver/nvidia/version').read_text()
+  except OSError:
+    return 'cuda13'
+  version = re.search(r'Module\D+(\d+)\.', words)
+  return 'cuda12' if version and int(version[1]) < 580 else 'cuda13'
 
 
 def keep_freed_memory() -> None:

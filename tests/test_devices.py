@@ -1,12 +1,17 @@
-"""What a process keeps of its memory, and who may change that."""
+"""What a process keeps of its memory, and who may change that; no silent CPU."""
 
 import ast
+import contextlib
 import ctypes
 import subprocess
 import sys
+import types
 
+import jax
 import pytest
 
+from sink_jax import devices
+from tests.commands import run_here
 from tests.documents import ROOT
 
 # glibc maps blocks of more than 32 MB, and returns them to the kernel at once.
@@ -33,6 +38,28 @@ def test_a_process_keeps_a_block_that_it_frees_if_it_asked_for_it(kept):
   done = subprocess.run([sys.executable, '-c', PROGRAM.format(kept=kept)], cwd=ROOT, check=True,
                         capture_output=True, text=True)
   assert (int(done.stdout) > 2**25) == kept
+
+
+@pytest.mark.parametrize('gpu, tpu, variables, words', [
+    (True, False, {}, 'jax\\[cuda'), (False, True, {}, 'jax\\[tpu\\]'), (False, False, {}, ''),
+    (True, False, {'CUDA_VISIBLE_DEVICES': ''}, '')])
+def test_a_machine_that_falls_back_to_its_cpu_is_refused(monkeypatch, gpu, tpu, variables, words):
+  asked = jax.config.jax_platforms
+  monkeypatch.setattr(devices, 'hardware_utils', types.SimpleNamespace(
+      has_visible_nvidia_gpu=lambda: gpu,
+      num_available_tpu_chips_and_device_id=lambda: (4 * tpu, None)))
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  devices.refuse_silent_cpu()  # the tests ask for the CPU
+  jax.config.update('jax_platforms', None)
+  try:
+    with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext():
+      devices.refuse_silent_cpu()
+    if words:
+      code, _, error = run_here('benchmark', 'loss', '--seconds=0.01')
+      assert code == 1 and 'JAX_PLATFORMS=cpu' in error
+  finally:
+    jax.config.update('jax_platforms', asked)
 
 
 def test_only_commands_and_workers_of_sweeps_change_their_allocator():

@@ -78,10 +78,11 @@ Options = Attention | Importance | Loss | TrainStep
 def main(options: Options) -> None:
   """Runs one benchmark, prints its table and writes its JSON."""
   from sink_jax.benchmark import machine, rows
-  from sink_jax.devices import keep_freed_memory
+  from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
   from sink_jax.io.files import write_atomically
 
+  refuse_silent_cpu()
   compile_cache.enable()
   keep_freed_memory()
   name = {Attention: 'attention', Importance: 'importance', Loss: 'loss',

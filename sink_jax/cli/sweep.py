@@ -157,12 +157,13 @@ def _one_by_one(trials: Mapping[str, Trial], root: AnyPath) -> Iterator[tuple[st
   """Runs the trials in this process; yields (name, status) as each ends."""
   import jax
 
-  from sink_jax.devices import keep_freed_memory
+  from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
   from sink_jax.sweep.pool import SweepStopped
   from sink_jax.sweep.runner import run_trial
   from sink_jax.train.multihost import StopHandler
 
+  refuse_silent_cpu()
   compile_cache.enable()
   keep_freed_memory()
   # In a job a signal to one process between trials stops all of them.

@@ -32,7 +32,7 @@ class Options:
 
 def main(options: Options, config: dict[str, Any]) -> None:
   """Trains; every way to end has its exit code."""
-  from sink_jax.devices import keep_freed_memory
+  from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
   from sink_jax.io.process import exit_saved_until_training
   from sink_jax.pretrained.load import open_source
@@ -42,6 +42,7 @@ def main(options: Options, config: dict[str, Any]) -> None:
 
   with training_ends(options.workdir):
     init_distributed()
+    refuse_silent_cpu()
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
     keep_freed_memory()

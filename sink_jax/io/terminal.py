@@ -85,8 +85,9 @@ class _Lines:
 
 
 def quiet_logs() -> None:
-  """Sends this package's messages to stderr with their time; libraries report only errors."""
+  """Sends this package's messages to stderr with their time; other libraries than jax report only errors."""
   absl.flags.FLAGS.mark_as_parsed()  # else the first message comes with a warning about them
   absl.logging.use_absl_handler()
   absl.logging.set_verbosity(absl.logging.ERROR)
   logging.getLogger('sink_jax').setLevel(logging.INFO)
+  logging.getLogger('jax').setLevel(logging.WARNING)  # such as that it falls back to the CPU

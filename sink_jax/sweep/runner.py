@@ -9,6 +9,7 @@ import traceback
 import jax
 
 from sink_jax.analyses.trained import write_analyses
+from sink_jax.devices import refuse_silent_cpu
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
@@ -35,6 +36,7 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
   """
   folder, config = to_path(root) / trial.name, trial.config
   try:
+    refuse_silent_cpu()
     if config is None:
       broadcast_from_process0(lambda: record_outcome(trial, root, 'not expressible',
                                                      reason=trial.reason))

@@ -381,7 +381,7 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints, metrics: Metr
 
 
 def _banner(job: Job, name: str) -> str:
-  """Describes the coming training in three lines."""
+  """Describes the coming training: the devices, the model, the steps and the data, a line each."""
   experiment, model = job.experiment, job.model
   total = parameter_count(model)
   tokens = experiment.steps * experiment.tokens_per_step
@@ -390,10 +390,11 @@ def _banner(job: Job, name: str) -> str:
   warm = ('' if experiment.optimizer.warmup_steps < experiment.steps else
           '; all of it is warm-up: lower optimizer.warmup_steps')
   tokenizer = (f'tokenizer {experiment.data.tokenizer!r}, ' if job.data.tokenizer is not None else '')
-  return (f'{name}: {model.layers} blocks of width {model.d_model} with {model.heads} heads, '
-          f'{total:,} parameters ({parameter_count(model, embeddings=False):,} without embeddings), '
-          f'{model.dtype}, attention {training_implementation(model, experiment.data.context)} on '
-          f'{jax.device_count()} x {jax.devices()[0].device_kind}\n'
+  inner = parameter_count(model, embeddings=False)
+  return (f'{name} on {jax.device_count()} x {jax.devices()[0].device_kind}, '
+          f'attention {training_implementation(model, experiment.data.context)}\n'
+          f'  {model.layers} blocks of width {model.d_model} with {model.heads} heads, '
+          f'{total:,} parameters ({inner:,} without embeddings), {model.dtype}\n'
           f'  {experiment.steps:,} steps of {experiment.batch_size} x {experiment.data.context} '
           f'tokens: {tokens:,} tokens{passes}{warm}\n'
           f'  data {experiment.data.source!r}, {tokenizer}{model.vocab_size:,} ids')
