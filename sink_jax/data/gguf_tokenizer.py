@@ -13,23 +13,25 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 _PREFIX = 'tokenizer.ggml.'
-# Keys that change no ids of a text: names of unused tokens, and templates.
-_UNREAD = ('seperator_token_id', 'separator_token_id', 'cls_token_id', 'mask_token_id',
-           'eom_token_id', 'add_sep_token', 'add_eos_token', 'token_type_count')
 _READ = ('model', 'pre', 'tokens', 'scores', 'token_type', 'merges', 'bos_token_id', 'eos_token_id',
-         'eot_token_id', 'unknown_token_id', 'padding_token_id', 'add_bos_token',
-         'add_space_prefix')
+         'eot_token_id', 'unknown_token_id', 'add_bos_token', 'add_space_prefix')
+# Keys that change no ids of a text; other keys that end with _token_id only name a token, too.
+_UNREAD = ('add_sep_token', 'add_eos_token', 'token_type_count')
+_NO_TOKEN = 2**32 - 1  # an id of -1, as llama.cpp stores it
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of token_type
-_LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-           r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
+# The words of LLaMA 3 and Qwen 2, which differ in how many digits are one.
+_WORD = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}|"
+         r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
 _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+_QWEN2 = [pre_tokenizers.Split(Regex(_WORD % 1), 'isolated'), _BYTES]
 # How llama.cpp cuts a text into words, by the name that the file gives.
 _WORDS = {
     'gpt-2': [_GPT2],
     # Every digit is a separate word; the other words are those of GPT-2.
     'smollm': [pre_tokenizers.Digits(individual_digits=True), _GPT2],
-    'llama-bpe': [pre_tokenizers.Split(Regex(_LLAMA3), 'isolated'),
-                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]}
+    'llama-bpe': [pre_tokenizers.Split(Regex(_WORD % 3), 'isolated'), _BYTES],
+    'qwen2': _QWEN2, 'deepseek-r1-qwen': _QWEN2}
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]
@@ -37,18 +39,16 @@ def gguf_tokenizer(metadata: Mapping[str, Any]
   """The tokenizer of a GGUF file, its BOS, whether texts begin with it, and ids that end a text.
 
   Raises:
-    ValueError: the metadata define one that is not supported; names the key.
-    Exception: a key is missing, or the library `tokenizers` refuses a value.
+    ValueError: a key is missing, or has a value that is not supported; names the key.
+    Exception: the library `tokenizers` refuses a value.
   """
-  values = {key.removeprefix(_PREFIX): value for key, value in metadata.items()
-            if key.startswith(_PREFIX)}
-  if unknown := sorted(values.keys() - {*_READ, *_UNREAD}):
-    raise _refused(unknown[0], values[unknown[0]], 'it could change the ids of a text')
-  tokens, makers = values['tokens'], {'gpt2': _byte_level, 'llama': _sentencepiece}
+  values = _values(metadata)
+  tokens, model = _needed(values, 'tokens'), _needed(values, 'model')
+  makers = {'gpt2': _byte_level, 'llama': _sentencepiece}
   if len(set(tokens)) < len(tokens):
     raise _refused('tokens', f'{len(tokens)} tokens', 'two of them are equal')
-  if values['model'] not in makers:
-    raise _refused('model', values['model'], f'supported: {", ".join(makers)}')
+  if model not in makers:
+    raise _refused('model', model, f'supported: {", ".join(makers)}')
   types = np.asarray(values.get('token_type', [1] * len(tokens)))
   for key in values.keys() & {'token_type', 'scores'}:
     if len(values[key]) != len(tokens):
@@ -56,7 +56,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]
   for key in (key for key in values if key.endswith('_token_id')):
     if not 0 <= values[key] < len(tokens):
       raise _refused(key, values[key], f'there are {len(tokens)} tokens')
-  tokenizer, adds_bos = makers[values['model']](values, tokens, types)
+  tokenizer, adds_bos = makers[model](values, tokens, types)
   for kind in (_CONTROL, _UNKNOWN):
     tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False)
                                   for i in np.flatnonzero(types == kind)])
@@ -69,13 +69,33 @@ def gguf_tokenizer(metadata: Mapping[str, Any]
   return tokenizer, bos, add_bos, tuple(dict.fromkeys(i for i in ends if i is not None))
 
 
+def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+  """The metadata that define the tokenizer, without the prefix of their keys."""
+  given = {key.removeprefix(_PREFIX): value for key, value in metadata.items()
+           if key.startswith(_PREFIX)}
+  for key, value in given.items():
+    named = key.endswith('_token_id')
+    off = key == 'remove_extra_whitespaces' and not value
+    if not (named or off or key in _READ or key in _UNREAD):
+      raise _refused(key, value, 'it could change the ids of a text')
+  missing = {key for key, value in given.items()
+             if key.endswith('_token_id') and value == _NO_TOKEN}
+  return {key: given[key] for key in _READ if key in given and key not in missing}
+
+
 def _refused(key: str, value: Any, reason: str) -> ValueError:
   return ValueError(f'{_PREFIX}{key} = {str(value)[:50]!r} is not supported: {reason}')
 
 
+def _needed(values: dict[str, Any], key: str) -> Any:
+  if key not in values:
+    raise ValueError(f'there is no {_PREFIX}{key}: convert the model again with a newer llama.cpp')
+  return values[key]
+
+
 def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray) -> tuple[Tokenizer, bool]:
   """(byte-level BPE, whether it puts a BOS before a text unless the file says otherwise)."""
-  pre = values['pre']
+  pre = _needed(values, 'pre')
   if pre not in _WORDS:
     raise _refused('pre', pre, f'supported: {", ".join(_WORDS)}')
   if values.get('add_space_prefix'):
@@ -83,7 +103,7 @@ def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray) ->
   llama3 = pre == 'llama-bpe'
   tokenizer = Tokenizer(models.BPE(
       vocab={t: i for i, t in enumerate(tokens)}, ignore_merges=llama3,
-      merges=[tuple(merge.split(' ')) for merge in values['merges']]))
+      merges=[tuple(merge.split(' ')) for merge in _needed(values, 'merges')]))
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_WORDS[pre])
   tokenizer.decoder = decoders.ByteLevel()
   return tokenizer, llama3
@@ -94,7 +114,7 @@ def _sentencepiece(values: dict[str, Any], tokens: list[str], types: np.ndarray
   """As `_byte_level`: BPE over characters, which falls back to bytes."""
   if (pre := values.get('pre', 'default')) != 'default':
     raise _refused('pre', pre, "a model of the type 'llama' has none")
-  scores, ids, merges = values['scores'], {token: i for i, token in enumerate(tokens)}, []
+  scores, ids, merges = _needed(values, 'scores'), {token: i for i, token in enumerate(tokens)}, []
   # All pairs of tokens whose text is a token: first those that make the token of highest score.
   for i in np.flatnonzero(types == 1):
     for cut in range(1, len(tokens[i])):

@@ -17,7 +17,13 @@ TEXTS = ['The 1st of 1984 years: 12345.678!', 'a  b   c\n\n\t tabs  ', 'naïve c
 
 @pytest.mark.parametrize('pre, words', [
     ('gpt-2', lambda p: [p.ByteLevel(add_prefix_space=False)]),
-    ('smollm', lambda p: [p.Digits(individual_digits=True), p.ByteLevel(add_prefix_space=False)])])
+    ('smollm', lambda p: [p.Digits(individual_digits=True), p.ByteLevel(add_prefix_space=False)]),
+    # The regex of tokenizer.json of Qwen2.5-0.5B.
+    ('qwen2', lambda p: [
+        p.Split(tokenizers.Regex(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+            r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), 'isolated'),
+        p.ByteLevel(add_prefix_space=False, use_regex=False)])])
 def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
   whole = tokenizers.Tokenizer(tokenizers.models.BPE())
   whole.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(words(tokenizers.pre_tokenizers))
@@ -39,6 +45,17 @@ def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
     ids = made.encode(text)
     assert ids == whole.encode(text).ids
     assert made.decode(ids) == text
+
+
+@pytest.mark.parametrize('pre, ids', [
+    ('gpt-2', [16]), ('llama-bpe', [16]), ('smollm', [11, 12]), ('qwen2', [11, 12]),
+    ('deepseek-r1-qwen', [11, 12])])
+def test_digits_are_merged_only_within_a_word(tmp_path, pre, ids):
+  values = {'general.architecture': 'llama', **gguf_files.TOKENIZER, 'tokenizer.ggml.pre': pre}
+  for key, more in (('tokens', ['01']), ('token_type', [1]), ('merges', ['0 1'])):
+    values[f'tokenizer.ggml.{key}'] = values[f'tokenizer.ggml.{key}'] + more
+  made = TextTokenizer.from_path(gguf_files.write(tmp_path / 'x.gguf', values, {}))
+  assert made.encode('01') == ids
 
 
 def by_score(text, tokens, scores, prefix):
@@ -86,10 +103,29 @@ def test_sentencepiece_merges_by_score(tmp_path, prefix):
     assert made.decode(ids) == text
 
 
+@pytest.mark.parametrize('values', [
+    {f'fim_{part}_token_id': 3 for part in ('pre', 'suf', 'mid', 'pad', 'rep', 'sep')},
+    {f'{part}_token_id': 99 for part in ('prefix', 'suffix', 'middle', 'image', 'eom')},
+    dict(remove_extra_whitespaces=False, add_eos_token=False, add_sep_token=False),
+    {f'{part}_token_id': 2**32 - 1 for part in ('bos', 'eot', 'unknown', 'padding', 'fim_pre')}])
+def test_keys_that_change_no_ids_are_ignored(tmp_path, values):
+  plain = {'general.architecture': 'llama', **gguf_files.TOKENIZER}
+  more = {f'tokenizer.ggml.{key}': value for key, value in values.items()}
+  expected, made = (TextTokenizer.from_path(gguf_files.write(tmp_path / name, metadata, {}))
+                    for name, metadata in (('x.gguf', plain), ('y.gguf', plain | more)))
+  assert made.encode('abc 01ab') == expected.encode('abc 01ab') == [14, 15, 11, 12, 13]
+  assert made.prefix == expected.prefix == () and made.eos_ids == expected.eos_ids
+  assert made.bos_id == (None if values.get('bos_token_id') else expected.bos_id)
+
+
 @pytest.mark.parametrize('values, said', [
-    (dict(model='t5'), 'model'), (dict(pre='qwen2'), 'pre'), (dict(tokens=['a', 'a']), 'tokens'),
-    (dict(merges=None), 'merges'), (dict(merges=['a q']), 'tokenizer'),
-    (dict(bos_token_id=99), 'bos_token_id'), (dict(precompiled_charsmap='x'), 'precompiled_charsmap')])
+    (dict(model='t5'), 'model'), (dict(pre='tekken'), 'pre'), (dict(tokens=['a', 'a']), 'tokens'),
+    (dict(pre=None), 'tokenizer.ggml.pre'), (dict(tokens=None), 'tokenizer.ggml.tokens'),
+    (dict(merges=None), 'tokenizer.ggml.merges'), (dict(merges=['a q']), 'tokenizer'),
+    (dict(bos_token_id=99), 'bos_token_id'),
+    (dict(bos_token_id=2**32 - 1, add_bos_token=True), 'bos_token_id'),
+    (dict(remove_extra_whitespaces=True), 'remove_extra_whitespaces'),
+    (dict(precompiled_charsmap='x'), 'precompiled_charsmap'), (dict(a_new_key=1), 'a_new_key')])
 def test_tokenizers_that_are_not_defined_are_refused(tmp_path, values, said):
   values = {'general.architecture': 'llama', **gguf_files.TOKENIZER,
             **{f'tokenizer.ggml.{key}': value for key, value in values.items()}}
