@@ -24,6 +24,7 @@ from sink_jax.io.paths import expanded
 # The types that llama.cpp writes for most models; `gguf.quants` has the layouts of their blocks.
 TYPES = ('F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q4_K', 'Q5_K', 'Q6_K')
 _STRING, _ARRAY = 8, 9
+_POINTER = b'version https://git-lfs.github.com/'  # the first line of a text in place of a file
 _NUMBERS = dict(enumerate(('u1', 'i1', '<u2', '<i2', '<u4', '<i4', '<f4', '?'))) | {
     10: '<u8', 11: '<i8', 12: '<f8'}
 
@@ -45,8 +46,8 @@ class GgufFile:
   their headers.
 
   Raises:
-    ValueError: not a GGUF file of version 2 or 3, a truncated one, or a tensor of another type
-      than `TYPES`.
+    ValueError: not a GGUF file of version 2 or 3, a pointer of git-lfs, a truncated one, or a
+      tensor of another type than `TYPES`; with the remedy.
   """
 
   def __init__(self, path: str | os.PathLike):
@@ -70,6 +71,9 @@ class _Header:
     self.data, self.at = data, 0
 
   def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    if self.data[:len(_POINTER)] == _POINTER:
+      raise ValueError('it is a git-lfs pointer in place of the model: run git lfs pull in its '
+                       'repository, or download the file itself')
     magic, version = self._bytes(4), self._number('<u4')
     if magic != b'GGUF' or version not in (2, 3):
       raise ValueError('it does not begin with "GGUF" and version 2 or 3')

@@ -86,8 +86,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
       run = sj.load_pretrained('SmolLM2-135M-Instruct')
       run.logits(tokens)
 
-  A GGUF file of the architecture llama or gemma3 is dequantised; its name ends with its quantisation, as in
-  'SmolLM2-135M-Instruct (Q4_1)'.
+  A GGUF file of the architecture llama, qwen2, qwen3 or gemma3 is dequantised; its name ends with its
+  quantisation, as in 'SmolLM2-135M-Instruct (Q4_1)'.
 
   Besides the parameters, memory holds one stored tensor at a time, or two that belong together
   (MXFP4 values and their scales, a tied unembedding that is stored as well).

@@ -23,7 +23,7 @@ TOKENIZER = {'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'smollm',
 
 def metadata(hf):
   """The metadata that a converter writes for the model of a config.json."""
-  name = 'gemma3' if hf['model_type'] == 'gemma3_text' else 'llama'
+  name = hf['model_type'].removesuffix('_text')
   values = {
       'embedding_length': hf['hidden_size'], 'block_count': hf['num_hidden_layers'],
       'feed_forward_length': hf['intermediate_size'], 'context_length': 64,
@@ -31,9 +31,10 @@ def metadata(hf):
       'attention.head_count_kv': hf['num_key_value_heads'],
       'attention.layer_norm_rms_epsilon': hf['rms_norm_eps'],
       'rope.freq_base': hf['rope_theta']}
+  if 'head_dim' in hf:
+    values |= {'attention.key_length': hf['head_dim'], 'attention.value_length': hf['head_dim']}
   if name == 'gemma3':
-    values |= {'attention.key_length': hf['head_dim'], 'attention.value_length': hf['head_dim'],
-               'attention.sliding_window': hf['sliding_window']}
+    values |= {'attention.sliding_window': hf['sliding_window']}
   return {'general.architecture': name, **{f'{name}.{k}': v for k, v in values.items()},
           **TOKENIZER}
 
