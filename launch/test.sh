@@ -16,7 +16,7 @@ Runs the tests on the CPU.
   --parity           instead of the tests, compares importers and exports of open models with transformers on
                      new random weights; installs it and PyTorch once (1.3 GB and more) into PARITY=DIR, unset:
                      parity in the environment
-  WORKERS=2          processes that run the tests; 0: all in one, as a debugger needs
+  WORKERS=3          processes that run the tests; 0: all in one, as a debugger needs
   BUCKET=DIR         folder of the emulator of gs:// (69 MB), unset: gs in the environment
   JAX_PLATFORMS=cpu  set it to run the tests on another device
   PYTHON= VENV=      the Python and the environment (BUILD.md)
@@ -61,7 +61,9 @@ if [[ -z $targets$parity && ($VENV != none || -n ${BUCKET:-}) ]]; then
   export BUCKET=${BUCKET:-$prefix/gs}
   (install bucket "$BUCKET" --no-deps --retries=1 --timeout=15) || say "The tests of gs:// are skipped."
 fi
-workers=(-n "${WORKERS:-2}" --dist=loadfile --no-loadscope-reorder) # tests of a file share what is traced
-if [[ ${WORKERS:-2} == 0 ]]; then workers=(); fi # then pytest-xdist is not needed either
+# Three for two cores, as each waits for processes of its own in a part of its time. Tests of a file
+# share what is traced.
+workers=(-n "${WORKERS:-3}" --dist=loadfile --no-loadscope-reorder)
+if [[ ${WORKERS:-3} == 0 ]]; then workers=(); fi # then pytest-xdist is not needed either
 cd "$ROOT"
 exec "$RUN_PYTHON" -P -m pytest -q --durations=10 ${workers[@]+"${workers[@]}"} ${arguments[@]+"${arguments[@]}"}
