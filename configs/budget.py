@@ -178,7 +178,7 @@ _SMALL = {
 }
 # Two blocks, d = 64, 4 heads, FFN 128. A fixed token begins every
 # sequence if the trial edits none.
-DESK = Small(batch=32, rate=10, context=64, heads=2, edits='FixedToken(position=1)', settings={
+DESK = Small(batch=32, rate=20, context=64, heads=2, edits='FixedToken(position=1)', settings={
     'data.source': 'Stdlib()', 'data.tokenizer': 'TrainedBpe(vocab_size=512)', 'data.valid_fraction': 0.05,
     'probe.every': 200}, large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352})
 BUDGETS = {'full': lambda config: {}, 'tenth': _tenth, 'desk': DESK}
