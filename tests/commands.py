@@ -9,10 +9,13 @@ from sink_jax.cli import main
 from sink_jax.io.process import stop_signals
 
 
-def run_here(name, *words, text=''):
-  """(exit code, stdout, stderr) of a command. Sweeps do not work here: their processes need the devices."""
-  piped, handlers = sys.stdin, {number: signal.getsignal(number) for number in stop_signals()}
-  sys.stdin = io.StringIO(text)
+def run_here(name, *words, piped=b''):
+  """(exit code, stdout, stderr) of a command, with bytes that are piped in.
+
+  Sweeps do not work here: their processes need the devices.
+  """
+  before, handlers = sys.stdin, {number: signal.getsignal(number) for number in stop_signals()}
+  sys.stdin = io.TextIOWrapper(io.BytesIO(piped))
   try:
     with (contextlib.redirect_stdout(io.StringIO()) as out,
           contextlib.redirect_stderr(io.StringIO()) as err):
@@ -21,7 +24,7 @@ def run_here(name, *words, text=''):
       except SystemExit as end:
         code = end.code
   finally:
-    sys.stdin = piped
+    sys.stdin = before
     for number, handler in handlers.items():  # training replaces them
       signal.signal(number, handler)
   # `sys.exit` with a message prints it and returns 1.

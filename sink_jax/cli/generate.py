@@ -15,6 +15,7 @@ from sink_jax.cli.results import Model, load
 from sink_jax.data.chat import encode, load_template, question
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
+from sink_jax.io.files import decoded
 from sink_jax.io.terminal import say
 from sink_jax.models.decode import CachePolicy, state_bytes
 from sink_jax.models.run import stream_texts
@@ -58,7 +59,7 @@ def main(options: Options, given: Collection[str]) -> None:
       raise ValueError(f'--{min(unused)} does nothing without --{needed}: add it.')
   if options.prompt is None and sys.stdin.isatty():  # which would look like a program that hangs
     raise ValueError("no prompt: give --prompt='...', or pipe a text in.")
-  prompt = sys.stdin.read() if options.prompt is None else options.prompt
+  prompt = _piped() if options.prompt is None else options.prompt
   # A line about kernels would stand in the middle of the text.
   logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
@@ -88,6 +89,11 @@ def main(options: Options, given: Collection[str]) -> None:
   speed = f'{rate:.1f} tokens/s' if rate else 'too short to be timed'
   ended = ' to the end of the text' if made < options.length else ''
   say(f'\n{made} tokens{ended}, {speed}; cache of {policy.size} tokens: {size}')
+
+
+def _piped() -> str:
+  """The text that is piped in; its line breaks are those of Python."""
+  return decoded(sys.stdin.buffer.read(), 'The piped prompt').replace('\r\n', '\n')
 
 
 def _write(pieces: Iterable[list[np.ndarray]], tokens: np.ndarray, tokenizer: TextTokenizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import itertools
@@ -9,13 +10,16 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-import fsspec
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
 
 from sink_jax.component import Component
+from sink_jax.io.files import WrongContent, check_downloaded, check_start, decoded
 from sink_jax.io.paths import expanded
 
+JSONL = ('.jsonl', '.jsonl.gz', '.jsonl.zst')  # what names of files of JsonLines end with
 # The name of a file of a corpus, relative to its folder, and its path.
 File = tuple[str, pathlib.Path]
 
@@ -66,18 +70,19 @@ class DocumentSource(Source):
 
 
 class TextFolder(DocumentSource):
-  """Text files in UTF-8, a document each; the first sub-folder is the domain, else 'text'."""
+  """Text files in UTF-8, a document each; the first sub-folder is the domain, else 'text'.
+
+  `pattern` may also name compressed files, such as '**/*.txt.gz'. A byte order mark at the
+  start of a file is not part of its text.
+  """
   path: str = ''
   pattern: str = '**/*.txt'
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     for name, file in self._files()[start:]:
-      try:
-        text = file.read_bytes().decode('utf-8')
-      except UnicodeDecodeError as error:
-        raise ValueError(f'{file}: not UTF-8 at byte {error.start}; convert it (iconv -t UTF-8), or '
-                         'exclude it by TextFolder(pattern=...).') from None
-      yield Document(text, _folder_domain(name), name)
+      with _opened(file) as content:
+        data = content.read()
+      yield Document(decoded(data, file), _folder_domain(name), name)
 
   def fingerprint(self) -> str:
     return files_fingerprint(self._files())
@@ -117,22 +122,20 @@ class JsonLines(DocumentSource):
     root = existing_path(self.path, type(self).__name__)
     if root.is_file():
       return [(root.name, root)]
-    suffixes = ('.jsonl', '.jsonl.gz', '.jsonl.zst')
-    files = listing(root, (f for f in root.rglob('*') if f.name.endswith(suffixes)))
+    files = listing(root, (f for f in root.rglob('*') if f.name.endswith(JSONL)))
     if not files:
-      raise ValueError(f'{root} has no files ending in {", ".join(suffixes)}.')
+      raise ValueError(f'{root} has no files ending in {", ".join(JSONL)}.')
     return files
 
   def _lines(self) -> Iterator[tuple[File, int, bytes]]:
     """(file, line number from 1, line) of all lines that are not blank."""
     for file in self._files():
-      with fsspec.open(os.fspath(file[1]), 'rb', compression='infer') as lines:
-        try:
-          for number, line in enumerate(lines, 1):
-            if line.strip():
-              yield file, number, line
-        except Exception as error:  # of gzip, zlib, zstd or the disk
-          raise ValueError(f'{file[1]}: damaged or truncated ({error}); copy it again.') from None
+      with _opened(file[1]) as lines:
+        for number, line in enumerate(lines, 1):
+          if number == 1:
+            check_start(line, file[1])
+          if line.strip():
+            yield file, number, line
 
 
 class Jsonl(JsonLines):
@@ -275,6 +278,19 @@ def digest_of(items: Sequence[Any]) -> str:
 def listing(root: pathlib.Path, files: Iterable[pathlib.Path]) -> list[File]:
   """The files that exist, with their names relative to a folder, sorted by name."""
   return sorted((f.relative_to(root).as_posix(), f) for f in files if f.is_file())
+
+
+@contextlib.contextmanager
+def _opened(file: pathlib.Path) -> Iterator[BinaryIO]:
+  """The content of a file, decompressed if its name ends with .gz or .zst; damage is named."""
+  try:
+    check_downloaded(file)
+    with file.open('rb') as stored:
+      yield compr[infer_compression(file.name)](stored, mode='rb')
+  except WrongContent:
+    raise
+  except Exception as error:  # of gzip, zlib, zstd or the disk
+    raise ValueError(f'{file}: damaged or truncated ({error}); copy it again.') from None
 
 
 def _folder_domain(name: str) -> str:

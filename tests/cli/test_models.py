@@ -111,6 +111,15 @@ def test_a_prompt_in_the_template_of_a_conversation_is_answered(checkpoint):
   assert text == asked + Bytes().open().decode(answer[0]) + '\n'
 
 
+def test_a_byte_order_mark_of_a_piped_prompt_is_not_text(checkpoint):
+  asked = lambda piped: generate(f'--checkpoint={checkpoint}', '--length=8', piped=piped)
+  code, text, notes = asked(b'Once\r\nupon')
+  assert code == 0 and '10 tokens of prompt' in notes, notes
+  assert asked('Once\r\nupon'.encode('utf-8-sig'))[:2] == (0, text)
+  code, _, notes = asked('Once'.encode('utf-16'))
+  assert code == 1 and 'iconv -f UTF-16 ' in notes and 'Traceback' not in notes
+
+
 @pytest.mark.parametrize('option, message', [
     ('--prompt=', 'the prompt is empty'), ('--chat=llama', "'llama' is not a template"),
     ('--top_p=0.5', '--temperature'), ('--sinks=2', '--cache_size'), ('--cache_size=4', 'sinks < size')])

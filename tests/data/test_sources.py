@@ -63,6 +63,35 @@ def test_text_folder(tmp_path):
   assert source.fingerprint() != before
 
 
+def test_a_byte_order_mark_is_not_part_of_a_document(tmp_path):
+  texts = {'mark.txt': 'a\ufeffb', 'plain.txt': 'c'}
+  for name, text in texts.items():
+    encoding = 'utf-8-sig' if name == 'mark.txt' else 'utf-8'
+    (tmp_path / name).write_text(text, encoding=encoding)
+    (tmp_path / f'{name}.gz').write_bytes(gzip.compress(text.encode(encoding)))
+  for pattern in ('*.txt', '*.txt.gz'):
+    source = TextFolder(path=str(tmp_path), pattern=pattern)
+    assert [d.text for d in source.documents()] == ['a\ufeffb', 'c']
+  (tmp_path / 'a.jsonl').write_text('{"text": "a\ufeffb"}\n', encoding='utf-8-sig')
+  assert [d.text for d in Jsonl(path=str(tmp_path)).documents()] == ['a\ufeffb']
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a.txt.gz', 'a.jsonl', 'a.jsonl.gz', 'a.jsonl.zst'])
+@pytest.mark.parametrize('content, remedy', [
+    ('{"text": "a"}\n'.encode('utf-16'), 'iconv -f UTF-16 '),
+    ('{"text": "a"}\n'.encode('utf-16-le'), 'iconv -f UTF-16LE '),
+    (b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n', 'git lfs pull')])
+def test_what_is_not_the_text_of_a_corpus_is_named(tmp_path, name, content, remedy):
+  pack = {'.gz': gzip.compress, '.zst': _zstd}.get((tmp_path / name).suffix)
+  # A pointer stands in place of the compressed file.
+  (tmp_path / name).write_bytes(pack(content) if pack and remedy.startswith('iconv') else content)
+  source = (TextFolder(path=str(tmp_path), pattern=name) if '.txt' in name
+            else Jsonl(path=str(tmp_path)))
+  with pytest.raises(ValueError, match=remedy) as caught:
+    list(source.documents())
+  assert str(tmp_path / name) in str(caught.value) and 'damaged' not in str(caught.value)
+
+
 _LINES = b''.join(json.dumps({'text': f'd{i} \N{SNOWMAN}' * 50, 'meta': {'set': f's{i % 2}'}}).encode()
                   + b'\n' for i in range(200))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sink_jax.io.files import (
-    named_in_errors, read_text_limited, remove_temporaries, replace_atomically, sha256_of_files,
-    write_atomically)
+    WrongContent, check_downloaded, decoded, named_in_errors, read_text_limited, refused,
+    remove_temporaries, replace_atomically, sha256_of_files, write_atomically)
 from sink_jax.io.paths import cache_root, files_below, import_file, move_folder, to_path
 
 
@@ -25,6 +25,38 @@ from sink_jax.io.paths import cache_root, files_below, import_file, move_folder,
 def test_what_is_refused(call, words):
   with pytest.raises(ValueError, match=words):
     call()
+
+
+def test_a_byte_order_mark_at_the_start_is_not_text(tmp_path):
+  for text in ('', 'naïve', 'a\ufeffb', '\ufeff'):
+    assert decoded(text.encode('utf-8-sig'), 'name') == text
+    (tmp_path / 'file').write_text(text, encoding='utf-8-sig')
+    assert read_text_limited(tmp_path / 'file') == text
+
+
+POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n'
+
+
+@pytest.mark.parametrize('data, remedy', [
+    ('naïve'.encode('utf-16'), 'iconv -f UTF-16 '),
+    ('naïve'.encode('utf-16-le'), 'iconv -f UTF-16LE '),
+    ('naïve'.encode('utf-16-be'), 'iconv -f UTF-16BE '),
+    ('naïve'.encode('utf-32'), 'iconv -f UTF-32 '),
+    ('naïve'.encode('latin-1'), 'at byte 2'), (POINTER, 'git lfs pull')])
+def test_what_is_not_utf_8_is_named_with_its_remedy(data, remedy):
+  with pytest.raises(ValueError, match=remedy) as caught:
+    decoded(data, 'folder/file')
+  assert 'folder/file' in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_an_error_that_has_a_remedy_gets_no_other(tmp_path):
+  path = tmp_path / 'weights'
+  path.write_bytes(POINTER)
+  with pytest.raises(WrongContent, match='git lfs pull') as caught, refused('download it again'):
+    check_downloaded(path)
+  assert 'download it again' not in str(caught.value)
+  path.write_bytes(b'')  # what is empty is not a pointer
+  check_downloaded(path)
 
 
 def test_a_user_without_a_home_hears_of_the_variable(monkeypatch, tmp_path):
