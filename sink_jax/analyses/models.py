@@ -37,9 +37,9 @@ class InputOptions:
 
   #: natural (text), random (tokens drawn at random) or repeat (one token, over and over).
   inputs: Literal['natural', 'random', 'repeat'] = 'natural'
-  #: where text comes from: a folder of .txt files, a .jsonl file, or a source such as
-  #: Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name'); by default the documentation in
-  #: Python's standard library.
+  #: where text comes from: a file or a folder of one kind (.jsonl, .txt or .md), or a source
+  #: such as Jsonl(path='pile.jsonl', domain_field='meta.pile_set_name'); by default the
+  #: documentation in Python's standard library.
   source: str = ''
   sequences: int = 100  # number of sequences.
   length: int = 64  # tokens of a sequence.

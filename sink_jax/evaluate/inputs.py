@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from sink_jax.component import from_string
-from sink_jax.data.sources import DocumentSource, Jsonl, TextFolder
+from sink_jax.data.sources import JSONL, DocumentSource, Jsonl, TextFolder
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.paths import expanded
 
 KINDS = ('natural', 'random', 'repeat')
 _CHARACTERS = 64  # per token that is needed: only the head of a long document is tokenized
+_TEXT = ('.txt', '.txt.gz', '.md')  # endings of files that are a document each
+_NOT_DATA = ('license.txt', 'licence.txt', 'readme.txt', 'requirements.txt')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,18 +120,53 @@ def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
 
 
 def open_source(text: str = '') -> DocumentSource:
-  """The source that a command line names: a config string, or a path; by default Python's documentation."""
+  """The source that a command line names; by default Python's documentation.
+
+  Args:
+    text: a config string, a file, or a folder with data files of one kind: JSONL, .txt, .txt.gz
+      or .md.
+
+  Raises:
+    ValueError: there is no such file, folder or source; or a folder holds no data files, two
+      kinds of them, or a README.txt, LICENSE.txt or requirements.txt next to its texts. Names the
+      sources to choose from.
+  """
   if not text:
     return Stdlib(domains='docs')
   path = expanded(text)
-  if path.is_file() and path.suffix in ('.txt', '.md'):
-    return TextFolder(str(path.parent), glob.escape(path.name))
-  if path.exists():
-    return TextFolder(str(path)) if any(path.rglob('*.txt')) else Jsonl(str(path))
+  if path.is_dir():
+    return _of_folder(path)
+  if path.is_file():
+    is_text = path.name.endswith(_TEXT)
+    return TextFolder(str(path.parent), glob.escape(path.name)) if is_text else Jsonl(str(path))
   try:
     return from_string(DocumentSource, text)
   except ValueError as error:
     raise ValueError(f'--source={text} is not a file or folder, and not a source: {error}') from None
+
+
+def _of_folder(folder: Path) -> DocumentSource:
+  """The source that reads all data files of a folder, which must be of one kind."""
+  names = sorted(file.name for file in folder.rglob('*') if file.is_file())
+  kinds: dict[str, DocumentSource] = {}  # by the ending of the files that each source reads
+  if any(name.endswith(JSONL) for name in names):
+    kinds['.jsonl'] = Jsonl(str(folder))
+  for ending in _TEXT:
+    if any(name.endswith(ending) for name in names):
+      kinds[ending] = TextFolder(str(folder), f'**/*{ending}')
+  where = f'--source={folder} holds'
+  choice = ' or '.join(f'--source="{source!r}"' for source in kinds.values())
+  if not kinds:
+    raise ValueError(f'{where} no files ending in {", ".join([*JSONL, *_TEXT])}: name others by '
+                     f'--source="TextFolder(path={str(folder)!r}, pattern=...)".')
+  if len(kinds) > 1:
+    raise ValueError(f'{where} files of several kinds, {", ".join(kinds)}: choose {choice}.')
+  texts = [name for name in names if name.endswith('.txt')]
+  others = [name for name in texts if name.casefold() in _NOT_DATA]
+  if others and len(others) < len(texts):
+    raise ValueError(f'{where} {others[0]} next to other texts: move it out of the folder, or '
+                     f'read all of them by {choice}.')
+  return next(iter(kinds.values()))
 
 
 def _heads(tokenizer: TextTokenizer, source: DocumentSource, length: int, bos: str,

@@ -1,7 +1,9 @@
 """The inputs of the probe: text, drawn tokens, and the protocols for their BOS."""
 
 import dataclasses
+import gzip
 import json
+import re
 
 import numpy as np
 import pytest
@@ -109,15 +111,58 @@ def test_drawn_tokens():
 
 
 def test_sources_of_a_command_line(tmp_path):
-  lines, text = tmp_path / 'only' / 'lines.jsonl', tmp_path / 'one.txt'
-  lines.parent.mkdir()
+  lines, text = tmp_path / 'lines.jsonl', tmp_path / 'one.txt'
   lines.write_text('{"text": "a"}\n')
   text.write_text('b')
-  for given, source in (('', Stdlib(domains='docs')), ("Stdlib(domains='code')", Stdlib(domains='code')),
-                        (tmp_path, TextFolder(str(tmp_path))), (lines, Jsonl(str(lines))),
-                        (lines.parent, Jsonl(str(lines.parent)))):
+  for given, source in (('', Stdlib(domains='docs')), (lines, Jsonl(str(lines))),
+                        ("Stdlib(domains='code')", Stdlib(domains='code'))):
     assert open_source(str(given)) == source
   assert [d.text for d in open_source(str(text)).documents()] == ['b']
+
+
+@pytest.mark.parametrize('files, source', [
+    (['a.txt', 'b/c.txt', 'LICENSE'], lambda path: TextFolder(path)),
+    (['LICENSE.txt'], lambda path: TextFolder(path)),
+    (['a.md', 'README.md', 'picture.png'], lambda path: TextFolder(path, '**/*.md')),
+    (['a.txt.gz', 'b/c.txt.gz'], lambda path: TextFolder(path, '**/*.txt.gz')),
+    (['a.jsonl', 'b.jsonl.gz', 'c/d.jsonl.zst'], lambda path: Jsonl(path))])
+def test_a_folder_with_data_of_one_kind_is_read(tmp_path, files, source):
+  written(tmp_path, files)
+  assert open_source(str(tmp_path)) == source(str(tmp_path))
+
+
+@pytest.mark.parametrize('files, named', [
+    ([], ['.jsonl', '.txt.gz', '.md', 'TextFolder(']), (['a.csv'], ['TextFolder(', 'pattern']),
+    (['a.jsonl', 'LICENSE.txt'], ['Jsonl(', 'TextFolder(']),
+    (['a.jsonl', 'README.md'], ['Jsonl(', "pattern='**/*.md'"]),
+    (['a.txt', 'a.txt.gz'], ["pattern='**/*.txt.gz'"]),
+    (['a.txt', 'b/c.md'], ["pattern='**/*.md'"]),
+    (['a.txt', 'LICENSE.txt'], ['LICENSE.txt', 'TextFolder(']),
+    (['b/a.txt', 'readme.txt'], ['readme.txt', 'TextFolder(']),
+    (['a.txt', 'b/requirements.txt'], ['requirements.txt', 'TextFolder('])])
+def test_a_folder_is_not_guessed_at(tmp_path, files, named):
+  written(tmp_path, files)
+  with pytest.raises(ValueError) as caught:
+    open_source(str(tmp_path))
+  message = str(caught.value)
+  assert all(part in message for part in [*named, str(tmp_path)]) and '\n' not in message
+  # Each source that the message names can be given in the folder's place.
+  for choice in re.findall(r'--source="(.*?\))"', message):
+    if '...' not in choice:
+      assert list(open_source(choice)._files())
+
+
+def written(folder, files):
+  for name in files:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text('x')
+
+
+def test_a_text_file_may_be_compressed(tmp_path):
+  (tmp_path / 'a[1].txt.gz').write_bytes(gzip.compress(b'b'))
+  (tmp_path / 'other.txt.gz').write_bytes(gzip.compress(b'c'))
+  source = open_source(str(tmp_path / 'a[1].txt.gz'))
+  assert [d.text for d in source.documents()] == ['b']
 
 
 @pytest.mark.parametrize('call, words', [
