@@ -5,6 +5,7 @@ No key that would change a result may go unread: a family says which ones it lea
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,11 +15,12 @@ from sink_jax.attention.position import Llama3Rope, Position, Rope, YarnRope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.models.config import Experts, Layer
 
+_log = logging.getLogger('sink_jax')
 T = TypeVar('T')
 Json = dict[str, Any]
 FULL, SLIDING = 'full_attention', 'sliding_attention'
 _NEEDED: Any = object()
-# Keys that a rotary encoding may have next to its type and base; others would change the angles.
+# Keys that a rotary encoding may have next to its type and base.
 _ROPES = {
     'default': (), 'linear': ('factor',),
     'llama3': ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'),
@@ -116,9 +118,7 @@ def rope(hf: Json, *, base: float = 10000.0, fraction: float | None = None) -> R
   share = take(rotary, 'partial_rotary_factor', float, share)
   if share != 1 and (fraction is None or kind not in ('default', 'linear')):
     raise unsupported('partial_rotary_factor', share, 'this model rotates all channels of a head')
-  for key, value in rotary.items():
-    if value is not None and key not in (*_ROPES[kind], 'rope_theta', 'partial_rotary_factor'):
-      raise unsupported(key, value, f'a rotary encoding of type {kind!r} has no such parameter')
+  _remark_unread(kind, rotary)
   if kind == 'default':
     return Rope(base=base, fraction=share)
   if kind == 'linear':
@@ -144,6 +144,22 @@ def rope(hf: Json, *, base: float = 10000.0, fraction: float | None = None) -> R
       attention_factor=take(rotary, 'attention_factor', float,
                             scale(m) / scale(m_all) if m and m_all else scale(1)),
       truncate=take(rotary, 'truncate', bool, True))
+
+
+def _remark_unread(kind: str, rotary: Json) -> None:
+  """Logs a remark on each key that a rotary encoding of this type does not have.
+
+  transformers 5.23 warns of such a key and does not read it (`_check_received_keys` of
+  modeling_rope_utils.py). An object has the settings of a kind of layers, which would be lost.
+  """
+  known = (*_ROPES[kind], 'rope_theta', 'partial_rotary_factor')
+  for key, value in rotary.items():
+    if value is None or key in known:
+      continue
+    if isinstance(value, dict):
+      raise unsupported(key, value, 'all layers of this model have the same rotary encoding')
+    _log.warning('config.json: %s = %.60s is ignored, as in transformers: a rotary encoding of '
+                 'type %r has no such parameter.', key, value, kind)
 
 
 def rope_by_kind(hf: Json, full: float, sliding: float) -> tuple[Rope, Rope]:

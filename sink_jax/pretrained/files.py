@@ -20,11 +20,15 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
 import numpy as np
 from safetensors import safe_open
 
-from sink_jax.io.files import read_text_limited, refused
+from sink_jax.io.files import check_downloaded, read_text_limited, refused
 from sink_jax.pretrained.stored_tensors import Table
 from sink_jax.train.workdir import is_workdir
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+# What wrappers of a model put before the names of its tensors: {prefix: (wrapper, model inside)}.
+_WRAPPERS = {'_orig_mod.': ('torch.compile', 'model._orig_mod'),
+             'module.': ('DistributedDataParallel', 'model.module'),
+             'base_model.model.': ('peft', 'model.merge_and_unload()')}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Checkpoint:
   so that reading them in this order reads every file once. quantization: how a GGUF file was quantised.
 
   Raises:
-    ValueError: config.json or weights are missing or damaged; names the file and the remedy.
+    ValueError: config.json or weights are missing or damaged, are pointers of Git LFS, or were
+      saved inside a wrapper of PyTorch; names the file and the remedy.
   """
 
   quantization = ''
@@ -65,6 +70,7 @@ class Checkpoint:
           about = tensors.get_slice(name)  # reads nothing yet
           self.entries[name] = TensorHeader(
               self.path / file, tuple(about.get_shape()), about.get_dtype())
+    self._check_names()
 
   def table(self, tensors: Table) -> Table:
     """A family's table with the names that this checkpoint has for the tensors."""
@@ -75,9 +81,21 @@ class Checkpoint:
     with self._open(self.entries[name].file) as tensors:
       return tensors.get_tensor(name)
 
+  def _check_names(self) -> None:
+    """Raises a ValueError if the model was saved inside a wrapper of PyTorch."""
+    for name in self.entries:
+      for prefix, (wrapper, inside) in _WRAPPERS.items():
+        # torch.compile wraps the parts of a model, too.
+        in_part = prefix == '_orig_mod.' and f'.{prefix}' in name
+        if name.startswith(prefix) or in_part:
+          raise ValueError(f'{self.path} holds a model that {wrapper} wraps, with names such as '
+                           f'{name}: save the model inside, {inside}.save_pretrained(FOLDER), or '
+                           f'remove {prefix!r} from the names of its tensors.')
+
   @contextlib.contextmanager
   def _open(self, path: Path) -> Iterator[Any]:
     with refused(f'{path} is damaged or incomplete, download it again'):
+      check_downloaded(path)
       # Read, not mapped: pages of a mapped file would count as memory of the process.
       with safe_open(path, framework='numpy', backend='pread') as tensors:
         yield tensors

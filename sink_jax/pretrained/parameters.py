@@ -22,7 +22,7 @@ from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.stored_tensors import Family, LeafPart, Table, held
 from sink_jax.train.sharding import state_shardings
 
-_FLOATS = ('F32', 'F16', 'BF16')
+_FLOATS = ('F32', 'F16', 'BF16', 'F64')
 Params = Mapping[str, Any]  # nested, with arrays or their shapes as leaves
 
 
@@ -60,8 +60,9 @@ def load_parameters(checkpoint: Checkpoint, family: Family, tensors: Table, shap
     for part in tensor.parts:
       leaves[part.path], finite = _write_part(leaves[part.path], part, part.take(x))
       if not finite:
-        raise ValueError(_not_finite(f'{checkpoint.entries[name].file}: the tensor {name}'
-                                     + ''.join(f' with {n}' for n in tensor.read_with), x))
+        where = f'{checkpoint.entries[name].file}: the tensor {name}'
+        where += ''.join(f' with {n}' for n in tensor.read_with)
+        raise ValueError(_not_finite(where, x, dtype))
     del x  # before the next tensor is read, which may be of several GB as well
   return unflatten_dict(leaves, sep='/')
 
@@ -98,12 +99,13 @@ def _match(checkpoint: Checkpoint, family: Family, tensors: Table) -> tuple[Tabl
   return tensors, names
 
 
-def _not_finite(where: str, x: np.ndarray) -> str:
-  """The message for a tensor that has values that are not finite, as stored or in bfloat16."""
+def _not_finite(where: str, x: np.ndarray, dtype: str) -> str:
+  """The message for a tensor that has values that are not finite, as stored or in the dtype."""
   bad = ~np.isfinite(x)
   if not bad.any():
-    return (f'{where} holds {np.abs(x).max():g}, which bfloat16 cannot hold: load the model in '
-            'float32 (--dtype=float32).')
+    remedy = ('load the model in float32 (--dtype=float32)' if dtype == 'bfloat16'
+              else 'such a model cannot be loaded')
+    return f'{where} holds {np.abs(x).max():g}, which {dtype} cannot hold: {remedy}.'
   index = np.unravel_index(bad.argmax(), bad.shape)
   return f'{where} holds {x[index]} at [{", ".join(map(str, index))}]: download the file again.'
 
@@ -126,6 +128,9 @@ def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> tuple[jax.Arr
   transposed part is sent as it is stored, and the device swaps its axes. The function returns when x is
   no longer needed: the copy to the devices may read x, which the next tensor is about to replace.
   """
+  if x.dtype == np.float64:  # rounded here, since JAX may or may not have this dtype
+    with np.errstate(over='ignore'):  # the result says that it is not finite
+      x = x.astype(np.float32)
   shape = x.shape[:-2] + x.shape[:-3:-1] if part.transposed else x.shape
   assert shape == leaf.shape[len(part.index):], f'the table fills {part.path} with {shape}'
   sharding = _part_sharding(leaf.sharding, leaf.ndim, len(part.index), part.transposed)

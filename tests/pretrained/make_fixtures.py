@@ -127,7 +127,7 @@ def make(source, out, seed):
   out.mkdir(parents=True, exist_ok=True)
   config = json.loads((source / 'config.json').read_text())
   text = config.get('text_config', config)
-  for path in source.glob('*.json') if source != out else ():
+  for path in source.glob('*.json') if source.resolve() != out.resolve() else ():
     shutil.copy(path, out)
   with tempfile.TemporaryDirectory() as scratch:
     stored = sorted(source.glob('model*.safetensors'))

@@ -163,6 +163,20 @@ def test_rotary_defaults_and_amplitudes():
   assert amplitude(mscale=0.7, mscale_all_dim=0.3) == pytest.approx(ratio)
 
 
+@pytest.mark.parametrize('kind, extra, ignored', [
+    ('yarn', YARN, dict(attn_factor=2.0)), ('yarn', YARN, dict(finetuned=True)),
+    ('linear', dict(factor=2.0), dict(beta_fast=32)), ('llama3', LLAMA3, dict(mscale=0.7)),
+    ('default', {}, dict(factor=8.0)), ('default', {}, dict(mrope_section=[1, 2]))])
+def test_what_transformers_ignores_with_a_warning_gets_a_remark(kind, extra, ignored, caplog):
+  settings = {'rope_type': kind, **extra}
+  expected = rope({'rope_parameters': settings, 'max_position_embeddings': 99})
+  assert not caplog.messages
+  assert rope({'rope_parameters': settings | ignored, 'max_position_embeddings': 99}) == expected
+  remark, = caplog.messages
+  (key, value), = ignored.items()
+  assert f'{key} = {value}' in remark and repr(kind) in remark
+
+
 # Refused settings: the stored checkpoint, a key, its value, and text in the message besides the key.
 REFUSED = [
     ('llama', 'hidden_act', 'gelu', 'gelu'), ('llama', 'attention_bias', 'yes', 'yes'),
@@ -175,7 +189,6 @@ REFUSED = [
     ('llama', 'rope_parameters', {'rope_type': 'linear', 'factor': '2'}, "factor = '2'"),
     ('llama', 'rope_parameters', {'rope_type': 'llama3', 'factor': 2.0}, 'low_freq_factor'),
     ('llama', 'rope_parameters', {'rope_type': 'yarn', **YARN, 'beta_fast': []}, 'beta_fast'),
-    ('llama', 'rope_parameters', {'mrope_section': [1, 2]}, 'mrope_section'),
     ('llama', 'rope_parameters', {FULL: {'rope_type': 'default'}}, FULL),
     ('llama', 'rope_parameters', {'partial_rotary_factor': 0.5}, 'partial_rotary_factor = 0.5'),
     ('llama', 'partial_rotary_factor', 0.5, '0.5'), ('llama', 'rope_theta', 'big', 'big'),

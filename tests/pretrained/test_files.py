@@ -41,7 +41,19 @@ def only(name, content=b''):
   return edit
 
 
+POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n'
+
+
+def content(name, data):
+  """Writes other bytes into a file of the folder."""
+  return lambda folder: (folder / name).write_bytes(data)
+
+
 @pytest.mark.parametrize('edit, said', [
+    (content(SECOND, POINTER), [SECOND, 'git lfs pull']),
+    (content(INDEX, POINTER), [INDEX, 'git lfs pull']),
+    (content('config.json', POINTER), ['config.json', 'git lfs pull']),
+    (content('config.json', '{}'.encode('utf-16')), ['config.json', 'iconv -f UTF-16 ']),
     (lambda folder: (folder / 'config.json').unlink(), ['config.json']),
     (lambda folder: (folder / 'config.json').write_text('{'), ['config.json', 'JSON']),
     (lambda folder: (folder / 'config.json').write_text('[1]'), ['config.json', 'JSON object']),
@@ -62,6 +74,26 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, edit, said):
     Checkpoint(tmp_path)
   assert not [part for part in said if part not in str(caught.value)], caught.value
   assert str(tmp_path) in str(caught.value) and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('renamed, said', [
+    (lambda name: f'_orig_mod.{name}', ['torch.compile', '_orig_mod']),
+    (lambda name: name.replace('mlp', 'mlp._orig_mod'), ['torch.compile', '_orig_mod']),
+    (lambda name: f'module.{name}', ['DistributedDataParallel', 'module.']),
+    (lambda name: f'base_model.model.{name}', ['merge_and_unload', 'base_model.model.'])])
+def test_a_model_that_was_saved_in_its_wrapper_is_named(tmp_path, renamed, said):
+  arrays = {renamed(name): x for name, x in tiny.tensors(tiny.LLAMA).items()}
+  tiny.write(tmp_path, arrays=arrays)
+  with pytest.raises(ValueError) as caught:
+    sj.load_pretrained(tmp_path)
+  assert not [part for part in [*said, str(tmp_path)] if part not in str(caught.value)]
+  assert '\n' not in str(caught.value)
+
+
+def test_a_byte_order_mark_in_config_json_does_not_matter(tmp_path):
+  tiny.write(tmp_path)
+  (tmp_path / 'config.json').write_text(json.dumps(tiny.LLAMA), encoding='utf-8-sig')
+  assert Checkpoint(tmp_path).config == tiny.LLAMA
 
 
 def test_a_tensor_that_its_shard_lacks_is_missing(tmp_path):
