@@ -81,6 +81,8 @@ class ModelConfig:
     biases: the linear layers that have a bias ('mamba': its projections in and out).
     embedding_dim: the width of token embeddings that are projected to d_model, and back (OPT-350m).
     tied: whether the unembedding shares the matrix of the token embedding.
+    unembedding: whether there is one. A published checkpoint may lack it; then there are hidden
+      states and attention, but no logits. A model that is trained has one.
     logit_cap: c of a soft cap c tanh(logits / c) of the logits (Gemma 2: 30); 0 for none.
     linear: 'plain', or 'sigma_reparam', see `layers.reparametrised`.
     combine_heads: 'concat', or 'add': outputs are summed and share a projection (Table 12 left).
@@ -117,6 +119,7 @@ class ModelConfig:
   biases: tuple[str, ...] = ()
   embedding_dim: int | None = None
   tied: bool = False
+  unembedding: bool = True
   logit_cap: float = 0.0
   linear: str = 'plain'
   combine_heads: str = 'concat'
@@ -171,6 +174,8 @@ class ModelConfig:
            "model.ffn = 'none' leaves the experts of model.pattern without an activation.")
     yield (self.tied and 'unembed' in self.biases,
            "model.biases: 'unembed' is a bias of an unembedding that model.tied leaves out.")
+    yield (self.tied and not self.unembedding,
+           'model.unembedding = False: the model has one, its embedding, by model.tied.')
     yield (not self.vocab_size and not (self.input_features and self.output_features),
            'A model needs a vocab_size, or input_features and output_features.')
     yield ((self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size,

@@ -86,7 +86,8 @@ class Run:
   def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
     """Returns the next-token logits (S, T, V), float32, for tokens (S, T).
 
-    Raises a ValueError for ids outside the vocabulary, or more tokens than learned positions.
+    Raises a ValueError for ids outside the vocabulary, more tokens than learned positions, or a
+    checkpoint without an unembedding.
     """
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, None, mesh_of(self.params), self.params, tokens)
@@ -149,7 +150,8 @@ def record(config: ModelConfig, options: RecordOptions | None, mesh: Mesh | None
   Equal configs and options share a compiled program.
   """
   with mesh_context(mesh), precise(config.dtype):
-    results = apply(Transformer(config), params, inputs, options)
+    # Only logits need the unembedding, which a checkpoint may lack.
+    results = apply(Transformer(config), params, inputs, options, unembed=options is None)
     results = results if options is None else results[1]
     if mesh is None or jax.process_count() == 1:
       return results

@@ -127,8 +127,10 @@ class Transformer(nn.Module):
   """A model that maps tokens to next-token logits.
 
   `Transformer(config).apply({'params': params}, tokens_BxT)` returns float32 logits (B, T, V), and
-  with `record_options` (logits, Record). With `unembed=False` it returns the input of the unembedding matrix,
-  (B, T, D), or (B, T, E) where embeddings are projected; a cap of the logits is left to the caller.
+  with `record_options` (logits, Record). With `unembed=False` it returns, instead of the logits,
+  the input of the unembedding matrix, (B, T, D), or (B, T, E) where embeddings are projected; a cap
+  of the logits is left to the caller. Raises a ValueError for logits of a model without an
+  unembedding.
 
   With `state` and `positions` it decodes, and returns (logits, state): logits (B, V) of the last of
   the tokens that begin the texts, and (B, T, V) of tokens after those that the state holds.
@@ -176,27 +178,35 @@ class Transformer(nn.Module):
       h_BxTxD = Norm(config, name='final_norm')(h_BxTxD)
     if config.embedding_dim:
       h_BxTxD = Linear(config.embedding_dim, config, name='embed_out')(h_BxTxD)
-    if not unembed:
-      return sharding_constraint('btd', h_BxTxD)
-    if config.tied:
-      assert table_VxE is not None  # the config has a vocabulary
-      logits = linear(h_BxTxD, table_VxE.astype(dtype).T, jnp.float32)
-    else:
-      logits = Linear(config.vocab_size or config.output_features, config, group='unembed',
-                      out_dtype=jnp.float32, name='unembed')(h_BxTxD)
-    logits = soft_cap(logits, config.logit_cap)
+    result = (self._logits(h_BxTxD, table_VxE) if unembed else
+              sharding_constraint('btd', h_BxTxD))
     if state is not None:
-      return logits[:, 0] if begins else logits, state
+      return result[:, 0] if begins else result, state
     if record_options is None:
-      return logits
+      return result
     # (periods, blocks of a period, ...) to (layers, ...)
     record = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), record)
     embedding_norms, describe = l2_norm(h0_BxTxD), record_options.describe_hidden
-    return logits, Record(
+    return result, Record(
         record, embedding_norms[:, sink_tokens:],
         h0_BxTxD[:, sink_tokens:].astype(jnp.float32) if record_options.hidden else None,
         embedding_norms[:, :sink_tokens].max(1) if sink_tokens else None,
         describe(h0_BxTxD[:, sink_tokens:]) if describe else None)
+
+  def _logits(self, h_BxTxE: jax.Array, table_VxE: jax.Array | None) -> jax.Array:
+    """The logits (B, T, V), float32; the outputs (B, T, F) of a model of continuous inputs."""
+    config = self.config
+    if not config.unembedding:
+      raise ValueError('the checkpoint has no unembedding (such as lm_head.weight), without which '
+                       'there are no logits, generated texts and losses: load a checkpoint of the '
+                       'whole model.')
+    if config.tied:
+      assert table_VxE is not None  # the config has a vocabulary
+      logits = linear(h_BxTxE, table_VxE.astype(config.dtype).T, jnp.float32)
+    else:
+      logits = Linear(config.vocab_size or config.output_features, config, group='unembed',
+                      out_dtype=jnp.float32, name='unembed')(h_BxTxE)
+    return soft_cap(logits, config.logit_cap)
 
   def _periods(self) -> nn.Module:
     """All blocks as one module with the arguments of a period: a loop over periods, compiled once."""
@@ -262,4 +272,5 @@ def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   config = dataclasses.replace(config, implementation='reference', unroll=1)
   inputs = (jnp.zeros((1, 1), jnp.int32) if config.vocab_size else
             jnp.zeros((1, 1, config.input_features)))
-  return Transformer(config).init(jax.random.key(seed), inputs)['params']
+  model = Transformer(config)
+  return model.init(jax.random.key(seed), inputs, unembed=config.unembedding)['params']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Sequence
 
@@ -25,10 +26,13 @@ from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.gguf import GgufCheckpoint
 from sink_jax.pretrained.hub import resolve
 from sink_jax.pretrained.parameters import layout, load_parameters
+from sink_jax.pretrained.stored_tensors import UNEMBEDDING, Table
 from sink_jax.train.checkpoint import restore_params
 from sink_jax.train.config import Experiment, from_dict
 from sink_jax.train.start import Source
 from sink_jax.train.workdir import is_workdir, read_config, read_probe_tokens
+
+_log = logging.getLogger('sink_jax')
 
 
 def load_run(workdir: str | os.PathLike) -> Run:
@@ -87,7 +91,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
       run.logits(tokens)
 
   A GGUF file of the architecture llama, qwen2, qwen3 or gemma3 is dequantised; its name ends with its
-  quantisation, as in 'SmolLM2-135M-Instruct (Q4_1)'.
+  quantisation, as in 'SmolLM2-135M-Instruct (Q4_1)'. A checkpoint without an unembedding is loaded
+  with a remark: probes and records need none, and logits, generated texts and losses are refused.
 
   Besides the parameters, memory holds one stored tensor at a time, or two that belong together
   (MXFP4 values and their scales, a tied unembedding that is stored as well).
@@ -109,6 +114,10 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
   model = _published_model(checkpoint)
   config = dataclasses.replace(model, dtype=dtype, implementation=implementation)  # refuses unknown names
   params = _published_parameters(checkpoint, model, dtype, mesh)
+  if not model.unembedding:
+    _log.warning('%s has no unembedding (such as lm_head.weight), and config.json does not tie it '
+                 'to the embedding: sinks can be measured; logits, generated texts and losses are '
+                 'refused.', checkpoint.path)
   return Run(config, params, name, bos=_bos(checkpoint), folder=str(checkpoint.path),
              read_tokenizer=_tokenizer, make_tokens=_probe_tokens)
 
@@ -126,16 +135,25 @@ def _open_published(path_or_name: str | os.PathLike) -> tuple[Checkpoint, str]:
 def _published_model(checkpoint: Checkpoint) -> ModelConfig:
   """The model that a checkpoint describes, in the dtype of ModelConfig."""
   try:
-    return family_for(checkpoint.config).model_config(checkpoint.config)
+    model = family_for(checkpoint.config).model_config(checkpoint.config)
   except ValueError as error:
     raise ValueError(f'{checkpoint.source}: {error}') from None
+  names = [name for name, tensor in _table(checkpoint, model).items()
+           if any(part.path == UNEMBEDDING for part in tensor.parts)]
+  stored = model.tied or any(name in checkpoint.entries for name in names)
+  return dataclasses.replace(model, unembedding=stored)
 
 
 def _published_parameters(checkpoint: Checkpoint, model: ModelConfig, dtype: str,
                           mesh: Mesh | None) -> ParamTree:
+  return load_parameters(checkpoint, family_for(checkpoint.config), _table(checkpoint, model),
+                         parameter_shapes(model), dtype=dtype, mesh=mesh)
+
+
+def _table(checkpoint: Checkpoint, model: ModelConfig) -> Table:
+  """The tensors that the files of a model have, by their names there."""
   family = family_for(checkpoint.config)
-  table = checkpoint.table(family.stored_tensors(checkpoint.config, model))
-  return load_parameters(checkpoint, family, table, parameter_shapes(model), dtype=dtype, mesh=mesh)
+  return checkpoint.table(family.stored_tensors(checkpoint.config, model))
 
 
 def _bos(checkpoint: Checkpoint) -> str:
@@ -207,6 +225,9 @@ def open_source(name: str) -> Source:
   else:
     checkpoint, _ = _open_published(name)
     model, path = _published_model(checkpoint), checkpoint.path
+    if not model.unembedding:
+      raise ValueError(f'{path} has no unembedding (such as lm_head.weight), which training needs: '
+                       'begin with a checkpoint of the whole model.')
     params = lambda mesh: _published_parameters(checkpoint, model, 'float32', mesh)
   try:
     tokenizer = TextTokenizer.from_path(path)

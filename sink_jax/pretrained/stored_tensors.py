@@ -57,6 +57,7 @@ class StoredTensor:
 
 
 Table = dict[str, StoredTensor]  # by full name
+UNEMBEDDING = 'unembed/kernel'  # the path of its leaf
 FREQUENCIES = r'.*rotary_emb\.inv_freq'  # of rotary positions, which follow from config.json
 
 
@@ -100,9 +101,12 @@ def linears(name: str, path: str, index: tuple[int, ...],
 def embeddings(config: ModelConfig, embedding: str, unembedding: str = 'lm_head.weight') -> Table:
   """The two tables of tokens; a checkpoint of a tied model may hold its one table twice."""
   shape = (config.vocab_size, config.embedding_dim or config.d_model)
-  return {embedding: vector('embed', (), *shape),
-          unembedding: (StoredTensor(shape, optional=True, copy_of=embedding) if config.tied
-                        else linear('unembed/kernel', (), shape))}
+  tensors = {embedding: vector('embed', (), *shape)}
+  if config.tied:
+    tensors[unembedding] = StoredTensor(shape, optional=True, copy_of=embedding)
+  elif config.unembedding:
+    tensors[unembedding] = linear(UNEMBEDDING, (), shape)
+  return tensors
 
 
 def beside(*tensors: StoredTensor) -> StoredTensor:

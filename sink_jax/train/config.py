@@ -116,7 +116,7 @@ def _model_fields() -> Iterator[tuple[str, Any, Any]]:
   yield 'size', str, option('60m', 'tiny, 60m, 1b, 7b, 13b, which the next keys override')
   hints = typing.get_type_hints(ModelConfig)
   for field in dataclasses.fields(ModelConfig):
-    if field.name != 'attention':
+    if field.name not in ('attention', 'unembedding'):  # a model that is trained has one
       default, where = field.default, bool(field.metadata.get('where'))
       if where or not default or default in (dataclasses.MISSING, ModelConfig.pattern):
         default = None

@@ -13,9 +13,11 @@ import pytest
 import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.arrays import first_not_finite
+from sink_jax.models.run import text_losses
 from sink_jax.pretrained import parameters
 from sink_jax.pretrained.families import FAMILIES
 from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.load import open_source
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
 from tests.pretrained import tiny
 
@@ -115,6 +117,44 @@ def test_buffers_the_prefix_and_the_unembedding_of_a_tied_model_may_be_there(tmp
     tiny.write(tmp_path / name, TIED, other)
     jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / name).params, expected)
   refused(tmp_path / 'whole', "dtype = 'int8'", 'bfloat16', dtype='int8')
+
+
+@pytest.fixture
+def headless(tmp_path):
+  """A model with and without its unembedding; in 'bare' all names lack their prefix, too."""
+  hf = tiny.LLAMA | dict(vocab_size=258)
+  arrays = tiny.write(tmp_path / 'whole', hf)
+  del arrays['lm_head.weight']
+  tiny.write(tmp_path / 'without', hf, arrays)
+  tiny.write(tmp_path / 'bare', hf, {name.removeprefix('model.'): x for name, x in arrays.items()})
+  return tmp_path
+
+
+@pytest.mark.parametrize('name', ['without', 'bare'])
+def test_sinks_need_no_unembedding(headless, name, caplog):
+  whole, run = sj.load_pretrained(headless / 'whole'), sj.load_pretrained(headless / name)
+  remark, = caplog.messages
+  assert str(headless / name) in remark and 'lm_head.weight' in remark
+  assert 'unembed' not in run.params
+  size = lambda run: sum(x.size for x in jax.tree.leaves(run.params))
+  assert sj.parameter_count(run.config) == size(run) == size(whole) - 258 * 8
+  tokens = np.random.default_rng(0).integers(0, 258, (3, 9))
+  of = lambda run: (sj.probe(run, tokens).importance,
+                    run.record(tokens, sj.RecordOptions(hidden=True, maps=True)))
+  jax.tree.map(np.testing.assert_array_equal, of(run), of(whole))
+
+
+@pytest.mark.parametrize('call', [
+    lambda run, tokens: run.logits(tokens), lambda run, tokens: run.generate(tokens, 3),
+    lambda run, tokens: next(text_losses(run, tokens, sj.CachePolicy(8, positions='text'))),
+    lambda run, tokens: sj.graft(run, tokens=tokens, attention={'head': 'HeadGate(scale=2)'}),
+    lambda run, tokens: sj.analyse('edits', run, tokens),
+    lambda run, tokens: open_source(run.folder)])
+def test_what_needs_an_unembedding_is_refused_without_one(headless, call):
+  run = sj.load_pretrained(headless / 'without')
+  with pytest.raises(ValueError, match='no unembedding .*whole model') as caught:
+    call(run, np.arange(24).reshape(3, 8))
+  assert '\n' not in str(caught.value)
 
 
 def test_the_first_parameter_that_is_not_finite_is_named_by_its_layer():
