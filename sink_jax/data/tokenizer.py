@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from sink_jax.arguments import check_known
 from sink_jax.component import Component
 from sink_jax.data.sources import DocumentSource
-from sink_jax.io.files import read_text_limited, refused, write_atomically
+from sink_jax.io.files import check_downloaded, read_text_limited, refused, write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 
 BOS = ('none', 'tokenizer', 'force')  # see TextTokenizer.before
@@ -38,9 +38,10 @@ Ids = Sequence[int] | np.ndarray
 class TextTokenizer:
   """Text to ids and back.
 
-  A text never produces the ids of BOS, EOS or padding: a document that spells '</s>', which would
-  end it in the middle, is read letter by letter. Tokens that a tokenizer.json adds at the end of a text (EOS,
-  [SEP]) are left out, since a probe is the beginning of a document.
+  Unless `special=True` asks for them, a text never produces the ids of special tokens: a document
+  that spells '</s>', which would end it in the middle, is read letter by letter. Tokens that a
+  tokenizer.json adds at the end of a text (EOS, [SEP]) are left out, since a probe is the
+  beginning of a document.
 
   Attributes:
     model: the tokenizer of the library `tokenizers`.
@@ -65,7 +66,7 @@ class TextTokenizer:
     The BOS is `bos_token` of tokenizer_config.json or special_tokens_map.json, else what the
     post-processor puts first, else `bos_token_id` of config.json. `add_bos_token` of
     tokenizer_config.json outranks the post-processor, as in the LLaMA-like fast tokenizers of
-    transformers 4, with which the models were published; transformers 5 ignores it.
+    transformers 4, with which the models were published; true without a `bos_token` adds nothing.
 
     Args:
       path: a folder with tokenizer.json, or with vocab.json and merges.txt (GPT-2, OPT); the workdir
@@ -107,8 +108,11 @@ class TextTokenizer:
     read = cls(model, str(file), bos_id, known(ends), pad_id)
     if 'digest' in settings and settings['digest'] != read.digest:
       raise ValueError(f'{file} is damaged, since its digest differs: {_REMEDY}.')
-    if (added := settings.get('add_bos_token')) is not None:
-      prefix = read.before('force') if added else tuple(i for i in prefix if i != bos_id)
+    added = settings.get('add_bos_token')
+    if added and named:
+      prefix = read.before('force')
+    elif added is not None and not added:
+      prefix = tuple(i for i in prefix if i != bos_id)
     return dataclasses.replace(read, prefix=prefix)
 
   def beginning_with(self, token: int) -> TextTokenizer:
@@ -143,13 +147,18 @@ class TextTokenizer:
     """Differs between tokenizers that make different ids of a text."""
     return hashlib.sha256(self._json(()).encode()).hexdigest()[:32]
 
-  def encode(self, text: str) -> list[int]:
-    """The ids of a text, without those before it; a ValueError if a part has no token."""
-    return self.encode_batch([text])[0]
+  def encode(self, text: str, *, special: bool = False) -> list[int]:
+    """The ids of a text, without those before it; a ValueError if a part has no token.
 
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    special: whether names of special tokens in the text are these tokens, or, by default, text.
+    """
+    return self.encode_batch([text], special=special)[0]
+
+  def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
     """As `encode`, of several texts at once, by all cores."""
     texts = list(map(_encodable, texts))
+    if special:
+      return self._ids(texts, special=True)
     rows, ids = self._ids(texts), (self.bos_id, self.pad_id, *self.eos_ids)
     reserved = {i: name for name, i in self.special_tokens.items() if i in ids}
     # Unigram and word-level models list such tokens among the words: names are broken up.
@@ -158,8 +167,9 @@ class TextTokenizer:
             [i for piece in self._ids(re.split(inside, text)) for i in piece]
             for text, row in zip(texts, rows, strict=True)]
 
-  def _ids(self, texts: list[str]) -> list[list[int]]:
-    self.model.encode_special_tokens = True  # '<s>' in a text is three letters; pickling forgets it
+  def _ids(self, texts: list[str], special: bool = False) -> list[list[int]]:
+    # True: '<s>' in a text is three letters. It is set in every call, since pickling forgets it.
+    self.model.encode_special_tokens = not special
     with refused(f'{self.name} cannot encode this text'):
       return [e.ids for e in self.model.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -184,13 +194,13 @@ class TextTokenizer:
     first, text = self.before(bos), np.asarray(ids, np.int32)
     return text if tuple(text[:len(first)]) == first else np.concatenate([first, text]).astype(np.int32)
 
-  def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer'
-             ) -> list[np.ndarray] | np.ndarray:
+  def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer',
+             special: bool = False) -> list[np.ndarray] | np.ndarray:
     """The ids that a model reads of each text, int32; see `sink_jax.tokenize`."""
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not texts or not all(isinstance(text, str) for text in texts):
       raise ValueError('texts must be a string, or a list of one string or more.')
-    rows = [self.with_prefix(ids, bos) for ids in self.encode_batch(texts)]
+    rows = [self.with_prefix(ids, bos) for ids in self.encode_batch(texts, special=special)]
     if length is None:
       return rows
     shortest = min(range(len(rows)), key=lambda i: len(rows[i]))
@@ -240,6 +250,8 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
                      f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of "
                      'transformers.')
   with refused(f'{folder / "vocab.json" if old else file} is damaged or not a tokenizer: {_REMEDY}'):
+    for name in ('vocab.json', 'merges.txt') if old else ():
+      check_downloaded(folder / name)
     text = tokenizers.ByteLevelBPETokenizer.from_file(
         str(folder / 'vocab.json'), str(folder / 'merges.txt'),
         add_prefix_space=bool(settings.get('add_prefix_space'))

@@ -20,7 +20,8 @@ PROBE_OPTIONS = RecordOptions(entropy=True, describe_hidden=describe)
 
 
 def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
-          length: int | None = None, dtype: str = 'float32', batch_size: int | None = None) -> SinkReport:
+          length: int | None = None, special: bool = False, dtype: str = 'float32',
+          batch_size: int | None = None) -> SinkReport:
   """Runs a model on tokens (S, T), or on texts, and returns its SinkReport.
 
   Args:
@@ -28,6 +29,8 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     tokens: ids (S, T), or features (S, T, F) for a model of continuous inputs.
     texts: S strings instead of tokens, which the run's tokenizer encodes; see `sink_jax.tokenize`.
     length: the number T of tokens that are taken of each text; by default that of the shortest.
+    special: whether names of special tokens in texts, such as the '<|im_start|>' of a chat, are
+      these tokens, or, by default, text; see `sink_jax.tokenize`.
     dtype: of activations. With 'float32' matrix products are float32 on every device. The official
       implementation probes in 'bfloat16', whose rounding lowers importances near the threshold.
     batch_size: the number of sequences at a time, which bounds memory; by default all.
@@ -38,10 +41,11 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   """
   if batch_size is not None and batch_size < 1:
     raise ValueError(f'batch_size = {batch_size} must be at least 1, or None for all sequences.')
-  if (tokens is None) == (texts is None) or length is not None and texts is None:
-    raise ValueError('give either tokens (S, T), or texts=[...], which may have a length.')
+  if (tokens is None) == (texts is None) or texts is None and (length is not None or special):
+    raise ValueError('give either tokens (S, T), or texts=[...], which may have length= and '
+                     'special=.')
   if texts is not None:
-    rows = run.tokenizer.tokens(texts, length)
+    rows = run.tokenizer.tokens(texts, length, special=special)
     tokens = [row[:min(map(len, rows))] for row in rows]
     # These texts begin as the tokenizer prescribes, unlike the inputs of a run.
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')

@@ -119,18 +119,19 @@ class Run:
     width, fill = max(map(len, rows)), [*_end_ids(options.get('eos_token_id')), 0][0]
     return np.stack([np.pad(row, (0, width - len(row)), constant_values=fill) for row in rows])
 
-  def generate_texts(self, texts: Sequence[str], length: int, *, bos: str = 'tokenizer', **options,
-                     ) -> list[str]:
+  def generate_texts(self, texts: Sequence[str], length: int, *, bos: str = 'tokenizer',
+                     special: bool = False, **options) -> list[str]:
     """Continues texts by `length` tokens or up to their end, and returns what follows each.
 
     Options are those of `generate`; `eos_token_id` is the tokenizer's by default, None for no end.
-    bos: how a text begins, see `sink_jax.tokenize`.
+    bos, special: how a text begins, and whether names of special tokens in it are these tokens, see
+      `sink_jax.tokenize`.
     """
     if isinstance(texts, str):
       raise ValueError('texts must be several, such as [text].')
     tokenizer = self.tokenizer
     settings: dict[str, Any] = {'eos_token_id': tokenizer.eos_ids or None} | options
-    ids = [tokenizer.with_prefix(tokenizer.encode(text), bos) for text in texts]
+    ids = [tokenizer.with_prefix(tokenizer.encode(text, special=special), bos) for text in texts]
     pieces = stream_texts(self, ids if bos == 'none' else self.begun(ids), length, **settings)
     rows, ends = map(np.concatenate, zip(*pieces)), _end_ids(settings['eos_token_id'])
     return [tokenizer.decode(row[~np.isin(row, ends)].tolist()) for row in rows]

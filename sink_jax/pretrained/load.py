@@ -165,7 +165,8 @@ def _bos(checkpoint: Checkpoint) -> str:
 
 
 def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
-             bos: str = 'tokenizer') -> list[Int32[np.ndarray, 'T']] | Int32[np.ndarray, 'S T']:
+             bos: str = 'tokenizer', special: bool = False,
+             ) -> list[Int32[np.ndarray, 'T']] | Int32[np.ndarray, 'S T']:
   """Returns texts as the int32 token ids for a model of `load_run` or `load_pretrained`.
 
       tokens = sj.tokenize(run, ['The first text.', 'A second one.'], length=4)
@@ -178,6 +179,10 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
     texts: one text or several.
     length: how many tokens of each text are returned, from its first on; by default all.
     bos: 'tokenizer', as above; 'none', without that token; 'force', with a BOS in any case.
+    special: how a text is read that spells special tokens, such as the '<|im_start|>' of a chat. By
+      default, False, their names are text like all other text, as in the documents of probes and
+      training; with True they are these tokens, as transformers reads a text. Plain text has the
+      same ids in both cases.
 
   Returns:
     The ids (S, length), or without a length a list of S arrays (T,).
@@ -186,7 +191,7 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
     ValueError: there is no text, or one is shorter than `length`; length is below 1; `bos` is unknown, or
       'force' if the tokenizer has no BOS; or the model has no tokenizer.
   """
-  return run.tokenizer.tokens(texts, length, bos)
+  return run.tokenizer.tokens(texts, length, bos, special)
 
 
 def _tokenizer(run: Run) -> TextTokenizer:

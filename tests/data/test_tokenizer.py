@@ -81,6 +81,30 @@ def test_no_special_token_is_read_from_text_whatever_its_role(tmp_path):
   assert unpickled.encode('a<mask>b') == found.encode('a<mask>b') and unpickled.digest == found.digest
 
 
+CHAT = '<|im_start|>user\nthe fox<|im_end|>\n'
+
+
+def chat_tokenizer(folder):
+  """A tokenizer with the special tokens of a chat: <s> 0, </s> 1, <|im_start|> 2, <|im_end|> 3."""
+  special = ('<s>', '</s>', '<|im_start|>', '<|im_end|>')
+  return read(folder, byte_level(special, '<s> $A'), BOS | {'eos_token': '<|im_end|>'})
+
+
+def test_special_tokens_in_a_text_are_text_unless_they_are_asked_for(tmp_path):
+  found = chat_tokenizer(tmp_path)
+  letters = lambda text: found.model.encode(text, add_special_tokens=False).ids
+  parsed = [0, 2, *letters('user\nthe fox'), 3, *letters('\n')]
+  read_as = lambda text, **options: found.tokens(text, **options)[0].tolist()
+  assert read_as(CHAT, special=True) == parsed
+  assert read_as(f'<s>{CHAT}', special=True) == parsed  # no text begins with two BOS
+  as_text = read_as(CHAT)
+  assert as_text == read_as(CHAT, special=False) and not {1, 2, 3} & set(as_text)
+  assert found.decode(as_text[1:]) == CHAT
+  assert read_as(TEXT, special=True) == read_as(TEXT)
+  # The option of one call does not remain.
+  assert found.encode(CHAT, special=True) == parsed[1:] and found.encode(CHAT) == as_text[1:]
+
+
 def test_trained_bpe(corpus):
   found, again = (TrainedBpe(vocab_size=300).open(corpus, 0.1) for _ in range(2))
   assert found.digest == again.digest and found.vocab_size == 300
@@ -103,7 +127,10 @@ def test_trained_bpe(corpus):
     (None, BOS | {'add_bos_token': True}, (0,)),             # add_bos_token has priority
     ('<s> $A', BOS | {'add_bos_token': False}, ()),
     ('<s> <s> $A', BOS | {'add_bos_token': True}, (0,)),
-    (None, {'bos_token': '</s>', 'add_bos_token': True}, (1,))], ids=str)  # OPT
+    (None, {'bos_token': '</s>', 'add_bos_token': True}, (1,)),  # OPT
+    # Nothing is added without a name, as in transformers 5.23 (update_post_processor).
+    (None, {'add_bos_token': True}, ()), (None, {'add_bos_token': True, 'bos_token': None}, ()),
+    ('<s> $A', {'add_bos_token': True}, (0,))], ids=str)
 def test_what_a_tokenizer_puts_before_a_text(tmp_path, template, config, prefix):
   model = byte_level(template=template)
   found = read(tmp_path, model, config)
@@ -162,6 +189,7 @@ def test_gpt2_s_older_layout(tmp_path):
   assert TextTokenizer.from_path(tmp_path).prefix == (0,)
 
 
+POINTER = 'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n'
 SOUND = {'tokenizer.json': byte_level().to_str()}
 
 
@@ -169,7 +197,10 @@ SOUND = {'tokenizer.json': byte_level().to_str()}
     ({}, 'sentencepiece'), ({'tokenizer.json': '{'}, 'tokenizer.json'),
     ({'vocab.json': '{', 'merges.txt': ''}, 'vocab.json'), (SOUND | {'config.json': '[1]'}, 'config.json'),
     (SOUND | {'tokenizer_config.json': '{"bos_token": "<b>"}'}, '<b>'),
-    (SOUND | {'tokenizer_config.json': '{"add_bos_token": true}'}, 'bos_token')])
+    ({'tokenizer.json': POINTER}, 'tokenizer.json is .*git lfs pull'),
+    (SOUND | {'tokenizer_config.json': POINTER}, 'tokenizer_config.json is .*git lfs pull'),
+    ({'vocab.json': POINTER, 'merges.txt': ''}, 'vocab.json is .*git lfs pull'),
+    ({'vocab.json': '{}', 'merges.txt': POINTER}, 'merges.txt is .*git lfs pull')])
 def test_files_that_do_not_fit_are_named(tmp_path, files, words):
   for name, text in files.items():
     (tmp_path / name).write_text(text)

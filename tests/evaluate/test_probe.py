@@ -104,6 +104,7 @@ def test_the_protocol_tells_what_was_measured():
     (dict(tokens=np.full((2, 5), 11)), 'vocabulary has 11'), (dict(tokens=np.full((2, 5), -1)), 'vocabulary'),
     (dict(), 'give either tokens'), (dict(tokens=np.zeros((2, 4), int), length=3), 'give either tokens'),
     (dict(tokens=np.zeros((2, 4), int), texts=['a']), 'give either tokens'),
+    (dict(tokens=np.zeros((2, 4), int), special=True), 'give either tokens'),
     (dict(texts=['a text']), 'no tokenizer is known: pass token ids')])
 def test_what_a_probe_refuses(options, words):
   with pytest.raises(ValueError, match=words):
@@ -111,11 +112,12 @@ def test_what_a_probe_refuses(options, words):
 
 
 class Letters:
-  """A tokenizer whose tokens are the letters a to k."""
+  """A tokenizer whose tokens are the letters a to k; the special token '<k>' is k, too."""
 
   prefix = ()
 
-  def tokens(self, texts, length):
+  def tokens(self, texts, length, special):
+    texts = [text.replace('<k>', 'k') for text in texts] if special else texts
     return [np.array([ord(letter) - ord('a') for letter in text])[:length] for text in texts]
 
 
@@ -126,6 +128,8 @@ def test_texts_may_stand_for_tokens():
   for texts, length in ((['abcd', 'kjihgfe'], None), (('abcdk', 'kjihg'), 4)):
     report = sj.probe(model, texts=texts, length=length)
     np.testing.assert_array_equal(report.importance, sj.probe(model, ids).importance)
+  report = sj.probe(model, texts=['abcd', '<k>jih'], special=True)
+  np.testing.assert_array_equal(report.importance, sj.probe(model, ids).importance)
 
 
 def test_the_largest_activation_is_named():
