@@ -18,13 +18,12 @@ from typing import Any
 import gguf
 import numpy as np
 
-from sink_jax.io.files import refused
+from sink_jax.io.files import check_downloaded, refused
 from sink_jax.io.paths import expanded
 
 # The types that llama.cpp writes for most models; `gguf.quants` has the layouts of their blocks.
 TYPES = ('F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q4_K', 'Q5_K', 'Q6_K')
 _STRING, _ARRAY = 8, 9
-_POINTER = b'version https://git-lfs.github.com/'  # the first line of a text in place of a file
 _NUMBERS = dict(enumerate(('u1', 'i1', '<u2', '<i2', '<u4', '<i4', '<f4', '?'))) | {
     10: '<u8', 11: '<i8', 12: '<f8'}
 
@@ -52,9 +51,11 @@ class GgufFile:
 
   def __init__(self, path: str | os.PathLike):
     self.path = expanded(path)
-    with refused(f'{self.path} cannot be read as a GGUF file'), open(self.path, 'rb') as file, mmap.mmap(
-        file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-      self.metadata, self.tensors = _Header(data).read()
+    with refused(f'{self.path} cannot be read as a GGUF file'):
+      check_downloaded(self.path)
+      with open(self.path, 'rb') as file, mmap.mmap(
+          file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        self.metadata, self.tensors = _Header(data).read()
 
   def read(self, name: str) -> np.ndarray:
     """The numbers of a tensor, float32, dequantised."""
@@ -71,9 +72,6 @@ class _Header:
     self.data, self.at = data, 0
 
   def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    if self.data[:len(_POINTER)] == _POINTER:
-      raise ValueError('it is a git-lfs pointer in place of the model: run git lfs pull in its '
-                       'repository, or download the file itself')
     magic, version = self._bytes(4), self._number('<u4')
     if magic != b'GGUF' or version not in (2, 3):
       raise ValueError('it does not begin with "GGUF" and version 2 or 3')
