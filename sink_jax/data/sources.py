@@ -286,7 +286,8 @@ def _opened(file: pathlib.Path) -> Iterator[BinaryIO]:
   try:
     check_downloaded(file)
     with file.open('rb') as stored:
-      yield compr[infer_compression(file.name)](stored, mode='rb')
+      kind = infer_compression(file.name)
+      yield compr[kind](stored, mode='rb')  # pyright: ignore[reportArgumentType]
   except WrongContent:
     raise
   except Exception as error:  # of gzip, zlib, zstd or the disk
