@@ -18,7 +18,7 @@ TRIALS = {f'rate-{rate}': {} for rate in _RATES}
 def get_config(argument: str = '') -> ConfigDict:
   config = budget.config(TRIALS, argument, default='desk', task='grid')
   rate = float(argument.partition(',')[0].removeprefix('rate-'))
-  decay = PRODUCT / rate / config.steps
+  decay = PRODUCT / rate / config.to_dict()['steps']
   config.update_from_flattened_dict({
       'optimizer.learning_rate': rate, 'optimizer.weight_decay': decay})
   return config

@@ -242,6 +242,6 @@ def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_ra
     assert tuned.optimizer.learning_rate == pytest.approx(pretrained.optimizer.learning_rate / 20)
     assert tuned.model_config(512) == pretrained.model_config(512)
   unstable, softmax = (trials[f'{name}-seed-1'].config for name in ('sft-unstable', 'sft-softmax'))
-  assert differences(unstable, softmax) == ['optimizer.learning_rate: 0.2 -> 0.0002']
+  assert differences(unstable, softmax) == ['optimizer.learning_rate: 0.4 -> 0.0004']
   full = from_dict(sft.get_config('sft-softmax').to_dict())
   assert full.model_config(50432) == of_paper('1b-softmax').model_config(50432)

@@ -23,10 +23,10 @@ class Options:
 def main(options: Options) -> None:
   """Merges, and prints how many runs there are."""
   from sink_jax.io.paths import to_path
-  from sink_jax.report.runs import Runs, merged, read_runs, write_runs
+  from sink_jax.report.runs import merged, no_runs, read_runs, write_runs
 
   new, folder = read_runs(options.runs), to_path(options.into)
-  stored = read_runs(folder) if folder.is_dir() else Runs(new.metrics[:0], new.runs[:0])
+  stored = read_runs(folder) if folder.is_dir() else no_runs()
   both = merged(stored, new, to_path(options.runs).name)
   write_runs(both, folder)
   print(f'{len(both.runs)} runs in {folder}, {len(both.runs) - len(stored.runs)} more than before.')

@@ -177,7 +177,7 @@ class Packed:
     """A file of the folder, mapped into memory: opening it for each row takes longer than a small step."""
     if file not in self._maps:
       path = self.folder / file
-      if not path.is_file() or not path.stat().st_size:  # there is no map of an empty file
+      if not path.is_file() or not os.path.getsize(path):  # there is no map of an empty file
         return b''
       with path.open('rb') as opened:
         self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

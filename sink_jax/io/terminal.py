@@ -52,7 +52,7 @@ class Progress:
   def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B', enabled: bool = True,
                place: int | None = None):
     on_terminal: dict[str, Any] = dict(position=place, leave=place is None)
-    lines = on_terminal if sys.stderr.isatty() else dict(
+    lines: dict[str, Any] = on_terminal if sys.stderr.isatty() else dict(
         file=_Lines(), mininterval=10, miniters=1, delay=1e-9,
         bar_format='{desc}: {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]')
     self._bar = tqdm(desc=name, total=total or None, initial=start, unit=unit, unit_scale=unit == 'B',

@@ -5,6 +5,8 @@ were written down before the runs. Each quantity has a second threshold, half of
 that an order does not hang on the first. Two events are ordered if they lie two probes apart in every
 seed, by both thresholds.
 """
+# pandas does not say whether an expression is a table or a column.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 

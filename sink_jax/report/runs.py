@@ -114,9 +114,15 @@ def write_runs(runs: Runs, folder: str | AnyPath) -> None:
     (root / f'{name}.csv.gz').write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def identities(runs: pd.DataFrame) -> list[tuple]:
-  """The `IDENTITY` of each row of `Runs.runs`; a trial that never began may lack a seed."""
+def identities(runs: Any) -> list[tuple]:
+  """The `IDENTITY` of each row of a table `Runs.runs`; a trial that never began may lack a seed."""
   return [*map(tuple, runs[IDENTITY].fillna({'seed': NO_SEED}).values.tolist())]
+
+
+def no_runs() -> Runs:
+  """A table without a run."""
+  empty = lambda types: pd.DataFrame(columns=list(types)).astype(types)
+  return Runs(empty(_METRICS), empty(_RUNS))
 
 
 def merged(stored: Runs, new: Runs, folder: str = '') -> Runs:

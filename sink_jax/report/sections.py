@@ -1,6 +1,6 @@
 """Sections of the results page: functions that take tables of runs and return Markdown."""
 # pandas does not say whether an expression is a table or a column.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
 """Trials whose rows are stored: a sweep on a new machine leaves them out."""
+# pandas does not say whether an expression is a table or a column.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -176,7 +176,8 @@ def idle_cores(trials: Mapping[str, Trial], costs: Mapping[str, float]) -> str:
   Measured on two cores, two trials at a time took, of the time of one after another: 0.78 at 0.6 GFLOP a step
   (`tiny`, 16 x 64 tokens), 0.83 at 5, 0.85 at 25 and 0.90 at 123 (10M parameters, 8 x 256).
   """
-  steps = [trials[name].config['steps'] for name in costs if trials[name].config]
+  configs = [trials[name].config for name in costs]
+  steps = [config['steps'] for config in configs if config]
   at_a_time = min(len(steps), cores())
   if jax.default_backend() != 'cpu' or at_a_time < 2:
     return ''

@@ -6,7 +6,7 @@ import shutil
 import pandas as pd
 import pytest
 
-from sink_jax.report.runs import Runs, merged, read_runs, table
+from sink_jax.report.runs import merged, no_runs, read_runs, table
 from sink_jax.sweep.stored import not_stored
 from sink_jax.sweep.trials import Trial
 from tests.commands import run_here
@@ -58,7 +58,7 @@ def test_a_lost_machine_changes_nothing(tmp_path, monkeypatch):
     config = json.loads((folder / 'config.json').read_text())
     trials[folder.name] = Trial(folder.name, config, config['label'])
   new = read_runs(tmp_path / 'runs')
-  nothing = Runs(new.metrics[:0], new.runs[:0])
+  nothing = no_runs()
   lost = tmp_path / 'lost' / 'runs'
   for seed in (0, 1):
     shutil.copytree(tmp_path / 'runs' / f'default-seed-{seed}', lost / f'default-seed-{seed}')
