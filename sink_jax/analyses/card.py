@@ -16,6 +16,7 @@ from typing import Any
 from sink_jax.analyses import runner
 from sink_jax.analyses.pictures import Row
 from sink_jax.analyses.signature import from_arrays
+from sink_jax.foreign import standard_promotion
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import short
@@ -63,6 +64,7 @@ class Card:
     return [folder / 'index.html', page, folder / 'card.json']
 
 
+@standard_promotion()
 def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card:
   """Measures a model with all four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
 
@@ -92,10 +94,19 @@ def cost(run: Run) -> str:
   return f'forward passes of about {", ".join(words)}: {flops:.1e} FLOPs in matrix products'
 
 
+@standard_promotion()
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:
   """The card of a model of another library, from its arrays; the other three analyses need the model.
 
-  arrays: as in `analyses.signature.from_arrays`: importance or attentions, hidden, values, keys, heads.
+  Without lengths or mask, padding on the right counts as text, since it cannot be recognised.
+
+  Args:
+    arrays: as in `analyses.signature.from_arrays`: importance or attentions, hidden, values, keys,
+      heads, and of a padded batch lengths (S,) or mask (S, T).
+
+  Raises:
+    ValueError: a shape does not fit, also to that of another array, a number is not finite, or an
+      importance or a map is not one.
   """
   rows = from_arrays(name=name, **arrays)
   return Card(name, {'signature': runner.Result(runner.find('signature'), rows, [])})

@@ -21,7 +21,7 @@ from sink_jax.analyses.runner import Heads, analysis, named_heads
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.plots import head_maps, strongest_and_weakest
-from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.evaluate.sink_report import SinkReport, mean_of_text
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 
@@ -54,7 +54,7 @@ def of_report(report: SinkReport) -> list[Row]:
   for kind, words in (('hidden', 'hidden states'), ('key', 'keys'), ('value', 'values')):
     norms = np.asarray(report.norms[kind], np.float64)  # (S, N, T) or (S, N, H, T)
     axes = tuple(axis for axis in range(norms.ndim - 1) if axis != 1)
-    first_N, others_N = norms[..., 0].mean(axes), norms[..., 1:].mean(-1).mean(axes)
+    first_N, others_N = norms[..., 0].mean(axes), mean_of_text(norms[..., 1:]).mean(axes)
     blocks = range(len(first_N)) if kind == 'hidden' else report.protocol['blocks']
     rows += [{'kind': words, 'block': block, 'first': first, 'others': others, 'ratio': first / others}
              for block, first, others in zip(blocks, first_N.tolist(), others_N.tolist())]

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, transform_qk
 from sink_jax.evaluate.activations import describe
+from sink_jax.foreign import standard_promotion
 from sink_jax.kernels import chunked
 from sink_jax.kernels.importance import transformed_importance
 
@@ -38,6 +39,7 @@ class Hidden(NamedTuple):
   kurtosis: jax.Array  # 3 for normally distributed numbers
 
 
+@standard_promotion()
 def record_attention(q_BxTxHxDh: Float[Array, 'B T H Dh'], k_BxTxHkvxDh: Float[Array, 'B T Hkv Dh'], *,
                      keys: int = 4, spec: AttentionSpec = AttentionSpec()) -> Attention:
   """Records the attention of queries and keys, in memory linear in T; to be called under `jax.jit`.
@@ -67,6 +69,7 @@ def record_attention(q_BxTxHxDh: Float[Array, 'B T H Dh'], k_BxTxHkvxDh: Float[A
   return Attention(masses.normalized.mean(0), largest_BxH.max(0), masses.entropy.mean(0))
 
 
+@standard_promotion()
 def record_hidden(h_BxTxD: Float[Array, 'B T D']) -> Hidden:
   """Records the hidden states of a layer; to be called under `jax.jit`."""
   found = describe(h_BxTxD)

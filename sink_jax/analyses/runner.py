@@ -30,6 +30,7 @@ from sink_jax.analyses.pictures import Row
 from sink_jax.arguments import check_known
 from sink_jax.evaluate import plots
 from sink_jax.evaluate.activations import not_finite
+from sink_jax.foreign import as_array, standard_promotion
 from sink_jax.evaluate.inputs import Inputs, stored
 from sink_jax.io.terminal import text_table
 from sink_jax.models.arrays import check_ids, matmul_precision
@@ -156,6 +157,7 @@ def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str,
       'matmul_precision': matmul_precision(inputs.dtype)}])
 
 
+@standard_promotion()
 def analyse(name: str, run: Run, tokens: ArrayLike | None = None, **options: Any) -> Result:
   """Runs one analysis of one model: `sj.analyse('lengths', run, tokens, lengths=(16, 64))`.
 
@@ -176,7 +178,7 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, **options: Any
   inputs = dataclasses.replace(chosen.inputs, **{
       key: options.pop(key) for key in InputOptions.__dataclass_fields__ if key in options})
   if tokens is not None:
-    ids = np.asarray(tokens)
+    ids = np.asarray(as_array(tokens, 'tokens'))
     if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
       raise ValueError(f'tokens must be ids of shape (S, T), not {ids.dtype} of shape {ids.shape}.')
     check_ids(ids, run.config.vocab_size)

@@ -19,7 +19,8 @@ from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, describe
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
-from sink_jax.evaluate.sink_report import DORMANT, SinkReport
+from sink_jax.evaluate.sink_report import DORMANT, SinkReport, mean_of_text
+from sink_jax.foreign import Lengths, Texts, TokenMask, check_entries, texts_in
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
@@ -45,6 +46,11 @@ MEASURES = {
     'least head norm': ('head', 'min', -1, DORMANT)}
 _OF_POSITION = ('rate', 'alpha', 'value', 'key', 'hidden')
 _OF_HIDDEN = ('hidden', 'activation', 'kurtosis')
+# The axes of the arrays of `from_arrays`; one with the same name is equally long in all arrays.
+_AXES = {'importance': 'S N H T', 'attentions': 'S N H T', 'entropy': 'S N H', 'hidden': 'S M T D',
+         'values': 'S N Hkv T Dv', 'keys': 'S N Hkv T Dh', 'heads': 'S N H T Dv'}
+_WORDS = {'S': 'sequences', 'N': 'layers', 'H': 'heads', 'T': 'tokens', 'Hkv': 'key/value heads',
+          'Dv': 'channels'}
 _describe_each = jax.vmap(lambda hidden_TxD: describe(hidden_TxD[None]))
 
 
@@ -82,42 +88,114 @@ def signature(model: Model) -> list[Row]:
   return rows
 
 
-def from_arrays(*, importance: Any = None, attentions: Sequence | None = None, hidden: Any = None,
+def from_arrays(*, importance: Any = None, attentions: Any = None, hidden: Any = None,
                 values: Any = None, keys: Any = None, heads: Any = None, entropy: Any = None,
+                lengths: Lengths | None = None, mask: TokenMask | None = None,
                 name: str = '') -> list[Row]:
-  """The rows of `signature` from the arrays of any model, NumPy or PyTorch; it omits rows of missing arrays.
+  """The rows of `signature` from the arrays of any model; it omits rows of missing arrays.
 
-  Nulls that need the model are None.
+  Arrays may be those of NumPy, JAX or PyTorch. Nulls that need the model are None. Every text of a
+  padded batch counts by itself, and a null in closed form is a mean over texts. Padding on the
+  right cannot be recognised: without `lengths` or `mask` it counts as text.
 
   Args:
-    importance: alpha (S, N, H, T), or attentions: the maps (S, H, T, T) of each of N layers.
+    importance: alpha (S, N, H, T), or attentions: the maps (S, H, T, T) of each of N layers. For a
+      padded batch alpha is what `sink_jax.importance` returns.
     hidden: hidden states (S, M, T, D) after each block, without the embedding.
     values, keys, heads: (S, N, H, T, Dh); heads are outputs before W_O.
     entropy: of rows, divided by that of uniform attention (S, N, H); computed from attentions if given.
+    lengths: the tokens (S,) of each text of a batch that is padded on the right.
+    mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
 
   Raises:
-    ValueError: a shape does not fit, or a number is not finite.
+    ValueError: a shape does not fit, also to that of another array, a number is not finite, or an
+      importance or a map is not one.
   """
-  given = {key: np.asarray(sinks.without_tensors(x), np.float32) for key, x in dict(
-      importance=importance, entropy=entropy, hidden=hidden, value=values, key=keys, head=heads).items()
-      if x is not None}
-  if attentions is not None:
-    given['importance'] = SinkReport.from_attentions(attentions).importance
-    maps_SxNxHxTxT = np.stack([sinks.without_tensors(x) for x in attentions], 1)
-    uniform = np.log(np.arange(1, maps_SxNxHxTxT.shape[-1] + 1)).sum()
-    given['entropy'] = entr(maps_SxNxHxTxT).sum((-2, -1)) / uniform
-  for key, axes in (('importance', 4), ('entropy', 3), ('hidden', 4), ('value', 5), ('key', 5), ('head', 5)):
-    if key in given and (given[key].ndim != axes or not np.isfinite(given[key]).all()):
-      raise ValueError(f'{key} must be finite, with {axes} axes, not of shape {given[key].shape}.')
-  if 'hidden' in given:
-    given |= _activations(jax.vmap(_describe_each)(given['hidden']), given['hidden'][0, 0].size)
-  for key, mean in (('value', 2), ('key', 2), ('head', 3), ('hidden', ())):
-    if key in given:
-      given[key] = np.linalg.norm(given[key], axis=-1).mean(mean)
-  if not given:
+  arrays = dict(importance=importance, entropy=entropy, hidden=hidden, values=values, keys=keys,
+                heads=heads)
+  given = {key: np.asarray(sinks.real_array(x, key), np.float32)
+           for key, x in arrays.items() if x is not None}
+  layers = [] if attentions is None else sinks.maps_of_layers(attentions)
+  sizes = _sizes(given, layers)
+  texts = texts_in(lengths, mask, sizes['S'], sizes.get('T'), least=2)
+  found = {}
+  if 'entropy' in given:
+    found['entropy'] = given['entropy']
+    check_entries('entropy', np.isfinite(given['entropy']), given['entropy'], 'it must be finite')
+  if layers:
+    report = SinkReport.from_attentions(layers, lengths=lengths, mask=mask)
+    found |= {'importance': report.importance, 'entropy': _entropy(layers, texts)}
+  elif 'importance' in given:
+    found['importance'] = sinks.checked_importance(given['importance'], lengths, mask)
+  norms = {key: _norms(key, given[key], texts)
+           for key in ('hidden', 'values', 'keys', 'heads') if key in given}
+  if 'hidden' in norms:
+    found |= {'hidden': norms['hidden']} | _activations_of_texts(given['hidden'], texts)
+  found |= {key: norms[f'{key}s'].mean(2) for key in ('value', 'key') if f'{key}s' in norms}
+  if 'heads' in norms:
+    found['head'] = mean_of_text(norms['heads'])
+  blocks = range(1, 1 + max(x.shape[1] for x in found.values()))
+  return [{'model': name or 'model'} | row for row in _rows(found, {}, blocks)]
+
+
+def _sizes(given: Arrays, layers: Sequence[Any]) -> dict[str, int]:
+  """The size of each axis by its letter; a ValueError if arrays have different ones."""
+  shapes: dict[str, tuple[int, ...]] = {}
+  if layers:
+    sequences, heads, length, _ = layers[0].shape
+    shapes['attentions'] = sequences, len(layers), heads, length
+  shapes |= {key: x.shape for key, x in given.items()}
+  if not shapes:
     raise ValueError('give importance, attentions, hidden, values, keys or heads.')
-  blocks = range(1, 1 + max(x.shape[1] for x in given.values()))
-  return [{'model': name or 'model'} | row for row in _rows(given, {}, blocks)]
+  sizes: dict[str, tuple[int, str]] = {}
+  for key, shape in shapes.items():
+    axes = _AXES[key].split()
+    if len(shape) != len(axes):
+      raise ValueError(f'{key} must have the axes ({", ".join(axes)}), not shape {shape}.')
+    for axis, size in zip(axes, shape):
+      expected, other = sizes.setdefault(axis, (size, key))
+      if size != expected:
+        raise ValueError(f'{key} has {size} {_WORDS[axis]} (axis {axis} of {_AXES[key]}), and '
+                         f'{other} has {expected}: give arrays of the same batch.')
+  return {axis: size for axis, (size, _) in sizes.items()}
+
+
+def _norms(name: str, x: np.ndarray, texts: Texts | None) -> np.ndarray:
+  """The l2 norms (S, ..., T) of vectors (S, ..., T, D); of texts NaN beyond their ends."""
+  norms = np.linalg.norm(x, axis=-1)
+  if texts is not None:
+    norms = texts.filled(texts.aligned(norms, -1), -1, 0)  # padding may hold anything
+  check_entries(f'norm of {name}', np.isfinite(norms), norms, 'it must be finite')
+  return norms if texts is None else texts.filled(norms, -1, np.nan)
+
+
+def _entropy(layers: Sequence[Any], texts: Texts | None) -> np.ndarray:
+  """The entropy (S, N, H) of maps of N layers, divided by that of uniform attention."""
+  sequences, _, length, _ = layers[0].shape
+  length_S = np.full(sequences, length) if texts is None else np.asarray(texts.length_S)
+  uniform_S = np.asarray([np.log(np.arange(1, n + 1)).sum() for n in length_S])
+  sums = []
+  for maps_SxHxTxT in layers:
+    maps_SxHxTxT = np.asarray(maps_SxHxTxT, np.float64)
+    if texts is not None:
+      maps_SxHxTxT = texts.filled(texts.aligned(maps_SxHxTxT, -2, -1), -2, 0)
+    sums.append(entr(maps_SxHxTxT).sum((-2, -1)))
+  return np.stack(sums, 1) / uniform_S[:, None, None]
+
+
+def _activations_of_texts(hidden_SxMxTxD: np.ndarray, texts: Texts | None) -> Arrays:
+  """`_activations` of hidden states, of the texts of one length at a time."""
+  sequences, _, length, width = hidden_SxMxTxD.shape
+  length_S = np.full(sequences, length)
+  if texts is not None:
+    length_S, hidden_SxMxTxD = np.asarray(texts.length_S), texts.aligned(hidden_SxMxTxD, 2)
+  found: Arrays = {}
+  for n in np.unique(length_S):
+    of_length = np.flatnonzero(length_S == n)
+    described = jax.vmap(_describe_each)(hidden_SxMxTxD[of_length, :, :n])
+    for key, x_SxM in _activations(described, n * width).items():
+      found.setdefault(key, np.empty(hidden_SxMxTxD.shape[:2], x_SxM.dtype))[of_length] = x_SxM
+  return found
 
 
 def _measured(model: Model, run: Run, tokens_SxT: np.ndarray) -> Arrays:
@@ -150,18 +228,25 @@ def _values(found: Arrays, at_S: np.ndarray) -> Arrays:
     result['alpha'] = found['importance'][s, :, :, at_S]
     result['rate'] = result['alpha'] > EPSILON
   for key in [key for key in ('value', 'key', 'hidden') if key in found]:
-    others = (found[key].sum(-1) - found[key][s, :, at_S]) / (found[key].shape[-1] - 1)
+    others = np.nansum(found[key], -1) - found[key][s, :, at_S]
+    others /= sinks.text_lengths(found[key])[:, None] - 1
     result[key] = found[key][s, :, at_S] / np.maximum(others, 1e-30)
   if 'head' in found:
     result['head'] = found['head'] / np.maximum(found['head'].mean(2, keepdims=True), 1e-30)
   return result
 
 
+def _uniform_importance(length: int, at: int) -> float:
+  """The importance of a key (from 0) if every query gives equal weights to all keys up to it."""
+  return (1 / np.arange(at + 1, length + 1)).sum() / (length - at)
+
+
 def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> list[Row]:
   sequences = len(next(iter(found.values())))
-  length = next((found[key].shape[-1] for key in ('importance', 'hidden', 'value', 'key') if key in found), 2)
+  of_tokens = [found[key] for key in ('importance', 'hidden', 'value', 'key') if key in found]
+  length_S = sinks.text_lengths(of_tokens[0]) if of_tokens else np.full(sequences, 2)
   draws = [{key: x.mean(0) for key, x in _values(found, at_S).items()}
-           for at_S in sinks.random_targets(sequences, length)]
+           for at_S in sinks.random_targets(length_S)]
 
   def row(measure: str, at: int) -> Row:
     key, statistic, sign, least = MEASURES[measure]
@@ -180,9 +265,9 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
       if key == 'activation':
         where |= {'position': int(mode(found['token'][:, n]).mode), 'channel': int(mode(found['channel'][:, n]).mode)}
     low, high = sorted(float(reduce(bound)) for bound in bounds)
-    mass = (1 / np.arange(at + 1, length + 1)).sum() / (length - at)  # of uniform attention
-    none = {'alpha': mass, 'rate': mass > EPSILON, 'kurtosis': 3} | (
-        {'activation': found['normal'][0, 0]} if key == 'activation' else {})
+    masses = [_uniform_importance(n, at) for n in length_S]
+    none = {'alpha': np.mean(masses), 'rate': np.greater(masses, EPSILON).mean(), 'kurtosis': 3} | (
+        {'activation': found['normal'].mean(dtype=np.float64)} if key == 'activation' else {})
     nulls: Row = dict.fromkeys(('random_positions', 'shuffled', 'untrained'))
     nulls['uniform'] = float(reduce(np.asarray([none.get(key, 1)])))
     nulls |= {name: float(reduce(_values(x, at_S)[key].mean(0))) for name, x in others.items()}
@@ -199,8 +284,8 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
     return rows
   alpha_SxNxHxT = found['importance']
   sinks_T = (alpha_SxNxHxT > EPSILON).sum((0, 1, 2))  # must be at least one head, the least effect
-  rows += [row('sink rate', k) for k in range(1, length // 2) if sinks_T[k] >= sequences]
-  uniform = float((1 / np.arange(1, length + 1)).mean())
+  rows += [row('sink rate', k) for k in range(1, length_S.min() // 2) if sinks_T[k] >= sequences]
+  uniform = float(np.mean([_uniform_importance(n, 0) for n in length_S]))
   means_NxH, (low_NxH, high_NxH) = alpha_SxNxHxT[..., 0].mean(0), bootstrap(alpha_SxNxHxT[..., 0])
   return rows + [{'measure': 'importance', 'value': float(means_NxH[n, h]), 'low': float(low_NxH[n, h]),
                   'high': float(high_NxH[n, h]), 'uniform': uniform, 'block': blocks[n], 'head': h + 1,

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from sink_jax.attention import MASKED, AnyArray, Dims, soft_cap
 from sink_jax.attention.normalizer import AbsSum, Clipped
 from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, extra_key_logit, transform_qk
+from sink_jax.foreign import standard_promotion
 
 # Added to the sums of |f| in proxy scores by the official code, sail-sg/Attention-Sink.
 PROXY_EPS = 1e-8
@@ -152,6 +153,7 @@ def last_row(spec: AttentionSpec, qk: TransformedQK, params: Params) -> jax.Arra
   return a.proxy_BxHxLxT[:, :, 0]
 
 
+@standard_promotion()
 def attention_map(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,

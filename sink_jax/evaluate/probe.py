@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from sink_jax.evaluate.activations import SEQUENCES, Activations, describe, not_finite
-from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.evaluate.sink_report import SinkReport, sizes
+from sink_jax.foreign import Lengths, Texts, TokenMask, as_array, standard_promotion, texts_in
 from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, RecordOptions
@@ -19,10 +20,17 @@ from sink_jax.models.run import ModelInputs, Run
 PROBE_OPTIONS = RecordOptions(entropy=True, describe_hidden=describe)
 
 
+@standard_promotion()
 def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
-          length: int | None = None, special: bool = False, dtype: str = 'float32',
+          length: int | None = None, special: bool = False, lengths: Lengths | None = None,
+          mask: TokenMask | None = None, dtype: str = 'float32',
           batch_size: int | None = None) -> SinkReport:
   """Runs a model on tokens (S, T), or on texts, and returns its SinkReport.
+
+  A padded batch gives what each of its texts gives by itself: the model reads texts of one length
+  together, without padding, by a program that is compiled for each length. Statistics of
+  activations are means over at most ten texts of each length, with the position and the channel of
+  the largest.
 
   Args:
     run: the model.
@@ -31,13 +39,17 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     length: the number T of tokens that are taken of each text; by default that of the shortest.
     special: whether names of special tokens in texts, such as the '<|im_start|>' of a chat, are
       these tokens, or, by default, text; see `sink_jax.tokenize`.
+    lengths: the tokens (S,) of each text, if `tokens` are padded on the right. Without lengths or
+      mask, padding counts as text.
+    mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
     dtype: of activations. With 'float32' matrix products are float32 on every device. The official
       implementation probes in 'bfloat16', whose rounding lowers importances near the threshold.
     batch_size: the number of sequences at a time, which bounds memory; by default all.
 
   Raises:
-    ValueError: tokens are not (S, T) or exceed the vocabulary, or there is no tokenizer. NotFinite, one of
-      them: a result of the model is not finite; names the block, and the parameter or the remedy.
+    ValueError: tokens are not (S, T) or exceed the vocabulary, lengths or mask do not fit, a text
+      has fewer than two tokens, or there is no tokenizer. NotFinite, one of them: a result of the
+      model is not finite; names the block, and the parameter or the remedy.
   """
   if batch_size is not None and batch_size < 1:
     raise ValueError(f'batch_size = {batch_size} must be at least 1, or None for all sequences.')
@@ -49,32 +61,52 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
     tokens = [row[:min(map(len, rows))] for row in rows]
     # These texts begin as the tokenizer prescribes, unlike the inputs of a run.
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
-  tokens = np.asarray(tokens)
+  tokens = np.asarray(as_array(tokens, 'probe tokens'))
   config = probed(run.config, dtype)
   if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:  # a ratio divides by the other tokens
     raise ValueError(f'probe tokens must have shape (S, T) with T > 1, not {tokens.shape}; strings are '
                      'texts=[...].')
   if config.vocab_size:
     check_ids(tokens, config.vocab_size, 'probe tokens')
+  padded = texts_in(lengths, mask, *tokens.shape[:2], least=2)
   run = dataclasses.replace(run, config=config)
+  return _report(run, tokens, padded, batch_size or len(tokens), dtype)
+
+
+def _report(run: Run, tokens: np.ndarray, texts: Texts | None, size: int, dtype: str) -> SinkReport:
+  """The report of tokens (S, T), `size` sequences at a time, or of the texts in them."""
+  config, rows = run.config, tokens if texts is None else texts.rows(tokens)
+  length_S = np.asarray([len(row) for row in rows])
+  order, parts, described = [], [], {}
   # Each part is copied to the host before the next is recorded, so the device holds one part.
-  size = batch_size or len(tokens)
-  parts = [_to_host(run.record(tokens[i:i + size], PROBE_OPTIONS)) for i in range(0, len(tokens), size)]
-  joined = jax.tree.map(lambda *xs: np.concatenate(xs), *(arrays for arrays, _ in parts))
-  if what := _not_finite_in(joined, config):
-    raise not_finite(run, what, dtype)
-  return SinkReport(**joined, activations=parts[0][1], protocol={
+  for length in sorted(set(length_S.tolist())):
+    of_length = np.flatnonzero(length_S == length)
+    for part in np.split(of_length, range(size, len(of_length), size)):
+      record = run.record(np.stack([rows[s] for s in part]), PROBE_OPTIONS)
+      arrays, activations = _to_host(record)
+      if what := _not_finite_in(arrays, config):
+        raise not_finite(run, what, dtype)
+      order.extend(part)
+      parts.append(_padded(arrays, int(length_S.max()) - length))
+      described.setdefault(length, (min(SEQUENCES, len(part)), activations))
+  joined = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+  if texts is not None:
+    joined = jax.tree.map(lambda x: x[np.argsort(order)], joined)
+  counts, activations = zip(*described.values())
+  padded_lengths = None if texts is None else length_S
+  protocol = {
       'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
       'scores': ('attention weights' if config.attention.rows_sum_to_one
                  else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
       'blocks': [layer + 1 for layer in config.attention_layers],
-      'first_token_limits': first_token_limits(config, tokens.shape[1]),
-      'sequences': len(tokens), 'length': tokens.shape[1],
-      'activation_sequences': min(SEQUENCES, size, len(tokens)),
+      'first_token_limits': first_token_limits(config, int(length_S.min())),
+      **sizes(joined['importance'], padded_lengths), 'activation_sequences': sum(counts),
       'dtype': dtype, 'matmul_precision': matmul_precision(dtype), 'bos': run.bos,
-      'first_token_ids': tokens[0, :4].tolist() if config.vocab_size else None,
+      'first_token_ids': rows[0][:4].tolist() if config.vocab_size else None,
       'step': run.step, 'run': run.name,
-  })
+  }
+  return SinkReport(**joined, activations=_mean(counts, activations), protocol=protocol,
+                    lengths=padded_lengths)
 
 
 def probed(config: ModelConfig, dtype: str) -> ModelConfig:
@@ -105,6 +137,26 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
               bias_slot=first(masses.bias_slot), bias_slot_released=first(masses.bias_slot_released),
               norms=norms, entropy=first(masses.entropy)), jax.tree.map(
                   np.append, record.embedding_description, layers.hidden_description)
+
+
+def _padded(arrays: dict[str, Any], missing: int) -> dict[str, Any]:
+  """The fields of SinkReport with NaN for tokens that these texts lack."""
+  if not missing:
+    return arrays
+  pad = lambda x: np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=np.nan)
+  norms = {name: x if name == 'sink_token' else pad(x) for name, x in arrays['norms'].items()}
+  of_tokens = {name: pad(arrays[name]) for name in ('importance', 'raw_importance')}
+  return arrays | of_tokens | {'norms': norms}
+
+
+def _mean(counts: Sequence[int], parts: Sequence[Activations]) -> Activations:
+  """The mean of descriptions of so many sequences each, and the place of the largest activation."""
+  stacked: Any = jax.tree.map(lambda *xs: np.stack(xs), *parts)
+  largest_M = stacked.activation_max.argmax(0)
+  at_largest = lambda x_PxM: np.take_along_axis(x_PxM, largest_M[None], 0)[0]
+  mean: Any = jax.tree.map(lambda x_PxM: np.average(x_PxM, axis=0, weights=counts), stacked)
+  return mean._replace(activation_position=at_largest(stacked.activation_position),
+                       activation_channel=at_largest(stacked.activation_channel))
 
 
 def _not_finite_in(joined: dict[str, Any], config: ModelConfig) -> str | None:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
 from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, Activations
+from sink_jax.foreign import Lengths, Tensor, TokenMask, texts_in
 from sink_jax.io.terminal import text_table
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ _EXACT = 'attention weights'  # protocol['scores'], where they are not a proxy
 class SinkReport:
   """The results of a probe of S sequences of T tokens: N of M layers have attention, with H heads.
 
-  A report of only attention maps has no activations, and empty `norms`.
+  A report of only attention maps has no activations, and empty `norms`. For a padded batch T is the
+  length of the longest text, numbers of tokens beyond the end of a text are NaN, and means are over
+  texts.
 
   Attributes:
     importance: alpha of every token (S, N, H, T), from softmax weights, else from the paper's row-normalised
@@ -42,6 +45,7 @@ class SinkReport:
     activations: statistics (M + 1,) of the same hidden states, over the first sequences only.
     protocol: how the report was made, as plain values for JSON; see `probe`.
     entropy: of attention, as a share of uniform attention's (S, N, H), see `Importance`; 1 is uniform.
+    lengths: the number of tokens (S,) of each text of a padded batch, otherwise None.
   """
 
   importance: Float[np.ndarray, 'S N H T']
@@ -52,25 +56,39 @@ class SinkReport:
   activations: Activations | None
   protocol: dict[str, Any]
   entropy: Float[np.ndarray, 'S N H'] | None = None
+  lengths: Integer[np.ndarray, ' S'] | None = None
 
   @classmethod
-  def from_attentions(cls, attentions: Sequence | Array | np.ndarray, name: str = '') -> SinkReport:
+  def from_attentions(cls, attentions: Sequence | Array | np.ndarray | Tensor, name: str = '', *,
+                      lengths: Lengths | None = None, mask: TokenMask | None = None) -> SinkReport:
     """Returns the report of only attention maps; a ValueError as of `sink_jax.importance`.
 
-    attentions: the maps (S, H, T, T) of N layers: a list or tuple of arrays or PyTorch tensors, such as the
-    `attentions` of a transformers model, or one array (N, S, H, T, T). name: of the model, for titles.
+    Padding on the right cannot be recognised: without `lengths` or `mask` it counts as text.
+
+    Args:
+      attentions: the maps (S, H, T, T) of N layers: a list or tuple of arrays or PyTorch tensors,
+        such as the `attentions` of a transformers model, or one array (N, S, H, T, T).
+      name: of the model, for titles.
+      lengths: the tokens (S,) of each text of a batch with padding on the right.
+      mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the
+        attention_mask.
     """
-    alpha = np.stack([np.asarray(sinks.importance(maps)) for maps in attentions], 1)
-    if alpha.ndim != 4:
-      raise ValueError('attentions must be maps (S, H, T, T) of each layer: sequences, heads, queries, keys; '
-                       f'their importances have shape {alpha.shape}.')
-    return cls(alpha, alpha, None, None, {}, None, {
-        'scores': _EXACT, 'run': name, 'sequences': len(alpha), 'length': alpha.shape[-1],
-        'blocks': list(range(1, alpha.shape[1] + 1))})
+    layers = sinks.maps_of_layers(attentions)
+    texts = texts_in(lengths, mask, len(layers[0]), layers[0].shape[-1])
+    alpha = np.swapaxes(sinks.importance(layers, lengths=lengths, mask=mask), 0, 1)
+    length_S = None if texts is None else np.asarray(texts.length_S)
+    if length_S is not None:
+      alpha = alpha[..., :length_S.max()]
+    protocol = {'scores': _EXACT, 'run': name, **sizes(alpha, length_S),
+                'blocks': list(range(1, alpha.shape[1] + 1))}
+    return cls(alpha, alpha, None, None, {}, None, protocol, lengths=length_S)
 
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
-    """Returns Sink_k^epsilon of every token (T,), as shares; entry 0 is Sink_1."""
-    return sinks.sink_rate(self.importance, epsilon)
+    """Returns Sink_k^epsilon of every token (T,), as shares; entry 0 is Sink_1.
+
+    For a padded batch the rate of token k is a mean over the texts that have a token k.
+    """
+    return sinks.sink_rate(self.importance, epsilon, lengths=self.lengths)
 
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
     """Returns Sink_k^epsilon of the token at a position in 1..T, as a share."""
@@ -84,7 +102,8 @@ class SinkReport:
 
     Only those of the first half, since few rows see a later token; position 1 where no head has a sink.
     """
-    rates_T = self.sink_rates()[:max(1, self.importance.shape[-1] // 2)]
+    shortest = self.importance.shape[-1] if self.lengths is None else self.lengths.min()
+    rates_T = self.sink_rates()[:max(1, shortest // 2)]
     return np.flatnonzero(rates_T >= rates_T.max() / 2) + 1 if rates_T.any() else np.array([1])
 
   def head_importance(self) -> Float[np.ndarray, 'N H']:
@@ -99,10 +118,11 @@ class SinkReport:
     if kind not in (choices := [name for name in self.norms if name != 'sink_token']):
       raise ValueError(f'There are no norms of {kind!r} by position, and none in a report of only attention '
                        f'maps; choices: {", ".join(choices)}.')
+    norms = self.norms[kind]
     # Over sequences, and over heads where the norms have such an axis.
-    norms_NxT = self.norms[kind].mean((0, *range(2, self.norms[kind].ndim - 1)), np.float64)
+    mean_N = lambda x: x.mean((0, *range(2, x.ndim)), np.float64)
     with np.errstate(divide='ignore', invalid='ignore'):
-      return norms_NxT[:, 0] / norms_NxT[:, 1:].mean(1)
+      return mean_N(norms[..., 0]) / mean_N(mean_of_text(norms[..., 1:]))
 
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """Returns the report as plain numbers, for logs and JSON; rates are in percent.
@@ -115,7 +135,9 @@ class SinkReport:
     alpha_NxH, raw_SxNxH = self.head_importance(), self.raw_importance[..., 0].astype(np.float64)
     rates = [100 * float(rate) for rate in self.sink_rates(epsilon)]
     # Importance is a mean over the rows that may attend to key k; times their number it is a sum again.
-    row_masses = (self.raw_importance * np.arange(len(rates), 0, -1)).sum(-1) / len(rates)
+    length_S = sinks.text_lengths(self.raw_importance)[:, None, None, None]
+    masses = self.raw_importance * np.maximum(length_S - np.arange(len(rates)), 1)
+    row_masses = np.nansum(masses, -1) / length_S[..., 0]
     summary = {
         'sink_1': rates[0], 'sink': rates,
         'sink_bias_slot': slot(self.bias_slot), 'sink_bias_slot_released': slot(self.bias_slot_released),
@@ -126,7 +148,7 @@ class SinkReport:
     }
     if self.activations is None:
       return summary
-    sink_token, norms_NxH = self.norms.get('sink_token'), self.norms['head'].mean((0, 3), np.float64)
+    sink_token, norms_NxH = self.norms.get('sink_token'), mean_of_text(self.norms['head']).mean(0)
     with np.errstate(divide='ignore', invalid='ignore'):
       head_norms = norms_NxH / norms_NxH.mean(1, keepdims=True)
     return summary | {
@@ -138,7 +160,7 @@ class SinkReport:
            for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},
         # The learned sink token's norm over the mean of all tokens (Figure 7 middle).
         'sink_token_ratio': None if sink_token is None else finite(
-            sink_token.mean(0, np.float64) / self.norms['hidden'].mean((0, 2), np.float64)),
+            sink_token.mean(0, np.float64) / mean_of_text(self.norms['hidden']).mean(0)),
         **{name: finite(values) for name, values in self.activations._asdict().items()},
         'null_p99': {'sink_1': 100 * sinks.sink_rate_null(self.importance, epsilon),
                      'hidden_ratio': finite([sinks.hidden_ratio_null(self.norms['hidden'][:, 1:])])[0]},
@@ -160,14 +182,28 @@ class SinkReport:
     return as_text(self.summary(), self.protocol, EPSILON)
 
 
+def mean_of_text(values: Float[np.ndarray, '*lead T']) -> Float[np.ndarray, '*lead']:
+  """Means over the tokens of each text, in float64; values beyond its end are NaN."""
+  return np.asarray(np.nanmean(values, -1, np.float64))
+
+
+def sizes(importance_SxNxHxT: np.ndarray, length_S: np.ndarray | None) -> dict[str, Any]:
+  """The entries of a protocol about the number of sequences and of tokens."""
+  sequences, *_, length = importance_SxNxHxT.shape
+  lengths = {} if length_S is None else {'lengths': length_S.tolist()}
+  return {'sequences': sequences, 'length': length} | lengths
+
+
 def as_text(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float) -> str:
   """The lines of a summary for a terminal; the arguments are as in sink_report.json."""
   step = '' if protocol.get('step') is None else f', step {protocol["step"]}'
-  of = f'{protocol["sequences"]} sequences of {protocol["length"]} tokens'
+  least = min(protocol.get('lengths', [protocol['length']]))
+  tokens = f'{least} to {protocol["length"]}' if least < protocol['length'] else protocol['length']
+  of = f'{protocol["sequences"]} sequences of {tokens} tokens'
   lines = [f'{protocol["run"] or "model"}{step}: {of}',
            *text_table(('metric', 'value', 'meaning'), table_rows(summary, protocol, epsilon), left=(0, 2)),
            '* of proxy scores: the rows of this attention do not sum to one' * (protocol['scores'] != _EXACT),
-           limit_note(protocol.get('first_token_limits', ()), protocol['length'], epsilon)]
+           limit_note(protocol.get('first_token_limits', ()), least, epsilon)]
   return '\n'.join(filter(None, lines))
 
 

@@ -15,6 +15,7 @@ from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.position import Nope
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.foreign import standard_promotion
 from sink_jax.io.terminal import text_table
 from sink_jax.kernels import chunked
 
@@ -48,6 +49,7 @@ class SinkCheck:
     return '\n'.join([*text_table(['array', 'error', 'allowed', 'right'], cells), *self.findings])
 
 
+@standard_promotion()
 def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 512, heads: int = 4,
                          kv_heads: int = 2, head_dim: int = 64, dtype: DTypeLike = 'bfloat16',
                          window: int | None = None, seed: int = 0) -> SinkCheck:

@@ -23,12 +23,14 @@ from sink_jax.attention.spec import (
   transform_qk,
 )
 from sink_jax.devices import platform
+from sink_jax.foreign import standard_promotion
 from sink_jax.kernels import chunked, flash, library_kernels
 from sink_jax.kernels.epilogue import Shaped, apply_epilogue
 
 _log = logging.getLogger('sink_jax')
 
 
+@standard_promotion()
 def attend(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
     k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],

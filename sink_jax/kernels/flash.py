@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from sink_jax.attention.normalizer import Clipped
 from sink_jax.attention.position import Relative
 from sink_jax.attention.spec import AttentionSpec
+from sink_jax.foreign import standard_promotion
 from sink_jax.kernels.epilogue import ATTENTION, PartialAttention, Shaped
 from sink_jax.kernels.score_tile import row_cotangents
 from sink_jax.kernels.shard import shard_map_batch_heads
@@ -74,6 +75,7 @@ def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, backend)[0]
 
 
+@standard_promotion()
 def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
              backend: Backend) -> tuple[
     PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
@@ -82,6 +84,7 @@ def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
   return result, (q, k, v, result)
 
 
+@standard_promotion()
 def _backward(
     spec: AttentionSpec, backend: Backend, saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
     cotangents: PartialAttention) -> tuple[jax.Array, ...]:
@@ -132,6 +135,7 @@ def on_gpu(call, kernels: str, spec: AttentionSpec, slopes_H: jax.Array, q: jax.
 
 
 def _lowered_for(platform: str | None):
+  @standard_promotion()
   def run(slopes_H, *arrays, kernels, spec, backend):
     # Imported here, so that only a program for a platform needs that platform's compiler.
     compute: Any

@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 
 from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
+from sink_jax.foreign import (
+  Lengths, Tensor, TokenMask, as_array, check_entries, library, standard_promotion, texts_in)
 from sink_jax.kernels import chunked
 
 _SCORES = 2**21  # of one head at a time: 8 MiB at any T, which stay in the cache
@@ -42,36 +44,65 @@ class Importance(NamedTuple):
   entropy: Float[Array, '*B H'] | None = None
 
 
+@standard_promotion()
 def streaming_importance(
-    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
-    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
-    keys: int | None = None, entropy: bool = False) -> Importance:
+    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'] | Tensor,
+    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | Tensor, params: Params | None = None, *,
+    keys: int | None = None, entropy: bool = False, lengths: Lengths | None = None,
+    mask: TokenMask | None = None) -> Importance:
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
   The divisor of key k is T - k + 1 under every mask, as in the official code (sail-sg/Attention-Sink). It
   is differentiable. Embeddings of positions are not applied, see `attend`.
 
+  For a padded batch it is the importance of each text by itself: positions count from the first
+  token of a text, T is its length, and keys beyond its end are NaN.
+
   Args:
+    q_BxTxHxDh: queries; an array of NumPy or JAX, or a PyTorch tensor.
+    k_BxTxHkvxDh: keys, likewise.
     params: {component: {name: array}}, as for `attend`.
     keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default all.
     entropy: whether to compute the entropy as well; it has no derivative where a weight is 0.
+    lengths: the tokens (B,) of each text, if the batch is padded on the right. Without lengths or
+      mask, padding counts as text.
+    mask: (B, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
 
   Raises:
-    ValueError: shapes, dtypes or params do not fit, or `keys` lies outside 1..T.
+    ValueError: shapes, dtypes, params, lengths or mask do not fit, a query or key is not finite, or
+      `keys` lies outside 1..T. The values of tracers are not checked.
   """
   params = params or {}
-  return transformed_importance(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params,
-                                keys=keys, entropy=entropy)
+  q, k = as_array(q_BxTxHxDh, 'queries'), as_array(k_BxTxHkvxDh, 'keys')
+  texts = texts_in(lengths, mask, *q.shape[:2])
+  length_B = None
+  if texts is not None:
+    if spec.mask.prefix and spec.temperature.counts_keys:
+      raise ValueError(f'{spec.temperature} counts the keys of a prefix, up to the end of a text: '
+                       f'with {spec.mask} give texts of one length, without lengths= or mask=.')
+    q, k = (texts.filled(texts.aligned(x, 1), 1, 0) for x in (q, k))  # padding may hold anything
+    length_B = texts.length_S
+  for name, x in (('queries', q), ('keys', k)):
+    check_entries(name, library(x).isfinite(x), x, 'it must be finite')
+  qk = transform_qk(spec, q, k, params)
+  return transformed_importance(spec, qk, params, keys=keys, entropy=entropy, length_B=length_B)
 
 
 def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Params, *,
-                           keys: int | None = None, entropy: bool = False) -> Importance:
-  """`streaming_importance` of queries and keys that are transformed already."""
+                           keys: int | None = None, entropy: bool = False,
+                           length_B: AnyArray | None = None) -> Importance:
+  """`streaming_importance` of queries and keys that are transformed already.
+
+  length_B: the lengths of texts that begin at the first position; by default all are T long.
+  """
   q, k = qk
   batch, length, heads, _ = q.shape
   keys = length if keys is None else keys
   if not 1 <= keys <= length:
     raise ValueError(f'keys = {keys} is outside 1..{length}.')
+  length_Bx1x1 = jnp.reshape(jnp.asarray(length if length_B is None else length_B), (-1, 1, 1))
+  if length_B is not None:  # a prefix mask shows keys beyond the end of a text
+    params = {**params, 'edit': {'keep': jnp.arange(length) < length_Bx1x1}}
   raw = normalized = jnp.zeros((batch, heads, keys))
   has_extra = spec.kv_bias.has_extra_key
   extra, entropies = (jnp.zeros((batch, heads)) if asked else None for asked in (has_extra, entropy))
@@ -81,9 +112,9 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
     def add_block(sums, block):
       i_L, q_BxLxHxDh = block
       rows = reference.rows(spec, q_BxLxHxDh, k[:, lo:hi], params, i_L, jnp.arange(lo, hi))
-      real_L = i_L < length  # padding rows do not count
-      columns = lambda a: jnp.sum(jnp.where(real_L[:, None], a[..., :count], 0), axis=-2)
-      mass = lambda a_BxHxL: jnp.sum(jnp.where(real_L, a_BxHxL, 0), axis=-1)
+      real_Bx1xL = i_L < length_Bx1x1  # padding rows do not count
+      columns = lambda a: jnp.sum(jnp.where(real_Bx1xL[..., None], a[..., :count], 0), axis=-2)
+      mass = lambda a_BxHxL: jnp.sum(jnp.where(real_Bx1xL, a_BxHxL, 0), axis=-1)
       proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL
       of_extra = 0 if extra_proxy is None else entr(extra_proxy)
       added = (columns(rows.weights_BxHxLxT), columns(proxy), mass(extra_proxy) if has_extra else None,
@@ -98,10 +129,13 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
                                                 chunked.query_blocks(q[:, first:last], first, size))
     raw, normalized = (total.at[..., lo:lo + count].add(x)
                        for total, x in zip((raw, normalized), sums))
-  rows_seeing_k = length - jnp.arange(keys)  # T - k + 1
+  rows_seeing_k = length_Bx1x1 - jnp.arange(keys)  # T - k + 1
+  mean = lambda sums: jnp.where(rows_seeing_k > 0, sums / jnp.maximum(rows_seeing_k, 1), jnp.nan)
+  length_Bx1 = length_Bx1x1[..., 0]
   if entropies is not None:
-    uniform = jnp.log(jnp.maximum(spec.mask.visible(jnp.arange(length), length) + has_extra, 1)).sum()
-    entropies = (entropies + 1e-9) / (uniform + 1e-9)  # 1 where every row sees one key
-  return Importance(raw / rows_seeing_k, normalized / rows_seeing_k,
-                    None if extra is None else extra / length,
-                    None if extra is None else (1 + extra) / (length + 1), entropies)
+    i_T = jnp.arange(length)
+    visible_BxT = jnp.maximum(spec.mask.visible(i_T, length_Bx1) + has_extra, 1)
+    uniform_Bx1 = jnp.where(i_T < length_Bx1, jnp.log(visible_BxT), 0).sum(-1, keepdims=True)
+    entropies = (entropies + 1e-9) / (uniform_Bx1 + 1e-9)  # 1 where every row sees one key
+  return Importance(mean(raw), mean(normalized), None if extra is None else extra / length_Bx1,
+                    None if extra is None else (1 + extra) / (length_Bx1 + 1), entropies)

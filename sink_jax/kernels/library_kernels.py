@@ -25,6 +25,7 @@ from sink_jax.attention.mask import Causal, Mask, Prefix, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec, Params
+from sink_jax.foreign import standard_promotion
 from sink_jax.kernels.epilogue import ATTENTION, Shaped, extra_key_value, per_row, with_output_bias
 from sink_jax.kernels.shard import shard_map_batch_heads
 
@@ -72,6 +73,7 @@ def _with_extra_key(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array
   return _extra_forward(library, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, extra_BxHxT, value_HxDh)[0]
 
 
+@standard_promotion()
 def _extra_forward(library: Library, spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
                    extra_BxHxT: jax.Array, value_HxDh: jax.Array | None) -> tuple[jax.Array, Any]:
   out, lse_BxHxT = shard_map_batch_heads(
@@ -84,6 +86,7 @@ def _extra_forward(library: Library, spec: AttentionSpec, q: jax.Array, k: jax.A
   return out, (q, k, v, extra_BxHxT, value_HxDh, out, total_BxHxT)
 
 
+@standard_promotion()
 def _extra_backward(library: Library, spec: AttentionSpec, saved: Any, do_BxTxHxDh: jax.Array) -> tuple:
   q, k, v, extra_BxHxT, value_HxDh, out, total_BxHxT = saved
   of_tokens = shard_map_batch_heads(

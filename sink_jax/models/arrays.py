@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from sink_jax.attention import AnyArray
+from sink_jax.foreign import as_array
 from sink_jax.models.config import ModelConfig
 
 # A tree of parameters as Flax makes it: nested mappings from names to arrays, or to their shapes.
@@ -32,7 +33,7 @@ def checked_inputs(config: ModelConfig, inputs: Any, least: int = 1) -> jax.Arra
 
   Ids are compared with the vocabulary unless they are traced or lie in other processes.
   """
-  inputs = inputs if isinstance(inputs, jax.Array) else np.asarray(inputs)
+  inputs = as_array(inputs, 'tokens')
   fits = (inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer) if config.vocab_size else
           inputs.ndim == 3 and inputs.shape[-1] == config.input_features)
   if not fits or not inputs.shape[0] or inputs.shape[1] < least:

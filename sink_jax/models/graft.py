@@ -26,6 +26,7 @@ from sink_jax.attention.per_token import PlainValue, ValueResidual, ValueScale
 from sink_jax.attention.reference import scores
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component
+from sink_jax.foreign import standard_promotion
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import checked_inputs
 from sink_jax.models.config import ModelConfig
@@ -44,6 +45,7 @@ _BIASES = {'KBias': 'the key bias k*', 'KVBias': 'the key and value biases k* an
 _OFFSET = -8.0
 
 
+@standard_promotion()
 def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] | None = None,
           norm: str | None = None, sink_tokens: int | None = None, start: str = 'identity',
           tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:

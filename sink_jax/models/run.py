@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Float, Integer
 
 from sink_jax.attention import AnyArray
+from sink_jax.foreign import Tensor, TokenMask, standard_promotion, texts_in
 from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import ParamTree, check_ids, checked_inputs, precise
 from sink_jax.models.config import ModelConfig
@@ -37,9 +38,8 @@ _CACHE_STEP = 64
 _COLDEST = 1e-6  # temperature; below it the most likely token is taken
 
 # Token ids, or the features of a model of continuous inputs.
-ModelInputs = Integer[AnyArray, 'S T'] | Float[AnyArray, 'S T F'] | Sequence
-Tokens = Integer[AnyArray, 'S T'] | Sequence
-TokenMask = Integer[AnyArray, 'S T'] | Bool[AnyArray, 'S T'] | Sequence
+ModelInputs = Integer[AnyArray, 'S T'] | Float[AnyArray, 'S T F'] | Sequence | Tensor
+Tokens = Integer[AnyArray, 'S T'] | Sequence | Tensor
 # Logits (S, V) of the last token that was read, and the state after it.
 _Carry = tuple[jax.Array, DecodeState]
 
@@ -83,6 +83,7 @@ class Run:
                        'is known: pass token ids.')
     return self.read_tokenizer(self)
 
+  @standard_promotion()
   def logits(self, tokens: ModelInputs) -> Float[Array, 'S T V']:
     """Returns the next-token logits (S, T, V), float32, for tokens (S, T).
 
@@ -92,6 +93,7 @@ class Run:
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, None, mesh_of(self.params), self.params, tokens)
 
+  @standard_promotion()
   def record(self, tokens: ModelInputs, options: RecordOptions = RecordOptions()) -> Record:
     """Runs the model on ids (S, T), or continuous features (S, T, F), and returns what it recorded.
 
@@ -100,6 +102,7 @@ class Run:
     tokens = checked_inputs(self.config, tokens)
     return record(self.config, options, mesh_of(self.params), self.params, tokens)
 
+  @standard_promotion()
   def generate(self, tokens: Tokens, length: int, *, mask: TokenMask | None = None, **options,
                ) -> Integer[np.ndarray, 'S n']:
     """Continues texts (S, T) by `length` tokens (S, length), or by fewer if all texts end earlier.
@@ -114,11 +117,13 @@ class Run:
         transformers' attention_mask. It changes neither what follows a text nor what a seed draws.
     """
     tokens = np.asarray(checked_inputs(self.config, tokens))
-    texts = self.begun(tokens if mask is None else _unpadded(tokens, mask))
+    texts = texts_in(None, mask, *tokens.shape)
+    texts = self.begun(tokens if texts is None else texts.rows(tokens))
     rows = [np.concatenate(row) for row in zip(*stream_texts(self, texts, length, **options))]
     width, fill = max(map(len, rows)), [*_end_ids(options.get('eos_token_id')), 0][0]
     return np.stack([np.pad(row, (0, width - len(row)), constant_values=fill) for row in rows])
 
+  @standard_promotion()
   def generate_texts(self, texts: Sequence[str], length: int, *, bos: str = 'tokenizer',
                      special: bool = False, **options) -> list[str]:
     """Continues texts by `length` tokens or up to their end, and returns what follows each.
@@ -298,16 +303,6 @@ def text_losses(run: Run, tokens: Tokens, policy: CachePolicy,
 def _end_ids(eos_token_id: int | Sequence[int] | None) -> np.ndarray:
   """The ids that end a text; may be empty."""
   return np.asarray([] if eos_token_id is None else np.atleast_1d(eos_token_id), np.int64)
-
-
-def _unpadded(tokens_SxT: np.ndarray, mask: TokenMask) -> list[np.ndarray]:
-  """The texts of padded rows; a ValueError unless the mask has one run of ones in each."""
-  mask_SxT = np.asarray(mask)
-  if (mask_SxT.shape != tokens_SxT.shape or not np.isin(mask_SxT, (0, 1)).all()
-      or (np.count_nonzero(np.diff(mask_SxT, prepend=0, append=0), axis=1) != 2).any()):
-    raise ValueError(f'mask must have the shape of the tokens, {tokens_SxT.shape}, and in every row '
-                     '1 for the tokens, without a gap, and 0 for padding on their left or right.')
-  return [tokens_T[mask_T.astype(bool)] for tokens_T, mask_T in zip(tokens_SxT, mask_SxT)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.attention import linear, soft_cap
+from sink_jax.foreign import standard_promotion
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import shard_map_batch_heads, sharding_constraint
 from sink_jax.models.arrays import ParamTree
@@ -257,6 +258,7 @@ def _rows(vocab_size: int, table_VxE: jax.Array, tokens_BxT: jax.Array) -> jax.A
   return sharding_constraint('ve', table_VxE)[tokens_BxT]
 
 
+@standard_promotion()
 def _rows_gradient(vocab_size: int, tokens_BxT: jax.Array, g_BxTxE: jax.Array) -> tuple[Any, ...]:
   add = lambda tokens, g: (jnp.zeros((vocab_size, g.shape[-1]), g.dtype).at[tokens].add(g),)
   return *shard_map_batch_heads('bt bte -> ve', add, tokens_BxT, g_BxTxE), None
@@ -266,6 +268,7 @@ _rows.defvjp(lambda size, table, tokens: (_rows(size, table, tokens), tokens), _
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@standard_promotion()
 def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
   # One token suffices to make the parameters, but the kernels of the libraries refuse it.

@@ -16,6 +16,7 @@ from sink_jax.data.sources import DocumentSource
 from sink_jax.data.token_edits import first_token
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from sink_jax.evaluate import inputs
+from sink_jax.foreign import standard_promotion
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.arrays import ParamTree, first_not_finite
 from sink_jax.models.config import ModelConfig
@@ -35,6 +36,7 @@ from sink_jax.train.workdir import is_workdir, read_config, read_probe_tokens
 _log = logging.getLogger('sink_jax')
 
 
+@standard_promotion()
 def load_run(workdir: str | os.PathLike) -> Run:
   """Loads the model of a training run from its newest good checkpoint.
 
@@ -83,6 +85,7 @@ def _restored(folder: AnyPath, config: ModelConfig, mesh: Mesh | None = None) ->
       x.shape, x.dtype, sharding=sharding), shapes, layout(shapes, mesh)))
 
 
+@standard_promotion()
 def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
                     mesh: Mesh | None = None, implementation: str | None = None) -> Run:
   """Loads a published model from a folder, a GGUF file, or the Hugging Face hub.

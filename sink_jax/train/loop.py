@@ -26,6 +26,7 @@ from sink_jax.data.token_edits import first_token
 from sink_jax.devices import platform
 from sink_jax.evaluate.probe import first_token_limits
 from sink_jax.evaluate.sink_report import limit_note
+from sink_jax.foreign import standard_promotion
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.terminal import Progress
@@ -91,6 +92,7 @@ class Job:
   probe_tokens: np.ndarray
 
 
+@standard_promotion()
 def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: bool = True,
           open_source: OpenSource | None = None) -> Run:
   """Trains what a config describes, or resumes it, and returns the trained model.

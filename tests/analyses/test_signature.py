@@ -79,7 +79,7 @@ def test_a_second_sink_is_found_at_its_position():
 def test_the_null_of_random_positions_and_the_bounds_against_numpy():
   alpha = np.random.default_rng(1).uniform(0, 0.45, (S, N, H, T))
   rows = signature.from_arrays(importance=alpha)
-  found, targets = by_measure(rows, 1), random_targets(S, T)
+  found, targets = by_measure(rows, 1), random_targets(np.full(S, T))
   at = np.stack([[alpha[s, :, :, t] for s, t in enumerate(draw)] for draw in targets])
   for name, expected in {
       'largest importance': at.mean(1).max((1, 2)), 'mean importance': at.mean((1, 2, 3)),
@@ -124,11 +124,42 @@ def test_a_massive_channel_and_norms_against_numpy():
   assert (found['least head norm']['block'], found['least head norm']['head']) == (1, 4)
 
 
-@pytest.mark.parametrize('given', [dict(importance=np.ones((2, 3, 4))), dict(hidden=np.ones((2, 3, 4))),
-                                   dict(keys=np.full((2, 1, 1, 4, 2), np.nan)), {}])
-def test_arrays_that_do_not_fit_are_refused(given):
-  with pytest.raises(ValueError):
-    signature.from_arrays(**given)
+ALPHA = np.full((2, 3, 4, 5), 0.1)
+MAPS = np.broadcast_to(np.eye(5), (3, 2, 4, 5, 5))
+SHAPES = dict(hidden=(2, 9, 5, 6), values=(2, 3, 2, 5, 7), keys=(2, 3, 2, 5, 8),
+              heads=(2, 3, 4, 5, 7), entropy=(2, 3, 4))
+
+
+@pytest.mark.parametrize('given, words', [
+    (dict(importance=np.ones((2, 3, 4))), 'importance .*axes'),
+    (dict(hidden=np.ones((2, 3, 4))), 'hidden'),
+    (dict(keys=np.full((2, 1, 1, 4, 2), np.nan)), r'keys \[0, 0, 0, 0\]'), ({}, 'give importance'),
+    (dict(entropy=np.full((2, 3, 4), np.inf)), r'entropy \[0, 0, 0\]'),
+    (dict(importance=100 * ALPHA), r'importance \[0, 0, 0, 0\] .* is 10: .* between 0'),  # percent
+    (dict(importance=-ALPHA), 'is -0.1'), (dict(importance=MAPS[0]), r'take sink_rate\(importance'),
+    (dict(hidden=[np.ones((3, 4, 5)), np.ones((3, 5, 5))]), '^hidden is a list'),
+    (dict(attentions=[MAPS[0], MAPS[1, :, :3]]), 'shape')])
+def test_arrays_that_do_not_fit_are_refused(given, words):
+  with pytest.raises(ValueError, match=words):
+    sj.card_of(**given)
+
+
+@pytest.mark.parametrize('name, axis, words', [
+    *((name, 0, 'sequences') for name in SHAPES),
+    *((name, 1, 'layers') for name in SHAPES if name != 'hidden'),
+    ('hidden', 2, 'tokens'), ('keys', 3, 'tokens'), ('heads', 3, 'tokens'),
+    ('heads', 2, 'heads'), ('entropy', 2, 'heads')])
+def test_an_array_of_another_batch_is_named_with_its_axis(name, axis, words):
+  arrays = {name: np.ones(shape) for name, shape in SHAPES.items()}
+  shape = list(SHAPES[name])
+  shape[axis] += 1
+  for first, given in (('importance', ALPHA), ('attentions', MAPS)):
+    assert signature.from_arrays(**{first: given}, **arrays)
+    named = f'^{name} has {shape[axis]} {words} .* and {first} has {shape[axis] - 1}'
+    with pytest.raises(ValueError, match=named):
+      signature.from_arrays(**{first: given}, **arrays | {name: np.ones(shape)})
+  with pytest.raises(ValueError, match='^keys has 1 key/value heads .* values has 2'):
+    signature.from_arrays(values=arrays['values'], keys=arrays['keys'][:, :, :1])
 
 
 def test_a_model_agrees_with_its_probe_and_has_nulls():

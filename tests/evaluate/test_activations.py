@@ -73,7 +73,7 @@ def test_the_null_of_a_sink_is_the_rate_of_random_targets():
   assert sinks.sink_rate_null(alpha) == 0
   alpha[:, 0, 0, 1:] = 0.5  # one of six heads counts every position
   assert sinks.sink_rate_null(alpha) == pytest.approx(1 / 6)
-  targets = sinks.random_targets(20, 16)
+  targets = sinks.random_targets(np.full(20, 16))
   assert targets.shape == (sinks.DRAWS, 20) and targets.min() == 1 and targets.max() == 7
   random = np.random.default_rng(1).random((20, 2, 3, 16))
   rates = [np.mean([(random[s, ..., t] > 0.3).mean() for s, t in enumerate(draw)])
@@ -83,7 +83,7 @@ def test_the_null_of_a_sink_is_the_rate_of_random_targets():
 
 def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
   norms, ratios = np.random.default_rng(0).uniform(1, 3, (6, 4, 10)), []
-  for draw in sinks.random_targets(6, 10):
+  for draw in sinks.random_targets(np.full(6, 10)):
     at = np.stack([norms[s, :, t] for s, t in enumerate(draw)])
     others = np.stack([np.delete(norms[s], t, -1) for s, t in enumerate(draw)])
     ratios.append((at.mean(0) / others.mean((0, 2))).max())

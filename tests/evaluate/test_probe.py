@@ -172,10 +172,10 @@ def test_positions_are_1_based():
 
 
 @pytest.mark.parametrize('value, block, words', [
-    (np.nan, 0, 'entropy in block 2, head 1 is not finite; nor is its parameter '
+    (np.nan, 0, 'importance in block 2, head 1 is not finite; nor is its parameter '
      r'blocks/attention/value/kernel\[0\], so the model cannot be used.'),
-    (np.inf, 0, r'entropy in block 2, head 1 is .*/kernel\[0\]'),
-    (np.nan, 1, r'head norm in block 2, head 1 is .*/kernel\[1\]')])
+    (np.inf, 0, r'importance in block 2, head 1 is .*/kernel\[0\]'),
+    (np.nan, 1, r'value norm in block 2, head 1 is .*/kernel\[1\]')])
 def test_a_parameter_that_is_not_finite_is_named(value, block, words):
   model = run()
   kernel = model.params['blocks']['attention']['value']['kernel']

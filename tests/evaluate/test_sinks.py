@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.foreign import as_array
 
 pytestmark = pytest.mark.typed
 
@@ -67,6 +68,31 @@ def test_tensors_of_pytorch_are_maps():
   np.testing.assert_allclose(sj.sink_rate(Tensor(alpha)), [1, 1, 0])
 
 
+@pytest.mark.untyped
+def test_tensors_of_pytorch_are_taken_wherever_arrays_are():
+  maps = np.broadcast_to(A, (2, 4, 3, 3))
+  mask = np.array([[0, 1, 1], [1, 1, 1]])
+  layers = [sj.importance(Tensor(maps[:, :, 1:, 1:]), lengths=Tensor([2, 2], 'torch.int64'))] * 5
+  np.testing.assert_allclose(layers[0], sj.importance(maps[:, :, 1:, 1:], raw=True), rtol=1e-6)
+  report = sj.SinkReport.from_attentions(Stacked([maps] * 5), name='mine')
+  np.testing.assert_allclose(report.sink_rates(), [1, 1, 0])
+  assert sj.emergence_step(Tensor([0, 1], 'torch.int64'), Tensor([0.0, 1.0])) == 1
+  card = sj.card_of(attentions=Stacked([maps] * 5), hidden=Tensor(np.ones((2, 4, 3, 8))))
+  assert card.sentences
+  q = np.random.default_rng(0).standard_normal((2, 3, 1, 2)).astype(np.float32)
+  found, expected = (sj.streaming_importance(sj.AttentionSpec(), x, x, mask=given)
+                     for x, given in ((Tensor(q), Tensor(mask, 'torch.int64')), (q, mask)))
+  np.testing.assert_array_equal(found.raw, expected.raw)
+  # Ids stay whole numbers: float32 has none above 2^24 that are odd.
+  assert as_array(Tensor([2**24 + 1], 'torch.int64'), 'tokens').tolist() == [2**24 + 1]
+
+
+class Stacked(Tensor):
+  """A tensor of all layers, which can be iterated over."""
+
+  __iter__ = lambda self: (Tensor(x) for x in self.values)
+
+
 def test_maps_have_a_report_of_their_own(tmp_path):
   rng = np.random.default_rng(0)
   maps = np.tril(rng.random((3, 2, 4, 6, 6)))  # N layers, S sequences, H heads
@@ -84,6 +110,48 @@ def test_maps_have_a_report_of_their_own(tmp_path):
     report.norm_ratio('hidden')
 
 
+@pytest.mark.untyped
+@pytest.mark.parametrize('call', [
+    lambda x: sj.importance(x(A)), lambda x: sj.importance([x(A[None])] * 2),
+    lambda x: sj.sink_rate(x(HALF)), lambda x: sj.emergence_step([0, 1], x([0.1, 0.2])),
+    lambda x: sj.SinkReport.from_attentions([x(A[None, None])]),
+    lambda x: sj.card_of(importance=x(HALF)),
+    lambda x: sj.card_of(attentions=x(A[None, None, None])),
+    lambda x: sj.importance(A[None], lengths=x([3])),
+    lambda x: sj.importance(A[None], mask=x([[1, 1, 1]])),
+    lambda x: sj.streaming_importance(sj.AttentionSpec(), x(QK), QK)])
+def test_masked_entries_are_refused(call):
+  """NumPy's masked arrays would otherwise count with what lies under their mask."""
+  call(np.asarray)
+  call(np.ma.array)  # nothing is masked
+
+  def first_masked(x):
+    masked = np.ma.array(x)
+    masked[(0,) * masked.ndim] = np.ma.masked
+    return masked
+
+  with pytest.raises(ValueError, match='masked entries'):
+    call(first_masked)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize('call, words', [
+    (lambda: sj.importance([A, A[:2, :2]]), '^attention is a list of parts with different shapes'),
+    (lambda: sj.importance([[1.0], [0.5, 0.5]]), '^attention is a list'),
+    (lambda: sj.importance([A[None], A[None, :2, :2]]), r'^attention\[1\] has shape \(1, 2, 2\)'),
+    (lambda: sj.SinkReport.from_attentions([np.ones((1, h, 1, 1)) for h in (2, 3)]),
+     r'\[1\] has shape'),
+    (lambda: sj.SinkReport.from_attentions([]), 'attentions'),
+    (lambda: sj.sink_rate([HALF[0], HALF[0, 0]]), '^importance is a list'),
+    (lambda: sj.emergence_step([[0], [1, 2]], [0.1, 0.2]), '^steps is a list'),
+    (lambda: sj.importance(A[None], lengths=[[1], [1, 2]]), '^lengths is a list'),
+    (lambda: sj.importance(A[None], mask=[[1], [1, 1]]), '^mask is a list')])
+def test_ragged_lists_are_named(call, words):
+  with pytest.raises(ValueError, match=words):
+    call()
+
+
+QK = np.random.default_rng(0).standard_normal((1, 3, 1, 2)).astype(np.float32)
 HALF = np.full((1, 1, 1, 2), 0.5)
 RAW = lambda masses: sj.importance(masses, raw=True)
 
@@ -170,7 +238,9 @@ def test_unnormalised_masses_have_an_importance_too(xp):
 
 def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   prefix = np.zeros((1, 1, 1, 5, 5))
-  prefix[..., 4] = 1.01  # all five rows look at the last token, with coarse rounding
+  # All five rows look at the last token, with coarse rounding, and hardly at the first. If they
+  # gave it exactly 0, it would be padding.
+  prefix[..., 4], prefix[..., 0] = 1.01 - 1e-9, 1e-9
   alpha = sj.importance(prefix)
   assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01) and sj.sink_rate(alpha)[4] == 1
   with pytest.raises(ValueError, match=r'\[0, 0, 0, 4\]'):
@@ -178,6 +248,25 @@ def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   # An array may hold only the first keys of a longer text. Their true bound is lower than the bound from
   # their number, so none is refused.
   assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
+
+
+def test_importances_of_as_many_keys_as_heads_are_not_maps():
+  ones = np.ones((3, 2, 1, 1))  # one head that gives everything to the first token; one key is kept
+  assert sj.sink_rate(ones).tolist() == [1]
+  alpha = np.zeros((3, 2, 2, 2))
+  alpha[..., 0] = 1
+  assert sj.sink_rate(alpha).tolist() == [1, 0]
+  random = np.random.default_rng(0).random((3, 2, 4, 4)) / 4
+  np.testing.assert_allclose(sj.sink_rate(random, 0.1), (random > 0.1).mean((0, 1, 2)))
+
+
+@pytest.mark.parametrize('xp', [np, jnp])
+@pytest.mark.parametrize('which', [0, 1])
+def test_a_query_or_key_that_is_not_finite_is_named(xp, which):
+  given = [np.ones((2, 4, 2, 8), np.float32) for _ in range(2)]
+  given[which][1, 2, 0, 5] = np.nan
+  with pytest.raises(ValueError, match=rf'{("queries", "keys")[which]} \[1, 2, 0, 5\] .* is nan'):
+    sj.streaming_importance(sj.AttentionSpec(), *map(xp.asarray, given))
 
 
 def test_the_values_of_tracers_pass():

@@ -12,6 +12,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention.mask import Mask
+from sink_jax.foreign import standard_promotion
 from sink_jax.kernels import library_kernels
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.sizes import parameter_shapes
@@ -205,6 +206,20 @@ def test_an_extra_key_lowers_to_the_kernels_of_plain_softmax(monkeypatch, kernel
     found = re.findall(rf'custom_call @({name})\(.*?backend_config = "(.*?)"[,}}]', text)
     programs.append(sorted((name, config if platform == 'cuda' else '') for name, config in found))
   assert programs[0] == programs[1] and len(programs[0]) == calls
+
+
+@pytest.mark.parametrize('kernels', [library_kernels.SPLASH, library_kernels.CUDNN],
+                         ids=['splash', 'cudnn'])
+def test_a_gradient_in_a_program_that_forbids_promotion(monkeypatch, kernels):
+  """The gradient of a jitted function calls rules of `custom_vjp` after the function returned."""
+  fused = pytest.importorskip('jax._src.cudnn.fused_attention_stablehlo')
+  monkeypatch.setattr(fused, 'check_cudnn_version', lambda: 91002)
+  params = {'kv_bias': {name: jnp.zeros((8, 96)) for name in ('key', 'value')}}
+  attend = standard_promotion()(functools.partial(
+      library_kernels.attend, kernels, softmax(kv_bias=sj.KVBias()), params=params))
+  with jax.numpy_rank_promotion('raise'), jax.numpy_dtype_promotion('strict'):
+    traced = jax.jit(gradient(jax.jit(attend))).trace(*shapes(kv_heads=2))
+  assert len(traced.out_info) == 3
 
 
 @pytest.mark.parametrize('kv_heads', [8, 2])

@@ -4,6 +4,7 @@ The stored fixtures have the results of transformers. `launch/test.sh --parity` 
 with other weights and tokens, by the transformers that it installs next to the environment.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import sink_jax as sj
+from sink_jax.analyses.signature import from_arrays
 from tests.pretrained import test_export
 
 FIXTURES = Path(__file__).parent / 'fixtures'
@@ -156,3 +158,56 @@ def test_transformers_computes_what_an_exported_run_does(case, exported):
   compare(exported / case, run, 1e-5)  # measured with sink logits: at most 5e-7, float32 against float32
   np.testing.assert_array_equal(run.generate(test_export.TOKENS, 32),
                                 np.load(exported / case / 'generated.npy'))
+
+
+@pytest.fixture(scope='module')
+def padded(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('padded')
+  subprocess.run([sys.executable, Path(__file__).with_name('make_padded.py'), folder], check=True,
+                 env=os.environ | {'PYTHONPATH': PACKAGES})
+  return folder
+
+
+@with_transformers
+@pytest.mark.parametrize('side', ['left', 'right'])
+@pytest.mark.parametrize('case', ['llama', 'mistral'])
+def test_a_padded_batch_is_measured_text_by_text(case, side, padded):
+  arrays = np.load(padded / case / 'arrays.npz')
+  mask, lengths = arrays[f'{side}.mask'], arrays[f'{side}.mask'].sum(1)
+  names = 'attentions', 'hidden', 'keys', 'values'
+  batch = {name: arrays[f'{side}.{name}'] for name in names}
+  layers = list(batch['attentions'].swapaxes(0, 1))
+  # Float32 sums of at most 12 numbers that are at most 1.
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+  report = sj.SinkReport.from_attentions(layers, mask=mask)
+  run = sj.load_pretrained(padded / case)
+  probe = sj.probe(run, arrays[f'{side}.tokens'], mask=mask)
+  for s, n in enumerate(lengths):
+    maps_NxHxTxT = arrays[f'{s}.attentions'][0].astype(np.float64)
+    alpha = maps_NxHxTxT.sum(-2) / np.arange(n, 0, -1)
+    close(report.importance[s, ..., :n], alpha)
+    assert_close(probe.importance[s, ..., :n], alpha, 'importance of a probe', TOLERANCE)
+    for name in ('keys', 'values'):
+      norms = np.linalg.norm(arrays[f'{s}.{name}'][0], axis=-1)
+      assert_close(probe.norms[name[:-1]][s, ..., :n], norms, name, TOLERANCE)
+  if side == 'left':
+    with pytest.raises(ValueError, match='padding on its left'):
+      sj.SinkReport.from_attentions(layers)
+  else:
+    close(sj.importance(layers, lengths=lengths).swapaxes(0, 1), report.importance)
+  # The window of Mistral is shorter than the longest text, which has no padding.
+  sj.SinkReport.from_attentions([maps[:1] for maps in layers])
+
+  # Means over texts; the model has two blocks and one hidden state between them.
+  linear = 'importance', 'mean importance', 'mean entropy', 'hidden norm ratio', 'kurtosis'
+
+  def card(attentions, **arrays):
+    rows = from_arrays(attentions=list(attentions.swapaxes(0, 1)), **arrays)
+    return {(row['measure'], row['block'], row['head']): row['value'] for row in rows
+            if row['measure'] in linear}
+
+  ours = card(**batch, mask=mask)
+  alone = [card(**{name: arrays[f'{s}.{name}'] for name in names}) for s in range(len(lengths))]
+  # Hidden states in a batch and of single texts differ by rounding before any measure.
+  for key, value in ours.items():
+    assert value == pytest.approx(np.mean([rows[key] for rows in alone]), rel=1e-5)

@@ -1,0 +1,310 @@
+"""Padded batches: every number is that of each text by itself; padding on the left is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sink_jax as sj
+from sink_jax.analyses import signature
+from sink_jax.models.config import Layer
+from sink_jax.models.transformer import init_params
+
+pytestmark = pytest.mark.typed
+
+LENGTHS = np.array([9, 4, 7, 9, 2])
+S, T, HEADS, KV_HEADS, WIDTH = len(LENGTHS), 9, 4, 2, 8
+# The same sums in float64, or in float32 with rows at another place of a batch.
+close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+SIDES = pytest.mark.parametrize('side', ['left', 'right'])
+
+
+def padded(texts, side, fill):
+  """Texts (T, ...) of different lengths as one array, with `fill` on a side."""
+  batch = np.full((S, T, *texts[0].shape[1:]), fill, texts[0].dtype)
+  for row, text in zip(batch, texts):
+    row[T - len(text) if side == 'left' else 0:][:len(text)] = text
+  return batch
+
+
+def options(side):
+  """What says where texts lie: lengths suffice on the right."""
+  mask = padded([np.ones(n, int) for n in LENGTHS], side, 0)
+  return {'mask': mask} if side == 'left' else {'lengths': LENGTHS}
+
+
+def drawn(*shape, seed=0):
+  rng = np.random.default_rng(seed)
+  return [rng.standard_normal((n, *shape)) for n in LENGTHS]
+
+
+def maps_of(q_TxHxD, k_TxHkvxD, window=T):
+  """Causal softmax (H, T, T) of one text, with grouped keys."""
+  k_TxHxD = np.repeat(k_TxHkvxD, HEADS // KV_HEADS, 1)
+  scores = 2 * np.einsum('ihd,jhd->hij', q_TxHxD, k_TxHxD)
+  age = np.arange(len(scores[0]))[:, None] - np.arange(len(scores[0]))
+  seen = (age >= 0) & (age < window)
+  weights = np.where(seen, np.exp(scores - scores.max((1, 2), keepdims=True)), 0)
+  return weights / weights.sum(-1, keepdims=True)
+
+
+def texts_alone(layers=2, **options):
+  """Maps (H, T, T) of each text, of each layer."""
+  pairs = lambda n: zip(drawn(HEADS, WIDTH, seed=2 * n), drawn(KV_HEADS, WIDTH, seed=2 * n + 1))
+  return [[maps_of(q, k, **options) for q, k in pairs(n)] for n in range(layers)]
+
+
+def batch_of_maps(texts, side, rows=1 / T):
+  """Maps (S, H, T, T), with the rows that transformers gives to padding, or NaN, or zeros."""
+  batch = np.zeros((S, HEADS, T, T))
+  for one, text in zip(batch, texts):
+    n = text.shape[-1]
+    first = T - n if side == 'left' else 0
+    one[:] = rows
+    if side == 'right':  # padding sees the text and earlier padding
+      one[:] = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
+    one[:, first:first + n] = 0
+    one[:, first:first + n, first:first + n] = text
+  return batch
+
+
+@SIDES
+@pytest.mark.parametrize('xp', [np, jnp])
+@pytest.mark.parametrize('rows', [1 / T, 0, np.nan])
+def test_importance_is_that_of_each_text(side, xp, rows):
+  layers = texts_alone()
+  given = [xp.asarray(batch_of_maps(texts, side, rows)) for texts in layers]
+  alpha = sj.importance(tuple(given), **options(side))  # (N, S, H, T)
+  for n, texts in enumerate(layers):
+    close(sj.importance(given[n], **options(side)), alpha[n])
+    for s, text in enumerate(texts):
+      close(alpha[n, s, :, :LENGTHS[s]], sj.importance(text))
+      assert np.isnan(alpha[n, s, :, LENGTHS[s]:]).all()
+  rates = sj.sink_rate(alpha, **options(side))
+  for k in range(T):
+    there = [sj.importance(text)[:, k] for texts in layers for text in texts if text.shape[-1] > k]
+    assert rates[k] == pytest.approx((np.array(there) > 0.3).mean())
+  # The axes of an importance may come in any order.
+  np.testing.assert_array_equal(sj.sink_rate(alpha.transpose(1, 2, 0, 3), **options(side)), rates)
+  traced = jax.jit(lambda maps, lengths: sj.importance(maps, lengths=lengths))
+  if side == 'right':
+    close(traced(given[0], LENGTHS), alpha[0])
+
+
+@SIDES
+def test_a_report_of_maps(side):
+  layers = texts_alone()
+  batch = [batch_of_maps(texts, side) for texts in layers]
+  report = sj.SinkReport.from_attentions(batch, **options(side))
+  alone = [sj.SinkReport.from_attentions([texts[s][None] for texts in layers]) for s in range(S)]
+  summary, summaries = report.summary(), [one.summary() for one in alone]
+  for key in ('sink_1', 'mean_importance', 'raw_mass_1', 'raw_row_mass'):
+    assert summary[key] == pytest.approx(np.mean([x[key] for x in summaries]), rel=1e-6)
+  assert report.lengths.tolist() == LENGTHS.tolist() and '2 to 9 tokens' in repr(report)
+  assert report.sink_rate(9) == np.mean([alone[s].sink_rate(9) for s in (0, 3)])
+  shorter = sj.SinkReport.from_attentions([maps[1:3] for maps in batch], **{
+      name: x[1:3] for name, x in options(side).items()})
+  assert shorter.importance.shape == (2, 2, HEADS, 7)  # the longest text
+
+
+LINEAR = ('sink rate', 'mean importance', 'mean entropy', 'value norm ratio', 'key norm ratio',
+          'hidden norm ratio', 'massive activation', 'kurtosis')
+
+
+@SIDES
+def test_a_card_of_arrays(side):
+  [texts], hidden = texts_alone(1), drawn(16, seed=5)
+  for text in hidden:
+    text[0, 3] = 4e3
+  vectors = {name: drawn(heads, WIDTH, seed=seed) for name, heads, seed in (
+      ('keys', KV_HEADS, 1), ('values', KV_HEADS, 6), ('heads', HEADS, 7))}
+  one = lambda s: dict(attentions=[texts[s][None]], hidden=hidden[s][None, None], **{
+      name: np.swapaxes(x[s], 0, 1)[None, None] for name, x in vectors.items()})
+  alone = [signature.from_arrays(**one(s)) for s in range(S)]
+  # Padding may hold anything, since a model computes nothing there that counts.
+  rows = signature.from_arrays(
+      attentions=[batch_of_maps(texts, side)], hidden=padded(hidden, side, np.nan)[:, None], **{
+          name: np.moveaxis(padded(x, side, np.inf), 1, 2)[:, None] for name, x in vectors.items()},
+      **options(side))
+  first = lambda rows, measure: next(row for row in rows if row['measure'] == measure)
+  for measure in LINEAR:
+    for key in ('value', 'uniform'):
+      mean = np.mean([first(rows, measure)[key] for rows in alone])
+      assert first(rows, measure)[key] == pytest.approx(mean, rel=1e-6), (measure, key)
+  by_head = lambda rows: np.array([row['value'] for row in rows if row['measure'] == 'importance'])
+  close(by_head(rows), np.mean([by_head(x) for x in alone], 0))
+  assert first(rows, 'massive activation')['channel'] == 3
+  given = sj.importance([batch_of_maps(texts, side)], **options(side)).swapaxes(0, 1)
+  again = signature.from_arrays(importance=given, **options(side))
+  close(by_head(again), by_head(rows))
+  assert sj.card_of(importance=given, **options(side)).sentences
+
+
+SPECS = [sj.AttentionSpec(), sj.AttentionSpec(position=sj.Alibi(), mask=sj.Window(3)),
+         sj.AttentionSpec(mask=sj.Prefix(4), kv_bias=sj.KBias()),  # longer than the shortest text
+         sj.AttentionSpec('Sigmoid()', 'Unnormalized()', temperature='LogLength()')]
+
+
+@SIDES
+@pytest.mark.parametrize('spec', SPECS, ids=str)
+def test_streaming_importance_is_that_of_each_text(side, spec):
+  q, k = ([x.astype(np.float32) for x in drawn(heads, WIDTH, seed=heads)]
+          for heads in (HEADS, KV_HEADS))
+  half = lambda param: np.full(param.shape, 0.5, np.float32)
+  shapes = spec.params(sj.Dims(HEADS, KV_HEADS, WIDTH))
+  params = {component: {name: half(param) for name, param in named.items()}
+            for component, named in shapes.items()}
+  measure = functools.partial(sj.streaming_importance, spec, params=params, entropy=True)
+  batch = [padded(x, side, np.nan) for x in (q, k)]
+  found = measure(*batch, **options(side))
+  for s, n in enumerate(LENGTHS):
+    for name, alone in measure(q[s][None], k[s][None])._asdict().items():
+      ours = getattr(found, name)
+      if alone is None or ours is None:
+        assert alone is ours
+      elif name in ('raw', 'normalized'):
+        close(ours[s, :, :n], alone[0], err_msg=name)
+        assert np.isnan(ours[s, :, n:]).all()
+      else:
+        close(ours[s], alone[0], err_msg=name)
+  traced = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))(*batch, options(side))
+  close(traced.normalized, found.normalized[..., :3])
+
+
+def test_a_temperature_that_counts_a_prefix_is_refused():
+  spec = sj.AttentionSpec(mask=sj.Prefix(4), temperature='LogLength(learned=False)')
+  q = np.ones((S, T, 1, 2))
+  with pytest.raises(ValueError, match='LogLength'):
+    sj.streaming_importance(spec, q, q, lengths=LENGTHS)
+
+
+CONFIG = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=11)
+MODELS = [dict(pattern=(Layer(mask=sj.Window(3)), Layer())), dict(sink_tokens=1),
+          dict(attention=sj.AttentionSpec(mask=sj.Prefix(4)))]
+
+
+@SIDES
+@pytest.mark.parametrize('options_of_model', MODELS, ids=str)
+def test_a_probe_is_that_of_each_text(side, options_of_model):
+  config = sj.ModelConfig(**CONFIG, **options_of_model)
+  run = sj.Run(config, init_params(config, 0))
+  texts = [np.random.default_rng(n).integers(0, 11, n) for n in LENGTHS]
+  tokens = padded(texts, side, 3)
+  report = sj.probe(run, tokens, batch_size=2, **options(side))
+  alone = [sj.probe(run, text[None]) for text in texts]
+  for s, one in enumerate(alone):
+    close(report.importance[s, ..., :LENGTHS[s]], one.importance[0])
+    assert np.isnan(report.importance[s, ..., LENGTHS[s]:]).all()
+    close(report.entropy[s], one.entropy[0])
+    for kind in ('hidden', 'key', 'value', 'head'):
+      # Float32 norms of about 4.
+      close(report.norms[kind][s, ..., :LENGTHS[s]], one.norms[kind][0], rtol=1e-5)
+  for kind in ('hidden', 'value'):  # a ratio of means over texts
+    norms = [one.norms[kind][0].astype(np.float64) for one in alone]
+    mean = lambda part: np.mean([part(x).reshape(len(x), -1).mean(1) for x in norms], 0)
+    first, others = mean(lambda x: x[..., 0]), mean(lambda x: x[..., 1:].mean(-1))
+    close(report.norm_ratio(kind), first / others, rtol=1e-5)
+  summary = report.summary()
+  assert summary['sink_1'] == pytest.approx(np.mean([one.summary()['sink_1'] for one in alone]))
+  largest = [one.activations.activation_max for one in alone]
+  close(report.activations.activation_max, np.mean(largest, 0), rtol=1e-5)
+  assert report.protocol['lengths'] == LENGTHS.tolist()
+  assert report.protocol['activation_sequences'] == S
+  assert report.protocol['first_token_ids'] == texts[0][:4].tolist()
+  if side == 'right':  # lengths and a mask say the same
+    same = sj.probe(run, tokens, batch_size=2, mask=np.arange(T) < LENGTHS[:, None])
+    np.testing.assert_array_equal(same.importance, report.importance)
+
+
+def layers_of(*shape, window=None, chunk=None, prefix=0):
+  """Maps of zeros and equal weights: causal, with a window, chunks, or a prefix that all see."""
+  i, j = np.ogrid[:T, :T]
+  same_chunk = i // (chunk or T) == j // (chunk or T)
+  seen = (j <= i) & (i - j < (window or T)) & same_chunk | (j < prefix)
+  return np.broadcast_to(seen / seen.sum(1, keepdims=True), (*shape, T, T))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize('rows', [1 / T, 0, np.nan])
+def test_padding_on_the_left_is_refused(rows):
+  layers = [batch_of_maps(texts, 'left', rows) for texts in texts_alone()]
+  for xp in (np, jnp):
+    for maps in (tuple(map(xp.asarray, layers)), xp.asarray(layers),
+                 xp.asarray(np.stack(layers, 1)), xp.asarray(layers[0]),
+                 xp.asarray(layers[0][1, 0])):
+      with pytest.raises(ValueError, match='5 tokens of padding .* mask='):
+        sj.importance(maps)
+  for call in (sj.SinkReport.from_attentions, lambda maps: sj.card_of(attentions=maps)):
+    with pytest.raises(ValueError, match=r'sequence 1 .* 5 tokens of padding'):
+      call(layers)
+
+
+@pytest.mark.parametrize('options_of_maps', [
+    {}, dict(window=1), dict(window=3), dict(chunk=4), dict(prefix=4),
+    dict(prefix=4, window=2)], ids=str)
+def test_masks_without_padding_pass(options_of_maps):
+  maps = layers_of(2, 3, **options_of_maps)
+  assert np.isfinite(sj.importance([maps, maps])).all()
+
+
+def test_weights_of_zero_are_not_padding():
+  """Softpick and ReLU give nothing at all to keys with negative scores."""
+  maps = np.array(layers_of(2, 3))
+  maps[:, 1, :, 0] = 0  # in one head
+  assert sj.importance(maps)[0, 1, 0] == 0
+  maps = np.array(layers_of(1, 1, prefix=4))
+  maps[..., 0] = 0  # in all heads, but the first query sees only keys of the prefix
+  assert sj.importance(maps)[0, 0, 0] == 0
+  # A mask says that there is none where weights cannot tell.
+  maps[..., 0, :] = 0
+  with pytest.raises(ValueError, match='with ones'):
+    sj.importance(maps)
+  assert sj.importance(maps, mask=np.ones((1, T), int))[0, 0, 0] == 0
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize('given, words', [
+    (dict(lengths=[9, 4, 7, 9, 2], mask=np.ones((S, T))), 'not both'),
+    (dict(lengths=[9, 4, 7, 9]), '5 sequences'),
+    (dict(lengths=[9, 4, 7, 10, 2]), r'lengths \[3\].* is 10'),
+    (dict(lengths=[9, 4, 0, 9, 2]), r'lengths \[2\].* is 0'),
+    (dict(lengths=LENGTHS / 1), 'whole numbers'),
+    (dict(mask=np.ones((S, T + 1))), r'mask .*\(5, 9\)'),
+    (dict(mask=np.eye(S, T)[:, ::-1] * 2), 'every row 1'),
+    (dict(mask=np.arange(T) % 2 + np.zeros((S, 1))), 'without a gap'),
+    (dict(mask=np.zeros((S, T))), 'every row')])
+def test_where_texts_cannot_lie(given, words):
+  maps = layers_of(S, HEADS)
+  config = sj.ModelConfig(layers=1, d_model=8, heads=2, ffn_hidden=8, vocab_size=11)
+  q = np.ones((S, T, 2, 4), np.float32)
+  for call in (lambda **given: sj.importance(maps, **given),
+               lambda **given: sj.SinkReport.from_attentions([maps], **given),
+               lambda **given: sj.card_of(attentions=[maps], **given),
+               lambda **given: sj.streaming_importance(sj.AttentionSpec(), q, q, **given),
+               lambda **given: sj.probe(sj.Run(config, {}), np.ones((S, T), int), **given)):
+    with pytest.raises(ValueError, match=words):
+      call(**given)
+
+
+@pytest.mark.untyped
+def test_a_mask_that_the_model_did_not_read_is_noticed():
+  with pytest.raises(ValueError, match='attention_mask'):
+    sj.importance(layers_of(S, HEADS), mask=options('left')['mask'])
+  with pytest.raises(ValueError, match=r'\(S, ..., T, T\)'):
+    sj.importance(layers_of(), lengths=[T])
+
+
+@pytest.mark.untyped
+def test_rates_need_to_know_where_texts_end():
+  alpha = sj.importance([layers_of(S, HEADS)], lengths=LENGTHS)
+  with pytest.raises(ValueError, match='is nan: .* needs lengths= or mask='):
+    sj.sink_rate(alpha)
+  for given in (dict(lengths=LENGTHS - 1), dict(lengths=np.full(S, T)), dict(mask=np.ones((S, T))),
+                dict(lengths=LENGTHS[1:])):
+    with pytest.raises(ValueError, match='importance (must be NaN|has no axis)'):
+      sj.sink_rate(alpha, **given)
+  alpha[0, 0, 0, 1] = np.nan
+  with pytest.raises(ValueError, match='importance must be NaN'):
+    sj.sink_rate(alpha, lengths=LENGTHS)
