@@ -136,9 +136,12 @@ def _packed(config: DataConfig, source: Source, valid_fraction: float, out: str,
     return packed
   if not isinstance(source, DocumentSource):
     raise ValueError(f'data.valid_source = {source!r} has no text; name documents.')
+  # The tokenizer's path in a manifest is of the machine where the training text was packed.
+  of_packed = tokenizer is not None and isinstance(config.source, PackedDataset)
   settings: dict[str, Any] = {
       'source': repr(source), 'source_fingerprint': source.fingerprint(),
-      'tokenizer': repr(config.tokenizer), 'tokenizer_fingerprint': config.tokenizer.fingerprint(),
+      'tokenizer': repr(config.tokenizer),
+      'tokenizer_fingerprint': '' if of_packed else config.tokenizer.fingerprint(),
       'of_training': tokenizer and tokenizer.digest, 'context': config.context, 'bos': config.bos,
       'eos': config.eos, 'valid_fraction': valid_fraction, 'format': FORMAT,
       'shard_characters': build.SHARD_CHARACTERS}

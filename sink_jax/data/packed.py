@@ -29,7 +29,7 @@ import numpy as np
 
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import read_text_limited
-from sink_jax.io.paths import AnyPath, is_local
+from sink_jax.io.paths import AnyPath, inside, is_local
 
 FORMAT = 4  # raise it when the files change their meaning
 SPLITS = ('train', 'valid')
@@ -52,7 +52,7 @@ class Packed:
   def __init__(self, folder: AnyPath):
     self.folder = folder
     try:
-      self.manifest = json.loads(read_text_limited(folder / 'manifest.json'))
+      self.manifest = json.loads(read_text_limited(inside(folder, 'manifest.json')))
       if self.manifest['format'] != FORMAT:
         raise ValueError(f'format {self.manifest["format"]}, not {FORMAT}')
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -68,6 +68,7 @@ class Packed:
     # All rows are numbered by domain, then training before validation, then shard.
     runs = []  # of consecutive rows: (domain, split, shard, number of its first record, rows)
     for number, shard in enumerate(self.manifest['shards']):
+      inside(folder, shard['file'])  # the manifest may be somebody else's
       first = 0
       for domain, counts in sorted(shard['rows'].items()):
         for split, count in enumerate(counts):
@@ -144,7 +145,7 @@ class Packed:
   @functools.cached_property
   def tokenizer(self) -> TextTokenizer:
     """The tokenizer that made the ids; a ValueError if its file is not the one of the build."""
-    return TextTokenizer.from_path(self.folder / 'tokenizer.json')
+    return TextTokenizer.from_path(inside(self.folder, 'tokenizer.json'))
 
   def _read(self, shard_n: np.ndarray, record_n: np.ndarray) -> list[bytes]:
     """The records of these numbers in these shards."""

@@ -64,6 +64,38 @@ def is_local(path: object) -> TypeGuard[Path]:
   return isinstance(path, Path)
 
 
+def check_name(name: str) -> str:
+  """Returns the name of a file in a folder; a ValueError if it is absolute or has `..`."""
+  if name.startswith('/') or '..' in name.split('/'):
+    raise ValueError(f'{name!r} is not the name of a file in the folder.')
+  return name
+
+
+def inside(folder: AnyPath, name: str) -> AnyPath:
+  """The path of a name in a folder that somebody else may have made.
+
+  Raises:
+    ValueError: it leads out of the folder: the name is absolute or has `..`, or a link does.
+  """
+  path = folder / check_name(name)
+  if is_local(path):
+    real, root = os.path.realpath(path), os.path.realpath(folder)
+    if not Path(real).is_relative_to(root):
+      raise ValueError(f'{path} is a link that leads out of {folder}, and nothing else is read: '
+                       'put the file itself there.')
+  return path
+
+
+def check_links(folder: AnyPath) -> None:
+  """Raises a ValueError if a link in a folder, or in one below it, leads out of the folder."""
+  if not is_local(folder):  # an object store has no links
+    return
+  for root, folders, files in os.walk(folder):  # which follows none
+    for path in (os.path.join(root, name) for name in (*folders, *files)):
+      if os.path.islink(path):
+        inside(folder, os.path.relpath(path, folder))
+
+
 def files_below(path: AnyPath) -> list[AnyPath]:
   """All files of a folder and of its folders, sorted; a FileNotFoundError where there is no such folder."""
   if is_local(path):

@@ -21,6 +21,7 @@ import numpy as np
 from safetensors import safe_open
 
 from sink_jax.io.files import check_downloaded, read_text_limited, refused
+from sink_jax.io.paths import check_name
 from sink_jax.pretrained.stored_tensors import Table
 from sink_jax.train.workdir import is_workdir
 
@@ -62,7 +63,7 @@ class Checkpoint:
     files = [WEIGHTS]
     if not (self.path / WEIGHTS).exists():  # a single file precedes an index, as in transformers
       with refused(f'{self.path / INDEX} is damaged'):
-        files = sorted(set(_json(self.path / INDEX)['weight_map'].values()))
+        files = sorted(set(map(check_name, _json(self.path / INDEX)['weight_map'].values())))
     self.entries: dict[str, TensorHeader] = {}
     for file in files:
       with self._open(self.path / file) as tensors:

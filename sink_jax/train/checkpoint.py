@@ -19,7 +19,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from sink_jax.io.files import SMALL, read_text_limited, sha256_of_files, write_atomically
-from sink_jax.io.paths import AnyPath, files_below, is_local, move_folder, to_path
+from sink_jax.io.paths import AnyPath, files_below, inside, is_local, move_folder, to_path
 from sink_jax.train.multihost import broadcast_from_process0, gather, is_first
 from sink_jax.train.step import Params, TrainState
 
@@ -155,6 +155,10 @@ def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[An
   """(fields of a saved TrainState, None), laid out as `target`; (None, problem) where damaged."""
   saved: Any = step_folder(workdir, step) / 'state'
   try:
+    # In a database, names of arrays are not paths, which could lead out of the folder.
+    stored = json.loads(read_text_limited(saved / '_METADATA', SMALL))
+    if not (stored.get('use_ocdbt', True) and (saved / 'manifest.ocdbt').is_file()):
+      return None, 'its arrays are not in one database'
     # The handler itself: a Checkpointer around it would report files that only it writes.
     handler = ocp.PyTreeCheckpointHandler()
     metadata = handler.metadata(saved)
@@ -213,10 +217,14 @@ def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int =
     except (OSError, ValueError, TypeError, RecursionError):
       _log.warning('%s is unreadable: checkpoint %d cannot be verified', path, step)
       continue
-    for name in sums:
-      if not (saved / name).is_file():
+    try:
+      files = [inside(saved, name) for name in sums]
+    except ValueError as error:
+      return str(error)
+    for name, file in zip(sums, files):
+      if not file.is_file():
         return f'{name} is missing'
-    for name, digest in zip(sums, sha256_of_files(saved / name for name in sums)):
+    for name, digest in zip(sums, sha256_of_files(files)):
       if digest != sums[name]:
         return f'{name} differs from its checksum'
   return None
