@@ -20,6 +20,12 @@ def escaped(words: object) -> str:
   return _SPECIAL.sub(r'\\\g<0>', ' '.join(str(words).split()))
 
 
+def code(words: object) -> str:
+  """Text as code of Markdown, in one line and without backquotes, which would end it."""
+  text = ' '.join(str(words).split()).replace('`', "'")
+  return f'`{text}`'
+
+
 def short(number: float) -> str:
   """Three significant digits, but all before the point: 1228800 -> '1.23 M'."""
   for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+import html
+import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Template
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from sink_jax.evaluate.sink_report import table_rows
 from sink_jax.io.files import read_text_limited
-from sink_jax.io.paths import AnyPath
+from sink_jax.io.paths import AnyPath, inside
 from sink_jax.io.terminal import escaped, markdown_table
 
 PICTURES = {
@@ -26,7 +29,7 @@ PICTURES = {
 def model_page(folder: AnyPath) -> str:
   """The page of a folder that `evaluate` wrote, as Markdown; ValueError if it is not one."""
   try:
-    result = json.loads(read_text_limited(folder / 'sink_report.json'))
+    result = json.loads(read_text_limited(inside(folder, 'sink_report.json')))
     rows = table_rows(result['summary'], result['protocol'], result['epsilon'])
     parts = [f'# {escaped(result["protocol"]["run"] or "model")}', ' '.join(sentences(result)),
              '\n'.join(markdown_table(('metric', 'value', 'meaning'), rows, (0, 2)))]
@@ -55,10 +58,34 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
 
 
 def to_html(markdown: str, folder: AnyPath) -> str:
-  """Markdown as one HTML page that fetches nothing: it holds the pictures of the folder."""
-  body = MarkdownIt('commonmark', {'html': True}).enable('table').render(markdown)
-  inside = lambda name: base64.b64encode((folder / name).read_bytes()).decode()
-  body = re.sub(r'src="([^":]+\.png)"', lambda found: f'src="data:image/png;base64,{inside(found[1])}"', body)
+  """Markdown as one HTML page that fetches nothing: it holds the pictures of the folder.
+
+  Of HTML in the Markdown only folded parts, <details>, are markup, since names may hold anything.
+  """
+  parser = MarkdownIt('commonmark', {'html': True}).enable('table')
+  for kind in ('html_block', 'html_inline'):
+    parser.add_render_rule(kind, _folded_parts)
+  tokens = parser.parse(markdown)
+  headings = (after for token, after in itertools.pairwise(tokens) if token.type == 'heading_open')
+  first = next(headings, None)
+  title = ''.join(part.content for part in first.children or ()) if first else ''
+  body = parser.renderer.render(tokens, parser.options, {})
+  body = re.sub(r'src="([^"]*)"', lambda found: f'src="{_embedded(folder, found[1])}"', body)
   body = body.replace('<table>', '<div class="wide"><table>').replace('</table>', '</table></div>')
-  title = re.sub(r'<.*?>', '', body.partition('</h1>')[0])
   return Template((Path(__file__).parent / 'templates/page.html').read_text()).render(title=title, body=body)
+
+
+def _folded_parts(renderer: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+  """A rule of the renderer for HTML: all tags are text but those of folded parts."""
+  return re.sub(r'&lt;(/?(?:details|summary))&gt;', r'<\1>', html.escape(tokens[at].content))
+
+
+def _embedded(folder: AnyPath, name: str) -> str:
+  """A picture of the folder as a URL that holds it; '' for one of another place."""
+  try:
+    file = inside(folder, name)
+  except ValueError:
+    return ''
+  if ':' in name:  # a URL
+    return ''
+  return f'data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}'

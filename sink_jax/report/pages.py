@@ -20,8 +20,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_jax.evaluate.plots import HeadMaps, head_maps, save
-from sink_jax.io.paths import AnyPath
-from sink_jax.io.terminal import escaped, short
+from sink_jax.io.paths import AnyPath, inside
+from sink_jax.io.terminal import code, escaped, short
 from sink_jax.pretrained.load import load_run
 from sink_jax.report import claims, compare, events, figures, paper, sections
 from sink_jax.report.model_page import model_page, to_html
@@ -93,8 +93,8 @@ def render(path: AnyPath, template: str, **context: Any) -> AnyPath:
   templates = jinja2.Environment(
       loader=jinja2.PackageLoader('sink_jax.report'), trim_blocks=True, lstrip_blocks=True,
       undefined=jinja2.StrictUndefined)
-  names = {'cell': escaped, 'short': short, 'spread': spread, 'compare': compare, 'paper': paper,
-           'metric_name': claims.metric_name, 'EMERGED': EMERGED,
+  names = {'cell': escaped, 'code': code, 'short': short, 'spread': spread, 'compare': compare,
+           'paper': paper, 'metric_name': claims.metric_name, 'EMERGED': EMERGED,
            'quoted': functools.partial(json.dumps, ensure_ascii=False)}
   text = templates.get_template(template).render(names | context)
   path.write_text(re.sub(r'\n\s*\n+', '\n\n', text).strip() + '\n')

@@ -76,14 +76,15 @@ def runs_sentence(shown: pd.DataFrame) -> str:
   seeds, bad = mine.groupby('trial').seed.nunique(), mine.valid[mine.valid != ''].value_counts()
   span = f'{seeds.min()} to {seeds.max()}' if seeds.max() > seeds.min() else f'{seeds.max()}'
   words = (f'{len(mine)} runs of {mine.trial.nunique()} experiments of the paper at the budget '
-           f'"{mine.budget.iloc[0]}": {short(mine.tokens.median())} tokens, '
+           f'"{escaped(mine.budget.iloc[0])}": {short(mine.tokens.median())} tokens, '
            f'{mine.heads.median():.0f} heads in all blocks together, {span} seeds each '
            '(the paper: 60M parameters, 21B tokens, one seed).')
   if mine[mine.trial == 'default'].settings.str.contains('FixedToken').any():
     words += (' A fixed token begins every sequence, unless a trial edits the tokens, so '
               '`fixed-1` has the settings of `default`.')
   if len(bad):
-    words += ' Invalid and crossed out: ' + ', '.join(f'{n} {why}' for why, n in bad.items()) + '.'
+    words += ' Invalid and crossed out: ' + ', '.join(
+        f'{n} {escaped(why)}' for why, n in bad.items()) + '.'
   return words
 
 
@@ -130,10 +131,10 @@ def _order_sentence(found: pd.DataFrame, trial: str) -> str:
 
 def learning_rates(grid: pd.DataFrame) -> str:
   """How the rate of a budget was chosen. grid: rows of `runs.table` of the task 'grid'."""
-  done = grid[grid.status.eq('done')].copy()
+  rates = pd.to_numeric(grid.trial.str.removeprefix('rate-'), errors='coerce')
+  done = grid.assign(rate=rates)[grid.status.eq('done') & rates.notna()]
   if done.empty:
     return ''
-  done['rate'] = done.trial.str.removeprefix('rate-').astype(float)
   rows = [[f'{run.rate:g}', f'{run.valid_loss:.3f}', f'{run.sink_1:.1f}']
           for run in done.sort_values('rate').itertuples()]
   best = done.loc[done.valid_loss.idxmin()]
