@@ -32,6 +32,12 @@ class Component:
 C = TypeVar('C', bound=Component)
 
 
+class UnknownComponent(ValueError):
+  """A text names a component that no imported module defines."""
+
+  key = ''  # of the config that has the text
+
+
 def option(default: Any, about: str, *, where: bool = False, least: float | None = None,
            most: float | None = None, choices: Collection[str] = ()) -> Any:
   """Declares a config key, as a field of the dataclass of its section.
@@ -106,7 +112,10 @@ def _parsed(base: type[C], text: object) -> C:
   if name.casefold() == 'softmax':
     raise ValueError(f"Unknown {kind} {name!r}: softmax is similarity 'Exp()' with normalizer 'RowSum()', "
                      f'the defaults. Choices: {", ".join(known)}.')
-  check_known(name, known, f'Unknown {kind}')
+  try:
+    check_known(name, known, f'Unknown {kind}')
+  except ValueError as error:
+    raise UnknownComponent(str(error)) from None
   hints = typing.get_type_hints(known[name])  # annotations may be strings
   fields = {field.name: field.default for field in dataclasses.fields(known[name])}
   if wrong := [key for key, _ in given if key not in fields]:

@@ -42,7 +42,8 @@ _TOKENS = 256  # of a continuation if the task names no number, as in the harnes
 class SinkJax(TemplateLM):
   """A model with the interface of the harness; its arguments are those of --model_args.
 
-  A published model `checkpoint`, a run `workdir`, or a `run` in memory. bos: how a context begins, 'none',
+  A published model `checkpoint`, a run `workdir` (with `plugins`, see `load_run`), or a `run` in
+  memory. bos: how a context begins, 'none',
   'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: the most tokens that the model reads,
   and of a longer context the last ones; by default its learned positions, or 2,048. batch_size: texts at a
   time, or 'auto'. A ValueError says that the model, its tokenizer or a BOS is missing, or that its mask is
@@ -51,11 +52,12 @@ class SinkJax(TemplateLM):
 
   def __init__(self, checkpoint: str | None = None, workdir: str | None = None, run: Run | None = None,
                bos: str = 'tokenizer', max_length: int | None = None, dtype: str = 'float32',
-               batch_size: int | str | None = None, max_batch_size: int | None = None, device: Any = None):
+               batch_size: int | str | None = None, max_batch_size: int | None = None,
+               device: Any = None, plugins: str = ''):
     super().__init__()
     if (checkpoint is None) + (workdir is None) + (run is None) != 2:
       raise ValueError('--model_args: name one model, by checkpoint= or workdir=.')
-    self.run = run or load(checkpoint, workdir, dtype)
+    self.run = run or load(checkpoint, workdir, dtype, plugins=plugins)
     self.tokenizer, self.bos = self.run.tokenizer, bos
     self.tokenizer.with_prefix([], bos)  # raises if there is no BOS
     self.batch = None if batch_size in (None, 'auto') else int(batch_size)

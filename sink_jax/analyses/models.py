@@ -20,9 +20,8 @@ from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.io.terminal import Progress
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_pretrained, load_run
-from sink_jax.train.config import from_dict
 from sink_jax.train.sharding import make_mesh
-from sink_jax.train.workdir import is_workdir, read_config
+from sink_jax.train.workdir import is_workdir, read_experiment
 
 _TOKENS_AT_A_TIME = 16384
 # A corpus as large as the Pile is not read to its end (Appendix B.2).
@@ -106,13 +105,14 @@ class Model:
                  batch_size=self.options.at_a_time(tokens.shape[1]))
 
 
-def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float32', fsdp: int = 1) -> Run:
-  """Loads a published model, its parameters split over `fsdp` devices, or a run trained here."""
+def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float32', fsdp: int = 1,
+         plugins: str = '') -> Run:
+  """Loads a published model, its parameters split over `fsdp` devices, or a run, with `plugins`."""
   if checkpoint is None:
     assert workdir is not None
     if fsdp > 1:
       raise ValueError(f'--fsdp={fsdp} splits published models only: leave it out with --workdir.')
-    run = load_run(workdir)
+    run = load_run(workdir, plugins=plugins)
     return dataclasses.replace(run, config=dataclasses.replace(run.config, dtype=dtype))
   devices = jax.device_count()
   if fsdp < 1 or devices % fsdp:
@@ -151,7 +151,7 @@ def _stored(run: Run, options: InputOptions) -> Inputs | None:
   """The probe tokens of a run of a synthetic task, which stand for text; None for other models."""
   if run.folder is None or not is_workdir(run.folder):
     return None
-  if isinstance(task := from_dict(read_config(run.folder)).data.source, DocumentSource):
+  if isinstance(task := read_experiment(run.folder).data.source, DocumentSource):
     return None
   tokens = run.probe_tokens
   if tokens is None or tokens.ndim != 2:  # features (S, T, F) of a task of continuous inputs

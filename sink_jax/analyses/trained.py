@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from sink_jax.data.batches import Batch
-from sink_jax.data.dataset import Dataset, open_data
+from sink_jax.data.dataset import DataConfig, Dataset, open_data
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.io.files import write_atomically
@@ -26,17 +26,19 @@ from sink_jax.models.graft import learned_bias, without_bias
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.pretrained.load import load_run
-from sink_jax.train.config import Experiment, from_dict
+from sink_jax.train.config import Experiment
 from sink_jax.train.step import make_validation_step
-from sink_jax.train.workdir import read_config, read_status
+from sink_jax.train.workdir import read_experiment, read_status
 
 _SEQUENCES = 8  # sequences with recorded attention maps and first tokens
 _SHORTEST_MAP = 64  # tokens, as the probes have, if the context allows them
 _TOKENS_AT_A_TIME = 2**17  # at validation: one device may analyse a model that many have trained
 
 
-def write_analyses(workdir: str | AnyPath) -> None:
+def write_analyses(workdir: str | AnyPath, data: DataConfig) -> None:
   """Writes analyses.json of a finished run, if an analysis applies to it and it has none.
+
+  data: of the caller's config, which the run must have: paths of a stored config are not opened.
 
   Raises:
     ValueError, CheckpointError: the workdir, its data or its checkpoint cannot be read.
@@ -44,7 +46,7 @@ def write_analyses(workdir: str | AnyPath) -> None:
   path = to_path(workdir) / 'analyses.json'
   if path.exists() or read_status(workdir)['status'] != 'done':
     return
-  experiment = from_dict(read_config(workdir))
+  experiment = dataclasses.replace(read_experiment(workdir), data=data)
   if applicable(experiment.model_config(), experiment.data.context):
     write_atomically(path, json.dumps(analyse_run(load_run(workdir), experiment), allow_nan=False) + '\n')
 

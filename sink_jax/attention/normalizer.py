@@ -12,6 +12,10 @@ import jax.numpy as jnp
 from sink_jax.attention import require
 from sink_jax.component import Component
 
+# The largest eps with which a row's weights still count as summing to one. The official code
+# (sail-sg/Attention-Sink) adds 1e-8; a sum of sigmoids is about half the number of keys.
+_NEGLECTED = 1e-6
+
 
 class Normalizer(Component):
   """o_i = factor_i * sum_j f_ij v_j, where factor_i = 1 / Z_i."""
@@ -19,6 +23,11 @@ class Normalizer(Component):
   needs_nonnegative: ClassVar[bool] = False  # are sums of signed similarities meaningless?
   # The exponent in a row's statistic sum_j f_ij^power; 0 counts keys, None needs no statistic.
   power: ClassVar[float | None] = 1.0
+
+  @property
+  def sums_to_one(self) -> bool:
+    """True if the weights of a row, with the extra key's, are >= 0 and sum to one."""
+    return False
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
     """Returns 1/Z_i, given sum_j f_ij^power, elementwise; for similarities other than exp."""
@@ -50,6 +59,11 @@ class RowSum(Normalizer):
 
   def __post_init__(self):
     require(self, self.eps >= 0 and self.scale > 0, 'eps must be >= 0 and scale > 0')
+
+  @property
+  def sums_to_one(self) -> bool:
+    # `type` and not isinstance: a subclass may divide by something else.
+    return type(self) is RowSum and self.scale == 1 and self.eps <= _NEGLECTED
 
   def factor(self, row_sum: jax.Array) -> jax.Array:
     return self.scale / jnp.maximum(row_sum + self.eps, _floor(1.0))

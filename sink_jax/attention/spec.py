@@ -20,9 +20,6 @@ from sink_jax.component import Component, from_string
 
 Params = Mapping[str, Mapping[str, AnyArray]]  # of one layer: {component: {name: array}}
 
-# The largest eps with which a row's weights still count as summing to one. The official code
-# (sail-sg/Attention-Sink) adds 1e-8; a sum of sigmoids is about half the number of keys.
-_NEGLECTED = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
@@ -86,9 +83,7 @@ class AttentionSpec:
   @property
   def rows_sum_to_one(self) -> bool:
     """True if a row's weights, with the extra key's, are >= 0 and sum to one, as in softmax."""
-    # `type` and not isinstance: a subclass may divide by something else.
-    z = self.normalizer
-    return type(z) is RowSum and z.scale == 1 and z.eps <= _NEGLECTED
+    return self.normalizer.sums_to_one
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
     """Returns the parameters of one layer, {component: {name: Param}}, of components that have any."""

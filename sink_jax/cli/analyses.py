@@ -42,6 +42,8 @@ class Options:
   checkpoint: Annotated[tuple[str, ...], tyro.conf.arg(
       help="published models: folders, names such as Pythia-14M, or 'owner/name' on the hub.")] = ()
   workdir: Annotated[tuple[str, ...], tyro.conf.arg(help='runs trained with sink_jax.')] = ()
+  plugins: Annotated[str, tyro.conf.arg(
+      help='Python files with components of the runs, which are imported.')] = ''
   fsdp: Annotated[int, tyro.conf.arg(
       help='devices over which the parameters of a published model are split.')] = 1
   out: Annotated[str | None, tyro.conf.arg(help='folder to write to.')] = None
@@ -67,11 +69,11 @@ def main(options: Any) -> None:
     print(*text_table(['analysis', 'of the paper', 'what it shows'], rows, left=range(3)), sep='\n')
     return
   chosen = find(options.name)
+  dtype, fsdp = options.inputs.dtype, options.fsdp
+  trained = lambda name: load(None, os.path.expanduser(name), dtype, fsdp, options.plugins)
   named: list[tuple[str, Callable[[], Run]]] = [
-      *((name, lambda name=name: load(name, None, options.inputs.dtype, options.fsdp))
-        for name in options.checkpoint),
-      *((name, lambda name=name: load(None, os.path.expanduser(name), options.inputs.dtype, options.fsdp))
-        for name in options.workdir)]
+      *((name, lambda name=name: load(name, None, dtype, fsdp)) for name in options.checkpoint),
+      *((name, lambda name=name: trained(name)) for name in options.workdir)]
   if not named and chosen.models is None:
     raise ValueError('name a model: --checkpoint= or --workdir=.')
   compile_cache.enable()

@@ -25,9 +25,8 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.report.model_page import model_page, sentences, to_html
-from sink_jax.train.config import ProbeConfig
 from sink_jax.train.provenance import provenance
-from sink_jax.train.workdir import read_config
+from sink_jax.train.workdir import read_config, read_experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ def _trained(options: Options, given: dict[str, Any],
   """Probes a run on the probe tokens that it stores, by default all of them."""
   for name in {'inputs', 'source', 'bos', 'seed'} & set(given):
     raise ValueError(f'--{name}: a run is probed on the tokens that it stores; leave it out.')
-  config = read_config(workdir)
+  experiment = read_experiment(workdir, options.plugins)
   out = writable_folder(options.out or workdir / 'evaluation')
   run = load(options)
   tokens = run.probe_tokens
@@ -112,7 +111,8 @@ def _trained(options: Options, given: dict[str, Any],
       raise ValueError(f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
                        f'{tokens.shape[1]} tokens; choose up to {stored}.')
   tokens = tokens[:given.get('sequences'), :given.get('length')]
-  settings, data = ProbeConfig(**config['probe']), config['data']
+  settings, config = experiment.probe, read_config(workdir)
+  data = config['data']
   return _probed(
       run, tokens, options, given.get('dtype', settings.dtype), options.epsilon or settings.epsilon, out,
       {'bos_before_documents': data['bos'], 'interventions': data['interventions'],

@@ -20,6 +20,7 @@ class Options:
 
   workdir: str  # Folder of the run.
   out: str  # Folder to write to.
+  plugins: str = ''  # Python files with components of the run, which are imported.
   dtype: Literal['float32', 'bfloat16'] = 'float32'  # Of the weights.
   #: The class: llama, mistral, qwen3 or granite_swa; by default the first.
   target: Annotated[str | None, tyro.conf.arg(name='as')] = None
@@ -29,5 +30,5 @@ def main(options: Options) -> None:
   """Exports the run, and prints what was written."""
   from sink_jax.pretrained.export import export_workdir
 
-  print(*export_workdir(options.workdir, options.out, dtype=options.dtype, target=options.target),
-        sep='\n')
+  print(*export_workdir(options.workdir, options.out, dtype=options.dtype, target=options.target,
+                        plugins=options.plugins), sep='\n')

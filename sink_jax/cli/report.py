@@ -47,7 +47,7 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequen
     ValueError: neither runs nor analyses, no such folder, or an option that does not fit.
     OSError: `out` cannot be written.
   """
-  from sink_jax.io.paths import to_path
+  from sink_jax.io.paths import inside, to_path
   from sink_jax.report import pages
   from sink_jax.report.runs import read_runs
   from sink_jax.train.workdir import read_object
@@ -56,7 +56,9 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequen
     raise ValueError('name --runs=, a folder of runs, --analyses=, or both.')
   found: list[AnyPath] = []
   for path in map(to_path, analyses):
-    files = sorted(path.glob('*.json')) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+      files = [inside(path, file.name) for file in sorted(path.glob('*.json'))]
     if not (written := [file for file in files if 'analysis' in read_object(file)]):
       raise ValueError(f'--analyses={path} holds nothing that python -m sink_jax analyses wrote.')
     found += written

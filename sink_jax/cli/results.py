@@ -20,6 +20,7 @@ class Model:
 
   checkpoint: str | None = None  # a published model: folder, GGUF file, name, or 'owner/name'.
   workdir: str | None = None  # folder of a training run instead.
+  plugins: str = ''  # Python files with components of the run, which are imported.
   dtype: Literal['float32', 'bfloat16'] = 'float32'  # of activations.
   fsdp: int = 1  # devices to split the parameters of a published model over.
 
@@ -32,7 +33,8 @@ def load(options: Model) -> Run:
   """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
   from sink_jax.analyses import models
 
-  return models.load(options.checkpoint, options.workdir, options.dtype, options.fsdp)
+  return models.load(options.checkpoint, options.workdir, options.dtype, options.fsdp,
+                     options.plugins)
 
 
 def writable_folder(out: str | AnyPath | None) -> AnyPath:

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.io.paths import expanded, to_path
+from sink_jax.io.paths import expanded
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
@@ -25,8 +25,7 @@ from sink_jax.pretrained.config_keys import FULL, SLIDING
 from sink_jax.pretrained.files import WEIGHTS, write_json
 from sink_jax.pretrained.load import load_run
 from sink_jax.pretrained.stored_tensors import StoredTensor
-from sink_jax.train.config import from_dict
-from sink_jax.train.workdir import read_config
+from sink_jax.train.workdir import read_experiment
 
 # Initialisation and execution do not change the function; attention and pattern are read by layer.
 _UNREAD = ('init', 'dtype', 'implementation', 'remat', 'unroll', 'attention', 'pattern')
@@ -149,11 +148,12 @@ def _stored(run: Run, tensor: StoredTensor, dtype: str) -> np.ndarray:
 
 
 def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
-                   dtype: str = 'float32', target: str | None = None) -> list[str]:
+                   dtype: str = 'float32', target: str | None = None,
+                   plugins: str = '') -> list[str]:
   """Writes the model of a run and, where possible, its tokenizer; returns lines to print.
 
   Args:
-    dtype, target: see `export_checkpoint`.
+    dtype, target: see `export_checkpoint`. plugins: see `load_run`.
 
   Raises:
     ValueError: there is no run, or it has no counterpart in transformers.
@@ -162,8 +162,8 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
   if '://' in os.fspath(out):
     raise ValueError(f'--out={out} must be a folder on a disk: transformers reads no other.')
   folder = expanded(out).absolute()
-  context = from_dict(read_config(to_path(workdir))).data.context
-  run = load_run(workdir)
+  run = load_run(workdir, plugins=plugins)
+  context = read_experiment(workdir).data.context
   hf = export_checkpoint(run, folder, dtype=dtype, context=context, target=target)
   line = f'{folder / "config.json"}: {hf["architectures"][0]}, step {run.step}, {dtype}'
   try:

@@ -29,29 +29,33 @@ from sink_jax.pretrained.hub import resolve
 from sink_jax.pretrained.parameters import layout, load_parameters
 from sink_jax.pretrained.stored_tensors import UNEMBEDDING, Table
 from sink_jax.train.checkpoint import restore_params
-from sink_jax.train.config import Experiment, from_dict
+from sink_jax.train.config import Experiment
 from sink_jax.train.start import Source
-from sink_jax.train.workdir import is_workdir, read_config, read_probe_tokens
+from sink_jax.train.workdir import is_workdir, read_experiment, read_probe_tokens
 
 _log = logging.getLogger('sink_jax')
 
 
 @standard_promotion()
-def load_run(workdir: str | os.PathLike) -> Run:
+def load_run(workdir: str | os.PathLike, *, plugins: str | os.PathLike = '') -> Run:
   """Loads the model of a training run from its newest good checkpoint.
 
   Neither the data nor the devices of the training are needed, and nothing is written. Attention
-  runs with the default implementation of this platform, not the one of the training.
+  runs with the default implementation of this platform, not the one of the training. The run may be
+  somebody else's: only what lies in its folder is opened, and none of it is executed.
 
   Args:
     workdir: the workdir of the run.
+    plugins: Python files with components of the run, with commas between them, which are imported;
+      not needed for files with which the same person has trained on this machine, unchanged since.
 
   Raises:
-    ValueError: it is not the workdir of a run, or a parameter is not finite; the message names it.
+    ValueError: it is not the workdir of a run, a link leads out of it, it needs a component that is
+      not imported, or a parameter is not finite; the message names it.
     CheckpointError: it has no usable checkpoint.
   """
   folder = to_path(workdir)
-  experiment, config = _saved_model(folder)
+  experiment, config = _saved_model(folder, plugins)
   step, params = _restored(folder, config)
   if parameter := first_not_finite(params):
     raise ValueError(f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
@@ -61,14 +65,14 @@ def load_run(workdir: str | os.PathLike) -> Run:
              read_tokenizer=_tokenizer)
 
 
-def _saved_model(folder: AnyPath) -> tuple[Experiment, ModelConfig]:
+def _saved_model(folder: AnyPath,
+                 plugins: str | os.PathLike = '') -> tuple[Experiment, ModelConfig]:
   """The experiment of a workdir and the model that it trains; reads no checkpoint."""
   if (folder / 'config.json').exists() and not is_workdir(folder):
     raise ValueError(f'{folder} holds a config.json but no run trained with sink_jax: a published '
                      'model is named by --checkpoint, or loaded by load_pretrained.')
-  saved = read_config(folder)
+  experiment = read_experiment(folder, plugins)
   try:
-    experiment = from_dict(saved)
     config = experiment.model_config()
   except ValueError as error:
     raise ValueError(f'{folder}: config.json cannot be read ({error}).') from None
@@ -202,7 +206,7 @@ def _tokenizer(run: Run) -> TextTokenizer:
   assert run.folder, 'both functions that load a run set its folder'
   if not is_workdir(run.folder):
     return TextTokenizer.from_path(run.folder)
-  data = from_dict(read_config(run.folder)).data
+  data = read_experiment(run.folder).data
   if not isinstance(data.source, DocumentSource):
     raise ValueError(f'{data.source!r} makes its own tokens: such a run has no text.')
   tokenizer = TextTokenizer.from_path(to_path(run.folder) / 'tokenizer')

@@ -287,7 +287,7 @@ def _side_by_side(runs: Runs, out: AnyPath, root: AnyPath | None, evaluation: An
     files += drawn
   model = model_page(evaluation) if evaluation else ''
   for name in re.findall(r'\]\(([\w.-]+\.png)\)', model):
-    (out / name).write_bytes(((evaluation or out) / name).read_bytes())
+    (out / name).write_bytes(inside(evaluation or out, name).read_bytes())
   words = words or ['There are no runs yet.']
   text = render(out / 'report.md', 'runs.md', groups=groups, words=words, full=full, model=model)
   (out / 'index.html').write_text(to_html(text.read_text(), out))
@@ -300,7 +300,8 @@ def _maps(of: pd.DataFrame, root: AnyPath) -> tuple[dict[str, tuple[HeadMaps, bo
   for trial, runs in of.groupby('trial', sort=False):
     first = runs.sort_values(['valid', 'seed']).iloc[0]
     try:
-      run = load_run(root / first.run if (root / first.run).is_dir() else root)  # of one workdir
+      folder = inside(root, str(first.run))
+      run = load_run(folder if folder.is_dir() else root)  # of one workdir
       if run.probe_tokens is None:
         raise ValueError('it has no probe_tokens.npy')
       maps[f'{trial}, seed {first.seed:.0f}'] = head_maps(run, run.probe_tokens), pd.notna(first.sink_star)

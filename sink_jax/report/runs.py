@@ -16,14 +16,14 @@ import numpy as np
 import pandas as pd
 
 from sink_jax.attention.mask import Causal
-from sink_jax.attention.normalizer import Clipped, RowSum
-from sink_jax.component import short_text
+from sink_jax.attention.normalizer import Clipped, Normalizer, RowSum
+from sink_jax.component import UnknownComponent, from_string, short_text
 from sink_jax.data.sources import DocumentSource
 from sink_jax.evaluate.activations import BEYOND
 from sink_jax.evaluate.sinks import emergence_step
-from sink_jax.io.paths import AnyPath, files_below, to_path
+from sink_jax.io.paths import AnyPath, files_below, inside, to_path
 from sink_jax.report import validity
-from sink_jax.train.config import Experiment, from_dict, leaves
+from sink_jax.train.config import Experiment, known_part, leaves
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.workdir import FINAL_STATUSES, read_config, read_object, read_status
 
@@ -77,10 +77,11 @@ class Runs(NamedTuple):
 def read_runs(folder: str | AnyPath) -> Runs:
   """Reads the runs in or below a folder: its workdirs, and metrics.csv.gz with runs.csv.gz in it.
 
-  A run that cannot be read has the status 'unreadable', with the reason.
+  A run that cannot be read has the status 'unreadable', with the reason. Of a run with components
+  that no imported module defines, what depends on them is unknown.
 
   Raises:
-    ValueError: there is no such folder.
+    ValueError: there is no such folder, or a CSV file of it is a link that leads out of it.
   """
   root = to_path(folder)
   if not root.is_dir():
@@ -92,14 +93,14 @@ def read_runs(folder: str | AnyPath) -> Runs:
   for workdir in workdirs:
     run = workdir.relative_to(root).as_posix() if workdir != root else root.name
     row, measured = _read_run(workdir)
-    rows.append({'run': run, **row})
+    rows.append({**row, 'run': run})
     points += [(run, *point) for point in measured]
   runs = pd.DataFrame(rows, columns=list(_RUNS))
   metrics = pd.DataFrame(points, columns=['run', *list(_METRICS)[-4:]]).merge(runs[list(_KEYS)], on='run')
   found = [[metrics[list(_METRICS)], runs]]
   if (root / 'runs.csv.gz').is_file():
-    found.append([pd.read_csv(io.BytesIO((root / f'{name}.csv.gz').read_bytes()), compression='gzip',
-                              low_memory=False) for name in Runs._fields])
+    found.append([pd.read_csv(io.BytesIO(inside(root, f'{name}.csv.gz').read_bytes()),
+                              compression='gzip', low_memory=False) for name in Runs._fields])
   return Runs(*(pd.concat([frame.fillna({'proxy': 0}).astype(types).fillna(dict.fromkeys(_TEXTS, ''))
                            for frame in frames], ignore_index=True)
                 for types, *frames in zip((_METRICS, _RUNS), *found)))
@@ -209,24 +210,28 @@ def describe_attention(experiment: Experiment) -> str:
 
 def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
   """The row of a run, and its measurements."""
-  status = read_status(workdir)
-  row = {'status': status['status'], 'reason': status.get('error') or status.get('reason')}
+  row: dict[str, Any] = {}
   try:
+    status = read_status(workdir)
+    row |= {'status': status['status'], 'reason': status.get('error') or status.get('reason')}
     row |= {key: status.get(key) for key in ('step', 'command', 'code')} | (status.get('label') or {})
     if 'hardware' in status:
       row |= {'hardware': f'{status["hardware"]}; jax {status["jax"]}', 'date': status['date'].split('T')[0]}
     if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
       return row, []  # it never began
-    experiment = from_dict(read_config(workdir))
-    row |= _facts(experiment, read_object(workdir / 'data.json'))
-    blocks = [layer + 1 for layer in experiment.model_before_data().attention_layers]
+    experiment, unknown = known_part(read_config(workdir))
+    row |= _facts(experiment, read_object(inside(workdir, 'data.json')))
+    if unknown:
+      row |= _facts_of_unknown(unknown, row['settings'])
+    blocks = [layer + 1 for layer in experiment.model_before_data().attention_layers
+              if 'model.pattern' not in unknown]
     points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft')]
     last = max((step for _, step, *_ in points), default=0)
     if row['status'] == 'done' and last < row['steps']:
       raise ValueError(f'metrics.jsonl ends at step {last}')  # its last numbers are not the run's
     if row['status'] == 'not run' and points:
       raise ValueError('status.json is missing or damaged')
-    points += _analysed(read_object(workdir / 'analyses.json'), row['steps'])
+    points += _analysed(read_object(inside(workdir, 'analyses.json')), row['steps'])
     return row | {'step': max(last, row['step'] or 0)}, points
   except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
     what = f'there is no {error}' if isinstance(error, KeyError) else ' '.join(str(error).split())
@@ -259,6 +264,34 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
       'settings': json.dumps({key: value for (key, value, about), (_, default, _) in zip(
           leaves(experiment), leaves(Experiment())) if value != default and not about.get('where')},
                              default=short_text)}  # of components
+
+
+def _facts_of_unknown(unknown: Mapping[str, str], settings: str) -> dict[str, Any]:
+  """Columns that components which are not known decide.
+
+  unknown: their texts by their keys. settings: the column, without them.
+  """
+  facts: dict[str, Any] = {'settings': json.dumps(json.loads(settings) | unknown)}
+  of_attention = {key: text for key, text in unknown.items()
+                  if key.startswith('attention.') or key == 'model.pattern'}
+  if of_attention:
+    facts |= {'attention': ', '.join(of_attention.values()), **dict.fromkeys((
+        'window', 'prefix', 'uniform_importance'))}
+  if any(key.startswith('attention.') for key in unknown):
+    normalizer = unknown.get('attention.normalizer', short_text(RowSum()))
+    facts['proxy'] = not _sums_to_one(normalizer)
+  if 'model.pattern' in unknown:
+    facts['heads'] = None
+  if 'data.source' in unknown:
+    facts['source'] = unknown['data.source']
+  return facts
+
+
+def _sums_to_one(normalizer: str) -> bool:
+  try:
+    return from_string(Normalizer, normalizer).sums_to_one
+  except UnknownComponent:
+    return False
 
 
 def _measured(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradients: bool) -> Iterator[_Point]:

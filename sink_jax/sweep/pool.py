@@ -22,8 +22,9 @@ from sink_jax.io.terminal import quiet_logs
 from sink_jax.sweep.runner import record_outcome, run_trial
 from sink_jax.sweep.summary import Bars
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.provenance import pass_on_command
 from sink_jax.train.multihost import Interrupted, StopHandler
+from sink_jax.train.plugins import import_plugins
+from sink_jax.train.provenance import pass_on_command
 
 _GRACE = 60  # seconds that a trial gets to save its state
 # Exit codes of a trial's process. Python itself ends with 0 to 2.
@@ -116,6 +117,8 @@ def work(trial: Trial, root: str, place: int, processes: int) -> None:
   quiet_logs()
   compile_cache.enable()
   keep_freed_memory()
+  if trial.config:
+    import_plugins(trial.config.get('plugins') or '')  # of the parent's config file
   try:
     status = run_trial(trial, root, show_progress=False)
   except Interrupted:

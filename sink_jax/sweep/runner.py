@@ -15,7 +15,7 @@ from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged
-from sink_jax.train.config import differences
+from sink_jax.train.config import differences, from_dict
 from sink_jax.train.loop import completed, train
 from sink_jax.train.multihost import Interrupted, broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
@@ -79,7 +79,9 @@ def _analysed(trial: Trial, folder: AnyPath) -> str:
   status = read_status(folder)['status']
   try:
     if status == 'done':
-      write_analyses(folder)
+      assert trial.config is not None  # it was trained
+      config, _ = completed(trial.config, open_source)
+      write_analyses(folder, from_dict(config).data)
   except Exception as error:  # as above; the run itself is complete
     _print_error(trial, error)
     return 'not analysed'

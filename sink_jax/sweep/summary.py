@@ -15,7 +15,7 @@ import jax
 from sink_jax.benchmark.train_step import timed_step
 from sink_jax.devices import cores, platform
 from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import AnyPath
+from sink_jax.io.paths import AnyPath, inside
 from sink_jax.io.terminal import Progress, markdown_table, text_table
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.pretrained.load import open_source
@@ -42,7 +42,11 @@ def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> st
   number = lambda x, form: format(x, form) if isinstance(x, (int, float)) else ''
   rows, statuses = [], []
   for name, trial in trials.items():
-    status, last = read_status(root / name), _last_rows(root / name / 'metrics.jsonl')
+    try:
+      folder = inside(root, name)
+      status, last = read_status(folder), _last_rows(inside(folder, 'metrics.jsonl'))
+    except ValueError as error:  # a link to another place, which is not read
+      status, last = {'status': 'not read', 'error': str(error)}, {}
     step = max((row['step'] for row in last.values()), default=None)
     note = status.get('error') or status.get('reason') or ''
     statuses.append(status['status'])

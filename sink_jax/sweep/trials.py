@@ -12,7 +12,8 @@ from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags import config_path
 
 from sink_jax.io.paths import import_file
-from sink_jax.train.config import NotExpressible, from_dict, plugins_of, where_keys
+from sink_jax.train.config import NotExpressible, from_dict, where_keys
+from sink_jax.train.plugins import import_plugins, plugins_of
 
 # Keys that do not make a trial a different one, so that a label need not name them: runs on other data are
 # known by its hash, but for these.
@@ -115,6 +116,8 @@ def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
 def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
   """Sets dotted keys of a config to texts, each read as the type that its key has; null is None.
 
+  The files of its key `plugins` are imported: it is the config of the person who runs the command.
+
   Raises:
     ValueError: names the key that the config does not have, or that takes values of another type.
   """
@@ -132,3 +135,5 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
                      '--help` lists all).') from None
   except (flags.Error, TypeError) as error:
     raise ValueError(str(error)) from None
+  if files := config.get('plugins'):
+    config.plugins = import_plugins(files)

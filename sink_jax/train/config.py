@@ -19,14 +19,14 @@ from ml_collections import ConfigDict, config_dict
 
 from sink_jax.arguments import check_known
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
-from sink_jax.component import Component, from_string, option, short_text
+from sink_jax.component import Component, UnknownComponent, from_string, option, short_text
 from sink_jax.data.dataset import DataConfig, Dataset
 from sink_jax.data.token_edits import TokenEdit
-from sink_jax.io.paths import import_file
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.graft import STARTS
 from sink_jax.models.sizes import sized
 from sink_jax.train.optimizer import OptimizerConfig
+from sink_jax.train.plugins import plugins_of
 from sink_jax.train.sharding import check_tensor, mesh_sizes
 
 # The keys that a graft can change: the components of attention, the norm and the sink tokens.
@@ -228,22 +228,38 @@ class Experiment:
 
 
 def from_dict(config: Mapping[str, Any]) -> Experiment:
-  """Builds the Experiment that a (JSON) dict describes.
+  """Builds the Experiment that a (JSON) dict describes; imports and opens nothing.
 
   A key that decides what is computed is required: a changed default would silently change a stored run.
 
   Raises:
     ValueError: an unknown or missing key, an unknown component or value; lists the choices.
+      UnknownComponent, a subclass: no imported module defines a component.
   """
-  for path in filter(None, (config.get('plugins') or '').split(',')):
-    try:
-      import_file(path.strip())
-    except ValueError as error:
-      raise ValueError(f'plugins: {error}') from None
   try:
     return _built(Experiment(), config)
   except (TypeError, AttributeError, OverflowError) as error:
     raise ValueError(f'a value of the config has the wrong type: {error}.') from None
+
+
+def known_part(config: Mapping[str, Any]) -> tuple[Experiment, dict[str, str]]:
+  """The Experiment of a stored config as far as its components are known, and the other texts.
+
+  The others, by their keys, have defaults in the Experiment. If one is of attention, so have all
+  components of attention but the position, which need not fit a default; they are among the others.
+  """
+  others = {}
+  while True:
+    try:
+      return from_dict(config), others
+    except UnknownComponent as error:
+      section, name = error.key.split('.')
+      values, standard = config[section], get_config()[section].to_dict()
+      names = {name}
+      if section == 'attention':
+        names |= {part for part in values if part != 'position' and values[part] != standard[part]}
+      others |= {f'{section}.{part}': str(values[part]) for part in sorted(names)}
+      config = {**config, section: values | {part: standard[part] for part in names}}
 
 
 def _built(default: Any, section: Mapping[str, Any], prefix: str = '') -> Any:
@@ -256,7 +272,11 @@ def _built(default: Any, section: Mapping[str, Any], prefix: str = '') -> Any:
     if _is_section(field.default):
       values[name] = _built(field.default, section.get(name, {}), f'{prefix}{name}.')
     elif name in section:
-      values[name] = _value(prefix + name, section[name], hints[name], field.metadata)
+      try:
+        values[name] = _value(prefix + name, section[name], hints[name], field.metadata)
+      except UnknownComponent as error:
+        error.key = prefix + name
+        raise
     elif not field.metadata.get('where'):
       raise ValueError(f'Missing config key {prefix}{name}.')
   return type(default)(**values)
@@ -340,7 +360,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
   A size of the data that is empty in `new` takes the run's value, and does not differ.
   """
-  pairs = zip(leaves(from_dict(old)), leaves(from_dict(new)))
+  try:
+    before = from_dict(old)
+  except UnknownComponent as error:  # so that it is not a component of `new`
+    return [f'{error.key}: {error}']
+  pairs = zip(leaves(before), leaves(from_dict(new)))
   return [f'{key}: {before!r} -> {after!r}' for (key, before, field), (_, after, _) in pairs
           if not field.get('where') and not (after is None and key in _OF_DATA)
           and not _equal(before, after)]
@@ -369,21 +393,6 @@ def resolved(config: Mapping[str, Any], experiment: Experiment, data: Dataset) -
   else:
     model |= dict(input_features=data.input_features, output_features=data.output_features)
   return dict(config, model=model, plugins=plugins_of(config, experiment))
-
-
-def plugins_of(config: Mapping[str, Any], experiment: Experiment) -> str:
-  """The key `plugins`; if it is empty, the files of components outside this package, which a reader imports."""
-  def files(part: Any) -> set[str]:
-    if isinstance(part, tuple):
-      return set().union(*map(files, part))
-    if not dataclasses.is_dataclass(part):
-      return set()
-    module = type(part).__module__
-    file = getattr(sys.modules.get(module), '__file__', None)
-    own = {file} if isinstance(part, Component) and file and not module.startswith('sink_jax.') else set()
-    return own.union(*(files(getattr(part, field.name)) for field in dataclasses.fields(part)))
-
-  return config.get('plugins') or ','.join(sorted(files(experiment)))
 
 
 def _keys(section: Any) -> dict[str, dataclasses.Field]:

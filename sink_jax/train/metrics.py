@@ -20,7 +20,7 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.summary import scalar
 
 from sink_jax.io.files import named_in_errors, write_atomically
-from sink_jax.io.paths import AnyPath, files_below, is_local, to_path
+from sink_jax.io.paths import AnyPath, files_below, inside, is_local, to_path
 from sink_jax.train.multihost import is_first
 
 _PROTO: Any = event_pb2  # protobuf makes its classes on import, where no type checker sees them
@@ -121,8 +121,11 @@ class Metrics:
 
 
 def read_metrics(workdir: str | AnyPath) -> list[dict[str, Any]]:
-  """The events of a run in order; lines that a kill or a fault made unreadable are left out."""
-  return [row for _, row in _rows(to_path(workdir) / 'metrics.jsonl')]
+  """The events of a run in order; lines that a kill or a fault made unreadable are left out.
+
+  Raises a ValueError if the file is a link that leads out of the folder.
+  """
+  return [row for _, row in _rows(inside(to_path(workdir), 'metrics.jsonl'))]
 
 
 def _rows(path: AnyPath) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -20,10 +20,12 @@ from typing import Any
 import filelock
 import numpy as np
 
+from sink_jax.component import UnknownComponent
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
-from sink_jax.io.paths import AnyPath, is_local, to_path
-from sink_jax.train.config import differences
+from sink_jax.io.paths import AnyPath, check_links, inside, is_local, to_path
+from sink_jax.train.config import Experiment, differences, from_dict
 from sink_jax.train.multihost import broadcast_from_process0, is_first
+from sink_jax.train.plugins import import_plugins, import_recorded, record_plugins
 from sink_jax.train.provenance import provenance
 
 FINAL_STATUSES = ('done', 'diverged', 'not expressible')  # nothing is left to do for such a run
@@ -119,6 +121,7 @@ class Workdir:
     write_atomically(self.path / 'config.json', json.dumps(self._config, indent=2))
     write_atomically(self.path / 'data.json', json.dumps(self._data, indent=2))
     write_atomically(self.path / 'owner', self._name)
+    record_plugins(self._config.get('plugins') or '')
 
   def _owner(self) -> str:
     try:
@@ -138,7 +141,7 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
   Raises:
     ValueError: there is none, or it is unreadable.
   """
-  path = to_path(workdir) / 'config.json'
+  path = inside(to_path(workdir), 'config.json')
   if not path.exists():
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
   config = read_object(path)
@@ -146,6 +149,34 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
     raise ValueError(f'{path} is damaged, or not of a run: put the config of the run back, or use '
                      'another workdir.')
   return config
+
+
+def read_experiment(workdir: str | AnyPath, plugins: str | os.PathLike = '') -> Experiment:
+  """The experiment of a run in a folder that somebody else may have made.
+
+  Args:
+    plugins: Python files with components of the run, with commas between them, which are imported.
+      Those that config.json names are, too, if a training of this person here has recorded them.
+
+  Raises:
+    ValueError: a link leads out of the folder, its config is missing or unreadable, or it names a
+      component that is not imported.
+  """
+  folder = to_path(workdir)
+  check_links(folder)
+  import_plugins(plugins)
+  config = read_config(folder)
+  import_recorded(config)
+  try:
+    return from_dict(config)
+  except UnknownComponent as error:
+    file = config.get('plugins') or 'the file that defines it'
+    raise ValueError(
+        f'{folder}: {error.key} needs {file}, and a stored run imports nothing ({error}). If you '
+        'trust the file, name it: --plugins=FILE.py, load_run(..., plugins=), or '
+        '--config.plugins=FILE.py of a training that begins with the run.') from None
+  except ValueError as error:
+    raise ValueError(f'{folder}: config.json cannot be read ({error}).') from None
 
 
 def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
@@ -166,8 +197,11 @@ def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
 
 
 def read_status(workdir: str | AnyPath) -> dict[str, Any]:
-  """The content of status.json; {'status': 'not run'} if there is none."""
-  status = read_object(to_path(workdir) / 'status.json')
+  """The content of status.json; {'status': 'not run'} if there is none.
+
+  Raises a ValueError if the file is a link that leads out of the folder.
+  """
+  status = read_object(inside(to_path(workdir), 'status.json'))
   return status if isinstance(status.get('status'), str) else {'status': 'not run'}
 
 

@@ -47,9 +47,11 @@ def cross_entropy(run, batches):
 
 
 def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
-  train(runs.config(attention__kv_bias='KBias()', attention__mask='Window(size=4)', steps=3, probe__every=0,
-                    validation__every=0), tmp_path, show_progress=False)
-  write_analyses(tmp_path)
+  config = runs.config(attention__kv_bias='KBias()', attention__mask='Window(size=4)', steps=3,
+                       probe__every=0, validation__every=0)
+  train(config, tmp_path, show_progress=False)
+  data = from_dict(config).data
+  write_analyses(tmp_path, data)
   found = json.loads((tmp_path / 'analyses.json').read_text())
   assert set(found) == {'removed', 'window'} and found['removed']['what'] == 'the key bias k*'
   # The loss before removal is the loss that training recorded.
@@ -57,12 +59,12 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
       runs.rows(tmp_path, 'valid')[-1]['valid'], rel=1e-6)
   monkeypatch.setattr(trained, 'load_run', None)  # an existing file stays, and the run is not read
   before = (tmp_path / 'analyses.json').stat().st_mtime_ns
-  write_analyses(tmp_path)
+  write_analyses(tmp_path, data)
   assert (tmp_path / 'analyses.json').stat().st_mtime_ns == before
   (tmp_path / 'analyses.json').unlink()
   status = json.loads((tmp_path / 'status.json').read_text())
   (tmp_path / 'status.json').write_text(json.dumps(status | {'status': 'diverged'}))
-  write_analyses(tmp_path)
+  write_analyses(tmp_path, data)
   assert not (tmp_path / 'analyses.json').exists()
 
 

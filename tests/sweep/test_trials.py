@@ -70,7 +70,7 @@ def test_records_of_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
   record_outcome(Trial('a', None), tmp_path, 'failed', error='its process died')
   assert run(tmp_path, a=None) == {'a': 'failed'}  # the budget cannot express this trial
   assert 'another budget' in capsys.readouterr().err
-  monkeypatch.setattr('sink_jax.sweep.runner.write_analyses', lambda folder: 1 / 0)
+  monkeypatch.setattr('sink_jax.sweep.runner.write_analyses', lambda *_: 1 / 0)
   assert run(tmp_path, a=read_config(tmp_path / 'a')) == {'a': 'not analysed'}
   assert read_status(tmp_path / 'a')['status'] == 'done'
 

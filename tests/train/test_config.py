@@ -1,12 +1,12 @@
 """Configs: every key is listed, every trial can be built, differences are reported."""
 
 import dataclasses
-import json
 
 import pytest
 
 from configs import base
 from sink_jax.attention.position import Rope
+from sink_jax.attention.spec import AttentionSpec
 from sink_jax.component import from_string, registry
 from sink_jax.data.dataset import Source
 from sink_jax.data.token_edits import TokenEdit
@@ -15,7 +15,8 @@ from sink_jax.sweep.trials import load_trials
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import UpdateRule
 from sink_jax.train.config import (
-    Experiment, ModelOptions, differences, from_dict, get_config, keys_as_text, resolved, where_keys)
+    Experiment, ModelOptions, differences, from_dict, get_config, keys_as_text, known_part,
+    resolved, where_keys)
 from tests.train import runs
 
 
@@ -105,20 +106,37 @@ def test_resolved_configs_hold_the_sizes_of_the_data():
   assert differences(config, runs.config()) == []  # empty: as the run began
 
 
-def test_components_of_a_file_are_known_to_whoever_reads_the_run(tmp_path):
+def test_a_config_names_the_files_of_its_components(tmp_path):
   file = tmp_path / 'mine.py'
   file.write_text('from configs import base\nfrom sink_jax.attention import mask\n'
                   'class MyMask(mask.Window):\n  pass\n'
-                  "TRIALS = {'mine': {'model.layers': 2, 'model.pattern': 'Layer(mask=MyMask(size=4)); Layer()'}}\n"
+                  "TRIALS = {'mine': {'model.layers': 2,\n"
+                  "                   'model.pattern': 'Layer(mask=MyMask(size=4)); Layer()'}}\n"
                   "get_config = lambda name: base.trial(TRIALS, name, 'mine')\n")
   assert load_trials(file)['mine'].config['plugins'] == str(file)  # for the processes of a sweep
   config = runs.config(attention__mask='MyMask(size=4)')
-  config = resolved(config, from_dict(config), Data)
-  assert config['plugins'] == str(file)
-  shown = runs.run_python(
-      '-c', 'import json, sys\nfrom sink_jax.train.config import from_dict\n'
-      'print(from_dict(json.loads(sys.argv[1])).attention.mask)', json.dumps(config))
-  assert shown == 'MyMask(size=4)\n'
-  file.unlink()
-  with pytest.raises(ValueError, match='plugins: .*mine.py'):
-    from_dict(config | {'plugins': str(tmp_path / 'mine.py') + 'x'})
+  assert resolved(config, from_dict(config), Data)['plugins'] == str(file)
+
+
+def test_components_that_are_not_imported_are_left_out(tmp_path):
+  config = runs.config(model__pattern='Layer(position=Nope()); Layer()', model__vocab_size=8,
+                       attention__position='Nope()', attention__similarity='Sigmoid()',
+                       attention__normalizer='Unnormalized()')
+  whole, others = known_part(config)
+  assert whole == from_dict(config) and not others
+  # Softmax without a normalizer is refused: the parts that are left must fit each other.
+  config['attention'] |= {'similarity': 'Other(power=3)'}
+  part, others = known_part(config)
+  assert others == {'attention.similarity': 'Other(power=3)',
+                    'attention.normalizer': 'Unnormalized()'}
+  spec = AttentionSpec(position=whole.attention.position)
+  assert part == dataclasses.replace(whole, attention=spec)
+  config['data'] |= {'source': 'Documents()'}
+  config['model'] |= {'pattern': 'Layer(mask=Other()); Layer()'}
+  part, more = known_part(config)
+  assert more == others | {'data.source': 'Documents()',
+                           'model.pattern': 'Layer(mask=Other()); Layer()'}
+  assert part.model.pattern is None and part.steps == whole.steps
+  config['attention'] |= {'similarity': 'Exp(7)'}  # known, but wrong
+  with pytest.raises(ValueError, match='Exp'):
+    known_part(config)
