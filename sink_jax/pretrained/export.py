@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.io.paths import expanded
+from sink_jax.io.paths import expanded, to_path
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
@@ -163,7 +163,7 @@ def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
     raise ValueError(f'--out={out} must be a folder on a disk: transformers reads no other.')
   folder = expanded(out).absolute()
   run = load_run(workdir, plugins=plugins)
-  context = read_experiment(workdir).data.context
+  context = read_experiment(to_path(workdir)).data.context
   hf = export_checkpoint(run, folder, dtype=dtype, context=context, target=target)
   line = f'{folder / "config.json"}: {hf["architectures"][0]}, step {run.step}, {dtype}'
   try:

@@ -136,4 +136,4 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
   except (flags.Error, TypeError) as error:
     raise ValueError(str(error)) from None
   if files := config.get('plugins'):
-    config.plugins = import_plugins(files)
+    config.plugins = import_plugins(str(files))

@@ -254,7 +254,7 @@ def known_part(config: Mapping[str, Any]) -> tuple[Experiment, dict[str, str]]:
       return from_dict(config), others
     except UnknownComponent as error:
       section, name = error.key.split('.')
-      values, standard = config[section], get_config()[section].to_dict()
+      values, standard = config[section], get_config().to_dict()[section]
       names = {name}
       if section == 'attention':
         names |= {part for part in values if part != 'position' and values[part] != standard[part]}

@@ -98,6 +98,7 @@ def _files(part: Any) -> set[str]:
     return set()
   module = type(part).__module__
   file = getattr(sys.modules.get(module), '__file__', None)
-  outside = isinstance(part, Component) and file and not module.startswith('sink_jax.')
+  outside = isinstance(part, Component) and not module.startswith('sink_jax.')
   inner = (getattr(part, field.name) for field in dataclasses.fields(part))
-  return ({file} if outside else set()).union(*map(_files, inner))
+  mine = {file} if outside and file else set[str]()
+  return mine.union(*map(_files, inner))
