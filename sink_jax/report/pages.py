@@ -135,7 +135,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
     drawn['dynamics'] = figures.curves(runs, shown, trials, ['sink_1'], title=title)
   if len(timed := events.events(runs, shown)):
     drawn['events'] = figures.events(timed)
-  if len(dots):
+  if len(dots) > 2:  # fewer show no agreement
     bad = beside[beside.metric.eq('sink_1') & beside.value.notna() & beside.n.eq(0) & beside.invalid.gt(0)]
     bad = bad.assign(crossed=True, mean=bad.trial.map(shown.groupby('trial').sink_1.mean()))
     title = f'{alike} of {len(dots)} experiments lie on the same side of {EMERGED} %'

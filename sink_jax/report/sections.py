@@ -75,7 +75,8 @@ def runs_sentence(shown: pd.DataFrame) -> str:
     return '**Run:** nothing yet. The tables have the paper\'s numbers only.'
   seeds, bad = mine.groupby('trial').seed.nunique(), mine.valid[mine.valid != ''].value_counts()
   span = f'{seeds.min()} to {seeds.max()}' if seeds.max() > seeds.min() else f'{seeds.max()}'
-  words = (f'{len(mine)} runs of {mine.trial.nunique()} experiments of the paper at the budget '
+  trials = mine.trial.nunique()
+  words = (f'{len(mine)} runs of {trials} experiment{"s" * (trials > 1)} of the paper at the budget '
            f'"{escaped(mine.budget.iloc[0])}": {short(mine.tokens.median())} tokens, '
            f'{mine.heads.median():.0f} heads in all blocks together, {span} seeds each '
            '(the paper: 60M parameters, 21B tokens, one seed).')

@@ -166,7 +166,7 @@ def test_other_budgets_and_tasks_are_counted_and_seeds_once(tmp_path, undrawn):
   write_run(tmp_path / 'runs', 'mine', task='')
   files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
-  assert '4 runs of 1 experiments' in text and 'nan' not in text
+  assert '4 runs of 1 experiment of' in text and 'nan' not in text
   assert '| mine | 25.0, n = 1 |' in files[0].read_text()
   assert '| Sink\\_1 | 18.18 | 30.0 (30.0 to 30.0) | 2 |' in files[0].read_text()
 
@@ -259,7 +259,7 @@ def test_the_first_sentences_are_recomputed(stored):
   if of_paper.empty:
     pytest.skip('no runs of the paper are stored')
   mine = of_paper[of_paper.budget == of_paper.budget.mode()[0]]
-  assert f'{len(mine)} runs of {len(set(mine.trial))} experiments' in text
+  assert f'{len(mine)} runs of {len(set(mine.trial))} experiment' in text
   numbers = json.loads((ROOT / 'sink_jax/report/numbers.json').read_text())
   theirs = {}  # the first number of a trial that several tables have
   for row in (row for item in numbers['tables'] + numbers['text'] for row in item['rows'] if row['trial']):
@@ -269,9 +269,11 @@ def test_the_first_sentences_are_recomputed(stored):
   # A fixed token begins every sequence at this budget, so fixed-1 is the default.
   both = [trial for trial in theirs if trial in ours and trial != 'fixed-1']
   ranks = [pd.Series([of[trial] for trial in both]).rank() for of in (theirs, ours)]
-  count, rank = re.findall(r'each of (\d+) experiments.*correlation is (.*?)\.\*', text)[0]
-  assert int(count) == len(both)
-  assert float(rank) == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=0.006)
+  correlations = re.findall(r'each of (\d+) experiments.*correlation is (.*?)\.\*', text)
+  assert len(correlations) == (len(both) > 2)  # fewer show no agreement
+  for count, rank in correlations:
+    assert int(count) == len(both)
+    assert float(rank) == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=0.006)
   bad = mine.valid[mine.valid != ''].value_counts()
   assert all(f'{n} {why}' in text for why, n in bad.items())
 
