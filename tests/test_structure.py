@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob('*.py'))
 
 # A module may import from its room and from earlier rooms.
 ROOMS = ['arguments', 'component', 'io', 'devices', 'foreign', 'attention', 'kernels', 'models',
-         'data', 'evaluate', 'train', 'plan', 'benchmark', 'pretrained', 'report', 'analyses',
+         'data', 'evaluate', 'pretrained', 'train', 'plan', 'benchmark', 'report', 'analyses',
          'sweep', 'cli']
 BANNED = {'tensorflow', 'torch', 'configs', 'tests', 'pickle', 'shelve'}
 

@@ -17,11 +17,13 @@ from sink_jax.evaluate import inputs as made
 from sink_jax.evaluate.inputs import KINDS, Inputs
 from sink_jax.evaluate.probe import probe
 from sink_jax.evaluate.sink_report import SinkReport
+from sink_jax.io.paths import is_workdir
 from sink_jax.io.terminal import Progress
 from sink_jax.models.run import Run
-from sink_jax.pretrained.load import load_pretrained, load_run
-from sink_jax.train.sharding import make_mesh
-from sink_jax.train.workdir import is_workdir, read_experiment
+from sink_jax.models.sharding import make_mesh
+from sink_jax.pretrained.load import load_pretrained
+from sink_jax.train.load import load_run
+from sink_jax.train.workdir import read_experiment
 
 _TOKENS_AT_A_TIME = 16384
 # A corpus as large as the Pile is not read to its end (Appendix B.2).

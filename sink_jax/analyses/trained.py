@@ -25,8 +25,8 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.graft import learned_bias, without_bias
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
-from sink_jax.pretrained.load import load_run
 from sink_jax.train.config import Experiment
+from sink_jax.train.load import load_run
 from sink_jax.train.step import make_validation_step
 from sink_jax.train.workdir import read_experiment, read_status
 

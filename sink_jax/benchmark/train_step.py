@@ -18,10 +18,10 @@ from sink_jax.benchmark.timing import Program
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.sharding import batch_sharding, make_mesh
 from sink_jax.models.sizes import flops_per_token, parameter_count, sized
 from sink_jax.train.memory import memory
 from sink_jax.train.optimizer import OptimizerConfig
-from sink_jax.train.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
 COLUMNS: list[Column] = [

@@ -29,11 +29,10 @@ def main(options: Options, config: dict[str, Any]) -> None:
   from sink_jax.data.dataset import open_packed
   from sink_jax.data.sources import DocumentSource, PackedDataset
   from sink_jax.io.terminal import text_table
-  from sink_jax.pretrained.load import open_source
   from sink_jax.train.config import from_dict
   from sink_jax.train.start import with_source
 
-  data = from_dict(with_source(config, open_source)[0]).data  # a source decides the tokenizer
+  data = from_dict(with_source(config)[0]).data  # a source decides the tokenizer
   if not isinstance(data.source, DocumentSource) or isinstance(data.source, PackedDataset):
     raise ValueError(f'--config.data.source={data.source!r} is not text: there is nothing to build.')
   training, valid = open_packed(data, options.out, options.workers)

@@ -28,7 +28,7 @@ class Options:
 
 def main(options: Options) -> None:
   """Exports the run, and prints what was written."""
-  from sink_jax.pretrained.export import export_workdir
+  from sink_jax.train.export import export_workdir
 
   print(*export_workdir(options.workdir, options.out, dtype=options.dtype, target=options.target,
                         plugins=options.plugins), sep='\n')

@@ -36,7 +36,6 @@ def main(options: Options, config: dict) -> int:
   from sink_jax.plan.chips import parse
   from sink_jax.plan.job import plan, smaller
   from sink_jax.plan.estimate import as_text
-  from sink_jax.pretrained.load import open_source
   from sink_jax.train.config import from_dict
   from sink_jax.train.loop import planned
 
@@ -45,7 +44,7 @@ def main(options: Options, config: dict) -> int:
   where, init = parse(options.topology, options.slices), from_dict(config).init
   if init.train != 'all':
     raise ValueError(f'init.train = {init.train} is not planned: leave it out; it needs less.')
-  config = planned(config, open_source)
+  config = planned(config)
   first = found = plan(config, where)
   print(as_text(first), flush=True)
   if not first.fits:

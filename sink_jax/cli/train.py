@@ -35,7 +35,6 @@ def main(options: Options, config: dict[str, Any]) -> None:
   from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
   from sink_jax.io.process import exit_saved_until_training
-  from sink_jax.pretrained.load import open_source
   from sink_jax.train.loop import train
   from sink_jax.train.multihost import init_distributed, is_first
   from sink_jax.train.workdir import read_status
@@ -46,7 +45,7 @@ def main(options: Options, config: dict[str, Any]) -> None:
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
     keep_freed_memory()
-    train(config, options.workdir, open_source=open_source)
+    train(config, options.workdir)
     if is_first():
       status = read_status(options.workdir)
       numbers = {'valid': ('validation loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f'),

@@ -96,6 +96,11 @@ def check_links(folder: AnyPath) -> None:
         inside(folder, os.path.relpath(path, folder))
 
 
+def is_workdir(path: str | AnyPath) -> bool:
+  """True if a run began in the folder; the folder of a published model has a config.json too."""
+  return (to_path(path) / 'data.json').exists()
+
+
 def files_below(path: AnyPath) -> list[AnyPath]:
   """All files of a folder and of its folders, sorted; a FileNotFoundError where there is no such folder."""
   if is_local(path):

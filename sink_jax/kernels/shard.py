@@ -129,6 +129,6 @@ def _axes() -> dict[str, int]:
   mesh = jax.sharding.get_abstract_mesh()
   if AxisType.Explicit in mesh.axis_types:
     raise NotImplementedError('explicit mesh axes: make the mesh with axis_types Auto, as '
-                              'sink_jax.train.sharding.make_mesh does.')
+                              'sink_jax.models.sharding.make_mesh does.')
   return {name: mesh.shape[name] for name, kind in zip(mesh.axis_names, mesh.axis_types)
           if kind == AxisType.Auto}

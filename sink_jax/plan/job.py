@@ -16,11 +16,11 @@ from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import record
+from sink_jax.models.sharding import make_mesh, replicated
 from sink_jax.plan import compiler
 from sink_jax.plan.chips import Slices
 from sink_jax.train.config import Experiment, from_dict, unrolled
 from sink_jax.train.memory import Memory, memory
-from sink_jax.train.sharding import make_mesh, replicated
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout
 
 

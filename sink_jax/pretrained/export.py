@@ -17,15 +17,12 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.io.paths import expanded, to_path
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
 from sink_jax.pretrained.config_keys import FULL, SLIDING
 from sink_jax.pretrained.files import WEIGHTS, write_json
-from sink_jax.pretrained.load import load_run
 from sink_jax.pretrained.stored_tensors import StoredTensor
-from sink_jax.train.workdir import read_experiment
 
 # Initialisation and execution do not change the function; attention and pattern are read by layer.
 _UNREAD = ('init', 'dtype', 'implementation', 'remat', 'unroll', 'attention', 'pattern')
@@ -145,33 +142,6 @@ def _stored(run: Run, tensor: StoredTensor, dtype: str) -> np.ndarray:
     leaf = leaf[key]
   x = np.asarray(leaf[part.index], np.dtype(dtype))  # one layer of the stacked leaf comes to the host
   return np.ascontiguousarray(x.swapaxes(-1, -2) if part.transposed else x)
-
-
-def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
-                   dtype: str = 'float32', target: str | None = None,
-                   plugins: str = '') -> list[str]:
-  """Writes the model of a run and, where possible, its tokenizer; returns lines to print.
-
-  Args:
-    dtype, target: see `export_checkpoint`. plugins: see `load_run`.
-
-  Raises:
-    ValueError: there is no run, or it has no counterpart in transformers.
-    CheckpointError: it has no usable checkpoint.
-  """
-  if '://' in os.fspath(out):
-    raise ValueError(f'--out={out} must be a folder on a disk: transformers reads no other.')
-  folder = expanded(out).absolute()
-  run = load_run(workdir, plugins=plugins)
-  context = read_experiment(to_path(workdir)).data.context
-  hf = export_checkpoint(run, folder, dtype=dtype, context=context, target=target)
-  line = f'{folder / "config.json"}: {hf["architectures"][0]}, step {run.step}, {dtype}'
-  try:
-    assert isinstance(tokenizer := run.tokenizer, TextTokenizer)
-    write_json(folder / 'config.json', hf | write_tokenizer(tokenizer, folder, context))
-  except (ValueError, OSError) as error:  # the weights are of use without it
-    return [line, f'No tokenizer written: {" ".join(str(error).split())}']
-  return [line, f'{folder / "tokenizer.json"}: {tokenizer.vocab_size} tokens']
 
 
 def write_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike, context: int) -> dict[str, int]:

@@ -21,9 +21,8 @@ import numpy as np
 from safetensors import safe_open
 
 from sink_jax.io.files import check_downloaded, read_text_limited, refused
-from sink_jax.io.paths import check_name
+from sink_jax.io.paths import check_name, is_workdir
 from sink_jax.pretrained.stored_tensors import Table
-from sink_jax.train.workdir import is_workdir
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 # What wrappers of a model put before the names of its tensors: {prefix: (wrapper, model inside)}.

@@ -18,9 +18,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from sink_jax.models.sharding import state_shardings
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.stored_tensors import Family, LeafPart, Table, held
-from sink_jax.train.sharding import state_shardings
 
 _FLOATS = ('F32', 'F16', 'BF16', 'F64')
 Params = Mapping[str, Any]  # nested, with arrays or their shapes as leaves

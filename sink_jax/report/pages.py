@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from sink_jax.evaluate.plots import HeadMaps, head_maps, save
 from sink_jax.io.paths import AnyPath, inside
 from sink_jax.io.terminal import code, escaped, short
-from sink_jax.pretrained.load import load_run
 from sink_jax.report import claims, compare, events, figures, paper, sections
 from sink_jax.report.model_page import model_page, to_html
 from sink_jax.report.runs import EMERGED, Runs, table
 from sink_jax.report.sections import HEADLINE
 from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train.load import load_run
 
 REMEDIES = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
 _COURSE = {'sink_1': 1, 'sink_star': 1, 'valid_loss': 3, 'max_over_median': 0, 'value_ratio': 2}  # digits

@@ -11,7 +11,6 @@ import jax
 from sink_jax.analyses.trained import write_analyses
 from sink_jax.devices import refuse_silent_cpu
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged
@@ -44,8 +43,8 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
     # A run that diverged would diverge again.
     if not broadcast_from_process0(
         lambda: read_status(folder)['status'] in ('done', 'diverged') and not differences(
-            read_config(folder), completed(config, open_source)[0])):
-      train(config, folder, show_progress=show_progress, open_source=open_source)
+            read_config(folder), completed(config)[0])):
+      train(config, folder, show_progress=show_progress)
   except WorkdirLocked:
     return 'busy'
   except Interrupted:
@@ -80,7 +79,7 @@ def _analysed(trial: Trial, folder: AnyPath) -> str:
   try:
     if status == 'done':
       assert trial.config is not None  # it was trained
-      config, _ = completed(trial.config, open_source)
+      config, _ = completed(trial.config)
       write_analyses(folder, from_dict(config).data)
   except Exception as error:  # as above; the run itself is complete
     _print_error(trial, error)

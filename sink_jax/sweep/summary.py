@@ -17,13 +17,12 @@ from sink_jax.devices import cores, platform
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, inside
 from sink_jax.io.terminal import Progress, markdown_table, text_table
+from sink_jax.models.sharding import make_mesh
 from sink_jax.models.sizes import flops_per_token, parameter_count
-from sink_jax.pretrained.load import open_source
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.config import from_dict, unrolled
 from sink_jax.train.loop import planned
 from sink_jax.train.metrics import PEAK_FLOPS
-from sink_jax.train.sharding import make_mesh
 from sink_jax.train.workdir import read_status
 
 _WRITE_EVERY, _READ_EVERY = 30, 2  # seconds
@@ -133,7 +132,7 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
   Raises:
     ValueError: packed data, or the model that `init.source` names, cannot be opened; names the option.
   """
-  experiment = from_dict(planned(config, open_source))
+  experiment = from_dict(planned(config))
   model, tokens = experiment.model_before_data(), experiment.steps * experiment.tokens_per_step
   parameters = parameter_count(model)
   return Cost(parameters, parameter_count(model, embeddings=False), tokens,

@@ -24,10 +24,10 @@ from sink_jax.data.dataset import DataConfig, Dataset
 from sink_jax.data.token_edits import TokenEdit
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.graft import STARTS
+from sink_jax.models.sharding import check_tensor, mesh_sizes
 from sink_jax.models.sizes import sized
 from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.plugins import plugins_of
-from sink_jax.train.sharding import check_tensor, mesh_sizes
 
 # The keys that a graft can change: the components of attention, the norm and the sink tokens.
 GRAFT_KEYS = (*(f'attention.{name}' for name in COMPONENTS), 'model.norm', 'model.sink_tokens')

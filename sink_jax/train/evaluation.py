@@ -15,9 +15,9 @@ from sink_jax.evaluate.activations import NotFinite
 from sink_jax.evaluate.probe import probe
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
+from sink_jax.models.sharding import GlobalBatches
 from sink_jax.train.config import Experiment
 from sink_jax.train.metrics import Metrics
-from sink_jax.train.sharding import GlobalBatches
 from sink_jax.train.step import Params, make_validation_step
 
 

@@ -33,6 +33,7 @@ from sink_jax.io.terminal import Progress
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
+from sink_jax.models.sharding import GlobalBatches, make_mesh
 from sink_jax.models.sizes import flops_per_token, parameter_count, parameter_shapes
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment, from_dict, resolved, unrolled
@@ -49,9 +50,7 @@ from sink_jax.train.multihost import (
   on_all_processes,
 )
 from sink_jax.train.optimizer import OptimizerConfig, learning_rate
-from sink_jax.train.sharding import GlobalBatches, make_mesh
 from sink_jax.train.start import (
-  OpenSource,
   Source,
   check_data,
   start_params,
@@ -93,8 +92,8 @@ class Job:
 
 
 @standard_promotion()
-def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: bool = True,
-          open_source: OpenSource | None = None) -> Run:
+def train(config: Mapping[str, Any], workdir: str | AnyPath, *,
+          show_progress: bool = True) -> Run:
   """Trains what a config describes, or resumes it, and returns the trained model.
 
   A run is a pure function of its config: interrupted and resumed it gives the same
@@ -105,8 +104,6 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: b
 
   Args:
     config: the nested dict of a config, e.g. `ConfigDict.to_dict()`.
-    open_source: opens the model that `init.source` names: `pretrained.load.open_source`, which the
-      caller passes because this folder must not import `pretrained`.
 
   Raises:
     ValueError: the config, the data, the devices or the workdir do not fit. It comes before any
@@ -116,7 +113,7 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: b
     CheckpointError: a checkpoint could not be written, or holds another model.
   """
   path = to_path(workdir)
-  job, name = prepare(config, path, open_source), path.name
+  job, name = prepare(config, path), path.name
   if show_progress and is_first():
     print(_banner(job, name), file=sys.stderr, flush=True)
   for remark in job.data.remarks():
@@ -128,13 +125,12 @@ def train(config: Mapping[str, Any], workdir: str | AnyPath, *, show_progress: b
              first_token=first_token(job.experiment.data.interventions))
 
 
-def prepare(config: Mapping[str, Any], workdir: AnyPath,
-            open_source: OpenSource | None = None) -> Job:
+def prepare(config: Mapping[str, Any], workdir: AnyPath) -> Job:
   """Checks a config against the devices, the data and the workdir, and makes what it describes.
 
   All processes of a job call it. It writes nothing except a corpus that was not built yet.
   """
-  config, source = on_all_processes(lambda: completed(config, open_source))
+  config, source = on_all_processes(lambda: completed(config))
   experiment = on_all_processes(lambda: _checked(config, workdir))
   # One process builds a corpus that is not there; the others then only open it.
   first = on_all_processes(lambda: open_data(experiment.data) if is_first() else None)
@@ -157,8 +153,7 @@ def prepare(config: Mapping[str, Any], workdir: AnyPath,
   return Job(config, experiment, model, optimizer, data, mesh, source, tokens)
 
 
-def completed(config: Mapping[str, Any],
-              open_source: OpenSource | None) -> tuple[dict[str, Any], Source | None]:
+def completed(config: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
   """The config with what its packed data and its source decide, and the source, if it has one.
 
   Raises:
@@ -167,12 +162,12 @@ def completed(config: Mapping[str, Any],
   packed = as_packed(from_dict(config).data)
   return with_source({**config, 'data': {
       **config['data'], 'tokenizer': short_text(packed.tokenizer), 'context': packed.context,
-      'bos': packed.bos, 'eos': packed.eos, 'valid_fraction': packed.valid_fraction}}, open_source)
+      'bos': packed.bos, 'eos': packed.eos, 'valid_fraction': packed.valid_fraction}})
 
 
-def planned(config: Mapping[str, Any], open_source: OpenSource) -> dict[str, Any]:
+def planned(config: Mapping[str, Any]) -> dict[str, Any]:
   """`completed`, with the vocabulary of packed data, for a model that is not trained now; raises as it does."""
-  config, _ = completed(config, open_source)
+  config, _ = completed(config)
   data = from_dict(config).data
   if isinstance(data.source, PackedDataset) and not config['model']['vocab_size']:
     size = Packed(to_path(data.source.path)).manifest['vocab_size']

@@ -1,8 +1,7 @@
 """The parameters of another model that a run begins with.
 
 `init.source` of a config names the model. Its sizes fill those that the config leaves empty, and
-its parameters and tokenizer become the run's. The caller passes a function that opens it, since this
-folder must not import `pretrained`.
+its parameters and tokenizer become the run's.
 """
 
 from __future__ import annotations
@@ -17,13 +16,16 @@ from jax.sharding import Mesh
 
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.data.dataset import Dataset
-from sink_jax.data.tokenizer import TextTokenizer
+from sink_jax.data.tokenizer import Bytes, TextTokenizer
+from sink_jax.io.paths import is_workdir, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.graft import GRAFTED, graft_to
 from sink_jax.models.record import GraftReport
 from sink_jax.models.run import Run
+from sink_jax.models.sharding import state_shardings
 from sink_jax.models.sizes import parameter_shapes
+from sink_jax.pretrained.load import open_published
 from sink_jax.train.config import (
   GRAFT_KEYS,
   Experiment,
@@ -32,7 +34,7 @@ from sink_jax.train.config import (
   differences,
   from_dict,
 )
-from sink_jax.train.sharding import state_shardings
+from sink_jax.train.load import restored, saved_model
 
 # Keys of `model` that say what a model is, not how it is initialised or computed.
 _MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelOptions) if not (
@@ -55,11 +57,39 @@ class Source:
   tokenizer_option: str = ''
 
 
-OpenSource = Callable[[str], Source]
+def open_source(name: str) -> Source:
+  """Opens a model that a training run begins with: reads its configs, but no parameters.
+
+  Args:
+    name: the workdir of a run, for its newest good checkpoint, or a folder or name as
+      `load_pretrained` takes it.
+
+  Raises:
+    ValueError: there is no such model, or it cannot be read; with the remedy.
+  """
+  workdir = to_path(name)
+  if is_workdir(workdir):
+    _, model = saved_model(workdir)
+    name, path = str(workdir), workdir / 'tokenizer'
+    params = lambda mesh: restored(workdir, model, mesh)[1]
+  else:
+    published = open_published(name)
+    model, path = published.model, published.checkpoint.path
+    if not model.unembedding:
+      raise ValueError(f'{path} has no unembedding (such as lm_head.weight), which training needs: '
+                       'begin with a checkpoint of the whole model.')
+    params = lambda mesh: published.parameters('float32', mesh)
+  try:
+    tokenizer = TextTokenizer.from_path(path)
+  except ValueError:  # a synthetic task, or an unknown format: the data bring another
+    return Source(name, model, params)
+  letters = ''.join(map(chr, range(32, 127)))
+  bytes_too = tokenizer.encode(letters) == Bytes().open().encode(letters)
+  option = '' if bytes_too else f'HuggingFace(path={str(path)!r})'
+  return Source(name, model, params, tokenizer, option)
 
 
-def with_source(config: Mapping[str, Any],
-                open_source: OpenSource | None) -> tuple[dict[str, Any], Source | None]:
+def with_source(config: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
   """The config with what its source decides, and the source; (config, None) without one.
 
   The source decides sizes and a tokenizer that the config leaves empty, and what a graft keeps.
@@ -71,8 +101,6 @@ def with_source(config: Mapping[str, Any],
   experiment = from_dict(config)
   if not experiment.init.source:
     return dict(config), None
-  if open_source is None:
-    raise ValueError('init.source is set, and `train` was called without open_source, which opens it.')
   name = experiment.init.source.replace('{seed}', str(experiment.seed))
   try:
     source = open_source(name)

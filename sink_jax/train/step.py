@@ -17,10 +17,10 @@ from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import axis_size, mesh_context, sum_over_axis
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.layers import after_update
+from sink_jax.models.sharding import batch_sharding, replicated, state_shardings
 from sink_jax.models.transformer import init_params
 from sink_jax.train.loss import summed_loss, training_weights
 from sink_jax.train.optimizer import OptimizerConfig, make_optimizer, trained_part, with_trained
-from sink_jax.train.sharding import batch_sharding, replicated, state_shardings
 
 Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars

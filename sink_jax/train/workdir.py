@@ -22,7 +22,7 @@ import numpy as np
 
 from sink_jax.component import UnknownComponent
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
-from sink_jax.io.paths import AnyPath, check_links, inside, is_local, to_path
+from sink_jax.io.paths import AnyPath, check_links, inside, is_local, is_workdir, to_path
 from sink_jax.train.config import Experiment, differences, from_dict
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.plugins import import_plugins, import_recorded, record_plugins
@@ -128,11 +128,6 @@ class Workdir:
       return (self.path / 'owner').read_bytes().decode('utf-8', 'replace')
     except OSError:  # removed by hand: no other job claims the folder
       return self._name
-
-
-def is_workdir(path: str | AnyPath) -> bool:
-  """True if a run began in the folder; the folder of a published model has a config.json too."""
-  return (to_path(path) / 'data.json').exists()
 
 
 def read_config(workdir: str | AnyPath) -> dict[str, Any]:

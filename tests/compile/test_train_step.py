@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from sink_jax.data.batches import Batch
 from sink_jax.models.sizes import sized
 from sink_jax.train.optimizer import OptimizerConfig
-from sink_jax.train.sharding import batch_sharding
+from sink_jax.models.sharding import batch_sharding
 from sink_jax.train.step import make_train_step, state_layout
 from tests.compile import targets
 

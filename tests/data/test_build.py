@@ -22,7 +22,6 @@ from sink_jax.data.packed import SPLITS, Packed
 from sink_jax.data.sources import PackedDataset, TextFolder
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from sink_jax.io.paths import import_file
-from sink_jax.pretrained.load import open_source
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import planned
 from tests.train.runs import ROOT
@@ -234,7 +233,7 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
   assert as_packed(built) == built
   settings = base.get_config()
   settings.data.source, settings.probe.length = repr(packed.source), 16
-  plan = from_dict(planned(settings.to_dict(), open_source))
+  plan = from_dict(planned(settings.to_dict()))
   assert (plan.data.context, plan.data.tokenizer, plan.model.vocab_size) == (24, built.tokenizer, 300)
   for a, b in zip(open_data(packed).batch(3, 4, 0), open_data(config).batch(3, 4, 0), strict=True):
     np.testing.assert_array_equal(a, b)

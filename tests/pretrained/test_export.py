@@ -13,8 +13,9 @@ from sink_jax.attention.mask import Causal, Window
 from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
 from sink_jax.models.config import Layer
-from sink_jax.pretrained.export import export_checkpoint, export_workdir, write_tokenizer
+from sink_jax.pretrained.export import export_checkpoint, write_tokenizer
 from sink_jax.pretrained.files import Checkpoint
+from sink_jax.train.export import export_workdir
 from sink_jax.train.loop import train
 from tests.random_params import random_params
 from tests.train import runs

@@ -17,7 +17,7 @@ from sink_jax.models.run import text_losses
 from sink_jax.pretrained import parameters
 from sink_jax.pretrained.families import FAMILIES
 from sink_jax.pretrained.files import Checkpoint
-from sink_jax.pretrained.load import open_source
+from sink_jax.train.start import open_source
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
 from tests.pretrained import tiny
 
@@ -238,7 +238,7 @@ import sys
 import jax
 import numpy as np
 import sink_jax as sj
-from sink_jax.train.sharding import make_mesh, state_shardings
+from sink_jax.models.sharding import make_mesh, state_shardings
 
 for folder in sys.argv[1:]:
   mesh = make_mesh(2, 4)

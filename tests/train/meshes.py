@@ -12,9 +12,9 @@ from jax.sharding import AxisType, Mesh
 import sink_jax as sj
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.shard import mesh_context
+from sink_jax.models.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.loss import cross_entropy
 from sink_jax.train.optimizer import Muon, OptimizerConfig, OrthoAdam, Sgd
-from sink_jax.train.sharding import batch_sharding, make_mesh, replicated
 from sink_jax.train.step import init_state, make_train_step
 
 CASES = {

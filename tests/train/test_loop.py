@@ -14,6 +14,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.dataset import open_data
+from sink_jax.models.sharding import make_mesh
 from sink_jax.train import checkpoint, evaluation, loop
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints, saved_steps, step_folder, verify
 from sink_jax.train.config import from_dict
@@ -23,7 +24,6 @@ from sink_jax.train.memory import REMEDY, memory
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.multihost import Interrupted, Unsaved
 from sink_jax.train.optimizer import Muon, OrthoAdam, learning_rate
-from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
 from sink_jax.train.workdir import Workdir, WorkdirLocked, read_config, read_status
 from tests.train import runs

@@ -106,7 +106,7 @@ TWO_SLICES = """
 import jax, numpy as np, pytest, sink_jax as sj
 from sink_jax.data.dataset import Batch
 from sink_jax.train.optimizer import OptimizerConfig
-from sink_jax.train.sharding import make_mesh
+from sink_jax.models.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
 
 kind = type(jax.devices()[0])

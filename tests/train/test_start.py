@@ -11,12 +11,11 @@ import pytest
 import sink_jax as sj
 from sink_jax.attention.head import HeadGate
 from sink_jax.attention.mask import Causal
-from sink_jax.pretrained import load
-from sink_jax.pretrained.export import export_workdir
 from sink_jax.sweep.summary import cost_of
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import step_folder
 from sink_jax.train.config import differences
+from sink_jax.train.export import export_workdir
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.multihost import Interrupted
 from sink_jax.train.start import parameter_paths
@@ -29,7 +28,7 @@ GATE = 'HeadGate(scale=2.0)'
 
 
 def go(config, workdir):
-  return loop.train(config, workdir, show_progress=False, open_source=load.open_source)
+  return loop.train(config, workdir, show_progress=False)
 
 
 @pytest.fixture(scope='module')
@@ -89,7 +88,7 @@ def test_a_run_begins_where_its_source_ended(first, fine, tmp_path):
   saved = read_config(tmp_path / 'other')
   assert saved['init']['source'] == str(tmp_path / 'exported-1')
   config = fine(init__source=str(tmp_path / 'exported-{seed}'))
-  assert differences(saved, loop.completed(config, load.open_source)[0]) == []  # a sweep skips it
+  assert differences(saved, loop.completed(config)[0]) == []  # a sweep skips it
   # If killed before its first checkpoint, a run begins with its source again.
   shutil.rmtree(tmp_path / 'other' / 'checkpoints')
   go(fine(init__source=str(tmp_path / 'exported-{seed}')), tmp_path / 'other')

@@ -9,11 +9,11 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.data.batches import Batch
+from sink_jax.models.sharding import make_mesh
 from sink_jax.models.transformer import Transformer, init_params
 from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
 from sink_jax.train.optimizer import OptimizerConfig, Sgd
-from sink_jax.train.sharding import make_mesh
 from sink_jax.train.step import init_state, make_train_step
 from tests.models.test_transformer import numpy_model
 from tests.random_params import random_params
@@ -207,7 +207,7 @@ from sink_jax.kernels import dispatch
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.run import record
 from sink_jax.train.optimizer import OptimizerConfig, Sgd
-from sink_jax.train.sharding import batch_sharding, make_mesh
+from sink_jax.models.sharding import batch_sharding, make_mesh
 from sink_jax.train.step import init_state, make_train_step, make_validation_step
 
 mesh = make_mesh(2, 2, 2)
