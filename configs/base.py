@@ -1,7 +1,7 @@
 """The defaults of every experiment, the paper's (Section 4), and tables of changes to them.
 
-The keys are the fields of `sink_jax.train.config.Experiment`; `python -m sink_jax train --help` lists
-them with their meanings.
+The keys are the fields of `sink_jax.train.config.Experiment`; `python -m sink_jax train --help`
+lists them with their meanings.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from ml_collections import ConfigDict
 
 from sink_jax.arguments import check_known
-from sink_jax.train import config as experiments
+from sink_jax.component import Component
+from sink_jax.train.config import Experiment, as_config_dict, changed
 
 Trials: TypeAlias = Mapping[str, Mapping[str, Any]]  # {trial: {dotted key: value}}
 
@@ -19,20 +20,25 @@ def get_config(name: str = '') -> ConfigDict:
   """The defaults; this file has no trials to name."""
   if name:
     raise ValueError(f'configs/base.py has no trials, so none that is called {name!r}.')
-  return experiments.get_config()
+  return as_config_dict(Experiment())
 
 
-def attention(**components: str) -> dict[str, str]:
+def attention(**components: Component) -> dict[str, Component]:
   """Changes of the components of attention, by their dotted keys."""
   return {f'attention.{name}': value for name, value in components.items()}
 
 
-def trial(trials: Trials, name: str, task: str = '', config: ConfigDict | None = None) -> ConfigDict:
-  """The config of one trial of a table: the defaults with the trial's changes.
+def trial(trials: Trials, name: str, task: str = '') -> ConfigDict:
+  """The config of one trial of a table; see `experiment`."""
+  return as_config_dict(experiment(trials, name, task))
+
+
+def experiment(trials: Trials, name: str, task: str = '',
+               default: Experiment = Experiment()) -> Experiment:
+  """One trial of a table: the default with the trial's changes.
 
   Args:
     task: the label by which reports choose the runs to compare.
-    config: is changed in place; by default a new config with the defaults.
 
   Raises:
     ValueError: no trial is named, or an unknown one; lists the choices.
@@ -40,9 +46,5 @@ def trial(trials: Trials, name: str, task: str = '', config: ConfigDict | None =
   if not name:
     raise ValueError('Name a trial of the config file, as in --config=FILE:TRIAL. Choices: '
                      f'{", ".join(trials)}.')
-  if name not in trials and ',' in name:
-    raise ValueError(f'{name!r}: the trials of this file have neither budgets nor protocols.')
   check_known(name, trials, 'Unknown trial')
-  config = config or get_config()
-  config.update_from_flattened_dict({**trials[name], 'label.trial': name, 'label.task': task})
-  return config
+  return changed(default, {**trials[name], 'label.trial': name, 'label.task': task})

@@ -1,4 +1,5 @@
-"""Where sinks emerge in the 60M model, where not, and where they go; each trial takes minutes on one GPU.
+"""Where sinks emerge in the 60M model, where not, and where they go; each trial takes minutes on
+one GPU.
 
 Batches of 32k tokens, 32 times fewer than the paper's, and contexts a quarter as long, for 4,000
 steps on the sources of the installed packages: no download. That is little text, seen more than
@@ -9,10 +10,12 @@ important trials come first, for a machine that is available for half an hour.
 from ml_collections import ConfigDict
 
 from configs import base, budget, paper
+from sink_jax.data.stdlib import InstalledPackages
+from sink_jax.data.tokenizer import TrainedBpe
 
 _SHORT = budget.PROTOCOLS['paper'] | {
-    'data.source': 'InstalledPackages()',
-    'data.tokenizer': 'TrainedBpe(vocab_size=8192)',
+    'data.source': InstalledPackages(),
+    'data.tokenizer': TrainedBpe(8192),
     'data.context': 512,
     'batch_size': 64,
     'steps': 4000,

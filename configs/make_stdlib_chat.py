@@ -2,9 +2,9 @@
 
     python -m configs.make_stdlib_chat data/stdlib_chat
 
-Writes train.jsonl and valid.jsonl, which `ChatJsonl` reads. Each definition with a docstring becomes
-one conversation of one to four questions, with answers from the text of the library. The same library
-gives the same files. All of a package is held out together, as `Stdlib` does.
+Writes train.jsonl and valid.jsonl, which `ChatJsonl` reads. Each definition with a docstring
+becomes one conversation of one to four questions, with answers from the text of the library. The
+same library gives the same files. All of a package is held out together, as `Stdlib` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def main(folder: str) -> None:
   """Writes both files."""
   Path(folder).mkdir(parents=True, exist_ok=True)
-  with open(Path(folder, 'train.jsonl'), 'w') as train, open(Path(folder, 'valid.jsonl'), 'w') as valid:
+  with (open(Path(folder, 'train.jsonl'), 'w') as train,
+        open(Path(folder, 'valid.jsonl'), 'w') as valid):
     for name, text in modules():
       held = Stdlib().held_out(name.split('/')[0].removesuffix('.py'), _HELD_OUT)
       for messages in conversations(name, text):
@@ -39,7 +40,7 @@ def main(folder: str) -> None:
 
 
 def conversations(name: str, source: str) -> Iterator[list[dict[str, str]]]:
-  """The conversations about a module, in the order of its text; name: its file, 'json/decoder.py'."""
+  """The conversations about a module in the order of its text; name: its file, json/decoder.py."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', SyntaxWarning)  # invalid escapes in the library
     tree = ast.parse(source)
@@ -70,9 +71,11 @@ def _questions(node: Definition, path: str, source: str) -> Iterator[tuple[str, 
   yield f'What is documented like this: {text}', path
   if not isinstance(node, ast.ClassDef):
     yield f'Which arguments does {path} take?', ast.unparse(node.args) or 'It takes no arguments.'
-  # The lines of the text itself, since the output of `ast.unparse` differs between versions of Python.
+  # The lines of the text itself, since the output of `ast.unparse` differs between versions of
+  # Python.
   lines = source.split('\n')[node.lineno - 1:node.end_lineno]
-  shown = '\n'.join(line if line[:node.col_offset].strip() else line[node.col_offset:] for line in lines)
+  indent = node.col_offset
+  shown = '\n'.join(line if line[:indent].strip() else line[indent:] for line in lines)
   if len(shown) <= _LONGEST_SOURCE:
     yield f'Show me the source of {path}.', shown
 

@@ -8,6 +8,11 @@ control, sigmoid with normalisation.
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.base import attention
+from sink_jax.attention.extra_key_value import KBias
+from sink_jax.attention.normalizer import RowSum, Unnormalized
+from sink_jax.attention.similarity import Sigmoid
+from sink_jax.data.token_edits import FixedToken
 
 _TEXT = {
     'model.size': 'tiny',
@@ -15,7 +20,7 @@ _TEXT = {
     'steps': 1200,
     'batch_size': 32,
     'data.context': 64,
-    'data.interventions': 'FixedToken(position=1)',
+    'data.interventions': (FixedToken(1),),
     'optimizer.learning_rate': 2e-2,
     'optimizer.weight_decay': 0.5,
     'probe.every': 50,
@@ -23,14 +28,13 @@ _TEXT = {
     'validation.batches': 20,
     'checkpoint_every': 600,
 }
-_SIGMOID = {'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'}
 
 TRIALS = {
     'text-softmax': _TEXT,
-    'text-sigmoid': _TEXT | _SIGMOID,
-    'text-sigmoid-normalized': _TEXT | {
-        'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'RowSum(eps=1e-8)'},
-    'text-k-bias': _TEXT | {'attention.kv_bias': 'KBias()'},
+    'text-sigmoid': _TEXT | attention(similarity=Sigmoid(), normalizer=Unnormalized()),
+    'text-sigmoid-normalized': _TEXT | attention(
+        similarity=Sigmoid(), normalizer=RowSum(eps=1e-8)),
+    'text-k-bias': _TEXT | attention(kv_bias=KBias()),
 }
 
 

@@ -6,11 +6,10 @@
 import sys
 
 from sink_jax.cli.main import parse, stop
-from sink_jax.train.config import from_dict
 
 devices, words = int(sys.argv[1]), sys.argv[2:]
 try:
-  experiment = from_dict(parse('train', words)[1]['config'])
+  experiment = parse('train', words)[1]['experiment']
   if devices and experiment.sizes_are_known:
     experiment.check_devices(devices)
 except (OSError, ValueError) as error:

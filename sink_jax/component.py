@@ -17,9 +17,9 @@ from sink_jax.arguments import check_known
 class Component:
   """One choice of an experiment: a similarity, a mask, a tokenizer, a data source ...
 
-  Every subclass becomes a frozen dataclass. A direct subclass is the base class of some choices; a class that
-  is not itself a choice sets `abstract = True`. Fields are plain numbers, strings, booleans, tuples of them
-  or components: `from_string(Base, repr(component)) == component`.
+  Every subclass becomes a frozen dataclass. A direct subclass is the base class of some choices; a
+  class that is not itself a choice sets `abstract = True`. Fields are plain numbers, strings,
+  booleans, tuples of them or components: `from_string(Base, repr(component)) == component`.
   """
 
   __dataclass_fields__: ClassVar[dict[str, Any]]  # shows type checkers that it is a dataclass
@@ -42,8 +42,9 @@ def option(default: Any, about: str, *, where: bool = False, least: float | None
            most: float | None = None, choices: Collection[str] = ()) -> Any:
   """Declares a config key, as a field of the dataclass of its section.
 
-  about: its meaning. where: the key decides only where and how fast a run computes, or what it records, so a
-  run may be resumed with another value. least, most: bounds of a number, which must also be finite.
+  about: its meaning. where: the key decides only where and how fast a run computes, or what it
+  records, so a run may be resumed with another value. least, most: bounds of a number, which must
+  also be finite.
   """
   return dataclasses.field(default=default, metadata=dict(
       about=about, where=where, least=least, most=most, choices=choices))
@@ -88,7 +89,7 @@ def check_types(section: Any, name: str) -> None:
   An int becomes a float where the annotation is float. name: of the section, for the message.
   """
   for key, hint in typing.get_type_hints(type(section)).items():
-    object.__setattr__(section, key, _typed(name, key, getattr(section, key), hint))
+    object.__setattr__(section, key, typed(f'{name}.{key}', getattr(section, key), hint))
 
 
 def _parsed(base: type[C], text: object) -> C:
@@ -97,7 +98,8 @@ def _parsed(base: type[C], text: object) -> C:
     if not isinstance(text, str):
       raise ValueError('must be a config string')
     call = ast.parse(text.strip(), mode='eval').body
-    call = ast.Call(call, [], []) if isinstance(call, ast.Name) else call  # 'Exp' is read as 'Exp()'
+    if isinstance(call, ast.Name):  # 'Exp' is read as 'Exp()'
+      call = ast.Call(call, [], [])
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
       raise ValueError('not a name with name=value in brackets')
     # A component in a component is read later, by the annotation of its field.
@@ -106,12 +108,14 @@ def _parsed(base: type[C], text: object) -> C:
     if len(dict(given)) < len(given):  # ast.parse lets it pass
       raise ValueError('an argument is given twice')
   except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-    raise ValueError(f'Cannot read {kind} {str(text)[:80]!r} ({error}): write {next(iter(known))}(), with '
-                     f'arguments as name=value. Choices: {", ".join(known)}.') from None
+    raise ValueError(
+        f'Cannot read {kind} {str(text)[:80]!r} ({error}): write {next(iter(known))}(), with '
+        f'arguments as name=value. Choices: {", ".join(known)}.') from None
   name = call.func.id
   if name.casefold() == 'softmax':
-    raise ValueError(f"Unknown {kind} {name!r}: softmax is similarity 'Exp()' with normalizer 'RowSum()', "
-                     f'the defaults. Choices: {", ".join(known)}.')
+    raise ValueError(
+        f"Unknown {kind} {name!r}: softmax is similarity 'Exp()' with normalizer 'RowSum()', "
+        f'the defaults. Choices: {", ".join(known)}.')
   try:
     check_known(name, known, f'Unknown {kind}')
   except ValueError as error:
@@ -119,15 +123,18 @@ def _parsed(base: type[C], text: object) -> C:
   hints = typing.get_type_hints(known[name])  # annotations may be strings
   fields = {field.name: field.default for field in dataclasses.fields(known[name])}
   if wrong := [key for key, _ in given if key not in fields]:
-    raise ValueError(f'{name} has no argument {wrong[0]!r}; it takes: {", ".join(fields) or "no arguments"}.')
+    takes = ', '.join(fields) or 'no arguments'
+    raise ValueError(f'{name} has no argument {wrong[0]!r}; it takes: {takes}.')
   if missing := [key for key, default in fields.items()
                  if default is dataclasses.MISSING and key not in dict(given)]:
     raise ValueError(f'{name} needs {", ".join(missing)}.')
-  return known[name](**{key: _typed(name, key, value, hints[key]) for key, value in given})
+  return known[name](**{key: typed(f'{name}.{key}', value, hints[key]) for key, value in given})
 
 
-def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
-  """Returns a value of the annotated type, made from an int for a float, or from a list for a tuple."""
+def typed(name: str, value: Any, hint: Any) -> Any:
+  """Returns a value of the annotated type, which is made from a text for a component, an int for a
+  float, a list for a tuple; name: of the value, for a ValueError about another type.
+  """
   allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
   # tuple[int, ...] is checked only as a tuple; the class checks its elements.
   allowed = [typing.get_origin(one) or one for one in allowed]
@@ -140,5 +147,5 @@ def _typed(name: str, key: str, value: Any, hint: Any) -> Any:
     value = float(value) if abs(value) < 1e308 else math.inf
   if type(value) not in allowed:  # not isinstance, to which True is an int
     words = ' or '.join(one.__name__ for one in allowed)
-    raise ValueError(f'{name}.{key} = {value!r} must be {words}.')
+    raise ValueError(f'{name} = {value!r} must be {words}.')
   return value

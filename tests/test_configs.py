@@ -1,7 +1,7 @@
 """Every trial of every config file builds, traces at full size, and has the settings of its name."""
 
+import dataclasses
 import functools
-import json
 import math
 import re
 from pathlib import Path
@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base, budget, paper, remedies, sft
+from configs import budget, paper
 from sink_jax.data.dataset import open_data
 from sink_jax.data.sources import TextFolder
 from sink_jax.data.token_edits import RandomTokens
+from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
 from sink_jax.sweep.summary import cost_of
-from sink_jax.sweep.trials import load_trials
-from sink_jax.train.config import NotExpressible, differences, from_dict
+from sink_jax.sweep.trials import load_trials, read_config_file
+from sink_jax.train.config import InitConfig, Label, NotExpressible, changed, differences
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 FILES = sorted(path for path in CONFIGS.glob('*.py')
@@ -32,8 +33,7 @@ def trials_of(path):
 
 
 def of_paper(name, **options):
-  text = ','.join([name, *(f'{key}={value}' for key, value in options.items())])
-  return from_dict(paper.get_config(text).to_dict())
+  return budget.experiment(paper.TRIALS, name, **options)
 
 
 def test_names_are_unique_and_fit_a_folder():
@@ -46,8 +46,9 @@ def test_names_are_unique_and_fit_a_folder():
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
 def test_every_trial_builds_and_carries_its_name(path):
   for name, trial in trials_of(path).items():
-    assert trial.config['label']['trial'] == name and trial.config['label']['task']
-  contents = {json.dumps(trial.config | {'label': None}) for trial in trials_of(path).values()}
+    assert trial.label.trial == name and trial.label.task
+  contents = {dataclasses.replace(trial.experiment, label=Label())
+              for trial in trials_of(path).values()}
   assert len(contents) == len(trials_of(path))  # no two trials are the same run
 
 
@@ -65,8 +66,8 @@ def traced(model, length):
 def test_every_trial_traces_at_full_size(path):
   for name, trial in trials_of(path).items():
     # A trial that begins with another run has the sizes of that run. Here it gets the sizes of its budget.
-    experiment = from_dict(trial.config | {'init': base.get_config().to_dict()['init']})
-    model = experiment.model_config(getattr(experiment.data.source, 'vocab_size', None) or 50432)
+    experiment = dataclasses.replace(trial.experiment, init=InitConfig())
+    model = experiment.model_config()
     context = experiment.data.context
     assert traced(model, context) == (2, context, model.d_model), name
 
@@ -97,14 +98,14 @@ def counted(name, changes):
 @pytest.mark.every(4)
 @pytest.mark.parametrize('name', paper.TRIALS)
 def test_parameter_count_follows_its_formula(name):
-  assert parameter_count(of_paper(name).model_config(50432)) == counted(name, paper.TRIALS[name])
+  assert parameter_count(of_paper(name).model_config()) == counted(name, paper.TRIALS[name])
 
 
 def test_the_default_has_the_paper_s_sizes():
-  model = of_paper('default').model_config(50432)
+  model = of_paper('default').model_config()
   assert parameter_count(model) == 136_462_080
   assert parameter_count(model, embeddings=False) == 58_998_528
-  assert parameter_count(of_paper('1b-softmax').model_config(50432)) == 1_337_026_560
+  assert parameter_count(of_paper('1b-softmax').model_config()) == 1_337_026_560
 
 
 def test_protocols_are_the_paper_s_and_the_release_s():
@@ -138,19 +139,18 @@ def test_budgets_keep_the_ratios_of_what_is_swept(name):
 
 def test_grafts_share_a_source_and_a_control():
   trials = load_trials(CONFIGS / 'graft.py')
-  assert {trial.config['init']['source'] for trial in trials.values()} == {'SmolLM2-135M-Instruct'}
-  assert [name for name, trial in trials.items() if not trial.config['init']['graft']] == [
+  inits = {name: trial.experiment.init for name, trial in trials.items()}
+  assert {init.source for init in inits.values()} == {'SmolLM2-135M-Instruct'}
+  assert [name for name, init in inits.items() if not init.graft] == [
       'continued', 'random-continued']
-  assert {name for name, trial in trials.items() if trial.config['init']['train'] == 'new'} == {
+  assert {name for name, init in inits.items() if init.train == 'new'} == {
       'only-k-bias', 'only-kv-bias', 'only-sink-logit', 'only-gate'}
 
 
 @pytest.mark.parametrize('name', budget.BUDGETS)
 def test_remedies_have_the_length_of_the_budget_and_b2_of_the_task(name):
-  of_text = {trial.label['trial']: from_dict(trial.config)
-             for trial in load_trials(CONFIGS / 'remedies.py').values()} | {
-      trial: from_dict(remedies.get_config(f'{trial},budget={name}').to_dict())
-      for trial in remedies.TRIALS if trial.startswith('lm-')}
+  of_text = {trial: found.experiment for trial, found in load_trials(
+      CONFIGS / 'remedies.py', {'budget': name}).items()}
   for trial, run in of_text.items():
     softmax = of_text[trial.partition('-')[0] + '-softmax']
     assert run.optimizer.rule.b2 == softmax.optimizer.rule.b2
@@ -163,7 +163,7 @@ def test_remedies_have_the_length_of_the_budget_and_b2_of_the_task(name):
 def test_a_grid_tries_five_rates_at_the_product_of_the_paper():
   full, desk = of_paper('default'), of_paper('default', budget='desk')
   product = lambda run: run.optimizer.learning_rate * run.optimizer.weight_decay * run.steps
-  tried = [from_dict(trial.config) for trial in load_trials(CONFIGS / 'grid.py').values()]
+  tried = [trial.experiment for trial in load_trials(CONFIGS / 'grid.py').values()]
   assert [product(run) for run in (full, desk, *tried)] == pytest.approx([0.8] * 7)
   assert len({run.optimizer.learning_rate for run in tried}) == 5
   for run in (desk, *tried):
@@ -175,13 +175,13 @@ def test_a_grid_tries_five_rates_at_the_product_of_the_paper():
 def test_a_budget_says_what_it_cannot_express():
   for name in ('learnable-dims-64', 'heads-1', 'random-1-64'):
     with pytest.raises(NotExpressible):
-      paper.get_config(f'{name},budget=desk')
+      paper.get_config(name, 'desk')
   trials = load_trials(CONFIGS / 'paper.py', {'budget': 'desk'})
-  assert trials['learnable-dims-64'].config is None
-  assert trials['learnable-dims-1'].config['label'] == {
-      'trial': 'learnable-dims-1', 'task': 'paper', 'budget': 'desk', 'protocol': 'paper'}
+  assert trials['learnable-dims-64'].experiment is None
+  for trial in ('learnable-dims-64', 'learnable-dims-1'):
+    assert trials[trial].label == Label(trial, 'paper', 'desk', 'paper')
   with pytest.raises(ValueError, match="Unknown ExtraKeyValue 'KBais'") as error:
-    budget.config({'mine': {'attention.kv_bias': 'KBais()'}}, 'mine,budget=desk')
+    budget.config({'mine': {'attention.kv_bias': 'KBais()'}}, 'mine', 'desk')
   assert not isinstance(error.value, NotExpressible)
 
 
@@ -189,10 +189,10 @@ def test_a_budget_says_what_it_cannot_express():
     ('default,budget=tiny', "Unknown budget 'tiny'.*desk"),
     ('default,protocol=mine', "Unknown protocol 'mine'.*released"),
     ('nothing', "Unknown trial 'nothing'.*lr-8e-4"),
-    ('default,sed=1', "Unknown option 'sed'")])
+    ('default,sed=1', "no option 'sed'.*budget, protocol")])
 def test_bad_arguments_list_the_choices(argument, words):
   with pytest.raises(ValueError, match=words):
-    budget.config(paper.TRIALS, argument)
+    read_config_file(f'{CONFIGS}/paper.py:{argument}', {})
 
 
 @pytest.fixture(scope='module')
@@ -207,10 +207,9 @@ def text(tmp_path_factory):
 
 def batches(text, name, count=3):
   """The first batches of a trial at the budget desk, but from another text."""
-  config = paper.get_config(f'{name},budget=desk')
-  config.data.update(source=repr(TextFolder(path=str(text))), tokenizer='Bytes()', eos=False,
-                     cache_dir=str(text.parent / 'cache'))
-  experiment = from_dict(config.to_dict())
+  experiment = changed(of_paper(name, budget='desk'), {
+      'data.source': TextFolder(path=str(text)), 'data.tokenizer': Bytes(), 'data.eos': False,
+      'data.cache_dir': str(text.parent / 'cache')})
   stream = open_data(experiment.data).batches(0, experiment.batch_size, 0)
   return experiment, np.stack([np.asarray(next(stream).tokens) for _ in range(count)])
 
@@ -235,13 +234,13 @@ def test_data_amounts_limit_what_is_seen(text, name):
 def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_rate():
   trials = load_trials(CONFIGS / 'sft.py', {'budget': 'desk', 'protocol': 'answers'}, [1, 2])
   for kind, name in (('default', 'sft-softmax'), ('sigmoid', 'sft-sigmoid')):
-    config, pretrained = trials[f'{name}-seed-2'].config, of_paper(kind, budget='desk')
-    assert config['init']['source'] == f'runs/desk/{kind}-seed-{{seed}}'
-    tuned = from_dict(config)
+    tuned, pretrained = trials[f'{name}-seed-2'].experiment, of_paper(kind, budget='desk')
+    assert tuned.init.source == f'runs/desk/{kind}-seed-{{seed}}'
     assert tuned.data.source.answers_only and tuned.log_every == 1
     assert tuned.optimizer.learning_rate == pytest.approx(pretrained.optimizer.learning_rate / 20)
-    assert tuned.model_config(512) == pretrained.model_config(512)
-  unstable, softmax = (trials[f'{name}-seed-1'].config for name in ('sft-unstable', 'sft-softmax'))
+    tuned = changed(tuned, {'model.vocab_size': 512})
+    assert tuned.model_config() == pretrained.model_config()
+  unstable, softmax = (trials[f'{name}-seed-1'].experiment for name in ('sft-unstable', 'sft-softmax'))
   assert differences(unstable, softmax) == ['optimizer.learning_rate: 0.4 -> 0.0004']
-  full = from_dict(sft.get_config('sft-softmax').to_dict())
-  assert full.model_config(50432) == of_paper('1b-softmax').model_config(50432)
+  full = load_trials(CONFIGS / 'sft.py')['sft-softmax'].experiment
+  assert full.model_config() == of_paper('1b-softmax').model_config()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from sink_jax.train.config import Experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,8 +16,8 @@ class Options:
       python -m sink_jax data_build --config=configs/paper.py:default --out=gs://bucket/corpus
       python -m sink_jax data_build --config.data.source="TextFolder(path='texts')" --workers=8
 
-  It prints the data.source (and data.valid_source) that reads them. It may be stopped at any moment:
-  the same command keeps the shards that are there.
+  It prints the data.source (and data.valid_source) that reads them. It may be stopped at any
+  moment: the same command keeps the shards that are there.
   """
 
   #: folder to write, on a disk or gs://bucket/folder; by default one in data.cache_dir, which runs
@@ -24,23 +27,24 @@ class Options:
   workers: int = 0  # processes that tokenize; 0: this one, with the threads of the tokenizer.
 
 
-def main(options: Options, config: dict[str, Any]) -> None:
+def main(options: Options, experiment: Experiment) -> None:
   """Builds the packed text of a config and prints what is in it."""
   from sink_jax.data.dataset import open_packed
   from sink_jax.data.sources import DocumentSource, PackedDataset
   from sink_jax.io.terminal import text_table
-  from sink_jax.train.config import from_dict
   from sink_jax.train.start import with_source
 
-  data = from_dict(with_source(config)[0]).data  # a source decides the tokenizer
+  data = with_source(experiment)[0].data  # a source decides the tokenizer
   if not isinstance(data.source, DocumentSource) or isinstance(data.source, PackedDataset):
-    raise ValueError(f'--config.data.source={data.source!r} is not text: there is nothing to build.')
+    raise ValueError(
+        f'--config.data.source={data.source!r} is not text: there is nothing to build.')
   training, valid = open_packed(data, options.out, options.workers)
   rows = [(name, split, *(f'{entry[split][key]:,}' for key in ('documents', 'tokens', 'rows')))
           for packed in dict.fromkeys((training, valid))
           for name, entry in packed.manifest['domains'].items() for split in ('train', 'valid')
           if entry[split]['documents']]
-  print('\n'.join(text_table(('domain', 'split', 'documents', 'tokens', 'rows'), rows, left=(0, 1))))
+  head = ('domain', 'split', 'documents', 'tokens', 'rows')
+  print('\n'.join(text_table(head, rows, left=(0, 1))))
   print(f"--config.data.source=\"PackedDataset(path='{training.folder}')\"")
   if valid is not training:
     print(f"--config.data.valid_source=\"PackedDataset(path='{valid.folder}')\"")

@@ -2,8 +2,8 @@
 
 A command is a module of this folder with a dataclass `Options` (its docstring and the comments
 at its fields are the help, which tyro prints) and a function `main`, which returns the exit code.
-`main` takes the options and, where it names them, `config` (the dict of the option `config`, FILE
-or FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the
+`main` takes the options and, where it names them, `experiment` (of the option `config`, FILE or
+FILE:TRIAL, with --config.KEY=VALUE), `settings` (only the latter) and `given` (names of the
 options in the command line). Modules import jax inside `main`: --help and errors need not wait.
 """
 
@@ -50,7 +50,8 @@ _BASE = os.path.join(os.path.dirname(__file__), '..', '..', 'configs', 'base.py'
 
 def main() -> NoReturn:
   """Runs the command that the first argument names, and ends the process with its exit code."""
-  gc.set_threshold(50_000)  # imports and tracing make many objects, and hardly any that can be freed
+  # Imports and tracing make many objects, and hardly any that can be freed.
+  gc.set_threshold(50_000)
   name, words = (sys.argv[1] if len(sys.argv) > 1 else ''), sys.argv[2:]
   if name in ('train', 'sweep'):
     exit_saved_until_training()  # within milliseconds: imports of jax take seconds
@@ -96,10 +97,10 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   """
   module = importlib.import_module(f'sink_jax.cli.{name}')
   takes, settings = inspect.signature(module.main).parameters, {}
-  if 'config' in takes or 'settings' in takes:
+  if 'experiment' in takes or 'settings' in takes:
     settings = _settings(word for word in words if word.startswith('--config.'))
     words = [word for word in words if not word.startswith('--config.')]
-  if 'config' in takes and set(words) & set(_HELP):
+  if 'experiment' in takes and set(words) & set(_HELP):
     from sink_jax.train.config import keys_as_text
 
     print(f'Keys of --config.KEY=VALUE with their defaults:\n{keys_as_text()}\n')
@@ -111,8 +112,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     except SystemExit as end:
       if end.code:  # what is wrong, in a box: here it is one line
         # Without the borders of the box, and without tyro's words about our own errors.
-        raise ValueError(re.sub(r'[\u2500-\u257f]|-{3,}|Value error\W+Error parsing (?!--)\S+:', ' ',
-                                said.getvalue())) from None
+        frame = r'[\u2500-\u257f]|-{3,}|Value error\W+Error parsing (?!--)\S+:'
+        raise ValueError(re.sub(frame, ' ', said.getvalue())) from None
       raise
   extras: dict[str, Any] = {}
   if 'given' in takes:
@@ -120,10 +121,10 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
                        if word.startswith('--')}
   if 'settings' in takes:
     extras['settings'] = settings
-  if 'config' in takes:
+  if 'experiment' in takes:
     from sink_jax.sweep.trials import read_config_file
 
-    extras['config'] = read_config_file(options.config or _BASE, settings)
+    extras['experiment'] = read_config_file(options.config or _BASE, settings)
   return options, extras
 
 

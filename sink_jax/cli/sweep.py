@@ -36,7 +36,7 @@ class Options:
   config: str  # config file with a table TRIALS.
   workdir: str | None = None  # folder of the sweep; a trial goes to WORKDIR/TRIAL.
   budget: str | None = None  # of the configs of the paper: desk, tenth or full.
-  protocol: str | None = None  # of the configs of the paper: paper, or released, as its code has it.
+  protocol: str | None = None  # of the configs of the paper: paper, or released, as its code has.
   seeds: tuple[int, ...] = ()  # such as 0,1,2: a trial for each.
   only: tuple[str, ...] = ()  # trials to run, such as default or window-*; by default all.
   shard: str = '1/1'  # k/n: the k-th of n parts, for jobs in an array.
@@ -88,10 +88,11 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
   of_file = {name: value for name in ('budget', 'protocol') if (value := getattr(options, name))}
   table = load_trials(options.config, of_file, options.seeds, settings)
   # With --seeds a trial NAME becomes NAME-seed-0, NAME-seed-1, ...; NAME then means all of them.
-  names = {name: (trial.label.get('trial', name), name) for name, trial in table.items()}
+  names = {name: (trial.label.trial or name, name) for name, trial in table.items()}
   chosen = dict.fromkeys(table if not options.only else ())
   for pattern in options.only:
-    found = [name for name in names if any(fnmatch.fnmatchcase(text, pattern) for text in names[name])]
+    found = [name for name, texts in names.items()
+             if any(fnmatch.fnmatchcase(text, pattern) for text in texts)]
     if not found:
       check_known(pattern, dict.fromkeys(itertools.chain(*names.values())),
                   f'{options.config}: unknown trial')
@@ -135,8 +136,8 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
   costs = {name: 0.0 for name in trials if read_status(root / name)['status'] not in FINAL_STATUSES}
   for name in costs:
     with contextlib.suppress(ValueError):  # such as a source that is missing: the trial records it
-      if config := trials[name].config:
-        costs[name] = cost_of(config).flops
+      if experiment := trials[name].experiment:
+        costs[name] = cost_of(experiment).flops
   if options.processes == 1 and jax.process_count() == 1 and (remark := idle_cores(trials, costs)):
     say(remark)
   statuses, began = {}, time.monotonic()

@@ -8,10 +8,13 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sink_jax.cli.main import memory_is_full
 from sink_jax.io.terminal import say
+
+if TYPE_CHECKING:
+  from sink_jax.train.config import Experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Options:
   config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
 
 
-def main(options: Options, config: dict[str, Any]) -> None:
+def main(options: Options, experiment: Experiment) -> None:
   """Trains; every way to end has its exit code."""
   from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
@@ -45,7 +48,7 @@ def main(options: Options, config: dict[str, Any]) -> None:
     exit_saved_until_training()  # again: the distributed runtime takes SIGTERM over
     compile_cache.enable()
     keep_freed_memory()
-    train(config, options.workdir)
+    train(experiment, options.workdir)
     if is_first():
       status = read_status(options.workdir)
       numbers = {'valid': ('validation loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f'),

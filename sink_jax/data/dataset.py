@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,25 @@ _SUBSET_KEY, _VALID_KEY = 1, 2
 _FAR_APART = 2_654_435_761  # 2^32 over the golden ratio; it is odd, so that no two seeds become one
 
 
+class Sizes(NamedTuple):
+  """The ids of a model, or the features of continuous inputs and outputs.
+
+  vocab_size: 0 for continuous inputs, None if it is not known before the tokenizer is opened.
+  """
+
+  vocab_size: int | None
+  input_features: int = 0
+  output_features: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
   """Everything that decides the tokens of a run, except seed and batch size.
 
   With a `valid_source` nothing of `source` is held out, and the two sources have separate domains. A
   synthetic task does not use `eos` and `cache_dir`, and its `length` must equal `context`.
+
+  ids: of packed text, which `as_packed` reads.
   """
   source: Source = option(stdlib.Stdlib(), 'Stdlib, TextFolder, Jsonl, ChatJsonl, Tfds, HubDataset, '
                           'PackedDataset, InstalledPackages, or a synthetic task')
@@ -54,10 +67,21 @@ class DataConfig:
   valid_source: Source | None = option(None, 'another source for validation; empty: hold documents out')
   cache_dir: str = option('', 'folder of packed text, also gs://; empty: $SINK_JAX_CACHE or '
                           '~/.cache/sink_jax', where=True)
+  ids: int | None = dataclasses.field(default=None, metadata={'key': False})
 
   def __post_init__(self) -> None:
     if not 0 < self.valid_fraction < 1:
       raise ValueError(f'data.valid_fraction={self.valid_fraction} must be between 0 and 1.')
+
+  @property
+  def sizes(self) -> Sizes:
+    """The sizes of a model of these data, as far as they are known before the text is opened."""
+    if isinstance(task := self.source, SyntheticTask):
+      return Sizes(task.vocab_size, task.input_features, task.output_features)
+    ids = self.ids or getattr(self.tokenizer, 'vocab_size', None)
+    if ids is not None:
+      ids = functools.reduce(lambda n, edit: edit.vocab_size(n), self.interventions, ids)
+    return Sizes(ids)
 
 
 def open_data(config: DataConfig) -> Dataset:
@@ -97,7 +121,7 @@ def as_packed(config: DataConfig) -> DataConfig:
     if getattr(config, name) not in (getattr(DataConfig, name), value):
       raise ValueError(f'{config.source!r} was built with {name}={value}, and the config asks for '
                        f'{getattr(config, name)}: set --config.data.{name}="{value}", or build it again.')
-  return dataclasses.replace(config, **built)
+  return dataclasses.replace(config, **built, ids=manifest['vocab_size'])
 
 
 def open_packed(config: DataConfig, out: str = '', workers: int = 0) -> tuple[Packed, Packed]:

@@ -63,7 +63,8 @@ class Slices(NamedTuple):
   @property
   def name(self) -> str:
     """The name in options and text, such as '2 x v5e:16x16'."""
-    return (f'{self.count} x ' if self.count > 1 else '') + f'{self.kind}:{"x".join(map(str, self.shape))}'
+    count = f'{self.count} x ' if self.count > 1 else ''
+    return f'{count}{self.kind}:{"x".join(map(str, self.shape))}'
 
   @property
   def compiler_name(self) -> str:
@@ -72,7 +73,8 @@ class Slices(NamedTuple):
 
 
 # Accelerator types of Google Cloud, which end in a number of chips, or of cores.
-_CORES_IN_TYPE = {'v5litepod': ('v5e', 1), 'v6e': ('v6e', 1), 'v5p': ('v5p', 2), 'tpu7x': ('v7x', 2)}
+_CORES_IN_TYPE = {
+    'v5litepod': ('v5e', 1), 'v6e': ('v6e', 1), 'v5p': ('v5p', 2), 'tpu7x': ('v7x', 2)}
 
 
 def parse(topology: str, count: int = 1) -> Slices:
@@ -101,11 +103,11 @@ def parse(topology: str, count: int = 1) -> Slices:
 
 
 def _default_shape(topology: str, chips: float, dimensions: int) -> str:
-  """The shape of an accelerator type: the most equal powers of two, such as 2x2x1, 2x2x4 or 8x16."""
+  """The shape of an accelerator type: the most equal powers of two, such as 2x2x4 or 8x16."""
   sides = [1] * dimensions
   while math.prod(sides) < chips:
     sides[sides.index(min(sides))] *= 2
   if math.prod(sides) != chips:
-    raise ValueError(f'--topology={topology}: accelerator types have a power of two of chips; write a '
-                     'topology such as v5e:4x4.')
+    raise ValueError(f'--topology={topology}: accelerator types have a power of two of chips; '
+                     'write a topology such as v5e:4x4.')
   return 'x'.join(map(str, sorted(sides, key=lambda side: (side == 1, side))))

@@ -23,9 +23,11 @@ def step_seconds(plan: Plan) -> dict[str, float]:
   assert plan.step is not None
   chip, model, microbatches = plan.where.chip, plan.model, plan.experiment.microbatches
   data, fsdp, tensor = (plan.mesh[name] for name in ('data', 'fsdp', 'tensor'))
-  # These policies repeat the forward pass of the blocks, a third of all products but those of the logits.
+  # These policies repeat the forward pass of the blocks, a third of all products but those of the
+  # logits.
   again = model.remat in ('blocks', 'save_attention')
-  logits = 6 * model.d_model * model.vocab_size / flops_per_token(model, plan.experiment.data.context)
+  context = plan.experiment.data.context
+  logits = 6 * model.d_model * model.vocab_size / flops_per_token(model, context)
   parameters, width = parameter_count(model) / tensor, jnp.dtype(model.dtype).itemsize
   # In a ring of n devices each sends (n - 1) / n of an array, for a sum twice that.
   ring = lambda n, bytes_: (n - 1) / n * bytes_
@@ -47,7 +49,8 @@ def step_seconds(plan: Plan) -> dict[str, float]:
 
 def model_seconds(plan: Plan) -> float:
   """Seconds that the model's products take at the peak of the datasheet, where MFU is 100 %."""
-  flops = plan.experiment.tokens_per_step * flops_per_token(plan.model, plan.experiment.data.context)
+  experiment = plan.experiment
+  flops = experiment.tokens_per_step * flops_per_token(plan.model, experiment.data.context)
   return flops / plan.where.devices / plan.where.chip.peak
 
 
@@ -60,11 +63,12 @@ def as_text(plan: Plan) -> str:
     parts['activations, gradients, logits'] = plan.step.temporaries
   parts |= {f'{name} in all': bytes_ for name, bytes_ in plan.peaks.items()}
   lines = [
-      f'{experiment.label.trial or experiment.model.size} on {plan.where.name}: {plan.where.devices:,} '
-      f'devices, mesh {mesh}',
-      f'{parameter_count(model):,} parameters, {parameter_count(model, embeddings=False):,} without '
-      f'embeddings; {plan.experiment.tokens_per_step:,} tokens a step: {experiment.batch_size} sequences of '
-      f'{experiment.data.context}, {experiment.microbatches} micro-batches',
+      f'{experiment.label.trial or experiment.model.size} on {plan.where.name}: '
+      f'{plan.where.devices:,} devices, mesh {mesh}',
+      f'{parameter_count(model):,} parameters, {parameter_count(model, embeddings=False):,} '
+      f'without embeddings; {experiment.tokens_per_step:,} tokens a step: '
+      f'{experiment.batch_size} sequences of {experiment.data.context}, '
+      f'{experiment.microbatches} micro-batches',
       f'attention by {plan.attention}, remat {model.remat}',
       f'Memory of a device, compiled; programs may use {chip.usable / GIB:.2f} GiB:',
       *(f'  {name:30} {bytes_ / GIB:10,.2f} GiB' for name, bytes_ in parts.items())]
@@ -74,13 +78,13 @@ def as_text(plan: Plan) -> str:
     return '\n'.join(lines)
   seconds = step_seconds(plan)
   bound, step = max(seconds.items(), key=lambda item: item[1])
-  hours = plan.experiment.steps * step / 3600
+  hours = experiment.steps * step / 3600
   parts = ', '.join(f'{name} {1e3 * s:,.1f} ms' for name, s in seconds.items() if s)
   return '\n'.join([
       *lines,
       f'Time of a step, an estimate from datasheets and {SHARE:.0%} of the peak, not measured:',
       f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); '
-      f'{plan.experiment.tokens_per_step / step:,.0f} tokens/s, MFU {model_seconds(plan) / step:.0%}',
-      f'{plan.experiment.steps:,} steps: {hours:,.1f} h, '
+      f'{experiment.tokens_per_step / step:,.0f} tokens/s, MFU {model_seconds(plan) / step:.0%}',
+      f'{experiment.steps:,} steps: {hours:,.1f} h, '
       f'{hours * plan.where.chips:,.0f} chip-hours',
       f'In launch/settings.sh: ARGUMENTS=({shlex.join(plan.options)})'])

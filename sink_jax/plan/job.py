@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from sink_jax.models.run import record
 from sink_jax.models.sharding import make_mesh, replicated
 from sink_jax.plan import compiler
 from sink_jax.plan.chips import Slices
-from sink_jax.train.config import Experiment, from_dict, unrolled
+from sink_jax.train.config import Experiment, changed, unrolled
 from sink_jax.train.memory import Memory, memory
 from sink_jax.train.step import batch_layout, make_train_step, make_validation_step, state_layout
 
@@ -59,19 +58,19 @@ class Plan:
     return [f'--config.{key}={value}' for key, value in values.items()]
 
 
-def plan(config: Mapping[str, Any], where: Slices) -> Plan:
-  """Compiles training, validation and the probe of a config.
+def plan(experiment: Experiment, where: Slices) -> Plan:
+  """Compiles training, validation and the probe of a run.
 
   Empty `model.remat` means 'none' here. Programs after one that does not fit are not compiled.
 
   Raises:
     ValueError: libtpu is missing, or the config does not fit the devices or has no vocabulary.
   """
-  experiment = from_dict(config)
   experiment.check_devices(where.devices)
   mesh = make_mesh(**dataclasses.asdict(experiment.mesh),
                    devices=compiler.topology_devices(where.compiler_name, where.count))
-  model = unrolled(experiment.model_config(_vocabulary(experiment)), experiment, 'tpu', mesh.shape)
+  _check_vocabulary(experiment)
+  model = unrolled(experiment.model_config(), experiment, 'tpu', mesh.shape)
   state = state_layout(model, experiment.optimizer, mesh)
   parameters, optimizer = _bytes(state.params), _bytes(state.opt_state)
   step, peaks, refused = None, {}, ''
@@ -95,39 +94,34 @@ def plan(config: Mapping[str, Any], where: Slices) -> Plan:
               peaks, refused)
 
 
-def smaller(config: Mapping[str, Any], planned: Plan) -> Iterator[dict[str, Any]]:
-  """Configs of the same training that need less memory, from the fastest to the smallest.
+def smaller(planned: Plan) -> Iterator[Experiment]:
+  """The same training with options that need less memory, from the fastest to the smallest.
 
-  They recompute the blocks in the backward pass, split the state over all of a slice, and then divide the
-  batch into more and more micro-batches.
+  They recompute the blocks in the backward pass, split the state over all of a slice, and then
+  divide the batch into more and more micro-batches.
   """
   tensor = planned.mesh['tensor']
   remat = {'model.remat': 'blocks'}
   split = {'mesh.data': -1, 'mesh.fsdp': planned.where.devices // planned.where.count // tensor}
-  sequences = planned.experiment.batch_size * tensor // planned.where.devices
-  seen = [config]
-  for changes in (remat, split, remat | split, *(
-      remat | split | {'microbatches': n}
-      for n in range(planned.experiment.microbatches + 1, sequences + 1) if sequences % n == 0)):
-    other = copy.deepcopy(dict(config))
-    for key, value in changes.items():
-      section, _, last = key.rpartition('.')
-      (other[section] if section else other)[last] = value
+  experiment = planned.experiment
+  sequences = experiment.batch_size * tensor // planned.where.devices
+  numbers = range(experiment.microbatches + 1, sequences + 1)
+  microbatches = [{'microbatches': n} for n in numbers if sequences % n == 0]
+  seen = [experiment]
+  for changes in (remat, split, *(remat | split | more for more in ({}, *microbatches))):
+    other = changed(experiment, changes)
     if other not in seen:
       seen.append(other)
       yield other
 
 
-def _vocabulary(experiment: Experiment) -> int:
-  source = getattr(experiment.data.source, 'vocab_size', None)
-  if source == 0:
+def _check_vocabulary(experiment: Experiment) -> None:
+  size = experiment.data.sizes.vocab_size
+  if size == 0:
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
-  known = (experiment.model.vocab_size or source
-           or getattr(experiment.data.tokenizer, 'vocab_size', None))
-  if not known:
+  if size is None and not experiment.model.vocab_size:
     raise ValueError('the tokenizer is not opened for a plan: set --config.model.vocab_size, for '
                      'GPT-NeoX to 50432.')
-  return known
 
 
 def _programs(experiment, model, mesh, state) -> Iterator[tuple[str, jax.stages.Lowered]]:

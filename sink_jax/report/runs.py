@@ -223,7 +223,7 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
     row |= _facts(experiment, read_object(inside(workdir, 'data.json')))
     if unknown:
       row |= _facts_of_unknown(unknown, row['settings'])
-    blocks = [layer + 1 for layer in experiment.model_before_data().attention_layers
+    blocks = [layer + 1 for layer in experiment.model_config().attention_layers
               if 'model.pattern' not in unknown]
     points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft')]
     last = max((step for _, step, *_ in points), default=0)
@@ -247,7 +247,7 @@ def source_of(experiment: Experiment) -> str:
 
 def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   """Columns of a run from its config and `Dataset.summary()`; epochs are of all its steps."""
-  model = experiment.model_before_data()
+  model = experiment.model_config()
   tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
   specs = [model.attention_of(model.pattern[layer % len(model.pattern)]) for layer in model.attention_layers]
   uniform = [validity.uniform_importance(spec, experiment.probe.length, model.sink_tokens) for spec in specs]

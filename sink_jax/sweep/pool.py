@@ -6,6 +6,7 @@ This process hands out the trials, and never touches JAX's devices.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from sink_jax.devices import keep_freed_memory
 from sink_jax.io import compile_cache
@@ -22,13 +24,15 @@ from sink_jax.io.terminal import quiet_logs
 from sink_jax.sweep.runner import record_outcome, run_trial
 from sink_jax.sweep.summary import Bars
 from sink_jax.sweep.trials import Trial
+from sink_jax.train.config import as_dict, from_dict
 from sink_jax.train.multihost import Interrupted, StopHandler
-from sink_jax.train.plugins import import_plugins
+from sink_jax.train.plugins import import_plugins, plugins_of
 from sink_jax.train.provenance import pass_on_command
 
 _GRACE = 60  # seconds that a trial gets to save its state
 # Exit codes of a trial's process. Python itself ends with 0 to 2.
-_STATUSES = dict(enumerate(('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy'), 3))
+_STATUSES = dict(enumerate(
+    ('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy'), 3))
 
 
 class SweepStopped(KeyboardInterrupt):
@@ -79,10 +83,15 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
 
 def _started(trial: Trial, root: str | AnyPath, place: int, processes: int) -> BaseProcess:
   context = multiprocessing.get_context('spawn')  # the threads of JAX do not survive a fork
-  process = context.Process(
-      target=call, args=(f'{__name__}:work', trial, str(to_path(root)), place, processes))
-  # A terminal sends Ctrl-C to every process of its group. The trial inherits that it is ignored; this process
-  # receives it and sends SIGTERM (`_ending`).
+  # As text, since the process has to import the files of its components first.
+  experiment = trial.experiment
+  config = as_dict(experiment) if experiment else None
+  files = plugins_of(experiment) if experiment else ''
+  trial = dataclasses.replace(trial, experiment=None)
+  process = context.Process(target=call, args=(
+      f'{__name__}:work', trial, config, files, str(to_path(root)), place, processes))
+  # A terminal sends Ctrl-C to every process of its group. The trial inherits that it is ignored;
+  # this process receives it and sends SIGTERM (`_ending`).
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
     process.start()
@@ -108,8 +117,12 @@ def _ending(running: Mapping[int, tuple[str, BaseProcess]]) -> Iterator[None]:
         process.kill()
 
 
-def work(trial: Trial, root: str, place: int, processes: int) -> None:
-  """Runs a trial on its share of the cores; the exit code says how it ended."""
+def work(trial: Trial, config: dict[str, Any] | None, plugins: str, root: str, place: int,
+         processes: int) -> None:
+  """Runs a trial on its share of the cores; the exit code says how it ended.
+
+  config: its experiment as config.json has it. plugins: the files of its components.
+  """
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
     share = cores[place * len(cores) // processes:(place + 1) * len(cores) // processes]
@@ -117,8 +130,9 @@ def work(trial: Trial, root: str, place: int, processes: int) -> None:
   quiet_logs()
   compile_cache.enable()
   keep_freed_memory()
-  if trial.config:
-    import_plugins(trial.config.get('plugins') or '')  # of the parent's config file
+  if config:
+    import_plugins(plugins)  # of the parent's config file
+    trial = dataclasses.replace(trial, experiment=from_dict(config))
   try:
     status = run_trial(trial, root, show_progress=False)
   except Interrupted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import traceback
 
@@ -14,11 +15,12 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged
-from sink_jax.train.config import differences, from_dict
-from sink_jax.train.loop import completed, train
+from sink_jax.train.config import Experiment
+from sink_jax.train.loop import train
 from sink_jax.train.multihost import Interrupted, broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
-from sink_jax.train.workdir import WorkdirLocked, read_config, read_status, write_status
+from sink_jax.train.start import completed
+from sink_jax.train.workdir import WorkdirLocked, changes, read_status, write_status
 
 
 def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> str:
@@ -33,18 +35,16 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
   Raises:
     Interrupted: the process was asked to stop; the state is saved.
   """
-  folder, config = to_path(root) / trial.name, trial.config
+  folder, experiment = to_path(root) / trial.name, trial.experiment
   try:
     refuse_silent_cpu()
-    if config is None:
+    if experiment is None:
       broadcast_from_process0(lambda: record_outcome(trial, root, 'not expressible',
                                                      reason=trial.reason))
       return 'not expressible'
     # A run that diverged would diverge again.
-    if not broadcast_from_process0(
-        lambda: read_status(folder)['status'] in ('done', 'diverged') and not differences(
-            read_config(folder), completed(config)[0])):
-      train(config, folder, show_progress=show_progress)
+    if not broadcast_from_process0(lambda: _has_ended(folder, experiment)):
+      train(experiment, folder, show_progress=show_progress)
   except WorkdirLocked:
     return 'busy'
   except Interrupted:
@@ -64,13 +64,21 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
   return broadcast_from_process0(lambda: _analysed(trial, folder))
 
 
+def _has_ended(folder: AnyPath, experiment: Experiment) -> bool:
+  """True if the run in the folder is that of the experiment, and is done or has diverged."""
+  if read_status(folder)['status'] not in ('done', 'diverged'):
+    return False
+  return not changes(folder, completed(experiment)[0])
+
+
 def record_outcome(trial: Trial, root: str | AnyPath, status: str, **details: str) -> None:
   """Records the status of a trial whose process could not record it; keeps results."""
   folder = to_path(root) / trial.name
   if status == 'not expressible' and (folder / 'config.json').exists():
     raise ValueError(f'{folder} holds a run of another budget: use another --workdir.')
   if read_status(folder)['status'] not in ('done', 'diverged'):
-    write_status(folder, status, **details, label=dict(trial.label), **provenance(devices=False))
+    write_status(folder, status, **details, label=dataclasses.asdict(trial.label),
+                 **provenance(devices=False))
 
 
 def _analysed(trial: Trial, folder: AnyPath) -> str:
@@ -78,9 +86,8 @@ def _analysed(trial: Trial, folder: AnyPath) -> str:
   status = read_status(folder)['status']
   try:
     if status == 'done':
-      assert trial.config is not None  # it was trained
-      config, _ = completed(trial.config)
-      write_analyses(folder, from_dict(config).data)
+      assert trial.experiment is not None  # it was trained
+      write_analyses(folder, completed(trial.experiment)[0].data)
   except Exception as error:  # as above; the run itself is complete
     _print_error(trial, error)
     return 'not analysed'

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from sink_jax.data.dataset import open_data
 from sink_jax.report.runs import IDENTITY, NO_SEED, Runs, identities, source_of
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.config import from_dict
 from sink_jax.train.workdir import FINAL_STATUSES
 
 
 def not_stored(trials: Mapping[str, Trial], stored: Runs) -> dict[str, Trial]:
-  """The trials that no finished run of `stored` is: one of the same task, budget, protocol and seed.
+  """The trials that no finished run of `stored` is: one of the same task, budget, protocol and
+  seed.
 
   Raises:
     ValueError: the text on this machine is not that of the stored runs of the same budget.
@@ -26,19 +26,19 @@ def not_stored(trials: Mapping[str, Trial], stored: Runs) -> dict[str, Trial]:
               if isinstance(run.content, str)}
   checked = set()
   for name, trial in left.items():
-    if trial.config is None:
+    if (experiment := trial.experiment) is None:
       continue
-    experiment = from_dict(trial.config)
     key = experiment.label.task, experiment.label.budget, source_of(experiment)
     if key in contents and key not in checked:
       checked.add(key)
       if (content := open_data(experiment.data).summary()['content']) != contents[key]:
         raise ValueError(
             f'{name}: the text {key[-1]} is not that of the stored runs ({content}, and not '
-            f'{contents[key]}). It depends on the release of Python: docs/experiments.md says which.')
+            f'{contents[key]}). It depends on the release of Python: docs/experiments.md says '
+            'which.')
   return left
 
 
 def _identity(trial: Trial) -> tuple:
-  seed = float(trial.config['seed']) if trial.config else NO_SEED
-  return *(trial.label.get(key, '') for key in IDENTITY[:-1]), seed
+  seed = float(trial.experiment.seed) if trial.experiment else NO_SEED
+  return *(getattr(trial.label, key) for key in IDENTITY[:-1]), seed

@@ -20,9 +20,9 @@ from sink_jax.io.terminal import Progress, markdown_table, text_table
 from sink_jax.models.sharding import make_mesh
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.sweep.trials import Trial
-from sink_jax.train.config import from_dict, unrolled
-from sink_jax.train.loop import planned
+from sink_jax.train.config import Experiment, unrolled
 from sink_jax.train.metrics import PEAK_FLOPS
+from sink_jax.train.start import completed
 from sink_jax.train.workdir import read_status
 
 _WRITE_EVERY, _READ_EVERY = 30, 2  # seconds
@@ -49,7 +49,7 @@ def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> st
     step = max((row['step'] for row in last.values()), default=None)
     note = status.get('error') or status.get('reason') or ''
     statuses.append(status['status'])
-    steps = f' of {trial.config["steps"]:,}' if step and trial.config else ''
+    steps = f' of {trial.experiment.steps:,}' if step and trial.experiment else ''
     rows.append([name, statuses[-1], number(step, ',') + steps,
                  number(last.get('probe', {}).get('sink_1'), '.1f'),
                  number(last.get('valid', {}).get('valid'), '.3f'),
@@ -86,7 +86,7 @@ def keep_summary(trials: Mapping[str, Trial], file: AnyPath) -> Iterator[None]:
 
 
 class Bars:
-  """A line for each trial that runs: its steps, the loss, Sink_1 and the time left, read from its files."""
+  """A line for each trial that runs, read from its files: steps, loss, Sink_1, the time left."""
 
   def __init__(self, trials: Mapping[str, Trial], root: AnyPath):
     self._trials, self._root = trials, root
@@ -101,16 +101,18 @@ class Bars:
       return
     self._read = time.monotonic()
     for place, name in running.items():
-      rows, config = _last_rows(self._root / name / 'metrics.jsonl'), self._trials[name].config
-      if config is None or 'train' not in rows:
+      rows = _last_rows(self._root / name / 'metrics.jsonl')
+      experiment = self._trials[name].experiment
+      if experiment is None or 'train' not in rows:
         continue
       step = rows['train']['step']
       if (place, name) not in self._bars:
-        self._bars[place, name] = Progress(name, config['steps'], step, unit='step', place=place)
+        self._bars[place, name] = Progress(name, experiment.steps, step, unit='step', place=place)
       numbers = {'loss': (rows['train'].get('loss'), '.3f'),
                  'Sink_1': (rows.get('probe', {}).get('sink_1'), '.1f')}
-      self._bars[place, name].update(step, **{key: format(x, form) for key, (x, form) in numbers.items()
-                                        if isinstance(x, (int, float))})
+      shown = {key: format(x, form) for key, (x, form) in numbers.items()
+               if isinstance(x, (int, float))}
+      self._bars[place, name].update(step, **shown)
 
   def close(self) -> None:
     """Clears all lines."""
@@ -126,14 +128,15 @@ class Cost(NamedTuple):
   flops: float
 
 
-def cost_of(config: Mapping[str, Any]) -> Cost:
-  """The cost of a config; reads no text. A tokenizer that is yet to be trained counts as bytes.
+def cost_of(experiment: Experiment) -> Cost:
+  """The cost of a run; reads no text. A tokenizer that is yet to be opened counts as bytes.
 
   Raises:
-    ValueError: packed data, or the model that `init.source` names, cannot be opened; names the option.
+    ValueError: packed data, or the model that `init.source` names, cannot be opened; names the
+      option.
   """
-  experiment = from_dict(planned(config))
-  model, tokens = experiment.model_before_data(), experiment.steps * experiment.tokens_per_step
+  experiment, _ = completed(experiment)
+  model, tokens = experiment.model_config(), experiment.steps * experiment.tokens_per_step
   parameters = parameter_count(model)
   return Cost(parameters, parameter_count(model, embeddings=False), tokens,
               tokens * flops_per_token(model, experiment.data.context))
@@ -141,7 +144,7 @@ def cost_of(config: Mapping[str, Any]) -> Cost:
 
 def dry_run(trials: Mapping[str, Trial]) -> str:
   """A table of the cost of every trial, and the sum; on a CPU in minutes of this machine."""
-  costs = {name: cost_of(trial.config) for name, trial in trials.items() if trial.config}
+  costs = {name: cost_of(trial.experiment) for name, trial in trials.items() if trial.experiment}
   where, unit, rate = 'H100', 'h', _SHARE * PEAK_FLOPS['H100'] * 3600
   note = f'on one H100 at {_SHARE:.0%} of its peak, an assumption'
   timed = next(iter(costs), None)
@@ -155,19 +158,19 @@ def dry_run(trials: Mapping[str, Trial]) -> str:
         f'{cost.flops:.2g}', took(cost.flops)]
        for name, cost in costs.items()])
   lines += [f'{trial.name}: not expressible: {trial.reason}' for trial in trials.values()
-            if not trial.config]
+            if not trial.experiment]
   total = sum(cost.flops for cost in costs.values())
   return '\n'.join([*lines, '', f'{len(costs)} trials, {total:.2g} FLOPs in matrix products: '
                     f'{took(total)} {note}'])
 
 
 def _flops_here(trial: Trial, cost: Cost) -> float | None:
-  """FLOP/s of training steps of a trial on this machine; None without a CPU, text, or for long steps."""
-  assert trial.config is not None
-  experiment = from_dict(trial.config)
+  """FLOP/s of training steps on this machine; None without a CPU, text, or for long steps."""
+  experiment = trial.experiment
+  assert experiment is not None
   per_step = cost.flops / experiment.steps
   mesh = make_mesh().shape
-  model = unrolled(experiment.model_before_data(), experiment, platform(), mesh)
+  model = unrolled(experiment.model_config(), experiment, platform(), mesh)
   if jax.default_backend() != 'cpu' or per_step > _SHORT_STEP or not model.vocab_size:
     return None
   return per_step / timed_step(model, experiment.batch_size, experiment.data.context)
@@ -176,17 +179,20 @@ def _flops_here(trial: Trial, cost: Cost) -> float | None:
 def idle_cores(trials: Mapping[str, Trial], costs: Mapping[str, float]) -> str:
   """A remark where trials, one after another, leave cores of a CPU idle, or an empty text.
 
-  Measured on two cores, two trials at a time took, of the time of one after another: 0.78 at 0.6 GFLOP a step
-  (`tiny`, 16 x 64 tokens), 0.83 at 5, 0.85 at 25 and 0.90 at 123 (10M parameters, 8 x 256).
+  Measured on two cores, two trials at a time took, of the time of one after another: 0.78 at 0.6
+  GFLOP a step (`tiny`, 16 x 64 tokens), 0.83 at 5, 0.85 at 25 and 0.90 at 123 (10M parameters, 8 x
+  256).
   """
-  configs = [trials[name].config for name in costs]
-  steps = [config['steps'] for config in configs if config]
+  experiments = [trials[name].experiment for name in costs]
+  steps = [experiment.steps for experiment in experiments if experiment]
   at_a_time = min(len(steps), cores())
   if jax.default_backend() != 'cpu' or at_a_time < 2:
     return ''
   per_step = sum(costs.values()) / sum(steps)
-  return (f'These models are small: their steps leave cores idle, and --processes={at_a_time} takes less '
-          'time.') if per_step < _SMALL_STEP else ''
+  if per_step >= _SMALL_STEP:
+    return ''
+  return ('These models are small: their steps leave cores idle, and '
+          f'--processes={at_a_time} takes less time.')
 
 
 def remaining(costs: Mapping[str, float], ended: Collection[str], seconds: float) -> str:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags import config_path
 
+from sink_jax.arguments import check_known
 from sink_jax.io.paths import import_file
-from sink_jax.train.config import NotExpressible, from_dict, where_keys
-from sink_jax.train.plugins import import_plugins, plugins_of
+from sink_jax.train.config import Experiment, Label, NotExpressible, from_dict, where_keys
+from sink_jax.train.plugins import import_plugins
 
-# Keys that do not make a trial a different one, so that a label need not name them: runs on other data are
-# known by its hash, but for these.
-_NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'seed', 'validation.')
+# Keys that need no place in the label of a trial, since runs on other data are known by their hash
+# ...
+_NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'seed',
+            'validation.')
+# ... and those of them that the hash does not cover.
 _NOT_HASHED = ('data.interventions', 'data.max_tokens', 'data.valid_source')
 
 
@@ -25,32 +29,32 @@ _NOT_HASHED = ('data.interventions', 'data.max_tokens', 'data.valid_source')
 class Trial:
   """A run to make.
 
-  name: of the trial, and of its folder. config: None where the budget has no counterpart of it.
-  label: the label of the config, or what it would have been. reason: why there is no config.
+  name: of the trial, and of its folder. experiment: None where the budget has no counterpart of
+  it. label: of the experiment, or what it would have been. reason: why there is no experiment.
   """
 
   name: str
-  config: Mapping[str, Any] | None
-  label: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  experiment: Experiment | None
+  label: Label = Label()
   reason: str = ''
 
 
-def read_config_file(path: str, settings: Mapping[str, str]) -> dict[str, Any]:
-  """The config of FILE[:TRIAL], as ml_collections has it, with dotted keys set to texts.
+def read_config_file(path: str, settings: Mapping[str, str]) -> Experiment:
+  """The experiment of FILE[:TRIAL[,budget=BUDGET][,protocol=PROTOCOL]], with dotted keys set to
+  texts.
 
   Raises:
     ValueError: names the file, or the key, and what is wrong with it.
   """
-  file, _, name = path.partition(':')
+  file, _, argument = path.partition(':')
+  name, *words = argument.split(',')
+  options = {key: value for key, _, value in (word.partition('=') for word in words)}
   try:
-    config = import_file(file).get_config(name)
+    module = import_file(file)
+    config = _config(module, name, options)
   except Exception as error:  # a config file is a program: anything can be wrong with it
-    kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-    raise ValueError(f'--config={path}: {kind}{error}') from None
-  if not isinstance(config, ConfigDict):
-    raise ValueError(f'--config={path}: get_config() returns no ConfigDict of ml_collections.')
-  change_config(config, settings)
-  return config.to_dict()
+    raise ValueError(f'--config={path}: {_in_a_line(error)}') from None
+  return _experiment(config, settings)
 
 
 def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
@@ -62,8 +66,8 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
     path: the file, which has a table TRIALS and a function get_config.
     options: arguments of get_config, such as {'budget': 'desk', 'protocol': 'released'}.
     seeds: a trial is then called NAME-seed-N; by default the config's seed, and NAME.
-    settings: dotted config keys and values as text, the same for all. Those that change the computation
-      become a part of the label's budget: 'desk with steps=50'.
+    settings: dotted config keys and values as text, the same for all. Those that change the
+      computation become a part of the label's budget: 'desk with steps=50'.
 
   Raises:
     ValueError: names the file, or the trial, and what is wrong with it.
@@ -76,29 +80,59 @@ def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
   module = import_file(path)
   if not hasattr(module, 'TRIALS'):
     raise ValueError(f'{path} has no table TRIALS; run it with python -m sink_jax train')
-  changes = ', '.join(f'{key}={value}' for key, value in settings.items()
-                      if (not key.startswith(_NEUTRAL) or key in _NOT_HASHED) and key not in where_keys())
   trials: dict[str, Trial] = {}
-  of_seeds = {f'-seed-{seed}': {'seed': seed} for seed in chosen} or {'': {}}
   for name in module.TRIALS:
     try:
-      config = module.get_config(','.join(
-          [name, *(f'{key}={value}' for key, value in (options or {}).items())]))
-      change_config(config, settings)
-      if config.label.budget and changes:
-        config.label.budget += f' with {changes}'
-      for suffix, seed in of_seeds.items():
-        values = config.to_dict() | seed
-        # Built here, so that errors come before anything is trained; a child process imports the plugins.
-        values['plugins'] = plugins_of(values, from_dict(values))
-        trials[name + suffix] = Trial(name + suffix, values, values['label'])
+      experiment = _labelled(_experiment(_config(module, name, options or {}), settings), settings)
+      for seed in chosen or [experiment.seed]:
+        seeded = dataclasses.replace(experiment, seed=seed)
+        full = f'{name}-seed-{seed}' if chosen else name
+        trials[full] = Trial(full, seeded, seeded.label)
     except NotExpressible as error:  # its absence has a reason
-      trials |= {name + suffix: Trial(name + suffix, None, error.label, str(error))
-                 for suffix in of_seeds}
+      for full in [f'{name}-seed-{seed}' for seed in chosen] or [name]:
+        trials[full] = Trial(full, None, error.label or Label(), str(error))
     except Exception as error:  # a config file is the user's program: anything can be wrong with it
-      kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-      raise ValueError(f'{path}, trial {name}: {kind}{error}') from error
+      raise ValueError(f'{path}, trial {name}: {_in_a_line(error)}') from error
   return trials
+
+
+def _config(module: ModuleType, name: str, options: Mapping[str, str]) -> ConfigDict:
+  """The config of a trial, as the file has it."""
+  _, *known = inspect.signature(module.get_config).parameters
+  for option in options:
+    check_known(option, known, 'the trials of this file have no option')
+  config = module.get_config(name, **options)
+  if not isinstance(config, ConfigDict):
+    raise ValueError('get_config() returns no ConfigDict of ml_collections.')
+  return config
+
+
+def _experiment(config: ConfigDict, settings: Mapping[str, str]) -> Experiment:
+  """The typed config, with dotted keys set to texts.
+
+  The files of its key `plugins` are imported: it is the config of the person who runs the command.
+  """
+  _change(config, settings)
+  if files := config.get('plugins'):
+    config.plugins = import_plugins(str(files))
+  return from_dict(config.to_dict())
+
+
+def _labelled(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
+  """The experiment, of whose budget the label names the settings that make it another one."""
+  neutral = lambda key: key.startswith(_NEUTRAL) and key not in _NOT_HASHED
+  told = [f'{key}={value}' for key, value in settings.items()
+          if not neutral(key) and key not in where_keys()]
+  if not (told and experiment.label.budget):
+    return experiment
+  budget = f'{experiment.label.budget} with {", ".join(told)}'
+  return dataclasses.replace(
+      experiment, label=dataclasses.replace(experiment.label, budget=budget))
+
+
+def _in_a_line(error: Exception) -> str:
+  """An error of a config file: a mistake in it, or a defect, with its kind."""
+  return str(error) if isinstance(error, ValueError) else f'{type(error).__name__}: {error}'
 
 
 def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
@@ -113,10 +147,8 @@ def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
   return dict(list(trials.items())[int(part) - 1::int(parts)])
 
 
-def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
+def _change(config: ConfigDict, changes: Mapping[str, str]) -> None:
   """Sets dotted keys of a config to texts, each read as the type that its key has; null is None.
-
-  The files of its key `plugins` are imported: it is the config of the person who runs the command.
 
   Raises:
     ValueError: names the key that the config does not have, or that takes values of another type.
@@ -135,5 +167,3 @@ def change_config(config: ConfigDict, changes: Mapping[str, str]) -> None:
                      '--help` lists all).') from None
   except (flags.Error, TypeError) as error:
     raise ValueError(str(error)) from None
-  if files := config.get('plugins'):
-    config.plugins = import_plugins(str(files))

@@ -1,7 +1,8 @@
 """Checkpoints of a run, by Orbax, with a SHA-256 of every file on a disk.
 
-Orbax writes checkpoints/STEP. checksums/STEP.PROCESS.json holds the digests of the files that a process
-wrote, by their paths below STEP. Object stores verify what they receive, and get no digests.
+Orbax writes checkpoints/STEP. checksums/STEP.PROCESS.json holds the digests of the files that a
+process wrote, by their paths below STEP. Object stores verify what they receive, and get no
+digests.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from sink_jax.io.paths import AnyPath, files_below, inside, is_local, move_folde
 from sink_jax.train.multihost import broadcast_from_process0, gather, is_first
 from sink_jax.train.step import Params, TrainState
 
-_COMMIT_SECONDS = 120  # longest wait, after this process has written, until process 0 names the step
+# The longest wait, after this process has written, until process 0 names the step.
+_COMMIT_SECONDS = 120
 _log = logging.getLogger('sink_jax')
 
 
@@ -37,7 +39,8 @@ class Checkpoints:
   def __init__(self, workdir: str | AnyPath, kept: int = 2):
     """kept: how many of the newest steps stay."""
     self._workdir, self._kept = to_path(workdir), kept
-    self._manager: ocp.CheckpointManager | None = None  # knows the steps that existed when it was opened
+    # It knows the steps that existed when it was opened.
+    self._manager: ocp.CheckpointManager | None = None
     self._pending: int | None = None  # the step that Orbax is writing
     self._hashing: threading.Thread | None = None
 
@@ -49,8 +52,8 @@ class Checkpoints:
   def restore(self, target: TrainState) -> TrainState | None:
     """The newest good state, laid out as `target` (shapes with shardings); None if there is none.
 
-    If a process cannot read its part of a step, the step is moved to damaged/, so that its number can be
-    saved again, and the step before it is tried. Call it before any `save`.
+    If a process cannot read its part of a step, the step is moved to damaged/, so that its number
+    can be saved again, and the step before it is tried. Call it before any `save`.
 
     Raises:
       CheckpointError: the checkpoint holds another tree, or other shapes.
@@ -172,7 +175,8 @@ def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[An
     return handler.restore(saved, args=ocp.args.PyTreeRestore(
         target, restore_args=ocp.checkpoint_utils.construct_restore_args(target),
         partial_restore=True)), None
-  except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # the last two: no memory for it
+  # The last two: no memory for it.
+  except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -204,8 +208,8 @@ def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
 def verify(workdir: str | AnyPath, step: int, process: int = 0, processes: int = 1) -> str | None:
   """The defect in the part of a saved step that a process verifies; None if it is sound.
 
-  The files that process i wrote are verified by process i modulo `processes`, so that the hosts share the
-  work. A step without checksums, of a run that was killed right after the commit,
+  The files that process i wrote are verified by process i modulo `processes`, so that the hosts
+  share the work. A step without checksums, of a run that was killed right after the commit,
   is accepted: the commit is atomic.
   """
   saved = step_folder(workdir, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
@@ -13,10 +14,12 @@ from jax.sharding import Mesh
 from sink_jax.data.dataset import Dataset
 from sink_jax.evaluate.activations import NotFinite
 from sink_jax.evaluate.probe import probe
+from sink_jax.io.paths import AnyPath
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.record import GraftReport
 from sink_jax.models.run import Run
 from sink_jax.models.sharding import GlobalBatches
-from sink_jax.train.config import Experiment
+from sink_jax.train.config import Experiment, as_dict
 from sink_jax.train.metrics import Metrics
 from sink_jax.train.step import Params, make_validation_step
 
@@ -28,7 +31,7 @@ class Diverged(RuntimeError):
   """
 
   def __init__(self, step: int, loss: SupportsFloat, reason: str = ''):
-    """reason: a sentence instead of the one about the loss; empty for a loss, a gradient or a state."""
+    """reason: a sentence instead of the one about the loss, or ''."""
     self.step, self.loss = step, float(loss)
     reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
                         'after it are not finite.')
@@ -40,18 +43,34 @@ class Diverged(RuntimeError):
 class Evaluation:
   """The sink probe and the validation loss, each at its steps, before the first and after the last.
 
-  last: {'sink_1' and 'sink_bias_slot' (Sink_*): percent of heads, 'valid': nats}, the newest value of each.
+  A context that closes the files of the metrics.
+  metrics: the writer of all rows. last: {'sink_1' and 'sink_bias_slot' (Sink_*): percent of heads,
+  'valid': nats}, the newest value of each.
   """
 
   def __init__(self, experiment: Experiment, model: ModelConfig, mesh: Mesh, data: Dataset,
-               probe_tokens: np.ndarray, metrics: Metrics):
-    self._experiment, self._model, self._metrics = experiment, model, metrics
+               probe_tokens: np.ndarray, workdir: AnyPath):
+    self._experiment, self._model = experiment, model
+    config = as_dict(experiment) if experiment.wandb else None
+    self.metrics = Metrics(workdir, experiment.wandb, config)
     self._probe_tokens, self.last = probe_tokens, {}
     self._validation_step = make_validation_step(model, mesh, loss_logits=experiment.loss_logits)
     # As many sequences at a time as in a training step, which fit the memory of a device.
     size, count = experiment.microbatch_size, experiment.validation.batches
     self._global_batches = GlobalBatches(mesh, size)
     self._sets = data.validation(size, count * experiment.microbatches, self._global_batches.rows)
+
+  def __enter__(self) -> Evaluation:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.metrics.close()
+
+  def begin(self, step: int, graft: GraftReport | None = None) -> None:
+    """Opens the files of a run that goes on from a step; graft: with which it began."""
+    self.metrics.resume(step)
+    if graft is not None:
+      self.metrics.write('graft', step, dataclasses.asdict(graft))
 
   def due(self, step: int) -> list[str]:
     """Which of 'probe' and 'valid' are due at a step."""
@@ -72,7 +91,7 @@ class Evaluation:
       values = (there or {}).get(kind)
       if values is None:
         values = self._probe(step, params) if kind == 'probe' else self._losses(step, params)
-        self._metrics.write(kind, step, values)
+        self.metrics.write(kind, step, values)
       self.last |= {key: values[key] for key in ('sink_1', 'sink_bias_slot', 'valid')
                     if values.get(key) is not None}
 

@@ -67,7 +67,8 @@ def saved_model(folder: AnyPath,
   return experiment, dataclasses.replace(config, implementation=None, unroll=1)
 
 
-def restored(folder: AnyPath, config: ModelConfig, mesh: Mesh | None = None) -> tuple[int, ParamTree]:
+def restored(folder: AnyPath, config: ModelConfig,
+             mesh: Mesh | None = None) -> tuple[int, ParamTree]:
   """(step, parameters) of a run on one device, or laid out over a mesh."""
   shapes = parameter_shapes(config)
   # The checkpoint may come from a mesh of many devices: without these shardings Orbax would

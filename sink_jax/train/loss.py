@@ -67,8 +67,8 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
   Every device takes its share of the sequences, a few positions of each at a time; the devices of a
-  tensor group, which all have h, take a share of its positions each. Differentiable in h and W: their
-  gradients are computed along with the loss, so that no logits are computed twice.
+  tensor group, which all have h, take a share of its positions each. Differentiable in h and W:
+  their gradients are computed along with the loss, so that no logits are computed twice.
 
   logits: the most at a time on a device; by default 2^28 on a GPU or TPU, else 2^26.
   cap: the logits become cap tanh(h W / cap); 0 for no cap.

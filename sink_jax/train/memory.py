@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax
 
-REMEDY = 'a smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several devices.'
+REMEDY = ('a smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several '
+          'devices.')
 
 
 class Memory(NamedTuple):

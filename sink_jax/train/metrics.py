@@ -25,8 +25,8 @@ from sink_jax.train.multihost import is_first
 
 _PROTO: Any = event_pb2  # protobuf makes its classes on import, where no type checker sees them
 _SECONDS_BETWEEN_COPIES = 30  # to an object store, which cannot append
-# Dense bfloat16 FLOP/s of a device (for TPU7x of a core) from datasheets; the first key that is a part of
-# `device_kind` counts.
+# Dense bfloat16 FLOP/s of a device (for TPU7x of a core) from datasheets; the first key that is a
+# part of `device_kind` counts.
 PEAK_FLOPS = {
     'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5e': 197e12, 'TPU v5': 459e12,
     'TPU v6': 918e12, 'TPU7x': 1153.5e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
@@ -38,18 +38,23 @@ class Metrics:
   """Writes `metrics.jsonl` and TensorBoard events of a workdir, in the first process.
 
   Lines look like {"kind": "train", "step": 100, "loss": 2.1, ...}; kinds are 'train', 'time',
-  'valid' and 'probe', and 'graft' of a run that begins with one. Opened at a step, it first drops
-  lines beyond it, so that a resumed run leaves the same file as one that was never interrupted. For
+  'valid' and 'probe', and 'graft' of a run that begins with one. For
   an object store the files grow in a temporary folder, and are copied at each `flush` and twice a
-  minute. In the other processes of a job every method does nothing.
+  minute. Before `resume`, and in the other processes of a job, every method does nothing.
   """
 
-  def __init__(self, workdir: AnyPath, step: int, wandb: str = '',
-               config: Mapping[str, Any] | None = None):
-    """step: the step of the checkpoint that the run resumes from, 0 without one."""
-    self._workdir, self._active = workdir, is_first()
-    if not self._active:
+  def __init__(self, workdir: AnyPath, wandb: str = '', config: Mapping[str, Any] | None = None):
+    self._workdir, self._project, self._config = workdir, wandb, config
+    self._active, self._wandb = False, None
+
+  def resume(self, step: int) -> None:
+    """Opens the files, and drops lines beyond a step: that of the checkpoint, 0 without one.
+
+    A resumed run thus leaves the same files as one that was never interrupted.
+    """
+    if not is_first():
       return
+    workdir = self._workdir
     if is_local(workdir):
       self._local = workdir
     else:
@@ -59,15 +64,17 @@ class Metrics:
     write_atomically(self._local / 'metrics.jsonl',
                      b''.join(line for line, row in rows if row['step'] <= step))
     self._file = open(self._local / 'metrics.jsonl', 'ab', buffering=0)
-    # Not tensorboardX's SummaryWriter: a full disk ends its thread, and later writes wait forever. It names a
-    # file by the second, so a second start within it would overwrite the file; TensorBoard reads files in the
-    # order of their names, here of these numbers.
+    # Not tensorboardX's SummaryWriter: a full disk ends its thread, and later writes wait forever.
+    # It names a file by the second, so a second start within it would overwrite the file;
+    # TensorBoard reads files in the order of their names, here of these numbers.
     (self._local / 'tensorboard').mkdir(exist_ok=True)
     self._events = EventsWriter(str(self._local / 'tensorboard' / 'events'), f'.{time.time_ns()}')
     # TensorBoard then drops what a run that was killed had written at this step or beyond.
     self._write_event(step=step + 1 if step else 0, session_log=_PROTO.SessionLog(
         status=_PROTO.SessionLog.START))
-    self._wandb = _wandb_run(wandb, workdir, config) if wandb else None
+    if self._project:
+      self._wandb = _wandb_run(self._project, workdir, self._config)
+    self._active = True
     self.flush()
 
   def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
@@ -179,8 +186,10 @@ class Clock:
   def read(self) -> tuple[dict[str, float | str], dict[str, float]]:
     """Since the last reading: (tokens per second and MFU, or 'n/a'; seconds of a step by part).
 
-    MFU is the share of the datasheet's peak; neither number counts probes and saves. Parts are in seconds per
-    step: `step` on the devices, which includes `data`, the wait for a batch; next to it `probe` (with
+    MFU is the share of the datasheet's peak; neither number counts probes and saves. Parts are in
+    seconds per
+    step: `step` on the devices, which includes `data`, the wait for a batch; next to it `probe`
+      (with
     validation) and `save`.
     """
     if not self._steps or self._since is None:

@@ -1,8 +1,9 @@
 """Several processes as one job: how they find each other, agree, and stop at the same step.
 
-Every process runs the same program, and a collective waits until all reach it. So anything that could
-make one process act differently, such as an error in opening a file, is first made known to all. Only process
-0 writes the files of the workdir, except for checkpoints: each process writes its part of the arrays.
+Every process runs the same program, and a collective waits until all reach it. So anything that
+could make one process act differently, such as an error in opening a file, is first made known to
+all. Only process 0 writes the files of the workdir, except for checkpoints: each process writes its
+part of the arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.io.process import stop_signals
 
-HEARTBEAT_SECONDS = 60  # a process that is silent for this time counts as dead, and the others end as well
+# A process that is silent for this time counts as dead, and the others end as well.
+HEARTBEAT_SECONDS = 60
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 _CLUSTERS = ('TPU_WORKER_HOSTNAMES', 'SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
 _PATIENCE_SECONDS = HEARTBEAT_SECONDS + 30  # after which a dead process has been noticed
@@ -36,10 +38,10 @@ Value = TypeVar('Value')
 def init_distributed() -> None:
   """Makes this process a part of its job; called once, before anything asks for a device.
 
-  The job is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if they are set, else
-  from its launcher (Cloud TPU, SLURM's srun, Open MPI); otherwise this process is the job. Until the others
-  connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the runtime ends it, with exit code
-  134 and a message.
+  The job is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if they are
+  set, else from its launcher (Cloud TPU, SLURM's srun, Open MPI); otherwise this process is the
+  job. Until the others connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the
+  runtime ends it, with exit code 134 and a message.
 
   Raises:
     ValueError: only some of the variables are set, or one of them is wrong.
@@ -118,9 +120,10 @@ def broadcast_from_process0(decide: Callable[[], Value]) -> Value:
 def fail(message: str, alone: bool = False) -> NoReturn:
   """Prints what is wrong and ends this process with exit code 1.
 
-  alone: whether the other processes may not know of the error; they end when they notice that this one is
-  gone. The death of another process may have caused the error, by breaking an operation between them. So this
-  process first waits for the runtime to end it, with an exit code after which the job is started again.
+  alone: whether the other processes may not know of the error; they end when they notice that this
+  one is gone. The death of another process may have caused the error, by breaking an operation
+  between them. So this process first waits for the runtime to end it, with an exit code after which
+  the job is started again.
   """
   if jax.process_count() == 1:
     sys.exit(message)
@@ -166,8 +169,8 @@ class Unsaved(KeyboardInterrupt):
 class StopHandler:
   """Records the signals that ask to stop as a request, so that a step can end and be saved.
 
-  As a context it handles the signals; a second Ctrl-C raises Unsaved. A request that was not acted on by the
-  end of the context is passed to the previous handler.
+  As a context it handles the signals; a second Ctrl-C raises Unsaved. A request that was not acted
+  on by the end of the context is passed to the previous handler.
   asked: the signal that asked this process, or None.
   """
 
@@ -178,9 +181,9 @@ class StopHandler:
   def poll(self, wait: bool = False) -> bool:
     """True if any process was asked; the same in all processes, which must call it equally often.
 
-    A scheduler may signal one process, or all of them at slightly different times, but a step must be
-    saved by all or by none. So the devices combine the requests of all processes, and the next call
-    reads the result: no step waits for it.
+    A scheduler may signal one process, or all of them at slightly different times, but a step must
+    be saved by all or by none. So the devices combine the requests of all processes, and the next
+    call reads the result: no step waits for it.
 
     Args:
       wait: whether to wait for the answer to this call.

@@ -82,10 +82,10 @@ class Muon(UpdateRule):
 
   Jordan et al. 2024 (kellerjordan.github.io/posts/muon, github.com/KellerJordan/Muon): the update
   of a matrix (in, out) is the Nesterov momentum of its gradient, divided by its Frobenius norm and
-  taken through `steps` Newton-Schulz iterations, which bring its singular values near 1. The matrix of each
-  layer and each expert is separate. Embeddings, the unembedding, depthwise convolutions and vectors get
-  AdamW's scaling. Optax computes it (`optax.contrib.scale_by_muon`); unlike Jordan's code it corrects the
-  bias of the momentum.
+  taken through `steps` Newton-Schulz iterations, which bring its singular values near 1. The matrix
+  of each layer and each expert is separate. Embeddings, the unembedding, depthwise convolutions and
+  vectors get AdamW's scaling. Optax computes it (`optax.contrib.scale_by_muon`); unlike Jordan's
+  code it corrects the bias of the momentum.
 
   momentum: decay of the average of the gradients. b1, b2, eps: as in AdamW, for its part.
   rms: root mean square of the entries of an update, over the learning rate: 0.2 is about AdamW's,
@@ -139,10 +139,11 @@ class OrthoAdam(AdamW):
   """Adam's scaling in a basis that is drawn at random for each parameter and then kept.
 
   Kaul et al. 2025 (arXiv:2410.17174), Algorithm 1: the gradient g is rotated, Q g, Adam scales it,
-  and Q^T rotates the update back, so that no channel is singled out by the basis in which Adam divides. The
-  formula is from descriptions of the paper and an independent reproduction (Tristan22400/xai-outlier-repro).
-  A Q of all entries of a matrix does not fit a device, so here, as there, it is a Kronecker product: the
-  gradient G (m, n) becomes R G C^T. Each layer and each expert has separate rotations. The state holds the
+  and Q^T rotates the update back, so that no channel is singled out by the basis in which Adam
+  divides. The formula is from descriptions of the paper and an independent reproduction
+  (Tristan22400/xai-outlier-repro). A Q of all entries of a matrix does not fit a device, so here,
+  as there, it is a Kronecker product: the gradient G (m, n) becomes R G C^T. Each layer and each
+  expert has separate rotations. The state holds the
   rotations: at 60m with 50432 tokens they have 1.1 times the bytes of the parameters.
 
   b1, b2, eps: as in AdamW. seed: of the rotations.
@@ -177,11 +178,12 @@ class OrthoAdam(AdamW):
       counted, drawn = x.shape[:x.ndim - rotated], {}
       for side, size in list(zip(('columns', 'rows'), x.shape[::-1]))[:rotated]:
         if 1 < size <= self.longest:
-          # The key follows from the path, so that an additional parameter changes no other rotation.
+          # The key follows from the path, so that an additional parameter changes no other
+          # rotation.
           key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f'{name}/{side}'.encode()))
           draw = functools.partial(jax.random.orthogonal, n=size, dtype=x.dtype)
-          # One at a time: on a CPU, QR of a batch waits for threads of the pool that its callers run in, and
-          # with several simulated devices it waits forever.
+          # One at a time: on a CPU, QR of a batch waits for threads of the pool that its callers
+          # run in, and with several simulated devices it waits forever.
           drawn[side] = jax.lax.map(draw, jax.random.split(key, math.prod(counted))).reshape(
               *counted, size, size)
       return drawn
@@ -234,8 +236,8 @@ class OptimizerConfig:
 def learning_rate(config: OptimizerConfig, steps: int, update: int) -> float:
   """The learning rate of update 0, 1, ..., steps - 1.
 
-  Update s of the warm-up has (s + 1) / warmup_steps of the peak; the official implementation, which raises
-  the rate with each of m micro-batches, has (s + 1 - 1/m) / warmup_steps.
+  Update s of the warm-up has (s + 1) / warmup_steps of the peak; the official implementation, which
+  raises the rate with each of m micro-batches, has (s + 1 - 1/m) / warmup_steps.
   """
   peak, warmup, last = config.learning_rate, config.warmup_steps, config.final_fraction
   if update < warmup:
@@ -251,8 +253,8 @@ def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransfor
 
   rate: a float, which may be traced; the tree of the state does not depend on it.
   """
-  # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay uses the
-  # parameters before the update.
+  # The order is PyTorch's: gradients are clipped before they enter the moments, and the decay uses
+  # the parameters before the update.
   matrices = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: is_matrix(path))
   return optax.chain(
       optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),

@@ -34,9 +34,9 @@ def import_plugins(files: str | os.PathLike) -> str:
   return ','.join(str(module.__file__) for module in modules)
 
 
-def plugins_of(config: Mapping[str, Any], experiment: Any) -> str:
+def plugins_of(experiment: Any) -> str:
   """The key `plugins` of a run: that of its config, or the files of its own components."""
-  return config.get('plugins') or ','.join(sorted(_files(experiment)))
+  return experiment.plugins or ','.join(sorted(_files(experiment)))
 
 
 def record_plugins(files: str) -> None:

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from sink_jax.attention.spec import AttentionSpec
-from sink_jax.data.dataset import Dataset
-from sink_jax.data.tokenizer import Bytes, TextTokenizer
+from sink_jax.data.batches import Dataset
+from sink_jax.data.dataset import as_packed
+from sink_jax.data.tokenizer import Bytes, HuggingFace, TextTokenizer, Tokenizer
 from sink_jax.io.paths import is_workdir, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -28,17 +28,19 @@ from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.load import open_published
 from sink_jax.train.config import (
   GRAFT_KEYS,
+  KEYS,
   Experiment,
   InitConfig,
-  ModelOptions,
+  changed,
   differences,
-  from_dict,
+  value_of,
 )
 from sink_jax.train.load import restored, saved_model
 
 # Keys of `model` that say what a model is, not how it is initialised or computed.
-_MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelOptions) if not (
-    field.metadata['where'] or field.name in ('size', 'init', 'dtype')))
+_MODEL_KEYS = tuple(
+    name for name, key in KEYS.items() if name.startswith('model.') and not (
+        key.about['where'] or name in ('model.size', 'model.init', 'model.dtype')))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +48,15 @@ class Source:
   """A model to begin with, of which only the configs have been read.
 
   name: as `init.source` has it. read: reads the parameters, float32, onto the devices of a mesh, as
-  `state_shardings` lays them out. tokenizer: None if no tokenizer can be read.
-  tokenizer_option: the tokenizer's name in a config; '' for bytes, or if there is none.
+  `state_shardings` lays them out. tokenizer: None if no tokenizer can be read. option: the
+  tokenizer as a config names it; bytes if there is none.
   """
 
   name: str
   model: ModelConfig
   read: Callable[[Mesh], ParamTree]
   tokenizer: TextTokenizer | None = None
-  tokenizer_option: str = ''
+  option: Tokenizer = Bytes()
 
 
 def open_source(name: str) -> Source:
@@ -85,12 +87,24 @@ def open_source(name: str) -> Source:
     return Source(name, model, params)
   letters = ''.join(map(chr, range(32, 127)))
   bytes_too = tokenizer.encode(letters) == Bytes().open().encode(letters)
-  option = '' if bytes_too else f'HuggingFace(path={str(path)!r})'
+  option = Bytes() if bytes_too else HuggingFace(path=str(path))
   return Source(name, model, params, tokenizer, option)
 
 
-def with_source(config: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
-  """The config with what its source decides, and the source; (config, None) without one.
+def completed(experiment: Experiment) -> tuple[Experiment, Source | None]:
+  """The experiment with what its packed data and its source decide, and the source, if it has one.
+
+  Raises:
+    ValueError: one of them cannot be opened, or does not fit the config.
+  """
+  data = as_packed(experiment.data)
+  if data != experiment.data:
+    experiment = dataclasses.replace(experiment, data=data)
+  return with_source(experiment)
+
+
+def with_source(experiment: Experiment) -> tuple[Experiment, Source | None]:
+  """The experiment with what its source decides, and the source; None without one.
 
   The source decides sizes and a tokenizer that the config leaves empty, and what a graft keeps.
 
@@ -98,30 +112,28 @@ def with_source(config: Mapping[str, Any]) -> tuple[dict[str, Any], Source | Non
     ValueError: the source cannot be read, or does not fit the model of the config; lists the keys
       that differ, with the values of both and the options that make them equal.
   """
-  experiment = from_dict(config)
   if not experiment.init.source:
-    return dict(config), None
+    return experiment, None
   name = experiment.init.source.replace('{seed}', str(experiment.seed))
   try:
     source = open_source(name)
   except ValueError as error:
     raise ValueError(f'init.source = {name!r} cannot be opened: {error}') from None
-  model, there = dict(config['model']), _written(source.model)
+  there = _values(source.model)
+  changes: dict[str, Any] = {'init.source': name}
   for key in _MODEL_KEYS:
     # A key stays empty if the source has the default of ModelConfig.
-    if model[key] is None and getattr(source.model, key) != getattr(ModelConfig, key, None):
-      model[key] = there['model'][key]
-  data = dict(config['data'])
-  if data['tokenizer'] == 'Bytes()' and source.tokenizer_option:
-    data['tokenizer'] = source.tokenizer_option
-  config = {**config, 'data': data, 'model': model, 'attention': dict(config['attention']),
-            'init': {**config['init'], 'source': name}}
+    field = key.removeprefix('model.')
+    default = getattr(source.model, field) == getattr(ModelConfig, field, None)
+    if value_of(experiment, key) is None and not default:
+      changes[key] = there[key]
+  if experiment.data.tokenizer == Bytes():
+    changes['data.tokenizer'] = source.option
   if experiment.init.graft:
-    for key in _kept(experiment):
-      section, part = key.split('.')
-      config[section][part] = there[section][part]
-  _check_same(config, there)
-  return config, source
+    changes |= {key: there[key] for key in _kept(experiment)}
+  experiment = changed(experiment, changes)
+  _check_same(experiment, there)
+  return experiment, source
 
 
 def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mesh,
@@ -142,7 +154,8 @@ def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mes
   before = dataclasses.replace(after, **{name: getattr(source.model, name) for name in GRAFTED})
   grafted = graft_to(Run(before, params, init.source), after, start=init.graft, tokens=batch,
                      seed=seed)
-  # New ones are replicated. Not device_put, which cannot move an array on devices of several processes.
+  # New ones are replicated. Not device_put, which cannot move an array on devices of several
+  # processes.
   lay_out = jax.jit(lambda params: params, out_shardings=state_shardings(mesh, grafted.params))
   return lay_out(grafted.params), grafted.graft
 
@@ -183,25 +196,22 @@ def check_data(source: Source, data: Dataset) -> None:
                      f'{data.vocab_size}: use the tokenizer of the source.')
   if data.tokenizer and source.tokenizer and data.tokenizer.digest != source.tokenizer.digest:
     raise ValueError(f'{where} has another tokenizer than the data: leave data.tokenizer out, or '
-                     f'set {source.tokenizer_option or "Bytes()"}.')
+                     f'set {source.option}.')
 
 
-def _kept(experiment: Experiment) -> list[str]:
+def _kept(experiment: Experiment) -> tuple[str, ...]:
   """The keys that a graft keeps of its source: those in `init.kept`, or all at their default."""
   if experiment.init.kept is not None:
-    return [key.strip() for key in experiment.init.kept.split(',') if key.strip()]
-  values = {**vars(experiment.attention), **vars(experiment.model)}
-  defaults = {**vars(AttentionSpec()), **vars(ModelOptions())}
-  return [key for key in GRAFT_KEYS if values[name := key.split('.')[1]] in (None, defaults[name])]
+    return experiment.init.kept
+  return tuple(key for key in GRAFT_KEYS
+               if value_of(experiment, key) in (None, KEYS[key].default))
 
 
-def _check_same(config: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_same(experiment: Experiment, there: Mapping[str, Any]) -> None:
   """Raises a ValueError if the models of a config and its source differ, except by a graft."""
-  name, graft = config['init']['source'], config['init']['graft']
-  of_source = {section: config[section] | {key: value for key, value in values.items()
-                                           if config[section][key] is not None}
-               for section, values in there.items()}
-  lines = differences(config, {**config, **of_source})
+  name, graft = experiment.init.source, experiment.init.graft
+  given = {key: value for key, value in there.items() if value_of(experiment, key) is not None}
+  lines = differences(experiment, changed(experiment, given))
   grafted = [line for line in lines if line.split(':')[0] in GRAFT_KEYS]
   if graft and not grafted:
     raise ValueError(f'The graft changes nothing of {name}: set what it is to change, such as '
@@ -212,9 +222,8 @@ def _check_same(config: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]
                                   *problems, f'Give these keys the values of the source{hint}.']))
 
 
-def _written(model: ModelConfig) -> dict[str, dict[str, Any]]:
-  """The sections of a config that describe a model."""
-  values = {key: getattr(model, key) for key in _MODEL_KEYS} | {
-      'pattern': '; '.join(map(repr, model.pattern)), 'biases': ', '.join(model.biases),
-      'kv_heads': model.dims.kv_heads, 'head_dim': model.dims.head_dim}
-  return {'model': values, 'attention': model.attention.strings()}
+def _values(model: ModelConfig) -> dict[str, Any]:
+  """The keys of a config that describe a model, with their values."""
+  values = {key: getattr(model, key.removeprefix('model.')) for key in _MODEL_KEYS}
+  values |= {'model.kv_heads': model.dims.kv_heads, 'model.head_dim': model.dims.head_dim}
+  return values | {f'attention.{name}': part for name, part in vars(model.attention).items()}

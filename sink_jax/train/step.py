@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -25,8 +25,9 @@ from sink_jax.train.optimizer import OptimizerConfig, make_optimizer, trained_pa
 Params: TypeAlias = Mapping[Any, Any]  # dicts of dicts of arrays, as Flax has them
 Metrics: TypeAlias = dict[str, jax.Array]  # 'loss', 'grad_norm' and others, float32 scalars
 
-# The most compiled programs of each kind that a process keeps. The functions that make them are cached by
-# their arguments, so that trials of a sweep that differ only in their seed trace and compile them once.
+# The most compiled programs of each kind that a process keeps. The functions that make them are
+# cached by their arguments, so that trials of a sweep that differ only in their seed trace and
+# compile them once.
 _PROGRAMS = 8
 
 
@@ -103,24 +104,60 @@ def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
   """Returns jitted `update(state, batch, rate) -> (state, metrics)`; the state is donated.
 
   The loss is the weighted mean over the batch. With microbatches, gradients are
-  summed over equal slices of the batch, each divided by the weight of the batch. How the devices of the mesh
-  add them up:
+  summed over equal slices of the batch, each divided by the weight of the batch. How the devices of
+  the mesh add them up:
 
     over 'data': once in a step, after the last micro-batch, in `gradient_dtype`. The products of
       the backward pass are in the dtype of the model; their sums are float32.
-    over 'fsdp': after each micro-batch, whose gradients are reduce-scattered into a sum that is split as the
-      parameters are, in the dtype of the products; an unsplit sum would need the memory of all parameters.
+    over 'fsdp': after each micro-batch, whose gradients are reduce-scattered into a sum that is
+      split as the parameters are, in the dtype of the products; an unsplit sum would need the
+      memory of all parameters.
 
-  rate: the learning rate of this update, an argument, so that runs that differ in it or in the schedule share
-    an entry of JAX's compilation cache. loss_logits: most logits at a time on a device, see `cross_entropy`.
+  rate: the learning rate of this update, an argument, so that runs that differ in it or in the
+    schedule share an entry of JAX's compilation cache. loss_logits: most logits at a time on a
+    device, see `cross_entropy`.
   metrics: 'loss', the cross-entropy, and 'grad_norm' (before clipping, of what is trained), float32
     scalars.
   """
+  gradients = _gradients(config, optimizer, microbatches, loss_logits, gradient_dtype)
+
+  @mesh_context(mesh)
+  def update(state: TrainState, batch: Batch, rate: ArrayLike) -> tuple[TrainState, Metrics]:
+    # A batch whose weights are all 0 has loss 0 and no gradient; 0 / 0 would be NaN, and end the
+    # run as diverged.
+    total = jnp.maximum(jnp.sum(training_weights(batch.weights, config)), 1)
+    if axis_size('data') == 1:
+      value, grads = gradients((state.params, total), batch)
+    else:
+      # Each device of 'data' computes the gradients of its sequences, and they are summed
+      # afterwards: XLA would sum in the dtype of the products of the backward pass.
+      value, grads = sum_over_axis('data', gradients, (state.params, total), batch)
+    trained = trained_part(optimizer, state.params)
+    grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, trained)
+    updates, opt_state = make_optimizer(optimizer, rate).update(grads, state.opt_state, trained)
+    params = with_trained(state.params, optax.apply_updates(trained, updates))
+    if config.linear == 'sigma_reparam':
+      params = with_trained(params, trained_part(optimizer, after_update(params)))
+    metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  state_sharding = _shardings(config, optimizer, mesh)
+  # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
+  # memory: without donation a device would hold parameters and both moments twice. The caller must
+  # not use the old state again. Metrics are replicated: every process reads them.
+  return jax.jit(update, donate_argnums=0,
+                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
+                 out_shardings=(state_sharding, replicated(mesh)))
+
+
+def _gradients(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int,
+               loss_logits: int | None, gradient_dtype: str) -> Callable[..., Any]:
+  """Returns `gradients((params, weight of the batch), batch) -> (loss, gradients)` of a device."""
   def value_and_grads(params: Params, total: jax.Array,
                       batch: Batch) -> tuple[jax.Array, Params]:
     # Divided by the weight of the batch, not of the slice: sequences weigh differently, and a
-    # mean of the slices' means would be another loss. Gradients are computed only for the parameters that are
-    # trained.
+    # mean of the slices' means would be another loss. Gradients are computed only for the
+    # parameters that are trained.
     def loss(trained: Params) -> jax.Array:
       weights = training_weights(batch.weights, config)
       return summed_loss(config, with_trained(params, trained), batch, weights,
@@ -140,37 +177,11 @@ def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
     add = lambda sums, slice: (jax.tree.map(jnp.add, sums, value_and_grads(*whole, slice)), None)
     return jax.lax.scan(add, zeros, slices)[0]
 
-  def to_send(whole: tuple[Params, jax.Array], batch: Batch) -> tuple[jax.Array, Params]:
+  def gradients(whole: tuple[Params, jax.Array], batch: Batch) -> tuple[jax.Array, Params]:
     value, grads = accumulated(whole, batch)
     return value, jax.tree.map(lambda x: x.astype(gradient_dtype), grads)
 
-  @mesh_context(mesh)
-  def update(state: TrainState, batch: Batch, rate: ArrayLike) -> tuple[TrainState, Metrics]:
-    # A batch whose weights are all 0 has loss 0 and no gradient; 0 / 0 would be NaN, and end the
-    # run as diverged.
-    total = jnp.maximum(jnp.sum(training_weights(batch.weights, config)), 1)
-    if axis_size('data') == 1:
-      value, grads = to_send((state.params, total), batch)
-    else:
-      # Each device of 'data' computes the gradients of its sequences, and they are summed afterwards: XLA
-      # would sum in the dtype of the products of the backward pass.
-      value, grads = sum_over_axis('data', to_send, (state.params, total), batch)
-    trained = trained_part(optimizer, state.params)
-    grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, trained)
-    updates, opt_state = make_optimizer(optimizer, rate).update(grads, state.opt_state, trained)
-    params = with_trained(state.params, optax.apply_updates(trained, updates))
-    if config.linear == 'sigma_reparam':
-      params = with_trained(params, trained_part(optimizer, after_update(params)))
-    metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
-    return TrainState(state.step + 1, params, opt_state), metrics
-
-  state_sharding = _shardings(config, optimizer, mesh)
-  # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
-  # memory: without donation a device would hold parameters and both moments twice. The caller must not use
-  # the old state again. Metrics are replicated: every process reads them.
-  return jax.jit(update, donate_argnums=0,
-                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
-                 out_shardings=(state_sharding, replicated(mesh)))
+  return gradients
 
 
 @functools.lru_cache(_PROGRAMS)
@@ -178,8 +189,8 @@ def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, 
                          loss_logits: int | None = None) -> jax.stages.Wrapped:
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
 
-  The blocks are looped over for any `config.unroll`: without a backward pass a loop copies no activations,
-  and it compiles faster.
+  The blocks are looped over for any `config.unroll`: without a backward pass a loop copies no
+  activations, and it compiles faster.
 
   Args:
     mesh: None for parameters on one device, such as those of `load_run`.

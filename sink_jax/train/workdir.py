@@ -23,7 +23,7 @@ import numpy as np
 from sink_jax.component import UnknownComponent
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
 from sink_jax.io.paths import AnyPath, check_links, inside, is_local, is_workdir, to_path
-from sink_jax.train.config import Experiment, differences, from_dict
+from sink_jax.train.config import Experiment, as_dict, differences, from_dict
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.plugins import import_plugins, import_recorded, record_plugins
 from sink_jax.train.provenance import provenance
@@ -37,11 +37,16 @@ class WorkdirLocked(ValueError):
   """Another job is training in the workdir, or has begun to since this one did."""
 
 
-def check_workdir(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
-  """Raises a ValueError if the folder holds a run of another config, or cannot be written."""
+def check_workdir(workdir: str | AnyPath, experiment: Experiment) -> str:
+  """Returns the config.json of the run in a folder, '' if there is none.
+
+  Raises:
+    ValueError: the folder holds a run of another config, or cannot be written.
+  """
   path = to_path(workdir)
+  stored = _stored(path)  # before it is compared: what is written later is compared again
   if (path / 'config.json').exists():
-    if changed := differences(read_config(path), config):
+    if changed := changes(path, experiment):
       raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
                        + '\nUse another --workdir, or the old values to resume it.')
   elif is_workdir(path):
@@ -52,6 +57,24 @@ def check_workdir(workdir: str | AnyPath, config: Mapping[str, Any]) -> None:
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
       raise ValueError(f'Cannot use {workdir} as a workdir: {existing} is not a folder that you '
                        'may write to. Choose another --workdir.')
+  return stored
+
+
+def changes(workdir: str | AnyPath, experiment: Experiment) -> list[str]:
+  """Lines 'key: old -> new' for what differs between the run in a folder and an experiment."""
+  config = read_config(workdir)
+  try:
+    return differences(from_dict(config), experiment)
+  except UnknownComponent as error:  # so that it is not a component of the experiment
+    return [f'{error.key}: {error}']
+
+
+def _stored(path: AnyPath) -> str:
+  """The text of config.json, '' if it cannot be read."""
+  try:
+    return read_text_limited(path / 'config.json', SMALL)
+  except (OSError, ValueError):
+    return ''
 
 
 class Workdir:
@@ -62,11 +85,18 @@ class Workdir:
   Raises:
     ValueError: it holds a run of another config (what differs is listed) or of other data, or
       cannot be written. WorkdirLocked: another process is training in it.
+
+  begun: whether a status of this job has been written.
   """
 
-  def __init__(self, path: str | AnyPath, config: Mapping[str, Any], data: Mapping[str, Any]):
-    """data: `Dataset.summary()`; its digests of the data must not change."""
-    self.path, self._config, self._data = to_path(path), config, data
+  def __init__(self, path: str | AnyPath, experiment: Experiment, data: Mapping[str, Any],
+               checked: str = ''):
+    """data: `Dataset.summary()`; its digests of the data must not change.
+
+    checked: what `check_workdir` returned for the experiment.
+    """
+    self.path, self._experiment, self._data = to_path(path), experiment, data
+    self._checked, self.begun = checked, False
     self._name = f'{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}'
     # A file as a lock would outlive a killed process, and no other host could resume its run.
     self._lock = filelock.FileLock(self.path / 'lock', timeout=_PATIENCE, fallback_to_soft=False)
@@ -94,6 +124,7 @@ class Workdir:
 
   def write_status(self, status: str, **details: Any) -> None:
     """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
+    self.begun = True
     if is_first():
       write_status(self.path, status, **details, **provenance())
 
@@ -108,8 +139,9 @@ class Workdir:
       except OSError as error:
         if error.errno not in _NO_LOCKS:  # without locks `owner` must suffice
           raise
-    # Checked under the lock, which keeps other processes from writing what is compared.
-    check_workdir(self.path, self._config)
+    # Under the lock, which keeps other processes from writing what is compared.
+    if not self._checked or _stored(self.path) != self._checked:
+      check_workdir(self.path, self._experiment)
     before = read_object(self.path / 'data.json')
     if any(before.get(key, self._data.get(key)) != self._data.get(key)
            for key in ('content', 'valid_content')):  # digests of the data
@@ -118,10 +150,10 @@ class Workdir:
     for name in ('', 'checksums', 'tokenizer'):
       remove_temporaries(self.path / name)
     # config.json first, so that no other file of a run exists without it.
-    write_atomically(self.path / 'config.json', json.dumps(self._config, indent=2))
+    write_atomically(self.path / 'config.json', json.dumps(as_dict(self._experiment), indent=2))
     write_atomically(self.path / 'data.json', json.dumps(self._data, indent=2))
     write_atomically(self.path / 'owner', self._name)
-    record_plugins(self._config.get('plugins') or '')
+    record_plugins(self._experiment.plugins)
 
   def _owner(self) -> str:
     try:

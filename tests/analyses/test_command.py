@@ -16,7 +16,6 @@ from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.config import from_dict
 from sink_jax.train.workdir import Workdir
 from tests.analyses.small import small_run
 from tests.commands import run_here
@@ -52,7 +51,7 @@ def workdir(tmp_path_factory):
     pass
   np.save(folder / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(folder)
-  checkpoints.save(2, {'params': init_params(from_dict(config).model_config(), 0)})
+  checkpoints.save(2, {'params': init_params(config.model_config(), 0)})
   checkpoints.close()
   return folder
 

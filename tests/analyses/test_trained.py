@@ -12,7 +12,6 @@ from sink_jax.analyses import trained
 from sink_jax.analyses.trained import analyse_run, applicable, write_analyses
 from sink_jax.data.dataset import open_data
 from sink_jax.models.config import Layer
-from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
 from tests.random_params import random_params
 from tests.train import runs
@@ -20,9 +19,8 @@ from tests.train import runs
 
 def untrained(scale=3.0, **changes):
   """(run, experiment, data): the small run before training, with sharpened attention."""
-  experiment = from_dict(runs.config(**changes))
-  data = open_data(experiment.data)
-  config = experiment.model_config(data.vocab_size)
+  experiment = runs.config(**changes)
+  data, config = open_data(experiment.data), experiment.model_config()
   params = random_params(config)
   kernel = params['blocks']['attention']['query']['kernel']
   params['blocks']['attention']['query']['kernel'] = kernel * scale
@@ -50,7 +48,7 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
   config = runs.config(attention__kv_bias='KBias()', attention__mask='Window(size=4)', steps=3,
                        probe__every=0, validation__every=0)
   train(config, tmp_path, show_progress=False)
-  data = from_dict(config).data
+  data = config.data
   write_analyses(tmp_path, data)
   found = json.loads((tmp_path / 'analyses.json').read_text())
   assert set(found) == {'removed', 'window'} and found['removed']['what'] == 'the key bias k*'
@@ -99,7 +97,7 @@ def test_removed(monkeypatch, changes, what, tokens):
   blocks = dict(run.params['blocks'])
   blocks['attention'] = {n: blocks['attention'][n] for n in ('query', 'key', 'value', 'out')}
   params = {n: run.params[n] for n in ('embed', 'unembed', 'final_norm')} | {'blocks': blocks}
-  bare = sj.Run(from_dict(runs.config()).model_config(data.vocab_size), params)
+  bare = sj.Run(runs.config().model_config(), params)
   alpha = sj.importance(maps_of(bare, run.probe_tokens))
   assert found['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.3).mean())
   assert found['largest_importance'] == pytest.approx(alpha[..., 0].mean(1).max(), rel=1e-5)

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from sink_jax.attention.mask import Window
 from sink_jax.cli import main, train
+from sink_jax.data.sources import TextFolder
 from sink_jax.sweep.pool import SweepStopped
 from sink_jax.sweep.trials import read_config_file
 from sink_jax.train.checkpoint import CheckpointError
@@ -20,15 +22,19 @@ LIGHT = ('train', 'sweep', 'report', 'export')  # their --help does not wait for
 
 
 def test_a_config_file_is_named_with_its_trial_and_changed_by_key():
-  config = read_config_file(f'{QUICK}:text-k-bias', {
+  read = read_config_file(f'{QUICK}:text-k-bias', {
       'steps': '3', 'attention.mask': 'Window(size=4)', 'model.layers': '2', 'data.bos': 'true',
       'optimizer.learning_rate': '1'})
-  assert (config['label']['trial'], config['steps'], config['data']['bos']) == ('text-k-bias', 3, True)
-  assert config['optimizer']['learning_rate'] == 1.0 and config['model']['layers'] == 2
-  assert read_config_file(f'{QUICK}:text-k-bias', {'model.layers': 'null'})['model']['layers'] is None
+  assert (read.label.trial, read.steps, read.data.bos) == ('text-k-bias', 3, True)
+  assert read.attention.mask == Window(4)
+  assert read.optimizer.learning_rate == 1.0 and read.model.layers == 2
+  assert read_config_file(f'{QUICK}:text-k-bias', {'model.layers': 'null'}).model.layers is None
+  paper = read_config_file(f'{ROOT}/configs/paper.py:default,budget=tenth,protocol=released', {})
+  assert (paper.label.budget, paper.label.protocol) == ('tenth', 'released')
   options, extras = main.parse('train', [
       f'--config={QUICK}:text-softmax', '--workdir=a', "--config.data.source=TextFolder(path='a=b')"])
-  assert options.workdir == 'a' and extras['config']['data']['source'] == "TextFolder(path='a=b')"
+  assert options.workdir == 'a'
+  assert extras['experiment'].data.source == TextFolder(path='a=b')
   options, extras = main.parse('sweep', [
       f'--config={QUICK}', '--list', '--seeds=1,2', '--config.batch_size=2'])
   assert (options.seeds, options.list) == ((1, 2), True)
@@ -45,7 +51,7 @@ def test_a_config_file_imports_others_of_its_own_folder(tmp_path):
   (folder / 'trials.py').write_text(
       'import table_of_mine\nfrom configs import base\n'
       'def get_config(name): return base.trial(table_of_mine.TRIALS, name)\n')
-  assert read_config_file(f'{folder}/trials.py:one', {})['label']['trial'] == 'one'
+  assert read_config_file(f'{folder}/trials.py:one', {}).label.trial == 'one'
 
 
 CONFIG = [f'--config={QUICK}:text-softmax', '--workdir=a']
@@ -64,6 +70,7 @@ LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
     ('train', [*CONFIG, '--config.steps', '3'], 'write --config.KEY=VALUE'),
     ('train', [*CONFIG, '--config.steps=many'], 'steps=many'),
     ('train', [*CONFIG, '--config.model=x'], '--config.model=x'),
+    ('train', [f'--config={QUICK}:text-softmax,budget=desk', '--workdir=a'], "no option 'budget'"),
     ('sweep', [f'--config={QUICK}', '--list', '--seeds=1,2', '--config.seed=3'], 'seed and --seeds'),
     ('sweep', [f'--config={QUICK}:text-softmax', '--list'], '--only=text-softmax'),
     ('sweep', [f'--config={QUICK}', '--list', '--only=text'], 'Did you mean text-softmax? Choices: '),

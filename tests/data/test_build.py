@@ -14,7 +14,6 @@ import grain
 import numpy as np
 import pytest
 
-from configs import base
 from sink_jax.data import build as builder
 from sink_jax.data.chat import ChatJsonl
 from sink_jax.data.dataset import DataConfig, as_packed, open_data, open_packed
@@ -22,8 +21,8 @@ from sink_jax.data.packed import SPLITS, Packed
 from sink_jax.data.sources import PackedDataset, TextFolder
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from sink_jax.io.paths import import_file
-from sink_jax.train.config import from_dict
-from sink_jax.train.loop import planned
+from sink_jax.train.config import Experiment, changed
+from sink_jax.train.start import completed
 from tests.train.runs import ROOT
 
 _SHARD = 3000  # characters; gives the corpus about eight shards
@@ -231,10 +230,9 @@ def test_a_packed_dataset_brings_its_settings(corpus, tmp_path):
   built = as_packed(packed)
   assert (built.context, built.bos, built.eos, built.tokenizer) == (24, True, True, config.tokenizer)
   assert as_packed(built) == built
-  settings = base.get_config()
-  settings.data.source, settings.probe.length = repr(packed.source), 16
-  plan = from_dict(planned(settings.to_dict()))
-  assert (plan.data.context, plan.data.tokenizer, plan.model.vocab_size) == (24, built.tokenizer, 300)
+  run, _ = completed(changed(Experiment(), {'data.source': packed.source, 'probe.length': 16}))
+  assert (run.data.context, run.data.tokenizer, run.model_config().vocab_size) == (
+      24, built.tokenizer, 300)
   for a, b in zip(open_data(packed).batch(3, 4, 0), open_data(config).batch(3, 4, 0), strict=True):
     np.testing.assert_array_equal(a, b)
   assert built.valid_fraction == 0.2

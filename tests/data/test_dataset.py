@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from configs import base
 from sink_jax.data.dataset import DataConfig, open_data, open_packed
 from sink_jax.data.packed import Packed
 from sink_jax.data.sources import PackedDataset, TextFolder
 from sink_jax.data.synthetic import BigramBackcopy
 from sink_jax.data.token_edits import FixedToken, RandomTokens
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
-from sink_jax.train.config import from_dict
+from sink_jax.train.config import Experiment, changed, resolved
 from tests.train.runs import run_python
 
 _C = 16
@@ -140,10 +139,9 @@ def test_ids_above_the_tokenizer_s_must_be_ids_of_the_model(config):
   assert data.vocab_size == data.summary()['vocab_size'] == 300
   chunks = _chunks(data.batch(0, 999, 0))
   assert chunks[:, 0].max() == 299 and chunks[:, 1:].max() < 258
-  small = from_dict(base.trial({'small': {'model.size': 'tiny', 'model.vocab_size': 299}},
-                               'small').to_dict())
+  small = changed(Experiment(), {'model.size': 'tiny', 'model.vocab_size': 299})
   with pytest.raises(ValueError, match='RandomTokens.*300 ids.*model.vocab_size is 299'):
-    small.model_config(data.vocab_size)
+    resolved(small, data)
 
 
 def test_validation_covers_everything_once_in_a_fixed_order(config):

@@ -12,7 +12,7 @@ from sink_jax.cli.evaluate import Options, as_text, evaluate
 from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
 from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.config import from_dict
+from sink_jax.train.config import changed
 from sink_jax.train.workdir import Workdir
 from tests.commands import run_here
 
@@ -26,15 +26,15 @@ def evaluate_run(workdir, out=None, **given):
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   """The folder of a run at step 2, as training leaves it."""
-  config = load_trials(ROOT / 'configs/synthetic.py')['synthetic-sigmoid'].config
-  config |= {'model': config['model'] | {'vocab_size': 64, 'd_model': 8, 'ffn_hidden': 8},
-             'probe': config['probe'] | {'epsilon': 0.2}}
+  trial = load_trials(ROOT / 'configs/synthetic.py')['synthetic-sigmoid']
+  run = changed(trial.experiment, {
+      'model.vocab_size': 64, 'model.d_model': 8, 'model.ffn_hidden': 8, 'probe.epsilon': 0.2})
   path = tmp_path_factory.mktemp('runs') / 'a run'
-  with Workdir(path, config, {'content': 'random'}):
+  with Workdir(path, run, {'content': 'random'}):
     pass
   np.save(path / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
   checkpoints = Checkpoints(path)
-  checkpoints.save(2, {'params': init_params(from_dict(config).model_config(), 0)})
+  checkpoints.save(2, {'params': init_params(run.model_config(), 0)})
   checkpoints.close()
   return path
 

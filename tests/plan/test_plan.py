@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import pytest
 
-from configs import base
 from sink_jax.cli import plan as command
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import chips, compiler, estimate, job
 from sink_jax.plan.estimate import as_text
+from sink_jax.train.config import Experiment, changed
 from sink_jax.train.memory import Memory
 
 TINY = {'model.size': 'tiny', 'model.d_model': 32, 'model.ffn_hidden': 32, 'model.layers': 1,
@@ -19,9 +19,7 @@ ONE = chips.parse('v5e:1x1')
 
 
 def config(**changes):
-  made = base.get_config()
-  made.update_from_flattened_dict(TINY | {key.replace('__', '.'): x for key, x in changes.items()})
-  return made.to_dict()
+  return changed(Experiment(), TINY | {key.replace('__', '.'): x for key, x in changes.items()})
 
 
 @pytest.fixture
@@ -78,11 +76,9 @@ def test_a_plan_has_the_memory_of_training_validation_and_the_probe(on_a_cpu, mo
 
 def planned(topology='v5p:4x4x4', count=1, remat='none', mesh=(4, 16, 1), **changes):
   """A plan without compilation."""
-  made = base.get_config()
-  made.update_from_flattened_dict(
-      {'model.size': '1b', 'model.vocab_size': 50432, 'batch_size': 128} | changes)
-  experiment = job.from_dict(made.to_dict())
-  model = dataclasses.replace(experiment.model_config(50432), remat=remat)
+  experiment = changed(Experiment(), {
+      'model.size': '1b', 'model.vocab_size': 50432, 'batch_size': 128} | changes)
+  model = dataclasses.replace(experiment.model_config(), remat=remat)
   step = Memory(2 * chips.GIB, 10 * chips.GIB, 0)
   return job.Plan(experiment, chips.parse(topology, count), model,
                   dict(zip(('data', 'fsdp', 'tensor'), mesh)), 'splash', chips.GIB, chips.GIB,
@@ -117,21 +113,21 @@ def test_the_text_has_totals_and_smaller_configs_keep_the_batch():
   plan = planned('v5e:16x16', mesh=(16, 16, 1), steps=40_000)
   hours = 40_000 * max(estimate.step_seconds(plan).values()) / 3600
   assert f'40,000 steps: {hours:,.1f} h, {256 * hours:,.0f} chip-hours' in as_text(plan)
-  given = config(batch_size=64)
   plan = planned('v5e:2x2', mesh=(4, 1, 1), batch_size=64)
-  found = list(job.smaller(given, plan))
-  assert [(c['model']['remat'], c['mesh']['fsdp'], c['microbatches']) for c in found] == [
+  found = list(job.smaller(plan))
+  assert [(e.model.remat, e.mesh.fsdp, e.microbatches) for e in found] == [
       ('blocks', 1, 1), (None, 4, 1), ('blocks', 4, 1), *(('blocks', 4, n) for n in (2, 4, 8, 16))]
-  assert {c['batch_size'] for c in found} == {64} and given == config(batch_size=64)
-  first = next(job.smaller(given | {'mesh': given['mesh'] | {'fsdp': 4}}, plan))
-  found = list(job.smaller(first, plan))
-  assert [c['microbatches'] for c in found] == [2, 4, 8, 16]  # none is compiled again
+  assert {e.batch_size for e in found} == {64}
+  first = planned('v5e:2x2', mesh=(4, 1, 1), **{
+      'batch_size': 64, 'mesh.fsdp': 4, 'model.remat': 'blocks'})
+  # None is compiled again.
+  assert [e.microbatches for e in job.smaller(first)] == [2, 4, 8, 16]
 
 
 @pytest.mark.full
 def test_what_does_not_fit_is_compiled_with_options_until_some_do(on_a_cpu, monkeypatch, capsys):
   given = config(probe__sequences=1)
-  plans = [job.plan(given | {'microbatches': n}, ONE) for n in (1, 4)]
+  plans = [job.plan(changed(given, {'microbatches': n}), ONE) for n in (1, 4)]
   most, least = (max(plan.peaks.values()) for plan in plans)
   with_memory(monkeypatch, (most + least) // 2)
   assert command.main(command.Options(topology='v5e:1x1'), given) == 0

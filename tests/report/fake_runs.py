@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sink_jax.train.config import get_config
+from sink_jax.train.config import Experiment, as_dict, changed
 
 UNIFORM = float(np.mean(1 / np.arange(1, 65)))  # importance of the first of 64 tokens: 0.0741
 STATUS = {'date': '2026-01-02T03:04:05', 'command': 'python -m sink_jax train', 'code': 'commit abc',
@@ -45,8 +45,7 @@ def write_run(folder: Path, trial: str = 'default', seed: int = 0, status: str =
   """
   workdir = folder / f'{trial}-seed-{seed}'
   workdir.mkdir(parents=True)
-  settings = get_config()
-  settings.update_from_flattened_dict({  # no two trials have the same settings
+  settings = changed(Experiment(), {  # no two trials have the same settings
       'model.size': 'tiny', 'seed': seed, 'steps': steps, 'label.trial': trial, 'label.task': task,
       'label.budget': 'desk', 'label.protocol': 'paper', 'data.context': 64,
       'optimizer.weight_decay': sum(map(ord, trial)) / 1e4, **(config or {})})
@@ -61,7 +60,7 @@ def write_run(folder: Path, trial: str = 'default', seed: int = 0, status: str =
       rows.append({'kind': 'train', 'step': step, 'loss': 6 + done * (loss - 6.1), 'grad_norm': 1.0,
                    'tokens_per_second': 1000.0})
   write = lambda name, value: (workdir / name).write_text(json.dumps(value))
-  write('config.json', settings.to_dict())
+  write('config.json', as_dict(settings))
   write('status.json', STATUS | {'status': status, 'step': end, 'reason': reason})
   write('data.json', {'content': content, 'unique_training_tokens': 10**6, 'tokens_per_epoch': 10**6,
                       **(data or {})})

@@ -1,6 +1,5 @@
 """Finished runs join the stored ones; a sweep on a new machine goes on from there."""
 
-import json
 import shutil
 
 import pandas as pd
@@ -9,6 +8,8 @@ import pytest
 from sink_jax.report.runs import merged, no_runs, read_runs, table
 from sink_jax.sweep.stored import not_stored
 from sink_jax.sweep.trials import Trial
+from sink_jax.train.config import from_dict
+from sink_jax.train.workdir import read_config
 from tests.commands import run_here
 from tests.report.fake_runs import write_run
 
@@ -55,8 +56,8 @@ def test_a_lost_machine_changes_nothing(tmp_path, monkeypatch):
   trials = {}
   for seed in range(4):
     folder = write_run(tmp_path / 'runs', seed=seed, sink_1=10.0 * seed)
-    config = json.loads((folder / 'config.json').read_text())
-    trials[folder.name] = Trial(folder.name, config, config['label'])
+    experiment = from_dict(read_config(folder))
+    trials[folder.name] = Trial(folder.name, experiment, experiment.label)
   new = read_runs(tmp_path / 'runs')
   nothing = no_runs()
   lost = tmp_path / 'lost' / 'runs'

@@ -12,7 +12,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.report.runs import Runs, describe_attention, read_runs, table, write_runs
-from sink_jax.train.config import from_dict, get_config
+from sink_jax.train.config import Experiment, changed
 from tests.report.fake_runs import probe, write_run
 
 RESULTS = Path(__file__).parents[2] / 'results'
@@ -163,6 +163,4 @@ def test_the_stored_table():
     ({'attention.feature_map': 'Mlp()', 'model.sink_tokens': 1}, 'softmax, feature map Mlp(), a learned'),
 ])
 def test_attention_in_words(changes, words):
-  config = get_config()
-  config.update_from_flattened_dict(changes)
-  assert describe_attention(from_dict(config.to_dict())).startswith(words)
+  assert describe_attention(changed(Experiment(), changes)).startswith(words)

@@ -7,6 +7,7 @@ import time
 
 from sink_jax.sweep import summary
 from sink_jax.sweep.trials import Trial
+from tests.train import runs
 
 
 class Terminal(io.StringIO):
@@ -17,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 def test_each_running_trial_has_a_line_until_it_ends(tmp_path, monkeypatch):
-  trials = {name: Trial(name, {'steps': 200}) for name in ('one', 'two', 'three')}
+  trials = {name: Trial(name, runs.config(steps=200)) for name in ('one', 'two', 'three')}
   for step, name in ((40, 'one'), (80, 'two')):
     (tmp_path / name).mkdir()
     rows = [{'kind': 'probe', 'step': step, 'sink_1': 12.5},
@@ -41,7 +42,7 @@ def test_each_running_trial_has_a_line_until_it_ends(tmp_path, monkeypatch):
 
 def test_small_models_one_after_another_leave_cores_idle(monkeypatch):
   monkeypatch.setattr(summary, 'cores', lambda: 2)
-  trials = {name: Trial(name, {'steps': 100}) for name in 'abc'}
+  trials = {name: Trial(name, runs.config(steps=100)) for name in 'abc'}
   costs = lambda per_step: dict.fromkeys('abc', 100 * per_step)
   assert '--processes=2' in summary.idle_cores(trials, costs(1e9))
   assert not summary.idle_cores(trials, costs(1e12))  # each step keeps all cores at work

@@ -11,6 +11,7 @@ from sink_jax.sweep import pool
 from sink_jax.sweep.runner import record_outcome, run_trial
 from sink_jax.sweep.summary import as_markdown, cost_of, keep_summary, remaining
 from sink_jax.sweep.trials import Trial, load_trials, select_shard
+from sink_jax.train.config import Label, from_dict
 from sink_jax.train.workdir import Workdir, read_config, read_status, write_status
 from tests.train import runs
 
@@ -18,9 +19,13 @@ CONFIGS = Path(__file__).parents[2] / 'configs'
 FAST = dict(steps=2, probe__every=0, validation__every=0)
 
 
-def run(root, **configs):
-  return {name: run_trial(Trial(name, config), root, show_progress=False)
-          for name, config in configs.items()}
+def run(root, **experiments):
+  return {name: run_trial(Trial(name, experiment), root, show_progress=False)
+          for name, experiment in experiments.items()}
+
+
+def stored(folder):
+  return from_dict(read_config(folder))
 
 
 def test_failures_do_not_stop_the_rest(tmp_path, capsys):
@@ -33,7 +38,7 @@ def test_failures_do_not_stop_the_rest(tmp_path, capsys):
   assert 'no/such/folder' in read_status(tmp_path / 'bad')['error']
   for name in ('diverging', 'good'):  # neither is trained again
     before = (tmp_path / name / 'status.json').stat().st_mtime_ns
-    assert run(tmp_path, **{name: read_config(tmp_path / name)}) == {name: statuses[name]}
+    assert run(tmp_path, **{name: stored(tmp_path / name)}) == {name: statuses[name]}
     assert (tmp_path / name / 'status.json').stat().st_mtime_ns == before
 
 
@@ -71,7 +76,7 @@ def test_records_of_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
   assert run(tmp_path, a=None) == {'a': 'failed'}  # the budget cannot express this trial
   assert 'another budget' in capsys.readouterr().err
   monkeypatch.setattr('sink_jax.sweep.runner.write_analyses', lambda *_: 1 / 0)
-  assert run(tmp_path, a=read_config(tmp_path / 'a')) == {'a': 'not analysed'}
+  assert run(tmp_path, a=stored(tmp_path / 'a')) == {'a': 'not analysed'}
   assert read_status(tmp_path / 'a')['status'] == 'done'
 
 
@@ -88,13 +93,14 @@ def test_options_seeds_and_settings_reach_the_config():
                        {'steps': '50', 'data.cache_dir': 'elsewhere', 'log_every': '7',
                         'data.interventions': 'FixedToken(position=2)', 'data.max_tokens': '9000'})
   trial = trials['window-32-seed-5']
-  assert (trial.config['seed'], trial.config['steps'], trial.config['log_every']) == (5, 50, 7)
+  run = trial.experiment
+  assert (run.seed, run.steps, run.log_every) == (5, 50, 7)
   # The label has settings that change the computation, and none that only say where it runs.
-  assert trial.label == {'trial': 'window-32', 'task': 'paper', 'protocol': 'released',
-                         'budget': 'desk with steps=50, data.interventions=FixedToken(position=2), '
-                                   'data.max_tokens=9000'}
+  assert trial.label == run.label == Label(
+      trial='window-32', task='paper', protocol='released',
+      budget='desk with steps=50, data.interventions=FixedToken(position=2), data.max_tokens=9000')
   seeded = load_trials(CONFIGS / 'paper.py', {'budget': 'desk'}, settings={'seed': '3'})
-  assert {trial.label['budget'] for trial in seeded.values()} == {'desk'}  # it is a seed of its trial
+  assert {trial.label.budget for trial in seeded.values()} == {'desk'}  # it is a seed of its trial
 
 
 def test_shards_are_a_partition():

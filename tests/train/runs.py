@@ -26,9 +26,9 @@ SMALL = {
 
 
 def config(**changes):
-  """The small run's config dict. In the names of changes, __ stands for a dot."""
+  """The small run. In the names of changes, __ stands for a dot."""
   changes = {key.replace('__', '.'): value for key, value in changes.items()}
-  return base.trial({'small': SMALL | changes}, 'small').to_dict()
+  return base.experiment({'small': SMALL | changes}, 'small')
 
 
 def start(workdir, *arguments, devices=1, job=None, **changes):

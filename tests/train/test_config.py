@@ -14,15 +14,16 @@ from sink_jax.data.tokenizer import Tokenizer
 from sink_jax.sweep.trials import load_trials
 from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import UpdateRule
+from sink_jax.train.plugins import plugins_of
 from sink_jax.train.config import (
-    Experiment, ModelOptions, differences, from_dict, get_config, keys_as_text, known_part,
-    resolved, where_keys)
+    Experiment, ModelOptions, as_config_dict, as_dict, differences, from_dict, keys_as_text,
+    known_part, resolved, where_keys)
 from tests.train import runs
 
 
 def test_the_defaults_are_the_papers():
   experiment = from_dict(base.get_config().to_dict())
-  model = experiment.model_config(50432)
+  model = experiment.model_config()
   assert (model.layers, model.d_model, model.heads, model.ffn_hidden) == (10, 768, 8, 1536)
   assert experiment.batch_size * experiment.data.context == 2**20
   optimizer = experiment.optimizer
@@ -44,11 +45,11 @@ def test_the_defaults_are_the_papers():
     ('model__pattern', 'Layer(experts=2)', 'Layer.experts = 2 must be Experts')])
 def test_values_out_of_their_range_are_refused(key, value, words):
   with pytest.raises(ValueError, match=words):
-    from_dict(runs.config(**{key: value}))
+    runs.config(**{key: value})
 
 
 def test_keys_are_checked_by_name():
-  config = base.get_config().to_dict()
+  config = as_dict(Experiment())
   with pytest.raises(ValueError, match=r'Unknown config key .optimizer\.momentum.*optimizer\.rule'):
     from_dict(config | {'optimizer': config['optimizer'] | {'momentum': 0.9}})
   with pytest.raises(ValueError, match='Missing config key steps'):
@@ -60,11 +61,11 @@ def test_keys_are_checked_by_name():
 
 def test_a_block_has_an_encoding_of_positions_of_its_own():
   text = 'Layer(mask=None, mamba=None, experts=None, position=Rope(base=5.0)); Layer()'
-  config = from_dict(runs.config(model__pattern=text, model__vocab_size=8)).model_config()
+  experiment = runs.config(model__pattern=text, model__vocab_size=8)
+  config = experiment.model_config()
   assert config.attention_of(config.pattern[0]).position == Rope(base=5.0)
   assert config.attention_of(config.pattern[1]) == config.attention
-  again = from_dict(runs.config(model__pattern='; '.join(map(repr, config.pattern))))
-  assert again.model.pattern == config.pattern
+  assert from_dict(as_dict(experiment)) == experiment
 
 
 def test_differences_name_the_key_and_leave_cadences_out():
@@ -92,7 +93,7 @@ def test_a_key_is_declared_once_and_listed():
   assert {f'  {key}' for key in where_keys()} < set(lines) and len(lines) > 80
   assert {'mesh.data', 'model.remat', 'data.cache_dir'} < set(where_keys())
   # The dataclasses define the defaults, so the config derived from them gives them back.
-  assert from_dict(get_config().to_dict()) == Experiment()
+  assert from_dict(as_config_dict(Experiment()).to_dict()) == Experiment()
 
 
 class Data:
@@ -100,10 +101,11 @@ class Data:
 
 
 def test_resolved_configs_hold_the_sizes_of_the_data():
-  config = resolved(runs.config(), from_dict(runs.config()), Data)
-  assert config['model']['vocab_size'] == 64
-  assert from_dict(config).model_config() == from_dict(runs.config()).model_config(64)
-  assert differences(config, runs.config()) == []  # empty: as the run began
+  whole = resolved(runs.config(), Data)
+  assert whole.model.vocab_size == 64 and whole.model_config() == runs.config().model_config()
+  assert differences(whole, runs.config()) == []  # empty: as the run began
+  with pytest.raises(ValueError, match='have 64 ids, and model.vocab_size is 63'):
+    resolved(runs.config(model__vocab_size=63), Data)
 
 
 def test_a_config_names_the_files_of_its_components(tmp_path):
@@ -113,15 +115,16 @@ def test_a_config_names_the_files_of_its_components(tmp_path):
                   "TRIALS = {'mine': {'model.layers': 2,\n"
                   "                   'model.pattern': 'Layer(mask=MyMask(size=4)); Layer()'}}\n"
                   "get_config = lambda name: base.trial(TRIALS, name, 'mine')\n")
-  assert load_trials(file)['mine'].config['plugins'] == str(file)  # for the processes of a sweep
-  config = runs.config(attention__mask='MyMask(size=4)')
-  assert resolved(config, from_dict(config), Data)['plugins'] == str(file)
+  # For the processes of a sweep.
+  assert plugins_of(load_trials(file)['mine'].experiment) == str(file)
+  assert resolved(runs.config(attention__mask='MyMask(size=4)'), Data).plugins == str(file)
 
 
 def test_components_that_are_not_imported_are_left_out(tmp_path):
-  config = runs.config(model__pattern='Layer(position=Nope()); Layer()', model__vocab_size=8,
-                       attention__position='Nope()', attention__similarity='Sigmoid()',
-                       attention__normalizer='Unnormalized()')
+  config = as_dict(runs.config(
+      model__pattern='Layer(position=Nope()); Layer()', model__vocab_size=8,
+      attention__position='Nope()', attention__similarity='Sigmoid()',
+      attention__normalizer='Unnormalized()'))
   whole, others = known_part(config)
   assert whole == from_dict(config) and not others
   # Softmax without a normalizer is refused: the parts that are left must fit each other.

@@ -15,7 +15,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.data.dataset import open_data
 from sink_jax.models.sharding import make_mesh
-from sink_jax.train import checkpoint, evaluation, loop
+from sink_jax.train import checkpoint, evaluation, loop, prepare
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints, saved_steps, step_folder, verify
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
@@ -75,7 +75,7 @@ def test_a_run_is_a_loop_over_steps_and_leaves_a_full_record(whole):
   measured = sj.probe(loaded, loaded.probe_tokens).summary()['largest_importance']
   assert measured == pytest.approx(runs.rows(workdir, 'probe')[-1]['largest_importance'])
   # Training equals this loop over steps.
-  experiment = from_dict(runs.config())
+  experiment = runs.config()
   data, mesh, settings = open_data(experiment.data), make_mesh(), experiment.optimizer
   update = make_train_step(run.config, settings, mesh)
   state = init_state(run.config, settings, experiment.seed, mesh)
@@ -125,7 +125,7 @@ def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir, monkeyp
   assert (workdir / 'status.json').read_bytes() == before
   # Cadences and paths may change.
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
-  monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
+  monkeypatch.setattr(prepare, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError) as error:
     go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)', model__d_model=None), workdir)
   for line in ('optimizer.learning_rate: 0.01 -> 0.001', 'model.d_model: 16 -> None',
@@ -271,6 +271,14 @@ def test_a_stop_before_the_first_step_compiles_no_step(tmp_path, monkeypatch, pl
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
 
 
+def test_a_stored_config_is_read_once(workdir, monkeypatch):
+  read = []
+  monkeypatch.setattr('sink_jax.train.workdir.from_dict', lambda c: read.append(c) or from_dict(c))
+  shutil.rmtree(workdir / 'checkpoints' / '8')
+  go(runs.config(), workdir)
+  assert len(read) == 1
+
+
 def test_two_processes_cannot_train_in_one_workdir(tmp_path, monkeypatch):
   monkeypatch.setattr('sink_jax.train.workdir._PATIENCE', 1)
   process = runs.start(tmp_path, steps=100000)
@@ -324,7 +332,7 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
         (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens')))])
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatch, changes, words):
   if changes.get('data__source') == 'Stdlib()':  # checks without data come before data are opened
-    monkeypatch.setattr(loop, 'open_data', lambda config: pytest.fail('the data were opened'))
+    monkeypatch.setattr(prepare, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError, match=words):
     go(runs.config(**changes), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()

@@ -6,7 +6,6 @@ import jax
 import pytest
 
 import sink_jax as sj
-from sink_jax.train.config import from_dict
 from sink_jax.train.optimizer import AdamW, Muon, OptimizerConfig, OrthoAdam
 from sink_jax.train.step import state_layout
 from tests.train import meshes, runs
@@ -99,7 +98,7 @@ def test_what_does_not_divide_is_refused(devices, changes, message, monkeypatch)
   config = dict(model__heads=8, model__d_model=48, model__ffn_hidden=64, model__vocab_size=11)
   monkeypatch.setattr(jax, 'device_count', lambda: devices)
   with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
-    from_dict(runs.config(**config | changes)).check_devices()
+    runs.config(**config | changes).check_devices()
 
 
 TWO_SLICES = """

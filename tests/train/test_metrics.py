@@ -32,7 +32,8 @@ def board(workdir):
 
 def begin(workdir, start, steps):
   """A start of a run that is killed after these steps, so nothing is closed."""
-  metrics = Metrics(workdir, start)
+  metrics = Metrics(workdir)
+  metrics.resume(start)
   for step in steps:
     metrics.write('train', step, {'loss': 1.0})
   metrics.flush()
@@ -55,7 +56,8 @@ def test_a_resumed_run_shows_every_step_once(tmp_path, starts, steps):
 
 def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
   (tmp_path / 'tensorboard').mkdir()
-  metrics = Metrics(epath.Path(tmp_path), 0)  # the code sees a folder of an object store
+  metrics = Metrics(epath.Path(tmp_path))  # the code sees a folder of an object store
+  metrics.resume(0)
   for step in (1, 2):
     metrics.write('train', step, {'loss': 1.0})
     metrics.flush()
@@ -76,7 +78,8 @@ def test_weights_and_biases_gets_the_same_points(tmp_path, monkeypatch):
     options = {}
 
   monkeypatch.setitem(sys.modules, 'wandb', Wandb)
-  metrics = Metrics(tmp_path, 0, 'sinks', {'steps': 3})
+  metrics = Metrics(tmp_path, 'sinks', {'steps': 3})
+  metrics.resume(0)
   others = {'words': 'x', 'list': [1.0], 'nan': float('nan'), 'inf': float('inf'), 'none': None, 'table': {}}
   metrics.write('train', 1, {'loss': 1.0} | others)  # plots need finite numbers
   metrics.close()

@@ -8,6 +8,7 @@ import pytest
 
 from sink_jax.io.paths import cache_root, import_file
 from sink_jax.train import plugins
+from sink_jax.train.config import as_dict
 from sink_jax.train.workdir import check_workdir
 from tests.train import runs
 
@@ -134,8 +135,8 @@ def test_runs_with_a_component_of_ones_own_are_resumed_swept_and_read(tmp_path):
 
 
 def test_a_run_of_another_config_is_refused_without_its_component(tmp_path):
-  config = runs.config()
-  other = config | {'attention': config['attention'] | {'mask': 'NoMaskOfOurs()'}}
-  (tmp_path / 'config.json').write_text(json.dumps(other))
+  config = as_dict(runs.config())
+  config['attention'] |= {'mask': 'NoMaskOfOurs()'}
+  (tmp_path / 'config.json').write_text(json.dumps(config))
   with pytest.raises(ValueError, match='another config:\n  attention.mask: .*NoMaskOfOurs'):
-    check_workdir(tmp_path, config)
+    check_workdir(tmp_path, runs.config())
