@@ -60,12 +60,10 @@ read_settings() {
 # check_job DEVICES JOB ARGUMENTS...: loads the config of a job; of training it compares the mesh and
 # the batch with the devices (0: not known).
 check_job() {
+  local dry=(--dry_run)
+  if [[ $2 == train ]]; then dry+=("--devices=$1"); fi
   prepare_environment
-  if [[ $2 == train ]]; then
-    "$RUN_PYTHON" -P "$ROOT/launch/check.py" "$1" "${@:3}" >&2 || exit 1
-  else
-    "$RUN_PYTHON" -P -m sink_jax "${@:2}" --dry_run >&2 || exit 1
-  fi
+  "$RUN_PYTHON" -P -m sink_jax "${@:2}" "${dry[@]}" >&2 || exit 1
 }
 
 # tpu_devices TYPE SLICES: the devices that jax sees; v4 and v5p are named by their cores, two each.

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sink_jax.arguments import check_least
 from sink_jax.cli.main import memory_is_full
 from sink_jax.io.terminal import say
 
@@ -31,10 +32,20 @@ class Options:
 
   workdir: str  # folder of the run; a folder with the same config is resumed.
   config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
+  dry_run: bool = False  # check the config, without data, and stop.
+  devices: int = 0  # with --dry_run: the devices that the job will have; 0: not known.
+
+  def __post_init__(self):
+    check_least(self, devices=0)
+    if self.devices and not self.dry_run:
+      raise ValueError(f'--devices={self.devices} is for --dry_run: a training takes all devices.')
 
 
 def main(options: Options, experiment: Experiment) -> None:
   """Trains; every way to end has its exit code."""
+  if options.dry_run:
+    print(_checked(experiment, options.devices))
+    return
   from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
   from sink_jax.io.process import exit_saved_until_training
@@ -57,6 +68,14 @@ def main(options: Options, experiment: Experiment) -> None:
                       if isinstance(status.get(key), float))
       say(f'done: step {status.get("step")}{shown}, in {options.workdir}')
       say(f'next: python -m sink_jax evaluate --workdir={options.workdir}')
+
+
+def _checked(experiment: Experiment, devices: int) -> str:
+  """Describes a job in a line; raises a ValueError if its config does not fit the devices."""
+  if devices and experiment.sizes_are_known:
+    experiment.check_devices(devices)
+  return (f'{experiment.label.trial or "the config"}: {experiment.steps:,} steps of '
+          f'{experiment.batch_size} sequences, devices: {devices or "not known"}')
 
 
 @contextlib.contextmanager

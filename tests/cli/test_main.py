@@ -71,6 +71,7 @@ LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
     ('train', [*CONFIG, '--config.steps=many'], 'steps=many'),
     ('train', [*CONFIG, '--config.model=x'], '--config.model=x'),
     ('train', [f'--config={QUICK}:text-softmax,budget=desk', '--workdir=a'], "no option 'budget'"),
+    ('train', [*CONFIG, '--devices=8'], '--devices=8 is for --dry_run'),
     ('sweep', [f'--config={QUICK}', '--list', '--seeds=1,2', '--config.seed=3'], 'seed and --seeds'),
     ('sweep', [f'--config={QUICK}:text-softmax', '--list'], '--only=text-softmax'),
     ('sweep', [f'--config={QUICK}', '--list', '--only=text'], 'Did you mean text-softmax? Choices: '),

@@ -22,18 +22,20 @@ pytestmark = pytest.mark.skipif(
 
 # Stands for python -m sink_jax train --config=CODES --workdir=SECONDS. Process i of SLURM exits with code i
 # of CODES; a negative code is a signal, one below -100 that of its shell. SIGTERM changes the code to 42.
+# A dry run prints its arguments.
 JOB = '''
 import json, os, signal, sys, time
+if '--dry_run' in sys.argv:
+  sys.exit(print('checked', *sys.argv[1:]))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
 with open(os.environ['STARTED'], 'a') as file:
   file.write(json.dumps([os.getpid(), sys.argv[1:]]) + '\\n')
 codes, seconds = (word.partition('=')[2] for word in sys.argv[2:4])
-if '--dry_run' not in sys.argv:
-  time.sleep(float(seconds.removeprefix('gs://')))
-  code = int(codes.split(',')[int(os.environ.get('SLURM_PROCID', 0))])
-  if code < 0:
-    os.kill(os.getppid() if code < -100 else os.getpid(), -code % 100)
-  sys.exit(code)
+time.sleep(float(seconds.removeprefix('gs://')))
+code = int(codes.split(',')[int(os.environ.get('SLURM_PROCID', 0))])
+if code < 0:
+  os.kill(os.getppid() if code < -100 else os.getpid(), -code % 100)
+sys.exit(code)
 '''
 # gcloud answers `describe` with the next word of STATES, and runs the command of an ssh in the folder HOST.
 # srun starts two tasks and returns the highest code.
@@ -65,7 +67,6 @@ class Launchers:
   def __init__(self, folder):
     self.root, self.calls, self.started = folder / 'a clone', folder / 'calls', folder / 'started'
     shutil.copytree(ROOT / 'launch', self.root / 'launch', ignore=lambda *_: ['settings.sh'])
-    (self.root / 'launch' / 'check.py').write_text('import sys; print("checked", *sys.argv[1:])')
     (self.root / 'sink_jax').mkdir()
     (self.root / 'sink_jax' / '__main__.py').write_text(JOB)
     (folder / 'bin').mkdir()
@@ -135,12 +136,14 @@ def test_a_signal_saves_and_ends_the_restarts(launchers, number):
 def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, words):
   code, output, errors = launchers(script, *words)
   remote = script in ('tpu_vm.sh', 'xpk.sh')
-  assert code == 0 and f'checked {16 * remote} --config=0' in errors, errors
+  assert code == 0 and 'checked train --config=0' in errors, errors
+  assert f'--dry_run --devices={16 * remote}' in errors
   assert not launchers.called() and not launchers.jobs()
   shown = shlex.split(output)
   assert set(ARGUMENTS) <= set(shlex.split(shown[-1]) if remote else shown)
   # A wrong config launches nothing.
-  (launchers.root / 'launch' / 'check.py').write_text('import sys; sys.exit("error: no such trial")')
+  (launchers.root / 'sink_jax' / '__main__.py').write_text(
+      'import sys; sys.exit("error: no such trial")')
   code, output, errors = launchers(script, *words)
   assert code == 1 and 'no such trial' in errors and not output
   if remote:  # nor do settings that make no sense
@@ -156,7 +159,8 @@ def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, w
     (7, [], 1, 'batch_size'), (8, ['--config.mesh.fsdp=16'], 1, 'mesh.fsdp')])
 def test_the_check_of_a_job(devices, words, code, message):
   done = subprocess.run(
-      [sys.executable, '-P', 'launch/check.py', str(devices), '--workdir=gs://none', *words], cwd=ROOT,
+      [sys.executable, '-P', '-m', 'sink_jax', 'train', '--workdir=gs://none', '--dry_run',
+       f'--devices={devices}', *words], cwd=ROOT,
       env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
   assert done.returncode == code and message in done.stdout + done.stderr
 
