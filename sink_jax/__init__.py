@@ -25,7 +25,7 @@ _MODULES = {
     'sink_jax.models.config': 'ModelConfig',
     'sink_jax.models.run': 'Run',
     'sink_jax.models.graft': 'graft',
-    'sink_jax.models.record': 'GraftReport Record RecordOptions',
+    'sink_jax.models.record': 'GraftReport Record RecordOptions Seen maps',
     'sink_jax.models.sizes': 'parameter_count sized',
     'sink_jax.evaluate.sinks': 'importance sink_rate emergence_step',
     'sink_jax.evaluate.probe': 'probe',

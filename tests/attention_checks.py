@@ -1,4 +1,6 @@
-"""Checks of attention against the oracle: values and gradients."""
+"""Checks of attention, values and gradients: against the oracle, and against the definition."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +42,42 @@ def assert_importance(alpha, weights, proxy, slot, spec):
   assert_close(alpha.raw, raw, f'raw importance {spec}')
   assert_close(alpha.normalized, sj.importance(proxy, lengths=lengths), f'importance {spec}')
   if spec.kv_bias.has_extra_key:
-    assert_close(alpha.bias_slot, slot.mean(-1), f'slot {spec}')
-    assert_close(alpha.bias_slot_released, (1 + slot.sum(-1)) / (slot.shape[-1] + 1), f'{spec}')
+    assert_close(alpha.extra_key, slot.mean(-1), f'slot {spec}')
+    assert_close(alpha.extra_key_released, (1 + slot.sum(-1)) / (slot.shape[-1] + 1), f'{spec}')
     proxy = np.concatenate([slot[..., None], proxy], -1)
   tokens = np.arange(weights.shape[-1])
   seen = np.asarray(spec.mask.keep(tokens[:, None], tokens)).sum(-1) + spec.kv_bias.has_extra_key
   entropy = -(proxy * np.log(np.maximum(proxy, 1e-300))).sum(-1).mean(-1)
   uniform = np.log(seen).mean()
   assert_close(alpha.entropy, entropy / uniform if uniform else np.ones_like(entropy), f'entropy {spec}')
+
+
+def with_gradients(f, *inputs):
+  """f(*inputs), and the gradients of all inputs for a random cotangent, in one program."""
+  def run(*inputs):
+    out, pull = jax.vjp(f, *inputs)
+    normal = np.random.default_rng(9).standard_normal
+    # Rounded to bfloat16, so that functions of any dtype get the same numbers.
+    draw = lambda x: jnp.asarray(normal(x.shape), jnp.bfloat16).astype(x.dtype)
+    return out, pull(jax.tree.map(draw, out))
+
+  return jax.jit(run)(*inputs)
+
+
+def worst_error(found, expected):
+  """The largest error over the size of its array plus 1 % of the largest one; arrays may vanish."""
+  arrays = ([np.asarray(x, np.float64) for x in jax.tree.leaves(tree)] for tree in (found, expected))
+  pairs = list(zip(*arrays, strict=True))
+  largest = np.max([abs(y).max() for _, y in pairs])
+  # NumPy's maximum, unlike Python's, is NaN if an error is.
+  return np.max([abs(x - y).max() / (abs(y).max() + 0.01 * largest) for x, y in pairs])
+
+
+def error_of(f, spec, *inputs):
+  """`worst_error` of an implementation f; the definition reads the same numbers in float32."""
+  exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), inputs)
+  definition = functools.partial(sj.attend, spec, implementation='reference')
+  return worst_error(with_gradients(f, *inputs), with_gradients(definition, *exact))
 
 
 def random_derivative(spec, inputs):

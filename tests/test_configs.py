@@ -57,7 +57,7 @@ def traced(model, length):
   """The shape of the final hidden states of two sequences. Equal models are traced once."""
   tokens = jax.ShapeDtypeStruct((2, length), jnp.int32) if model.vocab_size else (
       jax.ShapeDtypeStruct((2, length, model.input_features), jnp.float32))
-  apply = lambda params, x: Transformer(model).apply({'params': params}, x, unembed=False)
+  apply = lambda params, x: Transformer(model).apply({'params': params}, x, method='hidden')[0]
   return jax.eval_shape(apply, parameter_shapes(model), tokens).shape
 
 

@@ -23,7 +23,6 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, Params
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.evaluate.probe import probed
 from sink_jax.io.terminal import Progress
@@ -32,9 +31,9 @@ from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import CachePolicy, check_policy
-from sink_jax.models.edits import intercepted
-from sink_jax.models.record import RecordOptions
-from sink_jax.models.run import text_losses
+from sink_jax.models.generate import text_losses
+from sink_jax.models.record import RecordOptions, Seen
+from sink_jax.models.run import record
 
 FIRST, RECENT = (0, 1, 2, 4, 8), (16, 64, 256)
 SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the control has 0
@@ -43,19 +42,16 @@ LEAST_KEPT = 0.5  # a cache that keeps less than half of the mass is not tried
 TOLERANCE = 1.0  # per cent of the loss
 
 
-def kept_mass(spec: AttentionSpec, q_BxTxHxDh: Float[Array, 'B T H Dh'],
-              k_BxTxHkvxDh: Float[Array, 'B T Hkv Dh'], params: Params,
-              pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H G']:
+def kept_mass(seen: Seen, pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H G']:
   """The share of attention that the first s and the last W tokens keep, by head and pair (s, W).
 
   It is exact, in memory linear in T. Means are over the T - s - W queries that see more than s + W tokens;
-  all others keep everything. Scores other than softmax are row-normalised; an extra key counts as kept.
+  all others keep everything. Scores other than softmax are row-normalised; an extra key counts as
+  kept, and learned sink tokens count as first tokens.
 
-  Args:
-    q_BxTxHxDh, k_BxTxHkvxDh: queries and keys that are transformed already (`transform_qk`).
-    params: {component: {name: array}}, as for `attend`.
-    pairs: (s, W) with s + W < T; W includes the query's token.
+  pairs: (s, W) with s + W < T; W includes the query's token.
   """
+  spec, (q_BxTxHxDh, k_BxTxHkvxDh), params, _ = seen
   length, size_G, total_BxHxG = q_BxTxHxDh.shape[1], np.sum(pairs, 1), jnp.zeros(())
   first_Gx1x1, recent_Gx1x1 = np.asarray(pairs).T[..., None, None]
   for start, end, lo, hi in chunked.spans(spec, length):
@@ -141,16 +137,9 @@ def cache(model: Model) -> list[Row]:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _masses(config: ModelConfig, mesh: Mesh | None, pairs: tuple[tuple[int, int], ...], params: ParamTree,
             tokens_BxT: jax.Array) -> jax.Array:
-  """`kept_mass` (N, B, H, G) of all blocks with attention; learned sink tokens count as first tokens."""
-  def measured(next_function, arguments, options, context):
-    result = next_function(*arguments, **options)
-    if context.method_name != '_record':
-      return result
-    _, _, (q, k), _, _, params = arguments
-    return result._replace(angles=kept_mass(context.module.spec, q, k, params, pairs))
-
-  record = intercepted(measured, config, mesh, params, tokens_BxT, options=RecordOptions())[1]
-  return record.layers.angles
+  """`kept_mass` (N, B, H, G) of all blocks with attention, without anything else of a record."""
+  options = RecordOptions(attention=functools.partial(kept_mass, pairs=pairs))
+  return record(config, options, mesh, params, tokens_BxT).layers.attention
 
 
 def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray,
@@ -193,7 +182,7 @@ def cached_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> 
   """The losses (S, T - 1) of the tokens of each text except its first, in float64; shows its progress."""
   pieces, name = [], f'{model.run.name}, {policy.sinks} + {policy.recent}'
   with contextlib.closing(Progress(name, tokens_SxT.shape[1] - 1, unit='token')) as progress:
-    for piece in text_losses(model.run, tokens_SxT, policy):
+    for piece in text_losses(model.run.config, model.run.params, tokens_SxT, policy):
       pieces.append(np.asarray(piece, np.float64))
       progress.update(sum(x.shape[1] for x in pieces))
   return np.concatenate(pieces, 1)

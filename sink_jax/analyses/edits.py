@@ -101,10 +101,10 @@ def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
 
 def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int) -> Edit:
   config, params = probed(model.run.config, model.options.dtype), model.run.params
-  records: Any = [record(config, RecordOptions(describe_hidden=_sizes), mesh_of(params), params, batch_BxT)
-                  for batch_BxT in model.batches(tokens_SxT)]
-  largest_MxSxD, median_MxSx1 = (
-      np.concatenate(x, 1) for x in zip(*(part.layers.hidden_description for part in records)))
+  options = RecordOptions(hidden=_sizes)
+  sizes: Any = [record(config, options, mesh_of(params), params, batch_BxT).layers.hidden
+                for batch_BxT in model.batches(tokens_SxT)]
+  largest_MxSxD, median_MxSx1 = (np.concatenate(parts, 1) for parts in zip(*sizes))
   massive_D = ((largest_MxSxD > BEYOND[0] * median_MxSx1).mean(1) > 0.5).any(0)
   row = {'edit': 'cap the massive channels', 'targets': _number(massive_D.sum(), 'channel')}
   if not massive_D.any():

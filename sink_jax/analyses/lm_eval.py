@@ -21,7 +21,8 @@ import numpy as np
 
 from sink_jax.analyses.models import load
 from sink_jax.evaluate.activations import not_finite
-from sink_jax.models.run import Run, stream_texts
+from sink_jax.models.generate import stream_texts
+from sink_jax.models.run import Run
 
 try:
   from lm_eval.api.model import TemplateLM
@@ -63,7 +64,7 @@ class SinkJax(TemplateLM):
     self.batch = None if batch_size in (None, 'auto') else int(batch_size)
     config = self.run.config
     self._max_length = max_length or getattr(config.attention.position, 'max_length', None) or _LONGEST
-    for mask in (config.attention_of(layer).mask for layer in config.pattern if not layer.mamba):
+    for mask in (spec.mask for spec in config.attention_specs):
       if (mask.prefix or 0) > config.sink_tokens + 1:  # sink tokens are its first positions
         raise ValueError(f'{mask} shows a token what comes after it: a causal mask is needed.')
 

@@ -22,7 +22,7 @@ from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.evaluate.plots import head_maps, strongest_and_weakest
 from sink_jax.evaluate.sink_report import SinkReport, mean_of_text
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import RecordOptions, queries_keys
 from sink_jax.models.run import Run
 
 NAMES = ('cosine', 'norm_product', 'score')
@@ -103,8 +103,9 @@ def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
       model.run.config, dtype=model.options.dtype))
   chosen, means = named_heads(model, heads), {}
   for batch_BxT in model.batches(tokens_SxT):
-    layers: Any = run.record(batch_BxT, RecordOptions(angles=query_key_angles)).layers
-    for name, x_NxBxH in (layers.angles | {'importance': layers.importance.normalized[..., 0]}).items():
+    layers: Any = run.record(batch_BxT, RecordOptions(attention=query_key_angles)).layers
+    measured = layers.attention | {'importance': layers.importance.normalized[..., 0]}
+    for name, x_NxBxH in measured.items():
       means[name] = means.get(name, 0) + np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens_SxT)
   chosen = chosen or strongest_and_weakest(means['importance'])
   maps = dict(zip(chosen, pair_maps(model, run, tokens_SxT[:, :_LENGTH], chosen)))
@@ -122,11 +123,11 @@ def pair_maps(model: Model, run: Run, tokens_SxT: np.ndarray,
   dims, length = run.config.dims, tokens_SxT.shape[1]
   maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]
   for row in model.batches(tokens_SxT, 1):  # one at a time, for the memory of the queries of all heads
-    layers: Any = run.record(row, RecordOptions(queries_keys=True)).layers
+    qk: Any = run.record(row, RecordOptions(attention=queries_keys)).layers.attention
     for found, (n, h) in zip(maps, heads):
-      q_BxTxDh = np.asarray(layers.queries_BxTxHxDh[n, :, :, h], np.float64)
-      # Neighbouring query heads, `heads // kv_heads` of them, share one key head.
-      k_BxTxDh = np.asarray(layers.keys_BxTxHkvxDh[n, :, :, h // (dims.heads // dims.kv_heads)], np.float64)
+      key_head = h // (dims.heads // dims.kv_heads)  # that neighbouring query heads share
+      q_BxTxDh = np.asarray(qk.q_BxTxHxDh[n, :, :, h], np.float64)
+      k_BxTxDh = np.asarray(qk.k_BxTxHkvxDh[n, :, :, key_head], np.float64)
       product = np.linalg.norm(q_BxTxDh, axis=-1)[:, :, None] * np.linalg.norm(k_BxTxDh, axis=-1)[:, None]
       dot = q_BxTxDh @ k_BxTxDh.swapaxes(1, 2)
       for name, x_BxTxT in (('cosine', dot / np.maximum(product, np.finfo(np.float32).tiny)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -25,17 +25,25 @@ from sink_jax.attention.mask import Mask
 from sink_jax.attention.per_token import Fixed, Identity
 from sink_jax.attention.position import Alibi, Nope, Relative, Rope
 from sink_jax.attention.similarity import Exp
-from sink_jax.attention.spec import AttentionSpec
+from sink_jax.attention.spec import AttentionSpec, TransformedQK
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.sinks import importance
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import (
+  LayerRecord, Maps, RecordOptions, Seen, maps, queries_keys, states)
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
 
 # Relative for hidden states, absolute for weights: above rounding, far below the effect of other tokens.
 TOLERANCE = 1e-3
 _NUMBERS = {Nope: 1, Relative: 2, Alibi: 3, Rope: 4}  # scaled rotations count as rotary
+
+
+def _maps_and_queries_keys(seen: Seen) -> tuple[Maps, TransformedQK]:
+  return maps(seen), queries_keys(seen)
+
+
+RECORDED = RecordOptions(attention=_maps_and_queries_keys, hidden=states)
 
 
 def _models() -> list[Run]:
@@ -80,9 +88,8 @@ def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   # bfloat16, the kernels and the matrix units of accelerators round more than equality allows.
   run = dataclasses.replace(run, config=dataclasses.replace(
       run.config, dtype='float32', implementation='chunked'))
-  recorded = RecordOptions(maps=True, hidden=True, queries_keys=True)
   with jax.default_matmul_precision('highest'):
-    found = [compared(run.config, run.record(row, recorded).layers) for row in tokens_SxT[:, None]]
+    found = [compared(run.config, run.record(row, RECORDED).layers) for row in tokens_SxT[:, None]]
   hidden = max(float(one['hidden_difference']) for one in found)
   difference_NxH = np.max([one['difference'] for one in found], 0)
   alpha_NxH, closed_NxH = (np.mean([one[name] for one in found], 0) for name in ('importance', 'closed'))
@@ -121,16 +128,16 @@ def proposition_number(config: ModelConfig) -> int:
   return number
 
 
-def compared(config: ModelConfig, layers: Any) -> dict[str, Any]:
+def compared(config: ModelConfig, layers: LayerRecord) -> dict[str, Any]:
   """Differences, importances (N, H) and weights of the last query (N, H, T) of the record of one sequence."""
-  maps_NxHxTxT = np.asarray(layers.maps_BxHxTxT, np.float64)[:, 0]
-  hidden_NxTxD = np.asarray(layers.hidden_BxTxD, np.float64)[:, 0]
+  attention, qk = cast(Any, layers.attention)
+  maps_NxHxTxT = np.asarray(attention.weights_BxHxTxT, np.float64)[:, 0]
+  hidden_NxTxD = np.asarray(layers.hidden, np.float64)[:, 0]
   gap = np.linalg.norm(hidden_NxTxD - hidden_NxTxD[:, :1], axis=-1)
   length, closed = maps_NxHxTxT.shape[-1], []
   bounded = isinstance(config.attention.position, Rope)
-  for n in range(config.layers):  # masks may differ by block
-    spec = config.attention_of(config.pattern[n % len(config.pattern)])
-    closed.append(rotary_bound(_largest_score(layers, n), spec.mask, length) if bounded
+  for n, spec in enumerate(config.attention_specs):  # masks may differ by block
+    closed.append(rotary_bound(_largest_score(qk, n), spec.mask, length) if bounded
                   else closed_form(spec, config.heads, length))
   closed_NxHxTxT = np.stack(closed)
   difference = maps_NxHxTxT - closed_NxHxTxT
@@ -163,9 +170,9 @@ def rotary_bound(xi: ArrayLike, mask: Mask, length: int) -> np.ndarray:
   return np.where(keep, 1 / (1 + others * np.exp(-2 * np.asarray(xi, np.float64)[:, None, None])), 0)
 
 
-def _largest_score(layers: Any, n: int) -> np.ndarray:
+def _largest_score(qk: TransformedQK, n: int) -> np.ndarray:
   """xi (H,) of a block, of the largest norms of all positions, which differ by rounding."""
   queries_H, keys_Hkv = (np.linalg.norm(np.asarray(x[n, 0], np.float64), axis=-1).max(0)
-                         for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh))
+                         for x in qk)
   return (queries_H * np.repeat(keys_Hkv, len(queries_H) // len(keys_Hkv))
-          / math.sqrt(layers.queries_BxTxHxDh.shape[-1]))
+          / math.sqrt(qk.q_BxTxHxDh.shape[-1]))

@@ -25,8 +25,8 @@ from sink_jax.evaluate.probe import probed
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.edits import intercepted, next_token_losses
-from sink_jax.models.layers import Linear
+from sink_jax.models.edits import edited_by, next_token_losses
+from sink_jax.models.layers import Dense
 from sink_jax.models.run import Run
 
 First = Annotated[int, tyro.conf.arg(help='how many of the first tokens keep their values.')]
@@ -156,12 +156,12 @@ def _batch_losses(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edi
     layer = context.module
     change = lambda x: jnp.where(
         layer.get_variable('edits', 'quantised'), quantised(x, levels, per_token, spared_BxT), x)
-    if isinstance(layer, Linear) and layer.has_variable('edits', 'quantised'):
+    if isinstance(layer, Dense) and layer.has_variable('edits', 'quantised'):
       return function(change(args[0]))
-    if context.method_name != 'mixed':
+    if context.method_name != 'edit_inputs':
       return function(*args, **kwargs)
     (q, k), v, attention = function(*args, **kwargs)
     return TransformedQK(q, change(k)), change(v), attention
 
-  logits_BxTxV = intercepted(edited, config, mesh, params, tokens_BxT, edits)
+  logits_BxTxV = edited_by(edited, config, mesh, params, edits, tokens_BxT)
   return next_token_losses(logits_BxTxV, tokens_BxT)

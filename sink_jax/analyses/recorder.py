@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sink_jax.attention import reference
 from sink_jax.attention.spec import AttentionSpec, transform_qk
 from sink_jax.evaluate.activations import describe
 from sink_jax.foreign import standard_promotion
-from sink_jax.kernels import chunked
 from sink_jax.kernels.importance import transformed_importance
+from sink_jax.models.record import Seen, largest_logit
 
 
-class Attention(NamedTuple):
+class AttentionStatistics(NamedTuple):
   """Statistics of one layer's attention by head, means over the batch except for the largest logit.
 
   Attributes:
@@ -31,7 +29,7 @@ class Attention(NamedTuple):
   entropy: Float[Array, ' H']
 
 
-class Hidden(NamedTuple):
+class HiddenStatistics(NamedTuple):
   """Statistics of one layer's hidden states, means over at most the first ten sequences."""
 
   largest: jax.Array  # |h|
@@ -41,7 +39,8 @@ class Hidden(NamedTuple):
 
 @standard_promotion()
 def record_attention(q_BxTxHxDh: Float[Array, 'B T H Dh'], k_BxTxHkvxDh: Float[Array, 'B T Hkv Dh'], *,
-                     keys: int = 4, spec: AttentionSpec = AttentionSpec()) -> Attention:
+                     keys: int = 4, spec: AttentionSpec = AttentionSpec(),
+                     ) -> AttentionStatistics:
   """Records the attention of queries and keys, in memory linear in T; to be called under `jax.jit`.
 
   Args:
@@ -51,26 +50,16 @@ def record_attention(q_BxTxHxDh: Float[Array, 'B T H Dh'], k_BxTxHkvxDh: Float[A
     keys: how many keys are measured, from the first on.
     spec: how scores become weights, without learned parameters.
   """
-  qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, {})
-  batch, length, heads, _ = q_BxTxHxDh.shape
-  masses = transformed_importance(spec, qk, {}, keys=keys, entropy=True)
-  largest_BxH = jnp.full((batch, heads), -jnp.inf)
-  for first, last, lo, hi in chunked.spans(spec, length):
-    def block(largest_BxH, rows):
-      i_L, q_BxLxHxDh = rows
-      j_T = jnp.arange(lo, hi)
-      seen = spec.mask.keep(i_L[:, None], j_T) & (i_L < length)[:, None]
-      scores = reference.scores(spec, q_BxLxHxDh, qk.k_BxTxHkvxDh[:, lo:hi], i_L, j_T)
-      return jnp.maximum(largest_BxH, jnp.where(seen, scores, -jnp.inf).max((-2, -1))), None
-
-    largest_BxH, _ = jax.lax.scan(block, largest_BxH, chunked.query_blocks(
-        qk.q_BxTxHxDh[:, first:last], first))
+  seen = Seen(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, {}), {})
+  masses = transformed_importance(spec, seen.qk, {}, keys=keys, entropy=True)
   assert masses.entropy is not None
-  return Attention(masses.normalized.mean(0), largest_BxH.max(0), masses.entropy.mean(0))
+  return AttentionStatistics(masses.normalized.mean(0), largest_logit(seen).max(0),
+                             masses.entropy.mean(0))
 
 
 @standard_promotion()
-def record_hidden(h_BxTxD: Float[Array, 'B T D']) -> Hidden:
+def record_hidden(h_BxTxD: Float[Array, 'B T D']) -> HiddenStatistics:
   """Records the hidden states of a layer; to be called under `jax.jit`."""
-  found = describe(h_BxTxD)
-  return Hidden(found.activation_max, found.activation_median, found.kurtosis_moment)
+  described = describe(h_BxTxD)
+  return HiddenStatistics(described.activation_max, described.activation_median,
+                          described.kurtosis_moment)

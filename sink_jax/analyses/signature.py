@@ -204,8 +204,8 @@ def _measured(model: Model, run: Run, tokens_SxT: np.ndarray) -> Arrays:
   parts, size = [], tokens_SxT.shape[1] * run.config.d_model
   for batch in model.batches(tokens_SxT):
     layers = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 1, 0), run.record(  # sequences first
-        batch, RecordOptions(entropy=True, describe_hidden=_describe_each)).layers)
-    parts.append(_activations(layers.hidden_description, size) | {
+        batch, RecordOptions(entropy=True, hidden=_describe_each)).layers)
+    parts.append(_activations(layers.hidden, size) | {
         'importance': layers.importance.normalized, 'entropy': layers.importance.entropy,
         'value': layers.value_norm_BxHxT.mean(2), 'key': layers.key_norm_BxHxT.mean(2),
         'head': layers.head_norm_BxHxT.mean(-1), 'hidden': layers.hidden_norm_BxT})

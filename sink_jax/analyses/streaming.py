@@ -26,7 +26,7 @@ from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import CachePolicy, check_policy, state_bytes
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import RecordOptions, last_row
 from sink_jax.models.run import record
 
 CacheSize = Annotated[int, tyro.conf.arg(help='tokens that a cache keeps.')]
@@ -124,5 +124,6 @@ def _weights(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens_B
   It is a separate program, so that the compiler leaves out all other results, such as the importance of all
   keys, which takes as long as attention itself.
   """
-  layers: Any = record(config, RecordOptions(last_query=True), mesh, params, tokens_BxT).layers
-  return layers.last_query_BxHxT[..., 0]
+  options = RecordOptions(attention=last_row)
+  rows_NxBxHxT: Any = record(config, options, mesh, params, tokens_BxT).layers.attention
+  return rows_NxBxHxT[..., 0]

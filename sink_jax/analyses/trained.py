@@ -23,7 +23,7 @@ from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.graft import learned_bias, without_bias
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import Maps, RecordOptions, maps, states
 from sink_jax.models.run import Run
 from sink_jax.train.config import Experiment
 from sink_jax.train.load import load_run
@@ -104,9 +104,8 @@ def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dic
     tokens = batch.tokens[batch.weights.any(1), :length]
   run, mean_TxT = _in_float32(run), np.zeros((length, length))
   for row in tokens[:, None]:  # one at a time, for the memory of its maps
-    maps = run.record(row, RecordOptions(maps=True)).layers.proxy_maps_BxHxTxT
-    assert maps is not None
-    mean_TxT += np.asarray(jnp.mean(maps, (0, 1, 2)), np.float64) / len(tokens)
+    recorded: Maps = run.record(row, RecordOptions(attention=maps)).layers.attention
+    mean_TxT += np.asarray(jnp.mean(recorded.proxy_BxHxTxT, (0, 1, 2)), np.float64) / len(tokens)
   # Query 0 is left out: it has no other key to prefer.
   within, beyond = np.arange(1, size), np.arange(size, length)
   return {'size': size, 'length': length, 'sequences': len(tokens),
@@ -141,9 +140,10 @@ def first_token(run: Run, experiment: Experiment | None = None,
   others = dataclasses.replace(run, params=jax.tree_util.tree_map_with_path(
       lambda path, x: -x if any(getattr(key, 'key', '') == 'query' for key in path) else x, run.params))
   with jax.default_matmul_precision('highest'):
-    hidden_NxBxD, alone_NxBxD = (
-        np.asarray(model.record(inputs, RecordOptions(hidden=True)).layers.hidden_BxTxD, np.float64)[:, :, 0]
-        for model, inputs in ((run, tokens), (others, tokens[:, :1])))
+    options = RecordOptions(hidden=states)
+    first = lambda run, tokens: np.asarray(
+        run.record(tokens, options).layers.hidden, np.float64)[:, :, 0]
+    hidden_NxBxD, alone_NxBxD = first(run, tokens), first(others, tokens[:, :1])
   difference = np.linalg.norm(hidden_NxBxD - alone_NxBxD, axis=-1) / np.linalg.norm(hidden_NxBxD, axis=-1)
   return {'largest_relative_difference': _number(difference.max())}
 

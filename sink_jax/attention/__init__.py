@@ -24,9 +24,9 @@ MASKED = -1e30  # the score of a hidden key: finite, so that a row without any k
 class Dims:
   """The sizes of one attention layer.
 
-  heads: number of query heads. kv_heads: number of key and value heads, a divisor of `heads`; neighbouring
-  query heads share a key head. head_dim: Dh. d_model: the width of the layer's input, which head gates may
-  read; None if only queries and keys are known.
+  heads: number of query heads. kv_heads: number of key and value heads, a divisor of `heads`;
+  neighbouring query heads share a key head. head_dim: Dh. d_model: the width of the layer's input,
+  which head gates may read; None if only queries and keys are known.
   """
 
   heads: int
@@ -62,7 +62,8 @@ def require(component: object, holds: bool, rule: str) -> None:
     raise ValueError(f'{component}: {rule}.')
 
 
-def rms_norm(x: jax.Array, gain: AnyArray, eps: float, axis: int | tuple[int, ...] = -1) -> jax.Array:
+def rms_norm(x: jax.Array, gain: AnyArray, eps: float,
+             axis: int | tuple[int, ...] = -1) -> jax.Array:
   """x / sqrt(mean(x^2) + eps) * gain over one or several axes, in float32, rounded once."""
   x32 = x.astype(jnp.float32)
   scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, axis, keepdims=True) + eps))
@@ -72,8 +73,9 @@ def rms_norm(x: jax.Array, gain: AnyArray, eps: float, axis: int | tuple[int, ..
 def linear(x: jax.Array, kernel_IxO: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
   """x W for inputs (..., I), summed and returned in `dtype`, by default that of the inputs.
 
-  On a CPU the product is taken on rows (n, I). With more axes the gradient of W contracts several: XLA's back
-  end for CPUs then transposes the operands first, and takes twice to three times as long. Compiled for TPUs
+  On a CPU the product is taken on rows (n, I). With more axes the gradient of W contracts several:
+  XLA's back end for CPUs then transposes the operands first, and takes twice to three times as
+  long. Compiled for TPUs
   and GPUs, rows cost copies: the layouts of (B, T, I) and of rows differ.
   """
   if platform() != 'cpu':

@@ -18,7 +18,8 @@ class HeadOutput(Learnable, Component):
   It acts after the values are averaged, so attention maps and importances do not include it.
   """
 
-  reads_input: ClassVar[bool] = False  # does it read what queries, keys and values are projected from?
+  # does it read what queries, keys and values are projected from?
+  reads_input: ClassVar[bool] = False
 
   def input_width(self, params: Arrays) -> int | None:
     """Returns the width of attention's input x, if its parameters show it; else None."""
@@ -27,8 +28,8 @@ class HeadOutput(Learnable, Component):
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:
     """Returns the input of W_O, given the outputs o (B, L, H, Dh) of L tokens; float32 if changed.
 
-    v: the values (B, L, Hkv, Dh) of the same tokens, as attention mixes them. x: the input (B, L, D) of
-    attention for these tokens if `reads_input`, else None.
+    v: the values (B, L, Hkv, Dh) of the same tokens, as attention mixes them. x: the input (B, L,
+    D) of attention for these tokens if `reads_input`, else None.
     """
     return o
 
@@ -106,7 +107,8 @@ class HeadGate(HeadOutput):
     # One gate for each head, or Dh elementwise ones.
     z = z.reshape(*o.shape[:-1], -1).astype(jnp.float32)
     if self.opening is not None:
-      z = z + (math.log(self.opening / (1 - self.opening)) + params['bias'].reshape(o.shape[-2], -1))
+      logit = math.log(self.opening / (1 - self.opening))
+      z = z + (logit + params['bias'].reshape(o.shape[-2], -1))
     return o.astype(jnp.float32) * (self.scale * jax.nn.sigmoid(z))
 
 
@@ -143,7 +145,8 @@ class Exclusive(HeadOutput):
   """o_h <- o_h - (o_h . v_h) v_h / |v_h|^2, o_h without its component along the value v_h.
 
   It is exclusive self attention (XSA) of Zhai 2026 (arXiv 2603.09078, Eq. 2 and Algorithm 1, by a
-  transcription), which acts on each head before W_O. |v_h| is at least 1e-9, so that gradients stay finite.
+  transcription), which acts on each head before W_O. |v_h| is at least 1e-9, so that gradients stay
+  finite.
   """
 
   def output(self, o: jax.Array, v: jax.Array, x: jax.Array | None, params: Arrays) -> jax.Array:

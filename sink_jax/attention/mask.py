@@ -1,7 +1,8 @@
 """Masks, which decide which keys a query sees (Section 6).
 
 A mask has a predicate for the elements of a tile, `keep`, and a range of keys per query,
-`key_range`, which tells kernels the tiles to skip. The two must agree; `kernels.block_mask` checks it.
+`key_range`, which tells kernels the tiles to skip. The two must agree; `kernels.block_mask` checks
+it.
 """
 
 from typing import ClassVar
@@ -18,7 +19,8 @@ class Mask(Component):
   """A predicate of two 0-based positions; the keys that one query sees are contiguous."""
 
   window: ClassVar[int | None] = None  # the largest number of keys that a query can see
-  prefix: ClassVar[int | None] = None  # number of leading tokens that every query sees, even an earlier one
+  # number of leading tokens that every query sees, even an earlier one
+  prefix: ClassVar[int | None] = None
 
   def keep(self, i: Positions, j: Positions) -> Positions:
     """True if query i sees key j, by elementwise operations only: it runs inside kernel tiles."""

@@ -1,7 +1,8 @@
 """Normalizers Z_i of the rows of similarities f_ij (Section 7.4, Appendix C.4).
 
 A kernel returns one statistic per row: sum_j f_ij^power, or its logarithm if f = exp. A normalizer
-computes the factor 1 / Z_i of the row from it; only `reference` applies AbsSum, which only softpick uses.
+computes the factor 1 / Z_i of the row from it; only `reference` applies AbsSum, which only softpick
+uses.
 """
 
 from typing import ClassVar
@@ -136,8 +137,9 @@ class AbsFloor(Normalizer):
 class AbsSum(Normalizer):
   """Z_i = sum_j |exp(s_ij) - 1| + eps exp(m_i), m_i = max(0, max_j s_ij); only for Softpick.
 
-  The paper (arXiv 2504.20966) and its released kernels use it with eps = 1e-6; no gradient flows through
-  m_i. Their m_i lacks the 0, which does not change the result: a row of negative scores is zero.
+  The paper (arXiv 2504.20966) and its released kernels use it with eps = 1e-6; no gradient flows
+  through m_i. Their m_i lacks the 0, which does not change the result: a row of negative scores is
+  zero.
   """
 
   eps: float = 1e-6

@@ -67,8 +67,8 @@ class Temperature(Learnable, Component):
   but neither a position bias nor a sink logit.
   """
 
-  # Does it depend on the number of visible keys? A cache that counts positions in the cache, not in the
-  # text, does not know that number once it has dropped a token.
+  # Does it depend on the number of visible keys? A cache that counts positions in the cache, not in
+  # the text, does not know that number once it has dropped a token.
   counts_keys: ClassVar[bool] = False
 
   def factor_LxH(self, positions_L: AnyArray, mask: Mask, params: Arrays) -> jax.Array | None:
@@ -87,13 +87,13 @@ class LogLength(Temperature):
   """q_i <- s_h log(n_i) q_i, where query i sees n_i keys: scalable softmax (arXiv 2501.19399).
 
   Scalable softmax (SSMax) is exp(s log(n) z_j) / sum_k exp(s log(n) z_k) for n scores z, with an s
-  for every layer and head (Eq. 11, without the bias that the paper tries). We read only its abstract and
-  Figure 1, and implementations that cite its equations. A learned sink token counts in n_i, an extra key
-  does not. The first query sees one key, so its factor is 0.
+  for every layer and head (Eq. 11, without the bias that the paper tries). We read only its
+  abstract and Figure 1, and implementations that cite its equations. A learned sink token counts in
+  n_i, an extra key does not. The first query sees one key, so its factor is 0.
 
   learned: whether s is a parameter (H,) of each layer. scale: the initial value of s if it is
-  learned, otherwise s itself. With 0.168, the paper's value in those implementations, the mean factor over
-  n = 1..1024 is one.
+  learned, otherwise s itself. With 0.168, the paper's value in those implementations, the mean
+  factor over n = 1..1024 is one.
   """
 
   learned: bool = True
@@ -141,7 +141,10 @@ class EluPlusOne(FeatureMap, Similarity):
 
 
 class Mlp(FeatureMap):
-  """phi(x) = W2 relu(W1 x); heads, queries and keys share the Dh x Dh matrices (sail-sg/Attention-Sink)."""
+  """phi(x) = W2 relu(W1 x), with matrices that heads, queries and keys share.
+
+  As in the official code (sail-sg/Attention-Sink).
+  """
 
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'w1': Param((dims.head_dim, dims.head_dim), 'linear'),
@@ -158,7 +161,7 @@ class Value(Learnable, Component):
   reads_first: ClassVar[bool] = False  # does it mix in the projected values of the first block?
 
   def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
-    """Returns the values (B, T, Hkv, Dh) that attention mixes, given projected ones, in their dtype.
+    """Returns the values (B, T, Hkv, Dh) that attention mixes, in the dtype of projected ones.
 
     first: the projected values of the first block; None in the first block.
     """
@@ -172,9 +175,9 @@ class PlainValue(Value):
 class ValueScale(Value):
   """v <- c v with one learned c per layer and key head, starting at one.
 
-  It was meant to be V-scale (Chen et al. 2026, arXiv:2603.17771), but is not. By the authors' replies to
-  reviewers, V-scale is phi(|v|^2) v; phi has one parameter per layer and head, and shrinks short values. We
-  could not read the paper, which defines phi.
+  It was meant to be V-scale (Chen et al. 2026, arXiv:2603.17771), but is not. By the authors'
+  replies to reviewers, V-scale is phi(|v|^2) v; phi has one parameter per layer and head, and
+  shrinks short values. We could not read the paper, which defines phi.
   """
 
   def params(self, dims: Dims) -> dict[str, Param]:
@@ -188,9 +191,9 @@ class ValueScale(Value):
 class ValueResidual(Value):
   """v <- a v + b v_1 in every block after the first, whose values are v_1 (arXiv 2410.17897).
 
-  own, first: a and b. If `learned`, they are the initial values of parameters of each layer. By summaries of
-  the paper, learned factors that start at 0.5 are its Learnable-ResFormer, and fixed ones its
-  Identity-ResFormer, as in the authors' code (Zcchill/Value-Residual-Learning).
+  own, first: a and b. If `learned`, they are the initial values of parameters of each layer. By
+  summaries of the paper, learned factors that start at 0.5 are its Learnable-ResFormer, and fixed
+  ones its Identity-ResFormer, as in the authors' code (Zcchill/Value-Residual-Learning).
   """
 
   own: float = 0.5

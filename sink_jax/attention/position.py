@@ -94,8 +94,8 @@ class Llama3Rope(Rope):
   """The scaled rotary embedding of LLaMA 3.1: low frequencies are divided by `factor`.
 
   A channel pair that rotates fewer than low_frequency_factor times within original_length positions
-  has a low frequency. A pair that rotates more than high_frequency_factor times keeps its frequency. In
-  between, the two are interpolated linearly in the number of rotations.
+  has a low frequency. A pair that rotates more than high_frequency_factor times keeps its
+  frequency. In between, the two are interpolated linearly in the number of rotations.
   """
 
   base: float = 500000.0
@@ -116,8 +116,8 @@ class YarnRope(Rope):
   """YaRN: Rope with interpolated low frequencies and scaled queries and keys (gpt-oss).
 
   Channel pairs that rotate more than beta_fast times within original_length positions keep their
-  frequency. Pairs that rotate fewer than beta_slow times have it divided by `factor`. A linear ramp over the
-  channels in between mixes the two; with `truncate` its ends are rounded to channels.
+  frequency. Pairs that rotate fewer than beta_slow times have it divided by `factor`. A linear ramp
+  over the channels in between mixes the two; with `truncate` its ends are rounded to channels.
 
   attention_factor: the factor of queries and keys; None means the YaRN paper's recommendation,
   0.1 ln(factor) + 1, or 1 if factor is at most 1.
@@ -132,7 +132,8 @@ class YarnRope(Rope):
 
   def __post_init__(self):
     super().__post_init__()
-    require(self, self.base > 1 and min(self.beta_fast, self.beta_slow) > 0 and self.original_length > 0,
+    positive = min(self.beta_fast, self.beta_slow, self.original_length) > 0
+    require(self, self.base > 1 and positive,
             'base must be > 1, and beta_fast, beta_slow and original_length > 0')
 
   @property
@@ -150,7 +151,8 @@ class YarnRope(Rope):
     if self.truncate:
       first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, channels - 1)  # as transformers clips them
-    # This least width, which transformers also uses, prevents a division by zero where both ends meet.
+    # This least width, which transformers also uses, prevents a division by zero where both ends
+    # meet.
     slow = np.clip((np.arange(channels // 2) - first) / max(last - first, 0.001), 0, 1)
     return slow * full / self.factor + (1 - slow) * full
 
@@ -188,15 +190,16 @@ class Learned(Position):
   def embedding(self, positions_T: AnyArray, d_model: int, params: Arrays) -> jax.Array | None:
     table_PxD = params['table']
     if isinstance(positions_T, np.ndarray) and (positions_T == np.arange(len(positions_T))).all():
-      return jnp.asarray(table_PxD[:len(positions_T)])  # a slice, since its gradient needs no scatter
+      # a slice, since its gradient needs no scatter
+      return jnp.asarray(table_PxD[:len(positions_T)])
     return jnp.asarray(table_PxD[positions_T])
 
 
 class Alibi(Position):
   """g = -slope_h |i - j| with slope_h = 2^(-8h/H), h = 1..H (Eq. 7).
 
-  If H is not a power of two, the slopes are those of the next lower power, then every other one of the next
-  higher power, as in the ALiBi authors' code and the official code.
+  If H is not a power of two, the slopes are those of the next lower power, then every other one of
+  the next higher power, as in the ALiBi authors' code and the official code.
   """
 
   has_bias = True
@@ -217,8 +220,8 @@ class Relative(Position):
 
   Buckets are 0..31 and grow with the distance, so *farther* keys score higher: if all tokens have
   equal content, the first one has an importance of 0.334 at T = 64. The paper's Proposition 2
-  assumes a non-increasing g; `decreasing=True` is that form, g = -bucket(i - j). With B buckets, the
-  bucket is the distance itself below B/2; beyond, it grows logarithmically up to
+  assumes a non-increasing g; `decreasing=True` is that form, g = -bucket(i - j). With B buckets,
+  the bucket is the distance itself below B/2; beyond, it grows logarithmically up to
   `max_distance`. Eq. 6 as printed takes the floor before it multiplies by B/2; this class takes it
   afterwards, as the official code does.
   """

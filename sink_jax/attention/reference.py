@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 
 from sink_jax.attention import MASKED, AnyArray, Dims, soft_cap
 from sink_jax.attention.normalizer import AbsSum, Clipped
-from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, extra_key_logit, transform_qk
+from sink_jax.attention.spec import (
+  AttentionSpec, LayerParams, TransformedQK, extra_key_logit, transform_qk)
 from sink_jax.foreign import standard_promotion
 
 # Added to the sums of |f| in proxy scores by the official code, sail-sg/Attention-Sink.
@@ -23,9 +24,9 @@ PROXY_EPS = 1e-8
 class Rows(NamedTuple):
   """Attention weights A = f / Z of complete rows, and their row-normalised proxy.
 
-  The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not normalised. For exp it is
-  softmax; for softpick f is max(exp(s) - 1, 0); for clipped softmax A replaces f. Entries of the extra key
-  are None without one.
+  The proxy is |f| / (sum_j |f| + 1e-8), the paper's score for attention that is not normalised. For
+  exp it is softmax; for softpick f is max(exp(s) - 1, 0); for clipped softmax A replaces f. Entries
+  of the extra key are None without one.
   """
 
   weights_BxHxLxT: jax.Array
@@ -38,11 +39,11 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
            j_T: jax.Array) -> jax.Array:
   """Scores (B, H, L, T) of transformed queries and keys at positions i_L and j_T, float32."""
   B, L, H, Dh = q_BxLxHxDh.shape
-  # One product serves the query heads of a group: repeating the keys would copy the cache for every decoded
-  # token.
+  # One product serves the query heads of a group: repeating the keys would copy the cache for every
+  # decoded token.
   q_BxLxHkvxGxDh = q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)
-  # Transposed before the product, since the scores would be transposed after it. Summed and kept in float32:
-  # rounding s to bfloat16 would change exp(s) by a share of up to 2^-9 s.
+  # Transposed before the product, since the scores would be transposed after it. Summed and kept in
+  # float32: rounding s to bfloat16 would change exp(s) by a share of up to 2^-9 s.
   s = jnp.einsum('bkgld,btkd->bkglt', jnp.moveaxis(q_BxLxHkvxGxDh, 1, 3), k_BxTxHkvxDh,
                  preferred_element_type=jnp.float32).reshape(B, H, L, -1) / math.sqrt(Dh)
   if spec.position.has_bias:
@@ -52,7 +53,7 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
   return soft_cap(s, spec.similarity.cap)
 
 
-def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: Params,
+def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: LayerParams,
          i_L: jax.Array, j_T: jax.Array) -> Rows:
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, k_BxTxHkvxDh, i_L, j_T)
@@ -82,15 +83,15 @@ def _exponential(spec, s, keep):
   if isinstance(spec.normalizer, Clipped):
     weights = spec.normalizer.clipped(softmax)
     return weights, weights / (weights.sum(-1, keepdims=True) + PROXY_EPS)
-  # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89. In a row without any key
-  # both sums are near MASKED, and their difference is rounding.
+  # Relative to lse throughout, since exp(s) by itself overflows float32 at s = 89. In a row without
+  # any key both sums are near MASKED, and their difference is rounding.
   factor = jnp.where(lse > MASKED / 2, spec.normalizer.log_factor(lse, power_lse), 0)
   return softmax * jnp.exp(factor), softmax
 
 
 def _additive(spec, s, keep):
-  # Masked after f, so that a hidden key has f = 0 for every similarity. The inner where keeps the derivative
-  # of f finite at hidden scores.
+  # Masked after f, so that a hidden key has f = 0 for every similarity. The inner where keeps the
+  # derivative of f finite at hidden scores.
   f = jnp.where(keep, spec.similarity(jnp.where(keep, s, 0)), 0)
   size = jnp.abs(f)  # shares of signed similarities could be negative or larger than one
   proxy = size / (size.sum(-1, keepdims=True) + PROXY_EPS)
@@ -107,8 +108,8 @@ def _rectified(spec, s, keep):
   s = jnp.where(keep, s, 0)  # exp(0) - 1 adds nothing to the sum or the weights
   # The factor of eps is a constant for the gradient, as in the released kernels.
   largest = jax.lax.stop_gradient(jnp.maximum(s.max(-1, keepdims=True), 0))
-  # exp(s - largest) - exp(-largest), by expm1 near s = 0. The minimum keeps expm1 finite where it is
-  # not used: a gradient through `where` takes both.
+  # exp(s - largest) - exp(-largest), by expm1 near s = 0. The minimum keeps expm1 finite where it
+  # is not used: a gradient through `where` takes both.
   near = jnp.expm1(jnp.minimum(s, 1)) * jnp.exp(-largest)
   f = jnp.where(s < 1, near, jnp.exp(s - largest) - jnp.exp(-largest))
   weights = jax.nn.relu(f) / (jnp.abs(f).sum(-1, keepdims=True) + spec.normalizer.eps)
@@ -122,21 +123,24 @@ def safe_power(f: jax.Array, power: float) -> jax.Array:
 
 
 def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-           v_BxTxHkvxDh: jax.Array, params: Params, i_L: jax.Array, j_T: jax.Array) -> jax.Array:
+           v_BxTxHkvxDh: jax.Array, params: LayerParams, i_L: jax.Array,
+           j_T: jax.Array) -> jax.Array:
   """Output (B, L, H, Dh) of transformed queries at positions i_L and transformed keys at j_T."""
   a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
   return mixed(spec, a, v_BxTxHkvxDh, params).astype(q_BxLxHxDh.dtype)
 
 
-def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
-  """Values mixed by rows of attention, (B, L, H, Dh) float32; the caller rounds it once, at the end."""
+def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: LayerParams) -> jax.Array:
+  """Values mixed by rows of attention, (B, L, H, Dh) float32; the caller rounds it, once."""
   B, H, L, T = a.weights_BxHxLxT.shape
   weights_BxHkvxGxLxT = a.weights_BxHxLxT.reshape(B, v_BxTxHkvxDh.shape[2], -1, L, T)
   # In the dtype of the weights, float32 in the definition, since the errors of kernels are measured
   # against it; `kernels.chunked` rounds them to the dtype of the values.
-  out = jnp.einsum('bkglt,btkd->bkgld', weights_BxHkvxGxLxT, v_BxTxHkvxDh.astype(a.weights_BxHxLxT.dtype),
+  values_BxTxHkvxDh = v_BxTxHkvxDh.astype(weights_BxHkvxGxLxT.dtype)
+  out = jnp.einsum('bkglt,btkd->bkgld', weights_BxHkvxGxLxT, values_BxTxHkvxDh,
                    preferred_element_type=jnp.float32)
-  out = jnp.moveaxis(out, 3, 1).reshape(B, L, H, -1)  # transposed here, since XLA would transpose the weights
+  # transposed here, since XLA would transpose the weights
+  out = jnp.moveaxis(out, 3, 1).reshape(B, L, H, -1)
   extra_params, dims = params.get('kv_bias', {}), Dims(H, *v_BxTxHkvxDh.shape[2:])
   value = spec.kv_bias.value_HxDh(extra_params, dims)
   if value is not None:
@@ -146,7 +150,7 @@ def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: Params)
   return out if added is None else out + added.astype(jnp.float32)
 
 
-def last_row(spec: AttentionSpec, qk: TransformedQK, params: Params) -> jax.Array:
+def last_row(spec: AttentionSpec, qk: TransformedQK, params: LayerParams) -> jax.Array:
   """Normalised (proxy) scores (B, H, T) of the last of the queries."""
   tokens = jnp.arange(qk.q_BxTxHxDh.shape[1])
   a = rows(spec, qk.q_BxTxHxDh[:, -1:], qk.k_BxTxHkvxDh, params, tokens[-1:], tokens)
@@ -156,21 +160,21 @@ def last_row(spec: AttentionSpec, qk: TransformedQK, params: Params) -> jax.Arra
 @standard_promotion()
 def attention_map(
     spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
-    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: Params | None = None, *,
+    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: LayerParams | None = None, *,
     proxy: bool = False) -> Float[Array, 'B H T T']:
   """Returns the attention weights A (B, H, T, T) between tokens, float32; for small T only.
 
   Rows of softmax sum to one; with an extra key they sum to one minus the weight of that key.
   Embeddings of positions are not applied, see `attend`.
-  params: {component: {name: array}}, as for `attend`, which raises the same errors. proxy: whether to
-  return the row-normalised proxy scores instead (for softmax the same).
+  params: {component: {name: array}}, as for `attend`, which raises the same errors. proxy: whether
+  to return the row-normalised proxy scores instead (for softmax the same).
   """
   params = params or {}
   a = maps(spec, transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
   return a.proxy_BxHxLxT if proxy else a.weights_BxHxLxT
 
 
-def maps(spec: AttentionSpec, qk: TransformedQK, params: Params) -> Rows:
+def maps(spec: AttentionSpec, qk: TransformedQK, params: LayerParams) -> Rows:
   """All rows of tokens 0..T-1, with L = T."""
   tokens = jnp.arange(qk.q_BxTxHxDh.shape[1])
   return rows(spec, *qk, params, tokens, tokens)

@@ -17,9 +17,9 @@ class Similarity(Component):
   """
 
   signed: ClassVar[bool] = False  # may f(s) be negative?
-  # 'additive': a row's sum is sum_j f(s); only these similarities are called as functions. 'exponential':
-  # f = exp, computed relative to the row's maximum. 'rectified': Softpick, whose weights and sum use
-  # different functions.
+  # 'additive': a row's sum is sum_j f(s); only these similarities are called as functions.
+  # 'exponential': f = exp, computed relative to the row's maximum. 'rectified': Softpick, whose
+  # weights and sum use different functions.
   kind: ClassVar[Literal['additive', 'exponential', 'rectified']] = 'additive'
   cap: ClassVar[float] = 0.0  # the c by which scores of keys become c tanh(s / c); 0 for none
 

@@ -18,16 +18,16 @@ from sink_jax.attention.position import Position, Rope
 from sink_jax.attention.similarity import Exp, Similarity
 from sink_jax.component import Component, from_string
 
-Params = Mapping[str, Mapping[str, AnyArray]]  # of one layer: {component: {name: array}}
+LayerParams = Mapping[str, Mapping[str, AnyArray]]  # of one layer: {component: {name: array}}
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
   """out_i = 1/Z_i sum_j M(i,j) f(phi(q_i).phi(k_j)/sqrt(Dh) + g(i,j)) v_j.
 
-  Afterwards `head` may change each head's output before W_O. The defaults are the paper's baseline: softmax,
-  a causal mask, rotary positions. Each component may also be given as its config string. A spec is hashable
-  and compared by value, so it can be a static argument of jitted functions.
+  Afterwards `head` may change each head's output before W_O. The defaults are the paper's baseline:
+  softmax, a causal mask, rotary positions. Each component may also be given as its config string. A
+  spec is hashable and compared by value, so it can be a static argument of jitted functions.
 
   Raises:
     ValueError: the components make no sense together; the message gives the reason and a remedy.
@@ -86,7 +86,7 @@ class AttentionSpec:
     return self.normalizer.sums_to_one
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
-    """Returns the parameters of one layer, {component: {name: Param}}, of components that have any."""
+    """Returns the parameters of one layer, {component: {name: Param}}."""
     return {name: params for name in COMPONENTS
             if isinstance(part := getattr(self, name), Learnable)
             and (params := part.params(dims))}
@@ -111,13 +111,13 @@ class TransformedQK(typing.NamedTuple):
 
 
 def transform_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
-                 params: Params) -> TransformedQK:
+                 params: LayerParams) -> TransformedQK:
   """Transforms projected queries and keys; raises a ValueError if they or `params` do not fit."""
   return position_qk(spec, *normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
 
 
 def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
-                 params: Params) -> tuple[jax.Array, jax.Array]:
+                 params: LayerParams) -> tuple[jax.Array, jax.Array]:
   """The first step of `transform_qk`, which checks and normalises; a cache keeps such keys."""
   q, k = q_BxTxHxDh.shape, k_BxTxHkvxDh.shape
   if (len(q) != 4 or len(k) != 4 or 0 in (*q, *k) or q[:2] != k[:2] or q[3] != k[3]
@@ -140,7 +140,7 @@ def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArr
 
 
 def position_qk(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                params: Params) -> TransformedQK:
+                params: LayerParams) -> TransformedQK:
   """The second step of `transform_qk`, of normalised queries and keys."""
   # NumPy positions: the angles of rotary embeddings are then constants of the program.
   tokens = np.arange(q_BxTxHxDh.shape[1])
@@ -150,7 +150,7 @@ def position_qk(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Ar
 
 
 def scaled_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: AnyArray,
-                   params: Params) -> jax.Array:
+                   params: LayerParams) -> jax.Array:
   """Multiplies normalised queries by the factor of the temperature."""
   factor_LxH = spec.temperature.factor_LxH(positions_L, spec.mask, params.get('temperature', {}))
   if factor_LxH is None:
@@ -160,13 +160,13 @@ def scaled_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: AnyA
 
 
 def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, positions_T: AnyArray,
-                                params: Params) -> jax.Array:
+                                params: LayerParams) -> jax.Array:
   """Rotates normalised queries or keys by their positions and maps them to features."""
   return spec.feature_map.features(spec.position.rotate(x_BxTxHxDh, positions_T),
                                    params.get('feature_map', {}))
 
 
-def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: Params,
+def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: LayerParams,
                     i_L: AnyArray) -> jax.Array | None:
   """Score (B, H, L) float32 of the extra key for transformed queries at positions i_L, or None."""
   if not spec.kv_bias.has_extra_key:

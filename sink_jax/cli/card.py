@@ -6,12 +6,12 @@ import dataclasses
 import shlex
 import sys
 
-from sink_jax.cli.results import Model, load, writable_folder
+from sink_jax.cli.results import ReadModel, load, writable_folder
 from sink_jax.io.terminal import say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Model):
+class Options(ReadModel):
   """Writes one page: where a model's sinks are, whether they matter, and what to do about them.
 
       sink-jax card --checkpoint=SmolLM2-135M-Instruct --out=card

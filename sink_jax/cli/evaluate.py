@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from sink_jax.analyses.maps import maps, of_report
-from sink_jax.analyses.models import InputOptions, Model as AnalysedModel, make_inputs
+from sink_jax.analyses.models import InputOptions, Model, make_inputs
 from sink_jax.analyses.runner import ANALYSES
 from sink_jax.attention import AnyArray
-from sink_jax.cli.results import Model, load, to_json, writable_folder
+from sink_jax.cli.results import ReadModel, load, to_json, writable_folder
 from sink_jax.evaluate import EPSILON, plots, sink_report
 from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.probe import probe
@@ -30,7 +30,7 @@ from sink_jax.train.workdir import read_config, read_experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Model, InputOptions):
+class Options(ReadModel, InputOptions):
   """Probes a model for attention sinks: a run trained here, or a published model.
 
       python -m sink_jax evaluate --workdir=runs/quickstart/text-softmax
@@ -46,7 +46,7 @@ class Options(Model, InputOptions):
   epsilon: float | None = None  # threshold of the sink rate; by default that of the run, or 0.3.
 
   def __post_init__(self):
-    Model.__post_init__(self)
+    ReadModel.__post_init__(self)
     InputOptions.__post_init__(self)
     if self.epsilon is not None and not 0 < self.epsilon < 1:
       raise ValueError(f'--epsilon={self.epsilon:g} must lie between 0 and 1; the paper uses 0.3.')
@@ -130,7 +130,7 @@ def _probed(run: Run, tokens: AnyArray, options: Options, dtype: str, epsilon: f
       'summary': report.summary(epsilon),
       'importance_1': report.head_importance().tolist(),
       'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
-      'bias_slot': None if report.bias_slot is None else report.bias_slot.mean(0).tolist(),
+      'bias_slot': None if report.extra_key is None else report.extra_key.mean(0).tolist(),
       **more, 'provenance': provenance(),
   }
   out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def _probed(run: Run, tokens: AnyArray, options: Options, dtype: str, epsilon: f
                                    'attention_maps.png')]
   numbers, importance, lengths, heads = paths
   report.plot(importance, epsilon)
-  analysed = AnalysedModel(run, InputOptions(), Inputs(np.asarray(tokens), {}))
+  analysed = Model(run, InputOptions(), Inputs(np.asarray(tokens), {}))
   for analysis, rows, path in (('norms', of_report(report), lengths), ('maps', maps(analysed), heads)):
     plots.save(ANALYSES[analysis].picture([{'model': run.name or 'model'} | row for row in rows]), path)
   write_atomically(numbers, to_json(result))

@@ -11,20 +11,20 @@ from typing import Literal
 
 import numpy as np
 
-from sink_jax.cli.results import Model, load
+from sink_jax.cli.results import ReadModel, load
 from sink_jax.data.chat import encode, load_template, question
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
 from sink_jax.io.files import decoded
 from sink_jax.io.terminal import say
 from sink_jax.models.decode import CachePolicy, state_bytes
-from sink_jax.models.run import stream_texts
+from sink_jax.models.generate import stream_texts
 
 _CHUNK = 8  # tokens between two writes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Model):
+class Options(ReadModel):
   """Continues a text, word after word, beyond the length that a model was trained on.
 
       python -m sink_jax generate --checkpoint=Pythia-160M --prompt='Once upon a time'
@@ -78,7 +78,7 @@ def main(options: Options, given: Collection[str]) -> None:
   policy = None if options.cache_size is None else CachePolicy(
       options.cache_size, options.sinks, options.positions)
   ends = tokenizer.eos_ids if options.eos else ()
-  pieces = stream_texts(run, [tokens], options.length, policy=policy,
+  pieces = stream_texts(run.config, run.params, [tokens], options.length, policy=policy,
                         temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
                         seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
   # By default the cache has all tokens.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Model:
+class ReadModel:
   """Options of the commands about one model."""
 
   checkpoint: str | None = None  # a published model: folder, GGUF file, name, or 'owner/name'.
@@ -29,7 +29,7 @@ class Model:
       raise ValueError('name a model: either --checkpoint or --workdir.')
 
 
-def load(options: Model) -> Run:
+def load(options: ReadModel) -> Run:
   """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
   from sink_jax.analyses import models
 

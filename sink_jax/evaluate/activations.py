@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sink_jax.models.arrays import first_not_finite
+from sink_jax.models.record import Seen
 from sink_jax.models.run import Run
 
 SEQUENCES = 10  # that are described of a probe; Sun et al. average over as many
@@ -39,7 +40,7 @@ class Activations(NamedTuple):
 
 
 def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
-  """Describes the hidden states of the first sequences of a batch; for `RecordOptions.describe_hidden`."""
+  """Describes the hidden states of the first sequences of a batch; for `RecordOptions.hidden`."""
   hidden_SxTxD = hidden_BxTxD[:SEQUENCES].astype(jnp.float32)
   size_SxTxD = jnp.abs(hidden_SxTxD)
   median_S = medians(size_SxTxD.reshape(len(size_SxTxD), -1))
@@ -72,13 +73,14 @@ def medians(x_SxN: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(jnp.stack([low_S, high_S]), jnp.float32).mean(0)
 
 
-def query_key_angles(q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> dict[str, jax.Array]:
-  """Products of transformed queries and keys by head (B, H), means over the queries t > 1.
+def query_key_angles(seen: Seen) -> dict[str, jax.Array]:
+  """Products of queries and keys by head (B, H), means over the queries t > 1.
 
-  A function for `RecordOptions.angles`. 'cosine_*' is cos(q_t, k_j), 'norm_product_*' is |q_t| |k_j|, as in
-  the paper without the factor of 'score_*', q_t . k_j / sqrt(Dh); '*_first' is for key 1, and '*_others' the
-  mean over the keys 1 < j <= t.
+  A function for `RecordOptions.attention`. 'cosine_*' is cos(q_t, k_j), 'norm_product_*' is
+  |q_t| |k_j|, as in the paper without the factor of 'score_*', q_t . k_j / sqrt(Dh); '*_first' is
+  for key 1, and '*_others' the mean over the keys 1 < j <= t.
   """
+  q_BxTxHxDh, k_BxTxHkvxDh = seen.of_tokens()
   length, heads, head_dim = q_BxTxHxDh.shape[1:]
   q = q_BxTxHxDh.astype(jnp.float32)
   k = jnp.repeat(k_BxTxHkvxDh, heads // k_BxTxHkvxDh.shape[2], 2).astype(jnp.float32)

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from sink_jax.evaluate.activations import not_finite
-from sink_jax.models.record import RecordOptions
+from sink_jax.models.record import Maps, RecordOptions, maps
 from sink_jax.models.run import ModelInputs, Run
 
 # Okabe and Ito (2008): these differ for any colour vision, and in print by their lightness.
@@ -72,9 +72,9 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
   size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
   means = np.zeros(())  # of raw and normalised maps: all maps of all sequences would not fit
   for i in range(0, len(tokens), size):
-    layers = run.record(tokens[i:i + size], RecordOptions(maps=True)).layers
-    means = means + np.stack([np.asarray(x, np.float64).sum(1) / len(tokens)
-                              for x in (layers.maps_BxHxTxT, layers.proxy_maps_BxHxTxT)])
+    part = tokens[i:i + size]
+    recorded: Maps = run.record(part, RecordOptions(attention=maps)).layers.attention
+    means = means + np.stack([np.asarray(x, np.float64).sum(1) / len(tokens) for x in recorded])
   if not (finite := np.isfinite(means).all((0, 3, 4))).all():
     layer, head = np.argwhere(~finite)[0]
     block = config.attention_layers[layer] + 1

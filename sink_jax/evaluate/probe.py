@@ -17,7 +17,7 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, RecordOptions
 from sink_jax.models.run import ModelInputs, Run
 
-PROBE_OPTIONS = RecordOptions(entropy=True, describe_hidden=describe)
+PROBE_OPTIONS = RecordOptions(entropy=True, hidden=describe)
 
 
 @standard_promotion()
@@ -118,8 +118,9 @@ def probed(config: ModelConfig, dtype: str) -> ModelConfig:
 
 def first_token_limits(config: ModelConfig, length: int) -> list[float]:
   """The share of queries that see the first of `length` tokens by block, which bounds its importance."""
-  masks = [config.attention_of(config.pattern[n % len(config.pattern)]).mask for n in config.attention_layers]
-  return [float(np.mean(np.broadcast_to(mask.keep(np.arange(length), 0), length))) for mask in masks]
+  queries = np.arange(length)
+  seeing = [np.broadcast_to(spec.mask.keep(queries, 0), length) for spec in config.attention_specs]
+  return [float(np.mean(seeing_T)) for seeing_T in seeing]
 
 
 def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
@@ -134,9 +135,9 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
     norms['sink_token'] = after(record.sink_embedding_norm_B, layers.sink_token_norm_B)
   masses = layers.importance
   return dict(importance=first(masses.normalized), raw_importance=first(masses.raw),
-              bias_slot=first(masses.bias_slot), bias_slot_released=first(masses.bias_slot_released),
+              extra_key=first(masses.extra_key), extra_key_released=first(masses.extra_key_released),
               norms=norms, entropy=first(masses.entropy)), jax.tree.map(
-                  np.append, record.embedding_description, layers.hidden_description)
+                  np.append, record.embedding, layers.hidden)
 
 
 def _padded(arrays: dict[str, Any], missing: int) -> dict[str, Any]:

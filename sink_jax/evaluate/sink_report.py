@@ -34,9 +34,9 @@ class SinkReport:
     importance: alpha of every token (S, N, H, T), from softmax weights, else from the paper's row-normalised
       proxy scores.
     raw_importance: the same from the weights that multiply the values: the raw mass that a token receives.
-    bias_slot: the mean normalised weight (S, N, H) of the extra key, or of the learned sink tokens together;
+    extra_key: the mean normalised weight (S, N, H) of the extra key, or of the learned sink tokens together;
       None without either.
-    bias_slot_released: this mean as the official implementation (sail-sg/Attention-Sink) computes it, which
+    extra_key_released: this mean as the official implementation (sail-sg/Attention-Sink) computes it, which
       also counts a dummy row of weight one; with learned sink tokens, their rows.
     norms: l2 norms by name. 'query', 'key', 'value' and 'head' (outputs before W_O) are (S, N, H, T), of
       key/value heads for keys and values. 'hidden' (S, M + 1, T) has the embedding as entry 0;
@@ -50,8 +50,8 @@ class SinkReport:
 
   importance: Float[np.ndarray, 'S N H T']
   raw_importance: Float[np.ndarray, 'S N H T']
-  bias_slot: Float[np.ndarray, 'S N H'] | None
-  bias_slot_released: Float[np.ndarray, 'S N H'] | None
+  extra_key: Float[np.ndarray, 'S N H'] | None
+  extra_key_released: Float[np.ndarray, 'S N H'] | None
   norms: dict[str, Float[np.ndarray, 'S ...']]
   activations: Activations | None
   protocol: dict[str, Any]
@@ -140,9 +140,9 @@ class SinkReport:
     row_masses = np.nansum(masses, -1) / length_S[..., 0]
     summary = {
         'sink_1': rates[0], 'sink': rates,
-        'sink_bias_slot': slot(self.bias_slot), 'sink_bias_slot_released': slot(self.bias_slot_released),
+        'sink_bias_slot': slot(self.extra_key), 'sink_bias_slot_released': slot(self.extra_key_released),
         'largest_importance': float(alpha_NxH.max()), 'mean_importance': float(alpha_NxH.mean()),
-        'mean_bias_slot': None if self.bias_slot is None else float(self.bias_slot.mean()),
+        'mean_bias_slot': None if self.extra_key is None else float(self.extra_key.mean()),
         'raw_mass_1': float(raw_SxNxH.mean()), 'largest_raw_mass_1': float(raw_SxNxH.mean(0).max()),
         'raw_row_mass': float(row_masses.mean()),
     }

@@ -1,8 +1,9 @@
 """The tiles of scores that a mask leaves visible, as ranges of tile numbers.
 
 NumPy computes the ranges from `Mask.key_range` when a program is built, and a kernel gets them as a
-small table. A kernel visits only the tiles first..last, and applies no mask in first_full..last_full.
-That halves the work under a causal mask, and makes it linear in T under a window.
+small table. A kernel visits only the tiles first..last, and applies no mask in
+first_full..last_full. That halves the work under a causal mask, and makes it linear in T under a
+window.
 """
 
 from __future__ import annotations
@@ -28,6 +29,23 @@ class Ranges(NamedTuple):
   last_full: np.ndarray
   last: np.ndarray
 
+  @property
+  def loops(self) -> list[tuple[int, bool]]:
+    """The loops that a kernel needs: (row of the table at which it begins, are its tiles masked?).
+
+    There are up to three: only tiles at the edges of the mask pay for masking.
+    """
+    before = (self.first < self.first_full).any()
+    after = (self.last_full < self.last).any()
+    return [(0, True)] * bool(before) + [(1, False)] + [(2, True)] * bool(after)
+
+
+def tiles_of(mask: Mask, length: int, own: int, other: int, by_queries: bool) -> Ranges:
+  """The tiles of `other` rows that each tile of `own` rows needs, of queries or of keys."""
+  if by_queries:
+    return key_tiles(mask, length, own, other)
+  return query_tiles(mask, length, other, own)
+
 
 @functools.lru_cache(maxsize=64)
 def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
@@ -46,12 +64,13 @@ def key_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
 
 
 def _check(mask: Mask, lo: np.ndarray, hi: np.ndarray, length: int) -> None:
-  """Raises a ValueError if `keep` hides an end or the middle of a key_range, or shows a key next to it."""
+  """Raises a ValueError unless `keep` shows the ends and the middle of a key_range, and no more."""
   i = np.arange(length)
   with jax.ensure_compile_time_eval():  # a trace may be in progress, and numbers are needed
     seen = lambda j: np.asarray(mask.keep(i, np.clip(j, 0, length - 1)))
-    fits = (seen(lo) & seen((lo + hi) // 2) & seen(hi - 1) | (lo >= hi)) & ~(
-        seen(lo - 1) & (lo > 0)) & ~(seen(hi) & (hi < length))
+    within = seen(lo) & seen((lo + hi) // 2) & seen(hi - 1) | (lo >= hi)
+    beyond = seen(lo - 1) & (lo > 0) | seen(hi) & (hi < length)
+  fits = within & ~beyond
   if not fits.all():
     raise ValueError(f'{mask}: keep() and key_range() disagree about the keys of query '
                      f'{fits.argmin()}, of {length}: the range must hold the visible keys, '
@@ -66,8 +85,8 @@ def query_tiles(mask: Mask, length: int, block_q: int, block_k: int) -> Ranges:
   first, last = _span((keys.first <= tiles) & (tiles < keys.last))
   full = (keys.first_full <= tiles) & (tiles < keys.last_full)
   first_full, last_full = _span(full)
-  # Under a user's mask the tiles of queries that see all of these keys need not be contiguous. A range
-  # with holes would omit the mask where it is needed.
+  # Under a user's mask the tiles of queries that see all of these keys need not be contiguous. A
+  # range with holes would omit the mask where it is needed.
   holes = full.sum(1) != last_full - first_full
   return _ranges(first, np.where(holes, last_full, first_full), last_full, last)
 
@@ -79,10 +98,14 @@ def _span(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return first, last
 
 
-def _ranges(first: np.ndarray, first_full: np.ndarray, last_full: np.ndarray,
-            last: np.ndarray) -> Ranges:
-  # Without a full tile both ends are `first`: the loops before and over full tiles are then empty, and
-  # the masked loop after them takes every tile.
+def _ranges(
+    first: np.ndarray,
+    first_full: np.ndarray,
+    last_full: np.ndarray,
+    last: np.ndarray,
+) -> Ranges:
+  # Without a full tile both ends are `first`: the loops before and over full tiles are then empty,
+  # and the masked loop after them takes every tile.
   none = first_full >= last_full
   first_full, last_full = np.where(none, first, first_full), np.where(none, first, last_full)
   return Ranges(*(x.astype(np.int32) for x in (first, first_full, last_full, last)))

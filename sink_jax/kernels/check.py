@@ -1,8 +1,9 @@
-"""Checks an implementation of softmax with sink logits, and its gradients, against the definition."""
+"""Checks an implementation of softmax with sink logits, and its gradients, by the definition."""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,9 @@ _NAMES = 'output', 'dq', 'dk', 'dv', 'd sinks'
 _MARGIN = 4  # times the error of a careful implementation: another order of sums is not an error
 _KNOWN = {
     'the sink is left out': dict(sink=False),
-    'the gradient takes the weight of the sink as a constant (a dropped cotangent)': dict(cotangent=False)}
+    'the gradient takes the weight of the sink as a constant (a dropped cotangent)':
+        dict(cotangent=False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +34,9 @@ class SinkCheck:
   """The result of `check_sink_gradients`.
 
   Attributes:
-    rows: one per array: its `error`, the largest difference divided by the largest entry of the definition,
-      and what is `allowed`, 4 times the error of a careful implementation in the same dtype.
+    rows: one per array: its `error`, the largest difference divided by the largest entry of the
+      definition, and what is `allowed`, 4 times the error of a careful implementation in the same
+      dtype.
     findings: what is wrong, in words; empty where every array is right.
   """
 
@@ -44,24 +48,33 @@ class SinkCheck:
     return not self.findings
 
   def __str__(self) -> str:
-    cells = [[row['array'], f'{row["error"]:.1e}', f'{row["allowed"]:.1e}', 'yes' if row['ok'] else 'NO']
-             for row in self.rows]
+    cells = [[row['array'], f'{row["error"]:.1e}', f'{row["allowed"]:.1e}',
+              'yes' if row['ok'] else 'NO'] for row in self.rows]
     return '\n'.join([*text_table(['array', 'error', 'allowed', 'right'], cells), *self.findings])
 
 
 @standard_promotion()
-def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 512, heads: int = 4,
-                         kv_heads: int = 2, head_dim: int = 64, dtype: DTypeLike = 'bfloat16',
-                         window: int | None = None, seed: int = 0) -> SinkCheck:
-  """Checks the output and all four gradients of softmax attention with sink logits against the definition.
+def check_sink_gradients(
+    attention: Callable[..., jax.Array],
+    *,
+    length: int = 512,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    dtype: DTypeLike = 'bfloat16',
+    window: int | None = None,
+    seed: int = 0,
+) -> SinkCheck:
+  """Checks output and gradients of softmax attention with sink logits, by the definition.
 
-  By definition the value of token j has the weight exp(s_ij) / (exp(sink_h) + sum_j exp(s_ij)), where
-  s = q . k / sqrt(Dh); it is computed in float64. The findings name a dropped sink, a dropped cotangent and
-  sums in 16 bits.
+  By definition the value of token j has the weight exp(s_ij) / (exp(sink_h) + sum_j exp(s_ij)),
+  where s = q . k / sqrt(Dh); it is computed in float64. The findings name a dropped sink, a dropped
+  cotangent and sums in 16 bits.
 
   Args:
-    attention: causal attention(q, k, v, sinks) -> output (B, T, H, Dh), differentiable by `jax.vjp`. q is
-      (B, T, H, Dh), k and v are (B, T, Hkv, Dh), all of `dtype`; sinks (H,) are float32.
+    attention: causal attention(q, k, v, sinks) -> output (B, T, H, Dh), differentiable by
+      `jax.vjp`. q is (B, T, H, Dh), k and v are (B, T, Hkv, Dh), all of `dtype`; sinks (H,) are
+      float32.
     window: how many keys a query sees, up to its position; None for all of them.
 
   Raises:
@@ -73,38 +86,55 @@ def check_sink_gradients(attention: Callable[..., jax.Array], *, length: int = 5
   # A sink weighs about as much as all tokens together, so that an error in it is not small.
   sinks = jnp.asarray(np.log(window or length) + rng.standard_normal(heads), jnp.float32)
   inputs = q, k, v, sinks
-  spec = AttentionSpec(position=Nope(), kv_bias=SinkLogit(), mask=Window(window) if window else Causal())
+  mask = Window(window) if window else Causal()
+  spec = AttentionSpec(position=Nope(), kv_bias=SinkLogit(), mask=mask)
   careful = lambda q, k, v, sinks: chunked.attend(
       spec, q, k, v, {'kv_bias': {'logit': sinks}}).astype(q.dtype)
 
   def results(f: Callable[..., jax.Array]) -> list[np.ndarray]:
     out, vjp = jax.vjp(f, *inputs)
     if out.shape != q.shape:
-      raise ValueError(f'attention returned an output of shape {out.shape}, not that of the queries, '
-                       f'{q.shape}.')
+      raise ValueError(f'attention returned an output of shape {out.shape}, not that of the '
+                       f'queries, {q.shape}.')
     return [np.asarray(x, np.float64) for x in (out, *vjp(do.astype(out.dtype)))]
 
   wide = [np.asarray(x, np.float64) for x in (*inputs, do)]
   exact = lambda **known: _definition(*wide, window=window, **known)
   truth, found = exact(), results(attention)
-  errors = lambda xs, ys: [float(abs(x - y).max() / max(abs(y).max(), 1e-30)) for x, y in zip(xs, ys)]
-  allowed = [max(_MARGIN * x, 1e-6) for x in errors(results(careful), truth)]
+  allowed = [max(_MARGIN * x, 1e-6) for x in _errors(results(careful), truth)]
   rows = [{'array': name, 'error': error, 'allowed': most, 'ok': error <= most}  # NaN is not
-          for name, error, most in zip(_NAMES, errors(found, truth), allowed)]
-  wrong = [row['array'] for row in rows if not row['ok']]
+          for name, error, most in zip(_NAMES, _errors(found, truth), allowed)]
+  wrong = ', '.join(row['array'] for row in rows if not row['ok'])
   if not wrong:
     return SinkCheck(rows, [])
-  for words, known in _KNOWN.items():
-    if all(error <= most for error, most in zip(errors(found, exact(**known)), allowed)):
-      return SinkCheck(rows, [f'{", ".join(wrong)}: {words}.'])
+  reasons = (words for words, known in _KNOWN.items()
+             if all(map(operator.le, _errors(found, exact(**known)), allowed)))
   rounded = all(row['error'] < 0.1 for row in rows) and jnp.dtype(dtype).itemsize == 2
-  words = 'off as by sums in 16 bits; sum in float32' if rounded else 'wrong, for none of the known reasons'
-  return SinkCheck(rows, [f'{", ".join(wrong)}: {words}.'])
+  other = ('off as by sums in 16 bits; sum in float32' if rounded else
+           'wrong, for none of the known reasons')
+  return SinkCheck(rows, [f'{wrong}: {next(reasons, other)}.'])
 
 
-def _definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, do: np.ndarray, *,
-                window: int | None, sink: bool = True, cotangent: bool = True) -> list[np.ndarray]:
-  """Output, dq, dk, dv and d sinks in float64; optionally without the sink, or without its cotangent."""
+def _errors(found: list[np.ndarray], truth: list[np.ndarray]) -> list[float]:
+  """The largest difference of each array, over the largest entry of the true one."""
+  return [float(abs(x - y).max() / max(abs(y).max(), 1e-30)) for x, y in zip(found, truth)]
+
+
+def _definition(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    sinks: np.ndarray,
+    do: np.ndarray,
+    *,
+    window: int | None,
+    sink: bool = True,
+    cotangent: bool = True,
+) -> list[np.ndarray]:
+  """Output, dq, dk, dv and d sinks in float64.
+
+  sink, cotangent: False leaves out the sink, or only its cotangent.
+  """
   groups, (length, head_dim) = q.shape[2] // k.shape[2], q.shape[1::2]
   k, v = (np.repeat(x, groups, 2) for x in (k, v))
   i, j = np.ogrid[:length, :length]

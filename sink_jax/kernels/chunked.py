@@ -15,29 +15,41 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, Params
+from sink_jax.attention.spec import AttentionSpec, LayerParams
 from sink_jax.kernels.epilogue import ATTENTION
 
 BLOCK = 64  # query rows at a time; twice as many take as long on a CPU, and more memory
 _SPANS = 8  # at most; a causal mask then skips 7/16 of the scores
 
 
-def attend(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-           v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
+def attend(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    params: LayerParams,
+) -> jax.Array:
   """Attention output (B, T, H, Dh) of transformed queries and keys, in the dtype of the queries."""
   @functools.partial(jax.checkpoint, prevent_cse=False)  # needless within a loop
-  def block(i_L: jax.Array, q_BxLxHxDh: jax.Array, keys_BxHkvxDhxT: jax.Array,
-            values_BxHkvxTxDh: jax.Array, j_T: jax.Array, params: Params) -> jax.Array:
+  def block(
+      i_L: jax.Array,
+      q_BxLxHxDh: jax.Array,
+      keys_BxHkvxDhxT: jax.Array,
+      values_BxHkvxTxDh: jax.Array,
+      j_T: jax.Array,
+      params: LayerParams,
+  ) -> jax.Array:
     keys, values = jnp.moveaxis(keys_BxHkvxDhxT, 3, 1), jnp.moveaxis(values_BxHkvxTxDh, 2, 1)
     rows = reference.rows(spec, q_BxLxHxDh, keys, params, i_L, j_T)
-    # As in every kernel, the weights are rounded to the dtype of the values for the product with them.
+    # As in every kernel, the weights are rounded to the dtype of the values for the product with
+    # them.
     rows = rows._replace(weights_BxHxLxT=rows.weights_BxHxLxT.astype(values.dtype))
     return reference.mixed(spec, rows, values, params).astype(q_BxLxHxDh.dtype)
 
   parts = []
   for first, last, lo, hi in spans(spec, q_BxTxHxDh.shape[1]):
     @jax.checkpoint  # otherwise a copy of the keys of every span would be kept
-    def span(q: jax.Array, k: jax.Array, v: jax.Array, params: Params) -> jax.Array:
+    def span(q: jax.Array, k: jax.Array, v: jax.Array, params: LayerParams) -> jax.Array:
       # In the layouts of the products: XLA would copy them again for every block.
       keys, values = jnp.moveaxis(k[:, lo:hi], 1, 3), jnp.moveaxis(v[:, lo:hi], 1, 2)
       out_NxBxLxHxDh = jax.lax.map(
@@ -59,8 +71,11 @@ def spans(spec: AttentionSpec, length: int) -> Iterator[tuple[int, int, int, int
     yield first, last, *spec.mask.key_range(first, last - 1, length)
 
 
-def query_blocks(q_BxTxHxDh: jax.Array, first: int, size: int | None = None
-                 ) -> tuple[jax.Array, jax.Array]:
+def query_blocks(
+    q_BxTxHxDh: jax.Array,
+    first: int,
+    size: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
   """Positions (N, L) from `first` on and queries (N, B, L, H, Dh) of blocks of up to `size` rows.
 
   The last block is padded with queries of zeros, at positions past the last one.

@@ -1,6 +1,7 @@
 """`attend`: one entry to every implementation of attention, and the choice among them.
 
-The choice reads the platform, shapes and the spec; it never tries and catches. A named implementation
+The choice reads the platform, shapes and the spec; it never tries and catches. A named
+implementation
 runs or raises: a sweep that silently changed kernels would give a wrong table.
 """
 
@@ -17,7 +18,7 @@ from sink_jax.arguments import check_known
 from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import (
   AttentionSpec,
-  Params,
+  LayerParams,
   TransformedQK,
   check_dtypes,
   transform_qk,
@@ -32,11 +33,16 @@ _log = logging.getLogger('sink_jax')
 
 @standard_promotion()
 def attend(
-    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
-    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
-    params: Params | None = None, *, gate: Float[AnyArray, 'B T D'] | None = None,
+    spec: AttentionSpec,
+    q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
+    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
+    v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
+    params: LayerParams | None = None,
+    *,
+    gate: Float[AnyArray, 'B T D'] | None = None,
     first_values_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | None = None,
-    implementation: str | None = None) -> Float[Array, 'B T H Dh']:
+    implementation: str | None = None,
+) -> Float[Array, 'B T H Dh']:
   """Returns the attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
   It applies the complete spec: QK norm, temperature, rotation, feature map, changes of values,
@@ -70,19 +76,11 @@ def attend(
     NotImplementedError: the implementation does not run this case; the message gives the reason.
       No other implementation is tried instead.
   """
-  params, first, values = params or {}, first_values_BxTxHkvxDh, v_BxTxHkvxDh.shape
+  params, first = params or {}, first_values_BxTxHkvxDh
   check_implementation(implementation)
-  if k_BxTxHkvxDh.shape != values:
-    raise ValueError(f'keys and values must have one shape, not {k_BxTxHkvxDh.shape} and {values}.')
-  if first is not None and (not spec.value.reads_first or first.shape != values):
-    raise ValueError(f'first_values must have the shape of the values, {values}, not {first.shape}; '
-                     f'only ValueResidual() reads them, and the spec has {spec.value}.')
-  if (gate is not None) != spec.head.reads_input or (
-      gate is not None and (gate.ndim, gate.shape[:2]) != (3, q_BxTxHxDh.shape[:2])):
-    raise ValueError(
-        f'gate must be what queries, keys and values are projected from, (B, T, D), for a head that '
-        f'reads it, and None for any other: {spec.head} with {getattr(gate, "shape", None)}.')
-  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *(x for x in (gate, first) if x is not None))
+  _check_shapes(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, gate, first)
+  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh,
+               *(x for x in (gate, first) if x is not None))
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   v = spec.value.values(jnp.asarray(v_BxTxHkvxDh), params.get('value', {}),
                         None if first is None else jnp.asarray(first))
@@ -90,9 +88,31 @@ def attend(
   return attend_transformed(spec, qk, v, params, x, implementation=implementation)
 
 
-def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax.Array,
-                       params: Params, gate_BxTxD: jax.Array | None = None, *,
-                       implementation: str | None = None) -> jax.Array:
+def _check_shapes(spec: AttentionSpec, q: Shaped, k: Shaped, v: Shaped, gate: Shaped | None,
+                  first: Shaped | None) -> None:
+  values = v.shape
+  if k.shape != values:
+    raise ValueError(f'keys and values must have one shape, not {k.shape} and {values}.')
+  if first is not None and (not spec.value.reads_first or first.shape != values):
+    raise ValueError(f'first_values must have the shape of the values, {values}, not '
+                     f'{first.shape}; only ValueResidual() reads them, and the spec has '
+                     f'{spec.value}.')
+  fits = gate is None or (len(gate.shape), gate.shape[:2]) == (3, q.shape[:2])
+  if not fits or (gate is not None) != spec.head.reads_input:
+    raise ValueError('gate must be what queries, keys and values are projected from, (B, T, D), '
+                     f'for a head that reads it, and None for any other: {spec.head} with '
+                     f'{getattr(gate, "shape", None)}.')
+
+
+def attend_transformed(
+    spec: AttentionSpec,
+    qk: TransformedQK,
+    v_BxTxHkvxDh: jax.Array,
+    params: LayerParams,
+    gate_BxTxD: jax.Array | None = None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
   """`attend` for queries, keys and values that are transformed already and have matching shapes."""
   q, k = qk
   name = implementation or choose(spec, q, k)
@@ -104,22 +124,34 @@ def attend_transformed(spec: AttentionSpec, qk: TransformedQK, v_BxTxHkvxDh: jax
   return spec.head.output(o, v_BxTxHkvxDh, gate_BxTxD, params.get('head', {})).astype(q.dtype)
 
 
-def _reference(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
-               params: Params) -> jax.Array:
+def _reference(
+    spec: AttentionSpec,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    params: LayerParams,
+) -> jax.Array:
   tokens = jnp.arange(q.shape[1])
   return reference.attend(spec, q, k, v, params, tokens, tokens)
 
 
-def _pallas(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, params: Params, *,
-            backend: flash.Backend = 'pallas') -> jax.Array:
+def _pallas(
+    spec: AttentionSpec,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    params: LayerParams,
+    *,
+    backend: flash.Backend = 'pallas',
+) -> jax.Array:
   if platform() not in ('cuda', 'tpu'):
     _log_once(f"attention: 'pallas' is interpreted on {platform()}, and very slow")
   return apply_epilogue(spec, q, flash.rows(spec, q, k, v, backend), params)
 
 
-# {name: (unsupported(spec, q, k, platform), attend(spec, q, k, v, params))}. The first returns, in one
-# clause, why the implementation does not run a case on a platform, or None. The second takes transformed
-# queries and keys, and returns finished rows (B, T, H, Dh) in any float dtype.
+# {name: (unsupported(spec, q, k, platform), attend(spec, q, k, v, params))}. The first returns, in
+# one clause, why the implementation does not run a case on a platform, or None. The second takes
+# transformed queries and keys, and returns finished rows (B, T, H, Dh) in any float dtype.
 _TABLE = {
     'reference': (lambda *case: None, _reference),
     'chunked': (lambda *case: None, chunked.attend),
@@ -131,15 +163,15 @@ _TABLE = {
                functools.partial(library_kernels.attend, library_kernels.SPLASH)),
 }
 IMPLEMENTATIONS = tuple(_TABLE)
-# What `choose` tries on each platform, in this order; 'chunked' if none of them runs the case. Libraries
-# come before our kernels, which are slower on plain softmax.
+# What `choose` tries on each platform, in this order; 'chunked' if none of them runs the case.
+# Libraries come before our kernels, which are slower on plain softmax.
 _PREFERRED = {'cuda': ('cudnn', 'pallas'), 'tpu': ('splash', 'pallas')}
 
 
 def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:
-  """Returns the implementation that this platform uses by default; logs it once, with those refused.
+  """Returns the implementation that this platform uses by default.
 
-  It reads only shapes and dtypes, so arrays, tracers and ShapeDtypeStructs will do.
+  It is logged once, with those that are refused. `choose` reads only shapes and dtypes, so arrays, tracers and ShapeDtypeStructs will do.
   """
   reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh)
              for name in _PREFERRED.get(platform(), ())}
@@ -150,8 +182,12 @@ def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str
   return name
 
 
-def unsupported(name: str, spec: AttentionSpec, q_BxTxHxDh: Shaped,
-                k_BxTxHkvxDh: Shaped) -> str | None:
+def unsupported(
+    name: str,
+    spec: AttentionSpec,
+    q_BxTxHxDh: Shaped,
+    k_BxTxHkvxDh: Shaped,
+) -> str | None:
   """Why an implementation does not run a case on this platform, or None."""
   reason, _ = _TABLE[name]
   return reason(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform())

@@ -1,8 +1,8 @@
 """The epilogue of the Pallas and library kernels: extra key and normalizer, on finished rows.
 
 A Pallas kernel computes rows without extra key and normalizer, and row statistics in float32. If
-f = exp, the rows are softmax rows and the statistics are logarithms. All parameters enter here, in plain
-JAX on (B, H, T) statistics, which JAX differentiates.
+f = exp, the rows are softmax rows and the statistics are logarithms. All parameters enter here, in
+plain JAX on (B, H, T) statistics, which JAX differentiates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sink_jax.attention.reference import safe_power
-from sink_jax.attention.spec import AttentionSpec, Dims, Params, extra_key_logit
+from sink_jax.attention.spec import AttentionSpec, Dims, LayerParams, extra_key_logit
 
 ATTENTION = 'attention'  # the name of the kernels' results in rematerialisation policies
 
@@ -36,9 +36,15 @@ class PartialAttention(NamedTuple):
   power_row_stats_BxHxT: jax.Array
 
 
-def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAttention,
-                   params: Params) -> jax.Array:
-  """Attention output (B, T, H, Dh): rows with the extra key, normalised; float32 where something is added.
+def apply_epilogue(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    rows: PartialAttention,
+    params: LayerParams,
+) -> jax.Array:
+  """Attention output (B, T, H, Dh): rows with the extra key, normalised.
+
+  It is float32 where something is added.
 
   Args:
     q_BxTxHxDh: the transformed queries, for the score of the extra key.
@@ -49,26 +55,40 @@ def apply_epilogue(spec: AttentionSpec, q_BxTxHxDh: jax.Array, rows: PartialAtte
   return with_output_bias(spec, out if factor is None else out * per_row(factor), params)
 
 
-def extra_key_value(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
-                    params: Params) -> tuple[jax.Array | None, jax.Array | None]:
-  """The score (B, H, T) of the extra key, and its value (H, Dh); None for each that does not exist."""
+def extra_key_value(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    params: LayerParams,
+) -> tuple[jax.Array | None, jax.Array | None]:
+  """The score (B, H, T) of the extra key, and its value (H, Dh); None if there is none."""
   # NumPy positions: a score that depends on them only is then a constant of the program.
   extra_BxHxT = extra_key_logit(spec, q_BxTxHxDh, params, np.arange(q_BxTxHxDh.shape[1]))
   # The number of key heads is unknown here and does not matter: extra keys belong to query heads.
-  heads, head_dim = q_BxTxHxDh.shape[2:]
-  return extra_BxHxT, spec.kv_bias.value_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
+  return extra_BxHxT, spec.kv_bias.value_HxDh(params.get('kv_bias', {}), _dims(q_BxTxHxDh))
 
 
-def with_output_bias(spec: AttentionSpec, out_BxTxHxDh: jax.Array, params: Params) -> jax.Array:
+def with_output_bias(
+    spec: AttentionSpec,
+    out_BxTxHxDh: jax.Array,
+    params: LayerParams,
+) -> jax.Array:
   """The output (B, T, H, Dh) plus the bias of every row, if the extra value is one."""
-  heads, head_dim = out_BxTxHxDh.shape[2:]
-  added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), Dims(heads, heads, head_dim))
+  added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), _dims(out_BxTxHxDh))
   return out_BxTxHxDh if added is None else out_BxTxHxDh + added
 
 
-def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | None,
-                 value: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-  """Rows (divided by exp(lse)) with the extra key, and the factor that is still to be applied to them."""
+def _dims(x_BxTxHxDh: jax.Array) -> Dims:
+  heads, head_dim = x_BxTxHxDh.shape[2:]
+  return Dims(heads, heads, head_dim)
+
+
+def _exponential(
+    spec: AttentionSpec,
+    rows: PartialAttention,
+    extra: jax.Array | None,
+    value: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+  """Rows (divided by exp(lse)) with the extra key, and the factor still to be applied to them."""
   out, lse, power_lse = rows
   power = spec.normalizer.power
   assert power is not None, 'AttentionSpec refuses exp without a normalisation'
@@ -83,9 +103,13 @@ def _exponential(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array |
   return out, jnp.exp(spec.normalizer.log_factor(lse, power_lse))
 
 
-def _additive(spec: AttentionSpec, rows: PartialAttention, extra: jax.Array | None,
-              value: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-  """Rows (sums of f_ij v_j) with the extra key, and the factor 1/Z_i still to be applied to them."""
+def _additive(
+    spec: AttentionSpec,
+    rows: PartialAttention,
+    extra: jax.Array | None,
+    value: jax.Array | None,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Rows (sums of f_ij v_j) with the extra key, and the factor 1/Z_i still to be applied."""
   out, total, power = rows.out_BxTxHxDh, rows.row_stats_BxHxT, spec.normalizer.power
   if extra is not None:
     weight = spec.similarity(extra)

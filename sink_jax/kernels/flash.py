@@ -1,10 +1,10 @@
 """The Pallas kernels as one differentiable function for any platform.
 
-`flash_tpu` has two functions, forward and backward; `on_gpu` is both for `flash_gpu` and `flash_mosaic`. A
-primitive stands for them until a program is lowered. Lowering imports and traces only the module for the
-program's platform, which this machine need not have, or `flash_mosaic` on request. The forward pass
-keeps q, k, v, its output and the statistics of its rows; the backward kernels compute the scores
-again, tile by tile.
+`flash_tpu` has two functions, forward and backward; `on_gpu` is both for `flash_gpu` and
+`flash_mosaic`. A primitive stands for them until a program is lowered. Lowering imports and traces
+only the module for the program's platform, which this machine need not have, or `flash_mosaic` on
+request. The forward pass keeps q, k, v, its output and the statistics of its rows; the backward
+kernels compute the scores again, tile by tile.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ _MOSAIC_JAX = (0, 11, 2)  # the kernels are written for the Mosaic GPU of jax fr
 Backend = Literal['pallas', 'mosaic']
 
 
-def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
-                platform: str) -> str | None:
+def unsupported(
+    spec: AttentionSpec,
+    q_BxTxHxDh: Shaped,
+    k_BxTxHkvxDh: Shaped,
+    platform: str,
+) -> str | None:
   """Why the kernels do not run this on a platform, in one clause; None if they do."""
   if spec.similarity.kind == 'rectified':
     return f'{spec.similarity} weighs values by one function of a score and sums another'
@@ -51,12 +55,17 @@ def unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
   return None
 
 
-def mosaic_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
-                       platform: str) -> str | None:
+def mosaic_unsupported(
+    spec: AttentionSpec,
+    q_BxTxHxDh: Shaped,
+    k_BxTxHkvxDh: Shaped,
+    platform: str,
+) -> str | None:
   """Why the Mosaic GPU kernels do not run this, in one clause; None if they do."""
   if jax.__version_info__ < _MOSAIC_JAX:
     return f'it needs jax {".".join(map(str, _MOSAIC_JAX))} or newer, not {jax.__version__}'
-  # Without a GPU here the program is for another machine, whose capability is unknown: assume Hopper.
+  # Without a GPU here the program is for another machine, whose capability is unknown: assume
+  # Hopper.
   capability = getattr(jax.devices()[0], 'compute_capability', '9.0')
   if platform != 'cuda' or not capability.startswith('9.'):
     return 'it needs an NVIDIA GPU of the Hopper generation (compute capability 9.0)'
@@ -69,16 +78,25 @@ def mosaic_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Sh
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 4))
-def rows(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-         v_BxTxHkvxDh: jax.Array, backend: Backend = 'pallas') -> PartialAttention:
+def rows(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    backend: Backend = 'pallas',
+) -> PartialAttention:
   """Rows, in the dtype of v, and row statistics of transformed queries and keys; differentiable."""
   return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, backend)[0]
 
 
 @standard_promotion()
-def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
-             backend: Backend) -> tuple[
-    PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
+def _forward(
+    spec: AttentionSpec,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    backend: Backend,
+) -> tuple[ PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
   rows = _on_every_device('forward', 'bthd bthd bthd -> bthd bht bht', spec, backend, q, k, v)
   result = checkpoint_name(PartialAttention(*rows), ATTENTION)
   return result, (q, k, v, result)
@@ -86,8 +104,11 @@ def _forward(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
 
 @standard_promotion()
 def _backward(
-    spec: AttentionSpec, backend: Backend, saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
-    cotangents: PartialAttention) -> tuple[jax.Array, ...]:
+    spec: AttentionSpec,
+    backend: Backend,
+    saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
+    cotangents: PartialAttention,
+) -> tuple[jax.Array, ...]:
   q, k, v, result = saved
   per_row = row_cotangents(spec, result, cotangents)
   layout = f'bthd bthd bthd bthd{" bht" * len(per_row)} -> bthd bthd bthd'
@@ -98,8 +119,14 @@ def _backward(
 rows.defvjp(_forward, _backward)
 
 
-def _on_every_device(kernels: Literal['forward', 'backward'], layout: str, spec: AttentionSpec,
-                     backend: Backend, q_BxTxHxDh: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def _on_every_device(
+    kernels: Literal['forward', 'backward'],
+    layout: str,
+    spec: AttentionSpec,
+    backend: Backend,
+    q_BxTxHxDh: jax.Array,
+    *arrays: jax.Array,
+) -> tuple[jax.Array, ...]:
   # The slopes are an input next to the arrays, so that a device with some of the heads gets only
   # their slopes.
   slopes_H = jnp.asarray(spec.position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
@@ -123,9 +150,18 @@ def _shapes(slopes, q, k, v, *rest, kernels, spec, backend):
   return [ShapedArray(q.shape, v.dtype), statistic, statistic]
 
 
-def on_gpu(call, kernels: str, spec: AttentionSpec, slopes_H: jax.Array, q: jax.Array, k: jax.Array,
-           v: jax.Array, *do_and_rows: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
-  """`flash_tpu.forward` and `flash_tpu.backward` by the kernels of `flash_gpu` or `flash_mosaic`."""
+def on_gpu(
+    call,
+    kernels: str,
+    spec: AttentionSpec,
+    slopes_H: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *do_and_rows: jax.Array,
+    interpret: Any = False,
+) -> tuple[jax.Array, ...]:
+  """What `flash_tpu` computes, by the kernels of `flash_gpu` or `flash_mosaic`."""
   if kernels == 'forward':
     row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
     results = jax.ShapeDtypeStruct(q.shape, v.dtype), row, row
@@ -168,8 +204,8 @@ def _batched(arrays, axes, **options):
 
 
 def _refuse(*arguments, backend, **options):
-  raise NotImplementedError(f"attention has no second derivative by implementation '{backend}': use "
-                            "implementation='chunked'.")
+  raise NotImplementedError('attention has no second derivative by implementation '
+                            f"'{backend}': use implementation='chunked'.")
 
 
 batching.primitive_batchers[_kernels_p] = _batched

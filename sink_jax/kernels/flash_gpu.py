@@ -1,16 +1,17 @@
 """Pallas kernels for NVIDIA GPUs from Ampere on (Triton): forward, dq, and dk with dv.
 
-A program owns one tile of queries (or keys) of one head. It loops over tiles of the keys (or queries)
-and accumulates in registers. It uses no atomics: a program writes only its tile, so results repeat bit
-for bit. For the same reason the backward pass is two kernels: dq belongs to queries, dk and dv to keys,
-and both compute the scores.
+A program owns one tile of queries (or keys) of one head. It loops over tiles of the keys (or
+queries) and accumulates in registers. It uses no atomics: a program writes only its tile, so
+results repeat bit for bit. For the same reason the backward pass is two kernels: dq belongs to
+queries, dk and dv to keys, and both compute the scores.
 
 Arrays keep the axes (B, T, H, Dh) of the model; a tile is loaded with the stride of its head.
 Sizes of Triton tiles are powers of two, so a head dimension is split into such parts without
-padding, 96 into 64 + 32. In comments q and k are the sizes of a tile, and d is the size of a part of
-the head dimension.
+padding, 96 into 64 + 32. In comments q and k are the sizes of a tile, and d is the size of a part
+of the head dimension.
 
-JAX deprecates Pallas' Triton back end from 0.11 on, in favour of Mosaic GPU. Only this file names it.
+JAX deprecates Pallas' Triton back end from 0.11 on, in favour of Mosaic GPU. Only this file names
+it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.block_mask import tiles_of
 from sink_jax.kernels.score_tile import ScoreTile
 
 Parts = list[jax.Array]  # (rows, d), the parts of the head dimension
 
 
-class Blocks(NamedTuple):
+class TritonBlocks(NamedTuple):
   """The tile sizes of a kernel.
 
   own: rows of the tile of queries or keys that a program owns. other: rows of the tiles that it
@@ -46,39 +47,55 @@ class Blocks(NamedTuple):
   stages: int
 
 
-# By kernel and largest head dimension, for bfloat16. A program accumulates in registers: an own x Dh
-# tile of float32 for the output, two for dk and dv, and an own x other tile of scores. So tiles shrink,
-# or warps double, as the head dimension grows. Chosen by the registers and spills that ptxas reports
-# for sm_90a, H100 and H200; never timed.
+# By kernel and largest head dimension, for bfloat16. A program accumulates in registers: an own x
+# Dh tile of float32 for the output, two for dk and dv, and an own x other tile of scores. So tiles
+# shrink, or warps double, as the head dimension grows. Chosen by the registers and spills that
+# ptxas reports for sm_90a, H100 and H200; never timed.
 BLOCKS = {
-    'forward': {64: Blocks(128, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
-    'dq': {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 8, 2)},
-    'dkv': {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2), 256: Blocks(64, 16, 8, 2)},
+    'forward': {
+        64: TritonBlocks(128, 64, 4, 3),
+        128: TritonBlocks(64, 64, 4, 3),
+        256: TritonBlocks(64, 32, 8, 2),
+    },
+    'dq': {
+        64: TritonBlocks(64, 64, 4, 3),
+        128: TritonBlocks(64, 64, 4, 3),
+        256: TritonBlocks(64, 32, 8, 2),
+    },
+    'dkv': {
+        64: TritonBlocks(64, 64, 4, 3),
+        128: TritonBlocks(128, 32, 8, 2),
+        256: TritonBlocks(64, 16, 8, 2),
+    },
 }
 # For every kernel: products at full precision, without tensor cores, need many registers.
-_FLOAT32 = Blocks(32, 16, 4, 1)
+_FLOAT32 = TritonBlocks(32, 16, 4, 1)
 
 
-class Tiling(NamedTuple):
+class TritonTiling(NamedTuple):
   """The facts about a kernel's tiles that are known when it is traced.
 
   parts: (first channel, size) of each part of the head dimension. group: query heads that share a
-  head of keys. masked_before, masked_after: whether any program has masked tiles before or after
-  the full ones; if none has, the loop is left out.
+  head of keys. loops: see `Ranges.loops`.
   """
 
   tile: ScoreTile
-  blocks: Blocks
+  blocks: TritonBlocks
   parts: list[tuple[int, int]]
   tiles: int
   group: int
-  masked_before: bool
-  masked_after: bool
+  loops: list[tuple[int, bool]]
 
 
-def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[jax.Array],
-          other: Sequence[jax.Array], results: Sequence[jax.ShapeDtypeStruct],
-          interpret: bool) -> tuple[jax.Array, ...]:
+def call(
+    kernel: str,
+    spec: AttentionSpec,
+    slopes_H: jax.Array,
+    own: Sequence[jax.Array],
+    other: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    interpret: bool,
+) -> tuple[jax.Array, ...]:
   """Runs a kernel of BLOCKS.
 
   Args:
@@ -92,14 +109,11 @@ def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[ja
   blocks = _FLOAT32 if q.dtype == jnp.float32 else next(
       blocks for limit, blocks in BLOCKS[kernel].items() if head_dim <= limit)
   padding = -length % max(blocks.own, blocks.other)  # powers of two
-  # The range of tiles of `other` that each tile of `own` needs.
-  ranges = (key_tiles(spec.mask, length, blocks.own, blocks.other) if by_queries else
-            query_tiles(spec.mask, length, blocks.other, blocks.own))
+  ranges = tiles_of(spec.mask, length, blocks.own, blocks.other, by_queries)
   tiles = (length + padding) // blocks.own
-  tiling = Tiling(ScoreTile(spec, head_dim, axis=1, length=length if padding else None), blocks,
-                  _powers_of_two(head_dim), tiles, q.shape[2] // k.shape[2],
-                  bool((ranges.first < ranges.first_full).any()),
-                  bool((ranges.last_full < ranges.last).any()))
+  tile = ScoreTile(spec, head_dim, axis=1, length=length if padding else None)
+  tiling = TritonTiling(tile, blocks, _powers_of_two(head_dim), tiles,
+                        q.shape[2] // k.shape[2], ranges.loops)
 
   def block(x: jax.Array | jax.ShapeDtypeStruct, is_own: bool) -> pl.BlockSpec:
     """Index maps take the tile n of a head, the head h and the sequence b."""
@@ -135,8 +149,8 @@ def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[ja
 def _own_tile(n, tiles: int, by_queries: bool):
   """The tile of program n; the first programs get the last tiles of queries.
 
-  Programs start in order. Under a causal mask the last queries see most keys: if they start first, no
-  long program is left running at the end.
+  Programs start in order. Under a causal mask the last queries see most keys: if they start first,
+  no long program is left running at the end.
   """
   return tiles - 1 - n if by_queries else n
 
@@ -147,8 +161,16 @@ def _powers_of_two(head_dim: int) -> list[tuple[int, int]]:
   return [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
 
 
-def _forward_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref,
-                    *stat_refs):
+def _forward_kernel(
+    tiling: TritonTiling,
+    ranges_ref,
+    slopes_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    out_ref,
+    *stat_refs,
+):
   tile, own = tiling.tile, _own_tile(pl.program_id(0), tiling.tiles, True)
   slope, i = slopes_ref[pl.program_id(1)], _positions(own, tiling.blocks.own)[:, None]
   q = _load(tiling, q_ref, 0, tiling.blocks.own)
@@ -158,7 +180,8 @@ def _forward_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, k_ref, v_ref,
     j = _positions(kj, tiling.blocks.other)[None, :]
     s = tile.scores(_products(q, _other(tiling, k_ref, kj)), slope, i, j)
     p, factor, state = tile.update(state, s, tile.keep(i, j) if masked else None)
-    # Weights are rounded to the dtype of v, for the tensor cores; their sums are of the exact weights.
+    # Weights are rounded to the dtype of v, for the tensor cores; their sums are of the exact
+    # weights.
     added = _weighted(p.astype(v_ref.dtype), _other(tiling, v_ref, kj))
     return [o + x if factor is None else o * factor + x for o, x in zip(out, added)], state
 
@@ -170,7 +193,7 @@ def _forward_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, k_ref, v_ref,
     ref[...] = jnp.zeros(ref.shape) if stat is None else stat.reshape(ref.shape)
 
 
-def _dq_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, do_ref, *refs):
+def _dq_kernel(tiling: TritonTiling, ranges_ref, slopes_ref, q_ref, do_ref, *refs):
   *row_refs, k_ref, v_ref, dq_ref = refs
   tile, own = tiling.tile, _own_tile(pl.program_id(0), tiling.tiles, True)
   slope, i = slopes_ref[pl.program_id(1)], _positions(own, tiling.blocks.own)[:, None]
@@ -188,10 +211,10 @@ def _dq_kernel(tiling: Tiling, ranges_ref, slopes_ref, q_ref, do_ref, *refs):
   _store(tiling, dq_ref, [x * tile.scale for x in dq])
 
 
-def _dkv_kernel(tiling: Tiling, ranges_ref, slopes_ref, k_ref, v_ref, q_ref, do_ref, *refs):
-  # A program owns a tile of keys and loops over all query heads of its group, so that it is the only
-  # writer of its dk and dv. Tiles are (keys, queries): p and ds then enter both products without a
-  # transposition.
+def _dkv_kernel(tiling: TritonTiling, ranges_ref, slopes_ref, k_ref, v_ref, q_ref, do_ref, *refs):
+  # A program owns a tile of keys and loops over all query heads of its group, so that it is the
+  # only writer of its dk and dv. Tiles are (keys, queries): p and ds then enter both products
+  # without a transposition.
   *row_refs, dk_ref, dv_ref = refs
   tile, own, other = tiling.tile, pl.program_id(0), tiling.blocks.other
   j = _positions(own, tiling.blocks.own)[:, None]
@@ -224,17 +247,18 @@ def _dkv_kernel(tiling: Tiling, ranges_ref, slopes_ref, k_ref, v_ref, q_ref, do_
 _KERNELS = {'forward': _forward_kernel, 'dq': _dq_kernel, 'dkv': _dkv_kernel}
 
 
-def _loop(tiling: Tiling, ranges_ref, own, step: Callable[[jax.Array, bool, Any], Any],
-          carry: Any) -> Any:
-  """Folds carry = step(number of the other tile, is it masked?, carry) over the tiles that `own` needs."""
-  first, first_full, last_full, last = (ranges_ref[n, own] for n in range(4))
-  # Three loops: only tiles at the edges of the mask pay for masking.
-  for lo, hi, masked, needed in ((first, first_full, True, tiling.masked_before),
-                                 (first_full, last_full, False, True),
-                                 (last_full, last, True, tiling.masked_after)):
-    if needed:
-      carry = lax.fori_loop(lo, hi, functools.partial(
-          lambda masked, n, carry: step(n, masked, carry), masked), carry)
+def _loop(
+    tiling: TritonTiling,
+    ranges_ref,
+    own,
+    step: Callable[[jax.Array, bool, Any], Any],
+    carry: Any,
+) -> Any:
+  """Folds carry = step(number of the other tile, is it masked?, carry) over the needed tiles."""
+  bounds = [ranges_ref[n, own] for n in range(4)]
+  for n, masked in tiling.loops:
+    body = functools.partial(lambda masked, n, carry: step(n, masked, carry), masked)
+    carry = lax.fori_loop(bounds[n], bounds[n + 1], body, carry)
   return carry
 
 
@@ -242,21 +266,21 @@ def _positions(n, size: int) -> jax.Array:
   return n * size + jnp.arange(size)
 
 
-def _other(tiling: Tiling, ref, n, *head) -> Parts:
+def _other(tiling: TritonTiling, ref, n, *head) -> Parts:
   return _load(tiling, ref, n * tiling.blocks.other, tiling.blocks.other, *head)
 
 
-def _load(tiling: Tiling, ref, start, size: int, *head) -> Parts:
+def _load(tiling: TritonTiling, ref, start, size: int, *head) -> Parts:
   """Some rows of a reference to (T, Dh) or (T, H, Dh)."""
   return [ref[(pl.ds(start, size), *head, pl.ds(first, d))] for first, d in tiling.parts]
 
 
-def _store(tiling: Tiling, ref, parts: Parts) -> None:
+def _store(tiling: TritonTiling, ref, parts: Parts) -> None:
   for (first, d), part in zip(tiling.parts, parts):
     ref[:, pl.ds(first, d)] = part.astype(ref.dtype)
 
 
-def _zeros(tiling: Tiling) -> Parts:
+def _zeros(tiling: TritonTiling) -> Parts:
   return [jnp.zeros((tiling.blocks.own, d), jnp.float32) for _, d in tiling.parts]
 
 

@@ -1,20 +1,20 @@
-"""Pallas kernels for NVIDIA GPUs of the Hopper generation (Mosaic GPU): forward, dq, and dk with dv.
+"""Pallas kernels for NVIDIA's Hopper GPUs (Mosaic GPU): forward, dq, and dk with dv.
 
 A block of threads owns some queries (or keys) of one head, 64 of them for each of its compute
-warpgroups. One more warpgroup copies tiles of the keys (or queries) by TMA into a ring of buffers in
-shared memory. The compute warpgroups wait for a buffer, multiply by its tile (wgmma) and release it;
-they accumulate in registers. They use no atomics: a block writes only its rows, so results repeat
-bit for bit. For the same reason the backward pass is two kernels: dq belongs to queries, dk and dv to
-keys, and both compute the scores.
+warpgroups. One more warpgroup copies tiles of the keys (or queries) by TMA into a ring of buffers
+in shared memory. The compute warpgroups wait for a buffer, multiply by its tile (wgmma) and release
+it; they accumulate in registers. They use no atomics: a block writes only its rows, so results
+repeat bit for bit. For the same reason the backward pass is two kernels: dq belongs to queries, dk
+and dv to keys, and both compute the scores.
 
-The first axis of a tile of scores is the owned one: (queries, keys) in the forward kernel and for dq,
-(keys, queries) for dk and dv. The first operand of a product then never needs a transposition. Head
-dimensions are padded with zeros to multiples of 64.
+The first axis of a tile of scores is the owned one: (queries, keys) in the forward kernel and for
+dq, (keys, queries) for dk and dv. The first operand of a product then never needs a transposition.
+Head dimensions are padded with zeros to multiples of 64.
 
-JAX's interpreter for GPUs runs these kernels on a CPU and detects missing waits for copies. It lacks
-the two forms of wgmma that `_add_product` hides. It completes every wgmma at once, and so does not
-detect a missing wait for one. The kernel in JAX, ops/gpu/attention_mgpu.py, refuses causal masks with
-CUDA 12.8.0 to 12.9.0, whose ptxas miscompiles them.
+JAX's interpreter for GPUs runs these kernels on a CPU and detects missing waits for copies. It
+lacks the two forms of wgmma that `_add_product` hides. It completes every wgmma at once, and so
+does not detect a missing wait for one. The kernel in JAX, ops/gpu/attention_mgpu.py, refuses causal
+masks with CUDA 12.8.0 to 12.9.0, whose ptxas miscompiles them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.block_mask import tiles_of
 from sink_jax.kernels.score_tile import ScoreTile
 
 _OWN = 64  # rows that a warpgroup owns: the rows of a wgmma
@@ -40,11 +40,11 @@ _CHANNELS = 64  # of bfloat16 in 128 bytes, by which shared memory is swizzled
 _COMPUTE_REGISTERS, _COPY_REGISTERS = 240, 24  # per thread; a multiprocessor has 65536
 
 
-class Blocks(NamedTuple):
+class MosaicBlocks(NamedTuple):
   """The tile sizes of a kernel.
 
-  warpgroups: number of compute warpgroups, each with 64 rows. other: rows of the tiles that they loop
-  over. stages: buffers of the ring.
+  warpgroups: number of compute warpgroups, each with 64 rows. other: rows of the tiles that they
+  loop over. stages: buffers of the ring.
   """
 
   warpgroups: int
@@ -52,9 +52,13 @@ class Blocks(NamedTuple):
   stages: int
 
 
-# By kernel. Chosen by the shared memory (227 KB) and the spills (up to 52 bytes, for dk and dv) that ptxas
-# reports for sm_90a at a head dimension of 128; never timed.
-BLOCKS = {'forward': Blocks(2, 128, 2), 'dq': Blocks(2, 64, 2), 'dkv': Blocks(2, 64, 2)}
+# By kernel. Chosen by the shared memory (227 KB) and the spills (up to 52 bytes, for dk and dv)
+# that ptxas reports for sm_90a at a head dimension of 128; never timed.
+BLOCKS = {
+    'forward': MosaicBlocks(2, 128, 2),
+    'dq': MosaicBlocks(2, 64, 2),
+    'dkv': MosaicBlocks(2, 64, 2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,26 +76,30 @@ class MosaicTile(ScoreTile):
     return jnp.exp2(power * jnp.log2(jnp.maximum(f, 1e-30))) if power else jnp.ones_like(f)
 
 
-class Tiling(NamedTuple):
+class MosaicTiling(NamedTuple):
   """The facts about a kernel's work that are known when it is traced.
 
-  tiles: number of blocks of threads that cover the owned axis. group: query heads that share a head of
-  keys. masked_before, masked_after: whether any block has masked tiles before or after the full ones; if
-  none has, the loop is left out.
+  tiles: number of blocks of threads that cover the owned axis. group: query heads that share a head
+  of keys. loops: see `Ranges.loops`.
   """
 
   tile: MosaicTile
-  blocks: Blocks
+  blocks: MosaicBlocks
   by_queries: bool
   tiles: int
   group: int
-  masked_before: bool
-  masked_after: bool
+  loops: list[tuple[int, bool]]
 
 
-def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[jax.Array],
-          other: Sequence[jax.Array], results: Sequence[jax.ShapeDtypeStruct],
-          interpret: Any) -> tuple[jax.Array, ...]:
+def call(
+    kernel: str,
+    spec: AttentionSpec,
+    slopes_H: jax.Array,
+    own: Sequence[jax.Array],
+    other: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    interpret: Any,
+) -> tuple[jax.Array, ...]:
   """Runs a kernel of BLOCKS.
 
   Args:
@@ -102,16 +110,13 @@ def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[ja
   by_queries, blocks = kernel != 'dkv', BLOCKS[kernel]
   q, k = (own[0], other[0]) if by_queries else (other[0], own[0])
   batch, length, heads, head_dim = own[0].shape
-  block = blocks.warpgroups * _OWN
-  # The range of tiles of `other` that each block of `own` needs.
-  ranges = (key_tiles(spec.mask, length, block, blocks.other) if by_queries else
-            query_tiles(spec.mask, length, blocks.other, block))
-  padding, channels = -length % max(block, blocks.other), -head_dim % _CHANNELS
+  rows = blocks.warpgroups * _OWN
+  padding, channels = -length % max(rows, blocks.other), -head_dim % _CHANNELS
+  ranges = tiles_of(spec.mask, length, rows, blocks.other, by_queries)
   # The keys are the second axis of a tile, and the first one for dk and dv.
-  tiling = Tiling(MosaicTile(spec, head_dim, 1 if by_queries else 0, length if padding else None),
-                  blocks, by_queries, len(ranges.first), q.shape[2] // k.shape[2],
-                  bool((ranges.first < ranges.first_full).any()),
-                  bool((ranges.last_full < ranges.last).any()))
+  tile = MosaicTile(spec, head_dim, 1 if by_queries else 0, length if padding else None)
+  tiling = MosaicTiling(tile, blocks, by_queries, len(ranges.first), q.shape[2] // k.shape[2],
+                        ranges.loops)
 
   def padded(x: jax.Array) -> jax.Array:
     sizes = (0, padding, 0, channels) if x.ndim == 4 else (0, 0, padding)
@@ -119,26 +124,15 @@ def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[ja
 
   arrays = [padded(x) for x in (*own, *other)]
   shapes = [jax.eval_shape(padded, x) for x in results]
-  buffers = lambda count, rows, xs: [_shared(count, rows, x) for x in xs]
-  scratch: dict[str, Any] = dict(
-      own_bufs=buffers(blocks.warpgroups, _OWN, arrays[:len(own)]),
-      ring=buffers(blocks.stages, blocks.other, arrays[len(own):]),
-      # A result (T, Dh) is stored through the buffer of an input; row results have buffers.
-      row_bufs=buffers(blocks.warpgroups, _OWN, [x for x in shapes if len(x.shape) == 3]),
-      # Only for the interpreter, see `_add_product`.
-      weights=_shared(blocks.warpgroups, _OWN, jax.ShapeDtypeStruct((0, 0, 0, blocks.other), q.dtype)
-                      ) if interpret else None,
-      own_copied=plgpu.Barrier(num_arrivals=len(own), num_barriers=blocks.warpgroups),
-      copied=plgpu.Barrier(num_arrivals=len(other), num_barriers=blocks.stages),
-      used=plgpu.Barrier(num_arrivals=blocks.warpgroups, num_barriers=blocks.stages))
+  ends = len(own), len(arrays)
 
   def body(ranges_ref, slopes_ref, *refs, **scratch):
-    ends = len(own), len(own) + len(other)
     _block(tiling, _STEPS[kernel], ranges_ref, slopes_ref, refs[:ends[0]], refs[ends[0]:ends[1]],
            refs[ends[1]:], **scratch)
 
   out = plgpu.kernel(
-      body, out_type=shapes, scratch_types=scratch, kernel_name=f'attention_{kernel}',
+      body, out_type=shapes, kernel_name=f'attention_{kernel}',
+      scratch_types=_scratch(blocks, arrays[:ends[0]], arrays[ends[0]:], shapes, bool(interpret)),
       grid=(heads, tiling.tiles, batch), grid_names=('head', 'tile', 'batch'),
       num_threads=blocks.warpgroups + 1, thread_name='warpgroup',
       # Approximate exp2 and log2 err by 2^-22, but tanh, which caps scores, by 2^-11.
@@ -148,8 +142,30 @@ def call(kernel: str, spec: AttentionSpec, slopes_H: jax.Array, own: Sequence[ja
   return tuple(x[:, :length, :, :head_dim] if x.ndim == 4 else x[..., :length] for x in out)
 
 
+def _scratch(
+    blocks: MosaicBlocks,
+    own: Sequence[jax.Array],
+    other: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    interpret: bool,
+) -> dict[str, Any]:
+  """The shared memory and the barriers of a block of threads, by the names in `_block`."""
+  groups, stages = blocks.warpgroups, blocks.stages
+  weights = jax.ShapeDtypeStruct((0, 0, 0, blocks.other), own[0].dtype)
+  return dict(
+      own_bufs=[_shared(groups, _OWN, x) for x in own],
+      ring=[_shared(stages, blocks.other, x) for x in other],
+      # A result (T, Dh) is stored through the buffer of an input; row results have buffers.
+      row_bufs=[_shared(groups, _OWN, x) for x in results if len(x.shape) == 3],
+      # Only for the interpreter, see `_add_product`.
+      weights=_shared(groups, _OWN, weights) if interpret else None,
+      own_copied=plgpu.Barrier(num_arrivals=len(own), num_barriers=groups),
+      copied=plgpu.Barrier(num_arrivals=len(other), num_barriers=stages),
+      used=plgpu.Barrier(num_arrivals=groups, num_barriers=stages))
+
+
 def _shared(count: int, rows: int, x: jax.Array | jax.ShapeDtypeStruct):
-  """Buffers in shared memory for some rows of one head of an array, in the layout that wgmma reads."""
+  """Buffers in shared memory for some rows of one head, in the layout that wgmma reads."""
   if x.ndim == 3:
     return plgpu.SMEM((count, rows), x.dtype)
   transforms = plgpu.TilingTransform((8, _CHANNELS)), plgpu.SwizzleTransform(128)
@@ -162,73 +178,73 @@ def _rows_of(ref, head, start, size: int):
   return ref.at[batch, rows, head] if len(ref.shape) == 4 else ref.at[batch, head, rows]
 
 
-def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *, own_bufs, ring,
-           row_bufs, weights, own_copied, copied, used):
+class _Visits(NamedTuple):
+  """The tiles that a block of threads visits, and where they are.
+
+  bounds: of the loops over them, see `Ranges`. heads: how often it goes through them; a block of
+  keys does so once for every query head of its group.
+  """
+
+  tiling: MosaicTiling
+  bounds: list[jax.Array]
+  head: jax.Array
+  heads: int
+
+  def other_head(self, g):
+    group = self.tiling.group
+    if self.tiling.by_queries:
+      return lax.div(self.head, jnp.int32(group))
+    return self.head * group + g
+
+  def number(self, g, n):
+    """The number of the visit of tile n, in the order of the loops, to assign buffers."""
+    first, last = self.bounds[0], self.bounds[3]
+    return g * (last - first) + n - first
+
+  def slot(self, g, n):
+    """The buffer of the ring for tile n."""
+    return lax.rem(self.number(g, n), jnp.int32(self.tiling.blocks.stages))
+
+
+def _block(
+    tiling: MosaicTiling,
+    step,
+    ranges_ref,
+    slopes_ref,
+    own,
+    other,
+    results,
+    *,
+    own_bufs,
+    ring,
+    row_bufs,
+    weights,
+    own_copied,
+    copied,
+    used,
+):
   """A block of threads: the last warpgroup copies, the others compute."""
-  blocks, warpgroup, head = tiling.blocks, lax.axis_index('warpgroup'), lax.axis_index('head')
-  number = lax.axis_index('tile')
+  warpgroups, warpgroup = tiling.blocks.warpgroups, lax.axis_index('warpgroup')
+  head, number = lax.axis_index('head'), lax.axis_index('tile')
   if tiling.by_queries:  # the last see most under a causal mask: longest first
     number = tiling.tiles - 1 - number
-  first, first_full, last_full, last = (ranges_ref[n, number] for n in range(4))
-  # A block of keys goes through the tiles once for every query head of its group.
-  heads = 1 if tiling.by_queries else tiling.group
-  other_head = lambda g: lax.div(head, jnp.int32(tiling.group)) if tiling.by_queries else (
-      head * tiling.group + g)
-  # Visits of tiles are numbered in the order of the loops below, to assign buffers of the ring.
-  visit = lambda g, n: g * (last - first) + n - first
-  slot = lambda visit: lax.rem(visit, jnp.int32(blocks.stages))
+  visits = _Visits(tiling, [ranges_ref[n, number] for n in range(4)], head,
+                   1 if tiling.by_queries else tiling.group)
 
-  @pl.when(warpgroup == blocks.warpgroups)
+  @pl.when(warpgroup == warpgroups)
   def _copy():
     plgpu.set_max_registers(_COPY_REGISTERS, action='decrease')
+    _copy_tiles(visits, other, ring, copied, used)
 
-    def copy(g, n, carry):
-      at = slot(visit(g, n))
-      pl.when(visit(g, n) >= blocks.stages)(lambda: plgpu.barrier_wait(used.at[at]))
-      for ref, buffer in zip(other, ring):
-        plgpu.copy_gmem_to_smem(_rows_of(ref, other_head(g), n * blocks.other, blocks.other),
-                                buffer.at[at], copied.at[at])
-      return carry
-
-    lax.fori_loop(0, heads, lambda g, carry: lax.fori_loop(
-        first, last, functools.partial(copy, g), carry), None)
-
-  @pl.when(warpgroup < blocks.warpgroups)
+  @pl.when(warpgroup < warpgroups)
   def _compute():
     plgpu.set_max_registers(_COMPUTE_REGISTERS, action='increase')
-    start = (number * blocks.warpgroups + warpgroup) * _OWN
+    start = (number * warpgroups + warpgroup) * _OWN
     mine = [buffer.at[warpgroup] for buffer in own_bufs]
     for ref, buffer in zip(own, mine):
       plgpu.copy_gmem_to_smem(_rows_of(ref, head, start, _OWN), buffer, own_copied.at[warpgroup])
     plgpu.barrier_wait(own_copied.at[warpgroup])
-
-    def go_through(visit_tile, carry):
-      """Folds carry = visit_tile(tiles, slope, i, j, is it masked?, carry) over the needed tiles."""
-
-      def one(g, masked, n, carry):
-        at = slot(visit(g, n))
-        plgpu.barrier_wait(copied.at[at])
-        own_position, other_position = _positions(start, n * blocks.other, blocks.other)
-        i, j = (own_position, other_position) if tiling.by_queries else (
-            other_position, own_position)
-        # For dk and dv the grid counts heads of keys; slopes belong to query heads.
-        slope = (slopes_ref[head if tiling.by_queries else other_head(g)]
-                 if tiling.tile.spec.position.has_bias else jnp.float32(0))
-        carry = visit_tile([buffer.at[at] for buffer in ring], slope, i, j, masked, carry)
-        plgpu.barrier_arrive(used.at[at])
-        return carry
-
-      def all_tiles(g, carry):
-        # Three loops: only tiles at the edges of the mask pay for masking.
-        for lo, hi, masked, needed in ((first, first_full, True, tiling.masked_before),
-                                       (first_full, last_full, False, True),
-                                       (last_full, last, True, tiling.masked_after)):
-          if needed:
-            carry = lax.fori_loop(lo, hi, functools.partial(one, g, masked), carry)
-        return carry
-
-      return lax.fori_loop(0, heads, all_tiles, carry) if heads > 1 else all_tiles(0, carry)
-
+    go_through = functools.partial(_go_through, visits, slopes_ref, start, ring, copied, used)
     product = functools.partial(_add_product, None if weights is None else weights.at[warpgroup])
     values = step(tiling, mine, go_through, product)
     rows = iter(row_bufs)
@@ -242,7 +258,51 @@ def _block(tiling: Tiling, step, ranges_ref, slopes_ref, own, other, results, *,
     plgpu.wait_smem_to_gmem(0)
 
 
-def _forward_step(tiling: Tiling, own, go_through, product):
+def _copy_tiles(visits: _Visits, other, ring, copied, used):
+  """Copies the tiles in the order of the visits, each as soon as a buffer is free."""
+  blocks, (first, _, _, last) = visits.tiling.blocks, visits.bounds
+
+  def copy(g, n, carry):
+    at = visits.slot(g, n)
+    pl.when(visits.number(g, n) >= blocks.stages)(lambda: plgpu.barrier_wait(used.at[at]))
+    for ref, buffer in zip(other, ring):
+      rows = _rows_of(ref, visits.other_head(g), n * blocks.other, blocks.other)
+      plgpu.copy_gmem_to_smem(rows, buffer.at[at], copied.at[at])
+    return carry
+
+  of_head = lambda g, carry: lax.fori_loop(first, last, functools.partial(copy, g), carry)
+  lax.fori_loop(0, visits.heads, of_head, None)
+
+
+def _go_through(visits: _Visits, slopes_ref, start, ring, copied, used, visit_tile, carry):
+  """Folds carry = visit_tile(tiles, slope, i, j, is it masked?, carry) over the needed tiles."""
+  tiling, size = visits.tiling, visits.tiling.blocks.other
+
+  def one(g, masked, n, carry):
+    at = visits.slot(g, n)
+    plgpu.barrier_wait(copied.at[at])
+    own_position, other_position = _positions(start, n * size, size)
+    i, j = (own_position, other_position) if tiling.by_queries else (
+        other_position, own_position)
+    # For dk and dv the grid counts heads of keys; slopes belong to query heads.
+    slope = (slopes_ref[visits.head if tiling.by_queries else visits.other_head(g)]
+             if tiling.tile.spec.position.has_bias else jnp.float32(0))
+    carry = visit_tile([buffer.at[at] for buffer in ring], slope, i, j, masked, carry)
+    plgpu.barrier_arrive(used.at[at])
+    return carry
+
+  def all_tiles(g, carry):
+    for n, masked in tiling.loops:
+      body = functools.partial(one, g, masked)
+      carry = lax.fori_loop(visits.bounds[n], visits.bounds[n + 1], body, carry)
+    return carry
+
+  if visits.heads == 1:
+    return all_tiles(0, carry)
+  return lax.fori_loop(0, visits.heads, all_tiles, carry)
+
+
+def _forward_step(tiling: MosaicTiling, own, go_through, product):
   """The rows and their statistics; `own` is (q,)."""
   [q_buf], tile = own, tiling.tile
 
@@ -251,7 +311,8 @@ def _forward_step(tiling: Tiling, own, go_through, product):
     s = tile.scores(_product(q_buf, k_buf.T), slope, i, j)
     p, factor, state = tile.update(state, s, tile.keep(i, j) if masked else None)
     out = out if factor is None else out * tile.spread(factor, out)
-    # Weights are rounded to the dtype of v, for the tensor cores; their sums are of the exact weights.
+    # Weights are rounded to the dtype of v, for the tensor cores; their sums are of the exact
+    # weights.
     return product(out, p.astype(v_buf.dtype), v_buf), state
 
   rows = lambda x: plgpu.layout_cast(x, plgpu.Layout.WGMMA.reduce(1))
@@ -262,7 +323,7 @@ def _forward_step(tiling: Tiling, own, go_through, product):
   return [out, *(rows(jnp.zeros(_OWN)) if stat is None else stat for stat in stats)]
 
 
-def _backward_step(tiling: Tiling, own, go_through, product):
+def _backward_step(tiling: MosaicTiling, own, go_through, product):
   """dq if `own` is (q, do), dk and dv if it is (k, v)."""
   tile, by_queries = tiling.tile, tiling.by_queries
   # Row statistics belong to queries: to the owned axis for dq, to the other axis for dk and dv.

@@ -2,12 +2,12 @@
 
 Tiles of scores are transposed, (keys, queries), so that row statistics lie along the lanes,
 (1, queries): a column of statistics would fill one lane of 128. Arrays are laid out (B, H, T, Dh),
-since the last two axes of a block fill the sublanes and lanes of vector registers, and are padded to
-full tiles; outputs of queries are (B, H, Dh, T). The last axes of every grid run in order on a core and
-accumulate in scratch memory, while the next tiles are copied from HBM; the axes before them are
-independent. The backward pass is two kernels, dq per tile of queries and dk, dv per tile of keys, each
-of which computes the scores again. In names q and k are the sizes of a tile, and D is the head
-dimension.
+since the last two axes of a block fill the sublanes and lanes of vector registers, and are padded
+to full tiles; outputs of queries are (B, H, Dh, T). The last axes of every grid run in order on a
+core and accumulate in scratch memory, while the next tiles are copied from HBM; the axes before
+them are independent. The backward pass is two kernels, dq per tile of queries and dk, dv per tile
+of keys, each of which computes the scores again. In names q and k are the sizes of a tile, and D is
+the head dimension.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ from sink_jax.attention.spec import AttentionSpec
 from sink_jax.kernels.block_mask import key_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
-# Largest number of queries and keys of a tile; a multiple of the lanes. A tile of scores then takes 1 MiB
-# in float32. With its inputs, twice for the copies in flight, it stays far below the 16 MiB of vector
-# memory of a TPU v4. Smaller tiles need more steps, each with its overhead.
+# Largest number of queries and keys of a tile; a multiple of the lanes. A tile of scores then takes
+# 1 MiB in float32. With its inputs, twice for the copies in flight, it stays far below the 16 MiB
+# of vector memory of a TPU v4. Smaller tiles need more steps, each with its overhead.
 _BLOCK = 512
 _LANES = 128
 
-# An array, or the shape of a result, and the axis along which its blocks move: 'queries' or 'keys' for
-# arrays (B, H, T, Dh), 'rows' for arrays (B, H, X, T) of queries.
+# An array, or the shape of a result, and the axis along which its blocks move: 'queries' or 'keys'
+# for arrays (B, H, T, Dh), 'rows' for arrays (B, H, X, T) of queries.
 Operand = tuple[jax.Array | jax.ShapeDtypeStruct, str]
 
 
-def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
-            k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, *,
-            interpret: Any = False) -> tuple[jax.Array, ...]:
+def forward(
+    spec: AttentionSpec,
+    slopes_H: jax.Array,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    *,
+    interpret: Any = False,
+) -> tuple[jax.Array, ...]:
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
   grid = _Grid(spec, slopes_H, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
   q, k, v = map(grid.heads_first, (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh))
@@ -54,9 +60,16 @@ def forward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
           stats[:, :, 1, :grid.length])
 
 
-def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
-             k_BxTxHkvxDh: jax.Array, v_BxTxHkvxDh: jax.Array, do_BxTxHxDh: jax.Array,
-             *rows_BxHxT: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
+def backward(
+    spec: AttentionSpec,
+    slopes_H: jax.Array,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    do_BxTxHxDh: jax.Array,
+    *rows_BxHxT: jax.Array,
+    interpret: Any = False,
+) -> tuple[jax.Array, ...]:
   """Returns dq, dk, dv; `rows_BxHxT` come from `row_cotangents`."""
   grid = _Grid(spec, slopes_H, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
   q, k, v, do = map(grid.heads_first, (q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, do_BxTxHxDh))
@@ -76,8 +89,14 @@ def backward(spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
 class _Grid:
   """Tiles and grids of the kernels for one set of queries and keys."""
 
-  def __init__(self, spec: AttentionSpec, slopes_H: jax.Array, q_BxTxHxDh: jax.Array,
-               k_BxTxHkvxDh: jax.Array, interpret: Any):
+  def __init__(
+      self,
+      spec: AttentionSpec,
+      slopes_H: jax.Array,
+      q_BxTxHxDh: jax.Array,
+      k_BxTxHkvxDh: jax.Array,
+      interpret: Any,
+  ):
     self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
     self.block = min(_BLOCK, -(-self.length // _LANES) * _LANES)
@@ -91,10 +110,15 @@ class _Grid:
   def tokens_first(self, x_BxHxTxDh: jax.Array) -> jax.Array:
     return jnp.swapaxes(x_BxHxTxDh, 1, 2)[:, :self.length]
 
-  def call(self, kernel: Callable[..., None], inputs: Sequence[Operand],
-           outputs: Sequence[Operand], scratch: Sequence[tuple[int, int]],
-           own_keys: bool = False) -> Sequence[jax.Array]:
-    """Runs a kernel on a grid over tiles of queries and, within it, over the tiles of keys they see.
+  def call(
+      self,
+      kernel: Callable[..., None],
+      inputs: Sequence[Operand],
+      outputs: Sequence[Operand],
+      scratch: Sequence[tuple[int, int]],
+      own_keys: bool = False,
+  ) -> Sequence[jax.Array]:
+    """Runs a kernel on a grid over tiles of queries and, within it, the tiles of keys they see.
 
     With own_keys the outer axis is that of tiles of keys, and the inner ones are the query heads of
     their group and the tiles of queries that see them. Scratch memory lasts through the inner axes.
@@ -132,8 +156,18 @@ class _Grid:
     return run(jnp.asarray(np.stack(tiles)), self.slopes_H, *(x for x, _ in inputs))
 
 
-def _forward_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, stats_ref,
-                    out_Dxq, *state):
+def _forward_kernel(
+    tile,
+    ranges_ref,
+    slopes_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    out_ref,
+    stats_ref,
+    out_Dxq,
+    *state,
+):
   # A program of the grid's parallel axes owns a tile of queries; step t is a tile of its keys.
   # out_Dxq and the state of the rows last over the steps, in scratch memory.
   qi, t = pl.program_id(2), pl.program_id(3)
@@ -150,7 +184,8 @@ def _forward_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, out_ref, 
     p, factor, new = tile.update(tuple(ref[...] for ref in state), s, keep)
     before = out_Dxq[...] if factor is None else out_Dxq[...] * factor
     v = v_ref[...]
-    # Weights are rounded to the dtype of v for the matrix unit; their sums are of the exact weights.
+    # Weights are rounded to the dtype of v for the matrix unit; their sums are of the exact
+    # weights.
     out_Dxq[...] = before + _dot(v, p.astype(v.dtype), (0, 0))
     for ref, value in zip(state, new):
       ref[...] = value
@@ -188,8 +223,20 @@ def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_r
     dq_ref[...] = (dq_Dxq[...] * tile.scale).astype(dq_ref.dtype)
 
 
-def _dkv_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dk_ref,
-                dv_ref, dk_kxD, dv_kxD):
+def _dkv_kernel(
+    tile,
+    ranges_ref,
+    slopes_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    do_ref,
+    rows_ref,
+    dk_ref,
+    dv_ref,
+    dk_kxD,
+    dv_kxD,
+):
   # A program owns a tile of keys; its steps are the query heads g of the group and their tiles of
   # queries, so that dk and dv of grouped heads are summed without atomics.
   kj, g, t = pl.program_id(2), pl.program_id(3), pl.program_id(4)

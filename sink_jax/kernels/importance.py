@@ -1,6 +1,7 @@
 """Importance of every key without a T x T map (Section 3.2).
 
-The definition gives the rows of attention for a block of queries at a time, and each column is summed
+The definition gives the rows of attention for a block of queries at a time, and each column is
+summed
 over the blocks: O(T) memory at any length.
 """
 
@@ -14,7 +15,7 @@ from jax.scipy.special import entr
 from jaxtyping import Array, Float
 
 from sink_jax.attention import AnyArray, reference
-from sink_jax.attention.spec import AttentionSpec, Params, TransformedQK, transform_qk
+from sink_jax.attention.spec import AttentionSpec, LayerParams, TransformedQK, transform_qk
 from sink_jax.foreign import (
   Lengths, Tensor, TokenMask, as_array, check_entries, library, standard_promotion, texts_in)
 from sink_jax.kernels import chunked
@@ -31,29 +32,37 @@ class Importance(NamedTuple):
     raw: alpha where A are the attention weights that multiply the values; if rows sum to one, it
       equals `normalized`.
     normalized: alpha where A are the row-normalised (proxy) scores.
-    bias_slot: the mean over queries of the extra key's normalised weight w_i; None without one.
-    bias_slot_released: this mean as the official code (sail-sg/Attention-Sink) computes it, with
+    extra_key: the mean over queries of the extra key's normalised weight w_i; None without one.
+    extra_key_released: this mean as the official code (sail-sg/Attention-Sink) computes it, with
       the additional row of weight one that its kernel needs: (1 + sum_i w_i) / (T + 1).
-    entropy: mean entropy of the rows, with the extra key, over that of uniform attention; 1 is uniform.
+    entropy: mean entropy of the rows, with the extra key, over that of uniform attention; 1 is
+      uniform.
   """
 
   raw: Float[Array, '*B H T']
   normalized: Float[Array, '*B H T']
-  bias_slot: Float[Array, '*B H'] | None
-  bias_slot_released: Float[Array, '*B H'] | None
+  extra_key: Float[Array, '*B H'] | None
+  extra_key_released: Float[Array, '*B H'] | None
   entropy: Float[Array, '*B H'] | None = None
 
 
 @standard_promotion()
 def streaming_importance(
-    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'] | Tensor,
-    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | Tensor, params: Params | None = None, *,
-    keys: int | None = None, entropy: bool = False, lengths: Lengths | None = None,
-    mask: TokenMask | None = None) -> Importance:
+    spec: AttentionSpec,
+    q_BxTxHxDh: Float[AnyArray, 'B T H Dh'] | Tensor,
+    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | Tensor,
+    params: LayerParams | None = None,
+    *,
+    keys: int | None = None,
+    entropy: bool = False,
+    lengths: Lengths | None = None,
+    mask: TokenMask | None = None,
+) -> Importance:
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
-  The divisor of key k is T - k + 1 under every mask, as in the official code (sail-sg/Attention-Sink). It
-  is differentiable. Embeddings of positions are not applied, see `attend`.
+  The divisor of key k is T - k + 1 under every mask, as in the official code
+  (sail-sg/Attention-Sink). It is differentiable. Embeddings of positions are not applied, see
+  `attend`.
 
   For a padded batch it is the importance of each text by itself: positions count from the first
   token of a text, T is its length, and keys beyond its end are NaN.
@@ -62,7 +71,8 @@ def streaming_importance(
     q_BxTxHxDh: queries; an array of NumPy or JAX, or a PyTorch tensor.
     k_BxTxHkvxDh: keys, likewise.
     params: {component: {name: array}}, as for `attend`.
-    keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default all.
+    keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default
+      all.
     entropy: whether to compute the entropy as well; it has no derivative where a weight is 0.
     lengths: the tokens (B,) of each text, if the batch is padded on the right. Without lengths or
       mask, padding counts as text.
@@ -88,9 +98,15 @@ def streaming_importance(
   return transformed_importance(spec, qk, params, keys=keys, entropy=entropy, length_B=length_B)
 
 
-def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Params, *,
-                           keys: int | None = None, entropy: bool = False,
-                           length_B: AnyArray | None = None) -> Importance:
+def transformed_importance(
+    spec: AttentionSpec,
+    qk: TransformedQK,
+    params: LayerParams,
+    *,
+    keys: int | None = None,
+    entropy: bool = False,
+    length_B: AnyArray | None = None,
+) -> Importance:
   """`streaming_importance` of queries and keys that are transformed already.
 
   length_B: the lengths of texts that begin at the first position; by default all are T long.
@@ -105,7 +121,8 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
     params = {**params, 'edit': {'keep': jnp.arange(length) < length_Bx1x1}}
   raw = normalized = jnp.zeros((batch, heads, keys))
   has_extra = spec.kv_bias.has_extra_key
-  extra, entropies = (jnp.zeros((batch, heads)) if asked else None for asked in (has_extra, entropy))
+  zeros = jnp.zeros((batch, heads))
+  extra, entropies = zeros if has_extra else None, zeros if entropy else None
   for first, last, lo, hi in chunked.spans(spec, length):
     count = max(0, min(hi, keys) - lo)  # the requested keys of this span
 
@@ -117,7 +134,8 @@ def transformed_importance(spec: AttentionSpec, qk: TransformedQK, params: Param
       mass = lambda a_BxHxL: jnp.sum(jnp.where(real_Bx1xL, a_BxHxL, 0), axis=-1)
       proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL
       of_extra = 0 if extra_proxy is None else entr(extra_proxy)
-      added = (columns(rows.weights_BxHxLxT), columns(proxy), mass(extra_proxy) if has_extra else None,
+      added = (columns(rows.weights_BxHxLxT), columns(proxy),
+               mass(extra_proxy) if has_extra else None,
                mass(entr(proxy).sum(-1) + of_extra) if entropy else None)
       return jax.tree.map(jnp.add, sums, added), None
 

@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from sink_jax.attention.mask import Causal, Mask, Prefix, Window
 from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.similarity import Exp
-from sink_jax.attention.spec import AttentionSpec, Params
+from sink_jax.attention.spec import AttentionSpec, LayerParams
 from sink_jax.foreign import standard_promotion
 from sink_jax.kernels.epilogue import ATTENTION, Shaped, extra_key_value, per_row, with_output_bias
 from sink_jax.kernels.shard import shard_map_batch_heads
@@ -47,35 +47,50 @@ class Library(NamedTuple):
   backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 
 
-def attend(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-           v_BxTxHkvxDh: jax.Array, params: Params) -> jax.Array:
+def attend(
+    library: Library,
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    params: LayerParams,
+) -> jax.Array:
   """Attention output (B, T, H, Dh) float32, by the kernels of a library: `CUDNN` or `SPLASH`."""
   out: Any
   if spec.kv_bias.has_extra_key:
     out = _with_extra_key(library, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh,
                           *extra_key_value(spec, q_BxTxHxDh, params))
   else:
-    out, = shard_map_batch_heads('bthd bthd bthd -> bthd', lambda *share: (library.rows(spec, *share),),
-                                 q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh)
+    rows = lambda *share: (library.rows(spec, *share),)
+    out, = shard_map_batch_heads('bthd bthd bthd -> bthd', rows, q_BxTxHxDh, k_BxTxHkvxDh,
+                                 v_BxTxHkvxDh)
   assert isinstance(spec.normalizer, RowSum), 'these kernels refuse others'
   return with_output_bias(spec, out.astype(jnp.float32) * spec.normalizer.scale, params)
 
 
-# Without the extra key, a softmax row is o and its sum of exponentials exp(L). An extra key with score s
-# and value v* makes them L' = log(exp(L) + exp(s)) and o' = exp(L - L') o + exp(s - L') v*. The backward
-# pass of softmax reads only scores, o', L' and the cotangent, so a library's kernels return the exact
-# dq, dk and dv of the tokens.
+# Without the extra key, a softmax row is o and its sum of exponentials exp(L). An extra key with
+# score s and value v* makes them L' = log(exp(L) + exp(s)) and o' = exp(L - L') o + exp(s - L') v*.
+# The backward pass of softmax reads only scores, o', L' and the cotangent, so a library's kernels
+# return the exact dq, dk and dv of the tokens.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_extra_key(library: Library, spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                    v_BxTxHkvxDh: jax.Array, extra_BxHxT: jax.Array,
-                    value_HxDh: jax.Array | None) -> jax.Array:
-  """Rows (B, T, H, Dh) of softmax with an extra key, in the dtype of v."""
-  return _extra_forward(library, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, extra_BxHxT, value_HxDh)[0]
+def _with_extra_key(library: Library, spec: AttentionSpec, *arrays: jax.Array | None) -> jax.Array:
+  """Rows (B, T, H, Dh) of softmax with an extra key, in the dtype of v.
+
+  arrays: queries, keys, values, and the extra key's score and value, see `_extra_forward`.
+  """
+  return _extra_forward(library, spec, *arrays)[0]
 
 
 @standard_promotion()
-def _extra_forward(library: Library, spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array,
-                   extra_BxHxT: jax.Array, value_HxDh: jax.Array | None) -> tuple[jax.Array, Any]:
+def _extra_forward(
+    library: Library,
+    spec: AttentionSpec,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    extra_BxHxT: jax.Array,
+    value_HxDh: jax.Array | None,
+) -> tuple[jax.Array, Any]:
   out, lse_BxHxT = shard_map_batch_heads(
       'bthd bthd bthd -> bthd bht', functools.partial(library.forward, spec), q, k, v)
   total_BxHxT = jnp.logaddexp(lse_BxHxT, extra_BxHxT)
@@ -87,7 +102,12 @@ def _extra_forward(library: Library, spec: AttentionSpec, q: jax.Array, k: jax.A
 
 
 @standard_promotion()
-def _extra_backward(library: Library, spec: AttentionSpec, saved: Any, do_BxTxHxDh: jax.Array) -> tuple:
+def _extra_backward(
+    library: Library,
+    spec: AttentionSpec,
+    saved: Any,
+    do_BxTxHxDh: jax.Array,
+) -> tuple:
   q, k, v, extra_BxHxT, value_HxDh, out, total_BxHxT = saved
   of_tokens = shard_map_batch_heads(
       'bthd bthd bthd bthd bht bthd -> bthd bthd bthd', functools.partial(library.backward, spec),
@@ -104,8 +124,12 @@ def _extra_backward(library: Library, spec: AttentionSpec, saved: Any, do_BxTxHx
 _with_extra_key.defvjp(_extra_forward, _extra_backward)
 
 
-def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
-                      platform: str) -> str | None:
+def cudnn_unsupported(
+    spec: AttentionSpec,
+    q_BxTxHxDh: Shaped,
+    k_BxTxHkvxDh: Shaped,
+    platform: str,
+) -> str | None:
   """Why cuDNN cannot compute this, in one clause; None if it can."""
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
   if platform != 'cuda':
@@ -125,14 +149,19 @@ def cudnn_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Sha
   return None
 
 
-def cudnn(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-          v_BxTxHkvxDh: jax.Array) -> jax.Array:
+def cudnn(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped."""
   # Without is_causal a window has no right edge in cuDNN: queries would see the future.
   window = _cudnn_window(spec, q_BxTxHxDh)
   return jax.nn.dot_product_attention(
       q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, is_causal=True, implementation='cudnn',
-      local_window_size=None if window is None else (window - 1, 0))  # keys left and right of the query
+      # keys left and right of the query
+      local_window_size=None if window is None else (window - 1, 0))
 
 
 def _cudnn_window(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> int | None:
@@ -140,20 +169,30 @@ def _cudnn_window(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> int | None:
   return window if window and window < q_BxTxHxDh.shape[1] else None
 
 
-def _cudnn_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                   v_BxTxHkvxDh: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _cudnn_forward(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
   # jax.nn.dot_product_attention, which calls this function, would round the logarithms to 16 bits.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
   attention: Any = fused.dot_product_attention
-  return attention(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]),
-                   mask_type=fused.MaskType.CAUSAL, sliding_window_length=_cudnn_window(spec, q_BxTxHxDh),
-                   return_residual=True)
+  return attention(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, mask_type=fused.MaskType.CAUSAL,
+                   scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]),
+                   sliding_window_length=_cudnn_window(spec, q_BxTxHxDh), return_residual=True)
 
 
-def _cudnn_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                    v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
-                    do_BxTxHxDh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _cudnn_backward(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    out_BxTxHxDh: jax.Array,
+    lse_BxHxT: jax.Array,
+    do_BxTxHxDh: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   # JAX has no other way to give cuDNN's backward kernel other statistics.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
@@ -161,8 +200,9 @@ def _cudnn_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: ja
   since_0_12 = {} if jax.__version_info__ < (0, 12) else {'score_mod': None}
   dq, dk, dv = fused._dot_product_attention_bwd_p_wrapper.bind(
       q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *unused, lse_BxHxT, out_BxTxHxDh, do_BxTxHxDh,
-      scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]), seed=42, dropout_rate=0.0, variadic_args=(False, False),
-      mask_type=fused.MaskType.CAUSAL, layout=fused.AttentionLayout.BTNH.value,
+      scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]), seed=42, dropout_rate=0.0,
+      variadic_args=(False, False), mask_type=fused.MaskType.CAUSAL,
+      layout=fused.AttentionLayout.BTNH.value,
       sliding_window_length=_cudnn_window(spec, q_BxTxHxDh), **since_0_12)
   return dq, dk, dv
 
@@ -170,8 +210,12 @@ def _cudnn_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: ja
 CUDNN = Library(cudnn, _cudnn_forward, _cudnn_backward)
 
 
-def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped,
-                       platform: str) -> str | None:
+def splash_unsupported(
+    spec: AttentionSpec,
+    q_BxTxHxDh: Shaped,
+    k_BxTxHkvxDh: Shaped,
+    platform: str,
+) -> str | None:
   """Why splash attention cannot compute this, in one clause; None if it can."""
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
   if platform != 'tpu':
@@ -190,8 +234,14 @@ def splash_unsupported(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Sh
   return None
 
 
-def splash(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-           v_BxTxHkvxDh: jax.Array, *, interpret: bool = False) -> jax.Array:
+def splash(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped.
 
   interpret: run the kernel in Pallas' interpreter, which works on any machine.
@@ -201,17 +251,31 @@ def splash(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
   return _heads_first(out).astype(v_BxTxHkvxDh.dtype)
 
 
-def _splash_forward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                    v_BxTxHkvxDh: jax.Array, *, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
+def _splash_forward(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    *,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
   kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret, save_residuals=True)
-  out, (lse_BxHxT,) = jax.vmap(kernel)(*map(_heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh)))
+  arrays = map(_heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh))
+  out, (lse_BxHxT,) = jax.vmap(kernel)(*arrays)
   return _heads_first(out).astype(v_BxTxHkvxDh.dtype), lse_BxHxT
 
 
-def _splash_backward(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                     v_BxTxHkvxDh: jax.Array, out_BxTxHxDh: jax.Array, lse_BxHxT: jax.Array,
-                     do_BxTxHxDh: jax.Array, *, interpret: bool = False
-                     ) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _splash_backward(
+    spec: AttentionSpec,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    v_BxTxHkvxDh: jax.Array,
+    out_BxTxHxDh: jax.Array,
+    lse_BxHxT: jax.Array,
+    do_BxTxHxDh: jax.Array,
+    *,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as module
 
   kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret)
@@ -261,8 +325,14 @@ def _block(mask: Mask, q_BxTxHxDh: Shaped) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: bool,
-                   save_residuals: bool = False):
+def _splash_kernel(
+    mask: Mask,
+    length: int,
+    heads: int,
+    block: int,
+    interpret: bool,
+    save_residuals: bool = False,
+):
   """A kernel for [heads, length, Dh], without a batch.
 
   It is cached, since its setup looks at every block of the T x T mask. The setup runs outside of
@@ -285,8 +355,8 @@ def _splash_kernel(mask: Mask, length: int, heads: int, block: int, interpret: b
       i, j = (tokens[part] for part in index)
       return mask.keep(i[:, None], j[None, :])
 
-  # One backward kernel takes 5 products of a tile where two take 7. It writes a dq for each tile of keys,
-  # to be summed afterwards, so many tiles would take much memory.
+  # One backward kernel takes 5 products of a tile where two take 7. It writes a dq for each tile of
+  # keys, to be summed afterwards, so many tiles would take much memory.
   fused = length <= _FUSED * block
   of_dq = None if fused else block
   sizes = splash_attention.BlockSizes(

@@ -1,7 +1,7 @@
 """The arithmetic inside a tile of scores, the same in every Pallas kernel.
 
-A tile holds the products q.k of some queries and some keys; row statistics (one number per query) have
-size one along the axis of the keys. A kernel calls the similarity and takes its derivative by
+A tile holds the products q.k of some queries and some keys; row statistics (one number per query)
+have size one along the axis of the keys. A kernel calls the similarity and takes its derivative by
 `jax.jvp`, so that a new similarity needs no change here.
 
 Forward, a kernel calls `start`, then `update` for every tile of keys, then `finish`. Backward,
@@ -79,8 +79,12 @@ class ScoreTile:
       return (jnp.full(shape, MASKED, jnp.float32), zeros) + (zeros,) * (power != 1)
     return () if power is None else (zeros,)
 
-  def update(self, state: State, s: jax.Array, keep: jax.Array | None = None
-             ) -> tuple[jax.Array, jax.Array | None, State]:
+  def update(
+      self,
+      state: State,
+      s: jax.Array,
+      keep: jax.Array | None = None,
+  ) -> tuple[jax.Array, jax.Array | None, State]:
     """Takes in a tile of scores.
 
     Args:
@@ -124,8 +128,13 @@ class ScoreTile:
       return jnp.where(seen, 1 / sums[0], 0), lse, power_lse
     return None, *(state * 2 or (None, None))
 
-  def cotangent(self, s: jax.Array, keep: jax.Array | None, dp: jax.Array,
-                rows: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+  def cotangent(
+      self,
+      s: jax.Array,
+      keep: jax.Array | None,
+      dp: jax.Array,
+      rows: Sequence[jax.Array],
+  ) -> tuple[jax.Array, jax.Array]:
     """Weights and the cotangent of the scores, of a tile.
 
     Args:
@@ -137,8 +146,8 @@ class ScoreTile:
       relative = lambda log, power: _where(
           keep, jnp.exp2((s * (self.scale * power) - log) * _LOG2E))
       p = relative(rows[0], 1)
-      # The softmax contributes p (dp - do.o). The statistic contributes p times the cotangent of lse,
-      # since p is the derivative of lse. rows[1] holds both terms that are added to dp.
+      # The softmax contributes p (dp - do.o). The statistic contributes p times the cotangent of
+      # lse, since p is the derivative of lse. rows[1] holds both terms that are added to dp.
       ds = p * (dp + rows[1])
       if power != 1:
         ds = ds + relative(rows[2], power) * rows[3]
@@ -159,8 +168,11 @@ def _where(keep: jax.Array | None, x: jax.Array) -> jax.Array:
   return x if keep is None else jnp.where(keep, x, 0)
 
 
-def row_cotangents(spec: AttentionSpec, result: PartialAttention,
-                   cotangents: PartialAttention) -> tuple[jax.Array, ...]:
+def row_cotangents(
+    spec: AttentionSpec,
+    result: PartialAttention,
+    cotangents: PartialAttention,
+) -> tuple[jax.Array, ...]:
   """The rows (B, H, T) that the backward pass of a tile needs.
 
   For exp, sum_j P_ij (do.v_j) = do.o, so that one number per row holds the cotangents of

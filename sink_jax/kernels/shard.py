@@ -1,8 +1,9 @@
 """Running a function on every device's share of a batch and of the heads.
 
-The compiler's partitioner cannot split a kernel: it would gather the inputs on every device. It would
-also sum over devices in every iteration of a loop. So both run inside a shard_map. The mesh is the
-one in context, see `mesh_context`: its axis 'tensor' splits heads, all others split the batch.
+The compiler's partitioner cannot split a kernel: it would gather the inputs on every device. It
+would also sum over devices in every iteration of a loop. So both run inside a shard_map. The mesh
+is the one in context, see `mesh_context`: its axis 'tensor' splits heads, all others split the
+batch.
 """
 
 from __future__ import annotations
@@ -108,8 +109,11 @@ def sum_over_axis(name: str, f: Callable[[Any, Any], Any], whole: Any, batch: An
   return jax.tree.map(lambda x: jax.lax.reduce(x, x.dtype.type(0), jax.lax.add, (0,)), sums)
 
 
-def _splits(sizes: dict[str, int], layouts: list[str], arrays: Sequence[jax.Array],
-            ) -> dict[str, tuple[str, ...]]:
+def _splits(
+    sizes: dict[str, int],
+    layouts: list[str],
+    arrays: Sequence[jax.Array],
+) -> dict[str, tuple[str, ...]]:
   """{letter: axes of the mesh that split it}, none if one of its lengths does not divide."""
   over = {'b': tuple(name for name in sizes if name != _TENSOR),
           'h': tuple(name for name in sizes if name == _TENSOR)}

@@ -1,1 +1,1 @@
-"""Transformers in Flax Linen, which only this folder imports, and computations with their parameters."""
+"""Transformers in Flax Linen, which only this folder imports, and what is done with them."""

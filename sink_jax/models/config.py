@@ -69,10 +69,11 @@ class ModelConfig:
       hidden units of a feed-forward network.
     vocab_size: the size V of the vocabulary; 0 for a model of continuous inputs, whose sizes are
       input_features and output_features.
-    kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default d_model / heads.
+    kv_heads, head_dim: key/value heads, by default `heads`; a head's size, by default
+      d_model / heads.
     pattern: the blocks of one period, which repeats; it may replace parts of `attention`.
-    ffn: one of CHOICES; names that end with 'glu' have three matrices, others two. Names with 'tanh'
-      approximate GELU by tanh, as Gemma 2 does; 'clamped_swiglu' is gpt-oss's.
+    ffn: one of CHOICES; names that end with 'glu' have three matrices, others two. Names with
+      'tanh' approximate GELU by tanh, as Gemma 2 does; 'clamped_swiglu' is gpt-oss's.
     norm: 'rmsnorm', 'layernorm', 'single', 'dyt' or 'none', see `layers.Norm`.
     norm_location: 'pre' (Eq. 2); 'post' (Eq. 3, without a final norm); 'sandwich', h + N(f(N(h)))
       (Gemma 2, arXiv:2408.00118); 'after', h + N(f(h)) (OLMo 2, arXiv:2501.00656, Section 3.3.1);
@@ -88,16 +89,17 @@ class ModelConfig:
     combine_heads: 'concat', or 'add': outputs are summed and share a projection (Table 12 left).
     sink_tokens: the number of learned vectors before the embeddings of every sequence: one is the
       paper's sink token (Table 4), several are the registers of arXiv:2309.16588. They have no
-      position embedding, but count as positions of a rotary or ALiBi encoding, a prefix and a window.
+      position embedding, but count as positions of a rotary or ALiBi encoding, a prefix and a
+      window.
     init: 'torch_default', N(0, 1) for embeddings and U(+-1/sqrt(fan_in)) for linear layers, which
       the official runs (sail-sg/Attention-Sink) very probably used; or 'tinyllama', which its model
       files state: N(0, 2/(5 n)), n the width of an embedding or the inputs of a linear layer, and
       N(0, 1/(ffn N^2)) for the last matrix of SwiGLU.
     dtype: of activations. Norms, row statistics, logits and trained parameters are float32.
     implementation, remat: see `attend`, and `transformer.SAVED`.
-    unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods of the
-      pattern; one period with a `remat`; no loop for `layers` or more. A loop copies the activations it keeps
-      for the backward pass; without one compiling takes longer.
+    unroll: the number of blocks in one iteration of the loop over blocks, rounded down to periods
+      of the pattern; one period with a `remat`; no loop for `layers` or more. A loop copies the
+      activations it keeps for the backward pass; without one compiling takes longer.
   """
 
   layers: int
@@ -184,8 +186,9 @@ class ModelConfig:
            f'model.logit_cap = {self.logit_cap} must be finite and at least 0 (no cap).')
     yield not 0 < self.norm_eps <= 1, f'model.norm_eps must be > 0 and <= 1, not {self.norm_eps}.'
     yield (sinks and spec.kv_bias.has_extra_key,
-           f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose one.')
-    prefixes = [self.attention_of(layer).mask.prefix for layer in layers if not layer.mamba]
+           f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose '
+           'one.')
+    prefixes = [spec.mask.prefix for spec in self.attention_specs]
     yield (any(n is not None and n < sinks for n in prefixes),
            f'model.sink_tokens = {sinks} are positions of the prefix, which is shorter: give '
            f'Prefix(length={sinks}) or more, or fewer sink tokens.')
@@ -199,9 +202,19 @@ class ModelConfig:
                                position=layer.position or self.attention.position)
 
   @property
+  def blocks(self) -> tuple[Layer, ...]:
+    """The pattern, repeated for every block of the model."""
+    return self.pattern * (self.layers // len(self.pattern))
+
+  @property
   def attention_layers(self) -> tuple[int, ...]:
-    """Indices, from 0, of the blocks with attention, the only ones in its records; others have Mamba."""
-    return tuple(i for i in range(self.layers) if not self.pattern[i % len(self.pattern)].mamba)
+    """Indices, from 0, of the blocks with attention, the only ones in records."""
+    return tuple(i for i, layer in enumerate(self.blocks) if not layer.mamba)
+
+  @property
+  def attention_specs(self) -> tuple[AttentionSpec, ...]:
+    """The attention of each block that has attention, in the order of `attention_layers`."""
+    return tuple(self.attention_of(layer) for layer in self.blocks if not layer.mamba)
 
   @property
   def dims(self) -> Dims:

@@ -1,7 +1,8 @@
 """A key/value cache of bounded size: which tokens it keeps, and how new tokens attend to them.
 
-If positions count the tokens of the text, stored keys are rotated. If they count the tokens in the cache, as
-in StreamingLLM (Xiao et al. 2023), positions change as tokens are dropped, so keys are rotated on use.
+If positions count the tokens of the text, stored keys are rotated. If they count the tokens in the
+cache, as in StreamingLLM (Xiao et al. 2023), positions change as tokens are dropped, so keys are
+rotated on use.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sink_jax.attention import reference
-from sink_jax.attention.spec import AttentionSpec, Params, apply_position_and_features, scaled_queries
+from sink_jax.attention.spec import (
+  AttentionSpec, LayerParams, apply_position_and_features, scaled_queries)
 from sink_jax.component import check_types
 from sink_jax.models.config import ModelConfig
 
@@ -31,7 +32,7 @@ class KVCache(NamedTuple):
 
 
 class MambaCache(NamedTuple):
-  """The state of a Mamba mixer after all tokens so far; its size does not depend on their number."""
+  """The state of a Mamba mixer after all tokens so far, whose number does not change its size."""
 
   inputs_BxKxI: jax.Array  # the last K - 1 inputs of the convolution, which has K taps
   state_BxIxS: jax.Array  # the recurrent state of every channel, in float32
@@ -41,18 +42,18 @@ LayerCache = KVCache | MambaCache
 
 
 class DecodePositions(NamedTuple):
-  """The entries of a cache that L new tokens overwrite, and the positions of all tokens that are used."""
+  """The entries of a cache that L new tokens overwrite, and the positions of all used tokens."""
 
   entries_L: jax.Array  # entries that the new tokens overwrite
   queries_L: jax.Array  # positions of the new tokens
   kept_L: jax.Array | None  # positions that rotate the stored keys; None: rotated on use
-  # For each new token, the positions of the C old entries, then of the L new tokens; None if these begin
-  # the text and attend only to each other.
+  # For each new token, the positions of the C old entries, then of the L new tokens; None if these
+  # begin the text and attend only to each other.
   keys_LxE: jax.Array | None
 
 
 class DecodeState(NamedTuple):
-  """A cache for every block of the pattern, with a leading axis over periods, and the tokens read."""
+  """A cache for each block of the pattern, with a leading axis of periods, and the tokens read."""
 
   layers: tuple[LayerCache, ...]
   tokens_read: jax.Array  # equal for all texts; learned sink tokens count
@@ -62,8 +63,8 @@ class DecodeState(NamedTuple):
 class CachePolicy:
   """A cache that keeps the first `sinks` and the last `size - sinks` tokens of a text.
 
-  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. The `size` tokens that a query attends to
-  include the query's token. Learned sink tokens count.
+  sinks=0 is a sliding window, and sinks=4 is StreamingLLM. The `size` tokens that a query attends
+  to include the query's token. Learned sink tokens count.
 
   Attributes:
     size: the number of tokens that the cache holds.
@@ -92,10 +93,10 @@ class CachePolicy:
     return DecodePositions(tokens_L, tokens_L, tokens_L if self.positions == 'text' else None, None)
 
   def next_positions(self, tokens_read: int | jax.Array, count: int) -> DecodePositions:
-    """The positions of `count` further tokens, at most `recent`, as if they were read one by one."""
+    """The positions of `count` further tokens, at most `recent`, as if read one by one."""
     new_L, entries_C = tokens_read + jnp.arange(count), jnp.arange(self.size)
-    # The token in each entry. Entries fill up in order; then those after the sinks are a ring buffer: the
-    # newest token overwrites the oldest, so that nothing is moved.
+    # The token in each entry. Entries fill up in order; then those after the sinks are a ring
+    # buffer: the newest token overwrites the oldest, so that nothing is moved.
     last = new_L[0] - 1
     newest_C = last - (last - entries_C) % self.recent
     text_C = jnp.where((entries_C < self.sinks) | (last < self.size), entries_C, newest_C)
@@ -115,8 +116,14 @@ class CachePolicy:
     return DecodePositions(entries_L, new_L - dropped_L, None, jnp.where(seen_LxE, keys_LxE, EMPTY))
 
 
-def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, new: KVCache,
-                  params: Params, positions: DecodePositions) -> jax.Array:
+def attend_cached(
+    spec: AttentionSpec,
+    q_BxLxHxDh: jax.Array,
+    cache: KVCache,
+    new: KVCache,
+    params: LayerParams,
+    positions: DecodePositions,
+) -> jax.Array:
   """Output (B, L, H, Dh) of attention, before the spec's head, for the next L tokens of a text.
 
   Queries come normalised and not rotated; `new` has the keys and values of their tokens.
@@ -141,8 +148,8 @@ def attend_cached(spec: AttentionSpec, q_BxLxHxDh: jax.Array, cache: KVCache, ne
 def written(cache: LayerCache, new: LayerCache, entries_L: jax.Array) -> LayerCache:
   """The cache of some blocks after L tokens.
 
-  The entries of all blocks are written at once, into the same memory: a loop with caches as inputs and
-  outputs would copy all of them at every token.
+  The entries of all blocks are written at once, into the same memory: a loop with caches as inputs
+  and outputs would copy all of them at every token.
   """
   if isinstance(cache, MambaCache):
     return new
@@ -168,7 +175,7 @@ def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
 
 
 def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once: int = 1) -> None:
-  """Raises a ValueError, with the remedy, unless a policy can read `length` tokens, `at_once` at a time."""
+  """Raises a ValueError unless a policy can read `length` tokens, `at_once` at a time."""
   if not config.vocab_size:
     raise ValueError('a model of continuous inputs has no tokens to generate or to score.')
   sinks, size = config.sink_tokens, policy.size
@@ -178,15 +185,16 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once:
                      f'a size of at least {sinks + 1}.')
   used = total if policy.positions == 'text' else min(total, size)  # positions
   spec = config.attention
-  masks = [config.attention_of(layer).mask for layer in config.pattern if not layer.mamba]
+  masks = [spec.mask for spec in config.attention_specs]
   for mask in masks:
     if mask.prefix and together < min(mask.prefix, total):
-      raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be read '
-                       f'at once; here these are {together}. Give a longer prompt or cache.')
+      raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be '
+                       f'read at once; here these are {together}. Give a longer prompt or cache.')
   keys = max(min(mask.window or total, total) for mask in masks)
   for component, least in ((spec.kv_bias, spec.kv_bias.future or 0),  # it counts tokens to come
                            (spec.temperature, keys if spec.temperature.counts_keys else 0)):
     if size < least and used < total:
-      raise ValueError(f'{component} depends on the length of the text, which positions of the cache '
-                       f"do not give: give the cache positions='text', or a size of at least {least}.")
+      raise ValueError(f'{component} depends on the length of the text, which positions of the '
+                       "cache do not give: give the cache positions='text', or a size of at "
+                       f'least {least}.')
   spec.position.check_length(used - sinks)

@@ -1,4 +1,4 @@
-"""A model with edits: hidden keys, values and heads that are zero, hidden states that are clipped."""
+"""A model with edits: keys that are hidden, values and heads that are zero, clipped states."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.arrays import ParamTree, precise
 from sink_jax.models.attention import Attention
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.record import RecordOptions
 from sink_jax.models.transformer import Block, Transformer
 
 
-def edit_tree(config: ModelConfig, *, batch: int, length: int, keep_NxBxHxT: ArrayLike = True,
-              values_NxBxT: ArrayLike = True, heads_NxH: ArrayLike = True,
-              caps_MxD: ArrayLike = np.inf) -> ParamTree:
-  """The collection 'edits' of a model of M blocks, N with attention; its tree mirrors the parameters.
+def edit_tree(
+    config: ModelConfig,
+    *,
+    batch: int,
+    length: int,
+    keep_NxBxHxT: ArrayLike = True,
+    values_NxBxT: ArrayLike = True,
+    heads_NxH: ArrayLike = True,
+    caps_MxD: ArrayLike = np.inf,
+) -> ParamTree:
+  """The collection 'edits' of a model of M blocks, N with attention.
 
-  Each array is broadcast to its shape; by default it edits nothing. A batch of 1 serves all sequences.
+  Its tree mirrors the parameters. Each array is broadcast to its shape; by default it edits nothing. A batch of 1 serves all
+  sequences.
 
   Args:
     batch, length: B and T, which counts learned sink tokens: they are the first positions.
@@ -39,7 +46,8 @@ def edit_tree(config: ModelConfig, *, batch: int, length: int, keep_NxBxHxT: Arr
   layers, period = config.attention_layers, len(config.pattern)
   full = lambda x, *shape: np.broadcast_to(x, (len(layers), *shape))
   attention = {'keep': full(keep_NxBxHxT, batch, config.heads, length),
-               'values': full(values_NxBxT, batch, length), 'heads': full(heads_NxH, config.heads)}
+               'values': full(values_NxBxT, batch, length),
+               'heads': full(heads_NxH, config.heads)}
   caps = np.broadcast_to(np.asarray(caps_MxD, np.float32), (config.layers, config.d_model))
   blocks: dict[str, Any] = {}
   for i in range(period):
@@ -50,42 +58,52 @@ def edit_tree(config: ModelConfig, *, batch: int, length: int, keep_NxBxHxT: Arr
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def edited_logits(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree,
-                  tokens_BxT: jax.Array | np.ndarray) -> jax.Array:
+def edited_logits(
+    config: ModelConfig,
+    mesh: Mesh | None,
+    params: ParamTree,
+    edits: ParamTree,
+    tokens_BxT: jax.Array | np.ndarray,
+) -> jax.Array:
   """The logits (B, T, V) of a model with an `edit_tree`; one program serves all edits.
 
   The implementation of attention must be 'reference' or 'chunked', the ones that can hide keys.
   """
   assert config.implementation in ('reference', 'chunked')
-  return intercepted(_edited, config, mesh, params, tokens_BxT, edits)
+  return edited_by(_edited, config, mesh, params, edits, tokens_BxT)
 
 
 def next_token_losses(logits_BxTxV: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
-  """Losses (B, T - 1) in nats of tokens 2 to T; under `jax.jit`, so that no copy of the logits is made."""
+  """Losses (B, T - 1) in nats of tokens 2 to T; under `jax.jit`, without a copy of the logits."""
   return optax.softmax_cross_entropy_with_integer_labels(logits_BxTxV[:, :-1], tokens_BxT[:, 1:])
 
 
-def intercepted(change: Callable, config: ModelConfig, mesh: Mesh | None, params: ParamTree,
-                tokens_BxT: jax.Array | np.ndarray, edits: ParamTree | None = None,
-                options: RecordOptions | None = None) -> Any:
-  """Runs the model with `change(call, args, kwargs, context)` instead of each of its methods.
+def edited_by(
+    change: Callable,
+    config: ModelConfig,
+    mesh: Mesh | None,
+    params: ParamTree,
+    edits: ParamTree,
+    tokens_BxT: jax.Array | np.ndarray,
+) -> Any:
+  """The logits with `change(call, args, kwargs, context)` instead of each method of the model.
 
-  Call it under `jax.jit`. edits: a collection whose arrays have a leading axis over periods; a method gets
-  its slice by `context.module.get_variable('edits', name)`.
+  Call it under `jax.jit`. edits: a collection whose arrays have a leading axis over periods; a
+  method gets its slice by `context.module.get_variable('edits', name)`.
   """
   with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(change):
-    return Transformer(config).apply({'params': params, 'edits': edits or {}}, tokens_BxT, options)
+    return Transformer(config).apply({'params': params, 'edits': edits}, tokens_BxT)
 
 
 def _edited(call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
   """The result of a method of a module, edited as the variables of the module say."""
   result, module, method = call(*args, **kwargs), context.module, context.method_name
   edit = functools.partial(module.get_variable, 'edits')
-  if isinstance(module, Attention) and method == 'mixed':
-    transformed, v_BxTxHkvxDh, params = result
-    return (transformed, jnp.where(edit('values')[..., None, None], v_BxTxHkvxDh, 0),
-            params | {'edit': {'keep': edit('keep')}})
-  if isinstance(module, Attention) and method == 'head_outputs':
+  if isinstance(module, Attention) and method == 'edit_inputs':
+    qk, v_BxTxHkvxDh, params = result
+    values = jnp.where(edit('values')[..., None, None], v_BxTxHkvxDh, 0)
+    return qk, values, params | {'edit': {'keep': edit('keep')}}
+  if isinstance(module, Attention) and method == 'edit_outputs':
     return jnp.where(edit('heads')[:, None], result, 0)
   if isinstance(module, Block) and method == '__call__':
     (h_BxTxD, first), rest = result

@@ -1,7 +1,8 @@
 """Grafts: a trained model with another attention, norm or sink token, and its trained parameters.
 
 Gates that start at zero barely move, and random ones raise the loss at once
-(qiuzh20/gated_attention, issue 10). So both starts are offered, and the loss is measured before training.
+(qiuzh20/gated_attention, issue 10). So both starts are offered, and the loss is measured before
+training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sink_jax.foreign import standard_promotion
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import checked_inputs
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.record import GraftReport, RecordOptions
+from sink_jax.models.record import GraftReport, RecordOptions, queries_keys
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import init_params
@@ -46,9 +47,17 @@ _OFFSET = -8.0
 
 
 @standard_promotion()
-def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] | None = None,
-          norm: str | None = None, sink_tokens: int | None = None, start: str = 'identity',
-          tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:
+def graft(
+    run: Run,
+    *,
+    attention: AttentionSpec | Mapping[str, str | Component] | None = None,
+    norm: str | None = None,
+    sink_tokens: int | None = None,
+    start: str = 'identity',
+    tokens: AnyArray | None = None,
+    offset: float = _OFFSET,
+    seed: int = 0,
+) -> Run:
   """Returns the model of a run with another attention, norm or number of sink tokens.
 
       grafted = sj.graft(run, attention={'head': 'HeadGate(scale=2)'})
@@ -71,8 +80,8 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
     norm: as in `ModelConfig`; None keeps the source's.
     sink_tokens: as in `ModelConfig`; None keeps the source's.
     start: 'identity' or 'random', see above.
-    tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs; for a
-      published model 32 texts of 64 tokens from the documentation in Python's standard library.
+    tokens: the batch (S, T), ids of text like the source's; by default the run's probe inputs; for
+      a published model 32 texts of 64 tokens from the documentation in Python's standard library.
     offset: of sink logits, see above.
     seed: of random initial values.
 
@@ -92,27 +101,34 @@ def graft(run: Run, *, attention: AttentionSpec | Mapping[str, str | Component] 
   return grafted
 
 
-def graft_to(run: Run, config: ModelConfig, *, start: str = 'identity',
-             tokens: AnyArray | None = None, offset: float = _OFFSET, seed: int = 0) -> Run:
+def graft_to(
+    run: Run,
+    config: ModelConfig,
+    *,
+    start: str = 'identity',
+    tokens: AnyArray | None = None,
+    offset: float = _OFFSET,
+    seed: int = 0,
+) -> Run:
   """`graft` to the model of a config, which may differ in nothing else; prints nothing."""
   parts = [('attention', name, run.config.attention, config.attention) for name in COMPONENTS]
   parts += [('model', name, run.config, config) for name in ('norm', 'sink_tokens')]
   changes = {f'{where}.{name}': (a, b) for where, name, source, target in parts
              if (a := getattr(source, name)) != (b := getattr(target, name))}
   if not changes:
-    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another value, '
-                     "such as attention={'head': 'HeadGate(scale=2)'}.")
+    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another '
+                     "value, such as attention={'head': 'HeadGate(scale=2)'}.")
   for name in ('mask', 'position'):
     if f'attention.{name}' in changes and any(getattr(layer, name) for layer in config.pattern):
-      raise ValueError(f'Blocks of this model have a {name} of their own, which a graft of attention would '
-                       'not change: graft another component.')
+      raise ValueError(f'Blocks of this model have a {name} of their own, which a graft of '
+                       'attention would not change: graft another component.')
   check_known(start, STARTS, 'Unknown start')
   batch, same = _batch(run, tokens), start == 'identity'
   known, shapes = _shapes(run.config), _shapes(config)
   new = {path: shape for path, shape in shapes.items() if known.get(path) != shape}
   starts = {name: start_like(*change) if same else None for name, change in changes.items()}
   constants = {f'{name.removeprefix("attention.")}_{key}': value
-               for name, known_start in starts.items() for key, value in (known_start or {}).items()}
+               for name, values in starts.items() for key, value in (values or {}).items()}
   values: dict[_Path, AnyArray] = {path: np.full(shape, constants[path[-1]], np.float32)
                                    for path, shape in new.items() if path[-1] in constants}
   logits = [path for path in new if path[-1] == 'kv_bias_logit'
@@ -148,7 +164,7 @@ def without_bias(run: Run) -> Run:
 
 
 def start_like(before: Component, after: Component) -> dict[str, float] | None:
-  """{name: value of all entries} with which `after` computes what `before` did; None without such."""
+  """{name: value of all entries} with which `after` computes what `before` did; or None."""
   match before, after:
     case NoBias(), VBias():
       return {'value': 0.0}
@@ -186,15 +202,19 @@ def _initial(config: ModelConfig, paths: tuple[_Path, ...], seed: int) -> dict[_
   return {path: params[path] for path in paths}
 
 
-def _sink_logits(run: Run, paths: list[_Path], batch: np.ndarray, offset: float,
-                 ) -> dict[_Path, np.ndarray]:
-  """Sink logits (., H) of a model without them: the means of log sum_j exp(s_ij) plus the offset."""
-  config, layers = run.config, run.record(batch, RecordOptions(queries_keys=True)).layers
-  assert layers.queries_BxTxHxDh is not None and layers.keys_BxTxHkvxDh is not None
+def _sink_logits(
+    run: Run,
+    paths: list[_Path],
+    batch: np.ndarray,
+    offset: float,
+) -> dict[_Path, np.ndarray]:
+  """Sink logits (., H) of a model without them: means of log sum_j exp(s_ij) plus the offset."""
+  config = run.config
+  recorded: Any = run.record(batch, RecordOptions(attention=queries_keys)).layers.attention
+  layers = zip(config.attention_specs, recorded.q_BxTxHxDh, recorded.k_BxTxHkvxDh, strict=True)
+  means_NxH = np.stack([_mean_log_sum(spec, q, k) for spec, q, k in layers])
   # For each layer with attention the number of its block in the period.
   blocks = [i % len(config.pattern) for i in config.attention_layers]
-  means_NxH = np.stack([_mean_log_sum(config.attention_of(config.pattern[i]), q, k) for i, q, k in
-                        zip(blocks, layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh)])
   # 'blocks/layer3/attention' is the fourth block of a period; a single block has no such level.
   number = lambda path: int(path[1].removeprefix('layer')) if len(config.pattern) > 1 else 0
   return {path: means_NxH[[i == number(path) for i in blocks]] + np.float32(offset)
@@ -215,8 +235,9 @@ def _mean_log_sum(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
 
 def _loss(run: Run, batch: np.ndarray) -> float:
   """Mean cross-entropy in nats of the next tokens."""
-  losses = [optax.softmax_cross_entropy_with_integer_labels(run.logits(text[None, :-1])[0], text[1:])
-            for text in batch]  # one at a time, for the memory of its logits
+  loss = optax.softmax_cross_entropy_with_integer_labels
+  # One text at a time, for the memory of its logits.
+  losses = [loss(run.logits(text[None, :-1])[0], text[1:]) for text in batch]
   return float(np.mean(losses, dtype=np.float64))
 
 
@@ -226,5 +247,6 @@ def _with_values(run: Run, config: ModelConfig, values: Mapping[_Path, AnyArray]
   # Replicated over the mesh of the other parameters.
   placed = (functools.partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec()))
             if isinstance(mesh, Mesh) else jnp.asarray)
-  params = {path: placed(values[path]) if path in values else kept[path] for path in _shapes(config)}
+  params = {path: placed(values[path]) if path in values else kept[path]
+            for path in _shapes(config)}
   return dataclasses.replace(run, config=config, params=unflatten_dict(params), graft=None)

@@ -25,8 +25,8 @@ _ACTIVATIONS = {
     'relu': jax.nn.relu, 'reglu': jax.nn.relu, 'gelu': _erf_gelu, 'geglu': _erf_gelu,
     'gelu_tanh': _tanh_gelu, 'tanh_geglu': _tanh_gelu, 'swish': jax.nn.silu, 'swiglu': jax.nn.silu}
 _VECTOR = 'singular'  # the leaf with the singular vector of a kernel
-# (W W^T)^(2^n) has the singular values to the power 2^(n+1): a smaller one still mixes into the vector only
-# if it is within 1e-4 of the largest.
+# (W W^T)^(2^n) has the singular values to the power 2^(n+1): a smaller one still mixes into the
+# vector only if it is within 1e-4 of the largest.
 _SQUARINGS = 13
 # Accelerators round the factors of float32 products by default, and sigma scales the layer.
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -75,14 +75,14 @@ def reparametrised(kernel_IxO: jax.Array, gamma: jax.Array, vector_I: jax.Array)
   sigma(W) is the largest singular value and gamma a learned scalar that starts at 1: scores grow no
   faster than the gammas do, and attention keeps its entropy. The releases of Zhai et al. 2023
   (apple/ml-sigma-reparam) do so in every linear layer of a block and in the last of the model, with
-  one step of the power iteration in each forward pass of training. Here it applies to the linear layers of
-  the blocks, except head gates.
+  one step of the power iteration in each forward pass of training. Here it applies to the linear
+  layers of the blocks, except head gates.
 
-  The singular vector is a leaf of the parameters next to its kernel, so that it is saved, split and copied
-  with the model. It gets no gradient, and a forward pass only reads it.
+  The singular vector is a leaf of the parameters next to its kernel, so that it is saved, split and
+  copied with the model. It gets no gradient, and a forward pass only reads it.
   """
-  # The derivative of |v W| at a fixed v is that of sigma if v is the left singular vector: the change of v
-  # with W is of second order.
+  # The derivative of |v W| at a fixed v is that of sigma if v is the left singular vector: the
+  # change of v with W is of second order.
   image_O = _product('i,io->o', jax.lax.stop_gradient(vector_I), kernel_IxO)
   return kernel_IxO * (gamma / jnp.linalg.norm(image_O))
 
@@ -105,10 +105,10 @@ def singular_vector(kernel_IxO: jax.Array) -> jax.Array:
 
 
 def after_update(params: Mapping[Any, Any]) -> Mapping[Any, Any]:
-  """Returns the parameters with new singular vectors of their kernels, which may have leading axes.
+  """Returns the parameters with new singular vectors of their kernels, which may have more axes.
 
-  Each training update ends with it. Vectors are computed from scratch: one that follows by power iteration
-  lags when another singular value overtakes the largest.
+  Each training update ends with it. Vectors are computed from scratch: one that follows by power
+  iteration lags when another singular value overtakes the largest.
   """
   if _VECTOR in params:
     vectors = jnp.vectorize(singular_vector, signature='(i,o)->(i)')
@@ -116,7 +116,7 @@ def after_update(params: Mapping[Any, Any]) -> Mapping[Any, Any]:
   return {name: after_update(x) if isinstance(x, Mapping) else x for name, x in params.items()}
 
 
-class Linear(nn.Module):
+class Dense(nn.Module):
   """x W, plus a bias where `config.biases` names the layer's group.
 
   Parameters are float32 and are rounded to the dtype of x for the product. With `config.linear`
@@ -127,7 +127,7 @@ class Linear(nn.Module):
   config: ModelConfig
   group: str = ''  # one of CHOICES['biases'] in config.py; 'dt' always has a bias
   init_kind: str = 'linear'
-  out_dtype: DTypeLike | None = None  # dtype of the result and of its sums; by default the dtype of x
+  out_dtype: DTypeLike | None = None  # of the result and of its sums; by default the dtype of x
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -146,20 +146,26 @@ class Linear(nn.Module):
 
 
 class Weights(nn.Module):
-  """Kernels (..., I, O), each initialised by itself, and biases (..., O)."""
+  """Kernels (..., I, O), each initialised by itself, and biases (..., O), None without them."""
 
   shape: tuple[int, ...]
   config: ModelConfig
-  biased: bool = True
 
   @nn.compact
-  def __call__(self) -> tuple[jax.Array, jax.Array]:
-    init, bias = initializer('linear', self.config), (*self.shape[:-2], self.shape[-1])
-    every = lambda key, shape, dtype: (init(key, shape, dtype) if len(shape) == 2 else jax.vmap(
-        lambda key: every(key, shape[1:], dtype))(jax.random.split(key, shape[0])))
-    kernel = self.param('kernel', every, self.shape, jnp.float32)
-    return kernel, (self.param('bias', nn.initializers.zeros, bias, jnp.float32) if self.biased
-                    else jnp.zeros(bias, kernel.dtype))
+  def __call__(self, biased: bool = True) -> tuple[jax.Array, jax.Array | None]:
+    init = initializer('linear', self.config)
+
+    def init_each(key, shape, dtype):
+      if len(shape) == 2:
+        return init(key, shape, dtype)
+      keys = jax.random.split(key, shape[0])
+      return jax.vmap(lambda key: init_each(key, shape[1:], dtype))(keys)
+
+    kernel = self.param('kernel', init_each, self.shape, jnp.float32)
+    if not biased:
+      return kernel, None
+    bias_shape = *self.shape[:-2], self.shape[-1]
+    return kernel, self.param('bias', nn.initializers.zeros, bias_shape, jnp.float32)
 
 
 class Norm(nn.Module):
@@ -171,9 +177,9 @@ class Norm(nn.Module):
   instead of a vector, so that all channels share a scale. g starts at 1, as in the release
   (dmis-lab/Outlier-Safe-Pre-Training); it would be sqrt(D) on x / |x|_2, the same function.
 
-  'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic of x.
-  a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA the release has a smaller a, which
-  depends on the width, no b, and a learned scale sqrt(D) on embeddings.
+  'dyt' is Dynamic Tanh (arXiv:2503.10622): tanh(a x) g + b in each channel, without a statistic of
+  x. a starts at 0.5, the default of the release (jiachenzhu/DyT). For LLaMA the release has a
+  smaller a, which depends on the width, no b, and a learned scale sqrt(D) on embeddings.
   """
 
   config: ModelConfig
@@ -192,24 +198,29 @@ class Norm(nn.Module):
     if kind == 'dyt':
       alpha = self.param('alpha', nn.initializers.constant(0.5), (), jnp.float32)
       return (jnp.tanh(alpha * x) * gain + bias).astype(x_BxTxD.dtype)
-    x = x - x.mean(-1, keepdims=True)  # float32, so that nothing is rounded before the bias is added
+    # float32, so that nothing is rounded before the bias is added.
+    x = x - x.mean(-1, keepdims=True)
     return (rms_norm(x, gain, self.config.norm_eps) + bias).astype(x_BxTxD.dtype)
 
 
-def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
-             f: Callable[[jax.Array], tuple[jax.Array, Any]],
-             norm: Callable[[str, jax.Array], jax.Array], read_BxTxD: jax.Array | None = None,
-             ) -> tuple[jax.Array, jax.Array, Any]:
+def residual(
+    config: ModelConfig,
+    number: int,
+    h_BxTxD: jax.Array,
+    f: Callable[[jax.Array], tuple[jax.Array, Any]],
+    norm: Callable[[str, jax.Array], jax.Array],
+    read_BxTxD: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, Any]:
   """h + beta f(h), with the norms where `config.norm_location` has them.
 
-  f is sub-layer `number`, 1 or 2, of its block; it reads h or read_BxTxD, and returns (output, extra).
-  norm(name, x) normalises x. Returns the stream after the sub-layer, the stream before the norm of a
-  post-norm block, and extra.
+  f is sub-layer `number`, 1 or 2, of its block; it reads h or read_BxTxD, and returns (output,
+  extra). norm(name, x) normalises x. Returns the stream after the sub-layer, the stream before the
+  norm of a post-norm block, and extra.
 
-  beta is 1, but 1 / sqrt(2 layers) in the Outlier Protected block of He et al. (arXiv:2405.19279), so that
-  all sub-layers together add an output of size one. The authors' code (bobby-he/simplified_transformers,
-  op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the first attention, since its embeddings start at
-  0.02; here they start at 1.
+  beta is 1, but 1 / sqrt(2 layers) in the Outlier Protected block of He et al. (arXiv:2405.19279),
+  so that all sub-layers together add an output of size one. The authors' code
+  (bobby-he/simplified_transformers, op.yaml) has 0.2 for 12 blocks, and a LayerNorm before the
+  first attention, since its embeddings start at 0.02; here they start at 1.
   """
   location = config.norm_location
   x = h_BxTxD if read_BxTxD is None else read_BxTxD
@@ -225,8 +236,8 @@ def residual(config: ModelConfig, number: int, h_BxTxD: jax.Array,
 class FeedForward(nn.Module):
   """act(x W1) W2, or (act(x W1) * x W2) W3 for a gated network (Table 11).
 
-  In a protected block act reads sqrt(3) x W1, a scale that He et al. (arXiv:2405.19279) leave optional:
-  kernels from U(+-1/sqrt(D)) reduce a mean square of one to a third.
+  In a protected block act reads sqrt(3) x W1, a scale that He et al. (arXiv:2405.19279) leave
+  optional: kernels from U(+-1/sqrt(D)) reduce a mean square of one to a third.
   """
 
   config: ModelConfig
@@ -237,20 +248,20 @@ class FeedForward(nn.Module):
     if config.ffn == 'none':
       return jnp.zeros_like(x_BxTxD)
     hidden = lambda name: sharding_constraint(
-        'bth', Linear(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD))
+        'bth', Dense(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD))
     h = hidden('w1')
     if config.norm_location == 'protected':
       h = math.sqrt(3) * h
     h = activate(config.ffn, h, hidden('w2') if config.ffn.endswith('glu') else None)
-    w_out = Linear(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')
+    w_out = Dense(config.d_model, config, group='ffn', init_kind='ffn_out', name='w_out')
     return sharding_constraint('btd', w_out(h))
 
 
 class MixtureOfExperts(nn.Module):
-  """The sum over the active experts e of weight_e FFN_e(x), weighted by a softmax router (Jamba, gpt-oss).
+  """The sum over the active experts e of weight_e FFN_e(x), by a softmax router (Jamba, gpt-oss).
 
-  All X experts run on all tokens, one after another, and inactive ones get weight zero. That is exact, takes
-  the memory of one expert and the time of all, and is meant for evaluation.
+  All X experts run on all tokens, one after another, and inactive ones get weight zero. That is
+  exact, takes the memory of one expert and the time of all, and is meant for evaluation.
   """
 
   config: ModelConfig
@@ -259,7 +270,7 @@ class MixtureOfExperts(nn.Module):
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     config, experts = self.config, self.experts
-    logits_BxTxX = Linear(experts.count, config, group='ffn', out_dtype=jnp.float32,
+    logits_BxTxX = Dense(experts.count, config, group='ffn', out_dtype=jnp.float32,
                           name='router')(x_BxTxD)
     top, active = jax.lax.top_k(logits_BxTxX, experts.active)
     if experts.renormalize:
@@ -272,17 +283,23 @@ class MixtureOfExperts(nn.Module):
 
     gated = config.ffn.endswith('glu')
     width, hidden = config.d_model, config.ffn_hidden
-    sizes = dict(w1=(width, hidden), w_out=(hidden, width)) | (dict(w2=(width, hidden)) if gated else {})
-    weights = {name: Weights((experts.count, *size), config, 'ffn' in config.biases, name=name)()
-               for name, size in sizes.items()}
+    shapes = {'w1': (width, hidden), 'w_out': (hidden, width)}
+    if gated:
+      shapes['w2'] = width, hidden
+    biased = 'ffn' in config.biases
+    weights = {name: Weights((experts.count, *shape), config, name=name)(biased)
+               for name, shape in shapes.items()}
 
     def add(total, expert):
-      w, weight_BxT = expert
-      def layer(name, x):
-        kernel, bias = w[name]
-        return linear(x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
+      matrices, weight_BxT = expert
 
-      h = activate(config.ffn, layer('w1', x_BxTxD), layer('w2', x_BxTxD) if gated else None)
+      def layer(name, x):
+        kernel, bias = matrices[name]
+        out = linear(x, kernel.astype(x.dtype))
+        return out if bias is None else out + bias.astype(x.dtype)
+
+      factor = layer('w2', x_BxTxD) if gated else None
+      h = activate(config.ffn, layer('w1', x_BxTxD), factor)
       out = layer('w_out', h).astype(jnp.float32)
       return total + weight_BxT[..., None] * out, None
 
@@ -305,16 +322,20 @@ class MambaMixer(nn.Module):
   sizes: Mamba
 
   @nn.compact
-  def __call__(self, x_BxTxD: jax.Array, cache: MambaCache | None = None,
-               ) -> tuple[jax.Array, MambaCache | None]:
-    """The output (B, T, D), and the cache after these tokens, which continue the texts of `cache`."""
+  def __call__(
+      self,
+      x_BxTxD: jax.Array,
+      cache: MambaCache | None = None,
+  ) -> tuple[jax.Array, MambaCache | None]:
+    """The output (B, T, D), and the cache after these tokens, which continue `cache`."""
     config, sizes = self.config, self.sizes
     batch, length, _ = x_BxTxD.shape
-    layer = lambda features, name, group: Linear(features, config, group=group, name=name)
+    layer = lambda features, name, group: Dense(features, config, group=group, name=name)
     x, gate = jnp.split(layer(2 * sizes.inner, 'in', 'mamba')(x_BxTxD), 2, -1)
 
     # The last tap is for the token itself.
     taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), config, name='conv')()
+    assert bias_I is not None
     before = (jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype) if cache is None
               else cache.inputs_BxKxI.astype(x.dtype))
     # The K - 1 inputs before these tokens, or zeros, make the convolution causal.
@@ -328,7 +349,7 @@ class MambaMixer(nn.Module):
     # These norms are Jamba's addition: Mamba itself has none.
     dt, b_BxTxS, c_BxTxS = (Norm(config, name=f'{name}_norm')(part)
                             for name, part in zip(('dt', 'b', 'c'), parts))
-    dt_BxTxI = jax.nn.softplus(Linear(sizes.inner, config, group='dt', name='dt')(dt).astype(
+    dt_BxTxI = jax.nn.softplus(Dense(sizes.inner, config, group='dt', name='dt')(dt).astype(
         jnp.float32))
     a_log = self.param('a_log', lambda key: jnp.broadcast_to(
         jnp.log(jnp.arange(1, sizes.state + 1, dtype=jnp.float32)), (sizes.inner, sizes.state)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from typing import Any
 
 import jax
 
 from sink_jax.arguments import check_known
+from sink_jax.attention.mask import Mask
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.transformer import init_params
@@ -43,8 +45,8 @@ def parameter_count(config: ModelConfig, *, embeddings: bool = True) -> int:
   position embeddings do not.
   """
   left_out = () if embeddings else ('embed', 'unembed', 'positions')
-  return sum(math.prod(x.shape) for name, tree in parameter_shapes(config).items() if name not in left_out
-             for x in jax.tree.leaves(tree))
+  counted = {name: tree for name, tree in parameter_shapes(config).items() if name not in left_out}
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(counted))
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
@@ -62,9 +64,19 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
 
 def attention_flops(config: ModelConfig, length: int) -> float:
   """FLOPs of attention per token in the forward pass, over the keys that masks let a query see."""
-  masks = [config.attention_of(layer).mask for layer in config.pattern if not layer.mamba]
-  keys = sum(hi - lo for mask in masks
-             for lo, hi in (mask.key_range(i, i, length) for i in range(length)))
-  periods = config.layers // len(config.pattern)
-  # Two products (scores and outputs) of two FLOPs per multiplication and addition.
-  return 4 * periods * config.heads * config.dims.head_dim * keys / length
+  dims = config.dims
+  masks = Counter(spec.mask for spec in config.attention_specs)
+  flops = sum(count * visible_flops(mask, length, dims.heads * dims.head_dim)
+              for mask, count in masks.items())
+  return flops / length
+
+
+def visible_flops(mask: Mask, length: int, width: int) -> int:
+  """FLOPs of the scores and the outputs of all queries, of heads that are `width` wide together.
+
+  Keys that the mask hides do not count, however a kernel computes the scores.
+  """
+  ranges = (mask.key_range(i, i, length) for i in range(length))
+  pairs = sum(end - start for start, end in ranges)
+  # Two products, of two FLOPs per multiplication and addition.
+  return 4 * width * pairs

@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from sink_jax.arguments import check_known
+from sink_jax.train.metrics import PEAK_FLOPS
 
 GIB = 2**30
 
@@ -30,11 +31,11 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    'v5e': Chip('v5e', 197e12, 15.75 * GIB, 819e9, 50e9, 3.125e9, 2, 1, 256),
-    'v5p': Chip('v5p', 459e12, 95.7 * GIB, 2765e9, 100e9, 6.25e9, 3, 1, 6144),
-    'v6e': Chip('v6e', 918e12, 31.2 * GIB, 1638e9, 100e9, 12.5e9, 2, 1, 256),
+    'v5e': Chip('v5e', PEAK_FLOPS['TPU v5e'], 15.75 * GIB, 819e9, 50e9, 3.125e9, 2, 1, 256),
+    'v5p': Chip('v5p', PEAK_FLOPS['TPU v5'], 95.7 * GIB, 2765e9, 100e9, 6.25e9, 3, 1, 6144),
+    'v6e': Chip('v6e', PEAK_FLOPS['TPU v6'], 31.2 * GIB, 1638e9, 100e9, 12.5e9, 2, 1, 256),
     # Half of a chip's: JAX sees its two cores as two devices.
-    'v7x': Chip('tpu7x', 1153.5e12, 94.7 * GIB, 3690e9, 100e9, 6.25e9, 3, 2, 9216),
+    'v7x': Chip('tpu7x', PEAK_FLOPS['TPU7x'], 94.7 * GIB, 3690e9, 100e9, 6.25e9, 3, 2, 9216),
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sink_jax.data.tokenizer import TextTokenizer
-from sink_jax.models.config import Layer, ModelConfig
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
 from sink_jax.pretrained.config_keys import FULL, SLIDING
@@ -83,7 +83,7 @@ def _config(config: ModelConfig, target: str | None, context: int) -> dict[str, 
 
 def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
   """config.json of a class, as close to the model as the class allows."""
-  specs = [config.attention_of(layer) for layer in _layers(config)]
+  specs = [config.attention_of(layer) for layer in config.blocks]
   window = next((spec.mask.window for spec in specs if spec.mask.window), None)
   kinds = [SLIDING if spec.mask.window else FULL for spec in specs]
   bases = [getattr(spec.position, 'base', 0) for spec in specs]
@@ -116,13 +116,9 @@ def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
       'max_window_layers': kinds.index(SLIDING) if window else config.layers}
 
 
-def _layers(config: ModelConfig) -> list[Layer]:
-  return [config.pattern[layer % len(config.pattern)] for layer in range(config.layers)]
-
-
 def _parts(config: ModelConfig) -> dict[str, Any]:
   """All that decides the function of a model, by config key; by layer where layers differ."""
-  layers = _layers(config)
+  layers = config.blocks
   parts = {f'model.{field.name}': getattr(config, field.name)
            for field in dataclasses.fields(config) if field.name not in _UNREAD}
   parts |= {'model.biases': set(config.biases), 'model.kv_heads': config.dims.kv_heads,

@@ -56,7 +56,7 @@ def _tensors(hf: Json, config: ModelConfig) -> Table:
   for layer in range(config.layers):
     (path, i), name = stored.block(config, layer), f'model.layers.{layer}'
     # Tensor names count layers through, the pattern counts within a period.
-    kind = config.pattern[layer % len(config.pattern)]
+    kind = config.blocks[layer]
     for theirs, ours in (('input_layernorm', 'norm1'), ('pre_ff_layernorm', 'norm2')):
       tensors[f'{name}.{theirs}.weight'] = vector(f'{path}/{ours}/gain', (i,), width)
     if kind.mamba:

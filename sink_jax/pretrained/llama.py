@@ -102,7 +102,7 @@ def table(hf: Json, config: ModelConfig) -> Table:
         tensors[norm] = vector(leaf, (i,), dims.head_dim)
     if spec.kv_bias == SinkLogit():
       tensors[f'{attention}.sinks'] = vector(f'{ours}/kv_bias_logit', (i,), dims.heads)
-    if not config.pattern[layer % len(config.pattern)].experts:
+    if not config.blocks[layer].experts:
       tensors |= linears(f'{name}.mlp', f'{path}/ffn', (i,), (
           ('gate_proj', 'w1', (hidden, width)), ('up_proj', 'w2', (hidden, width)),
           ('down_proj', 'w_out', (width, hidden))), 'ffn' in config.biases)

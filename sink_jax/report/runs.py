@@ -249,8 +249,9 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   """Columns of a run from its config and `Dataset.summary()`; epochs are of all its steps."""
   model = experiment.model_config()
   tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
-  specs = [model.attention_of(model.pattern[layer % len(model.pattern)]) for layer in model.attention_layers]
-  uniform = [validity.uniform_importance(spec, experiment.probe.length, model.sink_tokens) for spec in specs]
+  specs = model.attention_specs
+  uniform = [validity.uniform_importance(spec, experiment.probe.length, model.sink_tokens)
+             for spec in specs]
   masks = {spec.mask for spec in specs}
   mask = masks.pop() if len(masks) == 1 else Causal()  # blocks that differ have no window in common
   return vars(experiment.label) | {

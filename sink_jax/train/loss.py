@@ -32,17 +32,15 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   squared error summed over features for float targets (B, T, F).
   logits: see `cross_entropy`.
   """
-  outputs = functools.partial(apply, Transformer(config), params, batch.tokens)
+  model = Transformer(config)
   if not jnp.issubdtype(batch.targets.dtype, jnp.integer):
-    return jnp.sum((outputs() - batch.targets) ** 2 * weights_BxT[..., None])
-  h_BxTxD = outputs(unembed=False)
-  if config.tied:  # the table gets this gradient and the gradient of its rows as inputs
-    kernel_DxV = params['embed'].T
-  else:
-    kernel_DxV = params['unembed']['kernel']
-    if 'unembed' in config.biases:  # the bias is one more row of W, rounded like W, with a 1 in h
-      h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
-      kernel_DxV = jnp.concatenate([kernel_DxV, params['unembed']['bias'][None]])
+    outputs_BxTxF = apply(model, params, batch.tokens)
+    return jnp.sum((outputs_BxTxF - batch.targets) ** 2 * weights_BxT[..., None])
+  h_BxTxD, *_ = apply(model, params, batch.tokens, method='hidden')
+  kernel_DxV, bias_V = apply(model, params, method='unembedding')
+  if bias_V is not None:  # the bias is one more row of W, rounded like W, with a 1 in h
+    h_BxTxD = jnp.concatenate([h_BxTxD, jnp.ones_like(h_BxTxD[..., :1])], -1)
+    kernel_DxV = jnp.concatenate([kernel_DxV, bias_V[None]])
   return cross_entropy(h_BxTxD, kernel_DxV, batch.targets, weights_BxT, logits, config.logit_cap)
 
 

@@ -40,7 +40,7 @@ def model(run, ids, **options):
 def maps(run, ids):
   """Normalised weights (N, S, H, T, T), float64."""
   run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
-  return np.asarray(run.record(ids, sj.RecordOptions(maps=True)).layers.proxy_maps_BxHxTxT, np.float64)
+  return np.asarray(run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention.proxy_BxHxTxT, np.float64)
 
 
 def importance(run, ids):

@@ -7,7 +7,8 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import cache as module
-from sink_jax.attention.spec import transform_qk
+from sink_jax.attention.spec import TransformedQK, transform_qk
+from sink_jax.models.record import Seen
 from tests.analyses.small import HYBRID, VOCABULARY, maps, small_run, tokens
 
 PAIRS = ((0, 1), (0, 16), (1, 5), (4, 64), (8, 100))
@@ -32,7 +33,7 @@ def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
   i, j = np.ogrid[:200, :200]
   p = np.exp(s) * ((j <= i) & (i - j < (window or 200)))
   p /= p.sum(-1, keepdims=True)
-  found = module.kept_mass(spec, jnp.asarray(q), jnp.asarray(k), {}, PAIRS)
+  found = module.kept_mass(Seen(spec, TransformedQK(jnp.asarray(q), jnp.asarray(k)), {}), PAIRS)
   # Masses are sums of at most 200 numbers that are rounded to 2^-24 of themselves.
   np.testing.assert_allclose(found, np.stack([kept(p, *pair) for pair in PAIRS], -1), atol=1e-6)
 
@@ -44,7 +45,7 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
                        (sj.AttentionSpec(similarity=sj.Relu(), normalizer=sj.Unnormalized()), {}),
                        (sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), {})):
     rows = sj.attention_map(spec, q, k, params, proxy=True)
-    found = module.kept_mass(spec, *transform_qk(spec, q, k, params), params, PAIRS)
+    found = module.kept_mass(Seen(spec, transform_qk(spec, q, k, params), params), PAIRS)
     np.testing.assert_allclose(found, np.stack([kept(np.float64(rows), *pair) for pair in PAIRS], -1),
                                atol=1e-6)
 
@@ -52,7 +53,7 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
 @pytest.mark.full
 def test_memory_is_linear_in_the_length():
   spec, pairs = sj.AttentionSpec(position=sj.Nope()), ((0, 64), (4, 60), (4, 1020))
-  program = jax.jit(lambda q, k: module.kept_mass(spec, q, k, {}, pairs))
+  program = jax.jit(lambda q, k: module.kept_mass(Seen(spec, TransformedQK(q, k), {}), pairs))
   lengths, peaks = (16384, 65536), []
   for length in lengths:
     x = jax.ShapeDtypeStruct((1, length, 1, 8), np.float32)
@@ -67,7 +68,7 @@ def test_memory_is_linear_in_the_length():
 
 def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
   # A patched `cached_losses` could stay in an analysis that is imported meanwhile.
-  monkeypatch.setattr(module, 'text_losses', lambda run, ids, policy: [np.ones((len(ids), 79))])
+  monkeypatch.setattr(module, 'text_losses', lambda config, params, ids, policy: [np.ones((len(ids), 79))])
   for layers in ({}, dict(pattern=HYBRID)):
     run, ids = small_run(sharp=3.0, **layers), tokens(6, 80)
     rows = [row for row in sj.analyse('cache', run, ids).rows if row['part'] == 'mass']
@@ -112,7 +113,7 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
 
 def advised(change):
   """The advice if the late loss is 1 with the full cache and rises by `change` per cent for each text."""
-  def losses(run, tokens_SxT, policy):
+  def losses(config, params, tokens_SxT, policy):
     changes = change(policy) if policy.size < tokens_SxT.shape[1] else 0
     return [1 + np.broadcast_to(changes, (8,))[:, None] / 100 * np.ones(127)]
 
@@ -160,7 +161,7 @@ def test_advice_holds_on_texts_it_was_not_made_on(seed):
 
 def test_what_holds_only_where_it_was_chosen_is_seen(monkeypatch):
   ids = tokens(16, 128)
-  monkeypatch.setattr(module, 'text_losses', lambda run, tokens_SxT, policy: [np.full(
+  monkeypatch.setattr(module, 'text_losses', lambda config, params, tokens_SxT, policy: [np.full(
       (8, 127), 1 + 0.06 * (policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])))])
   *_, held, advice = sj.analyse('cache', small_run(), ids).rows
   assert held['change'] == pytest.approx(6) and not held['safe'] and '+6.00 %' in advice['words']

@@ -32,7 +32,7 @@ def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps
   for n in range(config.layers):
     blocks = params['blocks'] if period == 1 else params['blocks'][f'layer{n % period}']
     p = jax.tree.map(lambda x: x[n // period], blocks)
-    spec = config.attention_of(config.pattern[n % period])
+    spec = config.attention_specs[n]
     q, k, v = (np.reshape(norm(h, p['norm1']) @ p['attention'][name]['kernel'], (batch, length, -1, width))
                for name in ('query', 'key', 'value'))
     turn = np.exp(1j * i * spec.position.base ** (-np.arange(0, width, 2) / width))[:, None]

@@ -8,6 +8,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.evaluate.inputs import random_tokens
+from sink_jax.models.record import queries_keys, states
 from tests.analyses.small import HYBRID, importance, maps, small_run, tokens
 
 LEARNED = sj.AttentionSpec(position=sj.Learned(max_length=64))
@@ -17,13 +18,13 @@ SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()')
 def test_norms():
   run, ids = small_run(), tokens()
   rows = {(row['kind'], row['block']): row for row in sj.analyse('norms', run, ids, batch_size=3).rows}
-  record = run.record(ids, sj.RecordOptions(hidden=True, queries_keys=True))
-  hidden = np.concatenate([record.embedding_BxTxD[None], record.layers.hidden_BxTxD]).astype(float)
+  record = run.record(ids, sj.RecordOptions(attention=queries_keys, hidden=states))
+  hidden = np.concatenate([record.embedding[None], record.layers.hidden]).astype(float)
   assert len(rows) == 3 + 2 + 2
   for block in range(3):
     own = {'hidden states': hidden[block]}
     if block:
-      own['keys'] = np.asarray(record.layers.keys_BxTxHkvxDh, float)[block - 1]
+      own['keys'] = np.asarray(record.layers.attention.k_BxTxHkvxDh, float)[block - 1]
       attention = run.params['blocks']['attention']
       x = hidden[block - 1] / np.sqrt((hidden[block - 1] ** 2).mean(-1, keepdims=True) + run.config.norm_eps)
       values = x * run.params['blocks']['norm1']['gain'][block - 1] @ attention['value']['kernel'][block - 1]
@@ -46,8 +47,8 @@ def test_norms():
 def test_angles_by_loops_over_queries_and_keys(changes):
   run, ids = small_run(**changes), tokens(length=7)
   rows = sj.analyse('angles', run, ids, heads=('1.4', '2.1'), batch_size=3).rows
-  layers = run.record(ids, sj.RecordOptions(queries_keys=True)).layers
-  q, k = (np.asarray(x, float) for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh))
+  qk = run.record(ids, sj.RecordOptions(attention=queries_keys)).layers.attention
+  q, k = (np.asarray(x, float) for x in qk)
   n, s, length, heads, width = q.shape
   found = {name: np.zeros((n, s, heads, length, length)) for name in ('cosine', 'norm_product', 'score')}
   for i in np.ndindex(n, s, heads):
@@ -88,7 +89,7 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
     sj.analyse('maps', small_run(layers=4, pattern=HYBRID), ids, heads=('3.1',))
   run = small_run(attention=SIGMOID)  # rows need not sum to one
   [row] = sj.analyse('maps', run, ids, heads=('1.2',)).rows
-  raw = np.asarray(run.record(ids, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT)[0, :, 1].mean(0)
+  raw = np.asarray(run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT)[0, :, 1].mean(0)
   np.testing.assert_allclose(row['raw_map'], raw, atol=6e-5)
   np.testing.assert_allclose(row['map'], maps(run, ids)[0, :, 1].mean(0), atol=6e-5)
 

@@ -7,6 +7,7 @@ import sink_jax as sj
 from sink_jax.analyses import propositions
 from sink_jax.analyses.runner import find, measure
 from sink_jax.models.config import Layer
+from sink_jax.models.record import queries_keys
 from tests.analyses.small import HYBRID, importance, maps, small_run, tokens
 
 
@@ -44,9 +45,9 @@ def test_closed_forms_of_recorded_maps(position):
   ids = tokens(1, repeat=True)
   rows = sj.analyse('propositions', run, ids).rows
   weights = maps(run, ids)[:, 0]
-  layers = run.record(ids, sj.RecordOptions(queries_keys=True)).layers
+  qk = run.record(ids, sj.RecordOptions(attention=queries_keys)).layers.attention
   q, k = (np.linalg.norm(np.asarray(x, float), axis=-1)[:, 0] / 2 ** 0.5  # sqrt(Dh) = 2
-          for x in (layers.queries_BxTxHxDh, layers.keys_BxTxHkvxDh))
+          for x in qk)
   spec = run.config.attention
   for row in rows:
     n, h, mask = row['block'] - 1, row['head'] - 1, masks[row['block'] - 1]
@@ -73,13 +74,13 @@ def test_what_breaks_them(monkeypatch):
   for epsilon, sink in ((0.3, 'yes'), (0.6, 'no')):
     row = sj.analyse('propositions', run, tokens(1, 4, repeat=True), epsilon=epsilon).rows[0]
     assert row['closed_importance'] == pytest.approx(25 / 48) and row['sink'] == sink
-  layers = run.record(tokens(1), sj.RecordOptions(maps=True, hidden=True, queries_keys=True)).layers
+  layers = run.record(tokens(1), propositions.RECORDED).layers
   found = propositions.compared(run.config, layers)  # tokens that differ
   assert found['hidden_difference'] > 0.1 and found['difference'].max() > 0.05
   rotary = small_run(sharp=10.0)
   row = sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]
   assert row['holds'] and row['sink'] == 'open'  # scores are so large that the bound says nothing
-  monkeypatch.setattr(propositions, '_largest_score', lambda layers, n: np.zeros(4))  # makes the bound 1/t
+  monkeypatch.setattr(propositions, '_largest_score', lambda qk, n: np.zeros(4))  # makes the bound 1/t
   assert not sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]['holds']
   assert propositions.rotary_bound([1000.0], sj.Causal(), 9)[0, 8, 0] == 1  # does not overflow
 

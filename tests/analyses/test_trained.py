@@ -12,6 +12,7 @@ from sink_jax.analyses import trained
 from sink_jax.analyses.trained import analyse_run, applicable, write_analyses
 from sink_jax.data.dataset import open_data
 from sink_jax.models.config import Layer
+from sink_jax.models.record import states
 from sink_jax.train.loop import train
 from tests.random_params import random_params
 from tests.train import runs
@@ -29,7 +30,7 @@ def untrained(scale=3.0, **changes):
 
 def maps_of(run, tokens):
   """Attention weights (N, S, H, T, T), which need not sum to one."""
-  return np.concatenate([run.record(row, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
+  return np.concatenate([run.record(row, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
                          for row in tokens[:, None]], 1).astype(np.float64)
 
 
@@ -160,8 +161,8 @@ def test_first_token_chain():
   assert found['largest_relative_difference'] < 1e-6
   # The states equal the chain of MLPs of Section 3.1.
   float32 = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
-  states = float32.record(run.probe_tokens, sj.RecordOptions(hidden=True)).layers.hidden_BxTxD[:, :, 0]
-  np.testing.assert_allclose(states, numpy_chain(run.params, run.probe_tokens[:, 0]), rtol=1e-4, atol=1e-5)
+  hidden = float32.record(run.probe_tokens, sj.RecordOptions(hidden=states)).layers.hidden[:, :, 0]
+  np.testing.assert_allclose(hidden, numpy_chain(run.params, run.probe_tokens[:, 0]), rtol=1e-4, atol=1e-5)
   # The difference is large where it should be: scores count if rows do not sum to one, and other tokens count
   # under a prefix.
   for changes in (dict(similarity='Sigmoid()', normalizer='Unnormalized()'), dict(mask='Prefix(length=3)')):

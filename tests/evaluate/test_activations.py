@@ -7,6 +7,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.evaluate import sinks
 from sink_jax.evaluate.activations import SEQUENCES, describe
+from sink_jax.models.record import states
 from sink_jax.models.transformer import init_params
 
 CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32')
@@ -49,10 +50,10 @@ def test_a_planted_massive_activation_is_found_where_it_is():
   assert summary['activations_beyond_1000'][:2] == [0, 0]
   assert min(summary['activations_beyond_1000'][2:]) >= 1
   assert summary['activation_channel'][2:] == [5, 5] and summary['kurtosis_channels'][2] > 15
-  hidden = sj.Run(CONFIG, params).record(tokens, sj.RecordOptions(hidden=True))
-  for block, states in enumerate([hidden.embedding_BxTxD, *hidden.layers.hidden_BxTxD]):
+  hidden = sj.Run(CONFIG, params).record(tokens, sj.RecordOptions(hidden=states))
+  for block, h in enumerate([hidden.embedding, *hidden.layers.hidden]):
     np.testing.assert_allclose([x[block] for x in report.activations],
-                               expected(np.asarray(states)), rtol=1e-4)
+                               expected(np.asarray(h)), rtol=1e-4)
   assert report.protocol['activation_sequences'] == SEQUENCES
 
 

@@ -50,7 +50,7 @@ def test_maps_are_what_the_probe_measured(probed):
                              rtol=1e-4, atol=1e-5)
   assert maps.proxy == (name == 'sigmoid')
   if name in ('bias slot', 'sink token'):  # rows sum to one without the extra key's share
-    np.testing.assert_allclose(1 - maps.normalized.sum(-1).mean(-1), report.bias_slot.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(1 - maps.normalized.sum(-1).mean(-1), report.extra_key.mean(0), rtol=1e-4)
   heads = plots.strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()
   assert maps.importance[heads[-1]] == maps.importance.min()

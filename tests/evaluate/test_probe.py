@@ -8,6 +8,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.models.config import Layer
+from sink_jax.models.record import maps, states
 from sink_jax.models.transformer import init_params
 
 pytestmark = pytest.mark.typed
@@ -35,8 +36,8 @@ TOKENS = np.random.default_rng(0).integers(0, 11, (5, 12))
 def test_a_report_is_what_the_maps_say(spec):
   model = run(attention=spec, dtype='float32')
   report = sj.probe(model, TOKENS)
-  layers = model.record(TOKENS, sj.RecordOptions(maps=True, hidden=True)).layers
-  proxy = np.asarray(layers.proxy_maps_BxHxTxT)  # (N, S, H, T, T)
+  layers = model.record(TOKENS, sj.RecordOptions(attention=maps, hidden=states)).layers
+  proxy = np.asarray(layers.attention.proxy_BxHxTxT)  # (N, S, H, T, T)
   alpha = proxy.sum(-2) / (12 - np.arange(12))
   np.testing.assert_allclose(report.importance, np.moveaxis(alpha, 1, 0), rtol=1e-5, atol=1e-6)
   assert report.sink_rate(position=1, epsilon=0.2) == pytest.approx((alpha[..., 0] > 0.2).mean())
@@ -45,8 +46,8 @@ def test_a_report_is_what_the_maps_say(spec):
   entropy = -(rows * np.log(np.maximum(rows, 1e-30))).sum(-1).mean((1, 3))
   seen = np.arange(1, 13) + spec.kv_bias.has_extra_key
   np.testing.assert_allclose(report.summary()['entropy_ratio'], entropy / np.log(seen).mean(), rtol=1e-4)
-  raw = np.asarray(layers.maps_BxHxTxT)
-  hidden = np.linalg.norm(layers.hidden_BxTxD, axis=-1)  # (N, S, T)
+  raw = np.asarray(layers.attention.weights_BxHxTxT)
+  hidden = np.linalg.norm(layers.hidden, axis=-1)  # (N, S, T)
   np.testing.assert_allclose(report.norm_ratio('hidden')[1:],
                              hidden[..., 0].mean(1) / hidden[..., 1:].mean((1, 2)), rtol=1e-4)
   summary = report.summary(0.2)
@@ -57,13 +58,13 @@ def test_a_report_is_what_the_maps_say(spec):
 
 def test_the_slot_rate_counts_with_and_without_the_dummy_row():
   report = sj.probe(run(attention=sj.AttentionSpec(kv_bias=sj.KBias())), TOKENS)
-  slot = report.bias_slot
-  np.testing.assert_allclose(report.bias_slot_released, (1 + 12 * slot) / 13, rtol=1e-5)
+  slot = report.extra_key
+  np.testing.assert_allclose(report.extra_key_released, (1 + 12 * slot) / 13, rtol=1e-5)
   epsilon = float(np.median(slot))
   summary = report.summary(epsilon)
   assert summary['sink_bias_slot'] == pytest.approx(100 * (slot > epsilon).mean())
   assert summary['sink_bias_slot_released'] == pytest.approx(
-      100 * (report.bias_slot_released > epsilon).mean())
+      100 * (report.extra_key_released > epsilon).mean())
 
 
 def test_the_norm_of_the_sink_token_itself():
@@ -74,10 +75,10 @@ def test_the_norm_of_the_sink_token_itself():
   params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 2)))}
   longer = sj.Run(dataclasses.replace(model.config, sink_tokens=0, vocab_size=13), params)
   inputs = np.concatenate([np.tile([[11, 12]], (5, 1)), TOKENS], 1)
-  options = sj.RecordOptions(hidden=True)
-  hidden = longer.record(inputs, options).layers.hidden_BxTxD  # (N, S, 2 + T, D)
-  states = np.concatenate([params['embed'][inputs][None], hidden])
-  norms = np.linalg.norm(states.astype(np.float64), axis=-1)
+  options = sj.RecordOptions(hidden=states)
+  hidden = longer.record(inputs, options).layers.hidden  # (N, S, 2 + T, D)
+  hidden = np.concatenate([params['embed'][inputs][None], hidden])
+  norms = np.linalg.norm(hidden.astype(np.float64), axis=-1)
 
   report = sj.probe(model, TOKENS)
   np.testing.assert_allclose(report.norms['sink_token'], norms[..., :2].max(-1).T, rtol=1e-5)

@@ -7,6 +7,7 @@ import pytest
 import sink_jax as sj
 from sink_jax.evaluate.activations import query_key_angles
 from sink_jax.models.config import Experts, Layer, Mamba
+from sink_jax.models.record import largest_logit, last_row
 from sink_jax.models.run import record
 from sink_jax.models.sizes import parameter_shapes
 
@@ -27,7 +28,8 @@ def temporary_bytes(config, recorded, length):
         Layer(mask=sj.Window(128), experts=Experts(4, 2)), Layer(experts=Experts(4, 2)))),
     dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(Layer(mamba=Mamba(64, 8, 4, 4)), Layer()))])
 def test_memory_is_linear_in_the_length(options):
-  recorded = sj.RecordOptions(angles=query_key_angles, last_query=True)
+  recorded = sj.RecordOptions(
+      attention=lambda seen: (query_key_angles(seen), last_row(seen), largest_logit(seen)))
   config = sj.ModelConfig(**SMALL | options)
   short, long = (temporary_bytes(config, recorded, length) for length in LENGTHS)
   # For four times the tokens, linear memory grows four times, and quadratic memory sixteen times.
@@ -38,6 +40,6 @@ def test_memory_is_linear_in_the_length(options):
 
 def test_maps_are_what_is_quadratic():
   config = sj.ModelConfig(**SMALL)
-  record = sj.RecordOptions(maps=True)
+  record = sj.RecordOptions(attention=sj.maps)
   short, long = (temporary_bytes(config, record, length) for length in (512, 2048))
   assert long / short > 10

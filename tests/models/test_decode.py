@@ -13,12 +13,13 @@ import sink_jax as sj
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.decode import EMPTY, CachePolicy, check_policy
 from sink_jax.models.layers import apply
-from sink_jax.models.run import _begin
+from sink_jax.models.generate import _begin
 from sink_jax.models.transformer import Transformer
 from tests.random_params import random_params
 
 T = 11
-TINY = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=32, dtype='float32')
+TINY = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=32,
+            dtype='float32')
 MAMBA = Mamba(inner=20, state=3, conv=4, rank=2)
 
 
@@ -35,7 +36,8 @@ def tokens(length=T, batch=2):
 def extend(config, params, inputs, policy, state):
   """Logits (B, L, V) after the new tokens (B, L), and the state."""
   positions = policy.next_positions(state.tokens_read, inputs.shape[1])
-  return apply(Transformer(config), params, inputs, state=state, positions=positions)
+  h, _, state = apply(Transformer(config), params, inputs, None, state, positions, method='hidden')
+  return apply(Transformer(config), params, h, method='logits'), state
 
 
 def decoded(run, inputs, policy, first):
@@ -50,8 +52,10 @@ def decoded(run, inputs, policy, first):
 
 @pytest.mark.every(8)
 @pytest.mark.parametrize('options', [
-    {}, dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
-    dict(attention=sj.AttentionSpec(mask='Window(size=4)', position='YarnRope()', head='ElementGate()')),
+    {},
+    dict(attention=sj.AttentionSpec(position='Rope(fraction=0.5)', qk_norm='QKNorm()')),
+    dict(attention=sj.AttentionSpec(
+        mask='Window(size=4)', position='YarnRope()', head='ElementGate()')),
     dict(attention=sj.AttentionSpec(
         kv_bias='SinkLogit()', position='Alibi()', head="ElementGate(source='value')")),
     dict(attention=sj.AttentionSpec(normalizer='Clipped()', kv_bias='ZeroSink()')),
@@ -65,8 +69,8 @@ def decoded(run, inputs, policy, first):
     dict(attention=sj.AttentionSpec(mask='Prefix(length=3)', temperature='LogLength()',
                                     value='ValueScale()', kv_bias='KBias()')),
     dict(sink_tokens=1, attention=sj.AttentionSpec(head='Exclusive()')),
-    dict(sink_tokens=3), dict(sink_tokens=1, attention=sj.AttentionSpec(
-        position='Learned(max_length=16)')),
+    dict(sink_tokens=3),
+    dict(sink_tokens=1, attention=sj.AttentionSpec(position='Learned(max_length=16)')),
     dict(norm_location='post', embedding_dim=8, attention=sj.AttentionSpec(head='HeadNorm()')),
     dict(parallel_residual=True),
     dict(norm='dyt', norm_location='sandwich', linear='sigma_reparam'),
@@ -78,7 +82,8 @@ def decoded(run, inputs, policy, first):
     dict(layers=4, attention=sj.AttentionSpec(value='ValueResidual()'), pattern=(
         Layer(), Layer(mamba=MAMBA))),
     dict(layers=4, attention=sj.AttentionSpec(kv_bias='SinkLogit()'), ffn='clamped_swiglu',
-         pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)), Layer(position=sj.Nope()))),
+         pattern=(Layer(mask=sj.Window(3), experts=Experts(3, 2, True)),
+                  Layer(position=sj.Nope()))),
 ], ids=str)
 @pytest.mark.parametrize('first', [pytest.param(1, marks=pytest.mark.full), 5])
 def test_decoding_equals_the_forward_pass(options, first):
@@ -93,7 +98,7 @@ def test_decoding_equals_the_forward_pass(options, first):
 @pytest.mark.parametrize('temperature, mask', [
     ('Fixed()', 'Causal()'), ('LogLength()', 'Window(size=4)')])
 def test_a_sliding_window_that_forgets_is_the_window_mask(temperature, mask):
-  """With no sinks and one layer, the cache holds exactly the keys that the mask shows, and counts them."""
+  """With no sinks and one layer, the cache holds and counts just the keys that the mask shows."""
   run = model(layers=1, attention=sj.AttentionSpec(temperature=temperature, mask=mask))
   windowed = dataclasses.replace(run, config=dataclasses.replace(
       run.config, attention=sj.AttentionSpec(temperature=temperature, mask=sj.Window(4))))
@@ -137,8 +142,11 @@ def streaming_llm(run, inputs, size, sinks, positions):
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize('attention', [
-    dict(position='Rope()'), dict(position='Alibi()'), dict(position='Relative()'),
-    dict(feature_map='EluPlusOne()')], ids=str)
+    dict(position='Rope()'),
+    dict(position='Alibi()'),
+    dict(position='Relative()'),
+    dict(feature_map='EluPlusOne()'),
+], ids=str)
 @pytest.mark.parametrize('positions', ['cache', 'text'])
 @pytest.mark.parametrize('size,sinks,first', [
     (5, 2, 1), *(pytest.param(*sizes, marks=pytest.mark.full)
@@ -166,12 +174,15 @@ PSEUDO = sj.AttentionSpec(kv_bias='PseudoMask(context=9)')
 
 
 @pytest.mark.parametrize('attention, policy, words', [
-    (LOG, CachePolicy(5, 2, 'text'), None), (LOG, CachePolicy(T), None),
+    (LOG, CachePolicy(5, 2, 'text'), None),
+    (LOG, CachePolicy(T), None),
     (LOG, CachePolicy(5, 2), "positions='text', or a size of at least 11"),
     # If the cache holds the window, both have the same keys.
     (dataclasses.replace(LOG, mask='Window(size=5)'), CachePolicy(5, 2), None),
     (PSEUDO, CachePolicy(8, 2), "positions='text', or a size of at least 9"),
-    (PSEUDO, CachePolicy(8, 2, 'text'), None), (PSEUDO, CachePolicy(9, 2), None)], ids=str)
+    (PSEUDO, CachePolicy(8, 2, 'text'), None),
+    (PSEUDO, CachePolicy(9, 2), None),
+], ids=str)
 def test_what_depends_on_the_length_of_the_text_needs_its_positions(attention, policy, words):
   with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext():
     check_policy(model(attention=attention).config, policy, T)
@@ -179,7 +190,11 @@ def test_what_depends_on_the_length_of_the_text_needs_its_positions(attention, p
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize('policy', [
-    CachePolicy(5, 2), CachePolicy(5, 2, 'text'), CachePolicy(7, 3, 'text'), CachePolicy(4)])
+    CachePolicy(5, 2),
+    CachePolicy(5, 2, 'text'),
+    CachePolicy(7, 3, 'text'),
+    CachePolicy(4),
+])
 def test_positions_are_those_of_the_tokens_in_the_cache(policy):
   held = {}  # entry: token
   for read in range(17):

@@ -11,7 +11,7 @@ import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.decode import CachePolicy
-from sink_jax.models.run import Sampling, _read, stream_texts, text_losses
+from sink_jax.models.generate import Sampling, _read, stream_texts, text_losses
 from tests.models.test_decode import decoded
 from tests.random_params import random_params
 
@@ -33,8 +33,13 @@ def model(**options):
   return sj.Run(config, random_params(config))
 
 
+def stream(run, texts, length, **options):
+  """The pieces of generated texts."""
+  return list(stream_texts(run.config, run.params, texts, length, **options))
+
+
 def losses(run, text, policy):
-  return np.concatenate(list(text_losses(run, text, policy)), 1)
+  return np.concatenate(list(text_losses(run.config, run.params, text, policy)), 1)
 
 
 def greedy(run, text, count):
@@ -47,7 +52,7 @@ def greedy(run, text, count):
 def test_greedy_generation_is_the_argmax_of_forward_passes(run):
   text = greedy(run, prompt(), 9)
   np.testing.assert_array_equal(run.generate(prompt(), 9), text[:, 4:])
-  pieces = list(stream_texts(run, prompt(), 9, chunk=4))
+  pieces = stream(run, prompt(), 9, chunk=4)
   assert [list(map(len, piece)) for piece in pieces] == [[4, 4], [4, 4], [1, 1]]
   np.testing.assert_array_equal(np.concatenate(pieces, 1), text[:, 4:])
 
@@ -64,8 +69,8 @@ def test_samples_follow_the_models_distribution(run):
 
 
 def test_a_seed_chooses_the_sample_and_the_size_of_pieces_does_not(run):
-  texts = [np.concatenate(list(stream_texts(run, prompt(), 24, temperature=1.0, seed=seed, chunk=chunk)), 1)
-           for seed, chunk in ((5, 5), (5, 24), (6, 24))]
+  options = [dict(seed=seed, chunk=chunk) for seed, chunk in ((5, 5), (5, 24), (6, 24))]
+  texts = [np.concatenate(stream(run, prompt(), 24, temperature=1.0, **one), 1) for one in options]
   np.testing.assert_array_equal(texts[0], texts[1])
   assert (texts[1] != texts[2]).any()
   first, second, third = (texts[0][:, i:i + 5] for i in (0, 5, 10))
@@ -77,19 +82,25 @@ TIES, SHARES = [1.0, 1.0, 2.0, 1.0], np.log([0.1, 0.4, 0.2, 0.3])
 
 @pytest.mark.parametrize('logits, options, kept', [
     *((TIES, options, {2}) for options in ((1e-40,), (1e-7,), (1e-3,), (1.0, 1))),
-    (TIES, (100.0, 2), {0, 2}), (TIES, (1e30,), {0, 1, 2, 3}),
+    (TIES, (100.0, 2), {0, 2}),
+    (TIES, (1e30,), {0, 1, 2, 3}),
     # top_p keeps the fewest tokens whose shares reach it.
-    (SHARES, (1.0, None, 1e-6), {1}), (SHARES, (1.0, None, 0.39), {1}), (SHARES, (1.0, None, 0.41), {1, 3}),
-    (SHARES, (1.0, None, 0.69), {1, 3}), (SHARES, (1.0, None, 0.71), {1, 2, 3}),
+    (SHARES, (1.0, None, 1e-6), {1}),
+    (SHARES, (1.0, None, 0.39), {1}),
+    (SHARES, (1.0, None, 0.41), {1, 3}),
+    (SHARES, (1.0, None, 0.69), {1, 3}),
+    (SHARES, (1.0, None, 0.71), {1, 2, 3}),
     (SHARES, (1.0, None, 1.0), {0, 1, 2, 3}),
     # Shares are those among the top_k tokens: 4/7 and 3/7 for two.
-    (SHARES, (1.0, 2, 0.56), {1}), (SHARES, (1.0, 2, 0.58), {1, 3}),
-    (SHARES, (0.5, None, 0.5), {1})], ids=str)  # 16/30 at half the temperature
+    (SHARES, (1.0, 2, 0.56), {1}),
+    (SHARES, (1.0, 2, 0.58), {1, 3}),
+    (SHARES, (0.5, None, 0.5), {1}),
+], ids=str)  # 16/30 at half the temperature
 def test_tokens_that_are_sampled(logits, options, kept):
   """The set of tokens in a few hundred draws."""
   rows = jnp.tile(jnp.asarray(logits), (400, 1))
-  assert {*np.asarray(Sampling(*options).sample(rows, jax.random.key(0), jnp.zeros(400, jnp.int32))).tolist()
-          } == kept
+  drawn = Sampling(*options).sample(rows, jax.random.key(0), jnp.zeros(400, jnp.int32))
+  assert {*np.asarray(drawn).tolist()} == kept
 
 
 def test_a_text_ends_with_its_end_of_text(run):
@@ -103,13 +114,16 @@ def test_a_text_ends_with_its_end_of_text(run):
     assert (row[length:] == end).all()
   # Once all texts have ended, nothing more is generated, for any size of the pieces.
   ends = sorted({int(row[2]) for row in whole})
-  stopped = list(stream_texts(run, prompt(batch=3), 12, eos_token_id=ends, chunk=2))
+  stopped = stream(run, prompt(batch=3), 12, eos_token_id=ends, chunk=2)
   assert sum(max(map(len, piece)) for piece in stopped) <= 3
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('options', [{}, dict(policy=CachePolicy(8, 2)),
-                                     dict(temperature=1.0, top_p=0.9, seed=3)], ids=str)
+@pytest.mark.parametrize('options', [
+    {},
+    dict(policy=CachePolicy(8, 2)),
+    dict(temperature=1.0, top_p=0.9, seed=3),
+], ids=str)
 def test_padding_changes_nothing(run, options):
   rng, lengths = np.random.default_rng(0), [3, 9, 1]
   texts = [rng.integers(0, 32, n) for n in lengths]
@@ -136,7 +150,7 @@ def test_a_prompt_longer_than_the_cache_is_read_in_pieces(run, policy):
   text = prompt(length=37)
   expected = np.argmax(decoded(run, jnp.asarray(text), policy, 1)[:, -1], -1)
   np.testing.assert_array_equal(run.generate(text, 1, policy=policy)[:, 0], expected)
-  pieces = stream_texts(run, [text[0], text[1, :30]], 4, policy=policy)
+  pieces = stream(run, [text[0], text[1, :30]], 4, policy=policy)
   np.testing.assert_array_equal(np.concatenate([piece[0] for piece in pieces]),
                                 run.generate(text, 4, policy=policy)[0])
 
@@ -194,7 +208,7 @@ def test_texts_are_scored_as_they_are_but_continued_after_the_first_token(run):
 def test_a_text_of_any_length_is_scored_by_one_program(run):
   text, policy = prompt(length=40), CachePolicy(18, 2)
   before = _read._cache_size()
-  pieces = list(text_losses(run, text, policy))
+  pieces = list(text_losses(run.config, run.params, text, policy))
   assert _read._cache_size() == before + 1
   assert [piece.shape for piece in pieces] == [(2, 32), (2, 7)]
 
@@ -204,7 +218,8 @@ SCORED = [
     {}, dict(attention=sj.AttentionSpec(position=sj.Rope(fraction=0.5))),
     dict(attention=sj.AttentionSpec(position=sj.Llama3Rope(
         factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=16))),
-    dict(attention=sj.AttentionSpec(position='Nope()')), dict(attention=sj.AttentionSpec(position='Alibi()')),
+    dict(attention=sj.AttentionSpec(position='Nope()')),
+    dict(attention=sj.AttentionSpec(position='Alibi()')),
     dict(attention=sj.AttentionSpec(qk_norm=sj.QKNorm(), kv_bias=sj.SinkLogit())),
     dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
     dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
@@ -237,26 +252,38 @@ MASK = 'shape of the tokens, .2, 4., and in every row 1'
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(length=0), 'length'), (dict(chunk=0), 'chunk'), (dict(temperature=-1.0), 'temperature'),
-    (dict(top_k=33), 'top_k'), (dict(temperature=float('nan')), 'temperature'),
+    (dict(length=0), 'length'),
+    (dict(chunk=0), 'chunk'),
+    (dict(temperature=-1.0), 'temperature'),
+    (dict(top_k=33), 'top_k'),
+    (dict(temperature=float('nan')), 'temperature'),
     (dict(temperature=float('inf')), 'temperature'),
-    (dict(seed=-1), 'seed'), (dict(seed=2**40), 'seed'), (dict(top_k=0), 'top_k'),
-    (dict(top_p=0.0), 'top_p'), (dict(top_p=1.1), 'top_p'), (dict(eos_token_id=32), 'eos_token_id'),
-    (dict(mask=[[1, 0, 1, 1], [1, 1, 1, 1]]), MASK), (dict(mask=[[1, 1, 1, 1], [0, 0, 0, 0]]), MASK),
-    (dict(mask=np.ones((2, 3))), MASK), (dict(mask=2 * np.ones((2, 4))), MASK),
-    (dict(tokens=prompt() + 31), 'vocabulary has 32'), (dict(tokens=prompt()[0]), r'shape \(S, T\)'),
+    (dict(seed=-1), 'seed'),
+    (dict(seed=2**40), 'seed'),
+    (dict(top_k=0), 'top_k'),
+    (dict(top_p=0.0), 'top_p'),
+    (dict(top_p=1.1), 'top_p'),
+    (dict(eos_token_id=32), 'eos_token_id'),
+    (dict(mask=[[1, 0, 1, 1], [1, 1, 1, 1]]), MASK),
+    (dict(mask=[[1, 1, 1, 1], [0, 0, 0, 0]]), MASK),
+    (dict(mask=np.ones((2, 3))), MASK),
+    (dict(mask=2 * np.ones((2, 4))), MASK),
+    (dict(tokens=prompt() + 31), 'vocabulary has 32'),
+    (dict(tokens=prompt()[0]), r'shape \(S, T\)'),
     (dict(tokens=np.zeros((2, 0), int)), 'T at least 1'),
     (dict(attention=LEARNED, length=5), '8 learned positions'),
     (dict(attention=LEARNED, length=5, sink_tokens=1), '8 learned positions'),
-    *((dict(sink_tokens=2, length=9, policy=CachePolicy(6, sinks)), 'token: give it sinks of at least 2')
+    *((dict(sink_tokens=2, length=9, policy=CachePolicy(6, sinks)), 'give it sinks of at least 2')
       for sinks in (0, 1)),
-    (dict(vocab_size=0, input_features=2, output_features=2, tokens=np.zeros((2, 4, 2))), 'no tokens'),
+    (dict(vocab_size=0, input_features=2, output_features=2, tokens=np.zeros((2, 4, 2))),
+     'no tokens'),
 ], ids=str)
 def test_what_cannot_be_generated(options, message):
   changed = {name: options[name] for name in vars(CONFIG).keys() & options.keys()}
   given = {name: value for name, value in options.items() if name not in changed}
+  run = sj.Run(dataclasses.replace(CONFIG, **changed), {})
   with pytest.raises(ValueError, match=message):  # raised before anything runs
-    sj.Run(dataclasses.replace(CONFIG, **changed), {}).generate(**dict(tokens=prompt(), length=2) | given)
+    run.generate(**dict(tokens=prompt(), length=2) | given)
 
 
 @pytest.mark.parametrize('options, length, policy', [
@@ -265,6 +292,7 @@ def test_what_cannot_be_generated(options, message):
     *((dict(attention=LEARNED, sink_tokens=1), 4, policy)
       for policy in (None, CachePolicy(9, 2), CachePolicy(9, 2, 'text'))),
     (dict(attention=LEARNED, sink_tokens=1), 12, CachePolicy(9, 2)),
-    (dict(sink_tokens=2), 9, CachePolicy(6, 2))], ids=str)
+    (dict(sink_tokens=2), 9, CachePolicy(6, 2)),
+], ids=str)
 def test_all_positions_of_a_cache_can_be_used(options, length, policy):
   assert model(**options).generate(prompt(), length, policy=policy).shape == (2, length)

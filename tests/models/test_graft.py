@@ -33,11 +33,16 @@ def biased(kv_bias):
 
 
 @pytest.mark.parametrize('options', [
-    biased('KBias()'), biased("KBias(value='first')"), biased('KVBias(shared=True)'),
-    biased('VBias()'), biased('SinkLogit()'), dict(sink_tokens=1),
+    biased('KBias()'),
+    biased("KBias(value='first')"),
+    biased('KVBias(shared=True)'),
+    biased('VBias()'),
+    biased('SinkLogit()'),
+    dict(sink_tokens=1),
     biased('VBias()') | dict(sink_tokens=1),
     # Blocks that differ, as in gpt-oss: their parameters are one level deeper.
-    biased('SinkLogit()') | dict(pattern=(Layer(mask=sj.Window(size=4)), Layer()))], ids=str)
+    biased('SinkLogit()') | dict(pattern=(Layer(mask=sj.Window(size=4)), Layer())),
+], ids=str)
 def test_the_rest_is_a_model_without_it(options):
   full = run(**options)
   bare = without_bias(full)
@@ -45,7 +50,8 @@ def test_the_rest_is_a_model_without_it(options):
   assert bare.config == plain and (bare.name, bare.step) == ('biased', 3)
   shapes = jax.tree.map(lambda x: x.shape, bare.params)
   assert shapes == jax.tree.map(lambda x: x.shape, parameter_shapes(plain))
-  # The remaining parameters are unchanged: this is the plain model with the full model's parameters.
+  # The remaining parameters are unchanged: this is the plain model with the full model's
+  # parameters.
   theirs = dict(jax.tree_util.tree_leaves_with_path(full.params))
   for path, x in jax.tree_util.tree_leaves_with_path(bare.params):
     assert x is theirs.pop(path)
@@ -83,7 +89,8 @@ HYBRID = (Layer(mamba=Mamba(inner=8, state=4, conv=3, rank=2)), Layer())
     ({}, {'value': 'ValueResidual()', 'head': "ElementGate(source='value', scale=2)"},
      ['head_kernel', 'value_first', 'value_own']),
     pytest.param(dict(pattern=HYBRID), {'head': 'ElementGate(scale=2)'}, ['head_kernel'],
-                 marks=pytest.mark.full)], ids=str)
+                 marks=pytest.mark.full),
+], ids=str)
 def test_what_starts_like_the_source_changes_no_logit(options, attention, new, capsys):
   full = run(implementation='reference', kv_heads=2, **options)
   other = grafted(full, attention)
@@ -91,16 +98,21 @@ def test_what_starts_like_the_source_changes_no_logit(options, attention, new, c
   assert str(report) in capsys.readouterr().out
   assert report.fresh == () and 'start: identity' in str(report)
   assert report.exact and [path.split('/')[-1] for path in report.new] == new
-  assert report.loss_after == pytest.approx(report.loss_before, rel=1e-6)  # compiled, so not bit for bit
+  # compiled, so not bit for bit
+  assert report.loss_after == pytest.approx(report.loss_before, rel=1e-6)
   np.testing.assert_allclose(other.logits(TOKENS), full.logits(TOKENS), rtol=1e-6, atol=1e-6)
   with jax.disable_jit():
     np.testing.assert_array_equal(bits(other, TOKENS[:, :5]), bits(full, TOKENS[:, :5]))
 
 
 @pytest.mark.parametrize('head, opens', [
-    ('HeadGate()', False), ('HeadNorm()', False), ('Exclusive()', False),
-    ("HeadGate(source='slice', opening=0.3)", False), ("HeadGate(source='slice', scale=2)", True),
-    ("ElementGate(source='value', scale=2)", True)])
+    ('HeadGate()', False),
+    ('HeadNorm()', False),
+    ('Exclusive()', False),
+    ("HeadGate(source='slice', opening=0.3)", False),
+    ("HeadGate(source='slice', scale=2)", True),
+    ("ElementGate(source='value', scale=2)", True),
+])
 def test_gates_start_at_one_where_they_can(head, opens):
   # Without a bias, gates with other numbers have no start at which they are one for all tokens.
   gate = sj.AttentionSpec(head=head).head
@@ -120,7 +132,7 @@ def test_a_sink_logit_starts_below_the_rows_of_its_head():
   for block in full.params['blocks'].values():
     block['attention']['out']['kernel'] *= 0
   maps = grafted(full, {'kv_bias': 'SinkLogit()'}, offset=-2.0).record(
-      TEXT, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
+      TEXT, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
   # In a row with the sum e^l, the tokens keep e^l / (e^l + e^logit).
   kept = np.asarray(maps, np.float64).sum(-1)
   np.testing.assert_allclose(np.log(kept / (1 - kept)).mean((1, 3)), 2, atol=1e-4)
@@ -155,7 +167,8 @@ def next_token_loss(r, text=TEXT):
                                           'final_norm/bias'], [], marks=pytest.mark.full),
     # The gain becomes one number; it was a vector.
     (dict(norm='single'), *[['blocks/norm1/gain', 'blocks/norm2/gain', 'final_norm/gain']] * 2),
-    (dict(attention={'head': 'HeadGate()'}, start='random'), ['blocks/attention/head_kernel'], [])],
+    (dict(attention={'head': 'HeadGate()'}, start='random'), ['blocks/attention/head_kernel'], []),
+],
     ids=str)
 def test_the_rest_starts_as_in_a_fresh_model_and_its_loss_is_measured(changes, new, removed):
   full = run()
@@ -207,9 +220,11 @@ def test_a_removal_is_a_graft():
     (dict(pattern=WINDOWS), dict(attention={'mask': 'Prefix()'}), 'a mask of their own'),
     ({}, dict(sink_tokens=1, start='zero'), "start 'zero'. Choices: identity, random"),
     ({}, dict(sink_tokens=1, tokens=None), 'no probe inputs.*tokens='),
-    (dict(vocab_size=0, input_features=3, output_features=2), dict(sink_tokens=1), 'continuous inputs'),
+    (dict(vocab_size=0, input_features=3, output_features=2), dict(sink_tokens=1),
+     'continuous inputs'),
     ({}, dict(sink_tokens=1, tokens=TEXT[0]), r'shape \(S, T\)'),
-    ({}, dict(sink_tokens=1, tokens=TEXT + 1), 'vocabulary has 11')], ids=str)
+    ({}, dict(sink_tokens=1, tokens=TEXT + 1), 'vocabulary has 11'),
+], ids=str)
 def test_grafts_without_meaning_are_refused(options, changes, words):
   config = sj.ModelConfig(**TINY | options)
   with pytest.raises(ValueError, match=words):  # raised before the parameters are read

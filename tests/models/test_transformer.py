@@ -12,10 +12,12 @@ import sink_jax as sj
 from sink_jax.kernels import dispatch
 from sink_jax.models import attention
 from sink_jax.models.config import CHOICES, Layer, Mamba
+from sink_jax.models.record import maps, states
 from sink_jax.models.sizes import attention_flops, flops_per_token, parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
 from tests.random_params import random_params
 
+EVERY = sj.RecordOptions(attention=maps, hidden=states)
 TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
 
 
@@ -39,8 +41,13 @@ def logits(config, params, inputs):
 
 
 @pytest.mark.parametrize('size, vocab_size, body, total', [
-    ('60m', 50432, 58_998_528, 136_462_080), ('1b', 50432, 1_130_457_088, 1_337_026_560),  # the paper's
-    ('7b', 32000, 6_476_271_616, 6_738_415_616), ('13b', 32000, 12_688_184_320, 13_015_864_320)])  # LLaMA 2
+    # the paper's
+    ('60m', 50432, 58_998_528, 136_462_080),
+    ('1b', 50432, 1_130_457_088, 1_337_026_560),
+    # LLaMA 2
+    ('7b', 32000, 6_476_271_616, 6_738_415_616),
+    ('13b', 32000, 12_688_184_320, 13_015_864_320),
+])
 def test_parameter_counts(size, vocab_size, body, total):
   config = sj.sized(size, vocab_size=vocab_size)
   assert (sj.parameter_count(config, embeddings=False), sj.parameter_count(config)) == (body, total)
@@ -58,14 +65,16 @@ def test_parameter_counts(size, vocab_size, body, total):
     (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
      3 * (8 * 16 - 2 * 16 * 8)),
     (dict(attention=sj.AttentionSpec(head=sj.HeadNorm())), 3 * 4),
-    (dict(sink_tokens=1), 16), (dict(sink_tokens=3), 3 * 16),
+    (dict(sink_tokens=1), 16),
+    (dict(sink_tokens=3), 3 * 16),
     (dict(combine_heads='add'), -3 * (16 - 4) * 16),
     (dict(kv_heads=2), -3 * 2 * 16 * 8),
     (dict(ffn='relu'), -3 * 16 * 24),
     (dict(ffn='none'), -3 * 3 * 16 * 24),
     (dict(norm_location='post'), -16),
     (dict(norm_location='sandwich'), 3 * 2 * 16),
-    (AFTER, 3 * 2 * 16), (AFTER | dict(kv_heads=2), 3 * (16 + 8) - 3 * 2 * 16 * 8),
+    (AFTER, 3 * 2 * 16),
+    (AFTER | dict(kv_heads=2), 3 * (16 + 8) - 3 * 2 * 16 * 8),
     (PROTECTED, -3 * 2 * 16 + 3 * 2 * 4),
     (dict(linear='sigma_reparam'), 3 * (7 + 6 * 16 + 24)),
     (dict(norm='layernorm'), 7 * 16),
@@ -88,12 +97,14 @@ def test_flops_are_those_of_the_matrices_and_the_visible_keys():
 
 
 @pytest.mark.parametrize('options, matrices, head_keys', [
-    # A tied unembedding multiplies as much as an untied one, and a narrow table multiplies in two steps.
+    # A tied unembedding multiplies as much as an untied one, and a narrow table multiplies in two
+    # steps.
     (dict(tied=True), 0, 3 * 4 * 4.5),
     (dict(tied=True, embedding_dim=8), 2 * 8 * 16 + 11 * (8 - 16), 3 * 4 * 4.5),
     # Wide heads, as in gpt-oss and Qwen3: 4 heads of 8 dimensions in a model of width 16.
     (dict(head_dim=8), 3 * 4 * 16 * 16, 3 * 8 * 4.5),
-    # Three blocks: one with the window of a single key, one with full attention, and one without attention.
+    # Three blocks: one with the window of a single key, one with full attention, and one without
+    # attention.
     (dict(pattern=(Layer(mask=sj.Window(size=1)), Layer(), Layer(mamba=Mamba(32, 4, 3, 2)))),
      -4 * 16 * 16 + 16 * 64 + 3 * 32 + 32 * 10 + 2 * 32 + 32 * 16, 4 * 4.5 + 4),
     # Each of the four heads computes its four gates from the values of both key heads.
@@ -156,7 +167,8 @@ def numpy_model(config, params, inputs, before_norm=None):
     gains = [own.get(f'qk_norm_{name}_gain') for name in ('query', 'key')]
     if config.attention.qk_norm == sj.QKNorm():
       q, k = (rms(x, 1e-6) * gain for x, gain in zip((q, k), gains))
-    if isinstance(config.attention.qk_norm, sj.ProjectionQKNorm):  # (H, B, T, Dh), one mean over all heads
+    # (H, B, T, Dh), one mean over all heads
+    if isinstance(config.attention.qk_norm, sj.ProjectionQKNorm):
       q, k = (rms(x, config.attention.qk_norm.eps, (0, -1)) * gain[:, None, None]
               for x, gain in zip((q, k), gains))
     s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
@@ -183,7 +195,8 @@ def numpy_model(config, params, inputs, before_norm=None):
     elif config.norm_location == 'after':  # 2501.00656, Eq. 1 and 2
       x = ln(attention(h, own['attention']), own['norm1_after']) + h
       h = ln(ffn(x, own.get('ffn')), own['norm2_after']) + x
-    elif config.norm_location == 'protected':  # 2405.19279; beta^2 times the number of sub-layers is 1
+    # 2405.19279; beta^2 times the number of sub-layers is 1
+    elif config.norm_location == 'protected':
       x = h + attention(h, own['attention']) / math.sqrt(2 * config.layers)
       h = x + ffn(x, own.get('ffn')) / math.sqrt(2 * config.layers)
     else:  # Eq. 3
@@ -202,17 +215,31 @@ def numpy_model(config, params, inputs, before_norm=None):
 
 @pytest.mark.every(8)
 @pytest.mark.parametrize('options', [
-    *(dict(ffn=kind) for kind in CHOICES['ffn']), dict(biases=('qkv', 'out', 'ffn', 'unembed')),
-    dict(parallel_residual=True), dict(tied=True), dict(embedding_dim=6), dict(head_dim=6),
-    dict(tied=True, embedding_dim=6), dict(norm_location='post'), dict(norm='layernorm'),
-    dict(norm='none'), dict(norm='single'), dict(norm='dyt'),
-    dict(combine_heads='add', head='ElementGate()'), dict(heads=1),
-    dict(remat='blocks', head='HeadGate()'), dict(implementation='reference'),
+    *(dict(ffn=kind) for kind in CHOICES['ffn']),
+    dict(biases=('qkv', 'out', 'ffn', 'unembed')),
+    dict(parallel_residual=True),
+    dict(tied=True),
+    dict(embedding_dim=6),
+    dict(head_dim=6),
+    dict(tied=True, embedding_dim=6),
+    dict(norm_location='post'),
+    dict(norm='layernorm'),
+    dict(norm='none'),
+    dict(norm='single'),
+    dict(norm='dyt'),
+    dict(combine_heads='add', head='ElementGate()'),
+    dict(heads=1),
+    dict(remat='blocks', head='HeadGate()'),
+    dict(implementation='reference'),
     dict(norm_location='post', norm='layernorm', ffn='gelu'),
-    dict(norm_location='sandwich'), dict(norm_location='sandwich', norm='dyt', ffn='none'),
-    AFTER, PROTECTED, PROTECTED | dict(norm='layernorm', ffn='relu'),
+    dict(norm_location='sandwich'),
+    dict(norm_location='sandwich', norm='dyt', ffn='none'),
+    AFTER,
+    PROTECTED,
+    PROTECTED | dict(norm='layernorm', ffn='relu'),
     dict(linear='sigma_reparam', biases=('qkv', 'out', 'ffn')),
-    dict(linear='sigma_reparam', norm='none', ffn='gelu', combine_heads='add')],
+    dict(linear='sigma_reparam', norm='none', ffn='gelu', combine_heads='add'),
+],
     ids=str)
 def test_the_decoder_is_equations_2_to_4(options):
   options = dict(options)
@@ -276,7 +303,8 @@ def test_initialisations():
 
 def test_layers_start_different_and_seeds_matter():
   config, params = model()
-  kernel, (again, other) = params['blocks']['ffn']['w1']['kernel'], (init_params(config, n) for n in (0, 1))
+  kernel = params['blocks']['ffn']['w1']['kernel']
+  again, other = (init_params(config, n) for n in (0, 1))
   assert not np.allclose(kernel[0], kernel[1]) and not np.allclose(params['embed'], other['embed'])
   np.testing.assert_array_equal(params['embed'], again['embed'])
 
@@ -293,26 +321,27 @@ SHOWN = [dict(), dict(norm_location='post'), dict(norm_location='sandwich'),
 def test_a_record_shows_the_forward_pass_it_belongs_to(options):
   config, params = model(**options)
   inputs = tokens()
-  shown, record = Transformer(config).apply({'params': params}, inputs,
-                                            sj.RecordOptions(maps=True, hidden=True))
+  hidden, record, _ = Transformer(config).apply(
+      {'params': params}, inputs, EVERY, method='hidden')
+  shown = Transformer(config).apply({'params': params}, hidden, method='logits')
   np.testing.assert_array_equal(shown, logits(config, params, inputs))
   layers = record.layers
   # The maps give the importances, and the hidden states give the norms.
-  np.testing.assert_allclose(sj.importance(np.asarray(layers.maps_BxHxTxT), raw=True),
+  np.testing.assert_allclose(sj.importance(np.asarray(layers.attention.weights_BxHxTxT), raw=True),
                              layers.importance.raw, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(sj.importance(np.asarray(layers.proxy_maps_BxHxTxT)),
+  np.testing.assert_allclose(sj.importance(np.asarray(layers.attention.proxy_BxHxTxT)),
                              layers.importance.normalized, rtol=1e-5, atol=1e-6)
   if config.sink_tokens or config.attention.kv_bias.has_extra_key:
-    np.testing.assert_allclose(1 - np.asarray(layers.proxy_maps_BxHxTxT).sum(-1).mean(-1),
-                               layers.importance.bias_slot, rtol=1e-4)
-  np.testing.assert_allclose(np.linalg.norm(layers.hidden_BxTxD, axis=-1),
+    np.testing.assert_allclose(1 - np.asarray(layers.attention.proxy_BxHxTxT).sum(-1).mean(-1),
+                               layers.importance.extra_key, rtol=1e-4)
+  np.testing.assert_allclose(np.linalg.norm(layers.hidden, axis=-1),
                              layers.hidden_norm_BxT, rtol=1e-5)
   assert layers.importance.raw.shape == (3, 2, 4, 9)
   assert layers.key_norm_BxHxT.shape == (3, 2, config.dims.kv_heads, 9)
   np.testing.assert_allclose(record.embedding_norm_BxT,
                              np.linalg.norm(params['embed'][inputs], axis=-1), rtol=1e-5)
   # The last hidden state gives the logits.
-  h = np.asarray(layers.hidden_BxTxD[-1], np.float64)
+  h = np.asarray(layers.hidden[-1], np.float64)
   if config.norm_location != 'post':
     h = h / np.sqrt((h**2).mean(-1, keepdims=True) + 1e-5)
   np.testing.assert_allclose(h @ params['unembed']['kernel'], shown, rtol=1e-4, atol=1e-5)
@@ -340,15 +369,15 @@ def test_sink_tokens_are_the_first_keys_of_all(n):
   same = {k: v for k, v in params.items() if k != 'sink_tokens'} | {'embed': table}
   with_tokens = np.concatenate([np.broadcast_to(11 + np.arange(n), (2, n)), inputs], 1)
   kernel = np.pad(params['unembed']['kernel'], ((0, 0), (0, n)))
-  full, record = Transformer(longer).apply(
-      {'params': same | {'unembed': {'kernel': kernel}}}, with_tokens, sj.RecordOptions(maps=True))
+  same['unembed'] = {'kernel': kernel}
+  full, record = logits(longer, same, with_tokens), sj.Run(longer, same).record(with_tokens, EVERY)
   np.testing.assert_allclose(full[:, n:, :11], logits(config, params, inputs), rtol=1e-5, atol=1e-6)
   ours = sj.Run(config, params).record(inputs).layers.importance
   theirs = record.layers.importance.normalized
-  whole = np.asarray(record.layers.maps_BxHxTxT)
-  np.testing.assert_allclose(ours.bias_slot_released, whole[..., :n].sum(-1).mean(-1), rtol=1e-5)
-  maps = sj.Run(config, params).record(inputs, sj.RecordOptions(maps=True)).layers.maps_BxHxTxT
-  np.testing.assert_allclose(ours.bias_slot, 1 - maps.sum(-1).mean(-1), rtol=1e-4)
+  whole = np.asarray(record.layers.attention.weights_BxHxTxT)
+  np.testing.assert_allclose(ours.extra_key_released, whole[..., :n].sum(-1).mean(-1), rtol=1e-5)
+  maps = sj.Run(config, params).record(inputs, EVERY).layers.attention.weights_BxHxTxT
+  np.testing.assert_allclose(ours.extra_key, 1 - maps.sum(-1).mean(-1), rtol=1e-4)
   np.testing.assert_allclose(ours.normalized, theirs[..., n:], rtol=1e-4, atol=1e-6)
 
 
@@ -366,17 +395,24 @@ HYBRID = dict(layers=2, pattern=(Layer(), Layer(mamba=Mamba(8, 2, 2, 2))))
 
 
 @pytest.mark.parametrize('options, words', [
-    (dict(ffn='swigloo'), 'model.ffn.*swiglu'), (dict(heads=3), 'must divide model.d_model'),
-    (dict(kv_heads=3), 'must divide model.heads'), (dict(layers=0), 'at least 1'),
-    (dict(implementation='flash'), 'chunked'), (dict(unroll=True), 'unroll = True must be int'),
-    (dict(sink_tokens=-1), 'sink_tokens must be at least 0'), (dict(vocab_size=0), 'vocab_size'),
+    (dict(ffn='swigloo'), 'model.ffn.*swiglu'),
+    (dict(heads=3), 'must divide model.d_model'),
+    (dict(kv_heads=3), 'must divide model.heads'),
+    (dict(layers=0), 'at least 1'),
+    (dict(implementation='flash'), 'chunked'),
+    (dict(unroll=True), 'unroll = True must be int'),
+    (dict(sink_tokens=-1), 'sink_tokens must be at least 0'),
+    (dict(vocab_size=0), 'vocab_size'),
     (dict(norm_location='sandwich', parallel_residual=True), "norm_location = 'pre'"),
-    (dict(logit_cap=-30.0), 'model.logit_cap = -30.0 must be'), (dict(norm_eps=-1.0), 'norm_eps'),
+    (dict(logit_cap=-30.0), 'model.logit_cap = -30.0 must be'),
+    (dict(norm_eps=-1.0), 'norm_eps'),
     (dict(logit_cap=30.0, vocab_size=0, input_features=2, output_features=2), 'need a vocabulary'),
     (dict(norm_location='protected'), r"qk_norm = 'QKNorm\(\)'"),
     (PROTECTED | dict(init='tinyllama'), 'torch_default'),
-    (dict(tied=True, biases=('unembed',)), 'unembed'), (dict(biases=('x',)), 'choices: qkv'),
-    (PROTECTED | HYBRID, 'without Mamba'), (dict(linear='sigma_reparam') | HYBRID, 'without Mamba'),
+    (dict(tied=True, biases=('unembed',)), 'unembed'),
+    (dict(biases=('x',)), 'choices: qkv'),
+    (PROTECTED | HYBRID, 'without Mamba'),
+    (dict(linear='sigma_reparam') | HYBRID, 'without Mamba'),
     (dict(layers=3, pattern=(Layer(), Layer())), 'a multiple of the 2 blocks'),
     (dict(layers=1, pattern=(Layer(mamba=Mamba(8, 2, 2, 2)),)), 'no block with attention'),
     (dict(layers=2, pattern=(Layer(position=sj.Alibi()), Layer())), 'blocks differ in rotary'),
@@ -384,7 +420,8 @@ HYBRID = dict(layers=2, pattern=(Layer(), Layer(mamba=Mamba(8, 2, 2, 2))))
     (dict(sink_tokens=4, attention=sj.AttentionSpec(mask=sj.Prefix(length=3))),
      'which is shorter: give Prefix.length=4'),
     (dict(attention=sj.AttentionSpec(value='ValueResidual()'), layers=1), 'two layers or more'),
-    (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds')])
+    (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds'),
+])
 def test_bad_options_are_explained(options, words):
   with pytest.raises(ValueError, match=words):
     sj.ModelConfig(**TINY | options)
@@ -427,22 +464,27 @@ def loss_and_gradients(config, params):
     pytest.param({}, 2, marks=pytest.mark.full),
     (dict(sink_tokens=1, norm='dyt', linear='sigma_reparam',
           attention=sj.AttentionSpec(value='ValueResidual()')), 99),
-    (TWO | dict(norm_location='sandwich', norm='single'), 4)], ids=str)
+    (TWO | dict(norm_location='sandwich', norm='single'), 4),
+], ids=str)
 def test_loss_and_gradients_are_those_of_the_loop(options, unroll):
   config = sj.ModelConfig(**TINY | options)
   laid_out = dataclasses.replace(config, unroll=unroll)
   params = init_params(laid_out, 0)
   jax.tree.map(np.testing.assert_array_equal, params, init_params(config, 0))
   assert_close(loss_and_gradients(laid_out, params), loss_and_gradients(config, params))
-  assert_close(*(sj.Run(config, params).record(tokens(), sj.RecordOptions(maps=True, hidden=True))
+  assert_close(*(sj.Run(config, params).record(tokens(), EVERY)
                  for config in (laid_out, config)))
 
 
 @pytest.mark.parametrize('options, loops', [
-    ({}, 2), (dict(unroll=3), 0), (dict(unroll=3, remat='blocks'), 2),
-    (TWO | dict(unroll=4), 0), (TWO | dict(unroll=3), 2)], ids=str)
+    ({}, 2),
+    (dict(unroll=3), 0),
+    (dict(unroll=3, remat='blocks'), 2),
+    (TWO | dict(unroll=4), 0),
+    (TWO | dict(unroll=3), 2),
+], ids=str)
 def test_loops_over_blocks_that_remain(options, loops):
-  """One forward and one backward loop; none if one iteration has all blocks. With remat the loops stay."""
+  """One forward and one backward loop; none if one iteration has all blocks, without a remat."""
   config = sj.ModelConfig(**TINY | options, implementation='reference')  # without loops inside
   loss = lambda params: Transformer(config).apply({'params': params}, tokens()).sum()
   text = jax.jit(jax.grad(loss)).lower(parameter_shapes(config)).as_text()

@@ -13,7 +13,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.arrays import first_not_finite
-from sink_jax.models.run import text_losses
+from sink_jax.models.generate import text_losses
+from sink_jax.models.record import states
 from sink_jax.pretrained import parameters
 from sink_jax.pretrained.families import FAMILIES
 from sink_jax.pretrained.files import Checkpoint
@@ -140,13 +141,13 @@ def test_sinks_need_no_unembedding(headless, name, caplog):
   assert sj.parameter_count(run.config) == size(run) == size(whole) - 258 * 8
   tokens = np.random.default_rng(0).integers(0, 258, (3, 9))
   of = lambda run: (sj.probe(run, tokens).importance,
-                    run.record(tokens, sj.RecordOptions(hidden=True, maps=True)))
+                    run.record(tokens, sj.RecordOptions(attention=sj.maps, hidden=states)))
   jax.tree.map(np.testing.assert_array_equal, of(run), of(whole))
 
 
 @pytest.mark.parametrize('call', [
     lambda run, tokens: run.logits(tokens), lambda run, tokens: run.generate(tokens, 3),
-    lambda run, tokens: next(text_losses(run, tokens, sj.CachePolicy(8, positions='text'))),
+    lambda run, tokens: next(text_losses(run.config, run.params, tokens, sj.CachePolicy(8, positions='text'))),
     lambda run, tokens: sj.graft(run, tokens=tokens, attention={'head': 'HeadGate(scale=2)'}),
     lambda run, tokens: sj.analyse('edits', run, tokens),
     lambda run, tokens: open_source(run.folder)])

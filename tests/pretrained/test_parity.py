@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 import sink_jax as sj
 from sink_jax.analyses.signature import from_arrays
+from sink_jax.models.record import states
 from tests.pretrained import test_export
 
 FIXTURES = Path(__file__).parent / 'fixtures'
@@ -47,14 +48,14 @@ def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=N
   if run.config.unembedding:
     assert_close(run.logits(tokens), expected['logits'], 'logits', tolerance)
 
-  record = run.record(tokens, sj.RecordOptions(maps=True, hidden=True))
+  record = run.record(tokens, sj.RecordOptions(attention=sj.maps, hidden=states))
   embedded, *hidden = numbered('hidden_states')
   hidden[-1] = expected['last_block']  # transformers returns the last one after the final norm
-  assert_close(record.embedding_BxTxD, embedded, 'embeddings', tolerance)
-  for block, (ours, theirs) in enumerate(zip(record.layers.hidden_BxTxD, hidden, strict=True)):
+  assert_close(record.embedding, embedded, 'embeddings', tolerance)
+  for block, (ours, theirs) in enumerate(zip(record.layers.hidden, hidden, strict=True)):
     assert_close(ours, theirs, f'hidden state of block {block}', tolerance)
   maps_NxSxHxTxT = np.stack(numbered('attentions')).astype(np.float64)
-  for layer, (ours, theirs) in enumerate(zip(record.layers.maps_BxHxTxT, maps_NxSxHxTxT, strict=True)):
+  for layer, (ours, theirs) in enumerate(zip(record.layers.attention.weights_BxHxTxT, maps_NxSxHxTxT, strict=True)):
     assert_close(ours, theirs, f'attention {layer}', of_maps or tolerance)
 
   report, length = sj.probe(run, tokens), tokens.shape[1]
@@ -64,10 +65,10 @@ def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=N
     assert_close(getattr(report, name), alpha, name, of_importance or tolerance)
   np.testing.assert_allclose(report.sink_rates(EPSILON), (alpha > EPSILON).mean((0, 1, 2)), rtol=1e-6)
   slot = 1 - maps_NxSxHxTxT.sum(-1).mean(-1).swapaxes(0, 1)
-  if report.bias_slot is None:
+  if report.extra_key is None:
     assert np.abs(slot).max() < tolerance  # the maps contain all weights
   else:
-    assert_close(report.bias_slot, slot, 'sink logit', tolerance)
+    assert_close(report.extra_key, slot, 'sink logit', tolerance)
 
 
 # Each differs from others of its family in something that one line of the importer reads.

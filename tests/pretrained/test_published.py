@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 import sink_jax as sj
 from sink_jax.models.decode import CachePolicy
-from sink_jax.models.run import text_losses
+from sink_jax.models.generate import text_losses
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.gguf import GgufCheckpoint, name_in_file
 from sink_jax.pretrained.hub import PACKAGED
@@ -49,7 +49,7 @@ def measured(run):
   tokens = tokens_of(run)
   report = sj.probe(run, tokens)
   perplexity = lambda losses: float(np.exp(np.mean(losses, dtype=np.float64)))
-  window = lambda sinks: np.concatenate(list(text_losses(run, tokens, CachePolicy(16, sinks))), 1)
+  window = lambda sinks: np.concatenate(list(text_losses(run.config, run.params, tokens, CachePolicy(16, sinks))), 1)
   text = tokens.reshape(1, 128)
   logp = jax.nn.log_softmax(run.logits(text)[:, :-1])
   return {'sink_1': float(report.sink_rate(1, 0.3)),
