@@ -1,4 +1,4 @@
-"""The timed implementations of attention, from this package and from other libraries, in one table."""
+"""The timed implementations of attention, of this package and of other libraries, in one table."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from sink_jax.attention.normalizer import AbsFloor, RowSum
 from sink_jax.attention.per_token import EluPlusOne
 from sink_jax.attention.similarity import Exp, Sigmoid
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.benchmark.machine import compiled, random
-from sink_jax.benchmark.timing import Program
+from sink_jax.benchmark.measure import Program, compiled, random
 from sink_jax.devices import platform
 from sink_jax.kernels.dispatch import attend
 
@@ -57,13 +56,16 @@ class Implementation(NamedTuple):
       return f'needs {" or ".join(self.platforms)}'
     return None if importlib.util.find_spec(self.package) else f'{self.package} is not installed'
 
+  def computes(self, variant: str) -> bool:
+    return self.variants is None or variant in self.variants
+
 
 def random_inputs(work: Work) -> tuple[tuple[Any, ...], jax.Array]:
   """((q, k, v, params), cotangent of the output): normal numbers, (B, T, H, Dh)."""
-  heads, head_dim = work.shape[1], work.shape[3]
+  _, heads, _, head_dim = work.shape
   q, k, v, do = _arrays(work.shape, work.dtype)
-  params = jax.tree.map(lambda p: 0.02 * random(0, p.shape, jnp.float32),
-                        work.spec.params(Dims(heads, heads, head_dim)),
+  wanted = work.spec.params(Dims(heads, heads, head_dim))
+  params = jax.tree.map(lambda p: 0.02 * random(0, p.shape, jnp.float32), wanted,
                         is_leaf=lambda x: isinstance(x, Param))
   return (q, k, v, params), do
 
@@ -82,7 +84,8 @@ def repeated(f: Callable[..., Any], repeats: int) -> Callable[..., jax.Array]:
   def program(*arrays: Any) -> jax.Array:
     def call(total, _):
       # Behind a barrier with the running total the inputs look new each time: XLA would take a call
-      # with the same inputs out of the loop. The second barrier makes it compute all of the results.
+      # with the same inputs out of the loop. The second barrier makes it compute all of the
+      # results.
       inputs, total = jax.lax.optimization_barrier((arrays, total))
       results = jax.tree.leaves(jax.lax.optimization_barrier(f(*inputs)))
       return total + sum(result.ravel()[0].astype(jnp.float32) for result in results), None
@@ -102,9 +105,10 @@ def _in_jax(make: Callable[[AttentionSpec], Callable[..., jax.Array]]) -> Callab
       return out, pull(cotangent.astype(out.dtype))
 
     inputs, cotangent = random_inputs(work)
-    g, arrays = (with_gradients, (cotangent, *inputs)) if work.backward else (f, inputs)
-    return compiled(row, repeated(g, work.repeats) if work.repeats > 1 else g, *arrays,
-                    repeats=work.repeats)
+    timed, arrays = (with_gradients, (cotangent, *inputs)) if work.backward else (f, inputs)
+    if work.repeats > 1:
+      timed = repeated(timed, work.repeats)
+    return compiled(row, timed, *arrays, repeats=work.repeats)
 
   return program
 
@@ -160,12 +164,13 @@ def _flash(torch, spec, shape, device):
 
 def _flex(torch, spec, shape, device):
   flex = importlib.import_module('torch.nn.attention.flex_attention')
-  size = spec.mask.window or shape[2]
-  mask = flex.create_block_mask(lambda b, h, i, j: (j <= i) & (i - j < size), None, None, shape[2],
-                                shape[2], device=device)
+  _, heads, length, _ = shape
+  size = spec.mask.window or length
+  keep = lambda b, h, i, j: (j <= i) & (i - j < size)
+  mask = flex.create_block_mask(keep, None, None, length, length, device=device)
   bias = None
   if spec.position.has_bias:  # ALiBi
-    slopes = torch.tensor(spec.position.slopes(shape[1]), device=device)
+    slopes = torch.tensor(spec.position.slopes(heads), device=device)
     bias = lambda s, b, h, i, j: s - slopes[h] * (i - j)
   f = torch.compile(flex.flex_attention)  # not compiled, it makes all T x T scores
   return lambda q, k, v: f(q, k, v, score_mod=bias, block_mask=mask)
@@ -177,8 +182,9 @@ def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
     torch = importlib.import_module('torch')  # by name: it is not a dependency
     device = 'cuda' if platform() == 'cuda' else 'cpu'
     generator = torch.Generator(device).manual_seed(0)
-    q, k, v, do = (torch.randn(work.shape, generator=generator, device=device)
-                   .to(getattr(torch, work.dtype)).requires_grad_() for _ in range(4))
+    dtype = getattr(torch, work.dtype)
+    draw = lambda: torch.randn(work.shape, generator=generator, device=device).to(dtype)
+    q, k, v, do = (draw().requires_grad_() for _ in range(4))
     f = make(torch, work.spec, work.shape, device)
 
     def call():
@@ -193,22 +199,23 @@ def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
 
 
 _WINDOWED = 'softmax', 'window'
-_IN_TILES = ('softmax', 'sigmoid', 'sigmoid-sum', 'relu', 'elu', 'linear', 'alibi', 'relative', 'p-norm',
-             'window', 'k-bias')
-_GPU = 'cpu', 'cuda'
+_IN_TILES = ('softmax', 'sigmoid', 'sigmoid-sum', 'relu', 'elu', 'linear', 'alibi', 'relative',
+             'p-norm', 'window', 'k-bias')
+_MOSAIC = tuple(name for name in _IN_TILES if name != 'relative')
+_RELEASED = 'softmax', 'sigmoid', 'sigmoid-sum', 'elu', 'linear', 'window'
+_TORCH = {'platforms': ('cpu', 'cuda'), 'package': 'torch'}
 # By their names in --implementations. The others are compared with the first library that runs.
 IMPLEMENTATIONS = {
     'pallas': Implementation('ours', _ours('pallas'), _IN_TILES, ('cuda', 'tpu')),
-    'mosaic': Implementation('ours', _ours('mosaic'), tuple(
-        name for name in _IN_TILES if name != 'relative'), ('cuda',)),
+    'mosaic': Implementation('ours', _ours('mosaic'), _MOSAIC, ('cuda',)),
     'chunked': Implementation('ours', _ours('chunked')),
     'cudnn': Implementation('library', _ours('cudnn'), _WINDOWED, ('cuda',)),
     'splash': Implementation('library', _ours('splash'), _WINDOWED, ('tpu',)),
-    'torch-flash': Implementation('library', _torch(_flash), ('softmax',), _GPU, 'torch'),
-    'torch-flex': Implementation('library', _torch(_flex), (*_WINDOWED, 'alibi'), _GPU, 'torch'),
-    'tokamax': Implementation('library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'), 'tokamax'),
+    'torch-flash': Implementation('library', _torch(_flash), ('softmax',), **_TORCH),
+    'torch-flex': Implementation('library', _torch(_flex), (*_WINDOWED, 'alibi'), **_TORCH),
+    'tokamax': Implementation('library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'),
+                              package='tokamax'),
     'xla': Implementation('library', _library('jax.nn', implementation='xla'), _WINDOWED),
     'reference': Implementation('T x T', _ours('reference')),  # the definition, in float32
-    'release': Implementation('T x T', _in_jax(_release), (
-        'softmax', 'sigmoid', 'sigmoid-sum', 'elu', 'linear', 'window')),  # compiled by XLA
+    'release': Implementation('T x T', _in_jax(_release), _RELEASED),  # compiled by XLA
 }

@@ -9,45 +9,60 @@ from typing import Any
 import jax
 
 from sink_jax.attention.reference import attention_map
-from sink_jax.benchmark.attention import VARIANTS, attention_flops
+from sink_jax.benchmark.attention import VARIANTS
 from sink_jax.benchmark.implementations import Work, random_inputs
-from sink_jax.benchmark.machine import accelerated, compiled
-from sink_jax.benchmark.rows import FLOOR, Case, Column, Rates, ratio_columns, time_group
-from sink_jax.benchmark.timing import Program
+from sink_jax.benchmark.measure import (
+  FLOOR, Case, Column, Program, Rates, accelerated, compiled, ratio_columns, time_group)
 from sink_jax.evaluate.sinks import importance
 from sink_jax.kernels.importance import streaming_importance
+from sink_jax.models.sizes import visible_flops
 
 COLUMNS: list[Column] = [
-    ('shape', 'B,H,T,Dh', ''), ('form', 'form', ''), ('ms', 'ms', ',.2f'),
-    *ratio_columns('x T x T'), *FLOOR, ('mb', 'MB', ',.1f'), ('map_gb', 'one T x T, GB', ',.2f'),
-    ('alpha_1', 'alpha_1', '.5f'), ('failed', '', '')]
-NOTES = ('FLOPs: 2 H Dh per score that the mask leaves. T x T: float32 maps of all heads, of which the '
-         'definition makes at least two. alpha_1: importance of the first key.')
+    ('shape', 'B,H,T,Dh', ''),
+    ('form', 'form', ''),
+    ('ms', 'ms', ',.2f'),
+    *ratio_columns('x T x T'),
+    *FLOOR,
+    ('mb', 'MB', ',.1f'),
+    ('map_gb', 'one T x T, GB', ',.2f'),
+    ('alpha_1', 'alpha_1', '.5f'),
+    ('failed', '', ''),
+]
+NOTES = ('FLOPs: 2 H Dh per score that the mask leaves. T x T: float32 maps of all heads, of which '
+         'the definition makes at least two. alpha_1: importance of the first key.')
+_SPEC = VARIANTS['softmax']
 
 
 def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> list[dict[str, Any]]:
   """The rows of the streamed sums and of the T x T definition, for each length."""
-  fast, spec = accelerated(), VARIANTS['softmax']
+  fast = accelerated()
   heads, head_dim = (8, 128) if fast else (1, 64)
   lengths = length or ((4096, 16384, 65536, 131072) if fast else (2048, 4096, 8192, 16384))
   rows = []
   for tokens in sorted(lengths):
-    shape = (1, heads, tokens, head_dim)
-    (q, k, _, params), _ = random_inputs(Work(spec, shape, dtype))
-    forms: dict[str, Callable] = {
-        'T x T': lambda *x: importance(attention_map(spec, *x, proxy=True)),
-        'streamed': lambda *x: streaming_importance(spec, *x).normalized}
-    cases = []
-    for name, f in forms.items():
-      row = {'shape': ','.join(map(str, shape)), 'form': name,
-             'map_gb': 4 * heads * tokens**2 / 1e9}
-      prepare = functools.partial(_prepare, row, f, q, k, params)
-      # Scores are one of the two products of attention.
-      cases.append(Case(row, prepare, attention_flops(shape, spec.mask)[0] / 2,
-                        q.nbytes + k.nbytes, base=name == 'T x T'))
-    time_group(cases, seconds, rates)
-    rows += [case.row for case in cases]
+    work = Work(_SPEC, (1, heads, tokens, head_dim), dtype)
+    cases = [_case(work, 'T x T', _by_definition), _case(work, 'streamed', _streamed)]
+    rows += time_group(cases, seconds, rates)
   return rows
+
+
+def _by_definition(q: jax.Array, k: jax.Array, params: Any) -> jax.Array:
+  return importance(attention_map(_SPEC, q, k, params, proxy=True))
+
+
+def _streamed(q: jax.Array, k: jax.Array, params: Any) -> jax.Array:
+  return streaming_importance(_SPEC, q, k, params).normalized
+
+
+def _case(work: Work, name: str, f: Callable[..., jax.Array]) -> Case:
+  (q, k, _, params), _ = random_inputs(work)
+  _, heads, tokens, head_dim = work.shape
+  row = {'shape': ','.join(map(str, work.shape)), 'form': name,
+         'map_gb': 4 * heads * tokens**2 / 1e9}
+  # Scores are one of the two products of attention.
+  flops = visible_flops(_SPEC.mask, tokens, heads * head_dim) / 2
+  prepare = functools.partial(_prepare, row, f, q, k, params)
+  return Case(row, prepare, flops, q.nbytes + k.nbytes, base=name == 'T x T')
 
 
 def _prepare(row: dict[str, Any], f: Callable[..., jax.Array], *arrays: Any) -> Program:

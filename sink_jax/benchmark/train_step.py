@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sink_jax.benchmark.machine import accelerated
-from sink_jax.benchmark.rows import FLOOR, Case, Column, Rates, ratio_columns, time_group
-from sink_jax.benchmark.timing import Program
+from sink_jax.benchmark.measure import (
+  FLOOR, Case, Column, Program, Rates, accelerated, ratio_columns, time_group)
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation
 from sink_jax.models.config import ModelConfig
@@ -25,10 +24,18 @@ from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.step import init_state, make_train_step
 
 COLUMNS: list[Column] = [
-    ('size', 'size', ''), ('batch', 'B', 'd'), ('length', 'T', 'd'),
-    ('implementation', 'attention', ''), ('ms', 'ms/step', '.2f'), *ratio_columns('x first'),
-    ('tokens_per_second', 'tokens/s', ',.0f'), *FLOOR, ('gb', 'GB', '.2f'), ('loss', 'loss', '.3f'),
-    ('failed', '', '')]
+    ('size', 'size', ''),
+    ('batch', 'B', 'd'),
+    ('length', 'T', 'd'),
+    ('implementation', 'attention', ''),
+    ('ms', 'ms/step', '.2f'),
+    *ratio_columns('x first'),
+    ('tokens_per_second', 'tokens/s', ',.0f'),
+    *FLOOR,
+    ('gb', 'GB', '.2f'),
+    ('loss', 'loss', '.3f'),
+    ('failed', '', ''),
+]
 NOTES = ('TFLOP/s: of one device; every linear layer, and attention over the keys that the mask '
          'leaves, forward and twice that backward. x first: over the first attention at this batch '
          'size. GB: peak memory of the step, state included. loss: of random tokens, before the '
@@ -36,9 +43,17 @@ NOTES = ('TFLOP/s: of one device; every linear layer, and attention over the key
 _UNROLL = 24  # blocks that are compiled one after another, at most; more are in a loop
 
 
-def run(rates: Rates, dtype: str, seconds: float, size: str | None, batch: Sequence[int],
-        length: int | None, vocab: int | None, implementation: Sequence[str],
-        remat: str) -> list[dict[str, Any]]:
+def run(
+    rates: Rates,
+    dtype: str,
+    seconds: float,
+    size: str | None,
+    batch: Sequence[int],
+    length: int | None,
+    vocab: int | None,
+    implementation: Sequence[str],
+    remat: str,
+) -> list[dict[str, Any]]:
   """The rows of every batch size and implementation, which are timed alternately.
 
   Args:
@@ -48,30 +63,34 @@ def run(rates: Rates, dtype: str, seconds: float, size: str | None, batch: Seque
   Raises:
     ValueError: a size, batch or implementation that does not exist or fit.
   """
-  fast = accelerated()
+  fast, devices = accelerated(), jax.device_count()
   length, vocab = length or (2048 if fast else 256), vocab or (50432 if fast else 512)
   size = size or ('60m' if fast else 'tiny')
   plain = sized(size, vocab_size=vocab, dtype=dtype, remat=remat, unroll=_UNROLL)
   rows = []
   for sequences in batch or ((8, 16, 32) if fast else (4,)):
-    if sequences % jax.device_count():
-      raise ValueError(f'--batch={sequences} is not a multiple of the {jax.device_count()} devices.')
-    tokens = sequences * length / jax.device_count()
+    if sequences % devices:
+      raise ValueError(f'--batch={sequences} is not a multiple of the {devices} devices.')
     cases = []
-    for number, name in enumerate(implementation):
+    for name in implementation:
       model = dataclasses.replace(plain, implementation=None if name == 'default' else name)
       check_implementation(model.implementation)
       row = {'size': size, 'batch': sequences, 'length': length, 'implementation': name,
              'remat': remat, 'parameters': parameter_count(model)}
-      # AdamW reads and writes the parameters and two moments, in float32.
-      cases.append(Case(row, functools.partial(_prepare, row, model),
-                        tokens * flops_per_token(model, length), 24 * row['parameters'],
-                        base=not number))
-    time_group(cases, seconds, rates)
-    rows += [case.row for case in cases]
+      cases.append(_case(row, model, sequences * length / devices, base=not cases))
+    rows += time_group(cases, seconds, rates)
   for row in rows:
-    row['tokens_per_second'] = 1000 * row['batch'] * row['length'] / row['ms'] if 'ms' in row else None
+    tokens = row['batch'] * row['length']
+    row['tokens_per_second'] = 1000 * tokens / row['ms'] if 'ms' in row else None
   return rows
+
+
+def _case(row: dict[str, Any], model: ModelConfig, tokens: float, base: bool) -> Case:
+  """tokens: of a device."""
+  flops = tokens * flops_per_token(model, row['length'])
+  # AdamW reads and writes the parameters and two moments, in float32.
+  bytes_ = 24 * row['parameters']
+  return Case(row, functools.partial(_prepare, row, model), flops, bytes_, base)
 
 
 def timed_step(model: ModelConfig, sequences: int, length: int, steps: int = 5) -> float:

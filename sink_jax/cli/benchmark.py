@@ -1,4 +1,4 @@
-"""`benchmark`: times kernels and training steps on this machine."""
+"""`benchmark`: times kernels and training steps on this measure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import importlib
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from sink_jax.arguments import check_least
 
@@ -17,7 +19,7 @@ os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-  """Options of every benchmark. A size that is not given depends on whether there is a GPU or TPU."""
+  """Options of every benchmark. A size that is not given depends on the device."""
 
   seconds: float = 0.5  # to spend on each number.
   #: by default bfloat16 on a GPU or TPU, else float32.
@@ -32,7 +34,7 @@ class Timed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Attention(Timed):
+class TimedAttention(Timed):
   """Every variant of attention, forward and backward, compared with other libraries."""
 
   #: B H T Dh of each; by default 8 8 2048 64 8 8 2048 96 8 16 2048 128 1 8 32768 128 on a GPU or
@@ -44,7 +46,7 @@ class Attention(Timed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Importance(Timed):
+class TimedImportance(Timed):
   """Importance of every key in memory linear in T."""
 
   length: tuple[int, ...] = ()  # by default 4096 16384 65536 131072, on a CPU 2048 4096 8192 16384.
@@ -72,12 +74,13 @@ class TrainStep(Timed):
   remat: Literal['none', 'save_matmuls', 'save_attention', 'blocks'] = 'none'
 
 
-Options = Attention | Importance | Loss | TrainStep
+Options = (Annotated[TimedAttention, tyro.conf.subcommand('attention')]
+           | Annotated[TimedImportance, tyro.conf.subcommand('importance')] | Loss | TrainStep)
 
 
 def main(options: Options) -> None:
   """Runs one benchmark, prints its table and writes its JSON."""
-  from sink_jax.benchmark import machine, rows
+  from sink_jax.benchmark import measure
   from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
   from sink_jax.io.files import write_atomically
@@ -85,17 +88,17 @@ def main(options: Options) -> None:
   refuse_silent_cpu()
   compile_cache.enable()
   keep_freed_memory()
-  name = {Attention: 'attention', Importance: 'importance', Loss: 'loss',
-          TrainStep: 'train_step'}[type(options)]
+  names = {TimedAttention: 'attention', TimedImportance: 'importance', Loss: 'loss',
+           TrainStep: 'train_step'}
+  name = names[type(options)]
   settings = {key: value for key, value in vars(options).items() if key != 'json'}
-  settings['dtype'] = options.dtype or ('bfloat16' if machine.accelerated() else 'float32')
+  settings['dtype'] = options.dtype or ('bfloat16' if measure.accelerated() else 'float32')
   module = importlib.import_module(f'sink_jax.benchmark.{name}')
-  rates = machine.measured_rates(settings['dtype'], options.seconds)
+  rates = measure.measured_rates(settings['dtype'], options.seconds)
   measured = module.run(rates, **settings)
-  where = machine.describe(rates, settings['dtype'])
+  where = measure.describe(rates, settings['dtype'])
   if options.json:
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(options.json), json.dumps(
-        {'machine': where, 'options': {'benchmark': name} | settings, 'rows': measured}, indent=1,
-        allow_nan=False))
-  rows.print_table(module.COLUMNS, measured, where, module.NOTES)
+    content = {'machine': where, 'options': {'benchmark': name} | settings, 'rows': measured}
+    write_atomically(Path(options.json), json.dumps(content, indent=1, allow_nan=False))
+  measure.print_table(module.COLUMNS, measured, where, module.NOTES)

@@ -3,10 +3,11 @@
     bash launch/test.sh --parity --collect-only          # installs PyTorch and transformers
     PYTHONPATH=.venv/parity:. .venv/bin/python tests/benchmark/against_transformers.py FILE.json
 
-Training steps of LLaMA models with AdamW, and SmolLM2-135M in float32: a probe, a forward pass, generation.
-Both sides have the same sizes, dtype and optimizer and, for SmolLM2, the same tokens and dequantised weights.
-The floor of training steps, the probe and the forward pass is the time of their matrix products at the rate
-of a large one; generation, which reads all weights for each token, has none.
+Training steps of LLaMA models with AdamW, and SmolLM2-135M in float32: a probe, a forward pass,
+generation. Both sides have the same sizes, dtype and optimizer and, for SmolLM2, the same tokens
+and dequantised weights. The floor of training steps, the probe and the forward pass is the time of
+their matrix products at the rate of a large one; generation, which reads all weights for each
+token, has none.
 """
 
 import json
@@ -20,8 +21,8 @@ import transformers
 from safetensors.numpy import save_file
 
 import sink_jax as sj
-from sink_jax.benchmark.machine import describe, measured_rates
-from sink_jax.benchmark.timing import ROUNDS, Program, compare, interval
+from sink_jax.benchmark.measure import (
+  ROUNDS, Program, compare, describe, interval, measured_rates)
 from sink_jax.benchmark.train_step import _prepare
 from sink_jax.devices import cores, keep_freed_memory
 from sink_jax.models.sizes import flops_per_token, sized
@@ -43,8 +44,10 @@ def training_steps(rates, layers, width, heads, ffn, vocab, sequences, length):
   ours = _prepare({'batch': sequences, 'length': length}, model)
   theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(
       num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=ffn,
-      vocab_size=vocab, max_position_embeddings=length, attn_implementation='sdpa', use_cache=False))
-  optimizer = torch.optim.AdamW(theirs.parameters(), lr=4e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+      vocab_size=vocab, max_position_embeddings=length, attn_implementation='sdpa',
+      use_cache=False))
+  optimizer = torch.optim.AdamW(theirs.parameters(), lr=4e-4, betas=(0.9, 0.95),
+                                weight_decay=0.1, fused=True)
   tokens = torch.randint(0, vocab, (sequences, length))
 
   def step():
@@ -62,7 +65,8 @@ def published(attention, folder):
   checkpoint = GgufCheckpoint(PACKAGED[MODEL].find())
   hf, run = checkpoint.config, sj.load_pretrained(MODEL)
   if not (folder / 'config.json').exists():
-    names = [(name, name_in_file('llama', name)) for name in family_for(hf).stored_tensors(hf, run.config)]
+    names = [(name, name_in_file('llama', name))
+             for name in family_for(hf).stored_tensors(hf, run.config)]
     save_file({theirs: np.ascontiguousarray(checkpoint.read(ours)) for theirs, ours in names
                if ours in checkpoint.entries}, folder / 'model.safetensors', {'format': 'pt'})
     (folder / 'config.json').write_text(json.dumps(
@@ -95,13 +99,15 @@ def of_smollm2(rates, folder):
     return lambda: sdpa.generate(begin, max_new_tokens=64, min_new_tokens=64, do_sample=False,
                                  attention_mask=torch.ones_like(begin), pad_token_id=0)
 
-  products = lambda tokens: tokens.size * flops_per_token(run.config, tokens.shape[1]) / 3 / rates.flops
+  flops = lambda tokens: tokens.size * flops_per_token(run.config, tokens.shape[1]) / 3
+  products = lambda tokens: flops(tokens) / rates.flops
   return {
       'Sink_1 of SmolLM2, 100 x 64 tokens': (products(ids), {
           'sink_jax': Program(lambda: sj.probe(run, ids).sink_rate(1, 0.3), waiting),
           'transformers': Program(importance, waiting)}),
       'forward pass of SmolLM2, 2,048 tokens': (products(long), {
-          'sink_jax': Program(lambda: run.logits(long)), 'transformers': Program(forward, waiting)}),
+          'sink_jax': Program(lambda: run.logits(long)),
+          'transformers': Program(forward, waiting)}),
       **{f'64 tokens of SmolLM2, greedy, batch {n}': (None, {
           'sink_jax': Program(lambda n=n: run.generate(prompts[:n], 64), waiting),
           'transformers': Program(generate(n), waiting)}) for n in (1, 8)}}

@@ -9,14 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from sink_jax.attention.mask import Causal, Window
-from sink_jax.benchmark import attention, implementations, importance, timing
+from sink_jax.attention.mask import Causal, Prefix, Window
+from sink_jax.benchmark import attention, implementations, measure
 from sink_jax.benchmark.implementations import IMPLEMENTATIONS, Work, random_inputs
 from sink_jax.kernels.dispatch import attend
+from sink_jax.models.sizes import visible_flops
 from tests.commands import run_here
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='the rows are those of a CPU')
+pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='rows are those of a CPU')
 
 
 @pytest.fixture
@@ -38,16 +39,18 @@ def run(tmp_path):
 
 
 def test_attention(run):
-  found, printed = run('attention', '--shape', '1', '2', '40', '16', '--variants', 'softmax', 'k-bias',
-                       '--implementations', 'chunked', 'cudnn', 'xla', 'release')
+  found, printed = run(*'attention --shape 1 2 40 16 --variants softmax k-bias'.split(),
+                       *'--implementations chunked cudnn xla release'.split())
   assert [(row.get('passes'), row.get('variant'), row['implementation']) for row in found] == [
       *((passes, *names) for passes in ('forward', 'both') for names in (
-          ('softmax', 'chunked'), ('softmax', 'xla'), ('softmax', 'release'), ('k-bias', 'chunked'))),
+          ('softmax', 'chunked'), ('softmax', 'xla'), ('softmax', 'release'),
+          ('k-bias', 'chunked'))),
       (None, None, 'cudnn')]
   assert found[-1]['failed'] == 'needs cuda' and 'needs cuda' in printed
   for row, times in zip(found, 4 * [1] + 4 * [3.5]):
     assert row['mb'] > 0
-    assert row['tflops'] == pytest.approx(times * 2 * 2 * 40**2 * 16 / row['ms'] / 1e9)
+    # Two products of two FLOPs of 2 heads with 16 channels, for 40 (40 + 1) / 2 scores.
+    assert row['tflops'] == pytest.approx(times * 4 * 2 * 16 * 820 / row['ms'] / 1e9)
   assert found[1]['ratio'] == found[5]['ratio'] == 1
 
 
@@ -56,8 +59,8 @@ def test_importance_and_loss(run):
   assert [row['form'] for row in found] == ['T x T', 'streamed'] * 2
   for same in (found[:2], found[2:]):
     np.testing.assert_allclose([row['alpha_1'] for row in same], same[0]['alpha_1'], rtol=1e-5)
-  # One product per score, and the mask leaves half of the scores.
-  assert found[0]['tflops'] == pytest.approx(64 * 32 * 32 / found[0]['ms'] / 1e9)
+  # One product for each of the 32 (32 + 1) / 2 scores that the mask leaves.
+  assert found[0]['tflops'] == pytest.approx(2 * 64 * 528 / found[0]['ms'] / 1e9)
   (plain, ours), _ = run('loss', '--shape', '2', '8', '16', '32')
   for row in (plain, ours):
     assert row['tflops'] == pytest.approx(6 * 16 * 16 * 32 / row['ms'] / 1e9)
@@ -65,7 +68,7 @@ def test_importance_and_loss(run):
 
 
 def test_train_step(run):
-  found, printed = run('train_step', '--size=tiny', '--batch', '2', '1', '--length=12', '--vocab=32',
+  found, printed = run(*'train_step --size=tiny --batch 2 1 --length=12 --vocab=32'.split(),
                        '--implementation', 'default', 'cudnn')
   assert [(row['batch'], row['implementation']) for row in found] == [
       (2, 'default'), (2, 'cudnn'), (1, 'default'), (1, 'cudnn')]
@@ -80,17 +83,18 @@ def test_programs_are_timed_in_turns():
   made = []
 
   def program(name, seconds, repeats=1):
-    return timing.Program(lambda: made.append(name) or time.sleep(seconds), lambda result: None, repeats)
+    call = lambda: made.append(name) or time.sleep(seconds)
+    return measure.Program(call, lambda result: None, repeats)
 
   def broken():
     raise RuntimeError('RESOURCE_EXHAUSTED: no room')
 
-  times, failed = timing.compare({
+  times, failed = measure.compare({
       'a': program('a', 0.02), 'b': program('b', 0.02, repeats=2), 'long': program('long', 0.3),
-      'broken': timing.Program(broken)}, seconds=0.1)
+      'broken': measure.Program(broken)}, seconds=0.1)
   assert failed == {'broken': 'out of memory'}
-  assert made == ['a', 'a', 'b', 'b', 'long', 'long', *timing.ROUNDS * ['a', 'b']]
-  assert [len(times[name]) for name in ('a', 'b', 'long')] == [timing.ROUNDS, timing.ROUNDS, 1]
+  assert made == ['a', 'a', 'b', 'b', 'long', 'long', *measure.ROUNDS * ['a', 'b']]
+  assert [len(times[name]) for name in ('a', 'b', 'long')] == [measure.ROUNDS, measure.ROUNDS, 1]
   assert 0.02 <= min(times['a']) and 0.01 <= min(times['b']) < 0.02
 
 
@@ -108,8 +112,9 @@ def test_an_operation_of_a_program_that_makes_several_is_made_every_time():
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize('name', [name for name, one in IMPLEMENTATIONS.items()
-                                  if not one.missing() and one.package == 'jax' and name != 'reference'])
+@pytest.mark.parametrize('name', [
+    name for name, one in IMPLEMENTATIONS.items()
+    if not one.missing() and one.package == 'jax' and name != 'reference'])
 def test_every_implementation_computes_the_variants_that_it_names(name):
   one = IMPLEMENTATIONS[name]
   for variant in one.variants or attention.VARIANTS:
@@ -120,29 +125,31 @@ def test_every_implementation_computes_the_variants_that_it_names(name):
                  one.program({}, work).call(), (out, pull(do)))
 
 
-def test_flops_of_attention():
-  one, both = attention.attention_flops((8, 8, 2048, 96), Causal())
-  assert (round(one / 1e9), round((both - one) / 1e9)) == (52, 129)
-  assert attention.scores(2048, Window(size=256)) == 256 * 2048 - 256**2 / 2
-  assert attention.scores(2048, Window(size=4096)) == attention.scores(2048, Causal()) == 2048**2 / 2
+@pytest.mark.parametrize('mask', [Causal(), Window(size=5), Window(size=99), Prefix(length=4)])
+def test_flops_count_the_scores_that_a_mask_leaves(mask):
+  i, j = np.ogrid[:20, :20]
+  assert visible_flops(mask, 20, 24) == 4 * 24 * np.sum(mask.keep(i, j) & (j < 20))
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize('arguments, name', [
     (['attention', '--shape', '8', '8', '0', '64'], '--shape'),
     (['attention', '--implementations', 'xla', '--variants', 'sigmoid'], '--implementations=xla'),
-    (['train_step', '--size=70b'], '13b'), (['loss', f'--json={ROOT}'], '--json')])
+    (['train_step', '--size=70b'], '13b'),
+    (['loss', f'--json={ROOT}'], '--json'),
+])
 def test_options_that_do_not_fit_are_refused(arguments, name):
   code, _, text = run_here('benchmark', *arguments)
   assert code == 1 and name in text.splitlines()[-1] and text.splitlines()[-1].startswith('error: ')
 
 
 def test_the_script_of_a_gpu_skips_what_is_there(tmp_path):
-  dry = lambda: subprocess.run(['bash', ROOT / 'launch' / 'gpu.sh', '--dry_run', tmp_path], check=True,
-                               capture_output=True, text=True).stdout
+  command = ['bash', ROOT / 'launch' / 'gpu.sh', '--dry_run', tmp_path]
+  dry = lambda: subprocess.run(command, check=True, capture_output=True, text=True).stdout
   words = ('test_device.py', 'benchmark attention', 'benchmark loss', 'benchmark importance',
            'benchmark train_step', 'sweep', 'report')
   assert [word for word in words if word in dry()] == list(words)
   (tmp_path / 'loss.json').touch()
   (tmp_path / 'kernels.passed').touch()
-  assert 'benchmark loss' not in dry() and 'test_device' not in dry() and 'benchmark importance' in dry()
+  assert 'benchmark loss' not in dry() and 'test_device' not in dry()
+  assert 'benchmark importance' in dry()
