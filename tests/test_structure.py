@@ -1,6 +1,7 @@
 """The shape of the code base: imports between rooms run one way, only models/ uses Linen, files are short."""
 
 import ast
+import collections
 import graphlib
 from pathlib import Path
 
@@ -73,3 +74,14 @@ def test_files_are_short_and_say_what_they_are(path):
   assert path.stem not in ('utils', 'helpers', 'misc', 'common')
   assert not {n.func.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)
               and isinstance(n.func, ast.Name)} & {'eval', 'exec', '__import__'}
+
+
+def test_no_two_public_classes_share_a_name():
+  """`Options` alone is in every command."""
+  files = collections.defaultdict(list)
+  for path in FILES:
+    for node in ast.parse(path.read_text()).body:
+      if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
+        files[node.name].append(str(path.relative_to(PACKAGE)))
+  del files['Options']
+  assert not {name: paths for name, paths in files.items() if len(paths) > 1}

@@ -72,7 +72,7 @@ class Verdict(NamedTuple):
   paper: str
 
 
-class Part(NamedTuple):
+class ClaimPart(NamedTuple):
   """A trial of a condition: decided for (1) or against (-1) it, open (0), or nothing to judge (None)."""
 
   decided: int | None
@@ -130,13 +130,13 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   needs, parts = _parts(claim.needs, rows, 'needs '), _parts(claim.conditions, rows)
   for key in ('budget', 'protocol', 'content'):
     if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
-      needs.append(Part(None, 0, f'its runs differ in {key}'))
+      needs.append(ClaimPart(None, 0, f'its runs differ in {key}'))
   # One refuted part is enough, also if the runs of others are missing.
   order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (needs, 0, OPEN),
            (parts, -1, NOT_REPRODUCED), (parts, None, NOT_TESTABLE), (parts, 0, OPEN), (parts, 1, REPRODUCED))
   verdict, deciding = next(((verdict, found) for of, decided, verdict in order if (
       found := [part for part in of if part.decided == decided])),
-      (NOT_TESTABLE, [Part(None, 0, 'the budget cannot express it')]))
+      (NOT_TESTABLE, [ClaimPart(None, 0, 'the budget cannot express it')]))
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
@@ -208,7 +208,7 @@ def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head:
   return 1 if low > end else -1 if high < end else 0, x
 
 
-def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') -> list[Part]:
+def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') -> list[ClaimPart]:
   parts = []
   for condition in conditions:
     metric, other = condition.metric, condition.other
@@ -218,7 +218,7 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       if any(values is None for values, _ in found):
         continue  # the budget has no such trial
       if not all(values for values, _ in found):
-        parts.append(Part(None, 0, remarks))
+        parts.append(ClaimPart(None, 0, remarks))
         continue
       heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
       head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
@@ -231,7 +231,7 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       words = f'{prefix}{metric_name(metric)} of {trial}{than} {sign}{level}: '
       words += 'geometric mean ' * bool(_RATIO.match(metric)) + f'{mean} (' + f'{low} to {high}, ' * (x.n > 1)
       unseen = x.unseen if decided or condition.sign == '=' else 0.0
-      parts.append(Part(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), unseen))
+      parts.append(ClaimPart(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), unseen))
   return parts
 
 
