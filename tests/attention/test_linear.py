@@ -7,8 +7,8 @@ import pytest
 
 from sink_jax.attention import linear
 
-# Inputs and the kernel are exact in every dtype. Sums are float32 or the dtype's, and gradients are rounded
-# to the dtype once: half a unit in the last place, and float32's own rounding.
+# Inputs and the kernel are exact in every dtype. Sums are float32 or the dtype's, and gradients are
+# rounded to the dtype once: half a unit in the last place, and float32's own rounding.
 ROUNDING = {'float32': 2e-6, 'bfloat16': 2**-8, 'float16': 2**-11}
 
 

@@ -16,12 +16,13 @@ from tests.attention_specs import PAPER, pairwise_specs, random_inputs, slot_val
 def test_paper_variants(name):
   check_values(PAPER[name], PLAIN, length=20, heads=2)
   check_values(PAPER[name], PLAIN, batch=2, kv_heads=1)
+  check_values(PAPER[name], PLAIN, length=1)
   for implementation in PLAIN:
     check_gradient(PAPER[name], implementation)
 
 
 def test_every_pair_of_slot_values(request):
-  """With --full: all specs that hold the pairs, and their gradients. Otherwise: every fourth spec."""
+  """With --full all specs that hold the pairs, and their gradients; otherwise every fourth spec."""
   (specs, impossible), full = pairwise_specs(), request.config.getoption('--full')
   assert len(specs) > 50
   for number, spec in enumerate(specs[::1 if full else 4]):
@@ -33,9 +34,11 @@ def test_every_pair_of_slot_values(request):
   pairs = lambda some, others: {frozenset((x, y)) for x in some for y in others if x != y}
   softmax, without_value = {'Exp', 'CappedExp'}, {'KBias', 'SinkLogit', 'ZeroSink', 'PseudoMask'}
   assert {frozenset((type(x).__name__, type(y).__name__)) for _, x, _, y in impossible} == (
-      pairs(softmax, {'Unnormalized', 'RowSum', 'Count'}) | pairs({'Unnormalized', 'Count'}, without_value)
+      pairs(softmax, {'Unnormalized', 'RowSum', 'Count'})
+      | pairs({'Unnormalized', 'Count'}, without_value)
       | pairs({'ZeroSink', 'PseudoMask'}, of('similarity') - softmax | {'RowSum', 'AbsSum'})
-      | pairs({'Clipped'}, of('similarity') - softmax) | pairs({'Softpick'}, of('normalizer') - {'AbsSum'})
+      | pairs({'Clipped'}, of('similarity') - softmax)
+      | pairs({'Softpick'}, of('normalizer') - {'AbsSum'})
       | pairs({'AbsSum'}, of('similarity') - {'Softpick'}) | pairs({'Prefix'}, {'PseudoMask'}))
 
 
@@ -56,15 +59,14 @@ def test_values_of_the_first_block_are_mixed_in(value):
     out = sj.attend(spec, q, k, v, params, first_values_BxTxHkvxDh=first,
                     implementation=implementation)
     assert_close(out, expected, implementation)
-  for other, words in ((spec, 'the shape of the values'), (sj.AttentionSpec(), 'only ValueResidual')):
-    with pytest.raises(ValueError, match=words):
-      sj.attend(other, q, k, v, params, first_values_BxTxHkvxDh=first[:, :3])
 
 
 @pytest.mark.parametrize('spec', [
     # The cap also applies to the bias and to the score of k*, and powers need a separate sum.
     sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)', position='Alibi()', kv_bias='KBias()'),
-    sj.AttentionSpec(head='Exclusive()'), sj.AttentionSpec(head='Exclusive()', mask='Window(size=1)'),
-    sj.AttentionSpec(head="HeadGate(source='value', opening=0.25)")], ids=str)
+    sj.AttentionSpec(head='Exclusive()'),
+    sj.AttentionSpec(head='Exclusive()', mask='Window(size=1)'),
+    sj.AttentionSpec(head="HeadGate(source='value', opening=0.25)"),
+], ids=str)
 def test_gradients_of_what_follows_a_score_or_a_row(spec):
   check_gradient(spec, 'chunked')

@@ -14,14 +14,18 @@ pytestmark = pytest.mark.typed
 
 @pytest.mark.parametrize('name', ['softmax', 'kv bias (Table 4)', 'mlp (Table 15)'])
 @pytest.mark.parametrize('convert', [
-    np.asarray, jnp.asarray, lambda x: jnp.asarray(x, jnp.bfloat16)])
+    np.asarray,
+    jnp.asarray,
+    lambda x: jnp.asarray(x, jnp.bfloat16),
+])
 def test_what_callers_give_and_get(name, convert):
   spec = PAPER[name]
   q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)
   q, k, v = map(convert, (q, k, v))
   assert sj.attend(spec, q, k, v, params).shape == q.shape
   assert sj.attention_map(spec, q, k, params).shape == (1, 4, 7, 7)
-  alpha = jax.jit(lambda q, k, params: sj.streaming_importance(spec, q, k, params, keys=3))(q, k, params)
+  first = lambda q, k, params: sj.streaming_importance(spec, q, k, params, keys=3)
+  alpha = jax.jit(first)(q, k, params)
   assert alpha.raw.shape == (1, 4, 3)
 
 

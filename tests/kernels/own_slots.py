@@ -48,7 +48,7 @@ def check(spec, name, kernels):
 
 if __name__ == '__main__':
   flash_tpu._BLOCK = flash_tpu._LANES = 8
-  flash_gpu._FLOAT32 = flash_gpu.Blocks(8, 4, 4, 1)
+  flash_gpu._FLOAT32 = flash_gpu.TritonBlocks(8, 4, 4, 1)
   for slots in (dict(similarity=Cube(), normalizer=sj.AbsFloor()), dict(mask=Strictly()),
                 dict(similarity='Sigmoid()', normalizer='Unnormalized()', mask=Strictly())):
     for implementation, kernels in ((None, 'tpu'), ('pallas', 'tpu'), ('pallas', 'cuda')):

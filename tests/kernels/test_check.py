@@ -31,14 +31,16 @@ def attention(q, k, v, sinks, *, window=None, sink=True, cotangent=True, sums=jn
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('window', [None, 50])
 def test_what_is_right_passes(dtype, window):
-  found = sj.check_sink_gradients(lambda *x: attention(*x, window=window), dtype=dtype, window=window, length=256)
+  windowed = lambda *x: attention(*x, window=window)
+  found = sj.check_sink_gradients(windowed, dtype=dtype, window=window, length=256)
   assert found.ok, str(found)
   assert [row['array'] for row in found.rows] == ['output', 'dq', 'dk', 'dv', 'd sinks']
 
 
 def test_our_own_attention_passes():
   spec = sj.AttentionSpec(position=sj.Nope(), kv_bias=sj.SinkLogit())
-  assert sj.check_sink_gradients(lambda q, k, v, s: sj.attend(spec, q, k, v, {'kv_bias': {'logit': s}})).ok
+  ours = lambda q, k, v, sinks: sj.attend(spec, q, k, v, {'kv_bias': {'logit': sinks}})
+  assert sj.check_sink_gradients(ours).ok
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -57,7 +59,8 @@ def test_sums_in_bfloat16_are_named():
 
 
 def test_other_errors_and_nan_are_wrong():
-  future = sj.check_sink_gradients(lambda *x: attention(*x) + attention(*x)[:, ::-1] * 0.5, length=64)
+  reads_future = lambda *x: attention(*x) + attention(*x)[:, ::-1] * 0.5
+  future = sj.check_sink_gradients(reads_future, length=64)
   nan = sj.check_sink_gradients(lambda *x: attention(*x) * jnp.nan, length=64)
   assert not future.ok and not nan.ok and 'known reasons' in future.findings[0]
   with pytest.raises(ValueError, match='shape'):

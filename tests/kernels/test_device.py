@@ -17,12 +17,13 @@ from sink_jax.kernels.dispatch import unsupported
 from tests.attention_specs import PAPER, random_inputs
 
 ON_CPU = jax.default_backend() == 'cpu'
-# A kernel rounds its weights to bfloat16, and the definition does not. This error is allowed in addition to
-# twice the error of the definition with bfloat16 inputs.
+# A kernel rounds its weights to bfloat16, and the definition does not. This error is allowed in
+# addition to twice the error of the definition with bfloat16 inputs.
 TOLERANCE = 0.005
 SPECS = PAPER | {'window 300': sj.AttentionSpec(mask=sj.Window(size=300))}
 SIZES = [(16, 32), (16, 31)] if ON_CPU else list(itertools.product((64, 96, 128), (1024, 1023)))
-SMALL = ['softmax', 'normalized sigmoid (Table 15)', 'k bias (Table 4)', 'normalized identity (Table 15)']
+SMALL = ['softmax', 'normalized sigmoid (Table 15)', 'k bias (Table 4)',
+         'normalized identity (Table 15)']
 
 
 def cases():
@@ -34,8 +35,8 @@ def cases():
 
 def inputs(spec, head_dim, length):
   """q, k, v, params and a cotangent. Odd lengths have half as many key heads."""
-  q, k, v, params = random_inputs(spec, batch=2, length=length, heads=4, kv_heads=4 - length % 2 * 2,
-                                  head_dim=head_dim)
+  q, k, v, params = random_inputs(spec, batch=2, length=length, heads=4,
+                                  kv_heads=4 - length % 2 * 2, head_dim=head_dim)
   do = np.random.default_rng(1).standard_normal(q.shape)
   low = lambda *arrays: [jnp.asarray(x, jnp.bfloat16) for x in arrays]
   # Parameters, such as an extra key, are small compared with the tokens, as in a model.
@@ -53,19 +54,21 @@ def with_gradients(spec, implementation, arrays):
 
 
 def errors(computed, true):
-  """|computed - true| / |true| of the output and of every gradient; for a zero gradient, its norm."""
+  """|computed - true| / |true| of the output and every gradient; of a zero gradient its norm."""
   def error(x, y):
     x, y = (np.asarray(a, np.float64) for a in (x, y))
     return np.linalg.norm(x - y) / (np.linalg.norm(y) or 1.0)
 
-  return np.array([error(*pair) for pair in zip(*map(jax.tree.leaves, (computed, true)), strict=True)])
+  pairs = zip(*map(jax.tree.leaves, (computed, true)), strict=True)
+  return np.array([error(*pair) for pair in pairs])
 
 
 @pytest.mark.parametrize('name, head_dim, length', list(cases()))
 def test_values_and_gradients(name, head_dim, length):
   spec = SPECS[name]
   arrays = inputs(spec, head_dim, length)
-  # The kernel gets the same rounded numbers, so that rounding the inputs does not count as an error.
+  # The kernel gets the same rounded numbers, so that rounding the inputs does not count as an
+  # error.
   exact = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
   with jax.default_matmul_precision('highest'):  # otherwise a GPU may round products to TF32
     true = with_gradients(spec, 'reference', exact)

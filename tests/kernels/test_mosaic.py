@@ -2,8 +2,8 @@
 
     python -m tests.kernels.test_mosaic sigmoid 'wait 0'  # cases and planted errors by their names
 
-The interpreter blocks one XLA thread for every warpgroup, and it waits for ever if no other thread is
-free. So the cases run in processes with enough devices.
+The interpreter blocks one XLA thread for every warpgroup, and it waits for ever if no other thread
+is free. So the cases run in processes with enough devices.
 """
 
 import faulthandler
@@ -19,9 +19,9 @@ import sink_jax as sj
 from sink_jax.kernels import flash
 from sink_jax.kernels.epilogue import PartialAttention
 from tests.kernels.test_flash import plain_rows
+from tests.kernels.test_refusals import HAS_MOSAIC
 from tests.train.runs import run_python
 
-HAS_MOSAIC = jax.__version_info__ >= (0, 11, 2)
 needs_mosaic = pytest.mark.skipif(not HAS_MOSAIC, reason='needs jax 0.11.2')
 
 
@@ -32,13 +32,15 @@ def spec(**components):
 # {name: (spec, length, heads, key heads, head dimension, (warpgroups, rows of other tiles))}
 CASES = {
     'softmax': (spec(), 256, 2, 1, 64, (1, 64)),
-    'sigmoid': (spec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), 100, 1, 1, 64, (1, 64)),
+    'sigmoid': (spec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()),
+                100, 1, 1, 64, (1, 64)),
     'window': (spec(mask=sj.Window(size=40), normalizer=sj.PNorm(p=2.0)), 180, 2, 1, 96, (2, 128)),
     'prefix': (spec(mask=sj.Prefix(length=70), similarity=sj.Sigmoid(), normalizer=sj.PNorm(p=0.5)),
                130, 2, 2, 128, (1, 64)),
     'capped': (spec(position=sj.Alibi(), similarity=sj.CappedExp(cap=2.0)), 130, 2, 1, 64, (1, 64)),
     'identity': (spec(similarity=sj.Linear(), normalizer=sj.AbsFloor()), 128, 4, 2, 64, (2, 64)),
-    'squared relu': (spec(similarity=sj.SquaredRelu(), normalizer=sj.Count()), 70, 1, 1, 32, (1, 128)),
+    'squared relu': (spec(similarity=sj.SquaredRelu(), normalizer=sj.Count()),
+                     70, 1, 1, 32, (1, 128)),
 }
 FEW = ('softmax', 'sigmoid', 'window')
 
@@ -60,7 +62,8 @@ def prepared(name):
 
   from sink_jax.kernels import flash_mosaic
   attention, length, heads, kv_heads, head_dim, (warpgroups, other) = CASES[name]
-  flash_mosaic.BLOCKS = dict.fromkeys(flash_mosaic.BLOCKS, flash_mosaic.Blocks(warpgroups, other, 2))
+  blocks = flash_mosaic.MosaicBlocks(warpgroups, other, 2)
+  flash_mosaic.BLOCKS = dict.fromkeys(flash_mosaic.BLOCKS, blocks)
   interpreter = plgpu.InterpretGPUParams(detect_races=True)  # reports a race as an error
 
   def interpreted(kernels, layout, spec, backend, q, *arrays):
@@ -89,14 +92,16 @@ def check(name, gradients=True):
   expected = computed(lambda *x: plain_rows(attention, *x), exact, cotangents)
   for what, a, b in zip(('out', 'stat', 'power stat', 'dq', 'dk', 'dv'), actual, expected):
     error = np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-9)
-    # Statistics are float32. Other results, and the weights before them, are rounded to bfloat16: 2^-9 each.
+    # Statistics are float32. Other results, and the weights before them, are rounded to bfloat16:
+    # 2^-9 each.
     limit = 1e-6 if 'stat' in what else 2**-7
     assert error < limit, f'{name}: {what} has an error of {error:.1e}, more than {limit:.1e}'
 
 
-# {planted error: how it is detected}. The waits come in the order of the program: for a free buffer, for what
-# belongs to a warpgroup, for a tile without the mask.
-ERRORS = {'wait 0': 'race', 'wait 1': 'race', 'wait 2': 'race', 'commit': 'race', 'mask': 'out has an error'}
+# {planted error: how it is detected}. The waits come in the order of the program: for a free
+# buffer, for what belongs to a warpgroup, for a tile without the mask.
+ERRORS = {'wait 0': 'race', 'wait 1': 'race', 'wait 2': 'race', 'commit': 'race',
+          'mask': 'out has an error'}
 
 
 def check_finds(name):
@@ -141,31 +146,6 @@ def test_more_values_and_gradients():
 @needs_mosaic
 def test_the_interpreter_finds_planted_errors():
   run(*ERRORS)
-
-
-def refused(words, shape=(1, 8, 2, 64), dtype='bfloat16', platform='cuda', **components):
-  x = jax.ShapeDtypeStruct(shape, dtype)
-  assert words in flash.mosaic_unsupported(spec(**components), x, x, platform)
-
-
-@needs_mosaic
-def test_what_does_not_run_is_refused():
-  x = jax.ShapeDtypeStruct((1, 8, 2, 96), jnp.bfloat16)
-  assert flash.mosaic_unsupported(spec(), x, x, 'cuda') is None
-  refused('Hopper', platform='cpu')
-  refused('Hopper', platform='tpu')
-  refused('takes bfloat16', dtype='float32')
-  refused('a head_dim up to 128', (1, 8, 2, 256))
-  refused('no floor function', position=sj.Relative())
-  refused('clips single weights', normalizer=sj.Clipped())
-  x = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
-  with pytest.raises(NotImplementedError, match="'mosaic': .*Hopper.*'chunked' runs every case"):
-    sj.attend(spec(), x, x, x, implementation='mosaic')
-
-
-@pytest.mark.skipif(HAS_MOSAIC, reason='has Mosaic GPU as it is needed')
-def test_an_older_jax_is_refused():
-  refused('needs jax 0.11.2 or newer')
 
 
 if __name__ == '__main__':
