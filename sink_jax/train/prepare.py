@@ -21,7 +21,7 @@ from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.train.config import Experiment, as_dict, resolved, unrolled
 from sink_jax.train.multihost import gather, is_first, on_all_processes
 from sink_jax.train.optimizer import OptimizerConfig
-from sink_jax.train.start import Source, check_data, completed, trained_paths
+from sink_jax.train.start import InitSource, check_data, completed, trained_paths
 from sink_jax.train.step import batch_layout, make_validation_step
 from sink_jax.train.workdir import check_workdir
 
@@ -41,7 +41,7 @@ class Job:
   optimizer: OptimizerConfig
   data: Dataset
   mesh: Mesh
-  source: Source | None
+  source: InitSource | None
   probe_tokens: np.ndarray
   attention: str
   stored: str

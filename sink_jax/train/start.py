@@ -44,7 +44,7 @@ _MODEL_KEYS = tuple(
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class InitSource:
   """A model to begin with, of which only the configs have been read.
 
   name: as `init.source` has it. read: reads the parameters, float32, onto the devices of a mesh, as
@@ -59,7 +59,7 @@ class Source:
   option: Tokenizer = Bytes()
 
 
-def open_source(name: str) -> Source:
+def open_source(name: str) -> InitSource:
   """Opens a model that a training run begins with: reads its configs, but no parameters.
 
   Args:
@@ -84,14 +84,14 @@ def open_source(name: str) -> Source:
   try:
     tokenizer = TextTokenizer.from_path(path)
   except ValueError:  # a synthetic task, or an unknown format: the data bring another
-    return Source(name, model, params)
+    return InitSource(name, model, params)
   letters = ''.join(map(chr, range(32, 127)))
   bytes_too = tokenizer.encode(letters) == Bytes().open().encode(letters)
   option = Bytes() if bytes_too else HuggingFace(path=str(path))
-  return Source(name, model, params, tokenizer, option)
+  return InitSource(name, model, params, tokenizer, option)
 
 
-def completed(experiment: Experiment) -> tuple[Experiment, Source | None]:
+def completed(experiment: Experiment) -> tuple[Experiment, InitSource | None]:
   """The experiment with what its packed data and its source decide, and the source, if it has one.
 
   Raises:
@@ -103,7 +103,7 @@ def completed(experiment: Experiment) -> tuple[Experiment, Source | None]:
   return with_source(experiment)
 
 
-def with_source(experiment: Experiment) -> tuple[Experiment, Source | None]:
+def with_source(experiment: Experiment) -> tuple[Experiment, InitSource | None]:
   """The experiment with what its source decides, and the source; None without one.
 
   The source decides sizes and a tokenizer that the config leaves empty, and what a graft keeps.
@@ -136,7 +136,7 @@ def with_source(experiment: Experiment) -> tuple[Experiment, Source | None]:
   return experiment, source
 
 
-def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mesh,
+def start_params(source: InitSource, init: InitConfig, model: ModelConfig, mesh: Mesh,
                  batch: np.ndarray, seed: int) -> tuple[ParamTree, GraftReport | None]:
   """The parameters of a run before its first step, float32, and the report of a graft.
 
@@ -160,7 +160,7 @@ def start_params(source: Source, init: InitConfig, model: ModelConfig, mesh: Mes
   return lay_out(grafted.params), grafted.graft
 
 
-def trained_paths(source: Source | None, init: InitConfig,
+def trained_paths(source: InitSource | None, init: InitConfig,
                   model: ModelConfig) -> tuple[str, ...] | None:
   """Paths of the parameters that updates change, by `init.train`; None for all.
 
@@ -184,7 +184,7 @@ def parameter_paths(config: ModelConfig) -> tuple[str, ...]:
   return tuple(jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves)
 
 
-def check_data(source: Source, data: Dataset) -> None:
+def check_data(source: InitSource, data: Dataset) -> None:
   """Raises a ValueError if the data do not fit the model of a source."""
   where = f'init.source = {source.name!r}'
   for name in ('input_features', 'output_features'):

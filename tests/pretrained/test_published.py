@@ -49,7 +49,8 @@ def measured(run):
   tokens = tokens_of(run)
   report = sj.probe(run, tokens)
   perplexity = lambda losses: float(np.exp(np.mean(losses, dtype=np.float64)))
-  window = lambda sinks: np.concatenate(list(text_losses(run.config, run.params, tokens, CachePolicy(16, sinks))), 1)
+  window = lambda sinks: np.concatenate(list(
+      text_losses(run.config, run.params, tokens, CachePolicy(16, sinks))), 1)
   text = tokens.reshape(1, 128)
   logp = jax.nn.log_softmax(run.logits(text)[:, :-1])
   return {'sink_1': float(report.sink_rate(1, 0.3)),
