@@ -39,9 +39,14 @@ VARIANTS = {
     'k-bias': _spec(kv_bias=KBias()),
 }
 Shape = tuple[int, int, int, int]  # B, H, T, Dh
-SHAPES: dict[bool, tuple[Shape, ...]] = {  # by whether there is a GPU or TPU
-    True: ((8, 8, 2048, 64), (8, 8, 2048, 96), (8, 16, 2048, 128), (1, 8, 32768, 128)),
-    False: ((1, 8, 2048, 96),),
+SHAPES: dict[bool, list[Shape]] = {  # by whether there is a GPU or TPU
+    True: [
+        (8, 8, 2048, 64),
+        (8, 8, 2048, 96),
+        (8, 16, 2048, 128),
+        (1, 8, 32768, 128),
+    ],
+    False: [(1, 8, 2048, 96)],
 }
 # Seconds. Starting a program takes some 10 us, so a program of JAX repeats an operation that could
 # be shorter than this.
@@ -99,9 +104,13 @@ def run(
 
 def _case(variant: str, name: str, work: Work, rates: Rates) -> Case:
   one = IMPLEMENTATIONS[name]
-  row = {'shape': ','.join(map(str, work.shape)),
-         'passes': 'both' if work.backward else 'forward',
-         'variant': variant, 'implementation': name, 'kind': one.kind}
+  row = {
+      'shape': ','.join(map(str, work.shape)),
+      'passes': 'both' if work.backward else 'forward',
+      'variant': variant,
+      'implementation': name,
+      'kind': one.kind,
+  }
   batch, heads, length, head_dim = work.shape
   forward = visible_flops(work.spec.mask, length, batch * heads * head_dim)
   # Two matrix products count forward and five backward, however often a kernel computes the scores

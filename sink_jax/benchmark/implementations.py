@@ -199,9 +199,9 @@ def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
 
 
 _WINDOWED = 'softmax', 'window'
-_IN_TILES = ('softmax', 'sigmoid', 'sigmoid-sum', 'relu', 'elu', 'linear', 'alibi', 'relative',
-             'p-norm', 'window', 'k-bias')
-_MOSAIC = tuple(name for name in _IN_TILES if name != 'relative')
+_MOSAIC = ('softmax', 'sigmoid', 'sigmoid-sum', 'relu', 'elu', 'linear', 'alibi', 'p-norm',
+           'window', 'k-bias')
+_IN_TILES = *_MOSAIC, 'relative'
 _RELEASED = 'softmax', 'sigmoid', 'sigmoid-sum', 'elu', 'linear', 'window'
 _TORCH = {'platforms': ('cpu', 'cuda'), 'package': 'torch'}
 # By their names in --implementations. The others are compared with the first library that runs.
@@ -213,8 +213,8 @@ IMPLEMENTATIONS = {
     'splash': Implementation('library', _ours('splash'), _WINDOWED, ('tpu',)),
     'torch-flash': Implementation('library', _torch(_flash), ('softmax',), **_TORCH),
     'torch-flex': Implementation('library', _torch(_flex), (*_WINDOWED, 'alibi'), **_TORCH),
-    'tokamax': Implementation('library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'),
-                              package='tokamax'),
+    'tokamax': Implementation(
+        'library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'), 'tokamax'),
     'xla': Implementation('library', _library('jax.nn', implementation='xla'), _WINDOWED),
     'reference': Implementation('T x T', _ours('reference')),  # the definition, in float32
     'release': Implementation('T x T', _in_jax(_release), _RELEASED),  # compiled by XLA

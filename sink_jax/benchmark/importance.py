@@ -41,17 +41,15 @@ def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> li
   rows = []
   for tokens in sorted(lengths):
     work = Work(_SPEC, (1, heads, tokens, head_dim), dtype)
-    cases = [_case(work, 'T x T', _by_definition), _case(work, 'streamed', _streamed)]
+    cases = [_case(work, name, form) for name, form in _FORMS.items()]
     rows += time_group(cases, seconds, rates)
   return rows
 
 
-def _by_definition(q: jax.Array, k: jax.Array, params: Any) -> jax.Array:
-  return importance(attention_map(_SPEC, q, k, params, proxy=True))
-
-
-def _streamed(q: jax.Array, k: jax.Array, params: Any) -> jax.Array:
-  return streaming_importance(_SPEC, q, k, params).normalized
+_FORMS: dict[str, Callable[..., jax.Array]] = {
+    'T x T': lambda *qk: importance(attention_map(_SPEC, *qk, proxy=True)),
+    'streamed': lambda *qk: streaming_importance(_SPEC, *qk).normalized,
+}
 
 
 def _case(work: Work, name: str, f: Callable[..., jax.Array]) -> Case:

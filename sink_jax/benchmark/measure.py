@@ -107,8 +107,15 @@ def _times(
   ms, low, high = interval([1000 * seconds for seconds in rounds])
   floors = {'FLOPs': 1000 * case.flops / rates.flops, 'bytes': 1000 * case.bytes / rates.bytes}
   bound = max(floors, key=lambda name: (floors[name], name))
-  columns = {'ms': ms, 'ms_low': low, 'ms_high': high, 'tflops': case.flops / ms / 1e9,
-             'floor_ms': floors[bound], 'bound': bound, 'vs_floor': ms / floors[bound]}
+  columns = {
+      'ms': ms,
+      'ms_low': low,
+      'ms_high': high,
+      'tflops': case.flops / ms / 1e9,
+      'floor_ms': floors[bound],
+      'bound': bound,
+      'vs_floor': ms / floors[bound],
+  }
   if base:
     ratios = interval([mine / its for mine, its in zip(rounds, base)])
     columns |= zip(('ratio', 'ratio_low', 'ratio_high'), ratios)

@@ -171,7 +171,8 @@ _PREFERRED = {'cuda': ('cudnn', 'pallas'), 'tpu': ('splash', 'pallas')}
 def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str:
   """Returns the implementation that this platform uses by default.
 
-  It is logged once, with those that are refused. `choose` reads only shapes and dtypes, so arrays, tracers and ShapeDtypeStructs will do.
+  It is logged once, with those that are refused. `choose` reads only shapes and dtypes, so arrays,
+  tracers and ShapeDtypeStructs will do.
   """
   reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh)
              for name in _PREFERRED.get(platform(), ())}

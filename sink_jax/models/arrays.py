@@ -31,7 +31,8 @@ def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
 def checked_inputs(config: ModelConfig, inputs: Any, least: int = 1) -> jax.Array:
   """Returns ids (S, T), or features (S, T, F) of a model without a vocabulary.
 
-  T is at least `least`. Ids are compared with the vocabulary unless they are traced or lie in other processes.
+  T is at least `least`. Ids are compared with the vocabulary unless they are traced or lie in other
+  processes.
   """
   inputs = as_array(inputs, 'tokens')
   fits = (inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer) if config.vocab_size else

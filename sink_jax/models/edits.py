@@ -33,8 +33,8 @@ def edit_tree(
 ) -> ParamTree:
   """The collection 'edits' of a model of M blocks, N with attention.
 
-  Its tree mirrors the parameters. Each array is broadcast to its shape; by default it edits nothing. A batch of 1 serves all
-  sequences.
+  Its tree mirrors the parameters. Each array is broadcast to its shape; by default it edits
+  nothing. A batch of 1 serves all sequences.
 
   Args:
     batch, length: B and T, which counts learned sink tokens: they are the first positions.

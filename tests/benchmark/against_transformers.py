@@ -69,8 +69,8 @@ def published(attention, folder):
              for name in family_for(hf).stored_tensors(hf, run.config)]
     save_file({theirs: np.ascontiguousarray(checkpoint.read(ours)) for theirs, ours in names
                if ours in checkpoint.entries}, folder / 'model.safetensors', {'format': 'pt'})
-    (folder / 'config.json').write_text(json.dumps(
-        {key: value for key, value in hf.items() if value is not None} | {'max_position_embeddings': 8192}))
+    known = {key: value for key, value in hf.items() if value is not None}
+    (folder / 'config.json').write_text(json.dumps(known | {'max_position_embeddings': 8192}))
   return run, transformers.AutoModelForCausalLM.from_pretrained(
       folder, attn_implementation=attention, dtype=torch.float32).eval()
 

@@ -43,6 +43,12 @@ def plain_rows(spec, q, k, v):
   return PartialAttention(jnp.einsum('bhlt,bthd->blhd', f, v), stat, power_stat)
 
 
+CAPPED = {
+    'capped p-norm': sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)'),
+    'capped': sj.AttentionSpec('CappedExp(cap=1.5)', position='Alibi()'),
+}
+
+
 # One spec for each path through a tile. Components that act outside the tile make no difference.
 @pytest.mark.every(4)
 @pytest.mark.parametrize('name', [
@@ -53,10 +59,11 @@ def plain_rows(spec, q, k, v):
     'normalized sigmoid (Table 15)',
     'p-norm sigmoid 2 (Figure 29)',
     'normalized identity (Table 15)',
+    *CAPPED,
 ])
 def test_rows_and_all_cotangents(kernels, name):
   """Rows, statistics and all cotangents, against formulas on T x T arrays."""
-  spec = PAPER[name]
+  spec = (PAPER | CAPPED)[name]
   q, k, v, params = random_inputs(spec, batch=2, length=19, heads=4, kv_heads=2, head_dim=24)
   inputs = *transform_qk(spec, q, k, params), v
   found, expected = (with_gradients(lambda *x, rows=rows: rows(spec, *x), *inputs)
