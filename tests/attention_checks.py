@@ -65,12 +65,15 @@ def with_gradients(f, *inputs):
 
 
 def worst_error(found, expected):
-  """The largest error over the size of its array plus 1 % of the largest one; arrays may vanish."""
+  """The largest error, over the size of its array plus a tenth of the largest one.
+
+  Arrays may vanish, such as gradients of scores if a query sees one key: what is left is rounding.
+  """
   arrays = ([np.asarray(x, np.float64) for x in jax.tree.leaves(tree)] for tree in (found, expected))
   pairs = list(zip(*arrays, strict=True))
   largest = np.max([abs(y).max() for _, y in pairs])
   # NumPy's maximum, unlike Python's, is NaN if an error is.
-  return np.max([abs(x - y).max() / (abs(y).max() + 0.01 * largest) for x, y in pairs])
+  return np.max([abs(x - y).max() / (abs(y).max() + 0.1 * largest) for x, y in pairs])
 
 
 def error_of(f, spec, *inputs):
