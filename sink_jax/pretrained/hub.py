@@ -54,7 +54,7 @@ Jamba-1.5 Mini        ai21labs/AI21-Jamba-1.5-Mini           *
 """
 
 
-class Published(NamedTuple):
+class PaperModel(NamedTuple):
   """A published model.
 
   name: as in Table 8. hub: its id on the Hugging Face hub. tuned: whether it is a chat model, which the
@@ -108,14 +108,14 @@ class Packaged(NamedTuple):
     return joined
 
 
-def _table_8() -> dict[str, Published]:
+def _table_8() -> dict[str, PaperModel]:
   models = {}
   for line in _TABLE_8.strip().splitlines():
     name, hub, chat = (*re.split('  +', line), '')[:3]
     other = list(models)[-1] if chat == '^' else None
     if other:
       models[other] = models[other]._replace(counterpart=name)
-    models[name] = Published(name, hub, bool(chat), other)
+    models[name] = PaperModel(name, hub, bool(chat), other)
   return models
 
 
@@ -128,7 +128,7 @@ PACKAGED = {
         'a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818')}
 
 
-def known_model(name: str) -> Published | None:
+def known_model(name: str) -> PaperModel | None:
   """The model of Table 8 with this name, hub id, or folder name as on the hub, in any case."""
   # A model that was downloaded by hand usually lies in a folder named like it on the hub.
   return next((model for model in MODELS.values() if name.casefold() in (
