@@ -13,6 +13,7 @@ import time
 import grain
 import numpy as np
 import pytest
+from etils import epath
 
 from sink_jax.data import build as builder
 from sink_jax.data.chat import ChatJsonl
@@ -113,6 +114,12 @@ def test_rows_in_any_order_and_by_another_reader_and_a_damaged_one_that_names_it
   np.testing.assert_array_equal(_all(_open(corpus), 'train'), rows['train'])
   assert path.read_bytes() == good
   assert (packed.folder / '00001.array_record').stat().st_mtime_ns == kept
+
+
+def test_a_store_gives_the_rows_of_a_disk(corpus):
+  packed = _open(corpus)
+  stored = Packed(epath.Path(packed.folder))  # the code sees a folder of an object store
+  np.testing.assert_array_equal(_all(stored, 'train'), _all(packed, 'train'))
 
 
 _PROGRAM = """

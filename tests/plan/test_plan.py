@@ -10,7 +10,7 @@ from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.plan import chips, compiler, estimate, job
 from sink_jax.plan.estimate import as_text
 from sink_jax.train.config import Experiment, changed
-from sink_jax.train.memory import Memory
+from sink_jax.train.memory import Memory, memory
 
 TINY = {'model.size': 'tiny', 'model.d_model': 32, 'model.ffn_hidden': 32, 'model.layers': 1,
         'model.vocab_size': 300, 'data.context': 32, 'batch_size': 64, 'probe.sequences': 50,
@@ -61,8 +61,14 @@ def test_slices():
 
 
 def test_a_plan_has_the_memory_of_training_validation_and_the_probe(on_a_cpu, monkeypatch):
+  compiled = []
+  monkeypatch.setattr(
+      job, 'memory', lambda program: compiled.append(memory(program)) or compiled[-1])
   whole = job.plan(config(), ONE)
   assert list(whole.peaks) == ['training', 'validation', 'probe'] and whole.fits
+  training, *others = (needed.total for needed in compiled)
+  # The others do not read the state of the optimizer, which stays in memory.
+  assert list(whole.peaks.values()) == [training, *(x + whole.optimizer for x in others)]
   assert whole.parameters == 4 * parameter_count(whole.model)
   assert 2 <= whole.optimizer / whole.parameters < 2.01
   assert whole.peaks['training'] == whole.step.total > whole.parameters + whole.optimizer

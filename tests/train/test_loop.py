@@ -85,6 +85,14 @@ def test_a_run_is_a_loop_over_steps_and_leaves_a_full_record(whole):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, run.params)
 
 
+def test_probes_and_gradients_have_the_dtype_of_the_config(whole, tmp_path):
+  go(runs.config(steps=1, probe__dtype='bfloat16', gradient_dtype='bfloat16'), tmp_path)
+  for kind, key in (('probe', 'largest_importance'), ('train', 'grad_norm')):
+    ours, exact = (runs.rows(workdir, kind)[0][key] for workdir in (tmp_path, whole[0]))
+    # Rounded to 8 bits, 2^-9 each; errors of a dozen of roundings in the probe.
+    assert ours != exact and ours == pytest.approx(exact, rel=0.02)
+
+
 def stop_after(monkeypatch, step):
   """Sends SIGTERM to this process during an update."""
   make_train_step = loop.make_train_step

@@ -156,7 +156,6 @@ def test_bad_rules_are_explained(text, words):
     from_string(UpdateRule, text)
 
 
-@pytest.mark.full
 def test_decay_on_matrices_spares_embeddings_gains_and_biases():
   config = sized('tiny', vocab_size=10, attention=sj.AttentionSpec(
       'Exp()', 'RowSum()', 'Mlp()', 'Learned(max_length=8)', kv_bias='KBias()',
