@@ -3,9 +3,12 @@
 import ast
 import collections
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
+
+from tests.planted_faults import FAULTS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'sink_jax'
@@ -85,3 +88,11 @@ def test_no_two_public_classes_share_a_name():
         files[node.name].append(str(path.relative_to(PACKAGE)))
   del files['Options']
   assert not {name: paths for name, paths in files.items() if len(paths) > 1}
+
+
+def test_planted_faults_fit_the_code_and_their_tests_exist():
+  assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+  for fault in FAULTS:
+    assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault
+    file, name = fault.test.partition('[')[0].split('::')
+    assert re.search(rf'^def {name}\(', (ROOT / file).read_text(), re.MULTILINE), fault

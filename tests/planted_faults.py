@@ -1,0 +1,282 @@
+"""Plants known faults in a copy of this tree, one at a time, and runs the test that finds each.
+
+  python tests/planted_faults.py                  # all of them
+  python tests/planted_faults.py train window     # those of a room, those with a word in their name
+
+It shows whether tests that were changed have lost strength. Where a test moves, the entry of its
+fault follows it; where it goes, another test has to find the fault.
+"""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """An error that a person could make: `new` instead of `old`, which the file has exactly once.
+
+  test: the node id of a test that runs without --full, fails with the fault and passes without it.
+  """
+
+  name: str
+  file: str
+  old: str
+  new: str
+  test: str
+
+  @property
+  def room(self) -> str:
+    top, *inner = Path(self.file).with_suffix('').parts
+    return inner[0] if top == 'sink_jax' else top
+
+
+FAULTS = [
+    # The definition of attention and its components.
+    Fault('a window shows one key more',
+          'sink_jax/attention/mask.py',
+          'j > i - self.window', 'j >= i - self.window',
+          'tests/attention/test_slots.py::'
+          'test_key_ranges_are_the_smallest_that_hold_every_visible_key'),
+    Fault('the score of an extra key is not divided by sqrt(Dh)',
+          'sink_jax/attention/spec.py',
+          'soft_cap(product / math.sqrt(head_dim)', 'soft_cap(product',
+          'tests/attention/test_properties.py::test_a_kv_bias_is_one_more_token'),
+    Fault('an extra key counts as the first token',
+          'sink_jax/attention/reference.py',
+          'Rows(weights[..., 1:], proxy[..., 1:]', 'Rows(weights[..., :-1], proxy[..., :-1]',
+          'tests/attention/test_properties.py::test_a_kv_bias_is_one_more_token'),
+    Fault('query heads share a key head in turns, not as neighbours',
+          'sink_jax/attention/reference.py',
+          'q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)',
+          'q_BxLxHxDh.reshape(B, L, -1, k_BxTxHkvxDh.shape[2], Dh).swapaxes(2, 3)',
+          'tests/attention/test_oracle.py::test_heads_of_grouped_values'),
+    Fault('the eps of RMSNorm stands outside of the root',
+          'sink_jax/attention/__init__.py',
+          'keepdims=True) + eps))', 'keepdims=True)) + eps)',
+          'tests/attention/test_oracle.py::test_heads_of_grouped_values[HeadNorm(eps=0.1)]'),
+    # Kernels.
+    Fault('the last tile that a query sees in part is left out',
+          'sink_jax/kernels/block_mask.py',
+          'last = -(-np.maximum.reduceat(hi, starts) // block_k)',
+          'last = np.maximum.reduceat(hi, starts) // block_k',
+          'tests/kernels/test_flash.py::test_tiles_and_padding_change_nothing'),
+    Fault('the cotangent of the row sums is dropped',
+          'sink_jax/kernels/score_tile.py',
+          'return result.row_stats_BxHxT, dstat + dpower - delta',
+          'return result.row_stats_BxHxT, -delta',
+          'tests/kernels/test_flash.py::test_rows_and_all_cotangents'),
+    Fault('importance divides by one row too many',
+          'sink_jax/kernels/importance.py',
+          'length_Bx1x1 - jnp.arange(keys)', 'length_Bx1x1 - jnp.arange(keys) + 1',
+          'tests/kernels/test_chunked.py::test_blocks_and_spans_change_nothing'),
+    Fault('cuDNN gets a window with one key more',
+          'sink_jax/kernels/library_kernels.py',
+          '(window - 1, 0)', '(window, 0)',
+          'tests/kernels/test_library_kernels.py::'
+          'test_cudnn_gets_arguments_that_mean_the_reference'),
+    # Models.
+    Fault('top_p leaves out the token with which it is reached',
+          'sink_jax/models/run.py',
+          'jnp.cumsum(p_SxK, -1) - p_SxK < self.top_p', 'jnp.cumsum(p_SxK, -1) < self.top_p',
+          'tests/models/test_generate.py::test_tokens_that_are_sampled'),
+    Fault('a full cache shows a token that it has dropped',
+          'sink_jax/models/decode.py',
+          'new_L - self.recent + 1)', 'new_L - self.recent)',
+          'tests/models/test_decode.py::test_positions_are_those_of_the_tokens_in_the_cache'),
+    Fault('a parallel network reads what attention has changed',
+          'sink_jax/models/transformer.py',
+          'h_BxTxD if config.parallel_residual else None', 'None',
+          'tests/pretrained/test_parity.py::test_stored_fixtures[falcon]'),
+    Fault('the initial scale of the last matrix of a block ignores the depth',
+          'sink_jax/models/layers.py',
+          '(math.sqrt(config.ffn_hidden) * config.layers)', 'math.sqrt(config.ffn_hidden)',
+          'tests/models/test_transformer.py::test_initialisations'),
+    # Data.
+    Fault('a loss of answers weighs the inputs, not the targets',
+          'sink_jax/data/dataset.py',
+          'np.ascontiguousarray(weights[:, 1:])', 'np.ascontiguousarray(weights[:, :-1])',
+          'tests/data/test_chat.py::test_tokens_and_weights_of_a_conversation_by_hand'),
+    Fault('every epoch has the order of the first',
+          'sink_jax/data/dataset.py',
+          'seed * _FAR_APART + epoch', 'seed * _FAR_APART',
+          'tests/data/test_dataset.py::test_each_epoch_is_every_chunk_once_in_a_new_order'),
+    Fault('validation leaves out what does not fill a batch',
+          'sink_jax/data/batches.py',
+          '-(-len(self._listed) // self._batch_size)', 'len(self._listed) // self._batch_size',
+          'tests/data/test_dataset.py::test_validation_covers_everything_once_in_a_fixed_order'),
+    Fault('the CRC of a row is not compared',
+          'sink_jax/data/packed.py',
+          " or zlib.crc32(row[:-4]) != int.from_bytes(row[-4:], 'little')", '',
+          'tests/data/test_build.py::'
+          'test_rows_in_any_order_and_by_another_reader_and_a_damaged_one_that_names_its_shard'),
+    Fault('a range of gs:// ends a byte early',
+          'sink_jax/data/packed.py',
+          'ends.tolist()', '(ends - 1).tolist()',
+          'tests/data/test_build.py::test_a_store_gives_the_rows_of_a_disk'),
+    Fault('a text that spells a special token gets its id',
+          'sink_jax/data/tokenizer.py',
+          'self.model.encode_special_tokens = not special',
+          'self.model.encode_special_tokens = special',
+          'tests/data/test_tokenizer.py::'
+          'test_special_tokens_in_a_text_are_text_unless_they_are_asked_for'),
+    # Importers.
+    Fault('Gemma 3 has one rotary base in all blocks',
+          'sink_jax/pretrained/llama.py',
+          "'rope_local_base_freq', float, 1e4", "'rope_local_base_freq', float, 1e6",
+          'tests/pretrained/test_config.py::test_a_kind_of_layers_has_the_base_of_its_family'),
+    Fault('the windows of Qwen begin one layer late',
+          'sink_jax/pretrained/llama.py',
+          'window is not None and i >= first', 'window is not None and i > first',
+          'tests/pretrained/test_config.py::test_windows_of_qwen3'),
+    Fault('Gemma adds one to a gain after its factor, not before',
+          'sink_jax/pretrained/stored_tensors.py',
+          '(np.asarray(x, np.float32) + added) * factor',
+          'np.asarray(x, np.float32) * factor + added',
+          'tests/pretrained/test_parity.py::test_stored_fixtures[gemma3_images]'),
+    Fault('keys and values of a fused tensor are exchanged',
+          'sink_jax/pretrained/stored_tensors.py',
+          "'key': slice(group, group + 1), 'value': slice(group + 1, None)",
+          "'value': slice(group, group + 1), 'key': slice(group + 1, None)",
+          'tests/pretrained/test_parity.py::test_stored_fixtures[falcon]'),
+    Fault('queries and keys of a GGUF file keep its order of channels',
+          'sink_jax/pretrained/gguf.py',
+          'pairs.swapaxes(1, 2)', 'pairs',
+          'tests/pretrained/test_gguf.py::test_a_file_equals_its_safetensors'),
+    Fault('the scale of an MXFP4 block is halved',
+          'sink_jax/pretrained/moe.py',
+          'np.arange(256)[:, None, None] - 127', 'np.arange(256)[:, None, None] - 128',
+          'tests/pretrained/test_mxfp4.py::test_all_values_at_all_scales'),
+    # Training.
+    Fault('the learning rate is a step ahead',
+          'sink_jax/train/loop.py',
+          'learning_rate(job.optimizer, last, step - 1)',
+          'learning_rate(job.optimizer, last, step)',
+          'tests/train/test_loop.py::test_a_run_is_a_loop_over_steps_and_leaves_a_full_record'),
+    Fault('a probe is taken a step early',
+          'sink_jax/train/evaluation.py',
+          'always or n and step % n == 0', 'always or n and (step + 1) % n == 0',
+          'tests/train/test_loop.py::test_a_run_is_a_loop_over_steps_and_leaves_a_full_record'),
+    Fault('a resumed run repeats a batch',
+          'sink_jax/train/loop.py',
+          'job.data.batches(start, ', 'job.data.batches(max(0, start - 1), ',
+          'tests/train/test_loop.py::test_stopped_and_resumed_equals_in_one_go[None]'),
+    Fault('SIGTERM ends a run without a save',
+          'sink_jax/train/loop.py',
+          'saving = stopping or step == last', 'saving = step == last',
+          'tests/train/test_loop.py::test_a_request_to_stop_saves_before_it_measures'),
+    Fault('the key probe.dtype is ignored',
+          'sink_jax/train/evaluation.py',
+          'self._probe_tokens, dtype=settings.dtype)', 'self._probe_tokens)',
+          'tests/train/test_loop.py::test_probes_and_gradients_have_the_dtype_of_the_config'),
+    Fault('the loss is a mean over tokens without weight, too',
+          'sink_jax/train/step.py',
+          'jnp.sum(training_weights(batch.weights, config))', 'batch.weights.size',
+          'tests/train/test_loop.py::test_the_loss_of_answers_alone_is_their_weighted_mean'),
+    Fault('gradients are clipped after the update rule',
+          'sink_jax/train/optimizer.py',
+          'return optax.chain(',
+          'return (lambda clip, rule, *rest: optax.chain(rule, clip, *rest))(',
+          'tests/train/test_optimizer.py::test_three_updates_are_those_of_the_formula'),
+    Fault('weight decay acts on the gains of norms',
+          'sink_jax/train/optimizer.py',
+          'lambda path, _: is_matrix(path)', 'lambda path, x: x.ndim > 1',
+          'tests/train/test_optimizer.py::'
+          'test_decay_on_matrices_spares_embeddings_gains_and_biases'),
+    Fault('the mesh splits the outputs of W_O, not its inputs',
+          'sink_jax/models/sharding.py',
+          "(r'attention/out/kernel', 3, 1)", "(r'attention/out/kernel', 3, 2)",
+          'tests/train/test_meshes.py::test_parameters_are_split_by_the_table'),
+    # Sweeps: configs, trials, plans.
+    Fault('a budget keeps the weight decay at another learning rate',
+          'configs/budget.py',
+          'optimizer.weight_decay / self.rate', 'optimizer.weight_decay',
+          'tests/test_configs.py::test_a_grid_tries_five_rates_at_the_product_of_the_paper'),
+    Fault('shards count from zero',
+          'sink_jax/sweep/trials.py',
+          '[int(part) - 1::int(parts)]', '[int(part)::int(parts)]',
+          'tests/sweep/test_trials.py::test_shards_are_a_partition'),
+    Fault('a plan forgets the optimizer while it validates',
+          'sink_jax/plan/job.py',
+          "(0 if name == 'training' else optimizer)", '0',
+          'tests/plan/test_plan.py::'
+          'test_a_plan_has_the_memory_of_training_validation_and_the_probe'),
+    # Files, exit codes, launchers.
+    Fault('a byte order mark is text',
+          'sink_jax/io/files.py',
+          '.removeprefix(_BYTE_ORDER_MARK)', '',
+          'tests/io/test_files.py::test_a_byte_order_mark_at_the_start_is_not_text'),
+    Fault('a training that was stopped ends as if it had failed',
+          'sink_jax/cli/train.py',
+          'sys.exit(EXIT_SAVED)', 'sys.exit(1)',
+          'tests/cli/test_main.py::test_every_way_in_which_training_ends_has_its_exit_code'),
+    Fault('a SLURM job is queued once more than RESTARTS',
+          'launch/slurm.sbatch',
+          '${SLURM_RESTART_COUNT:-0} < ${RESTARTS:-100}',
+          '${SLURM_RESTART_COUNT:-0} <= ${RESTARTS:-100}',
+          'tests/launchers/test_launchers.py::test_a_slurm_job_queues_again_or_not'),
+]
+
+
+def main(words: list[str]) -> None:
+  """Plants the chosen faults, all of them without words; exits with 1 unless each is found."""
+  rooms = sorted({fault.room for fault in FAULTS})
+  fits = lambda word, fault: word == fault.room if word in rooms else word in fault.name
+  for word in words:
+    if not any(fits(word, fault) for fault in FAULTS):
+      sys.exit(f'{word!r} is not in the name of a fault, and not a room: {", ".join(rooms)}.')
+  chosen = [fault for fault in FAULTS if not words or any(fits(word, fault) for word in words)]
+  with tempfile.TemporaryDirectory() as folder:
+    copy = copied(Path(folder))
+    code, said = tested(copy, *sorted({fault.test for fault in chosen}))
+    if code:
+      sys.exit(f'{said}\nWithout a fault these tests must pass.')
+    results = [planted(fault, copy) for fault in chosen]
+  print(f'{results.count("found")} of {len(results)} faults found')
+  sys.exit(set(results) != {'found'})
+
+
+def copied(folder: Path) -> Path:
+  """A copy of the files that git knows or does not ignore, as they are in this folder now."""
+  listed = subprocess.run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
+                          cwd=ROOT, check=True, capture_output=True, text=True).stdout
+  for name in filter(None, listed.split('\0')):
+    if (ROOT / name).exists():
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy2(ROOT / name, folder / name)
+  return folder
+
+
+def planted(fault: Fault, copy: Path) -> str:
+  """Runs the test of a fault: 'found', 'NOT FOUND', or 'STALE' if it does not fit the code."""
+  file, began = copy / fault.file, time.monotonic()
+  sound, code = file.read_text(), None
+  if sound.count(fault.old) == 1:
+    file.write_text(sound.replace(fault.old, fault.new))
+    code, _ = tested(copy, fault.test)
+    file.write_text(sound)
+  # pytest ends with 1 if a test failed, and with more if it could not run one.
+  result = {1: 'found', 0: 'NOT FOUND'}.get(code, 'STALE')
+  print(f'{result:9} {fault.room}: {fault.name} ({time.monotonic() - began:.0f} s)', flush=True)
+  return result
+
+
+def tested(copy: Path, *tests: str) -> tuple[int, str]:
+  """The exit code of pytest in the copy, and what it printed."""
+  # A cache of its own: what a fault writes must not be read later.
+  environment = {'PYTHONPATH': str(copy), 'JAX_PLATFORMS': 'cpu',
+                 'SINK_JAX_CACHE': str(copy / '.cache')}
+  done = subprocess.run([sys.executable, '-P', '-m', 'pytest', '-x', '-q', *tests], cwd=copy,
+                        env=os.environ | environment, capture_output=True, text=True)
+  return done.returncode, done.stdout + done.stderr
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])
