@@ -27,7 +27,8 @@ _CONTENT, _EOS = '{content}', '{eos}'
 TEMPLATES = {
     # As the tokenizer_config.json of HuggingFaceH4/zephyr-7b-beta renders it. The empty system
     # message that its training recipe puts before a conversation without one is not added.
-    'zephyr': {role: f'<|{role}|>\n{{content}}{{eos}}\n' for role in ('system', 'user', 'assistant')},
+    'zephyr': {role: f'<|{role}|>\n{{content}}{{eos}}\n'
+               for role in ('system', 'user', 'assistant')},
     # https://github.com/openai/openai-python/blob/release-v0.28.0/chatml.md
     'chatml': {role: f'<|im_start|>{role}\n{{content}}<|im_end|>\n'
                for role in ('system', 'user', 'assistant')},
@@ -74,8 +75,9 @@ class ChatJsonl(JsonLines):
       if missing := {role for role, _ in messages} - set(template):
         raise ValueError(f'the template {self.template} has no format for {missing.pop()!r}.')
       parts = rendered(template, messages)
-      return Document(''.join(part.text.replace(_EOS, '') if part.is_template else part.text
-                              for part in parts), folder, name, parts)
+      text = ''.join(part.text.replace(_EOS, '') if part.is_template else part.text
+                     for part in parts)
+      return Document(text, folder, name, parts)
     return read
 
 
@@ -89,7 +91,8 @@ def load_template(name: str) -> Mapping[str, str]:
   if formats is None:
     path = expanded(name)
     if not path.is_file():
-      raise ValueError(f'{name!r} is not a template: choose {", ".join(TEMPLATES)}, or a JSON file.')
+      raise ValueError(f'{name!r} is not a template: choose {", ".join(TEMPLATES)}, or a JSON '
+                       'file.')
     formats = json.loads(read_text_limited(path))
   if not isinstance(formats, dict) or not {'user', 'assistant'} <= set(formats) <= set(_ROLES):
     raise ValueError(f'{name} is not a template: write {{"user": "Q: {{content}}\\n", "assistant": '
@@ -99,31 +102,37 @@ def load_template(name: str) -> Mapping[str, str]:
     unknown = set(re.findall(r'\{\w+\}', str(text))) - {_CONTENT, _EOS}
     endless = role == 'assistant' and str(text).endswith(_CONTENT)
     if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown or endless:
-      raise ValueError(f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from it '
-                       f'only {_EOS}, which ends an answer; for BOS set data.bos. It is {text!r}.')
+      raise ValueError(f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from '
+                       f'it only {_EOS}, which ends an answer; for BOS set data.bos. It is '
+                       f'{text!r}.')
   return formats
 
 
 def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -> tuple[Part, ...]:
   """A conversation of (role, content) as the parts of a document; none of them is empty.
 
-  An answer includes its end: the template's text up to the first '{eos}', else up to the last character that
-  is not white space, else all.
+  An answer includes its end: the template's text up to the first '{eos}', else up to the last
+  character that is not white space, else all.
   """
   parts = []
   for role, content in messages:
     before, after = template[role].split(_CONTENT)
-    size = after.find(_EOS) + len(_EOS) if _EOS in after else len(after.rstrip()) or len(after)
+    if _EOS in after:
+      end = after.find(_EOS) + len(_EOS)
+    else:
+      end = len(after.rstrip()) or len(after)
     is_answer = role == 'assistant'
     parts += [Part(before, False, True), Part(content, is_answer, False),
-              Part(after[:size], is_answer, True), Part(after[size:], False, True)]
+              Part(after[:end], is_answer, True), Part(after[end:], False, True)]
   return tuple(part for part in parts if part.text)
 
 
 def question(template: Mapping[str, str], text: str) -> Document:
   """The message of a user, with what the template puts before the answer to it."""
+  parts = rendered(template, [('user', text)])
   before, _ = template['assistant'].split(_CONTENT)
-  parts = *rendered(template, [('user', text)]), *[Part(before, False, True)] * bool(before)
+  if before:
+    parts += (Part(before, False, True),)
   return Document(''.join(part.text for part in parts), 'text', '', parts)
 
 
@@ -144,7 +153,8 @@ def _messages(record: Any) -> list[tuple[str, str]]:
   return messages
 
 
-def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tuple[np.ndarray, np.ndarray]]:
+def encode(documents: Sequence[Document], tokenizer: TextTokenizer
+           ) -> list[tuple[np.ndarray, np.ndarray]]:
   """The ids and weights of documents, both (T,) int32, without BOS and EOS.
 
   A weight is 1 for the tokens of answers and of what ends them, and 0 for others. The parts of a
@@ -158,33 +168,36 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer) -> list[tupl
 
   def pieces_of(document: Document) -> Iterator[tuple[str | int, bool]]:
     """(text or id of a special token, whether it is part of an answer)."""
-    for text, is_answer, is_template in document.parts or [Part(document.text, False, False)]:
-      for piece in filter(None, split.split(text)) if is_template else [text]:
-        yield special.get(piece, piece) if is_template else piece, is_answer
+    for part in document.parts or [Part(document.text, False, False)]:
+      if not part.is_template:
+        yield part.text, part.is_answer
+        continue
+      for piece in filter(None, split.split(part.text)):
+        yield special.get(piece, piece), part.is_answer
 
   pieces_D = [list(pieces_of(document)) for document in documents]
   # The beginning of a document is encoded differently from its continuation.
-  begin = iter(tokenizer.encode_batch([pieces[0][0] for pieces in pieces_D
-                                       if isinstance(pieces[0][0], str)]))
-  go_on = iter(_continuing([text for pieces in pieces_D for text, _ in pieces[1:]
-                            if isinstance(text, str)], tokenizer))
-  result = []
+  heads = [pieces[0][0] for pieces in pieces_D]
+  tails = [text for pieces in pieces_D for text, _ in pieces[1:]]
+  begin = iter(tokenizer.encode_batch([text for text in heads if isinstance(text, str)]))
+  go_on = iter(_continuing([text for text in tails if isinstance(text, str)], tokenizer))
+  encoded = []
   for pieces in pieces_D:
     ids = [[text] if isinstance(text, int) else next(go_on if i else begin)
            for i, (text, _) in enumerate(pieces)]
-    weights = np.repeat([answers for _, answers in pieces], list(map(len, ids)))
-    result.append((np.concatenate(ids).astype(np.int32), weights.astype(np.int32)))
-  return result
+    weights = np.repeat([is_answer for _, is_answer in pieces], list(map(len, ids)))
+    encoded.append((np.concatenate(ids).astype(np.int32), weights.astype(np.int32)))
+  return encoded
 
 
 def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:
   """The ids of texts that continue another text."""
   alone = tokenizer.encode_batch(texts)
-  # Tokenizers made with sentencepiece put a space before every text, which would be wrong in the middle of a
-  # document. They put none after a line break.
+  # Tokenizers made with sentencepiece put a space before every text, which would be wrong in the
+  # middle of a document. They put none after a line break.
   lead, a, both = tokenizer.encode_batch(['\n', 'a', '\na'])
   if both == lead + a:
     return alone
   behind = tokenizer.encode_batch(['\n' + text for text in texts])
-  return [b[len(lead):] if len(b) > len(lead) and b[:len(lead)] == lead else ids
-          for b, ids in zip(behind, alone, strict=True)]
+  return [ids[len(lead):] if len(ids) > len(lead) and ids[:len(lead)] == lead else by_itself
+          for ids, by_itself in zip(behind, alone, strict=True)]

@@ -1,8 +1,9 @@
 """Counter-based random numbers: every draw is a pure function of its integer keys.
 
-A generator with a state would have to be advanced through all earlier draws, saved with a checkpoint, and
-kept separate in each process. Here the draw for row 10**9 is computed from that number. The code uses NumPy
-but none of its generators, so that a draw is the same on any host and with any version.
+A generator with a state would have to be advanced through all earlier draws, saved with a
+checkpoint, and kept separate in each process. Here the draw for row 10**9 is computed from that
+number. The code uses NumPy but none of its generators, so that a draw is the same on any host and
+with any version.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, made odd: SplitM
 def bits(*keys: ArrayLike) -> np.ndarray:
   """64 random bits (uint64) for each tuple of integer keys, which broadcast like arrays.
 
-  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key. An additional key gives another
-  draw, never a continuation.
+  A chain of SplitMix64 steps (Steele, Lea and Flood 2014), one for each key. An additional key
+  gives another draw, never a continuation.
   """
   state = np.zeros((), np.uint64)
   with np.errstate(over='ignore'):  # the arithmetic is modulo 2**64 on purpose
@@ -39,8 +40,7 @@ def uniform(*keys: ArrayLike) -> np.ndarray:
 
 def integers(bound: int, *keys: ArrayLike) -> np.ndarray:
   """Uniform int64 in [0, bound), for bounds below 2**32 (bias at most bound / 2**32)."""
-  # The upper half of a product of 32 bits with the bound, instead of a remainder, which takes a
-  # division.
+  # The upper half of a product of 32 bits with the bound: a remainder would take a division.
   high = bits(*keys) >> np.uint64(32)
   return (high * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 

@@ -53,34 +53,36 @@ def gguf_tokenizer(metadata: Mapping[str, Any]
   for key in values.keys() & {'token_type', 'scores'}:
     if len(values[key]) != len(tokens):
       raise _refused(key, f'{len(values[key])} values', f'there are {len(tokens)} tokens')
-  for key in (key for key in values if key.endswith('_token_id')):
-    if not 0 <= values[key] < len(tokens):
-      raise _refused(key, values[key], f'there are {len(tokens)} tokens')
+  for key, value in values.items():
+    if key.endswith('_token_id') and not 0 <= value < len(tokens):
+      raise _refused(key, value, f'there are {len(tokens)} tokens')
   tokenizer, adds_bos = makers[model](values, tokens, types)
-  for kind in (_CONTROL, _UNKNOWN):
-    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False)
-                                  for i in np.flatnonzero(types == kind)])
-  tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False)
-                        for i in np.flatnonzero(types == _USER_DEFINED)])
-  bos, ends = values.get('bos_token_id'), [values.get(f'{key}_token_id') for key in ('eos', 'eot')]
-  add_bos = values.get('add_bos_token', adds_bos)
-  if add_bos and bos is None:
+  added = lambda number: [
+      AddedToken(tokens[i], special=number != _USER_DEFINED, normalized=False)
+      for i in np.flatnonzero(types == number)]
+  tokenizer.add_special_tokens(added(_CONTROL))
+  tokenizer.add_special_tokens(added(_UNKNOWN))
+  tokenizer.add_tokens(added(_USER_DEFINED))
+  bos, adds_bos = values.get('bos_token_id'), values.get('add_bos_token', adds_bos)
+  if adds_bos and bos is None:
     raise _refused('add_bos_token', True, f'{_PREFIX}bos_token_id is missing')
-  return tokenizer, bos, add_bos, tuple(dict.fromkeys(i for i in ends if i is not None))
+  ends = [values[key] for key in ('eos_token_id', 'eot_token_id') if key in values]
+  return tokenizer, bos, adds_bos, tuple(dict.fromkeys(ends))
 
 
 def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
   """The metadata that define the tokenizer, without the prefix of their keys."""
   given = {key.removeprefix(_PREFIX): value for key, value in metadata.items()
            if key.startswith(_PREFIX)}
+  values = {}
   for key, value in given.items():
-    named = key.endswith('_token_id')
+    names_a_token = key.endswith('_token_id')
     off = key == 'remove_extra_whitespaces' and not value
-    if not (named or off or key in _READ or key in _UNREAD):
+    if not (names_a_token or off or key in _READ or key in _UNREAD):
       raise _refused(key, value, 'it could change the ids of a text')
-  missing = {key for key, value in given.items()
-             if key.endswith('_token_id') and value == _NO_TOKEN}
-  return {key: given[key] for key in _READ if key in given and key not in missing}
+    if key in _READ and not (names_a_token and value == _NO_TOKEN):
+      values[key] = value
+  return values
 
 
 def _refused(key: str, value: Any, reason: str) -> ValueError:
@@ -93,7 +95,8 @@ def _needed(values: dict[str, Any], key: str) -> Any:
   return values[key]
 
 
-def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray) -> tuple[Tokenizer, bool]:
+def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray
+                ) -> tuple[Tokenizer, bool]:
   """(byte-level BPE, whether it puts a BOS before a text unless the file says otherwise)."""
   pre = _needed(values, 'pre')
   if pre not in _WORDS:
@@ -114,17 +117,20 @@ def _sentencepiece(values: dict[str, Any], tokens: list[str], types: np.ndarray
   """As `_byte_level`: BPE over characters, which falls back to bytes."""
   if (pre := values.get('pre', 'default')) != 'default':
     raise _refused('pre', pre, "a model of the type 'llama' has none")
-  scores, ids, merges = _needed(values, 'scores'), {token: i for i, token in enumerate(tokens)}, []
+  scores, ids = _needed(values, 'scores'), {token: i for i, token in enumerate(tokens)}
   # All pairs of tokens whose text is a token: first those that make the token of highest score.
+  pairs = []
   for i in np.flatnonzero(types == 1):
     for cut in range(1, len(tokens[i])):
       left, right = tokens[i][:cut], tokens[i][cut:]
       if left in ids and right in ids:
-        merges.append((-scores[i], cut, ids[left], left, right))
-  unknown, prefix = values.get('unknown_token_id'), bool(values.get('add_space_prefix', True))
+        pairs.append((-scores[i], cut, ids[left], left, right))
+  merges = [(left, right) for *_, left, right in sorted(pairs)]
+  unknown = values.get('unknown_token_id')
   tokenizer = Tokenizer(models.BPE(
-      vocab=ids, merges=[(left, right) for *_, left, right in sorted(merges)],
-      unk_token=None if unknown is None else tokens[unknown], fuse_unk=True, byte_fallback=True))
+      vocab=ids, merges=merges, unk_token=None if unknown is None else tokens[unknown],
+      fuse_unk=True, byte_fallback=True))
+  prefix = bool(values.get('add_space_prefix', True))
   tokenizer.normalizer = normalizers.Sequence(
       [normalizers.Prepend('▁')] * prefix + [normalizers.Replace(' ', '▁')])
   tokenizer.decoder = decoders.Sequence(

@@ -65,7 +65,7 @@ class DocumentSource(Source):
     return int.from_bytes(digest, 'big') < fraction * 2**64
 
   def fingerprint(self) -> str:
-    """A cheap string that changes when the corpus does: from names, sizes and modification times."""
+    """A cheap string that changes with the corpus: from names, sizes and modification times."""
     raise NotImplementedError
 
 
@@ -170,13 +170,7 @@ class Tfds(DocumentSource):
       records = self._builder().as_data_source(split=self.split)
     except (ValueError, NotImplementedError) as error:  # no such split; stored as TFRecord
       raise ValueError(f'{self!r}: {" ".join(str(error).split())}') from None
-    for index in range(start, len(records)):
-      text = records[index].get(self.field)
-      if not isinstance(text, (bytes, str)):
-        raise ValueError(f'{self!r}: {self.field!r} is not a text feature; '
-                         f'the features are: {", ".join(records[index])}.')
-      text = text.decode('utf-8', 'replace') if isinstance(text, bytes) else text
-      yield Document(text, 'text', f'{self.split}:{index}')
+    return _documents_of(self, records, start)
 
   def fingerprint(self) -> str:
     info = self._builder().info
@@ -192,12 +186,14 @@ class Tfds(DocumentSource):
       builder = read_only_builder.builder_from_files(self.name, data_dir=folder)
     except ValueError:  # not there
       try:
-        builder = tfds.builder(self.name, data_dir=folder, file_format='array_record', try_gcs=False)
+        builder = tfds.builder(
+            self.name, data_dir=folder, file_format='array_record', try_gcs=False)
         builder.download_and_prepare()
       except (ImportError, ValueError, RuntimeError, AssertionError) as error:
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]  # it may be as long as a page
-        raise ValueError(f'{self!r} cannot be prepared here ({reason}): prepare it where TensorFlow is '
-                         'installed, or take the text as HubDataset or Jsonl.') from None
+        raise ValueError(f'{self!r} cannot be prepared here ({reason}): prepare it where '
+                         'TensorFlow is installed, or take the text as HubDataset or '
+                         'Jsonl.') from None
     return builder
 
 
@@ -213,13 +209,7 @@ class HubDataset(DocumentSource):
   field: str = 'text'
 
   def documents(self, start: int = 0) -> Iterator[Document]:
-    records = self._records()
-    for index in range(start, len(records)):
-      text = records[index].get(self.field)
-      if not isinstance(text, str):
-        raise ValueError(f'{self!r}: no text in {self.field!r} of record {index}; '
-                         f'its fields are: {", ".join(records[index])}.')
-      yield Document(text, 'text', f'{self.split}:{index}')
+    return _documents_of(self, self._records(), start)
 
   def fingerprint(self) -> str:
     return files_fingerprint((file['filename'], file['filename'])
@@ -229,7 +219,8 @@ class HubDataset(DocumentSource):
     try:
       datasets = importlib.import_module('datasets')
     except ImportError:
-      raise ValueError(f'{self!r} needs the package datasets: pip install "sink_jax[hub]".') from None
+      raise ValueError(
+          f'{self!r} needs the package datasets: pip install "sink_jax[hub]".') from None
     try:
       records = datasets.load_dataset(self.path, self.name or None, split=self.split)
       return records.select_columns(self.field)
@@ -238,7 +229,7 @@ class HubDataset(DocumentSource):
 
 
 class PackedDataset(DocumentSource):
-  """A folder that `python -m sink_jax data_build` wrote, on a disk or gs://, to train from in place.
+  """A folder that `python -m sink_jax data_build` wrote, on a disk or gs://, read in place.
 
   Its manifest says which tokenizer, context, BOS and EOS it has.
   """
@@ -257,10 +248,10 @@ def existing_path(path: str, source: str) -> pathlib.Path:
   """
   root = expanded(path)
   if not path or not root.exists():
-    raise ValueError(f"{source}(path={path!r}) is not on a disk of this machine: set "
-                     f"--config.data.source=\"{source}(path='...')\", or train with PackedDataset and "
-                     'build where the text is (python -m sink_jax data_build); docs/experiments.md says '
-                     "where the paper's corpora come from.")
+    raise ValueError(f'{source}(path={path!r}) is not on a disk of this machine: set '
+                     f"--config.data.source=\"{source}(path='...')\", or train with PackedDataset "
+                     'and build where the text is (python -m sink_jax data_build); '
+                     "docs/experiments.md says where the paper's corpora come from.")
   return root
 
 
@@ -286,8 +277,8 @@ def _opened(file: pathlib.Path) -> Iterator[BinaryIO]:
   try:
     check_downloaded(file)
     with file.open('rb') as stored:
-      kind = infer_compression(file.name)
-      yield compr[kind](stored, mode='rb')  # pyright: ignore[reportArgumentType]
+      decompress = compr[infer_compression(file.name)]  # pyright: ignore[reportArgumentType]
+      yield decompress(stored, mode='rb')
   except WrongContent:
     raise
   except Exception as error:  # of gzip, zlib, zstd or the disk
@@ -297,6 +288,17 @@ def _opened(file: pathlib.Path) -> Iterator[BinaryIO]:
 def _folder_domain(name: str) -> str:
   """The first sub-folder of a file's name in its corpus; 'text' without one."""
   return name.split('/')[0] if '/' in name else 'text'
+
+
+def _documents_of(source: Tfds | HubDataset, records: Sequence[Any],
+                  start: int) -> Iterator[Document]:
+  for index in range(start, len(records)):
+    text = records[index].get(source.field)
+    text = text.decode('utf-8', 'replace') if isinstance(text, bytes) else text
+    if not isinstance(text, str):
+      raise ValueError(f'{source!r}: no text in {source.field!r} of record {index}; its fields '
+                       f'are: {", ".join(records[index])}.')
+    yield Document(text, 'text', f'{source.split}:{index}')
 
 
 def _string_at(record: Any, dotted: str) -> str:

@@ -21,9 +21,9 @@ _SKIPPED = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__p
 class Stdlib(DocumentSource):
   """The running Python's standard library, without its tests.
 
-  Its domains are 'code', the source of each module, and 'docs', the docstrings of each module and of
-  each of its top-level definitions with the methods inside. All modules of a package are held out
-  together: they repeat parts of each other. `max_files` modules are read; 0 reads all.
+  Its domains are 'code', the source of each module, and 'docs', the docstrings of each module and
+  of each of its top-level definitions with the methods inside. All modules of a package are held
+  out together: they repeat parts of each other. `max_files` modules are read; 0 reads all.
   """
   _folder = 'stdlib'  # without an annotation it is not a field
   domains: str = 'code,docs'

@@ -2,8 +2,8 @@
 
 They act on rows of C + 1 tokens, before these are split into inputs and targets, in training and
 validation alike: a replaced token at position p > 1 is also the target at p - 1; in a loss of
-answers it has no weight. Positions count from 1, as in the paper. The tokens that an edit writes follow from
-the number of the row, so that rows can be edited in any order and by any process.
+answers it has no weight. Positions count from 1, as in the paper. The tokens that an edit writes
+follow from the number of the row, so that rows can be edited in any order and by any process.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class RandomTokens(TokenEdit):
 
   def __post_init__(self) -> None:
     if not (1 <= self.first <= self.last and 0 <= self.below < 2**31 and self.seed >= 0):
-      raise ValueError(f'{self!r}: positions count from 1, first <= last; seed is 0 or more; below is '
-                       '0 (the vocabulary) or more, and less than 2**31.')
+      raise ValueError(f'{self!r}: positions count from 1, first <= last; seed is 0 or more; below '
+                       'is 0 (the vocabulary) or more, and less than 2**31.')
 
   def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
             vocab_size: int) -> np.ndarray:

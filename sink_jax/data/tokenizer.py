@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,9 +27,11 @@ from sink_jax.io.paths import AnyPath, to_path
 
 BOS = ('none', 'tokenizer', 'force')  # see TextTokenizer.before
 EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'
-_EOS_NAMES = (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>')
-_BOS_NAMES = ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>', '<|begin▁of▁sentence|>')
-_PAD_NAMES = ('<pad>', PAD_TEXT, '[PAD]', '<|finetune_right_pad_id|>')
+_USUAL_NAMES = {
+    'eos': (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>'),
+    'bos': ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>',
+            '<|begin▁of▁sentence|>'),
+    'pad': ('<pad>', PAD_TEXT, '[PAD]', '<|finetune_right_pad_id|>')}
 _REMEDY = 'download the model again; in a run, train again with the same --workdir'
 Ids = Sequence[int] | np.ndarray
 
@@ -69,49 +71,42 @@ class TextTokenizer:
     transformers 4, with which the models were published; true without a `bos_token` adds nothing.
 
     Args:
-      path: a folder with tokenizer.json, or with vocab.json and merges.txt (GPT-2, OPT); the workdir
-        of a run, which has such a folder; a tokenizer.json; or a GGUF file.
+      path: a folder with tokenizer.json, or with vocab.json and merges.txt (GPT-2, OPT); the
+        workdir of a run, which has such a folder; a tokenizer.json; or a GGUF file.
 
     Raises:
       ValueError: there is no tokenizer, one in another format, or a damaged file; with the remedy.
     """
     path = to_path(path)
     if path.suffix.casefold() == '.gguf':
-      from sink_jax.data.gguf_tokenizer import gguf_tokenizer
-      from sink_jax.io.gguf import GgufFile  # not at the top: gguf costs a tenth of a second
-
-      metadata = GgufFile(path).metadata
-      with refused(f'{path}: the metadata define no tokenizer'):
-        model, bos_id, add_bos, eos_ids = gguf_tokenizer(metadata)
-        model.encode('a')
-      read = cls(model, str(path), bos_id, eos_ids)
-      return dataclasses.replace(read, prefix=read.before('force')) if add_bos else read
+      return _read_gguf(path)
     if (path / 'tokenizer' / 'tokenizer.json').exists():
       path = path / 'tokenizer'
     folder, file = (path, path / 'tokenizer.json') if path.is_dir() else (path.parent, path)
-    names, about, config, generation = (_object(folder / f'{name}.json') for name in (
-        'special_tokens_map', 'tokenizer_config', 'config', 'generation_config'))
-    settings = names | about
+    settings = _object(folder, 'special_tokens_map') | _object(folder, 'tokenizer_config')
+    config = _object(folder, 'config')
     model, prefix = _read(folder, file, settings)
-    # A file may have been made for another tokenizer: a number may not be an id of this one.
-    known = lambda ids: tuple(dict.fromkeys(
-        i for i in ids if type(i) is int and 0 <= i < 2**32 and model.id_to_token(i) is not None))
-    bos_id, eos_id, pad_id = (_named(model, settings.get(f'{kind}_token')) for kind in ('bos', 'eos', 'pad'))
-    if (named := settings.get('bos_token')) and bos_id is None:
-      raise ValueError(f'{file} has no token {named!r}, the bos_token of tokenizer_config.json: {_REMEDY}.')
-    if not named:  # null, not missing: there is no BOS
+    bos_id, eos_id, pad_id = (
+        _named(model, settings.get(f'{role}_token')) for role in ('bos', 'eos', 'pad'))
+    bos_name = settings.get('bos_token')
+    if bos_name and bos_id is None:
+      raise ValueError(f'{file} has no token {bos_name!r}, the bos_token of '
+                       f'tokenizer_config.json: {_REMEDY}.')
+    if not bos_name:
+      # null, not missing: there is no BOS
       others = prefix if prefix or 'bos_token' in settings else [config.get('bos_token_id')]
-      bos_id = (*known(others), None)[0]
+      bos_id = next(iter(_known(model, others)), None)
     # The ids with which transformers ends a text: a chat model ends an answer with a special token.
-    ends = (config | {key: i for key, i in generation.items() if i is not None}).get('eos_token_id')
-    ends = [eos_id, *(ends if isinstance(ends, list) else [ends])]
-    read = cls(model, str(file), bos_id, known(ends), pad_id)
+    generation = _object(folder, 'generation_config').get('eos_token_id')
+    ends = config.get('eos_token_id') if generation is None else generation
+    eos_ids = _known(model, [eos_id, *(ends if isinstance(ends, list) else [ends])])
+    read = cls(model, str(file), bos_id, eos_ids, pad_id)
     if 'digest' in settings and settings['digest'] != read.digest:
       raise ValueError(f'{file} is damaged, since its digest differs: {_REMEDY}.')
-    added = settings.get('add_bos_token')
-    if added and named:
+    adds_bos = settings.get('add_bos_token')
+    if adds_bos and bos_name:
       prefix = read.before('force')
-    elif added is not None and not added:
+    elif adds_bos is not None and not adds_bos:
       prefix = tuple(i for i in prefix if i != bos_id)
     return dataclasses.replace(read, prefix=prefix)
 
@@ -128,12 +123,13 @@ class TextTokenizer:
   def eos_id(self) -> int:
     """The id that ends a document."""
     if not self.eos_ids:
-      raise ValueError(f'{self.name} names no token that ends a text: set eos_token in tokenizer_config.json.')
+      raise ValueError(f'{self.name} names no token that ends a text: set eos_token in '
+                       'tokenizer_config.json.')
     return self.eos_ids[0]
 
   @property
   def bos_in_texts(self) -> bool:
-    """True if the BOS is an ordinary token, which a text may hold as well: the first token of some runs."""
+    """True if the BOS is an ordinary token, which a text may hold too: as in some runs."""
     return self.bos_id is not None and self.bos_id not in self.special_tokens.values()
 
   @functools.cached_property
@@ -159,13 +155,16 @@ class TextTokenizer:
     texts = list(map(_encodable, texts))
     if special:
       return self._ids(texts, special=True)
-    rows, ids = self._ids(texts), (self.bos_id, self.pad_id, *self.eos_ids)
-    reserved = {i: name for name, i in self.special_tokens.items() if i in ids}
+    reads = self._ids(texts)
+    reserved = {i: name for name, i in self.special_tokens.items()
+                if i in (self.bos_id, self.pad_id, *self.eos_ids)}
     # Unigram and word-level models list such tokens among the words: names are broken up.
-    inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})' for name in reserved.values())
-    return [row if reserved.keys().isdisjoint(row) else
-            [i for piece in self._ids(re.split(inside, text)) for i in piece]
-            for text, row in zip(texts, rows, strict=True)]
+    inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})'
+                      for name in reserved.values())
+    for n, text in enumerate(texts):
+      if not reserved.keys().isdisjoint(reads[n]):
+        reads[n] = list(itertools.chain(*self._ids(re.split(inside, text))))
+    return reads
 
   def _ids(self, texts: list[str], special: bool = False) -> list[list[int]]:
     # True: '<s>' in a text is three letters. It is set in every call, since pickling forgets it.
@@ -186,13 +185,16 @@ class TextTokenizer:
     """
     check_known(bos, BOS, 'bos =')
     if bos == 'force' and self.bos_id is None:
-      raise ValueError(f'bos = {bos!r}: {self.name} names no BOS: set bos_token in tokenizer_config.json.')
+      raise ValueError(f'bos = {bos!r}: {self.name} names no BOS: set bos_token in '
+                       'tokenizer_config.json.')
     return {'none': (), 'tokenizer': self.prefix, 'force': (self.bos_id,)}[bos]
 
   def with_prefix(self, ids: Ids, bos: str) -> np.ndarray:
     """The ids of `before`, unless the text begins with them, and the ids of a text, (T,) int32."""
     first, text = self.before(bos), np.asarray(ids, np.int32)
-    return text if tuple(text[:len(first)]) == first else np.concatenate([first, text]).astype(np.int32)
+    if tuple(text[:len(first)]) == first:
+      return text
+    return np.concatenate([first, text]).astype(np.int32)
 
   def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer',
              special: bool = False) -> list[np.ndarray] | np.ndarray:
@@ -205,8 +207,8 @@ class TextTokenizer:
       return rows
     shortest = min(range(len(rows)), key=lambda i: len(rows[i]))
     if not 1 <= length <= len(rows[shortest]):
-      raise ValueError(f'length = {length} must be between 1 and the {len(rows[shortest])} tokens of '
-                       f'texts[{shortest}]: take another length, or a longer text.')
+      raise ValueError(f'length = {length} must be between 1 and the {len(rows[shortest])} tokens '
+                       f'of texts[{shortest}]: take another length, or a longer text.')
     return np.stack([row[:length] for row in rows])
 
   def save(self, folder: str | os.PathLike, **settings: Any) -> None:
@@ -215,15 +217,16 @@ class TextTokenizer:
     Other programs read the name of a special token inside a text as that token, unlike this one.
 
     Args:
-      settings: more entries of tokenizer_config.json, such as model_max_length; `from_path` refuses
-        a tokenizer.json that does not fit the entry digest.
+      settings: more entries of tokenizer_config.json, such as model_max_length; `from_path`
+        refuses a tokenizer.json that does not fit the entry digest.
     """
     folder, text = to_path(folder), self._json(self.prefix)
     ids = {'eos_token': (*self.eos_ids, None)[0], 'pad_token': self.pad_id,
            # transformers cuts what is named here out of every text that holds it.
            'bos_token': None if self.bos_in_texts else self.bos_id}
     settings |= {name: self.model.id_to_token(i) for name, i in ids.items() if i is not None}
-    settings |= {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
+    settings['tokenizer_class'] = 'PreTrainedTokenizerFast'
+    settings['clean_up_tokenization_spaces'] = False
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / 'tokenizer.json', text)
     write_atomically(folder / 'tokenizer_config.json', json.dumps(settings, indent=2))
@@ -241,21 +244,37 @@ class TextTokenizer:
     return self.model.to_str()
 
 
+def _read_gguf(path: AnyPath) -> TextTokenizer:
+  # Not at the top, since gguf costs a tenth of a second.
+  from sink_jax.data.gguf_tokenizer import gguf_tokenizer
+  from sink_jax.io.gguf import GgufFile
+
+  metadata = GgufFile(path).metadata
+  with refused(f'{path}: the metadata define no tokenizer'):
+    model, bos_id, adds_bos, eos_ids = gguf_tokenizer(metadata)
+    model.encode('a')
+  read = TextTokenizer(model, str(path), bos_id, eos_ids)
+  return dataclasses.replace(read, prefix=read.before('force')) if adds_bos else read
+
+
 def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
           ) -> tuple[tokenizers.Tokenizer, tuple[int, ...]]:
   """The tokenizer, and the ids that its post-processor puts before a text."""
-  old = not file.exists() and (folder / 'vocab.json').exists()
+  vocabulary, merges = folder / 'vocab.json', folder / 'merges.txt'
+  old = not file.exists() and vocabulary.exists()
   if not old and not file.exists():
-    raise ValueError(f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model by '
-                     f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of "
+    raise ValueError(f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model '
+                     f"by AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of "
                      'transformers.')
-  with refused(f'{folder / "vocab.json" if old else file} is damaged or not a tokenizer: {_REMEDY}'):
-    for name in ('vocab.json', 'merges.txt') if old else ():
-      check_downloaded(folder / name)
-    text = tokenizers.ByteLevelBPETokenizer.from_file(
-        str(folder / 'vocab.json'), str(folder / 'merges.txt'),
-        add_prefix_space=bool(settings.get('add_prefix_space'))
-    ).to_str() if old else read_text_limited(file)
+  with refused(f'{vocabulary if old else file} is damaged or not a tokenizer: {_REMEDY}'):
+    if old:
+      check_downloaded(vocabulary)
+      check_downloaded(merges)
+      text = tokenizers.ByteLevelBPETokenizer.from_file(
+          str(vocabulary), str(merges),
+          add_prefix_space=bool(settings.get('add_prefix_space'))).to_str()
+    else:
+      text = read_text_limited(file)
     model = tokenizers.Tokenizer.from_str(text)
     if old:
       _named(model, EOS_TEXT)  # GPT-2's files do not say that it is special
@@ -267,17 +286,26 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
   return model, tuple(encoding.ids[:added.index(0) if 0 in added else len(added)])
 
 
+def _known(model: tokenizers.Tokenizer, ids: Iterable[Any]) -> tuple[int, ...]:
+  """Those that are ids of this tokenizer: a file may have been made for another."""
+  numbers = dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < 2**32)
+  return tuple(i for i in numbers if model.id_to_token(i) is not None)
+
+
 def _named(model: tokenizers.Tokenizer, name: Any) -> int | None:
   """The id of a token of the vocabulary by its name, which is then a special one."""
   name = name.get('content') if isinstance(name, dict) else name  # some files wrap it
   i = model.token_to_id(name) if isinstance(name, str) else None
-  if i is not None and not ((token := model.get_added_tokens_decoder().get(i)) and token.special):
-    model.add_special_tokens([name])
+  if i is not None:
+    token = model.get_added_tokens_decoder().get(i)
+    if token is None or not token.special:
+      model.add_special_tokens([name])
   return i
 
 
-def _object(path: AnyPath) -> dict[str, Any]:
-  """A JSON object; {} if the file is missing."""
+def _object(folder: AnyPath, name: str) -> dict[str, Any]:
+  """The JSON object of a file; {} if the file is missing."""
+  path = folder / f'{name}.json'
   with refused(f'{path} is damaged or not a JSON object: {_REMEDY}'):
     return dict(json.loads(read_text_limited(path))) if path.exists() else {}
 
@@ -285,11 +313,13 @@ def _object(path: AnyPath) -> dict[str, Any]:
 class Tokenizer(Component):
   """A choice of the way in which text becomes ids."""
 
-  def open(self, source: DocumentSource | None = None, valid_fraction: float = 0.0) -> TextTokenizer:
+  def open(self, source: DocumentSource | None = None,
+           valid_fraction: float = 0.0) -> TextTokenizer:
     """Makes the tokenizer, with BOS, EOS and padding, and nothing before a text.
 
     Args:
-      source, valid_fraction: a corpus; a tokenizer that needs training reads its training documents.
+      source, valid_fraction: a corpus; a tokenizer that needs training reads its training
+        documents.
 
     Raises:
       ValueError: the tokenizer's file is missing, damaged, or lacks a token.
@@ -297,7 +327,7 @@ class Tokenizer(Component):
     raise NotImplementedError
 
   def fingerprint(self) -> str:
-    """Details that the config string leaves open: the content of a file, or the version of a library."""
+    """What the config string leaves open: the content of a file, or the version of a library."""
     return ''
 
 
@@ -311,7 +341,8 @@ class Bytes(Tokenizer):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     others = [byte for byte in range(256) if chr(byte) not in letters]
     ids = {c: 2 + (ord(c) if ord(c) < 256 else others[ord(c) - 256]) for c in letters}
-    model = _byte_level(models.BPE(vocab={EOS_TEXT: 0, PAD_TEXT: 1} | ids, merges=[]), use_regex=False)
+    vocabulary = {EOS_TEXT: 0, PAD_TEXT: 1} | ids
+    model = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
     model.add_special_tokens([EOS_TEXT, PAD_TEXT])
     return TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1)
 
@@ -326,16 +357,15 @@ class HuggingFace(Tokenizer):
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     read = TextTokenizer.from_path(self.path)
     special = read.special_tokens
-    usual = lambda names, *first: next(
-        (i for i in (*first, *map(special.get, names)) if i is not None), None)
-    eos_id = usual(_EOS_NAMES, *read.eos_ids)
-    if eos_id is None:
+    ids = {'eos': next(iter(read.eos_ids), None), 'bos': read.bos_id, 'pad': read.pad_id}
+    for role, names in _USUAL_NAMES.items():
+      if ids[role] is None:
+        ids[role] = next((special[name] for name in names if name in special), ids['eos'])
+    if ids['eos'] is None:
       raise ValueError(f'{read.name} names no EOS: set eos_token in tokenizer_config.json; special '
                        f'are: {", ".join(special)}.')
-    bos_id, pad_id = usual(_BOS_NAMES, read.bos_id), usual(_PAD_NAMES, read.pad_id)
     return dataclasses.replace(
-        read, eos_ids=(eos_id,), bos_id=eos_id if bos_id is None else bos_id,
-        pad_id=eos_id if pad_id is None else pad_id, prefix=())
+        read, eos_ids=(ids['eos'],), bos_id=ids['bos'], pad_id=ids['pad'], prefix=())
 
   def fingerprint(self) -> str:
     opened = self.open()
@@ -345,26 +375,29 @@ class HuggingFace(Tokenizer):
 class TrainedBpe(Tokenizer):
   """Byte-level BPE, trained on the training documents of the corpus.
 
-  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents. It reads
-  held-out documents only if there are no others, since their words must not be in the vocabulary. A small
-  corpus may support fewer merges than `vocab_size` asks for, and then has fewer ids.
+  Id 0 is the end of a text, 1 is padding. Training reads the first `characters` of the documents,
+  and held-out documents only if there are no others, since their words must not be in the
+  vocabulary. A small corpus may support fewer merges than `vocab_size` asks for, and then has
+  fewer ids.
   """
   vocab_size: int = 4096
   characters: int = 100_000_000
 
   def __post_init__(self) -> None:
     if self.vocab_size < 258:
-      raise ValueError(f'{self!r}: vocab_size must be at least 258: 256 bytes, end of text, padding.')
+      raise ValueError(f'{self!r}: vocab_size must be at least 258: 256 bytes, end of text, '
+                       'padding.')
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     if source is None:
       raise ValueError(f'{self!r} is trained on a corpus, and there is none.')
     model = _byte_level(models.BPE())
-    # Special tokens get the first ids, in this order. All 256 bytes are in the alphabet, so that any text can
-    # be encoded after any training text.
-    model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainers.BpeTrainer(
+    # Special tokens get the first ids, in this order. All 256 bytes are in the alphabet, so that
+    # any text can be encoded after any training text.
+    trainer = trainers.BpeTrainer(
         vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainer)
     return TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1)
 
   def fingerprint(self) -> str:

@@ -13,8 +13,9 @@ from sink_jax.io.paths import cache_root, expanded
 def enable() -> None:
   """Makes JAX store every program it compiles, and load those that an earlier process stored.
 
-  The folder is $SINK_JAX_COMPILE_CACHE, which may be gs://bucket/folder, or empty for no cache; by default
-  `compiled` in the folder of all caches. A cache that the user configured in JAX is not changed.
+  The folder is $SINK_JAX_COMPILE_CACHE, which may be gs://bucket/folder, or empty for no cache; by
+  default `compiled` in the folder of all caches. A cache that the user configured in JAX is not
+  changed.
   """
   folder = os.environ.get('SINK_JAX_COMPILE_CACHE')
   options: Any = jax.config  # gets its attributes at import, unseen by type checkers

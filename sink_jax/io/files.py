@@ -52,7 +52,7 @@ def refused(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
-  """Yields a file to write, which replaces `path` when the block ends without error, and not before.
+  """Yields a file to write, which replaces `path` when the block ends without error, not before.
 
   `remove_temporaries` deletes what a killed process leaves.
   """
@@ -143,10 +143,8 @@ def sha256_of_files(files: Iterable[AnyPath]) -> list[str]:
   """The hexadecimal digests of files, in order, several at a time: hashing releases the GIL."""
   def digest(path: AnyPath) -> str:
     with path.open('rb') as file:
-      found = hashlib.sha256()
-      while block := file.read(1 << 22):
-        found.update(block)
-      return found.hexdigest()
+      digest = hashlib.file_digest(file, 'sha256')  # pyright: ignore[reportArgumentType]
+      return digest.hexdigest()
 
   with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
     return list(pool.map(digest, files))

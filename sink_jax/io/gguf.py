@@ -1,9 +1,9 @@
 """GGUF, the file format of llama.cpp: metadata, and tensors that are quantised block by block.
 
 The layout is little-endian: 'GGUF', version, number of tensors, number of metadata pairs, the
-pairs, a header for each tensor, and the numbers, which begin at the next multiple of the alignment. The
-reader of the package `gguf` makes a Python object for every element of an array, which takes ten seconds for
-a vocabulary of 262,144 tokens; only its dequantisation is used.
+pairs, a header for each tensor, and the numbers, which begin at the next multiple of the alignment.
+The reader of the package `gguf` makes a Python object for every element of an array, which takes
+ten seconds for a vocabulary of 262,144 tokens; only its dequantisation is used.
 """
 
 from __future__ import annotations
@@ -80,34 +80,37 @@ class _Header:
     for _ in range(pairs):
       key = self._string()
       metadata[key] = self._value(self._number('<u4'))
-    headers = [self._tensor() for _ in range(tensors)]
-    first = -(-self.at // (alignment := metadata.get('general.alignment', 32))) * alignment
-    found = {name: dataclasses.replace(header, start=first + header.start) for name, header in headers}
-    if any(header.start + header.size > len(self.data) for header in found.values()):
+    headers = dict(self._tensor() for _ in range(tensors))
+    alignment = metadata.get('general.alignment', 32)
+    first = -(-self.at // alignment) * alignment
+    placed = {name: dataclasses.replace(header, start=first + header.start)
+              for name, header in headers.items()}
+    if any(header.start + header.size > len(self.data) for header in placed.values()):
       raise ValueError(f'it ends at {len(self.data)} bytes, inside its tensors: download it again')
-    return metadata, found
+    return metadata, placed
 
   def _tensor(self) -> tuple[str, GgufTensor]:
     """A name and its header, whose start is relative to the first number of the file."""
     name, axes = self._string(), self._number('<u4')
     # The file lists the contiguous axis first.
     shape = tuple(self._number('<u8') for _ in range(axes))[::-1]
-    kind = gguf.GGMLQuantizationType(self._number('<u4'))
-    if kind.name not in TYPES:
-      raise ValueError(f'the tensor {name} is stored as {kind.name}, which is not supported. '
-                       f'Supported: {", ".join(TYPES)}')
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    return name, GgufTensor(shape, kind.name, self._number('<u8'), math.prod(shape) // block * size)
+    quantization = gguf.GGMLQuantizationType(self._number('<u4'))
+    if quantization.name not in TYPES:
+      raise ValueError(f'the tensor {name} is stored as {quantization.name}, which is not '
+                       f'supported. Supported: {", ".join(TYPES)}')
+    block, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
+    start, size = self._number('<u8'), math.prod(shape) // block * block_bytes
+    return name, GgufTensor(shape, quantization.name, start, size)
 
-  def _value(self, kind: int) -> Any:
-    if kind == _STRING:
+  def _value(self, type_number: int) -> Any:
+    if type_number == _STRING:
       return self._string()
-    if kind != _ARRAY:
-      return self._number(_NUMBERS[kind])
-    inner, count = self._number('<u4'), self._number('<u8')
-    if inner == _STRING:
+    if type_number != _ARRAY:
+      return self._number(_NUMBERS[type_number])
+    element, count = self._number('<u4'), self._number('<u8')
+    if element == _STRING:
       return [self._string() for _ in range(count)]
-    dtype = np.dtype(_NUMBERS[inner])
+    dtype = np.dtype(_NUMBERS[element])
     return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
 
   def _number(self, dtype: str) -> Any:

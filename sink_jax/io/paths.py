@@ -1,7 +1,7 @@
 """Paths that people write: on a disk, or in an object store such as gs://bucket/runs.
 
-A path is made once, by `to_path`. On a disk it is a `pathlib.Path`; in an object store an `epath.Path`,
-which has the same methods but no locks, no appending and no atomic renames.
+A path is made once, by `to_path`. On a disk it is a `pathlib.Path`; in an object store an
+`epath.Path`, which has the same methods but no locks, no appending and no atomic renames.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def expanded(path: str | os.PathLike) -> Path:
   try:
     return Path(path).expanduser()
   except RuntimeError:
-    raise ValueError(f'{path}: there is no such home directory: write the path in full; for caches, set '
-                     'SINK_JAX_CACHE=/PATH.') from None
+    raise ValueError(f'{path}: there is no such home directory: write the path in full; for '
+                     'caches, set SINK_JAX_CACHE=/PATH.') from None
 
 
 def cache_root() -> Path:
@@ -35,9 +35,10 @@ def cache_root() -> Path:
 
 
 def to_path(path: str | os.PathLike) -> AnyPath:
-  """Returns a path object for a user's path, absolute on a disk; path objects are returned unchanged.
+  """Returns a path object for a user's path, absolute on a disk.
 
-  Raises a ValueError if a gs:// path cannot be reached, and for any other URL.
+  Raises:
+    ValueError: a gs:// path cannot be reached, or it is any other URL.
   """
   if os.fspath(path).startswith('gs:/') and isinstance(path, Path):
     raise ValueError(f'{path} has lost a slash in pathlib.Path: give gs:// paths as text.')
@@ -102,10 +103,16 @@ def is_workdir(path: str | AnyPath) -> bool:
 
 
 def files_below(path: AnyPath) -> list[AnyPath]:
-  """All files of a folder and of its folders, sorted; a FileNotFoundError where there is no such folder."""
+  """All files of a folder and of its folders, sorted.
+
+  Raises:
+    FileNotFoundError: there is no such folder.
+  """
   if is_local(path):
-    return sorted(file for entry in path.iterdir() for file in (
-        files_below(entry) if entry.is_dir() and not entry.is_symlink() else [entry]))
+    files = []
+    for entry in path.iterdir():
+      files += files_below(entry) if entry.is_dir() and not entry.is_symlink() else [entry]
+    return sorted(files)
   # One listing: a request for each folder would take a minute for a checkpoint.
   store, root = fsspec.url_to_fs(os.fspath(path))
   files = [path / file.removeprefix(root).lstrip('/') for file in store.find(root)]

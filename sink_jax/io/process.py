@@ -1,4 +1,7 @@
-"""Signals that stop a process, and children that end with their parent; imports nothing that takes long."""
+"""Signals that stop a process, and children that end with their parent.
+
+Imports nothing that takes long.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def exit_saved_until_training() -> None:
-  """Lets a stop signal end the process with EXIT_SAVED, as nothing is lost while it prepares to train."""
+  """Lets a stop signal end the process with EXIT_SAVED: before it trains, nothing is lost."""
   for number in stop_signals():
     signal.signal(number, _exit_saved)
 
@@ -35,7 +38,7 @@ def _exit_saved(number: int, frame: FrameType | None) -> None:
 
 
 def call(function: str, *arguments: Any) -> None:
-  """Calls 'MODULE:FUNCTION' in a child, which ends with its parent, or with EXIT_SAVED at a signal."""
+  """Calls 'MODULE:FUNCTION' in a child, which ends with its parent or, at a signal, as saved."""
   exit_saved_until_training()  # before the import, which may take seconds
   end_with_parent()
   module, name = function.split(':')

@@ -1,4 +1,4 @@
-"""Output for people: tables for Markdown and for a terminal, formatted numbers, progress, messages."""
+"""Output for people: tables, formatted numbers, progress, messages."""
 
 from __future__ import annotations
 
@@ -41,33 +41,40 @@ def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]],
   return [f'| {" | ".join(map(escaped, line))} |' for line in (head, rule, *rows)]
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]],
+               left: Collection[int] = (0,)) -> list[str]:
   """The lines of a table for a terminal; left: indices of the left-aligned columns."""
   widths = [max(1, *map(len, column)) for column in zip(head, *rows)]
-  line = lambda cells: '  '.join(cell.ljust(width) if i in left else cell.rjust(width)
-                                 for i, (cell, width) in enumerate(zip(cells, widths))).rstrip()
+
+  def line(cells: Sequence[str]) -> str:
+    aligned = [cell.ljust(width) if i in left else cell.rjust(width)
+               for i, (cell, width) in enumerate(zip(cells, widths))]
+    return '  '.join(aligned).rstrip()
+
   return [line(head), '  '.join('-' * width for width in widths), *map(line, rows)]
 
 
 class Progress:
   """A bar on a terminal, elsewhere a line every ten seconds; `total` is 0 where it is not known.
 
-  place: the line of one of several bars, from 0; it is cleared at the end. None for a single bar, which stays.
+  place: the line of one of several bars, from 0; it is cleared at the end. None for a single bar,
+  which stays.
   """
 
-  def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B', enabled: bool = True,
-               place: int | None = None):
+  def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B',
+               enabled: bool = True, place: int | None = None):
     on_terminal: dict[str, Any] = dict(position=place, leave=place is None)
     lines: dict[str, Any] = on_terminal if sys.stderr.isatty() else dict(
         file=_Lines(), mininterval=10, miniters=1, delay=1e-9,
         bar_format='{desc}: {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]')
-    self._bar = tqdm(desc=name, total=total or None, initial=start, unit=unit, unit_scale=unit == 'B',
-                     disable=not enabled, dynamic_ncols=True, **lines)
+    self._bar = tqdm(desc=name, total=total or None, initial=start, unit=unit,
+                     unit_scale=unit == 'B', disable=not enabled, dynamic_ncols=True, **lines)
 
   def update(self, done: int, **shown: int | str) -> None:
     """Shows that this much is done, with named numbers or texts next to it."""
-    self._bar.set_postfix_str('  '.join(f'{k} {v if isinstance(v, str) else format(v, ",")}'
-                                        for k, v in shown.items()), refresh=False)
+    texts = [f'{name} {value if isinstance(value, str) else format(value, ",")}'
+             for name, value in shown.items()]
+    self._bar.set_postfix_str('  '.join(texts), refresh=False)
     self._bar.update(done - self._bar.n)  # tqdm counts what was added
 
   def close(self) -> None:
@@ -91,7 +98,7 @@ class _Lines:
 
 
 def quiet_logs() -> None:
-  """Sends this package's messages to stderr with their time; other libraries than jax report only errors."""
+  """Sends this package's messages to stderr with their time; of other libraries only errors."""
   absl.flags.FLAGS.mark_as_parsed()  # else the first message comes with a warning about them
   absl.logging.use_absl_handler()
   absl.logging.set_verbosity(absl.logging.ERROR)

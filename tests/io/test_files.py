@@ -1,4 +1,4 @@
-"""Files appear completely or not at all. Folders on a disk and in object stores are never confused."""
+"""Files appear completely or not at all; folders on a disk and in object stores are told apart."""
 
 import errno
 import hashlib

@@ -30,8 +30,9 @@ print(seen['/jax/compilation_cache/cache_hits'])
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_slow_imports_ends_a_child_as_saved(tmp_path, monkeypatch, number):
+  begun = str(tmp_path / 'importing')
   (tmp_path / 'slow_module.py').write_text(
-      f'import pathlib, time\npathlib.Path({str(tmp_path / "importing")!r}).touch()\ntime.sleep(60)')
+      f'import pathlib, time\npathlib.Path({begun!r}).touch()\ntime.sleep(60)')
   monkeypatch.syspath_prepend(tmp_path)  # the child inherits this
   # A child also inherits ignored signals, and SIGHUP is ignored when the tests run under nohup.
   before = signal.signal(number, signal.SIG_DFL)
