@@ -64,7 +64,8 @@ class Bucket:
 def emulated():
   """Yields an empty Bucket; skips the test if there is no emulator.
 
-  Only programs that read gs:// should import gcsfs, so launch/test.sh installs it into a separate folder.
+  Only programs that read gs:// should import gcsfs, so launch/test.sh installs it into a separate
+  folder.
   """
   packages = os.environ.get('BUCKET') or str(Path(sys.prefix, 'gs'))
   if not Path(packages, 'gcp_storage_emulator').is_dir():

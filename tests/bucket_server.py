@@ -1,10 +1,9 @@
 """python -P -m tests.bucket_server PORT LOG: gs://bucket in memory, by gcp-storage-emulator.
 
 Checkpoints are written on condition that nobody else has written meanwhile. The emulator does not
-support conditions. It also omits the generation of an object that is read, and without it checkpoints
-fail now and then on a busy machine. It does not support ranges that count from the end either, which
-ArrayRecord uses to find its footer. This server adds all three, and a queue for any number of
-connections. For each read of an object it adds a line "NAME BYTES" to the file LOG.
+support conditions. It also omits the generation of an object that is read, and without it
+checkpoints fail now and then on a busy machine. This server adds both, and a queue for any number
+of connections. For each read of an object it adds a line "NAME BYTES" to the file LOG.
 """
 
 import sys
@@ -17,19 +16,15 @@ from gcp_storage_emulator.handlers import objects
 
 
 def read(handler):
-  """A read handler that supports all ranges, logs, and returns the generation of the object."""
+  """A read handler that logs, and returns the generation of the object."""
   def handle(request, response, storage):
-    asked = request.get_header('range', '') or ''
-    if asked.startswith('bytes=-'):
-      size = int(storage.get_file_obj(request.params['bucket_name'],
-                                      request.params['object_id'])['size'])
-      header = request.get_header
-      request.get_header = lambda name, default=None: (
-          f'bytes={max(0, size - int(asked[7:]))}-' if name == 'range' else header(name, default))
     write = response.write_file
-    response.write_file = lambda content, **options: (
-        print(request.params['object_id'], len(content), file=LOG, flush=True),
-        write(content, **options))
+
+    def logged(content, **options):
+      print(request.params['object_id'], len(content), file=LOG, flush=True)
+      write(content, **options)
+
+    response.write_file = logged
     handler(request, response, storage)
     if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
       response['x-goog-generation'] = generation(

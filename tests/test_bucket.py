@@ -60,7 +60,8 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
   for lost in ('checkpoints/8/', 'status.json'):  # as after a kill at step 4
     bucket.delete(f'runs/a/{lost}')
   shutil.rmtree(tmp_path / 'cache')  # the workdir of b has its tokenizer
-  assert 'resuming from step 4 of 8' in finish(start('train', f'{config}:a', f'--workdir={runs}/a'))[1]
+  _, said = finish(start('train', f'{config}:a', f'--workdir={runs}/a'))
+  assert 'resuming from step 4 of 8' in said
   assert rows(bucket, 'a') == whole
   assert board(bucket, 'a')['train/loss'] == list(range(1, 9))
   assert board(bucket, 'a')['probe/sink_1'] == [0, 4, 8]
@@ -84,13 +85,16 @@ def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, cor
   config = f'--config={tmp_path / "table.py"}:a'
   words = [config, f'--config.data.source={corpus!r}', '--config.data.valid_fraction=0.2',
            '--config.data.tokenizer=TrainedBpe(vocab_size=280)']
-  build = lambda: finish(bucket.start('data_build', *words, f'--out={bucket.url}/corpus', cwd=tmp_path))
+  words.append(f'--out={bucket.url}/corpus')
+  build = lambda: finish(bucket.start('data_build', *words, cwd=tmp_path))
+  files = lambda: {name: bucket.read(name) for name in bucket.names('corpus')}
   assert f"PackedDataset(path='{bucket.url}/corpus')" in build()[0]
-  built = {name: bucket.read(name) for name in bucket.names('corpus')}
-  assert {'corpus/manifest.json', 'corpus/tokenizer.json', 'corpus/00000.array_record'} <= built.keys()
+  built = files()
+  shard = 'corpus/00000.bin'
+  assert {'corpus/manifest.json', 'corpus/tokenizer.json', shard} <= built.keys()
   bucket.delete('corpus/manifest.json')  # as after a kill before it was written: the shard is kept
   build()
-  assert {name: bucket.read(name) for name in bucket.names('corpus')} == built
+  assert files() == built
 
   bucket.reads()
   (tmp_path / 'here').mkdir()
@@ -105,10 +109,10 @@ def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, cor
   assert losses[0] == losses[1] and len(losses[0]) > 4
 
   row = (json.loads(built['corpus/manifest.json'])['context'] + 1) * 2 + 4
-  of_shards = [size for name, size in bucket.reads() if name.endswith('.array_record')]
-  # Each read is a row, or a row with the header of a 64 KiB block in it. Nothing else of a shard is read.
-  assert set(of_shards) <= {row, row + 24} and len(of_shards) > 4 * 8
-  assert sum(of_shards) < len(built['corpus/00000.array_record']) / 2
+  of_shard = [size for name, size in bucket.reads() if name == shard]
+  # Each read is a row, and nothing else of a shard is read.
+  assert set(of_shard) == {row} and len(of_shard) > 4 * 8
+  assert sum(of_shard) < len(built[shard]) / 2
 
 
 @pytest.fixture

@@ -288,12 +288,12 @@ def test_packed_data_of_others_name_only_their_own_files(trained, tmp_path):
   copy, outside = tmp_path / 'packed', tmp_path / 'outside'
   shutil.copytree(folder, copy)
   outside.mkdir()
-  [shard] = [path.name for path in copy.glob('*.array_record')]
+  [shard] = [path.name for path in copy.glob('*.bin')]
   (copy / shard).rename(outside / shard)
   (copy / shard).symlink_to(outside / shard)
   manifest = json.loads((copy / 'manifest.json').read_text())
   for name in (shard, f'../outside/{shard}', str(outside / shard)):
-    manifest['shards'][0]['file'] = name
+    manifest['shards'][0] = name
     (copy / 'manifest.json').write_text(json.dumps(manifest))
     with nothing_opened(outside), pytest.raises(ValueError, match=shard):
       Packed(copy)

@@ -24,27 +24,26 @@ class Batch(NamedTuple):
 class FixedBatches(Sequence):
   """Batches of a list of row numbers, made by `make` when asked for.
 
-  The last batch is filled up with repeated rows of weight 0: a batch of another shape would be compiled
-  again, and could not be divided among the devices. `max_batches` 0 = all; `rows`: the rows of each
-  batch that this process makes, None for all.
+  The last batch is filled up with repeated rows of weight 0: a batch of another shape would be
+  compiled again, and could not be divided among the devices. `max_batches` 0 = all; `rows`: the
+  rows of each batch that this process makes, None for all.
   """
 
-  def __init__(self, make: Callable[[np.ndarray], Batch], listed: np.ndarray, batch_size: int,
+  def __init__(self, make: Callable[[np.ndarray], Batch], numbers: np.ndarray, batch_size: int,
                max_batches: int = 0, rows: np.ndarray | None = None):
     self._rows = np.arange(batch_size) if rows is None else rows
     self._make, self._batch_size = make, batch_size
-    self._listed = listed[:max_batches * batch_size] if max_batches else listed
+    self._numbers = numbers[:max_batches * batch_size] if max_batches else numbers
 
   def __len__(self) -> int:
-    return -(-len(self._listed) // self._batch_size)
+    return -(-len(self._numbers) // self._batch_size)
 
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)
-    # Numbers beyond the end repeat the first row.
-    numbers = index * self._batch_size + self._rows
-    real = numbers < len(self._listed)
-    batch = self._make(self._listed[np.where(real, numbers, 0)])
+    positions = index * self._batch_size + self._rows
+    real = positions < len(self._numbers)
+    batch = self._make(self._numbers[np.where(real, positions, 0)])
     return batch._replace(weights=batch.weights * real[:, None].astype(np.float32))
 
 
@@ -52,8 +51,8 @@ class Dataset:
   """The training batches, validation batches and probe prompts of one `DataConfig`.
 
   Every batch is a pure function of its number and the seed. So a run resumes at any step without
-  reading earlier batches, its checkpoint holds no state of a reader, and the processes of a job make
-  their rows of a batch without communication.
+  reading earlier batches, its checkpoint holds no state of a reader, and the processes of a job
+  make their rows of a batch without communication.
   """
   vocab_size: int = 0       # 0 if the inputs are continuous
   input_features: int = 0   # 0 if the inputs are tokens
@@ -96,7 +95,7 @@ class Dataset:
 
   @functools.cached_property
   def unigram_loss(self) -> float:
-    """The least loss of a model that ignores its inputs, in nats: the entropy of validation targets."""
+    """The entropy of validation targets, in nats: a model that ignores its inputs has no less."""
     batch = self.validation(_SAMPLED)['valid'][0]
     counts_V = np.bincount(batch.targets.ravel(), batch.weights.ravel())
     shares = counts_V[counts_V > 0] / counts_V.sum()

@@ -1,13 +1,15 @@
-"""Synthetic tasks with a known optimum; sequence `index` of a stream is a pure function of it."""
+"""Synthetic tasks with a known optimum; a sequence is a pure function of its number."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from sink_jax.data import counter_rng
-from sink_jax.data.batches import Batch
+from sink_jax.data.batches import Batch, Dataset, FixedBatches
 from sink_jax.data.sources import Source
 
 _STREAMS = {'train': 0, 'valid': 1}
@@ -18,8 +20,8 @@ class SyntheticTask(Source):
   """A task: sequences that are computed from their number, and named sets of their targets."""
 
   abstract = True
-  # Without annotations these are not fields, which would come before a subclass's fields in its `repr` and
-  # its config string.
+  # Without annotations these are not fields, which would come before a subclass's fields in its
+  # `repr` and its config string.
   length = 0           # T
   valid_sequences = 0  # in the validation set
   vocab_size = 0       # 0 if the inputs are continuous
@@ -58,7 +60,8 @@ class BigramBackcopy(SyntheticTask):
   and BOS is never copied. The model reads x_0, ..., x_{T-1} and predicts the next.
   `backcopy=False` is the control: always x_t ~ P[x_{t-1}].
 
-  Target sets: 'backcopy' (targets that are back-copies; their entropy is 0) and 'bigram' (all others).
+  Target sets: 'backcopy' (targets that are back-copies; their entropy is 0) and 'bigram' (all
+  others).
   """
   vocab_size: int = 64
   length: int = 64
@@ -83,8 +86,8 @@ class BigramBackcopy(SyntheticTask):
     table[:, 1:first_ordinary] *= self.boost
     table[1:first_ordinary, 1:first_ordinary] = 0
     table /= table.sum(-1, keepdims=True)
-    # Over the ids from 1 on, so start[i] belongs to id i + 1. Triggers are left out, since the token after
-    # x_1 would otherwise copy x_0, the BOS.
+    # Over the ids from 1 on, so start[i] belongs to id i + 1. Triggers are left out, since the
+    # token after x_1 would otherwise copy x_0, the BOS.
     start = _stationary(table[1:, 1:])
     start[:self.triggers] = 0
     table[0, 1:] = start / start.sum()
@@ -106,8 +109,8 @@ class BigramBackcopy(SyntheticTask):
 
   def _sequences(self, stream: str, seed: int, indices_B: np.ndarray) -> np.ndarray:
     """(B, T + 1) int32: x_0, ..., x_T of each sequence."""
-    # One uniform number for each sequence and step, independent of earlier draws: so sequence i is the same
-    # in every process and in every batch.
+    # One uniform number for each sequence and step, independent of earlier draws: so sequence i is
+    # the same in every process and in every batch.
     draws = counter_rng.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
                                 np.arange(self.length)[None])
     steps = np.cumsum(self.transitions, axis=-1)
@@ -156,18 +159,56 @@ class TriggerAveraging(SyntheticTask):
     content[:, 0] = 0
     # No content has the position `length`, so this draw is independent of all contents.
     trigger = 2 + counter_rng.integers(self.length - 2, key, seed, index, self.length)
-    kind = np.where(positions == 0, 0, np.where(positions == trigger, 1, 2))
-    tokens = np.concatenate([content, np.eye(3)[kind]], -1)
+    flag = np.where(positions == 0, 0, np.where(positions == trigger, 1, 2))
+    tokens = np.concatenate([content, np.eye(3)[flag]], -1)
     before = (positions < trigger)[..., None]  # BOS adds its content of 0
     # With `trigger` counted from 0, positions 1 to trigger - 1 hold the contents before it.
     mean = np.sum(content * before, axis=1) / (trigger - 1)
-    targets = mean[:, None] * (kind == 1)[..., None]
+    targets = mean[:, None] * (flag == 1)[..., None]
     return Batch(tokens.astype(np.float32), targets.astype(np.float32),
-                 np.ones(kind.shape, np.float32))
+                 np.ones(flag.shape, np.float32))
 
   def facts(self) -> dict[str, float]:
     earlier = np.arange(1, self.length - 1)
     return {'loss_of_zero': float(self.content * np.mean(1 / earlier))}
+
+
+class SyntheticDataset(Dataset):
+  """The data of a synthetic task: an endless training stream, and a fixed validation set."""
+
+  def __init__(self, task: SyntheticTask):
+    self.task = task
+    self.vocab_size = task.vocab_size
+    self.input_features, self.output_features = task.input_features, task.output_features
+
+  def validation(self, batch_size: int, max_batches: int = 0,
+                 rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
+    """'valid', and one set for each named part of the targets (the same sequences)."""
+    numbers = np.arange(self.task.valid_sequences)
+    # Every batch has the same named parts, so that one sequence is enough to learn their names.
+    parts = self.task.target_sets(self.task.batch('valid', 0, numbers[:1]))
+    makers = {name: functools.partial(self._valid_batch, name) for name in ['valid', *parts]}
+    return {name: FixedBatches(make, numbers, batch_size, max_batches, rows)
+            for name, make in makers.items()}
+
+  def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
+    """The first `length` inputs of the validation sequences, BOS included."""
+    return self.task.batch('valid', 0, np.arange(sequences)).tokens[:, :length]
+
+  def summary(self) -> dict[str, Any]:
+    summary = {
+        'source': repr(self.task), 'content': repr(self.task), 'vocab_size': self.vocab_size,
+        'context': self.task.length, 'validation_sequences': self.task.valid_sequences,
+        **self.task.facts()}
+    return summary | ({'unigram_loss': self.unigram_loss} if self.vocab_size else {})
+
+  def _valid_batch(self, part: str, rows: np.ndarray) -> Batch:
+    batch = self.task.batch('valid', 0, rows)
+    weights = {'valid': batch.weights, **self.task.target_sets(batch)}
+    return batch._replace(weights=weights[part])
+
+  def _training_batch(self, numbers: np.ndarray, seed: int) -> Batch:
+    return self.task.batch('train', seed, numbers)
 
 
 def _stationary(table: np.ndarray) -> np.ndarray:
