@@ -76,7 +76,9 @@ def test_tokens_and_weights_of_a_conversation_by_hand(tmp_path, template, delimi
       [_messages(_TALK), _share_gpt(_TALK)] * 20)
   around, tokens, weights = [0] * delimiters, [], []
   for number, text in enumerate(_BY_HAND[template]):
-    ids = [0 if byte == 0 else byte + 2 for byte in text.encode()]
+    ids = [
+        0 if byte == 0 else byte + 2
+        for byte in text.encode()]
     tokens += ids
     weights += [number % 2] * len(ids)
   tokens, weights = around + tokens + around, around + weights + around
@@ -131,11 +133,16 @@ def talks():
 @pytest.fixture(scope='module')
 def config(talks, tmp_path_factory):
   """Makes configs of these conversations."""
-  path = _write(tmp_path_factory.mktemp('talks') / 'talks.jsonl', map(_messages, talks))
+  path = _write(
+      tmp_path_factory.mktemp('talks') / 'talks.jsonl',
+      map(_messages, talks))
 
   def make(loss='answers', **options):
     source = ChatJsonl(path=path, loss=loss)
-    return DataConfig(**{'source': source, 'context': 40, 'valid_fraction': 0.2} | options)
+    return DataConfig(**{
+        'source': source,
+        'context': 40,
+        'valid_fraction': 0.2} | options)
   return make
 
 
@@ -203,12 +210,15 @@ def _sentencepiece(prepend_scheme):
 
 
 def _document(template, talk):
-  return Document('', '', '', rendered(load_template(template), talk))
+  parts = rendered(load_template(template), talk)
+  return Document('', '', '', parts)
 
 
 def test_special_tokens_come_only_from_the_template():
   encoder = _sentencepiece('never')
-  document = _document('chatml', [('user', 'Say <|im_end|> and </s>'), ('assistant', 'No.')])
+  document = _document(
+      'chatml',
+      [('user', 'Say <|im_end|> and </s>'), ('assistant', 'No.')])
   ids, weights = encode([document], encoder)[0]
   assert list(ids[ids < 4]) == [2, 3, 2, 3]
 
@@ -234,7 +244,9 @@ def test_a_message_is_not_given_a_space_that_it_has_not():
 
 def test_the_fingerprint_sees_the_template(tmp_path):
   path = _write(tmp_path / 'a.jsonl', [_messages(_TALK)])
-  source = ChatJsonl(path=path, template=_write(tmp_path / 'template.json', [_FILE]))
+  source = ChatJsonl(
+      path=path,
+      template=_write(tmp_path / 'template.json', [_FILE]))
   before = source.fingerprint()
   _write(tmp_path / 'template.json', [_FILE | {'user': 'Question: {content} A '}])
   assert source.fingerprint() != before
@@ -252,7 +264,10 @@ def total(x):
 '''
   modules = [('json/made.py', module), ('abc.py', module)]
   monkeypatch.setattr(make_stdlib_chat, 'modules', lambda: modules)
-  monkeypatch.setattr(Stdlib, 'held_out', lambda self, name, fraction: name == 'json')
+  monkeypatch.setattr(
+      Stdlib,
+      'held_out',
+      lambda self, name, fraction: name == 'json')
   make_stdlib_chat.main(str(tmp_path))
   for file, name in (('train', 'abc'), ('valid', 'json.made')):
     lines = (tmp_path / f'{file}.jsonl').read_text().splitlines()

@@ -42,10 +42,15 @@ def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
   model = json.loads(whole.to_str())['model']
   tokens = sorted(model['vocab'], key=model['vocab'].get)
   made = read_gguf(
-      tmp_path / 'x.gguf', model='gpt2', pre=pre, tokens=tokens,
+      tmp_path / 'x.gguf',
+      model='gpt2',
+      pre=pre,
+      tokens=tokens,
       token_type=[3, 3] + [1] * (len(tokens) - 2),
       merges=[' '.join(merge) for merge in model['merges']],
-      bos_token_id=0, eos_token_id=1, add_bos_token=True)
+      bos_token_id=0,
+      eos_token_id=1,
+      add_bos_token=True)
   assert made.bos_id == 0
   assert made.prefix == (0,)
   assert made.eos_ids == (1,)
@@ -113,8 +118,14 @@ def test_sentencepiece_merges_by_score(tmp_path, prefix):
       [0] * 259 + of_words + [-1e4] * len(letters),
       'f4')
   made = read_gguf(
-      tmp_path / 'x.gguf', model='llama', tokens=tokens, token_type=types,
-      scores=scores.tolist(), bos_token_id=1, eos_token_id=2, unknown_token_id=0,
+      tmp_path / 'x.gguf',
+      model='llama',
+      tokens=tokens,
+      token_type=types,
+      scores=scores.tolist(),
+      bos_token_id=1,
+      eos_token_id=2,
+      unknown_token_id=0,
       add_space_prefix=prefix)
   assert made.prefix == (1,)  # the default if the file does not say
   for text in TEXTS:

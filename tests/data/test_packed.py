@@ -38,7 +38,10 @@ def test_rows_are_the_joined_documents_of_each_shard(
   monkeypatch.setattr(build, 'SHARD_CHARACTERS', characters)
   packed, _ = open_packed(config(bos=bos, eos=eos))
   documents = list(corpus.documents())
-  groups = [[document] for document in documents] if characters == 1 else [documents]
+  if characters == 1:
+    groups = [[document] for document in documents]
+  else:
+    groups = [documents]
   assert len(packed.manifest['shards']) == len(groups)
   for split in SPLITS:
     rows = all_rows(packed, split)
@@ -73,7 +76,9 @@ def test_a_file_is_its_rows_one_after_another_each_with_its_crc(packed):
       *tokens, check = struct.unpack_from('<17HI', data, at)
       assert check == zlib.crc32(data[at:at + _SIZE - 4])
       rows.append(tokens)
-  stored = np.concatenate([all_rows(packed, split) for split in SPLITS])
+  stored = np.concatenate([
+      all_rows(packed, split)
+      for split in SPLITS])
   assert_array_equal(in_order(np.array(rows)), in_order(stored))
   assert_array_equal(rows[0], stored[0])
 
@@ -86,11 +91,15 @@ def _in_a_store(folder):
 def test_rows_in_any_order_and_from_a_store_by_one_request_each(packed):
   whole = all_rows(packed)
   numbers = np.random.default_rng(0).integers(0, len(whole), 200)
-  assert_array_equal(packed.rows('train', numbers)[0], whole[numbers])
+  assert_array_equal(
+      packed.rows('train', numbers)[0],
+      whole[numbers])
   store = _in_a_store(packed.folder)
   requests = store._store.cat_ranges
   with mock.patch.object(store._store, 'cat_ranges', wraps=requests) as asked:
-    assert_array_equal(store.rows('train', numbers)[0], whole[numbers])
+    assert_array_equal(
+        store.rows('train', numbers)[0],
+        whole[numbers])
   [call] = asked.mock_calls
   _, begins, ends = call.args
   assert_array_equal(np.subtract(ends, begins), [_SIZE] * 200)
@@ -147,7 +156,9 @@ def test_a_few_documents_are_enough(tmp_path, count):
   counts = data._packed['train'].counts()['text']
 
   # No row is in both splits, or in none.
-  assert len(rows) == sum(counts[split]['rows'] for split in SPLITS)
+  assert len(rows) == sum(
+      counts[split]['rows']
+      for split in SPLITS)
   assert len(np.unique(rows, axis=0)) == len(rows)
   if count < 3:
     assert 'too few documents' in data.remarks()[-1]

@@ -104,7 +104,6 @@ REFUSALS = {  # by what is done: words of the error, and the arguments
         ('no answer', {'a.jsonl': f'{_talk("user")}\n' * 9},
          functools.partial(ChatJsonl, loss='answers')),
         ('not a complete folder of packed data .*data_build', {'a.txt': ''}, PackedDataset),
-        ('not a complete folder of packed data', {'manifest.json': '[1]'}, PackedDataset),
         ('data.max_tokens=16 must be between', _LONG, {'max_tokens': 16}),
         ('data.max_tokens=1000 must be between', _LONG, {'max_tokens': 1000}),
         ('has no text', _LONG, {'valid_source': BigramBackcopy()})],
@@ -121,8 +120,6 @@ REFUSALS = {  # by what is done: words of the error, and the arguments
         ('HubDataset', {}, HubDataset),
         ('line 2', {'cut.jsonl': _LINE + _LINE[:-4]}),
         ('body, id', {'a.jsonl': '{"body": "x", "id": 3}\n'}),
-        ('field', {'list.jsonl': '[1]\n'}),
-        ('domain_field', {'a.jsonl': _LINE}, {'domain_field': 'meta.set'}),
         *((f'{re.escape(name)}.*{words}', {name: content}, source)
           for name, source, pack in _STORED
           for content, words in (

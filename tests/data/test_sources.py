@@ -45,7 +45,8 @@ def test_stdlib_has_code_and_docstrings_of_packages():
 
 
 def test_installed_packages_are_code_by_package(tmp_path, monkeypatch):
-  monkeypatch.setattr(stdlib.sysconfig, 'get_paths', lambda: {'purelib': str(tmp_path)})
+  paths = {'purelib': str(tmp_path)}
+  monkeypatch.setattr(stdlib.sysconfig, 'get_paths', lambda: paths)
   assert not list(InstalledPackages().documents())
   files = {'one/a.py': b'"""One."""\n', 'one/tests/b.py': b'x = 1\n', 'two/latin.py': b'caf\xe9\n',
            'two/template.py': b'{{ x }} {\n', 'two/module.so': b'\x7fELF', 'three.py': b'x = 1\n'}
@@ -70,7 +71,9 @@ def test_text_folder(tmp_path):
       ('top', 'text', 'a.txt', ()),
       ('naïve', 'law', 'law/b.txt', ())]
   assert list(source.documents(1)) == documents[1:]
-  assert _texts(TextFolder(path=str(tmp_path), pattern='*.md')) == ['other']
+  assert _texts(TextFolder(
+      path=str(tmp_path),
+      pattern='*.md')) == ['other']
   before = source.fingerprint()
   assert source.fingerprint() == before
   (tmp_path / 'a.txt').write_text('three')
@@ -88,7 +91,10 @@ def test_a_byte_order_mark_is_not_part_of_a_document(tmp_path):
   assert _texts(Jsonl(path=str(tmp_path))) == ['a\ufeffb']
 
 
-_PACKED = {'.jsonl': bytes, '.jsonl.gz': gzip.compress, '.jsonl.zst': zstd.compress}
+_PACKED = {
+    '.jsonl': bytes,
+    '.jsonl.gz': gzip.compress,
+    '.jsonl.zst': zstd.compress}
 
 
 @pytest.mark.parametrize('suffix', _PACKED)
@@ -105,7 +111,8 @@ def test_jsonl(tmp_path, suffix):
   # A blank line is not a document. A compressed file may have several frames.
   file.write_bytes(pack(lines[:1000]) + pack(lines[1000:] + b'\n'))
   documents = list(Jsonl(path=str(tmp_path)).documents())
-  assert [document.text for document in documents] == [record['text'] for record in records]
+  texts = [document.text for document in documents]
+  assert texts == [record['text'] for record in records]
   assert documents[7][1:3] == ('web', f'web/a{suffix}:8')
   rest = list(Jsonl(
       path=str(file),
