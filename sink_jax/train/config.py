@@ -401,21 +401,18 @@ def unrolled(model: ModelConfig, experiment: Experiment, platform: str,
 
 def as_dict(experiment: Experiment) -> dict[str, Any]:
   """The nested dict that config.json holds; `from_dict` reads it."""
-  return unflatten_dict(_texts(experiment), sep='.')
+  texts = {name: _text(name, value) for name, value, _ in leaves(experiment)}
+  return unflatten_dict(texts, sep='.')
 
 
 def as_config_dict(experiment: Experiment) -> ConfigDict:
   """The ConfigDict that a config file returns, of whose values a command line knows the types."""
-  texts = _texts(experiment)
+  texts = flatten_dict(as_dict(experiment), sep='.')
   for name, key in KEYS.items():
     if key.optional:
       kind = key.kind if key.kind in (int, float, bool) else str
       texts[name] = config_dict.FieldReference(texts[name], field_type=kind)
   return ConfigDict(unflatten_dict(texts, sep='.')).lock()
-
-
-def _texts(experiment: Experiment) -> dict[str, Any]:
-  return {name: _text(name, value) for name, value, _ in leaves(experiment)}
 
 
 def _text(name: str, value: Any, write: Callable[[Any], str] = repr) -> Any:

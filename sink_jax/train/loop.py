@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import logging
 import math
 import sys
@@ -13,13 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sink_jax.data.token_edits import first_token
 from sink_jax.evaluate.probe import first_token_limits
 from sink_jax.evaluate.sink_report import limit_note
 from sink_jax.foreign import standard_promotion
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
 from sink_jax.io.terminal import Progress
 from sink_jax.models.record import GraftReport
@@ -83,7 +80,7 @@ def train(experiment: Experiment, workdir: str | AnyPath, *, show_progress: bool
         Workdir(path, experiment, job.data.summary(), job.stored) as folder,
         Evaluation(experiment, job.model, job.mesh, job.data, job.probe_tokens, path) as evaluation,
         _recorded(job, folder, checkpoints, evaluation)):
-    _write_inputs(job, folder)
+    folder.write_inputs(job.probe_tokens, job.data.tokenizer)
     state, graft = checkpoints.restore(state_layout(job.model, job.optimizer, job.mesh)), None
     if state is None:
       state, graft = _first_state(job)
@@ -114,7 +111,7 @@ def _steps(job: Job, state: TrainState, stop: StopHandler, folder: Workdir,
   dispatched, which donates its memory.
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
-  _catch_up(job, state, stop, folder, evaluation)
+  _catch_up(state, last, stop, folder, evaluation)
   update = make_train_step(job.model, job.optimizer, job.mesh, experiment.microbatches,
                            loss_logits=experiment.loss_logits,
                            gradient_dtype=experiment.gradient_dtype)
@@ -157,10 +154,10 @@ def _steps(job: Job, state: TrainState, stop: StopHandler, folder: Workdir,
   return state
 
 
-def _catch_up(job: Job, state: TrainState, stop: StopHandler, folder: Workdir,
+def _catch_up(state: TrainState, last: int, stop: StopHandler, folder: Workdir,
               evaluation: Evaluation) -> None:
   """Measures at the first step what is due there and was not measured before a kill."""
-  start, last = int(state.step), job.experiment.steps
+  start = int(state.step)
 
   def end_if_stopped() -> None:  # in all processes, before there is anything new to save
     if start < last and stop.poll(wait=True):
@@ -236,16 +233,6 @@ class _StepLog:
     if 'sink_1' in last and shown:
       shown['Sink_1'] = f'{last["sink_1"]:.1f}%'
     self._progress.update(step, **shown)
-
-
-def _write_inputs(job: Job, folder: Workdir) -> None:
-  """Writes the probe tokens and the tokenizer of a run into its folder."""
-  tokens = io.BytesIO()
-  np.save(tokens, job.probe_tokens, allow_pickle=False)
-  broadcast_from_process0(
-      lambda: write_atomically(folder.path / 'probe_tokens.npy', tokens.getvalue()))
-  if is_first() and job.data.tokenizer is not None:
-    job.data.tokenizer.save(folder.path / 'tokenizer', digest=job.data.tokenizer.digest)
 
 
 def _first_state(job: Job) -> tuple[TrainState, GraftReport | None]:

@@ -9,6 +9,7 @@ every save: the newest job wins, and an older one ends without writing.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ import filelock
 import numpy as np
 
 from sink_jax.component import UnknownComponent
+from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
 from sink_jax.io.paths import AnyPath, check_links, inside, is_local, is_workdir, to_path
 from sink_jax.train.config import Experiment, as_dict, differences, from_dict
@@ -115,6 +117,15 @@ class Workdir:
 
   def __exit__(self, *error: object) -> None:
     self._lock.release()
+
+  def write_inputs(self, probe_tokens: np.ndarray, tokenizer: TextTokenizer | None) -> None:
+    """Writes what measures a run without its data: the probe tokens, and a tokenizer."""
+    tokens = io.BytesIO()
+    np.save(tokens, probe_tokens, allow_pickle=False)
+    broadcast_from_process0(
+        lambda: write_atomically(self.path / 'probe_tokens.npy', tokens.getvalue()))
+    if is_first() and tokenizer is not None:
+      tokenizer.save(self.path / 'tokenizer', digest=tokenizer.digest)
 
   def check_owner(self) -> None:
     """Raises WorkdirLocked in all processes if another job has begun to train here."""
