@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -102,8 +102,8 @@ def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
 def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int) -> Edit:
   config, params = probed(model.run.config, model.options.dtype), model.run.params
   options = RecordOptions(hidden=_sizes)
-  sizes: Any = [record(config, options, mesh_of(params), params, batch_BxT).layers.hidden
-                for batch_BxT in model.batches(tokens_SxT)]
+  sizes = [record(config, options, mesh_of(params), params, batch_BxT).layers.hidden
+           for batch_BxT in model.batches(tokens_SxT)]
   largest_MxSxD, median_MxSx1 = (np.concatenate(parts, 1) for parts in zip(*sizes))
   massive_D = ((largest_MxSxD > BEYOND[0] * median_MxSx1).mean(1) > 0.5).any(0)
   row = {'edit': 'cap the massive channels', 'targets': _number(massive_D.sum(), 'channel')}

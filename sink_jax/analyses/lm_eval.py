@@ -118,8 +118,9 @@ class SinkJax(TemplateLM):
       size = min(self.batch or max(1, _CACHED // (len(asked[group[0]][0]) + tokens)), len(group))
       for batch in (group[i:i + size] for i in range(0, len(group), size)):
         made, ended = {i: [] for i in batch}, set()
-        for pieces in stream_texts(self.run, [asked[i][0] for i in batch], tokens, seed=next(seeds),
-                                   **asked[batch[0]][3]):
+        texts = [asked[i][0] for i in batch]
+        for pieces in stream_texts(self.run.config, self.run.params, texts, tokens,
+                                   seed=next(seeds), **asked[batch[0]][3]):
           for i, piece in zip(batch, pieces):
             if i not in ended:
               made[i] += piece.tolist()

@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +102,7 @@ def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
       model.run.config, dtype=model.options.dtype))
   chosen, means = named_heads(model, heads), {}
   for batch_BxT in model.batches(tokens_SxT):
-    layers: Any = run.record(batch_BxT, RecordOptions(attention=query_key_angles)).layers
+    layers = run.record(batch_BxT, RecordOptions(attention=query_key_angles)).layers
     measured = layers.attention | {'importance': layers.importance.normalized[..., 0]}
     for name, x_NxBxH in measured.items():
       means[name] = means.get(name, 0) + np.asarray(x_NxBxH, np.float64).sum(1) / len(tokens_SxT)
@@ -123,7 +122,7 @@ def pair_maps(model: Model, run: Run, tokens_SxT: np.ndarray,
   dims, length = run.config.dims, tokens_SxT.shape[1]
   maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]
   for row in model.batches(tokens_SxT, 1):  # one at a time, for the memory of the queries of all heads
-    qk: Any = run.record(row, RecordOptions(attention=queries_keys)).layers.attention
+    qk = run.record(row, RecordOptions(attention=queries_keys)).layers.attention
     for found, (n, h) in zip(maps, heads):
       key_head = h // (dims.heads // dims.kv_heads)  # that neighbouring query heads share
       q_BxTxDh = np.asarray(qk.q_BxTxHxDh[n, :, :, h], np.float64)

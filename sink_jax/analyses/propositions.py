@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -130,7 +130,7 @@ def proposition_number(config: ModelConfig) -> int:
 
 def compared(config: ModelConfig, layers: LayerRecord) -> dict[str, Any]:
   """Differences, importances (N, H) and weights of the last query (N, H, T) of the record of one sequence."""
-  attention, qk = cast(Any, layers.attention)
+  attention, qk = layers.attention
   maps_NxHxTxT = np.asarray(attention.weights_BxHxTxT, np.float64)[:, 0]
   hidden_NxTxD = np.asarray(layers.hidden, np.float64)[:, 0]
   gap = np.linalg.norm(hidden_NxTxD - hidden_NxTxD[:, :1], axis=-1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -125,5 +125,5 @@ def _weights(config: ModelConfig, mesh: Mesh | None, params: ParamTree, tokens_B
   keys, which takes as long as attention itself.
   """
   options = RecordOptions(attention=last_row)
-  rows_NxBxHxT: Any = record(config, options, mesh, params, tokens_BxT).layers.attention
+  rows_NxBxHxT = record(config, options, mesh, params, tokens_BxT).layers.attention
   return rows_NxBxHxT[..., 0]

@@ -129,7 +129,8 @@ def _record(options: RecordOptions, seen: Seen, normed: tuple[jax.Array, ...]) -
     importance = _without_sink_rows(seen, importance)
   # Records are about tokens: the rows and columns of learned sink tokens are cut off.
   norms = [jnp.swapaxes(l2_norm(x), 1, 2)[..., seen.sink_tokens:] for x in normed]
-  return LayerRecord(importance, *norms, options.attention(seen) if options.attention else None)
+  recorded = options.attention(seen) if options.attention else None
+  return LayerRecord(importance, *norms, attention=recorded)
 
 
 def l2_norm(x: jax.Array) -> jax.Array:

@@ -210,7 +210,7 @@ def _sink_logits(
 ) -> dict[_Path, np.ndarray]:
   """Sink logits (., H) of a model without them: means of log sum_j exp(s_ij) plus the offset."""
   config = run.config
-  recorded: Any = run.record(batch, RecordOptions(attention=queries_keys)).layers.attention
+  recorded = run.record(batch, RecordOptions(attention=queries_keys)).layers.attention
   layers = zip(config.attention_specs, recorded.q_BxTxHxDh, recorded.k_BxTxHkvxDh, strict=True)
   means_NxH = np.stack([_mean_log_sum(spec, q, k) for spec, q, k in layers])
   # For each layer with attention the number of its block in the period.

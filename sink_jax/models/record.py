@@ -131,11 +131,11 @@ class LayerRecord(NamedTuple):
   key_norm_BxHxT: jax.Array = _LATER  # H = key/value heads
   value_norm_BxHxT: jax.Array = _LATER  # H = key/value heads
   head_norm_BxHxT: jax.Array = _LATER
-  attention: ArrayTree | None = None
+  attention: ArrayTree = None
   hidden_norm_BxT: jax.Array = _LATER
   hidden_before_norm_BxT: jax.Array = _LATER
   sink_token_norm_B: jax.Array | None = None
-  hidden: ArrayTree | None = None
+  hidden: ArrayTree = None
 
 
 class Record(NamedTuple):
@@ -144,7 +144,7 @@ class Record(NamedTuple):
   layers: LayerRecord  # of all layers, stacked along a leading axis
   embedding_norm_BxT: jax.Array  # l2 norms
   sink_embedding_norm_B: jax.Array | None  # the largest norm of the learned sink tokens, if any
-  embedding: ArrayTree | None  # what the function `hidden` of the options returns for H^0
+  embedding: ArrayTree  # what the function `hidden` of the options returns for H^0
 
 
 @dataclasses.dataclass(frozen=True)
