@@ -9,7 +9,9 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 bash launch/test.sh [--full] [--parity] [--compile[=TARGETS]] [arguments of pytest]
 
 Runs the tests on the CPU.
-  --full             also the tests that take long or go through every combination
+  --full             also the tests that take long or go through every combination, and, where Python
+                     3.13 is found, notebooks with the packages of Colab: installed once (1.4 GB) into
+                     COLAB=DIR, unset: colab in the environment
   --compile          instead of the tests, compiles kernels and training steps for TPUs (v5e, v5p, v6e, v7x)
                      and an NVIDIA GPU (h200), without them; --compile=v5e,h200: for these. Their compilers
                      are installed once (1.3 GB) into COMPILERS=DIR, unset: compilers in the environment
@@ -24,12 +26,13 @@ HELP
   exit
 fi
 
-# install PINS DIRECTORY: installs the requirements launch/PINS.txt where the environment does not see them.
+# install PINS DIRECTORY: installs the requirements launch/PINS.txt where the environment does not see them,
+# by and for the Python RUN_PYTHON.
 install() {
   local pins=$ROOT/launch/$1.txt directory=$2
   if cmp -s "$pins" "$directory/installed.txt"; then return; fi
   if [[ -e $directory && ! -e $directory/installed.txt ]]; then
-    die "$directory is there, and this script did not finish it. Remove it, or name another by COMPILERS, PARITY or BUCKET."
+    die "$directory is there, and this script did not finish it. Remove it, or name another by COMPILERS, PARITY, BUCKET or COLAB."
   fi
   say "Installing launch/$1.txt into $directory: once, up to a few minutes."
   rm -rf -- "$directory"
@@ -39,11 +42,22 @@ install() {
   cp "$pins" "$directory/installed.txt"
 }
 
-targets='' parity='' arguments=()
+# python_313: prints a Python 3.13 of this machine; fails without one.
+python_313() {
+  local candidate is_313='import sys, venv; sys.exit(sys.version_info[:2] != (3, 13))'
+  for candidate in "$RUN_PYTHON" "$(command -v python3.13)" "$(uv python find 3.13 2>/dev/null)" \
+    "$(pyenv root 2>/dev/null)"/versions/3.13.*/bin/python; do
+    if "$candidate" -c "$is_313" 2>/dev/null; then echo "$candidate" && return; fi
+  done
+  return 1
+}
+
+targets='' parity='' full='' arguments=()
 for argument in "$@"; do
   case $argument in
     --compile) targets=$TARGETS arguments+=(tests/compile) ;;
     --compile=*) targets=${argument#*=} arguments+=(tests/compile) ;;
+    --full) full=yes arguments+=(--full) ;;
     --parity) parity=yes arguments+=(tests/pretrained/test_parity.py) ;;
     *) arguments+=("$argument") ;;
   esac
@@ -60,6 +74,14 @@ if [[ -n $parity ]]; then PARITY_PACKAGES=${PARITY:-$prefix/parity} && install p
 if [[ -z $targets$parity && ($VENV != none || -n ${BUCKET:-}) ]]; then
   export BUCKET=${BUCKET:-$prefix/gs}
   (install bucket "$BUCKET" --no-deps --retries=1 --timeout=15) || say "The tests of gs:// are skipped."
+fi
+if [[ -n $full && -z $targets$parity && ($VENV != none || -n ${COLAB:-}) ]]; then
+  export COLAB=${COLAB:-$prefix/colab} COLAB_PYTHON=''
+  if ! COLAB_PYTHON=$(python_313); then
+    say 'The tests of Colab are skipped: there is no Python 3.13.'
+  elif ! (RUN_PYTHON=$COLAB_PYTHON install colab "$COLAB" --no-deps); then
+    say 'The tests of Colab are skipped.' && COLAB_PYTHON=''
+  fi
 fi
 # Three for two cores, as each waits for processes of its own in a part of its time. Tests of a file
 # share what is traced.

@@ -7,7 +7,7 @@
 Letters of shapes in names, as in `q_BxTxHxDh`: B batch, S sequences of a probe, L queries, T keys or tokens,
 N layers, D model, H heads, Hkv key/value heads, Dh head, F ffn or features, V vocabulary. Positions are
 1-based where the paper's are (Sink_1) and nowhere else. Names are imported when first used: the metrics need
-only NumPy, JAX and jaxtyping.
+only NumPy and JAX.
 """
 
 import importlib

@@ -27,9 +27,10 @@ def platform() -> str:
   It is the platform of the mesh in context (`kernels.shard.mesh_context`), whose devices may be simulated;
   without a mesh it is the platform of the default device.
   """
-  of_mesh = jax.sharding.get_abstract_mesh().abstract_device
-  if of_mesh is not None and of_mesh.platform != 'gpu':  # 'gpu' does not tell which generation
-    return of_mesh.platform
+  devices_of_mesh = jax.sharding.get_abstract_mesh().abstract_device
+  of_mesh = getattr(devices_of_mesh, 'platform', None)  # jax before 0.10 does not say
+  if of_mesh not in (None, 'gpu'):  # 'gpu' does not tell which generation
+    return of_mesh
   # Options of jax.config become attributes when JAX is imported.
   device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
   device = device or jax.devices()[0]
@@ -61,8 +62,8 @@ def refuse_silent_cpu() -> None:
   else:
     return
   raise ValueError(
-      f'this machine has {found}, and JAX runs on its CPU: pip install -c requirements.txt '
-      f'"jax[{extra}]", or JAX_PLATFORMS=cpu for the CPU.')
+      f'this machine has {found}, and JAX runs on its CPU: pip install '
+      f'"jax[{extra}]=={jax.__version__}", or JAX_PLATFORMS=cpu for the CPU.')
 
 
 def _has_gpu() -> bool:

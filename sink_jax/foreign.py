@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Bool, Integer
+
+from sink_jax.shapes import Bool, Integer
 
 _NO_NUMPY_DTYPE = ('bfloat16', 'float8')  # dtypes of PyTorch
 

@@ -43,7 +43,7 @@ def project(tmp_path_factory, request):
   short, count = re.subn(r"'steps': \d+", "'steps': 12", trials.read_text())
   assert count == 1
   trials.write_text(short)
-  shutil.copy(ROOT / 'README.md', folder)  # a text that an example reads
+  shutil.copy(ROOT / 'LICENSE', folder)  # a text that an example reads
   for name in ('docs', 'results'):
     shutil.copytree(ROOT / name, folder / name)
   names, seen, full = {}, set(), request.config.getoption('--full')
@@ -108,6 +108,7 @@ def test_commands_and_snippets(project, request):
   if published(request.config.getoption('--full')):
     summary = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())['summary']
     assert f'Sink_1 = {summary["sink_1"]:.1f} %' in README
+    assert f'# Sink_1 = {100 * names["report"].sink_rate():.1f} %' in README
     assert f'{max(summary["hidden_ratio"]):.0f} times' in README
   if request.config.getoption('--full'):
     assert 'heads-1-seed-0 | not expressible' in (folder / 'runs/desk/summary.md').read_text()

@@ -128,13 +128,14 @@ class Result:
     return figure
 
   def __str__(self) -> str:
-    """The rows as a table for a terminal, without lists; a long table is cut."""
+    """The rows as a table for a terminal, without lists; a long table is cut. Rates have their unit."""
     columns = list(dict.fromkeys(
         name for row in self.rows for name, value in row.items() if not isinstance(value, (list, dict))))
     cell = lambda value: '' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
     table = [[cell(row.get(name)) for name in columns] for row in self.rows[:_LINES]]
     more = len(self.rows) - len(table)
-    return '\n'.join([*text_table(columns, table), *[f'and {more} rows more'] * bool(more)])
+    heads = [f'{name} (%)' if name.startswith('sink_') else name for name in columns]
+    return '\n'.join([*text_table(heads, table), *[f'and {more} rows more'] * bool(more)])
 
 
 def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str, Any],
@@ -168,7 +169,8 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, **options: Any
     options: options of the analysis, and of its inputs (`sink_jax.analyses.models.InputOptions`).
 
   Returns:
-    The result: `pandas.DataFrame(result.rows)` is its table, and `result.plot()` its picture.
+    The result: `pandas.DataFrame(result.rows)` is its table, and `result.plot()` its picture. The
+    columns sink_1, sink_2, ... are percent, where `sink_rate` returns shares.
 
   Raises:
     ValueError: the name, the value of an option or the tokens do not fit.

@@ -84,14 +84,14 @@ class SinkReport:
     return cls(alpha, alpha, None, None, {}, None, protocol, lengths=length_S)
 
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
-    """Returns Sink_k^epsilon of every token (T,), as shares; entry 0 is Sink_1.
+    """Returns Sink_k^epsilon of every token (T,), as shares (`summary` has percent); entry 0 is Sink_1.
 
     For a padded batch the rate of token k is a mean over the texts that have a token k.
     """
     return sinks.sink_rate(self.importance, epsilon, lengths=self.lengths)
 
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
-    """Returns Sink_k^epsilon of the token at a position in 1..T, as a share."""
+    """Returns Sink_k^epsilon of the token at a position in 1..T, as a share: 0.745 for 74.5 %."""
     rates_T = self.sink_rates(epsilon)
     if position not in range(1, len(rates_T) + 1):
       raise ValueError(f'position {position} is outside 1..{len(rates_T)}; positions are 1-based.')
@@ -213,14 +213,16 @@ def table_rows(summary: Mapping[str, Any], protocol: Mapping[str, Any],
   star = '' if protocol['scores'] == _EXACT else '*'
   size = lambda x: f'{x:.2f}' if x < 100 else f'{x:,.0f}'
   rows = [('Sink_1', f'{summary["sink_1"]:.1f} %{star}',
-           f'of heads give the first token more than {epsilon:g}')]
+           f'of pairs of a head and a sequence: the first token gets more than {epsilon:g}')]
   if summary['sink_bias_slot'] is not None:  # takes the sink of the first token over (Table 4)
     rows.append(('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; as sail-sg/Attention-Sink '
                  f'counts: {summary["sink_bias_slot_released"]:.1f} %'))
   rows += [(f'{which} importance', f'{summary[f"{which}_importance"]:.3f}{star}',
             'of the first token, over heads') for which in ('largest', 'mean')]
-  rows.append(('raw mass', f'{summary["raw_mass_1"]:.3f}',
-               f'on the first token, of {summary["raw_row_mass"]:.3f} in a row'))
+  mean, raw, row = (f'{summary[name]:.3f}'
+                    for name in ('mean_importance', 'raw_mass_1', 'raw_row_mass'))
+  if (raw, row) != (mean, '1.000'):  # as they are where rows sum to one
+    rows.append(('raw mass', raw, f'weight of the first token, of {row} in a row'))
   if 'value_ratio' not in summary:  # of only maps
     return rows
   blocks = range(len(summary['hidden_ratio']))  # 0 is the embedding

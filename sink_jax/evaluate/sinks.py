@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.foreign import (
   Lengths, Tensor, Texts, TokenMask, as_array, check_entries, library, standard_promotion, texts_in)
+from sink_jax.shapes import Array, Bool, Float, Real, Shaped
 
 DRAWS = 500  # of random targets for a null
 _ROW_LIMIT = 1.01  # sum of a row of weights: those of a softmax in bfloat16 stay below it
@@ -79,7 +79,8 @@ def maps_of_layers(attentions: Any) -> list[Any]:
   layers = [_maps(maps, f'attentions[{n}]') for n, maps in enumerate(attentions)]
   if not layers or any(maps.ndim != 4 for maps in layers):
     raise ValueError('attentions must be maps (S, H, T, T) of each layer: sequences, heads, '
-                     f'queries, keys; here these have shapes {[maps.shape for maps in layers]}.')
+                     f'queries, keys; here these have shapes {[maps.shape for maps in layers]}. '
+                     'Of one layer give a list: [map].')
   return layers
 
 
@@ -170,11 +171,11 @@ def _may_be_padding(maps: Any) -> np.ndarray:
 def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
               epsilon: float | Array = EPSILON, *, lengths: Lengths | None = None,
               mask: TokenMask | None = None) -> Float[_Array, ' T']:
-  """Computes Sink_k^epsilon, the share of heads whose importance of token k exceeds epsilon.
+  """Computes Sink_k^epsilon: in which share of heads and sequences token k exceeds epsilon.
 
-  The threshold comes before the mean over sequences, layers and heads, as in the official
-  implementation. With texts of different lengths, the rate of token k is a mean over those that
-  have a token k.
+  It is a share of all pairs of a head and a sequence. The threshold comes before the mean over
+  sequences, layers and heads, as in the official implementation. With texts of different lengths,
+  the rate of token k is a mean over those that have a token k.
 
   Args:
     importance: (S, N, H, T); the first three axes may come in any order, and the last may hold only
@@ -185,8 +186,8 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
     mask: the mask (S, T) that it got instead.
 
   Returns:
-    The rates (T,), in the library of the importance; entry 0 is Sink_1. NaN for a token that no
-    text has.
+    The rates (T,), in the library of the importance; entry 0 is Sink_1. They are shares, 0.745 for
+    the 74.5 % that reports print. NaN for a token that no text has.
 
   Raises:
     ValueError: the importance has another shape, epsilon lies outside (0, 1), or an importance lies
@@ -211,8 +212,10 @@ def checked_importance(importance: Any, lengths: Lengths | None = None,
   """The array of an importance (S, N, H, T); a ValueError as of `sink_rate`."""
   alpha = real_array(importance, 'importance')
   if alpha.ndim != 4 or _are_maps(alpha):
+    remedy = ('of the map (S, H, T, T) of one layer take sink_rate(importance([map])), a list'
+              if alpha.ndim == 3 else 'of attention maps take sink_rate(importance(maps))')
     raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, keys. '
-                     f'This is {alpha.shape}; of attention maps take sink_rate(importance(maps)).')
+                     f'This is {alpha.shape}; {remedy}.')
   xp, size, there = library(alpha), alpha.shape[-1], True
   texts = texts_in(lengths, mask)
   if texts is not None:

@@ -29,6 +29,7 @@ from sink_jax.kernels import chunked, flash, library_kernels
 from sink_jax.kernels.epilogue import Shaped, apply_epilogue
 
 _log = logging.getLogger('sink_jax')
+_KERNELS_JAX = (0, 10)  # our kernels, and our calls of libraries, are written for jax from this version on
 
 
 @standard_promotion()
@@ -61,7 +62,8 @@ def attend(
       fixed list for this platform that runs the case; which one it is, is logged.
 
       - 'reference': the T x T definition.
-      - 'chunked': plain XLA with memory linear in T, on every platform.
+      - 'chunked': plain XLA with memory linear in T, on every platform. All that follow need jax
+        0.10 or newer.
       - 'pallas': the kernels of this package for TPUs and NVIDIA GPUs, for every variant but
         Softpick and Clipped, in float32 or bfloat16, with a head dimension up to 256 that is a
         multiple of 16 on GPUs and of 8 elsewhere, where they are interpreted and very slow. A
@@ -178,8 +180,8 @@ def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str
              for name in _PREFERRED.get(platform(), ())}
   name = next((name for name, reason in reasons.items() if not reason), 'chunked')
   refused = ''.join(f'; not {other}: {reason}' for other, reason in reasons.items() if reason)
-  _log_once(f'attention: {name} on {platform()}{refused}',
-            logging.INFO if refused else logging.DEBUG)
+  level = logging.DEBUG if not refused else logging.WARNING if _jax_is_old() else logging.INFO
+  _log_once(f'attention: {name} on {platform()}{refused}', level)
   return name
 
 
@@ -190,8 +192,14 @@ def unsupported(
     k_BxTxHkvxDh: Shaped,
 ) -> str | None:
   """Why an implementation does not run a case on this platform, or None."""
+  if name not in ('reference', 'chunked') and _jax_is_old():
+    return f'it needs jax {".".join(map(str, _KERNELS_JAX))} or newer, not {jax.__version__}'
   reason, _ = _TABLE[name]
   return reason(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform())
+
+
+def _jax_is_old() -> bool:
+  return jax.__version_info__ < _KERNELS_JAX
 
 
 def check_implementation(implementation: str | None) -> None:

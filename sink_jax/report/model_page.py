@@ -45,9 +45,11 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
   """How many heads have a sink, and how the first token differs from the others."""
   summary, protocol = result['summary'], result['protocol']
   uniform = sum(1 / n for n in range(1, protocol['length'] + 1)) / protocol['length']
-  heads = sum(map(len, result['importance_1']))
-  found = [f'{summary["sink_1"]:.1f} % of {heads} heads give the first token more than {result["epsilon"]:g} '
-           f'of their attention; uniform causal attention would give it {uniform:.2f}.']
+  heads, sequences = sum(map(len, result['importance_1'])), protocol['sequences']
+  found = [f'In {summary["sink_1"]:.1f} % of {heads * sequences:,} pairs of a head and a sequence '
+           f'({heads} heads, {sequences} sequences) the first token gets more than '
+           f'{result["epsilon"]:g} of the attention; uniform causal attention would give it '
+           f'{uniform:.2f}.']
   hidden = [(ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if block and ratio]
   values = [(ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks']) if ratio]
   if hidden and values:

@@ -53,7 +53,7 @@ def test_the_page_of_a_model_holds_its_numbers_and_fetches_nothing(tmp_path):
   stored = json.loads((tmp_path / 'sink_report.json').read_text())
   rates, ratios = stored['summary']['sink_1'], stored['summary']['hidden_ratio']
   first, second = sentences(stored)
-  assert first in page and first.startswith(f'{rates:.1f} % of 8 heads')
+  assert first in page and first.startswith(f'In {rates:.1f} % of 40 pairs')
   assert f'{max(ratios[1:]):.3g} times' in second  # the first ratio is that of the embedding
   assert first.endswith(f'{np.mean(1 / np.arange(1, 15)):.2f}.')
   (tmp_path / 'sink_report.json').write_text('{}')

@@ -54,6 +54,7 @@ def test_a_report_is_what_the_maps_say(spec):
   assert summary['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.2).mean())
   assert summary['raw_row_mass'] == pytest.approx(raw.sum(-1).mean(), rel=1e-5)
   assert (summary['sink_bias_slot'] is None) == (not spec.kv_bias.has_extra_key)
+  assert ('raw mass' in repr(report)) == (spec != sj.AttentionSpec())  # softmax: it is the mean importance
 
 
 def test_the_slot_rate_counts_with_and_without_the_dummy_row():

@@ -173,6 +173,8 @@ def rates(value):
 @pytest.mark.parametrize('call, words', [
     (lambda: sj.sink_rate(np.broadcast_to(A, (2, 5, 4, 3, 3))), r'take sink_rate\(importance\(maps\)\)'),
     (lambda: sj.sink_rate(np.broadcast_to(A, (1, 2, 3, 3))), r'take sink_rate\(importance\(maps\)\)'),
+    (lambda: sj.sink_rate(sj.importance(np.broadcast_to(A, (2, 4, 3, 3)))), r'importance\(\[map\]\)'),
+    (lambda: sj.SinkReport.from_attentions(np.broadcast_to(A, (2, 4, 3, 3))), r'a list: \[map\]'),
     (lambda: sj.SinkReport.from_attentions(np.zeros((2, 5, 3, 3))), r'\(S, H, T, T\) of each'),
     (lambda: sj.SinkReport.from_attentions(np.zeros((1, 1, 2, 5, 3, 3))), r'\(S, H, T, T\) of each'),
     (lambda: sj.SinkReport.from_attentions((None, None)), 'eager'),
@@ -286,13 +288,18 @@ def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
   assert sj.emergence_step(range(0, 20 * len(rate), 20), rate, level=0.1) == expected
 
 
-def test_metrics_need_neither_flax_nor_ml_collections():
+def test_metrics_need_numpy_and_jax_and_attention_jaxtyping():
   code = '''
 import sys
-for name in ('flax', 'ml_collections', 'optax', 'orbax', 'grain', 'tensorflow_datasets'):
+for name in ('flax', 'ml_collections', 'optax', 'orbax', 'grain', 'tensorflow_datasets', 'jaxtyping'):
   sys.modules[name] = None
-import numpy as np, sink_jax as sj
-print(sj.sink_rate(sj.importance(np.eye(3)[None, None, None])))
+import jax, numpy as np
+rooms = lambda: {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)
+before = rooms()
+import sink_jax as sj
+print(sj.sink_rate(sj.importance([np.eye(3)[None, None]], lengths=[3]), lengths=[3]))
+assert rooms() - before == {'sink_jax'}, rooms() - before
+del sys.modules['jaxtyping']
 x = np.ones((1, 4, 2, 8), np.float32)
 print(sj.attend(sj.AttentionSpec(), x, x, x).shape)
 print(sj.streaming_importance(sj.AttentionSpec(), x, x).raw.shape)

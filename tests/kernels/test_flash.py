@@ -97,6 +97,19 @@ def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
     assert not interpreter.races.races_found
 
 
+def test_with_an_older_jax_no_kernel_runs_and_it_is_said_once(monkeypatch, caplog):
+  x = jnp.zeros((1, 8, 2, 64), 'bfloat16')
+  monkeypatch.setattr('sink_jax.kernels.dispatch.platform', lambda: 'cuda')
+  monkeypatch.setattr(jax, '__version_info__', (0, 7, 2))
+  for _ in range(2):
+    sj.attend(sj.AttentionSpec(), x, x, x)
+  [record] = caplog.records
+  assert record.levelname == 'WARNING' and 'chunked on cuda; not cudnn: it needs jax' in record.message
+  for name in ('pallas', 'mosaic', 'cudnn', 'splash'):
+    with pytest.raises(NotImplementedError, match='it needs jax 0.10'):
+      sj.attend(sj.AttentionSpec(), x, x, x, implementation=name)
+
+
 @pytest.mark.full
 def test_slots_of_a_user_run_everywhere():
   run_python('-m', 'tests.kernels.own_slots')
