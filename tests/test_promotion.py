@@ -85,6 +85,7 @@ CALLS = {
     'check_sink_gradients': lambda _: str(sj.check_sink_gradients(
         lambda q, k, v, sinks: sj.attend(SINKS, q, k, v, {'kv_bias': {'logit': sinks}}), length=32,
         dtype='float32')),
+    'maps': lambda _: RUN.record(TOKENS, sj.RecordOptions(attention=sj.maps)),
     'record_attention': lambda _: (sj.record_attention(Q, K), jax.jit(sj.record_attention)(Q, K)),
     'record_hidden': lambda _: (
         sj.record_hidden(Q[:, :, 0]), jax.jit(sj.record_hidden)(Q[:, :, 0])),

@@ -153,8 +153,10 @@ def _settings(words: Iterable[str]) -> dict[str, str]:
 
 def _split(options: Any, words: Sequence[str]) -> list[str]:
   """The words with --name=a,b of lists as tyro has them: --name a b."""
-  lists = {f'--{field.name}' for one in typing.get_args(options) or [options]
-           for field in dataclasses.fields(one) if 'tuple[' in str(field.type)}
+  kinds = typing.get_args(options) or [options]
+  kinds = [typing.get_args(kind)[0] if typing.get_args(kind) else kind for kind in kinds]  # Annotated
+  lists = {f'--{field.name}' for kind in kinds for field in dataclasses.fields(kind)
+           if 'tuple[' in str(field.type)}
   split = []
   for word in words:
     name, equals, value = word.partition('=')

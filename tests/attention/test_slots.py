@@ -45,7 +45,7 @@ def test_a_new_slot_class_is_a_choice_at_once():
       spec = sj.AttentionSpec(mask=Everything(), temperature='LogLength(learned=False)')
       sj.attend(spec, x, x, x)
   finally:
-    del Everything
+    del Everything, spec
     import gc
     gc.collect()
   assert 'Everything' not in registry(Mask)
