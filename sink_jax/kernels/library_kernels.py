@@ -73,12 +73,17 @@ def attend(
 # The backward pass of softmax reads only scores, o', L' and the cotangent, so a library's kernels
 # return the exact dq, dk and dv of the tokens.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_extra_key(library: Library, spec: AttentionSpec, *arrays: jax.Array | None) -> jax.Array:
-  """Rows (B, T, H, Dh) of softmax with an extra key, in the dtype of v.
-
-  arrays: queries, keys, values, and the extra key's score and value, see `_extra_forward`.
-  """
-  return _extra_forward(library, spec, *arrays)[0]
+def _with_extra_key(
+    library: Library,
+    spec: AttentionSpec,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    extra_BxHxT: jax.Array,
+    value_HxDh: jax.Array | None,
+) -> jax.Array:
+  """Rows (B, T, H, Dh) of softmax with an extra key, in the dtype of v."""
+  return _extra_forward(library, spec, q, k, v, extra_BxHxT, value_HxDh)[0]
 
 
 @standard_promotion()

@@ -128,7 +128,7 @@ class Period(nn.Module):
     return stream, (record, tuple(new_caches))
 
 
-def _stacked(values: tuple[ArrayTree | None, ...]) -> ArrayTree | None:
+def _stacked(values: tuple[ArrayTree | None, ...]) -> Any:
   """A field of the records of several blocks, without those that lack it, as Mamba mixers may."""
   known = [value for value in values if value is not None]
   return jax.tree.map(lambda *parts: jnp.stack(parts), *known) if known else None
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         name, initializer(init, config), shape, jnp.float32)
     # Attributes of modules, and the names given here, are the keys of parameters in checkpoints.
     if vocabulary:
-      self.embed = make('embed', 'embedding', vocabulary, width)
+      self.embed: Any = make('embed', 'embedding', vocabulary, width)  # or a module
     else:
       self.embed = Dense(config.d_model, config)
     self.position_params = {name: make('positions', p.init, *p.shape) for name, p in
@@ -237,7 +237,7 @@ class Transformer(nn.Module):
     """H^0 = X W_E + P, after learned sink tokens, in the dtype of activations."""
     config, dtype = self.config, jnp.dtype(self.config.dtype)
     if config.vocab_size:
-      h_BxTxD = _embeddings(config.vocab_size, self.embed, jnp.asarray(inputs))
+      h_BxTxD: Any = _embeddings(config.vocab_size, self.embed, jnp.asarray(inputs))
       if config.embedding_dim:
         h_BxTxD = self.embed_in(h_BxTxD)
     else:

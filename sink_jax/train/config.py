@@ -407,7 +407,7 @@ def as_dict(experiment: Experiment) -> dict[str, Any]:
 
 def as_config_dict(experiment: Experiment) -> ConfigDict:
   """The ConfigDict that a config file returns, of whose values a command line knows the types."""
-  texts = flatten_dict(as_dict(experiment), sep='.')
+  texts: dict[str, Any] = {**flatten_dict(as_dict(experiment), sep='.')}
   for name, key in KEYS.items():
     if key.optional:
       kind = key.kind if key.kind in (int, float, bool) else str
