@@ -33,8 +33,9 @@ def trial(trials: Trials, name: str, task: str = '') -> ConfigDict:
   return as_config_dict(experiment(trials, name, task))
 
 
-def experiment(trials: Trials, name: str, task: str = '',
-               default: Experiment = Experiment()) -> Experiment:
+def experiment(
+  trials: Trials, name: str, task: str = '', default: Experiment = Experiment()
+) -> Experiment:
   """One trial of a table: the default with the trial's changes.
 
   Args:
@@ -44,7 +45,8 @@ def experiment(trials: Trials, name: str, task: str = '',
     ValueError: no trial is named, or an unknown one; lists the choices.
   """
   if not name:
-    raise ValueError('Name a trial of the config file, as in --config=FILE:TRIAL. Choices: '
-                     f'{", ".join(trials)}.')
+    raise ValueError(
+      f'Name a trial of the config file, as in --config=FILE:TRIAL. Choices: {", ".join(trials)}.'
+    )
   check_known(name, trials, 'Unknown trial')
   return changed(default, {**trials[name], 'label.trial': name, 'label.task': task})

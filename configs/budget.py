@@ -44,29 +44,41 @@ _VOCABULARY = 50432  # padded
 # The Pile sample of the paper and the tokenizer of GPT-NeoX-20B; docs/experiments.md says how to
 # get them.
 _PAPER_DATA = {
-    'data.source': Jsonl('data/pile'),
-    'data.tokenizer': HuggingFace('data/gpt-neox-20b/tokenizer.json'),
-    'data.valid_fraction': 0.01,  # which leaves 5B of its 5.1B tokens for training
-    'model.vocab_size': _VOCABULARY,
+  'data.source': Jsonl('data/pile'),
+  'data.tokenizer': HuggingFace('data/gpt-neox-20b/tokenizer.json'),
+  'data.valid_fraction': 0.01,  # which leaves 5B of its 5.1B tokens for training
+  'model.vocab_size': _VOCABULARY,
 }
 _UNIQUE_TOKENS = 5_000_000_000  # of every trial that does not limit them further
 PROTOCOLS = {
-    'paper': {  # as the paper says
-        'optimizer.schedule': 'cosine', 'model.init': 'tinyllama', 'probe.dtype': 'float32'},
-    'released': {  # as the official implementation (sail-sg/Attention-Sink) does
-        'optimizer.schedule': 'constant', 'model.init': 'torch_default',
-        'probe.dtype': 'bfloat16'},
+  'paper': {  # as the paper says
+    'optimizer.schedule': 'cosine',
+    'model.init': 'tinyllama',
+    'probe.dtype': 'float32',
+  },
+  'released': {  # as the official implementation (sail-sg/Attention-Sink) does
+    'optimizer.schedule': 'constant',
+    'model.init': 'torch_default',
+    'probe.dtype': 'bfloat16',
+  },
 }
 
 
-def config(trials: base.Trials, name: str, budget: str = 'full', protocol: str = 'paper',
-           task: str = 'paper') -> ConfigDict:
+def config(
+  trials: base.Trials, name: str, budget: str = 'full', protocol: str = 'paper', task: str = 'paper'
+) -> ConfigDict:
   """The config of a trial at a budget, by a protocol; see `experiment`."""
   return as_config_dict(experiment(trials, name, budget, protocol, task=task))
 
 
-def experiment(trials: base.Trials, name: str, budget: str = 'full', protocol: str = 'paper',
-               protocols: base.Trials = PROTOCOLS, task: str = 'paper') -> Experiment:
+def experiment(
+  trials: base.Trials,
+  name: str,
+  budget: str = 'full',
+  protocol: str = 'paper',
+  protocols: base.Trials = PROTOCOLS,
+  task: str = 'paper',
+) -> Experiment:
   """A trial at a budget, by a protocol.
 
   protocols: {name: changes}, for a file with other protocols than the paper's. task: the task in
@@ -92,18 +104,26 @@ def experiment(trials: base.Trials, name: str, budget: str = 'full', protocol: s
 
 def _drawn_below(size: int, edits: tuple[TokenEdit, ...]) -> tuple[TokenEdit, ...]:
   """The edits with random tokens of ids below a size; 0: those of the text."""
-  return tuple(dataclasses.replace(edit, below=size) if isinstance(edit, RandomTokens) else edit
-               for edit in edits)
+  return tuple(
+    dataclasses.replace(edit, below=size) if isinstance(edit, RandomTokens) else edit
+    for edit in edits
+  )
 
 
 def _tenth(run: Experiment) -> Experiment:
   steps = round(run.steps / 10)
   # About twenty points make a curve, if the paper's interval does not give more.
   often = lambda section: min(section.every, steps // 20)
-  return changed(run, {
-      'steps': steps, 'checkpoint_every': min(run.checkpoint_every, steps // 10),
-      'probe.every': often(run.probe), 'validation.every': often(run.validation),
-      'data.max_tokens': round((run.data.max_tokens or _UNIQUE_TOKENS) / 10)})
+  return changed(
+    run,
+    {
+      'steps': steps,
+      'checkpoint_every': min(run.checkpoint_every, steps // 10),
+      'probe.every': often(run.probe),
+      'validation.every': often(run.validation),
+      'data.max_tokens': round((run.data.max_tokens or _UNIQUE_TOKENS) / 10),
+    },
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +134,7 @@ class Small:
   heads that a trial states. edits: edits of the sequences, if a trial has none. large: sizes of the
   1B models.
   """
+
   batch: int
   rate: float
   context: int
@@ -131,11 +152,18 @@ class Small:
     if rate * decay >= 1:  # decoupled weight decay multiplies every weight by 1 - rate * decay
       raise NotExpressible(f'a step would take away {rate * decay:.0%} of every weight')
     seen = run.steps * run.batch_size * data.context
-    changes = _SMALL | dict(self.settings) | {
-        'batch_size': batch, 'data.context': self.context,
-        'optimizer.learning_rate': rate, 'optimizer.weight_decay': decay,
+    changes = (
+      _SMALL
+      | dict(self.settings)
+      | {
+        'batch_size': batch,
+        'data.context': self.context,
+        'optimizer.learning_rate': rate,
+        'optimizer.weight_decay': decay,
         'data.max_tokens': round(data.max_tokens / seen * run.steps * batch * self.context),
-        'data.interventions': self._edits(data.interventions)}
+        'data.interventions': self._edits(data.interventions),
+      }
+    )
     return changed(run, changes | self._model(run) | self._attention(run.attention, data.context))
 
   def _model(self, run: Experiment) -> dict[str, Any]:
@@ -158,7 +186,8 @@ class Small:
       size = mask.size * self.context / context
       if size < 1:
         raise NotExpressible(
-            f'a window of {mask.size} of {context} tokens would be {size:g} of {self.context}')
+          f'a window of {mask.size} of {context} tokens would be {size:g} of {self.context}'
+        )
       changes['attention.mask'] = Window(round(size))
     if isinstance(attention.position, Learned):
       changes['attention.position'] = Learned(self.context)
@@ -171,29 +200,40 @@ class Small:
     """Edits of the sequences, for shorter ones and for the vocabulary of the small model."""
     for edit in edits:
       if isinstance(edit, RandomTokens) and edit.last >= self.context:
-        raise NotExpressible(
-            f'{edit.last} random tokens; sequences have {self.context} tokens')
+        raise NotExpressible(f'{edit.last} random tokens; sequences have {self.context} tokens')
     return _drawn_below(0, edits) or self.edits
 
 
 _HEAD_DIM = 16
 _SMALL = {
-    'model.size': 'tiny',
-    'model.vocab_size': None,  # that of the tokenizer, and not the padded one of the paper
-    'model.dtype': 'float32',
-    'checkpoints_kept': 1,
-    'checkpoint_every': 2000,
-    'validation.every': 200,
-    'validation.batches': 20,
+  'model.size': 'tiny',
+  'model.vocab_size': None,  # that of the tokenizer, and not the padded one of the paper
+  'model.dtype': 'float32',
+  'checkpoints_kept': 1,
+  'checkpoint_every': 2000,
+  'validation.every': 200,
+  'validation.batches': 20,
 }
 # Two blocks, d = 64, 4 heads, FFN 128. A fixed token begins every sequence if the trial edits none.
 DESK = Small(
-    batch=32, rate=20, context=64, heads=2, edits=(FixedToken(1),),
-    settings={'data.source': Stdlib(), 'data.tokenizer': TrainedBpe(512),
-              'data.valid_fraction': 0.05, 'probe.every': 200},
-    large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352})
+  batch=32,
+  rate=20,
+  context=64,
+  heads=2,
+  edits=(FixedToken(1),),
+  settings={
+    'data.source': Stdlib(),
+    'data.tokenizer': TrainedBpe(512),
+    'data.valid_fraction': 0.05,
+    'probe.every': 200,
+  },
+  large={'layers': 4, 'd_model': 128, 'heads': 8, 'ffn_hidden': 352},
+)
 BUDGETS: dict[str, Callable[[Experiment], Experiment]] = {
-    'full': lambda run: run, 'tenth': _tenth, 'desk': DESK}
+  'full': lambda run: run,
+  'tenth': _tenth,
+  'desk': DESK,
+}
 
 
 def main() -> None:
@@ -204,7 +244,8 @@ def main() -> None:
     model, optimizer = run.model_config(), run.optimizer
     weights, tokens = parameter_count(model, embeddings=False), run.steps * run.tokens_per_step
     product = optimizer.learning_rate * optimizer.weight_decay * run.steps
-    columns.append({
+    columns.append(
+      {
         'budget': name,
         'million weights without embeddings': f'{weights / 1e6:.2f}',
         'blocks, width, heads': f'{model.layers}, {model.d_model}, {model.heads}',
@@ -216,7 +257,9 @@ def main() -> None:
         'weight decay': f'{optimizer.weight_decay:g}',
         'rate x decay x steps': f'{product:.3g}',
         'warm-up': f'{optimizer.warmup_steps / run.steps:.2%}',
-        'clip': f'{optimizer.clip:g}'})
+        'clip': f'{optimizer.clip:g}',
+      }
+    )
   print(__doc__)
   head, *rows = [[key, *(column[key] for column in columns)] for key in columns[0]]
   print(*text_table(head, rows), sep='\n')

@@ -14,24 +14,24 @@ from sink_jax.data.stdlib import InstalledPackages
 from sink_jax.data.tokenizer import TrainedBpe
 
 _SHORT = budget.PROTOCOLS['paper'] | {
-    'data.source': InstalledPackages(),
-    'data.tokenizer': TrainedBpe(8192),
-    'data.context': 512,
-    'batch_size': 64,
-    'steps': 4000,
-    'optimizer.learning_rate': 1e-3,
-    'checkpoint_every': 500,
-    'checkpoints_kept': 1,
-    'probe.every': 50,
-    'validation.every': 500,
-    'validation.batches': 20,
+  'data.source': InstalledPackages(),
+  'data.tokenizer': TrainedBpe(8192),
+  'data.context': 512,
+  'batch_size': 64,
+  'steps': 4000,
+  'optimizer.learning_rate': 1e-3,
+  'checkpoint_every': 500,
+  'checkpoints_kept': 1,
+  'probe.every': 50,
+  'validation.every': 500,
+  'validation.batches': 20,
 }
 _TRIALS = {
-    'default': {},
-    'fixed-1': paper.TRIALS['fixed-1'],
-    'sigmoid': paper.SIGMOID,
-    'k-bias': paper.TRIALS['k-bias'],
-    'window-32': paper.TRIALS['window-32'],
+  'default': {},
+  'fixed-1': paper.TRIALS['fixed-1'],
+  'sigmoid': paper.SIGMOID,
+  'k-bias': paper.TRIALS['k-bias'],
+  'window-32': paper.TRIALS['window-32'],
 }
 TRIALS = {f'emergence-{name}': _SHORT | changes for name, changes in _TRIALS.items()}
 

@@ -24,42 +24,47 @@ from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.token_edits import RandomTokens
 
 _TUNED = {
-    'init.source': 'SmolLM2-135M-Instruct',
-    'data.source': Stdlib(),
-    'data.context': 128,
-    'attention.position': Rope(100000.0),  # as in SmolLM2
-    'data.valid_fraction': 0.05,
-    'model.dtype': 'float32',
-    'steps': 400,
-    'batch_size': 4,
-    'optimizer.learning_rate': 1e-4,
-    'optimizer.schedule': 'constant',  # all steps have one rate
-    'optimizer.warmup_steps': 20,
-    'optimizer.weight_decay': 0.0,
-    'probe.every': 20,
-    'probe.sequences': 32,
-    'validation.every': 50,
-    'validation.batches': 20,
-    'checkpoint_every': 100,
-    'checkpoints_kept': 1,
+  'init.source': 'SmolLM2-135M-Instruct',
+  'data.source': Stdlib(),
+  'data.context': 128,
+  'attention.position': Rope(100000.0),  # as in SmolLM2
+  'data.valid_fraction': 0.05,
+  'model.dtype': 'float32',
+  'steps': 400,
+  'batch_size': 4,
+  'optimizer.learning_rate': 1e-4,
+  'optimizer.schedule': 'constant',  # all steps have one rate
+  'optimizer.warmup_steps': 20,
+  'optimizer.weight_decay': 0.0,
+  'probe.every': 20,
+  'probe.sequences': 32,
+  'validation.every': 50,
+  'validation.batches': 20,
+  'checkpoint_every': 100,
+  'checkpoints_kept': 1,
 }
 _GRAFTS = {
-    'gate': attention(head=HeadGate(scale=2.0)),  # gates that start at one
-    'k-bias': attention(kv_bias=KBias()),
-    'kv-bias': attention(kv_bias=KVBias()),
-    'sink-logit': attention(kv_bias=SinkLogit()),
-    'zero-sink': attention(kv_bias=ZeroSink()),  # off by one
-    'sigmoid-normalized': attention(similarity=Sigmoid(), normalizer=RowSum(eps=1e-8)),
+  'gate': attention(head=HeadGate(scale=2.0)),  # gates that start at one
+  'k-bias': attention(kv_bias=KBias()),
+  'kv-bias': attention(kv_bias=KVBias()),
+  'sink-logit': attention(kv_bias=SinkLogit()),
+  'zero-sink': attention(kv_bias=ZeroSink()),  # off by one
+  'sigmoid-normalized': attention(similarity=Sigmoid(), normalizer=RowSum(eps=1e-8)),
 }
 _NEW_ONLY = {'init.train': 'new', 'optimizer.learning_rate': 1e-2}
 TRIALS = {'continued': _TUNED} | {
-    f'graft-{name}': _TUNED | {'init.graft': 'identity'} | changes
-    for name, changes in _GRAFTS.items()}
-TRIALS |= {f'only-{name}': TRIALS[f'graft-{name}'] | _NEW_ONLY
-           for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate')}
+  f'graft-{name}': _TUNED | {'init.graft': 'identity'} | changes
+  for name, changes in _GRAFTS.items()
+}
+TRIALS |= {
+  f'only-{name}': TRIALS[f'graft-{name}'] | _NEW_ONLY
+  for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate')
+}
 _RANDOM = {'data.interventions': (RandomTokens(),)}
-TRIALS |= {'random-continued': TRIALS['continued'] | _RANDOM,
-           'random-kv-bias': TRIALS['graft-kv-bias'] | _RANDOM}
+TRIALS |= {
+  'random-continued': TRIALS['continued'] | _RANDOM,
+  'random-kv-bias': TRIALS['graft-kv-bias'] | _RANDOM,
+}
 
 
 def get_config(name: str = '') -> ConfigDict:

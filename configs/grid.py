@@ -20,5 +20,6 @@ def get_config(name: str = '', budget: str = 'desk', protocol: str = 'paper') ->
   run = budgets.experiment(TRIALS, name, budget, protocol, task='grid')
   rate = _RATES[name]  # of the budget, whatever the paper's is
   decay = PRODUCT / rate / run.steps
-  return as_config_dict(changed(run, {
-      'optimizer.learning_rate': rate, 'optimizer.weight_decay': decay}))
+  return as_config_dict(
+    changed(run, {'optimizer.learning_rate': rate, 'optimizer.weight_decay': decay})
+  )

@@ -21,9 +21,11 @@ from sink_jax.data.stdlib import Stdlib, modules
 
 _HELD_OUT = 0.05
 _LONGEST_SOURCE = 1500  # characters of a definition that is shown completely
-_SYSTEM = ('You are a helpful assistant who knows the Python standard library.',
-           'Answer in a few words, from the documentation of the Python standard library.',
-           'You explain Python to somebody who knows another language.')
+_SYSTEM = (
+  'You are a helpful assistant who knows the Python standard library.',
+  'Answer in a few words, from the documentation of the Python standard library.',
+  'You explain Python to somebody who knows another language.',
+)
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -31,8 +33,10 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def main(folder: str) -> None:
   """Writes both files."""
   Path(folder).mkdir(parents=True, exist_ok=True)
-  with (open(Path(folder, 'train.jsonl'), 'w') as train,
-        open(Path(folder, 'valid.jsonl'), 'w') as valid):
+  with (
+    open(Path(folder, 'train.jsonl'), 'w') as train,
+    open(Path(folder, 'valid.jsonl'), 'w') as valid,
+  ):
     for name, text in modules():
       held = Stdlib().held_out(name.split('/')[0].removesuffix('.py'), _HELD_OUT)
       for messages in conversations(name, text):
@@ -73,7 +77,7 @@ def _questions(node: Definition, path: str, source: str) -> Iterator[tuple[str, 
     yield f'Which arguments does {path} take?', ast.unparse(node.args) or 'It takes no arguments.'
   # The lines of the text itself, since the output of `ast.unparse` differs between versions of
   # Python.
-  lines = source.split('\n')[node.lineno - 1:node.end_lineno]
+  lines = source.split('\n')[node.lineno - 1 : node.end_lineno]
   indent = node.col_offset
   shown = '\n'.join(line if line[:indent].strip() else line[indent:] for line in lines)
   if len(shown) <= _LONGEST_SOURCE:

@@ -15,26 +15,25 @@ from sink_jax.attention.similarity import Sigmoid
 from sink_jax.data.token_edits import FixedToken
 
 _TEXT = {
-    'model.size': 'tiny',
-    'model.dtype': 'float32',
-    'steps': 1200,
-    'batch_size': 32,
-    'data.context': 64,
-    'data.interventions': (FixedToken(1),),
-    'optimizer.learning_rate': 2e-2,
-    'optimizer.weight_decay': 0.5,
-    'probe.every': 50,
-    'validation.every': 200,
-    'validation.batches': 20,
-    'checkpoint_every': 600,
+  'model.size': 'tiny',
+  'model.dtype': 'float32',
+  'steps': 1200,
+  'batch_size': 32,
+  'data.context': 64,
+  'data.interventions': (FixedToken(1),),
+  'optimizer.learning_rate': 2e-2,
+  'optimizer.weight_decay': 0.5,
+  'probe.every': 50,
+  'validation.every': 200,
+  'validation.batches': 20,
+  'checkpoint_every': 600,
 }
 
 TRIALS = {
-    'text-softmax': _TEXT,
-    'text-sigmoid': _TEXT | attention(similarity=Sigmoid(), normalizer=Unnormalized()),
-    'text-sigmoid-normalized': _TEXT | attention(
-        similarity=Sigmoid(), normalizer=RowSum(eps=1e-8)),
-    'text-k-bias': _TEXT | attention(kv_bias=KBias()),
+  'text-softmax': _TEXT,
+  'text-sigmoid': _TEXT | attention(similarity=Sigmoid(), normalizer=Unnormalized()),
+  'text-sigmoid-normalized': _TEXT | attention(similarity=Sigmoid(), normalizer=RowSum(eps=1e-8)),
+  'text-k-bias': _TEXT | attention(kv_bias=KBias()),
 }
 
 

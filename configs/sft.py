@@ -42,20 +42,20 @@ from sink_jax.train.optimizer import AdamW
 
 _WARMUP = 0.1  # of the steps
 _TUNING = {
-    'steps': 2_200,
-    'batch_size': 64,
-    'log_every': 1,  # stability shows in single steps
-    'optimizer.rule': AdamW(b2=0.999),
-    'optimizer.learning_rate': 2e-5,
-    'optimizer.final_fraction': 0.0,
-    'optimizer.warmup_steps': round(_WARMUP * 2_200),
-    'optimizer.weight_decay': 0.0,
-    'data.valid_fraction': 0.005,
+  'steps': 2_200,
+  'batch_size': 64,
+  'log_every': 1,  # stability shows in single steps
+  'optimizer.rule': AdamW(b2=0.999),
+  'optimizer.learning_rate': 2e-5,
+  'optimizer.final_fraction': 0.0,
+  'optimizer.warmup_steps': round(_WARMUP * 2_200),
+  'optimizer.weight_decay': 0.0,
+  'data.valid_fraction': 0.005,
 }
 TRIALS = {
-    'sft-softmax': _TUNING,
-    'sft-sigmoid': _TUNING | paper.SIGMOID,
-    'sft-unstable': _TUNING | {'optimizer.learning_rate': 1_000 * 2e-5},
+  'sft-softmax': _TUNING,
+  'sft-sigmoid': _TUNING | paper.SIGMOID,
+  'sft-unstable': _TUNING | {'optimizer.learning_rate': 1_000 * 2e-5},
 }
 _LOSS = {'paper': 'all', 'answers': 'answers'}  # what it counts, by protocol
 PROTOCOLS = {protocol: budgets.PROTOCOLS['paper'] for protocol in _LOSS}
@@ -71,18 +71,23 @@ def _full(loss: str) -> dict[str, Any]:
 
 
 def _desk(loss: str) -> dict[str, Any]:
-  return {'steps': _STEPS, 'batch_size': 16,
-          'optimizer.warmup_steps': round(_WARMUP * _STEPS),
-          'data.source': _chat('data/stdlib_chat/train.jsonl', loss),
-          'data.valid_source': _chat('data/stdlib_chat/valid.jsonl', loss),
-          'data.tokenizer': Bytes(),  # replaced by the tokenizer of the source
-          'probe.every': 100, 'validation.every': 100, 'checkpoint_every': 100}
+  return {
+    'steps': _STEPS,
+    'batch_size': 16,
+    'optimizer.warmup_steps': round(_WARMUP * _STEPS),
+    'data.source': _chat('data/stdlib_chat/train.jsonl', loss),
+    'data.valid_source': _chat('data/stdlib_chat/valid.jsonl', loss),
+    'data.tokenizer': Bytes(),  # replaced by the tokenizer of the source
+    'probe.every': 100,
+    'validation.every': 100,
+    'checkpoint_every': 100,
+  }
 
 
 # {budget: (what it changes, the runs to begin with, of softmax and of sigmoid)}
 _BUDGETS = {
-    'full': (_full, 'runs/one_billion/1b-softmax', 'runs/one_billion/1b-sigmoid'),
-    'desk': (_desk, 'runs/desk/default-seed-{seed}', 'runs/desk/sigmoid-seed-{seed}'),
+  'full': (_full, 'runs/one_billion/1b-softmax', 'runs/one_billion/1b-sigmoid'),
+  'desk': (_desk, 'runs/desk/default-seed-{seed}', 'runs/desk/sigmoid-seed-{seed}'),
 }
 
 

@@ -1,8 +1,8 @@
 """Hooks of mkdocs: the site begins with README.md and includes linked files outside of docs/.
 
-Pages link such files, as in `../results/plan/README.md`, by paths that also work on a disk and on a code
-host. In the site the files keep the paths of the repository, with docs/ as its top; only links of Markdown
-files are followed.
+Pages link such files, as in `../results/plan/README.md`, by paths that also work on a disk and on a
+code host. In the site the files keep the paths of the repository, with docs/ as its top; only links
+of Markdown files are followed.
 """
 
 import posixpath
@@ -29,8 +29,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     if not path.startswith('docs/'):
       files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     if path.endswith('.md'):
-      left += [posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-               for _, target in _LINK.findall((ROOT / path).read_text())]
+      left += [
+        posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        for _, target in _LINK.findall((ROOT / path).read_text())
+      ]
   return files
 
 

@@ -32,8 +32,9 @@ def install() -> None:
   extra = '[tpu]' if has_tpu else '[gpu]' if shutil.which('nvidia-smi') else ''
   if installed('jax'):  # it has its plug-in: of two for one device chance would choose
     extra = ''
-  done = subprocess.run([sys.executable, '-m', 'pip', 'install', f'.{extra}'],
-                        capture_output=True, text=True)
+  done = subprocess.run(
+    [sys.executable, '-m', 'pip', 'install', f'.{extra}'], capture_output=True, text=True
+  )
   if done.returncode:
     raise RuntimeError(f'pip install .{extra} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}')
   print(re.findall('^Successfully installed .*', done.stdout, re.MULTILINE)[-1])

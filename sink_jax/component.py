@@ -38,16 +38,25 @@ class UnknownComponent(ValueError):
   key = ''  # of the config that has the text
 
 
-def option(default: Any, about: str, *, where: bool = False, least: float | None = None,
-           most: float | None = None, choices: Collection[str] = ()) -> Any:
+def option(
+  default: Any,
+  about: str,
+  *,
+  where: bool = False,
+  least: float | None = None,
+  most: float | None = None,
+  choices: Collection[str] = (),
+) -> Any:
   """Declares a config key, as a field of the dataclass of its section.
 
   about: its meaning. where: the key decides only where and how fast a run computes, or what it
   records, so a run may be resumed with another value. least, most: bounds of a number, which must
   also be finite.
   """
-  return dataclasses.field(default=default, metadata=dict(
-      about=about, where=where, least=least, most=most, choices=choices))
+  return dataclasses.field(
+    default=default,
+    metadata=dict(about=about, where=where, least=least, most=most, choices=choices),
+  )
 
 
 def registry(base: type[C]) -> dict[str, type[C]]:
@@ -61,8 +70,11 @@ def registry(base: type[C]) -> dict[str, type[C]]:
 
 def short_text(component: Component) -> str:
   """The config string of a component, without arguments that have their default values."""
-  given = [f'{field.name}={value!r}' for field in dataclasses.fields(component)
-           if (value := getattr(component, field.name)) != field.default]
+  given = [
+    f'{field.name}={value!r}'
+    for field in dataclasses.fields(component)
+    if (value := getattr(component, field.name)) != field.default
+  ]
   return f'{type(component).__name__}({", ".join(given)})'
 
 
@@ -103,19 +115,28 @@ def _parsed(base: type[C], text: object) -> C:
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
       raise ValueError('not a name with name=value in brackets')
     # A component in a component is read later, by the annotation of its field.
-    given = [(str(word.arg), ast.unparse(word.value) if isinstance(word.value, ast.Call)
-              else ast.literal_eval(word.value)) for word in call.keywords]
+    given = [
+      (
+        str(word.arg),
+        ast.unparse(word.value)
+        if isinstance(word.value, ast.Call)
+        else ast.literal_eval(word.value),
+      )
+      for word in call.keywords
+    ]
     if len(dict(given)) < len(given):  # ast.parse lets it pass
       raise ValueError('an argument is given twice')
   except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
     raise ValueError(
-        f'Cannot read {kind} {str(text)[:80]!r} ({error}): write {next(iter(known))}(), with '
-        f'arguments as name=value. Choices: {", ".join(known)}.') from None
+      f'Cannot read {kind} {str(text)[:80]!r} ({error}): write {next(iter(known))}(), with '
+      f'arguments as name=value. Choices: {", ".join(known)}.'
+    ) from None
   name = call.func.id
   if name.casefold() == 'softmax':
     raise ValueError(
-        f"Unknown {kind} {name!r}: softmax is similarity 'Exp()' with normalizer 'RowSum()', "
-        f'the defaults. Choices: {", ".join(known)}.')
+      f"Unknown {kind} {name!r}: softmax is similarity 'Exp()' with normalizer 'RowSum()', "
+      f'the defaults. Choices: {", ".join(known)}.'
+    )
   try:
     check_known(name, known, f'Unknown {kind}')
   except ValueError as error:
@@ -125,8 +146,11 @@ def _parsed(base: type[C], text: object) -> C:
   if wrong := [key for key, _ in given if key not in fields]:
     takes = ', '.join(fields) or 'no arguments'
     raise ValueError(f'{name} has no argument {wrong[0]!r}; it takes: {takes}.')
-  if missing := [key for key, default in fields.items()
-                 if default is dataclasses.MISSING and key not in dict(given)]:
+  if missing := [
+    key
+    for key, default in fields.items()
+    if default is dataclasses.MISSING and key not in dict(given)
+  ]:
     raise ValueError(f'{name} needs {", ".join(missing)}.')
   return known[name](**{key: typed(f'{name}.{key}', value, hints[key]) for key, value in given})
 

@@ -24,8 +24,8 @@ _KEPT_AT_MOST, _KEPT_BLOCK = 2**31 - 1, 2**30
 def platform() -> str:
   """Returns 'cpu', 'tpu', 'cuda' (NVIDIA, from Ampere on), 'gpu' (without kernels here), or another name.
 
-  It is the platform of the mesh in context (`kernels.shard.mesh_context`), whose devices may be simulated;
-  without a mesh it is the platform of the default device.
+  It is the platform of the mesh in context (`kernels.shard.mesh_context`), whose devices may be
+  simulated; without a mesh it is the platform of the default device.
   """
   devices_of_mesh = jax.sharding.get_abstract_mesh().abstract_device
   of_mesh = getattr(devices_of_mesh, 'platform', None)  # jax before 0.10 does not say
@@ -62,8 +62,9 @@ def refuse_silent_cpu() -> None:
   else:
     return
   raise ValueError(
-      f'this machine has {found}, and JAX runs on its CPU: pip install '
-      f'"jax[{extra}]=={jax.__version__}", or JAX_PLATFORMS=cpu for the CPU.')
+    f'this machine has {found}, and JAX runs on its CPU: pip install '
+    f'"jax[{extra}]=={jax.__version__}", or JAX_PLATFORMS=cpu for the CPU.'
+  )
 
 
 def _has_gpu() -> bool:
@@ -71,8 +72,9 @@ def _has_gpu() -> bool:
 
 
 def _has_tpu() -> bool:
-  return (hardware_utils is not None
-          and hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0)
+  return (
+    hardware_utils is not None and hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
+  )
 
 
 def _cuda_extra() -> str:
@@ -88,9 +90,9 @@ def _cuda_extra() -> str:
 def keep_freed_memory() -> None:
   """Lets this process keep the memory that it frees, where JAX runs on a CPU and glibc is the C library.
 
-  XLA allocates the temporary memory of a program in every call. glibc returns large blocks to the kernel, so
-  that each training step begins with pages that the kernel has to clear. Call it once, in a process that is
-  ours: it holds for the whole process.
+  XLA allocates the temporary memory of a program in every call. glibc returns large blocks to the
+  kernel, so that each training step begins with pages that the kernel has to clear. Call it once,
+  in a process that is ours: it holds for the whole process.
   """
   if jax.default_backend() != 'cpu':
     return

@@ -50,8 +50,10 @@ def as_array(x: Any, name: str) -> Any:
   try:
     return np.asarray(plain)
   except ValueError:
-    raise ValueError(f'{name} is a list of parts with different shapes: pad them to one shape, and '
-                     'give lengths= or mask=, or give one part at a time.') from None
+    raise ValueError(
+      f'{name} is a list of parts with different shapes: pad them to one shape, and '
+      'give lengths= or mask=, or give one part at a time.'
+    ) from None
 
 
 def _plain(x: Any, name: str) -> Any:
@@ -61,8 +63,10 @@ def _plain(x: Any, name: str) -> Any:
   if isinstance(x, np.ma.MaskedArray):
     # A masked entry may be a weight of 0, a key outside of the text, or a fault: it does not say.
     if np.ma.is_masked(x):
-      raise ValueError(f'{name} has masked entries: give the array that {name}.filled(value) '
-                       'returns, and lengths= or mask= for padding.')
+      raise ValueError(
+        f'{name} has masked entries: give the array that {name}.filled(value) '
+        'returns, and lengths= or mask= for padding.'
+      )
     return x.data
   if not isinstance(x, Tensor):
     return x
@@ -122,8 +126,13 @@ def _along(x_SxT: Any, axis: int, axes: int) -> Any:
   return x_SxT.reshape(shape)
 
 
-def texts_in(lengths: Lengths | None, mask: TokenMask | None, sequences: int | None = None,
-             length: int | None = None, least: int = 1) -> Texts | None:
+def texts_in(
+  lengths: Lengths | None,
+  mask: TokenMask | None,
+  sequences: int | None = None,
+  length: int | None = None,
+  least: int = 1,
+) -> Texts | None:
   """Where the texts of a padded batch (S, T) lie, by one of two options; None without both.
 
   Args:
@@ -148,8 +157,10 @@ def texts_in(lengths: Lengths | None, mask: TokenMask | None, sequences: int | N
 def _of_lengths(length_S: Any, sequences: int | None, most: int | None, least: int) -> Texts:
   whole = np.issubdtype(length_S.dtype, np.integer)
   if not whole or length_S.shape != (sequences or length_S.size,):
-    raise ValueError(f'lengths must be whole numbers, one for each of the {sequences or "S"} '
-                     f'sequences, not {length_S.dtype} of shape {length_S.shape}.')
+    raise ValueError(
+      f'lengths must be whole numbers, one for each of the {sequences or "S"} '
+      f'sequences, not {length_S.dtype} of shape {length_S.shape}.'
+    )
   bounds = f'at least {least}' if most is None else f'between {least} and {most}'
   sound_S = (length_S >= least) & (length_S <= (most or length_S))
   check_entries('lengths', sound_S, length_S, f'a text has {bounds} tokens')
@@ -165,8 +176,9 @@ def _of_mask(mask_SxT: Any, sequences: int | None, length: int | None, least: in
     sound = np.isin(values, (0, 1)).all() and (np.count_nonzero(changes, axis=1) == 2).all()
   if not sound:
     raise ValueError(
-        f'mask must have the shape of the tokens, {(sequences or "S", length or "T")}, and in '
-        'every row 1 for the tokens, without a gap, and 0 for padding on their left or right.')
+      f'mask must have the shape of the tokens, {(sequences or "S", length or "T")}, and in '
+      'every row 1 for the tokens, without a gap, and 0 for padding on their left or right.'
+    )
   length_S = (mask_SxT != 0).sum(1)
   check_entries('tokens of row', length_S >= least, length_S, f'a text has at least {least} tokens')
   return Texts(mask_SxT.argmax(1), length_S)

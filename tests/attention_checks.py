@@ -15,8 +15,8 @@ TOLERANCE = 1e-5
 
 
 def assert_close(actual, expected, what, operands=0.0):
-  # XSA under Window(size=1) takes a difference of equal vectors. The result is only their rounding error.
-  # Relative to that, any error is large, so errors are compared with the operands.
+  # XSA under Window(size=1) takes a difference of equal vectors. The result is only their rounding
+  # error. Relative to that, any error is large, so errors are compared with the operands.
   scale = max(np.abs(expected).max(), np.abs(operands).max(), 1e-3)
   error = np.abs(np.asarray(actual, np.float64) - expected).max() / scale
   assert error < TOLERANCE, f'{what}: relative error {error:.2e}'
@@ -27,12 +27,18 @@ def check_values(spec, implementations, **sizes):
   inputs = random_inputs(spec, **sizes)
   out, weights, proxy, slot, operands = oracle.attention(spec, *inputs)
   for implementation in implementations:
-    assert_close(attend(spec, *inputs, implementation=implementation), out,
-                 f'{implementation} {spec}', operands)
+    assert_close(
+      attend(spec, *inputs, implementation=implementation),
+      out,
+      f'{implementation} {spec}',
+      operands,
+    )
   q, k, _, params, *_ = inputs
   assert_close(sj.attention_map(spec, q, k, params), weights, f'map {spec}')
   assert_close(sj.attention_map(spec, q, k, params, proxy=True), proxy, f'proxy {spec}')
-  assert_importance(sj.streaming_importance(spec, q, k, params, entropy=True), weights, proxy, slot, spec)
+  assert_importance(
+    sj.streaming_importance(spec, q, k, params, entropy=True), weights, proxy, slot, spec
+  )
 
 
 def assert_importance(alpha, weights, proxy, slot, spec):
@@ -49,11 +55,14 @@ def assert_importance(alpha, weights, proxy, slot, spec):
   seen = np.asarray(spec.mask.keep(tokens[:, None], tokens)).sum(-1) + spec.kv_bias.has_extra_key
   entropy = -(proxy * np.log(np.maximum(proxy, 1e-300))).sum(-1).mean(-1)
   uniform = np.log(seen).mean()
-  assert_close(alpha.entropy, entropy / uniform if uniform else np.ones_like(entropy), f'entropy {spec}')
+  assert_close(
+    alpha.entropy, entropy / uniform if uniform else np.ones_like(entropy), f'entropy {spec}'
+  )
 
 
 def with_gradients(f, *inputs):
   """f(*inputs), and the gradients of all inputs for a random cotangent, in one program."""
+
   def run(*inputs):
     out, pull = jax.vjp(f, *inputs)
     normal = np.random.default_rng(9).standard_normal
@@ -69,7 +78,9 @@ def worst_error(found, expected):
 
   Arrays may vanish, such as gradients of scores if a query sees one key: what is left is rounding.
   """
-  arrays = ([np.asarray(x, np.float64) for x in jax.tree.leaves(tree)] for tree in (found, expected))
+  arrays = (
+    [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)] for tree in (found, expected)
+  )
   pairs = list(zip(*arrays, strict=True))
   largest = np.max([abs(y).max() for _, y in pairs])
   # NumPy's maximum, unlike Python's, is NaN if an error is.
@@ -88,8 +99,8 @@ def random_derivative(spec, inputs):
 
   The last entry has two numbers: the derivative, and that of the operands, see `oracle.Attention`.
 
-  If a kink lies within the step (relu, a floor, a clip), the differences over the step and over half of it
-  disagree by far more than their errors of about 1e-8. Then another direction is drawn.
+  If a kink lies within the step (relu, a floor, a clip), the differences over the step and over
+  half of it disagree by far more than their errors of about 1e-8. Then another direction is drawn.
   """
   for seed in range(1, 9):
     rng = np.random.default_rng(seed)
@@ -120,8 +131,7 @@ def check_gradient(spec, implementation):
   """Compares the directional derivative of a random projection with central differences."""
   inputs = random_inputs(spec, length=5, heads=2)
   projection, direction, expected = random_derivative(spec, inputs)
-  loss = lambda *args: jnp.sum(
-      attend(spec, *args, implementation=implementation) * projection)
+  loss = lambda *args: jnp.sum(attend(spec, *args, implementation=implementation) * projection)
   gradients = jax.jit(jax.grad(loss, argnums=tuple(range(len(inputs)))))(*inputs)
   assert_derivative(gradients, direction, expected, f'{implementation} {spec}')
 
@@ -135,9 +145,11 @@ def check_at_once(spec, implementation, **sizes):
   @jax.jit
   def run(*inputs):
     loss = lambda *x: (lambda o: (jnp.sum(o * projection), o))(
-        attend(spec, *x, implementation=implementation))
-    (_, o), gradients = jax.value_and_grad(
-        loss, argnums=tuple(range(len(inputs))), has_aux=True)(*inputs)
+      attend(spec, *x, implementation=implementation)
+    )
+    (_, o), gradients = jax.value_and_grad(loss, argnums=tuple(range(len(inputs))), has_aux=True)(
+      *inputs
+    )
     return o, gradients
 
   o, gradients = run(*inputs)

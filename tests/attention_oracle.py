@@ -19,21 +19,25 @@ class Attention(NamedTuple):
   weights: np.ndarray  # (B, H, T, T)
   proxy: np.ndarray  # (B, H, T, T)
   extra_proxy: np.ndarray  # of the extra key, (B, H, T)
-  operands: np.ndarray  # errors of the output are relative to these: the output, or the input of `head`
+  operands: (
+    np.ndarray
+  )  # errors of the output are relative to these: the output, or the input of `head`
 
 
 def attention(spec, q, k, v, params, x=None, first=None):
   """The attention of a variant. first: the values of the first block, if this is a later one."""
   q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
   x = None if x is None else np.asarray(x, np.float64)
-  params = {name: {n: np.asarray(a, np.float64) for n, a in own.items()}
-            for name, own in params.items()}
+  params = {
+    name: {n: np.asarray(a, np.float64) for n, a in own.items()} for name, own in params.items()
+  }
   of = lambda name: params.get(name, {})
   formula = {name: variant(name, getattr(spec, name)).formula for name in COMPONENTS}
   bound = lambda name: functools.partial(formula[name], getattr(spec, name))
   f, z, visible, norm, extra_of, temperature, changed, head_output = map(
-      bound, ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias', 'temperature', 'value',
-              'head'))
+    bound,
+    ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias', 'temperature', 'value', 'head'),
+  )
   phi = lambda x: formula['feature_map'](spec.feature_map, x, of('feature_map'))
   position = formula['position']
   batch, length, heads, dh = q.shape
@@ -79,15 +83,16 @@ def attention(spec, q, k, v, params, x=None, first=None):
         row = zi if clipped else sims / (zi or 1.0)
         mixed[b, i, h] = (row[:, None] * np.array(values)).sum(0) + extra.added
         own = [value_at(b, i, head) for head in range(v.shape[2])]
-        out[b, i, h] = head_output(mixed[b, i, h], None if x is None else x[b, i], own[h // group],
-                                   own, of('head'), h)
+        out[b, i, h] = head_output(
+          mixed[b, i, h], None if x is None else x[b, i], own[h // group], own, of('head'), h
+        )
         # Softpick's similarities may be far beyond any eps, so its weights are used here.
         size = np.abs(row if clipped or softpick else sims)
         # Softmax sums are never empty and need no guard. For the rest the official code adds 1e-8.
         softmax = type(spec.similarity).__name__ in ('Exp', 'CappedExp') and not clipped
         shares = size / (size.sum() + (0 if softmax else 1e-8))
-        weights[b, h, i, where] = row[:len(where)]
-        proxy[b, h, i, where] = shares[:len(where)]
+        weights[b, h, i, where] = row[: len(where)]
+        proxy[b, h, i, where] = shares[: len(where)]
         extra_proxy[b, h, i] = shares[len(where)] if logit is not None else 0
   operands = mixed if variant('head', spec.head).cancels else out
   return Attention(out, weights, proxy, extra_proxy, operands)

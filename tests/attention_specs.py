@@ -13,8 +13,10 @@ from tests.attention_variants import variant
 
 def slot_values():
   """{slot: every value to test}. New slot classes are included automatically."""
-  return {slot: [x for cls in registry(base).values() for x in [cls(), *variant(slot, cls()).more]]
-          for slot, base in COMPONENTS.items()}
+  return {
+    slot: [x for cls in registry(base).values() for x in [cls(), *variant(slot, cls()).more]]
+    for slot, base in COMPONENTS.items()
+  }
 
 
 def legal(**slots):
@@ -33,10 +35,12 @@ def pairwise_specs(values=None):
   values = values or slot_values()
   names = list(values)
   rng = np.random.default_rng(0)
-  pairs_of = lambda s: {(a, getattr(s, a), b, getattr(s, b))
-                        for a, b in itertools.combinations(names, 2)}
-  missing = {(a, x, b, y) for a, b in itertools.combinations(names, 2)
-             for x in values[a] for y in values[b]}
+  pairs_of = lambda s: {
+    (a, getattr(s, a), b, getattr(s, b)) for a, b in itertools.combinations(names, 2)
+  }
+  missing = {
+    (a, x, b, y) for a, b in itertools.combinations(names, 2) for x in values[a] for y in values[b]
+  }
   specs, impossible = [], set()
   for a, x, b, y in sorted(missing, key=repr):
     if (a, x, b, y) not in missing:
@@ -63,40 +67,41 @@ _SIGMOID, _LINEAR, _ELU = sj.Sigmoid(), sj.Linear(), sj.EluPlusOne()
 
 # What the paper trains, by table, and operations beyond it.
 PAPER = {
-    'softmax': {},
-    'nope (Table 3)': dict(position=sj.Nope()),
-    'absolute (Table 3)': dict(position=sj.Sinusoidal()),
-    'learnable (Table 3)': dict(position=sj.Learned()),
-    'relative (Table 3)': dict(position=sj.Relative()),
-    'alibi (Table 3)': dict(position=sj.Alibi()),
-    'window (Figure 6)': dict(mask=sj.Window(size=3)),
-    'prefix (Figure 5)': dict(mask=sj.Prefix(length=3)),
-    'kv bias (Table 4)': dict(kv_bias=sj.KVBias()),
-    'k bias (Table 4)': dict(kv_bias=sj.KBias()),
-    'v bias (Table 4)': dict(kv_bias=sj.VBias()),
-    'v* = 5 v1 (Table 5)': dict(kv_bias=sj.KBias(value='first', value_norm=5.0)),
-    'v* = 5 v2 (Table 5)': dict(kv_bias=sj.KBias(value='uniform', value_norm=5.0)),
-    'd_a = 2 (Table 13)': dict(kv_bias=sj.KBias(learnable_dims=2)),
-    'shared kv bias (Table 12)': dict(kv_bias=sj.KVBias(shared=True)),
-    'shared k bias (Table 12)': dict(kv_bias=sj.KBias(shared=True)),
-    'scale (Table 14)': dict(normalizer=sj.RowSum(scale=0.2)),
-    'p-norm softmax 1/2 (Figure 29)': dict(normalizer=sj.PNorm(p=0.5)),
-    'p-norm softmax 2 (Figure 29)': dict(normalizer=sj.PNorm(p=2.0)),
-    'p-norm sigmoid 2 (Figure 29)': dict(similarity=_SIGMOID, normalizer=sj.PNorm(p=2.0)),
-    'sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.Unnormalized()),
-    'normalized sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.RowSum(eps=1e-8)),
-    'elu (Table 15)': dict(similarity=_ELU, normalizer=sj.Unnormalized()),
-    'normalized elu (Table 15)': dict(similarity=_ELU, normalizer=sj.RowSum(eps=1e-8)),
-    'normalized elu map (Table 15)': dict(
-        similarity=_LINEAR, feature_map=_ELU, normalizer=sj.RowSum(eps=1e-8)),
-    'elu map (Table 15)': dict(similarity=_LINEAR, feature_map=_ELU, normalizer=sj.Unnormalized()),
-    'normalized identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.AbsFloor()),
-    'identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.Unnormalized()),
-    'normalized mlp (Table 15)': dict(
-        similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.AbsFloor()),
-    'mlp (Table 15)': dict(
-        similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.Unnormalized()),
-    'softpick': dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
+  'softmax': {},
+  'nope (Table 3)': dict(position=sj.Nope()),
+  'absolute (Table 3)': dict(position=sj.Sinusoidal()),
+  'learnable (Table 3)': dict(position=sj.Learned()),
+  'relative (Table 3)': dict(position=sj.Relative()),
+  'alibi (Table 3)': dict(position=sj.Alibi()),
+  'window (Figure 6)': dict(mask=sj.Window(size=3)),
+  'prefix (Figure 5)': dict(mask=sj.Prefix(length=3)),
+  'kv bias (Table 4)': dict(kv_bias=sj.KVBias()),
+  'k bias (Table 4)': dict(kv_bias=sj.KBias()),
+  'v bias (Table 4)': dict(kv_bias=sj.VBias()),
+  'v* = 5 v1 (Table 5)': dict(kv_bias=sj.KBias(value='first', value_norm=5.0)),
+  'v* = 5 v2 (Table 5)': dict(kv_bias=sj.KBias(value='uniform', value_norm=5.0)),
+  'd_a = 2 (Table 13)': dict(kv_bias=sj.KBias(learnable_dims=2)),
+  'shared kv bias (Table 12)': dict(kv_bias=sj.KVBias(shared=True)),
+  'shared k bias (Table 12)': dict(kv_bias=sj.KBias(shared=True)),
+  'scale (Table 14)': dict(normalizer=sj.RowSum(scale=0.2)),
+  'p-norm softmax 1/2 (Figure 29)': dict(normalizer=sj.PNorm(p=0.5)),
+  'p-norm softmax 2 (Figure 29)': dict(normalizer=sj.PNorm(p=2.0)),
+  'p-norm sigmoid 2 (Figure 29)': dict(similarity=_SIGMOID, normalizer=sj.PNorm(p=2.0)),
+  'sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.Unnormalized()),
+  'normalized sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.RowSum(eps=1e-8)),
+  'elu (Table 15)': dict(similarity=_ELU, normalizer=sj.Unnormalized()),
+  'normalized elu (Table 15)': dict(similarity=_ELU, normalizer=sj.RowSum(eps=1e-8)),
+  'normalized elu map (Table 15)': dict(
+    similarity=_LINEAR, feature_map=_ELU, normalizer=sj.RowSum(eps=1e-8)
+  ),
+  'elu map (Table 15)': dict(similarity=_LINEAR, feature_map=_ELU, normalizer=sj.Unnormalized()),
+  'normalized identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.AbsFloor()),
+  'identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.Unnormalized()),
+  'normalized mlp (Table 15)': dict(
+    similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.AbsFloor()
+  ),
+  'mlp (Table 15)': dict(similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.Unnormalized()),
+  'softpick': dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
 }
 PAPER = {name: sj.AttentionSpec(**slots) for name, slots in PAPER.items()}
 
@@ -112,8 +117,9 @@ def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, s
   q = normal(batch, length, heads, head_dim)
   k, v = normal(2, batch, length, kv_heads, head_dim)
   dims = sj.Dims(heads, kv_heads, head_dim, heads * head_dim)
-  params = jax.tree.map(lambda p: normal(*p.shape), spec.params(dims),
-                        is_leaf=lambda x: isinstance(x, sj.Param))
+  params = jax.tree.map(
+    lambda p: normal(*p.shape), spec.params(dims), is_leaf=lambda x: isinstance(x, sj.Param)
+  )
   gate = [normal(batch, length, heads * head_dim)] * spec.head.reads_input
   return q, k, v, params, *gate
 

@@ -29,9 +29,14 @@ class Bucket:
 
   def start(self, command, *options, cwd):
     """Starts `python -m sink_jax COMMAND`; returns the process."""
-    return subprocess.Popen([sys.executable, '-m', 'sink_jax', command, *options], cwd=cwd,
-                            env=self.environment, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+    return subprocess.Popen(
+      [sys.executable, '-m', 'sink_jax', command, *options],
+      cwd=cwd,
+      env=self.environment,
+      text=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+    )
 
   def names(self, prefix=''):
     """The sorted names of all objects that start with the prefix."""
@@ -43,8 +48,9 @@ class Bucket:
       return self.names() is not None
 
   def read(self, name):
-    return self._ask('get', f'/download/storage/v1/b/{_NAME}/o/{quote(name, "")}',
-                     params={'alt': 'media'}).content
+    return self._ask(
+      'get', f'/download/storage/v1/b/{_NAME}/o/{quote(name, "")}', params={'alt': 'media'}
+    ).content
 
   def reads(self):
     """(object name, bytes) of each read since the last call."""
@@ -73,15 +79,21 @@ def emulated():
   port = free_port()
   address = f'http://127.0.0.1:{port}'
   environment = os.environ | {
-      'PYTHONPATH': os.pathsep.join((str(ROOT), packages)), 'JAX_PLATFORMS': 'cpu',
-      'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
-      'CLOUD_STORAGE_EMULATOR_ENDPOINT': address,
-      'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any',
-      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false'}  # or it asks Google for the type of bucket
+    'PYTHONPATH': os.pathsep.join((str(ROOT), packages)),
+    'JAX_PLATFORMS': 'cpu',
+    'STORAGE_EMULATOR_HOST': address,
+    'TENSORSTORE_GCS_HTTP_URL': address,
+    'CLOUD_STORAGE_EMULATOR_ENDPOINT': address,
+    'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any',
+    'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
+  }  # or it asks Google for the type of bucket
   log = tempfile.NamedTemporaryFile('r')
   process = subprocess.Popen(
-      [sys.executable, '-P', '-m', 'tests.bucket_server', str(port), log.name], env=environment,
-      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    [sys.executable, '-P', '-m', 'tests.bucket_server', str(port), log.name],
+    env=environment,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
   try:
     bucket = Bucket(address, environment, log)
     wait_for(bucket.answers, process, seconds=60)

@@ -17,6 +17,7 @@ from gcp_storage_emulator.handlers import objects
 
 def read(handler):
   """A read handler that logs, and returns the generation of the object."""
+
   def handle(request, response, storage):
     write = response.write_file
 
@@ -28,20 +29,28 @@ def read(handler):
     handler(request, response, storage)
     if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
       response['x-goog-generation'] = generation(
-          storage, request.params['bucket_name'], request.params['object_id'])
+        storage, request.params['bucket_name'], request.params['object_id']
+      )
+
   return handle
 
 
 def condition_kept(handler):
   """A write handler that refuses if the object does not have the given generation."""
+
   def handle(request, response, storage):
     content = request.data  # also if refused, so that the connection stays usable
     wanted, name = request.query.get('ifGenerationMatch'), request.query.get('name')
-    if content is not None and wanted and name and wanted[0] != generation(
-        storage, request.params['bucket_name'], name[0]):
+    if (
+      content is not None
+      and wanted
+      and name
+      and wanted[0] != generation(storage, request.params['bucket_name'], name[0])
+    ):
       response.status = HTTPStatus.PRECONDITION_FAILED
     else:
       handler(request, response, storage)
+
   return handle
 
 
@@ -54,12 +63,15 @@ def generation(storage, bucket, name) -> str:
 
 
 LOG = open(sys.argv[2], 'w')
-CHANGED = {objects.get: read, objects.download: read,
-           objects.insert: condition_kept}
+CHANGED = {objects.get: read, objects.download: read, objects.insert: condition_kept}
 
 if __name__ == '__main__':
   server.HANDLERS = tuple(
-      (route, {verb: CHANGED.get(handler, lambda same: same)(handler)
-               for verb, handler in verbs.items()}) for route, verbs in server.HANDLERS)
+    (
+      route,
+      {verb: CHANGED.get(handler, lambda same: same)(handler) for verb, handler in verbs.items()},
+    )
+    for route, verbs in server.HANDLERS
+  )
   HTTPServer.request_queue_size = 128
   server.create_server('127.0.0.1', int(sys.argv[1]), True, 'bucket').run()

@@ -17,8 +17,10 @@ def run_here(name, *words, piped=b''):
   before, handlers = sys.stdin, {number: signal.getsignal(number) for number in stop_signals()}
   sys.stdin = io.TextIOWrapper(io.BytesIO(piped))
   try:
-    with (contextlib.redirect_stdout(io.StringIO()) as out,
-          contextlib.redirect_stderr(io.StringIO()) as err):
+    with (
+      contextlib.redirect_stdout(io.StringIO()) as out,
+      contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
       try:
         main.run(name, words)
       except SystemExit as end:

@@ -14,12 +14,15 @@ import pytest
 # Must be set before anything imports jax. Another value, such as JAX_PLATFORMS=cuda, is respected.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-# Compilation takes most of the time. So XLA generates code without optimisation, and in one part because
-# programs are small. With jax 0.10 it also uses its older generator of loops, which is nearly twice as fast.
-# The steps of XLA before code generation are unchanged.
-_flags = ['--xla_backend_optimization_level=0', '--xla_llvm_disable_expensive_passes=true',
-          '--xla_cpu_parallel_codegen_split_count=1',
-          '--xla_cpu_enable_concurrency_optimized_scheduler=false']
+# Compilation takes most of the time. So XLA generates code without optimisation, and in one part
+# because programs are small. With jax 0.10 it also uses its older generator of loops, which is
+# nearly twice as fast. The steps of XLA before code generation are unchanged.
+_flags = [
+  '--xla_backend_optimization_level=0',
+  '--xla_llvm_disable_expensive_passes=true',
+  '--xla_cpu_parallel_codegen_split_count=1',
+  '--xla_cpu_enable_concurrency_optimized_scheduler=false',
+]
 if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later versions fail on this flag
   _flags.append('--xla_cpu_use_fusion_emitters=false')
 os.environ.setdefault('XLA_FLAGS', ' '.join(_flags))
@@ -27,18 +30,22 @@ os.environ.setdefault('XLA_FLAGS', ' '.join(_flags))
 # Recording the Python lines of each operation takes a tenth of the lowering time.
 os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 
-# Small models are compiled again and again, also by subprocesses. All share the compiled programs in a cache,
-# which the next run of the tests uses too. Files older than two weeks are deleted.
+# Small models are compiled again and again, also by subprocesses. All share the compiled programs
+# in a cache, which the next run of the tests uses too. Files older than two weeks are deleted.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   _home = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
   _cache = _home / 'sink_jax-tests' / importlib.metadata.version('jax')
   for _file in _cache.glob('*'):
     if _file.stat().st_mtime < time.time() - 14 * 24 * 3600:
       _file.unlink()
-  os.environ |= {'JAX_COMPILATION_CACHE_DIR': str(_cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+  os.environ |= {
+    'JAX_COMPILATION_CACHE_DIR': str(_cache),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
 
-# In tests marked typed, every function of these rooms checks its arguments and its result. The hook decorates
-# functions while their modules load. It is the innermost decorator, so under jit it checks the trace.
+# In tests marked typed, every function of these rooms checks its arguments and its result. The hook
+# decorates functions while their modules load. It is the innermost decorator, so under jit it
+# checks the trace.
 TYPED = ['sink_jax.attention', 'sink_jax.kernels', 'sink_jax.models', 'sink_jax.evaluate']
 if importlib.util.find_spec('beartype'):
   import jaxtyping
@@ -66,13 +73,17 @@ def pytest_configure(config):
     from hypothesis import settings
   except ImportError:
     return
-  # The first example includes the compilation time, so a deadline per example would mean nothing. Every run
-  # draws the same examples, so that a failing test keeps failing.
+  # The first example includes the compilation time, so a deadline per example would mean nothing.
+  # Every run draws the same examples, so that a failing test keeps failing.
   settings.register_profile('sink_jax', deadline=None, derandomize=True)
   settings.load_profile('sink_jax')
   # For files from elsewhere: each must be read within 10 seconds.
-  settings.register_profile('hostile', deadline=10_000, derandomize=not config.getoption('--full'),
-                            max_examples=10_000 if config.getoption('--full') else 50)
+  settings.register_profile(
+    'hostile',
+    deadline=10_000,
+    derandomize=not config.getoption('--full'),
+    max_examples=10_000 if config.getoption('--full') else 50,
+  )
 
 
 @pytest.fixture
@@ -105,8 +116,17 @@ def pytest_collection_finish(session):
 
 
 # Each of these files takes long. If one started last, the other process would wait for it.
-FIRST = ('test_readme.py', 'test_types.py', 'test_faults.py', 'test_bucket.py', 'test_notebook.py',
-         'test_flash.py', 'test_parity.py', 'test_loop.py', 'test_oracle.py')
+FIRST = (
+  'test_readme.py',
+  'test_types.py',
+  'test_faults.py',
+  'test_bucket.py',
+  'test_notebook.py',
+  'test_flash.py',
+  'test_parity.py',
+  'test_loop.py',
+  'test_oracle.py',
+)
 
 
 def pytest_collection_modifyitems(config, items):

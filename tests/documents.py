@@ -4,10 +4,15 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Paths of all documents, relative to the repository, in reading order: the examples of one document may need
-# the results of an earlier one.
-DOCUMENTS = ['README.md', *(f'docs/{name}' for name in re.findall(
-    r'^ +- (\w+\.md)$', (ROOT / 'mkdocs.yml').read_text(), re.MULTILINE))]
+# Paths of all documents, relative to the repository, in reading order: the examples of one document
+# may need the results of an earlier one.
+DOCUMENTS = [
+  'README.md',
+  *(
+    f'docs/{name}'
+    for name in re.findall(r'^ +- (\w+\.md)$', (ROOT / 'mkdocs.yml').read_text(), re.MULTILINE)
+  ),
+]
 TEXTS = {path: (ROOT / path).read_text() for path in DOCUMENTS}
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
@@ -27,5 +32,6 @@ def links(path):
 def anchors(path):
   """The anchors that a documentation site makes of a document's headings."""
   headings = re.findall(r'^#+ (.*)$', (ROOT / path).read_text(), re.MULTILINE)
-  return {re.sub(r'[^\w\- ]', '', heading).strip().lower().replace(' ', '-')
-          for heading in headings}
+  return {
+    re.sub(r'[^\w\- ]', '', heading).strip().lower().replace(' ', '-') for heading in headings
+  }

@@ -17,8 +17,14 @@ def pinned(path, python):
       continue
     pin = Requirement(line)
     if pin.marker is None or pin.marker.evaluate(
-        {'python_version': python, 'python_full_version': f'{python}.9', 'sys_platform': 'linux',
-         'platform_machine': 'x86_64', 'platform_system': 'Linux'}):
+      {
+        'python_version': python,
+        'python_full_version': f'{python}.9',
+        'sys_platform': 'linux',
+        'platform_machine': 'x86_64',
+        'platform_system': 'Linux',
+      }
+    ):
       assert re.fullmatch(r'==[\w.]+', str(pin.specifier)), line
       assert canonicalize_name(pin.name) not in pins, f'{pin.name} is pinned twice'
       pins[canonicalize_name(pin.name)] = str(pin.specifier)[2:]

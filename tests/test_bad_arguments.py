@@ -21,24 +21,39 @@ def run():
   return sj.Run(config, init_params(config, 0))
 
 
-@pytest.mark.parametrize('call, named', [
+@pytest.mark.parametrize(
+  'call, named',
+  [
     (lambda _: sj.AttentionSpec(position='Rope(base=1e999)'), 'finite'),
     (lambda _: sj.AttentionSpec(normalizer=f'PNorm(p={10**400})'), 'finite'),
     (lambda _: sj.AttentionSpec(normalizer=sj.RowSum(eps=float('nan'))), 'eps'),
-    (lambda _: small(kv_heads=0), 'kv_heads'), (lambda _: sj.CachePolicy(size=8, sinks=1.5), 'sinks'),
-    (lambda _: sj.attend(sj.AttentionSpec(), *(ONES[x] for x in ('float32', 'float32', 'float16'))), 'dtype'),
+    (lambda _: small(kv_heads=0), 'kv_heads'),
+    (lambda _: sj.CachePolicy(size=8, sinks=1.5), 'sinks'),
+    (
+      lambda _: sj.attend(
+        sj.AttentionSpec(), *(ONES[x] for x in ('float32', 'float32', 'float16'))
+      ),
+      'dtype',
+    ),
     (lambda _: sj.attention_map(sj.AttentionSpec(), ONES['int32'], ONES['int32']), 'dtype'),
-    (lambda _: sj.streaming_importance(sj.AttentionSpec(), ONES['float32'], ONES['float16']), 'dtype'),
-    (lambda run: run.logits(TOKENS + 5), '16'), (lambda run: run.record(TOKENS - 1), '-1'),
+    (
+      lambda _: sj.streaming_importance(sj.AttentionSpec(), ONES['float32'], ONES['float16']),
+      'dtype',
+    ),
+    (lambda run: run.logits(TOKENS + 5), '16'),
+    (lambda run: run.record(TOKENS - 1), '-1'),
     (lambda run: run.logits([[1, 2], [3]]), 'tokens is a list'),
     (lambda run: sj.probe(run, [[1], [2, 3]]), 'tokens is a list'),
     (lambda run: sj.analyse('signature', run, [[1, 2], [3]]), 'tokens is a list'),
     (lambda run: run.generate(np.ma.masked_less(TOKENS, 2), 3), 'masked'),
-    (lambda run: run.logits([1, 2]), r'\(S, T\)'), (lambda run: run.logits(TOKENS * 1.0), 'integers'),
+    (lambda run: run.logits([1, 2]), r'\(S, T\)'),
+    (lambda run: run.logits(TOKENS * 1.0), 'integers'),
     (lambda run: sj.probe(run, TOKENS, batch_size=-1), 'batch_size'),
     (lambda run: sj.probe(run, TOKENS).norm_ratio('sink_token'), 'sink_token'),
     (lambda run: sj.graft(run, attention='HeadGate(scale=2)', tokens=TOKENS), 'component'),
-    (lambda run: sj.analyse('lengths', run, TOKENS, lengths=(99,)), '99')])
+    (lambda run: sj.analyse('lengths', run, TOKENS, lengths=(99,)), '99'),
+  ],
+)
 def test_values_out_of_range_are_named(run, call, named):
   with pytest.raises(ValueError, match=named):
     call(run)

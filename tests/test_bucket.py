@@ -73,8 +73,17 @@ def test_a_sweep_is_trained_resumed_evaluated_and_reported(bucket, tmp_path):
   assert 'report/index.html' in bucket.names('report')
   pictures = [name for name in bucket.names('report') if name.endswith('.png')]
   assert pictures and all(bucket.read(name).startswith(PNG) for name in pictures)
-  finish(start('analyses', 'maps', f'--workdir={runs}/b', f'--out={bucket.url}/analyses',
-               f'--source={text}', '--sequences=2', '--length=8'))
+  finish(
+    start(
+      'analyses',
+      'maps',
+      f'--workdir={runs}/b',
+      f'--out={bucket.url}/analyses',
+      f'--source={text}',
+      '--sequences=2',
+      '--length=8',
+    )
+  )
   assert bucket.names('analyses') == ['analyses/maps.json', 'analyses/maps.png']
   assert not list(here.iterdir())  # no folder such as gs:/bucket
 
@@ -83,8 +92,12 @@ def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, cor
   """From the shards, a host reads only the bytes of its rows."""
   (tmp_path / 'table.py').write_text(TABLE.format(trials="{'a': SMALL}"))
   config = f'--config={tmp_path / "table.py"}:a'
-  words = [config, f'--config.data.source={corpus!r}', '--config.data.valid_fraction=0.2',
-           '--config.data.tokenizer=TrainedBpe(vocab_size=280)']
+  words = [
+    config,
+    f'--config.data.source={corpus!r}',
+    '--config.data.valid_fraction=0.2',
+    '--config.data.tokenizer=TrainedBpe(vocab_size=280)',
+  ]
   words.append(f'--out={bucket.url}/corpus')
   build = lambda: finish(bucket.start('data_build', *words, cwd=tmp_path))
   files = lambda: {name: bucket.read(name) for name in bucket.names('corpus')}
@@ -103,8 +116,16 @@ def test_a_corpus_is_built_there_and_trained_from_in_place(bucket, tmp_path, cor
   losses = []
   for path in (f'{bucket.url}/corpus', str(tmp_path / 'here')):
     workdir = tmp_path / f'run{len(losses)}'
-    finish(bucket.start('train', config, f'--workdir={workdir}', '--config.validation.batches=1',
-                        f"--config.data.source=PackedDataset(path='{path}')", cwd=tmp_path))
+    finish(
+      bucket.start(
+        'train',
+        config,
+        f'--workdir={workdir}',
+        '--config.validation.batches=1',
+        f"--config.data.source=PackedDataset(path='{path}')",
+        cwd=tmp_path,
+      )
+    )
     losses.append([json.loads(line).get('loss') for line in (workdir / 'metrics.jsonl').open()])
   assert losses[0] == losses[1] and len(losses[0]) > 4
 

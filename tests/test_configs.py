@@ -23,8 +23,11 @@ from sink_jax.sweep.trials import load_trials, read_config_file
 from sink_jax.train.config import InitConfig, Label, NotExpressible, changed, differences
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
-FILES = sorted(path for path in CONFIGS.glob('*.py')
-               if path.stem not in {'__init__', 'base', 'budget', 'make_stdlib_chat'})
+FILES = sorted(
+  path
+  for path in CONFIGS.glob('*.py')
+  if path.stem not in {'__init__', 'base', 'budget', 'make_stdlib_chat'}
+)
 
 
 @functools.cache
@@ -47,16 +50,20 @@ def test_names_are_unique_and_fit_a_folder():
 def test_every_trial_builds_and_carries_its_name(path):
   for name, trial in trials_of(path).items():
     assert trial.label.trial == name and trial.label.task
-  contents = {dataclasses.replace(trial.experiment, label=Label())
-              for trial in trials_of(path).values()}
+  contents = {
+    dataclasses.replace(trial.experiment, label=Label()) for trial in trials_of(path).values()
+  }
   assert len(contents) == len(trials_of(path))  # no two trials are the same run
 
 
 @functools.cache
 def traced(model, length):
   """The shape of the final hidden states of two sequences. Equal models are traced once."""
-  tokens = jax.ShapeDtypeStruct((2, length), jnp.int32) if model.vocab_size else (
-      jax.ShapeDtypeStruct((2, length, model.input_features), jnp.float32))
+  tokens = (
+    jax.ShapeDtypeStruct((2, length), jnp.int32)
+    if model.vocab_size
+    else (jax.ShapeDtypeStruct((2, length, model.input_features), jnp.float32))
+  )
   apply = lambda params, x: Transformer(model).apply({'params': params}, x, method='hidden')[0]
   return jax.eval_shape(apply, parameter_shapes(model), tokens).shape
 
@@ -65,7 +72,8 @@ def traced(model, length):
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
 def test_every_trial_traces_at_full_size(path):
   for name, trial in trials_of(path).items():
-    # A trial that begins with another run has the sizes of that run. Here it gets the sizes of its budget.
+    # A trial that begins with another run has the sizes of that run. Here it gets the sizes of its
+    # budget.
     experiment = dataclasses.replace(trial.experiment, init=InitConfig())
     model = experiment.model_config()
     context = experiment.data.context
@@ -81,8 +89,13 @@ def counted(name, changes):
   head = d // heads
   attention = 3 * d * d + (head * d if changes.get('model.combine_heads') == 'add' else d * d)
   matrices = 2 if changes.get('model.ffn') in ('relu', 'gelu', 'swish') else 3
-  extra = {'kv-bias': 2 * d, 'k-bias': d, 'v-bias': d, 'kv-bias-shared': 2 * head,
-           'k-bias-shared': head}.get(name, 0)
+  extra = {
+    'kv-bias': 2 * d,
+    'k-bias': d,
+    'v-bias': d,
+    'kv-bias-shared': 2 * head,
+    'k-bias-shared': head,
+  }.get(name, 0)
   if name.startswith('value-'):
     extra = d
   if name.startswith('learnable-dims-'):
@@ -91,8 +104,12 @@ def counted(name, changes):
     extra = 2 * head * head
   final_norm = 0 if name == 'post-norm' else d
   outside = {'sink-token': d, 'learned': 2048 * d}.get(name, 0)
-  return (2 * vocabulary * d + layers * (attention + matrices * d * ffn + 2 * d + extra)
-          + final_norm + outside)
+  return (
+    2 * vocabulary * d
+    + layers * (attention + matrices * d * ffn + 2 * d + extra)
+    + final_norm
+    + outside
+  )
 
 
 @pytest.mark.every(4)
@@ -110,10 +127,17 @@ def test_the_default_has_the_paper_s_sizes():
 
 def test_protocols_are_the_paper_s_and_the_release_s():
   said, released = of_paper('default'), of_paper('default', protocol='released')
-  assert (said.optimizer.schedule, said.optimizer.final_fraction, said.model.init,
-          said.probe.dtype) == ('cosine', 0.1, 'tinyllama', 'float32')
+  assert (
+    said.optimizer.schedule,
+    said.optimizer.final_fraction,
+    said.model.init,
+    said.probe.dtype,
+  ) == ('cosine', 0.1, 'tinyllama', 'float32')
   assert (released.optimizer.schedule, released.model.init, released.probe.dtype) == (
-      'constant', 'torch_default', 'bfloat16')
+    'constant',
+    'torch_default',
+    'bfloat16',
+  )
   assert (said.steps, said.batch_size, said.data.context) == (20_000, 512, 2048)
   edits = lambda *args, **options: of_paper(*args, **options).data.interventions
   assert edits('random-1-2', protocol='released') == (RandomTokens(last=2, below=50432),)
@@ -129,7 +153,9 @@ def test_budgets_keep_the_ratios_of_what_is_swept(name):
   assert at('lr-8e-4').optimizer.learning_rate == pytest.approx(2 * default.optimizer.learning_rate)
   assert at('batch-128').batch_size * 4 == default.batch_size
   assert at('weight-decay-0').optimizer.weight_decay == 0
-  assert at('weight-decay-1').optimizer.weight_decay == pytest.approx(10 * default.optimizer.weight_decay)
+  assert at('weight-decay-1').optimizer.weight_decay == pytest.approx(
+    10 * default.optimizer.weight_decay
+  )
   assert at('window-1024').attention.mask.size / default.data.context == 1024 / 2048
   for trial, epochs in (('data-5b', 20_000 * 2**20 / 5e9), ('data-50m', 20_000 * 2**20 / 5e7)):
     data = at(trial)
@@ -142,15 +168,23 @@ def test_grafts_share_a_source_and_a_control():
   inits = {name: trial.experiment.init for name, trial in trials.items()}
   assert {init.source for init in inits.values()} == {'SmolLM2-135M-Instruct'}
   assert [name for name, init in inits.items() if not init.graft] == [
-      'continued', 'random-continued']
+    'continued',
+    'random-continued',
+  ]
   assert {name for name, init in inits.items() if init.train == 'new'} == {
-      'only-k-bias', 'only-kv-bias', 'only-sink-logit', 'only-gate'}
+    'only-k-bias',
+    'only-kv-bias',
+    'only-sink-logit',
+    'only-gate',
+  }
 
 
 @pytest.mark.parametrize('name', budget.BUDGETS)
 def test_remedies_have_the_length_of_the_budget_and_b2_of_the_task(name):
-  of_text = {trial: found.experiment for trial, found in load_trials(
-      CONFIGS / 'remedies.py', {'budget': name}).items()}
+  of_text = {
+    trial: found.experiment
+    for trial, found in load_trials(CONFIGS / 'remedies.py', {'budget': name}).items()
+  }
   for trial, run in of_text.items():
     softmax = of_text[trial.partition('-')[0] + '-softmax']
     assert run.optimizer.rule.b2 == softmax.optimizer.rule.b2
@@ -168,7 +202,10 @@ def test_a_grid_tries_five_rates_at_the_product_of_the_paper():
   assert len({run.optimizer.learning_rate for run in tried}) == 5
   for run in (desk, *tried):
     assert (run.steps, run.optimizer.warmup_steps, run.optimizer.clip) == (
-        20_000, full.optimizer.warmup_steps, full.optimizer.clip)
+      20_000,
+      full.optimizer.warmup_steps,
+      full.optimizer.clip,
+    )
     assert (run.batch_size, run.data.context) == (16, 64)
 
 
@@ -185,11 +222,15 @@ def test_a_budget_says_what_it_cannot_express():
   assert not isinstance(error.value, NotExpressible)
 
 
-@pytest.mark.parametrize('argument, words', [
+@pytest.mark.parametrize(
+  'argument, words',
+  [
     ('default,budget=tiny', "Unknown budget 'tiny'.*desk"),
     ('default,protocol=mine', "Unknown protocol 'mine'.*released"),
     ('nothing', "Unknown trial 'nothing'.*lr-8e-4"),
-    ('default,sed=1', "no option 'sed'.*budget, protocol")])
+    ('default,sed=1', "no option 'sed'.*budget, protocol"),
+  ],
+)
 def test_bad_arguments_list_the_choices(argument, words):
   with pytest.raises(ValueError, match=words):
     read_config_file(f'{CONFIGS}/paper.py:{argument}', {})
@@ -207,9 +248,15 @@ def text(tmp_path_factory):
 
 def batches(text, name, count=3):
   """The first batches of a trial at the budget desk, but from another text."""
-  experiment = changed(of_paper(name, budget='desk'), {
-      'data.source': TextFolder(path=str(text)), 'data.tokenizer': Bytes(), 'data.eos': False,
-      'data.cache_dir': str(text.parent / 'cache')})
+  experiment = changed(
+    of_paper(name, budget='desk'),
+    {
+      'data.source': TextFolder(path=str(text)),
+      'data.tokenizer': Bytes(),
+      'data.eos': False,
+      'data.cache_dir': str(text.parent / 'cache'),
+    },
+  )
   stream = open_data(experiment.data).batches(0, experiment.batch_size, 0)
   return experiment, np.stack([np.asarray(next(stream).tokens) for _ in range(count)])
 
@@ -240,7 +287,9 @@ def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_ra
     assert tuned.optimizer.learning_rate == pytest.approx(pretrained.optimizer.learning_rate / 20)
     tuned = changed(tuned, {'model.vocab_size': 512})
     assert tuned.model_config() == pretrained.model_config()
-  unstable, softmax = (trials[f'{name}-seed-1'].experiment for name in ('sft-unstable', 'sft-softmax'))
+  unstable, softmax = (
+    trials[f'{name}-seed-1'].experiment for name in ('sft-unstable', 'sft-softmax')
+  )
   assert differences(unstable, softmax) == ['optimizer.learning_rate: 0.4 -> 0.0004']
   full = load_trials(CONFIGS / 'sft.py')['sft-softmax'].experiment
   assert full.model_config() == of_paper('1b-softmax').model_config()

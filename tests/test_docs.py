@@ -23,8 +23,7 @@ def test_links_lead_somewhere(path):
 
 def test_names_files_and_pages_exist():
   assert {f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')} == set(DOCUMENTS[1:])
-  named = {name for text in TEXTS.values()
-           for name in re.findall(r'\bsj\.([A-Za-z_]\w*)', text)}
+  named = {name for text in TEXTS.values() for name in re.findall(r'\bsj\.([A-Za-z_]\w*)', text)}
   # The walk-through for a variant also names the class that it adds.
   assert len(named) > 15 and named - {'Softplus'} <= set(sj.__all__)
   file = re.compile(r'\b(?:sink_jax|configs|launch|tests)/[\w/.]+\.(?:py|sh|txt|md|json|ipynb)\b')
@@ -45,14 +44,21 @@ def test_the_api_has_every_public_name():
 def test_the_site_builds_strictly(tmp_path):
   pytest.importorskip('mkdocs')
   # Nobody serves this proxy, so a build that fetches anything fails.
-  offline = dict.fromkeys(('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY'),
-                          'http://127.0.0.1:9')
-  done = subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir',
-                         tmp_path / 'site'], cwd=ROOT, capture_output=True, text=True,
-                        env=os.environ | offline)
+  offline = dict.fromkeys(
+    ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY'), 'http://127.0.0.1:9'
+  )
+  done = subprocess.run(
+    [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', tmp_path / 'site'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    env=os.environ | offline,
+  )
   assert done.returncode == 0, done.stderr[-3000:]
-  pages = {path.relative_to(tmp_path / 'site'): path.read_text()
-           for path in (tmp_path / 'site').rglob('*.html')}
+  pages = {
+    path.relative_to(tmp_path / 'site'): path.read_text()
+    for path in (tmp_path / 'site').rglob('*.html')
+  }
   assert Path('index.html') in pages and Path('results/index.html') in pages
   # A table in <details> that is not rendered would leave this text.
   assert not [path for path, text in pages.items() if '| --- |' in text]

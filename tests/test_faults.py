@@ -18,7 +18,8 @@ from tests.train import runs
 
 STEPS, EVERY = 300, 20  # EVERY: steps between saves
 start = functools.partial(
-    runs.start, steps=STEPS, checkpoint_every=EVERY, probe__every=0, validation__every=0)
+  runs.start, steps=STEPS, checkpoint_every=EVERY, probe__every=0, validation__every=0
+)
 PATIENCE = 300  # seconds to wait for anything: the machine may be busy
 
 
@@ -110,7 +111,9 @@ def test_a_flipped_bit_never_gives_wrong_parameters(reference, tmp_path, rounds,
     except (ValueError, RuntimeError, OSError) as error:
       assert str(error) and kind != f'checkpoints/{STEPS}'
     else:
-      assert [x.tobytes() for x in jax.tree.leaves(jax.device_get(run.params))] == right[run.step], path
+      assert [x.tobytes() for x in jax.tree.leaves(jax.device_get(run.params))] == right[
+        run.step
+      ], path
       if kind == f'checkpoints/{STEPS}':
         assert run.step == STEPS - EVERY and f'checkpoint {STEPS}' in caplog.text, path
     shutil.rmtree(copy)

@@ -14,9 +14,11 @@ import pytest
 from sink_jax.pretrained.hub import PACKAGED
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / 'launch').glob('*.ipynb'))}
+NOTEBOOKS = {
+  path.stem: json.loads(path.read_text()) for path in sorted((ROOT / 'launch').glob('*.ipynb'))
+}
 # A cell shows the value of its last expression.
-KERNEL = '''
+KERNEL = """
 import ast, sys
 import matplotlib; matplotlib.use('agg')
 scope = {'__name__': '__main__'}
@@ -30,10 +32,10 @@ for source in eval(sys.stdin.read()):
       print('PICTURE', len(value._repr_png_()))
     elif value is not None:
       print(repr(value)[:500])
-'''
+"""
 
 # A kernel of Jupyter, with what a user has imported before.
-EXECUTE = '''
+EXECUTE = """
 import sys
 import nbclient, nbformat
 path, imports = sys.argv[1:]
@@ -42,12 +44,12 @@ notebook.cells.insert(0, nbformat.v4.new_code_cell(imports))
 nbclient.NotebookClient(notebook, timeout=600).execute()
 for output in sum((cell.outputs for cell in notebook.cells if cell.cell_type == 'code'), []):
   print(output.get('text') or output.data.get('text/plain'), *output.get('data', ()))
-'''
-VERSIONS = '''
+"""
+VERSIONS = """
 import json
 from importlib import metadata
 print(json.dumps({each.name: metadata.version(each.name) for each in metadata.distributions()}))
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -62,8 +64,9 @@ def colab(tmp_path_factory):
 
   def run(*words, cwd):
     environment = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
-    done = subprocess.run([folder / 'bin/python', *words], cwd=cwd, env=environment,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+      [folder / 'bin/python', *words], cwd=cwd, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -71,7 +74,9 @@ def colab(tmp_path_factory):
 
 
 def cells(name):
-  return [''.join(cell['source']) for cell in NOTEBOOKS[name]['cells'] if cell['cell_type'] == 'code']
+  return [
+    ''.join(cell['source']) for cell in NOTEBOOKS[name]['cells'] if cell['cell_type'] == 'code'
+  ]
 
 
 def run(name, folder, **changes):
@@ -81,14 +86,23 @@ def run(name, folder, **changes):
   for old, new in changes.items():
     assert any(old in source for source in sources), old
     sources = [source.replace(old, new) for source in sources]
-  done = subprocess.run([sys.executable, '-P', '-c', KERNEL], input=repr(sources), text=True, cwd=folder,
-                        capture_output=True, timeout=600, env=os.environ | {'PYTHONPATH': str(ROOT)})
+  done = subprocess.run(
+    [sys.executable, '-P', '-c', KERNEL],
+    input=repr(sources),
+    text=True,
+    cwd=folder,
+    capture_output=True,
+    timeout=600,
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
+  )
   assert done.returncode == 0, done.stderr
   return done.stdout
 
 
 @pytest.mark.full
-@pytest.mark.skipif(PACKAGED['SmolLM2-135M-Instruct'].find() is None, reason='launch/smollm2.txt is not installed')
+@pytest.mark.skipif(
+  PACKAGED['SmolLM2-135M-Instruct'].find() is None, reason='launch/smollm2.txt is not installed'
+)
 def test_a_published_model_is_measured(tmp_path):
   shown = run('measure', tmp_path)
   pictures = [int(line.split()[1]) for line in shown.splitlines() if 'PICTURE' in line]
@@ -150,8 +164,15 @@ def test_trainings_are_compared(tmp_path):
 
 
 def test_results_are_read():
-  done = subprocess.run([sys.executable, '-P', '-c', KERNEL], input=repr(cells('results')[1:]), text=True, cwd=ROOT,
-                        capture_output=True, timeout=300, env=os.environ | {'PYTHONPATH': str(ROOT)})
+  done = subprocess.run(
+    [sys.executable, '-P', '-c', KERNEL],
+    input=repr(cells('results')[1:]),
+    text=True,
+    cwd=ROOT,
+    capture_output=True,
+    timeout=300,
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
+  )
   assert done.returncode == 0 and 'default' in done.stdout, done.stderr
 
 
@@ -159,5 +180,7 @@ def test_committed_outputs_are_small_and_of_no_machine():
   for name, notebook in NOTEBOOKS.items():
     text = json.dumps(notebook)
     assert len(text) < 400_000 and '/home/' not in text and str(ROOT) not in text, name
-    assert all(cell['outputs'] for cell in notebook['cells'][2:] if cell['cell_type'] == 'code'), name
+    assert all(cell['outputs'] for cell in notebook['cells'][2:] if cell['cell_type'] == 'code'), (
+      name
+    )
     assert f'/launch/{name}.ipynb' in text  # its badge

@@ -30,13 +30,13 @@ from tests.report import fake_runs
 from tests.train import runs
 
 LABEL = '<script>alert(1)</script>[x](http://x) `<b>`'
-PLANTED = '''
+PLANTED = """
 open({marker!r}, 'w').close()
 from sink_jax.attention.similarity import Exp
 
 class Planted(Exp):
   pass
-'''
+"""
 _WATCHED = []  # [(a folder, the paths in it that were opened)]
 
 
@@ -68,8 +68,9 @@ def trained(tmp_path_factory):
   texts.mkdir()
   for n in range(40):
     (texts / f'{n}.txt').write_text(f'{n} is the number of this text, which goes on. ' * 9)
-  config = runs.config(data__source=f"TextFolder(path='{texts}')", steps=4,
-                       data__cache_dir=str(folder / 'cache'))
+  config = runs.config(
+    data__source=f"TextFolder(path='{texts}')", steps=4, data__cache_dir=str(folder / 'cache')
+  )
   train(config, folder / 'run', show_progress=False)
   return folder / 'run'
 
@@ -84,12 +85,20 @@ def planted(trained, tmp_path):
   code = PLANTED.format(marker=str(tmp_path / 'executed'))
   for place in (folder, outside):
     (place / 'planted.py').write_text(code)
-  change(folder / 'config.json', {
+  change(
+    folder / 'config.json',
+    {
       'plugins': f'{folder}/planted.py,{outside}/planted.py,planted.py',
-      'init': {'source': str(outside / 'run')}, 'label': {'trial': LABEL},
-      'data': {'source': f"TextFolder(path='{outside}/run')", 'cache_dir': str(outside),
-               'tokenizer': f"HuggingFace(path='{outside}/tokenizer')",
-               'valid_source': f"PackedDataset(path='{outside}/run')"}})
+      'init': {'source': str(outside / 'run')},
+      'label': {'trial': LABEL},
+      'data': {
+        'source': f"TextFolder(path='{outside}/run')",
+        'cache_dir': str(outside),
+        'tokenizer': f"HuggingFace(path='{outside}/tokenizer')",
+        'valid_source': f"PackedDataset(path='{outside}/run')",
+      },
+    },
+  )
   change(folder / 'status.json', {'label': {'trial': LABEL, 'run': '../../outside/run'}})
   return folder
 
@@ -107,12 +116,13 @@ def commands(folder, out):
   """Every command that takes a run, with options that make it fast."""
   of_run = f'--workdir={folder}'
   return [
-      ('evaluate', of_run, '--sequences=2'),
-      ('analyses', 'norms', of_run, '--sequences=2', '--length=16', f'--out={out / "analyses"}'),
-      ('card', of_run, f'--out={out / "card"}'),
-      ('generate', of_run, '--prompt=The', '--length=2'),
-      ('export', of_run, f'--out={out / "exported"}'),
-      ('report', f'--runs={folder.parent}', f'--out={out / "report"}')]
+    ('evaluate', of_run, '--sequences=2'),
+    ('analyses', 'norms', of_run, '--sequences=2', '--length=16', f'--out={out / "analyses"}'),
+    ('card', of_run, f'--out={out / "card"}'),
+    ('generate', of_run, '--prompt=The', '--length=2'),
+    ('export', of_run, f'--out={out / "exported"}'),
+    ('report', f'--runs={folder.parent}', f'--out={out / "report"}'),
+  ]
 
 
 @pytest.fixture(autouse=True)
@@ -127,13 +137,16 @@ def status_of_sweep(folder, config):
 @pytest.fixture
 def sweep_file(tmp_path):
   file = tmp_path / 'trials.py'
-  file.write_text("from configs import base\nTRIALS = {'run': {}}\n"
-                  "get_config = lambda name='': base.trial(TRIALS, name, 'x')\n")
+  file.write_text(
+    "from configs import base\nTRIALS = {'run': {}}\n"
+    "get_config = lambda name='': base.trial(TRIALS, name, 'x')\n"
+  )
   return file
 
 
-def test_what_a_config_names_is_neither_executed_nor_opened(planted, tmp_path, monkeypatch,
-                                                            sweep_file):
+def test_what_a_config_names_is_neither_executed_nor_opened(
+  planted, tmp_path, monkeypatch, sweep_file
+):
   monkeypatch.chdir(planted)  # where a relative name would be found
   with nothing_opened(tmp_path / 'outside'):
     run = sj.load_run(planted)
@@ -148,8 +161,9 @@ def test_what_a_config_names_is_neither_executed_nor_opened(planted, tmp_path, m
   assert not (tmp_path / 'executed').exists()
 
 
-def test_a_component_of_a_planted_file_is_refused_and_its_rows_are_read(planted, tmp_path,
-                                                                        monkeypatch):
+def test_a_component_of_a_planted_file_is_refused_and_its_rows_are_read(
+  planted, tmp_path, monkeypatch
+):
   change(planted / 'config.json', {'attention': {'similarity': 'Planted()'}})
   monkeypatch.chdir(planted)
   with nothing_opened(tmp_path / 'outside'):
@@ -172,19 +186,36 @@ def test_a_component_of_a_planted_file_is_refused_and_its_rows_are_read(planted,
   columns = ['metric', 'step', 'block', 'value']
   assert len(own) > 50 and own[columns].equals(read.metrics[columns])
   words = [str(tmp_path / 'outside/planted.py'), str(planted)]
-  shown = runs.run_python('-c', (
+  shown = runs.run_python(
+    '-c',
+    (
       'import sys\nimport sink_jax as sj\n'
-      'print(sj.load_run(sys.argv[2], plugins=sys.argv[1]).config.attention.similarity)'), *words)
+      'print(sj.load_run(sys.argv[2], plugins=sys.argv[1]).config.attention.similarity)'
+    ),
+    *words,
+  )
   assert 'Planted(' in shown and (tmp_path / 'executed').exists()  # once it is named
 
 
 READ_BY_REPORT = ['config.json', 'status.json', 'data.json', 'metrics.jsonl', 'analyses.json']
 
 
-@pytest.mark.parametrize('name', [
-    *READ_BY_REPORT, 'probe_tokens.npy', 'tokenizer', 'tokenizer/tokenizer.json', 'checkpoints',
-    'checkpoints/4/state', 'checkpoints/4/state/manifest.ocdbt', 'checkpoints/4/state/_METADATA',
-    'checksums', 'evaluation', 'anything'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    *READ_BY_REPORT,
+    'probe_tokens.npy',
+    'tokenizer',
+    'tokenizer/tokenizer.json',
+    'checkpoints',
+    'checkpoints/4/state',
+    'checkpoints/4/state/manifest.ocdbt',
+    'checkpoints/4/state/_METADATA',
+    'checksums',
+    'evaluation',
+    'anything',
+  ],
+)
 def test_a_link_out_of_the_folder_is_refused(planted, tmp_path, sweep_file, name):
   outside = tmp_path / 'outside/moved'
   link = planted / name
@@ -271,8 +302,12 @@ def test_analyses_and_evaluations_of_others_are_read_from_their_folders(planted,
 
 def test_an_own_config_decides_which_data_are_opened_for_analyses(trained, tmp_path):
   """The analyses of a sweep validate on the data of its config, whatever the stored one names."""
-  config = runs.config(data__source=f"TextFolder(path='{trained.parent}/texts')", steps=4,
-                       data__cache_dir=str(trained.parent / 'cache'), attention__kv_bias='KBias()')
+  config = runs.config(
+    data__source=f"TextFolder(path='{trained.parent}/texts')",
+    steps=4,
+    data__cache_dir=str(trained.parent / 'cache'),
+    attention__kv_bias='KBias()',
+  )
   trial = Trial('biased', config)
   assert run_trial(trial, tmp_path, show_progress=False) == 'done'
   analyses = tmp_path / 'biased/analyses.json'
@@ -305,11 +340,16 @@ def test_validation_text_is_packed_without_the_path_of_the_packed_tokenizer(trai
   shutil.copytree(folder, copy)
   Bytes().open().save(tmp_path / 'outside')
   shutil.copy(tmp_path / 'outside/tokenizer.json', copy)
-  change(copy / 'manifest.json', {'tokenizer': f"HuggingFace(path='{tmp_path}/outside')",
-                                  'valid_fraction': 0})
-  config = runs.config(data__source=f"PackedDataset(path='{copy}')", steps=1,
-                       data__valid_source=f"TextFolder(path='{texts}')",
-                       data__cache_dir=str(tmp_path / 'cache'))
+  change(
+    copy / 'manifest.json',
+    {'tokenizer': f"HuggingFace(path='{tmp_path}/outside')", 'valid_fraction': 0},
+  )
+  config = runs.config(
+    data__source=f"PackedDataset(path='{copy}')",
+    steps=1,
+    data__valid_source=f"TextFolder(path='{texts}')",
+    data__cache_dir=str(tmp_path / 'cache'),
+  )
   with nothing_opened(tmp_path / 'outside'):
     train(config, tmp_path / 'run', show_progress=False)
 
@@ -356,8 +396,31 @@ class Tags(HTMLParser):
     self._inside = ''
 
 
-PLAIN = {'html', 'meta', 'title', 'style', 'main', 'h1', 'h2', 'p', 'img', 'em', 'strong', 'code',
-         'div', 'table', 'thead', 'tbody', 'tr', 'th', 'td', 'ul', 'li', 'details', 'summary'}
+PLAIN = {
+  'html',
+  'meta',
+  'title',
+  'style',
+  'main',
+  'h1',
+  'h2',
+  'p',
+  'img',
+  'em',
+  'strong',
+  'code',
+  'div',
+  'table',
+  'thead',
+  'tbody',
+  'tr',
+  'th',
+  'td',
+  'ul',
+  'li',
+  'details',
+  'summary',
+}
 
 
 def test_names_put_no_markup_into_pages(trained, tmp_path):
@@ -372,13 +435,19 @@ def test_names_put_no_markup_into_pages(trained, tmp_path):
   # Every text of a run's files that a page shows.
   root = tmp_path / 'runs'
   for trial in ('default', 'sigmoid'):
-    folder = fake_runs.write_run(root, trial, task='', reason=LABEL, config={
-        'label.trial': trial + LABEL, 'data.source': f"TextFolder(path='){LABEL}')"})
+    folder = fake_runs.write_run(
+      root,
+      trial,
+      task='',
+      reason=LABEL,
+      config={'label.trial': trial + LABEL, 'data.source': f"TextFolder(path='){LABEL}')"},
+    )
     change(folder / 'status.json', dict.fromkeys(('hardware', 'code', 'command'), LABEL))
     change(folder / 'status.json', {'status': 'done' if trial == 'default' else f'failed{LABEL}'})
   out = tmp_path / 'report'
-  code, _, error = run_here('report', f'--runs={root}', f'--out={out}',
-                            f'--evaluation={evaluation}')
+  code, _, error = run_here(
+    'report', f'--runs={root}', f'--out={out}', f'--evaluation={evaluation}'
+  )
   assert code == 0, error
   page = Tags((out / 'index.html').read_text())
   assert page.tags <= PLAIN and all(place.startswith('data:image/png') for place in page.places)
@@ -392,8 +461,13 @@ def test_names_put_no_markup_into_the_results(tmp_path, task):
   trials = ['default', 'softmax', 'continued', 'sft-softmax', 'sft-sigmoid', LABEL]
   for trial in [f'rate-1-product-{LABEL}'] if task == 'grid' else trials:
     for seed in (0, 1, 2):
-      folder = fake_runs.write_run(root, trial.replace('/', ''), seed, task=task, config={
-          'label.trial': trial, 'label.protocol': LABEL, 'label.budget': LABEL})
+      folder = fake_runs.write_run(
+        root,
+        trial.replace('/', ''),
+        seed,
+        task=task,
+        config={'label.trial': trial, 'label.protocol': LABEL, 'label.budget': LABEL},
+      )
       texts = ('hardware', 'code', 'command', 'date')
       change(folder / 'status.json', dict.fromkeys(texts, LABEL))
   fake_runs.write_run(root, 'paper', task='paper')
@@ -412,7 +486,9 @@ def test_a_page_holds_pictures_of_its_folder_only(tmp_path):
   (tmp_path / 'in').mkdir()
   (tmp_path / 'in/a.png').write_bytes(b'a')
   (tmp_path / 'b.png').write_bytes(b'secret')
-  text = ('# Title\n\n![a](a.png) ![b](../b.png) ![c](http://host/c.png)\n'
-          '<img src="../b.png"> <b onclick="x">\n')
+  text = (
+    '# Title\n\n![a](a.png) ![b](../b.png) ![c](http://host/c.png)\n'
+    '<img src="../b.png"> <b onclick="x">\n'
+  )
   page = Tags(to_html(text, tmp_path / 'in'))
   assert page.places == ['data:image/png;base64,YQ==', '', ''] and 'b' not in page.tags

@@ -33,19 +33,28 @@ CONFIG = sj.sized('tiny', vocab_size=16, dtype='bfloat16', d_model=32, ffn_hidde
 PUBLISHED = Path(__file__).parent / 'pretrained' / 'fixtures' / 'gpt_oss'
 RUN = sj.Run(CONFIG, init_params(CONFIG, 0))
 SPECS = [
-    sj.AttentionSpec(),
-    sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)', position='Alibi()', mask=sj.Window(9)),
-    sj.AttentionSpec(position='Relative()', kv_bias='KVBias()', qk_norm='QKNorm()',
-                     temperature='LogLength()', value='ValueScale()', head='HeadNorm()',
-                     mask=sj.Prefix(3))]
+  sj.AttentionSpec(),
+  sj.AttentionSpec('Sigmoid()', 'RowSum(eps=1e-8)', position='Alibi()', mask=sj.Window(9)),
+  sj.AttentionSpec(
+    position='Relative()',
+    kv_bias='KVBias()',
+    qk_norm='QKNorm()',
+    temperature='LogLength()',
+    value='ValueScale()',
+    head='HeadNorm()',
+    mask=sj.Prefix(3),
+  ),
+]
 SINKS = sj.AttentionSpec(position=sj.Nope(), kv_bias=sj.SinkLogit())
 
 
 def of_attend(spec, implementation, dtype='float32'):
   """The output and the gradients."""
   q, k, v = (jnp.asarray(x, dtype) for x in (Q, K, V))
-  params = {component: {name: jnp.full(param.shape, 0.5) for name, param in named.items()}
-            for component, named in spec.params(sj.Dims(4, 2, 16)).items()}
+  params = {
+    component: {name: jnp.full(param.shape, 0.5) for name, param in named.items()}
+    for component, named in spec.params(sj.Dims(4, 2, 16)).items()
+  }
 
   def loss(*inputs):
     out = sj.attend(spec, *inputs, implementation=implementation)
@@ -55,8 +64,12 @@ def of_attend(spec, implementation, dtype='float32'):
 
 
 def of_run(run):
-  return run.logits(TOKENS), run.record(TOKENS), run.generate(TOKENS, 5), run.generate(
-      TOKENS, 5, temperature=1.0, top_k=3, mask=np.arange(12) < [[12], [7], [9]])
+  return (
+    run.logits(TOKENS),
+    run.record(TOKENS),
+    run.generate(TOKENS, 5),
+    run.generate(TOKENS, 5, temperature=1.0, top_k=3, mask=np.arange(12) < [[12], [7], [9]]),
+  )
 
 
 def of_probe(**options):
@@ -69,37 +82,48 @@ def rows_of(*results):
 
 
 CALLS = {
-    'importance': lambda _: (sj.importance(jnp.asarray(MAPS)), sj.importance(
-        jnp.asarray(MAPS[0]).astype(jnp.bfloat16), lengths=LENGTHS)),
-    'sink_rate': lambda _: sj.sink_rate(jnp.asarray(sj.importance(MAPS))),
-    'emergence_step': lambda _: sj.emergence_step(jnp.arange(3), jnp.asarray([0.0, 0.2, 0.3])),
-    'SinkReport': lambda _: repr(sj.SinkReport.from_attentions(jnp.asarray(MAPS), lengths=LENGTHS)),
-    'streaming_importance': lambda _: (
-        sj.streaming_importance(SPECS[0], Q, K, entropy=True),
-        sj.streaming_importance(SPECS[1], Q, K, entropy=True, lengths=[40, 70]),
-        jax.grad(lambda q: sj.streaming_importance(SPECS[0], q, K).normalized[..., 0].sum())(
-            jnp.asarray(Q))),
-    'attention_map': lambda _: [sj.attention_map(spec, Q, K) for spec in SPECS[:2]],
-    'attend': lambda _: [of_attend(SPECS[2], None, 'bfloat16'), *(
-        of_attend(*pair) for pair in zip(SPECS, ('chunked', 'reference', 'pallas')))],
-    'check_sink_gradients': lambda _: str(sj.check_sink_gradients(
-        lambda q, k, v, sinks: sj.attend(SINKS, q, k, v, {'kv_bias': {'logit': sinks}}), length=32,
-        dtype='float32')),
-    'maps': lambda _: RUN.record(TOKENS, sj.RecordOptions(attention=sj.maps)),
-    'record_attention': lambda _: (sj.record_attention(Q, K), jax.jit(sj.record_attention)(Q, K)),
-    'record_hidden': lambda _: (
-        sj.record_hidden(Q[:, :, 0]), jax.jit(sj.record_hidden)(Q[:, :, 0])),
-    'Run': lambda _: of_run(RUN),
-    'probe': lambda _: (of_probe(), of_probe(lengths=[12, 7, 12], dtype='bfloat16')),
-    'graft': lambda _: sj.graft(RUN, attention={'head': 'HeadGate(scale=2)'}, tokens=TOKENS).params,
-    'parameter_count': lambda _: sj.parameter_count(dataclasses.replace(CONFIG, d_model=48)),
-    'card_of': lambda _: rows_of(*sj.card_of(
-        attentions=MAPS, hidden=Q[[0, 1, 1], None, :6, 0], lengths=LENGTHS).results.values()),
-    'card': lambda _: str(sj.card(small_run(), say=lambda line: None, sequences=4, length=72)),
-    'analyse': lambda _: rows_of(*(
-        sj.analyse(name, RUN, TOKENS) for name in ('angles', 'last_query'))),
-    'load_run': lambda folder: of_run(sj.load_run(folder)),
-    'load_pretrained': lambda _: of_run(sj.load_pretrained(PUBLISHED)),
+  'importance': lambda _: (
+    sj.importance(jnp.asarray(MAPS)),
+    sj.importance(jnp.asarray(MAPS[0]).astype(jnp.bfloat16), lengths=LENGTHS),
+  ),
+  'sink_rate': lambda _: sj.sink_rate(jnp.asarray(sj.importance(MAPS))),
+  'emergence_step': lambda _: sj.emergence_step(jnp.arange(3), jnp.asarray([0.0, 0.2, 0.3])),
+  'SinkReport': lambda _: repr(sj.SinkReport.from_attentions(jnp.asarray(MAPS), lengths=LENGTHS)),
+  'streaming_importance': lambda _: (
+    sj.streaming_importance(SPECS[0], Q, K, entropy=True),
+    sj.streaming_importance(SPECS[1], Q, K, entropy=True, lengths=[40, 70]),
+    jax.grad(lambda q: sj.streaming_importance(SPECS[0], q, K).normalized[..., 0].sum())(
+      jnp.asarray(Q)
+    ),
+  ),
+  'attention_map': lambda _: [sj.attention_map(spec, Q, K) for spec in SPECS[:2]],
+  'attend': lambda _: [
+    of_attend(SPECS[2], None, 'bfloat16'),
+    *(of_attend(*pair) for pair in zip(SPECS, ('chunked', 'reference', 'pallas'))),
+  ],
+  'check_sink_gradients': lambda _: str(
+    sj.check_sink_gradients(
+      lambda q, k, v, sinks: sj.attend(SINKS, q, k, v, {'kv_bias': {'logit': sinks}}),
+      length=32,
+      dtype='float32',
+    )
+  ),
+  'maps': lambda _: RUN.record(TOKENS, sj.RecordOptions(attention=sj.maps)),
+  'record_attention': lambda _: (sj.record_attention(Q, K), jax.jit(sj.record_attention)(Q, K)),
+  'record_hidden': lambda _: (sj.record_hidden(Q[:, :, 0]), jax.jit(sj.record_hidden)(Q[:, :, 0])),
+  'Run': lambda _: of_run(RUN),
+  'probe': lambda _: (of_probe(), of_probe(lengths=[12, 7, 12], dtype='bfloat16')),
+  'graft': lambda _: sj.graft(RUN, attention={'head': 'HeadGate(scale=2)'}, tokens=TOKENS).params,
+  'parameter_count': lambda _: sj.parameter_count(dataclasses.replace(CONFIG, d_model=48)),
+  'card_of': lambda _: rows_of(
+    *sj.card_of(attentions=MAPS, hidden=Q[[0, 1, 1], None, :6, 0], lengths=LENGTHS).results.values()
+  ),
+  'card': lambda _: str(sj.card(small_run(), say=lambda line: None, sequences=4, length=72)),
+  'analyse': lambda _: rows_of(
+    *(sj.analyse(name, RUN, TOKENS) for name in ('angles', 'last_query'))
+  ),
+  'load_run': lambda folder: of_run(sj.load_run(folder)),
+  'load_pretrained': lambda _: of_run(sj.load_pretrained(PUBLISHED)),
 }
 WITHOUT_JAX = {'from_string', 'sized', 'tokenize', 'read_runs'}
 

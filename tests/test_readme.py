@@ -23,7 +23,7 @@ PUBLISHED = 'SmolLM2-135M-Instruct'
 WALKS = [f'docs/add_{what}.md' for what in ('variant', 'analysis', 'family')]
 ENVIRONMENT = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
 # Makes a block of code a module of the package, as if it were a file with this title.
-MODULES = '''
+MODULES = """
 import importlib, sys, types
 def add_module(title, source):
   name = title.removesuffix('.py').replace('/', '.')
@@ -31,7 +31,7 @@ def add_module(title, source):
   sys.modules[name] = module = types.ModuleType(name)
   setattr(importlib.import_module(parent), last, module)
   exec(compile(source, title, 'exec'), vars(module))
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -47,8 +47,11 @@ def project(tmp_path_factory, request):
   for name in ('docs', 'results'):
     shutil.copytree(ROOT / name, folder / name)
   names, seen, full = {}, set(), request.config.getoption('--full')
-  chosen = [(path, language, block) for path, language, _, block in blocks()
-            if path not in WALKS and (full or path == 'README.md')]
+  chosen = [
+    (path, language, block)
+    for path, language, _, block in blocks()
+    if path not in WALKS and (full or path == 'README.md')
+  ]
   # Python runs last: it may load what the commands have made.
   for path, language, block in sorted(chosen, key=lambda one: one[1] == 'python'):
     if language == 'python' and not published(full):
@@ -57,7 +60,9 @@ def project(tmp_path_factory, request):
       with contextlib.chdir(folder):
         exec(compile(block, path, 'exec'), names)
     elif language == 'bash':
-      for name, text in re.findall(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", block, re.DOTALL | re.MULTILINE):
+      for name, text in re.findall(
+        r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", block, re.DOTALL | re.MULTILINE
+      ):
         (folder / name).write_text(text)
       for line in block.splitlines():
         command = re.match(r'(?:python -m sink_jax[. ]|sink-jax )(.*)', line)
@@ -88,8 +93,13 @@ def _run(words, folder):
   elif 'analyses streaming' in line:
     options += ['--sequences=2', '--length=100']  # later options replace earlier ones
   if name == 'sweep' and not dry:  # its processes need the devices of this one
-    done = subprocess.run([sys.executable, '-m', 'sink_jax', name, *options], cwd=folder,
-                          env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(
+      [sys.executable, '-m', 'sink_jax', name, *options],
+      cwd=folder,
+      env=ENVIRONMENT,
+      capture_output=True,
+      text=True,
+    )
     code, error = done.returncode, done.stderr
   else:
     with contextlib.chdir(folder), mock.patch('sink_jax.train.multihost.init_distributed'):
@@ -99,20 +109,28 @@ def _run(words, folder):
 
 def test_commands_and_snippets(project, request):
   folder, names = project
-  for file in ('analyses/lengths.png', 'exported/tokenizer.json', 'runs/report/index.html',
-               'runs/quickstart/text-sigmoid/status.json'):
+  for file in (
+    'analyses/lengths.png',
+    'exported/tokenizer.json',
+    'runs/report/index.html',
+    'runs/quickstart/text-sigmoid/status.json',
+  ):
     assert (folder / file).exists(), file
   assert names['report'].sink_rate() >= 0 and (folder / 'importance.png').stat().st_size > 5000
   graft = names['gated'].graft
   assert graft.exact and abs(graft.loss_after - graft.loss_before) < 1e-4
   if published(request.config.getoption('--full')):
-    summary = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())['summary']
+    summary = json.loads((folder / f'evaluation-{PUBLISHED}' / 'sink_report.json').read_text())[
+      'summary'
+    ]
     assert f'Sink_1 = {summary["sink_1"]:.1f} %' in README
     assert f'# Sink_1 = {100 * names["report"].sink_rate():.1f} %' in README
     assert f'{max(summary["hidden_ratio"]):.0f} times' in README
   if request.config.getoption('--full'):
     assert 'heads-1-seed-0 | not expressible' in (folder / 'runs/desk/summary.md').read_text()
-    assert 'Table 15' in (folder / 'report/README.md').read_text() and (folder / 'lengths.png').exists()
+    assert (
+      'Table 15' in (folder / 'report/README.md').read_text() and (folder / 'lengths.png').exists()
+    )
     assert names['text'].shape == (1, 40) and len(names['words']) == 2
     assert names['out'].shape == (2, 256, 4, 32) and names['alpha'].raw.shape == (2, 4, 256)
 
@@ -122,10 +140,13 @@ def test_walk_throughs(project):
   """Runs in a separate process, because it adds a component, an analysis and a family."""
   folder, _ = project
   program = MODULES + ''.join(
-      f'add_module({title!r}, {block!r})\n' if title else block
-      for path, language, title, block in blocks() if path in WALKS and language == 'python')
-  done = subprocess.run([sys.executable, '-c', program], cwd=folder, env=ENVIRONMENT,
-                        capture_output=True, text=True)
+    f'add_module({title!r}, {block!r})\n' if title else block
+    for path, language, title, block in blocks()
+    if path in WALKS and language == 'python'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stderr
   assert 'text      1 ' in done.stdout and (folder / 'strongest.png').stat().st_size > 5000
 

@@ -25,10 +25,16 @@ def test_a_false_annotation_is_noticed():
 def test_the_type_checker_finds_nothing():
   pytest.importorskip('basedpyright')
   done = subprocess.run(
-      [sys.executable, '-P', '-m', 'basedpyright', '--pythonpath', sys.executable, '--outputjson'],
-      cwd=ROOT, capture_output=True, text=True)
+    [sys.executable, '-P', '-m', 'basedpyright', '--pythonpath', sys.executable, '--outputjson'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
   found = json.loads(done.stdout)
-  lines = [f'{item["file"]}:{item["range"]["start"]["line"] + 1}: {item["message"]}'
-           for item in found['generalDiagnostics'] if item['severity'] == 'error']
+  lines = [
+    f'{item["file"]}:{item["range"]["start"]["line"] + 1}: {item["message"]}'
+    for item in found['generalDiagnostics']
+    if item['severity'] == 'error'
+  ]
   assert not lines, '\n'.join(lines)
   assert found['summary']['filesAnalyzed'] > 150

@@ -7,7 +7,7 @@ from beartype.roar import BeartypeDecorHintPep673Exception
 
 # Functions that are not checked, and why.
 UNCHECKED = {
-    'AttentionSpec.__init__',  # also takes config strings, and turns them into components
+  'AttentionSpec.__init__',  # also takes config strings, and turns them into components
 }
 
 # An int is accepted where a float is annotated, as in static checkers (PEP 484).

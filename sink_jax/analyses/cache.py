@@ -1,8 +1,9 @@
 """Cache advice: how much attention a cache of the first and the last tokens keeps, and the smallest safe one.
 
-A cache of the first s and the last W tokens (StreamingLLM, arXiv:2309.17453) drops the attention mass on the
-tokens between them. A head that needs only a few first tokens and a short window streams; any other head
-retrieves (DuoAttention, arXiv:2410.10819, which finds them by an optimisation; here their mass decides).
+A cache of the first s and the last W tokens (StreamingLLM, arXiv:2309.17453) drops the attention
+mass on the tokens between them. A head that needs only a few first tokens and a short window
+streams; any other head retrieves (DuoAttention, arXiv:2410.10819, which finds them by an
+optimisation; here their mass decides).
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ TOLERANCE = 1.0  # per cent of the loss
 def kept_mass(seen: Seen, pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H G']:
   """The share of attention that the first s and the last W tokens keep, by head and pair (s, W).
 
-  It is exact, in memory linear in T. Means are over the T - s - W queries that see more than s + W tokens;
-  all others keep everything. Scores other than softmax are row-normalised; an extra key counts as
-  kept, and learned sink tokens count as first tokens.
+  It is exact, in memory linear in T. Means are over the T - s - W queries that see more than s + W
+  tokens; all others keep everything. Scores other than softmax are row-normalised; an extra key
+  counts as kept, and learned sink tokens count as first tokens.
 
   pairs: (s, W) with s + W < T; W includes the query's token.
   """
@@ -55,26 +56,36 @@ def kept_mass(seen: Seen, pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H
   length, size_G, total_BxHxG = q_BxTxHxDh.shape[1], np.sum(pairs, 1), jnp.zeros(())
   first_Gx1x1, recent_Gx1x1 = np.asarray(pairs).T[..., None, None]
   for start, end, lo, hi in chunked.spans(spec, length):
+
     def block_mass(block):
       i_L, q_BxLxHxDh = block
       j_T = jnp.arange(lo, hi)
       rows = reference.rows(spec, q_BxLxHxDh, k_BxTxHkvxDh[:, lo:hi], params, i_L, j_T)
       kept_GxLxT = (j_T < first_Gx1x1) | (i_L[:, None] - j_T < recent_Gx1x1)
-      kept_BxHxGxL = jnp.einsum('bhlt,glt->bhgl', rows.proxy_BxHxLxT, kept_GxLxT.astype(jnp.float32),
-                                precision=jax.lax.Precision.HIGHEST)
+      kept_BxHxGxL = jnp.einsum(
+        'bhlt,glt->bhgl',
+        rows.proxy_BxHxLxT,
+        kept_GxLxT.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+      )
       if (extra_BxHxL := rows.extra_proxy_BxHxL) is None:
         extra_BxHxL = 1 - rows.proxy_BxHxLxT.any(-1)  # a row without any weight loses nothing
       counted_GxL = (i_L >= size_G[:, None]) & (i_L < length)  # without padding rows
       return ((kept_BxHxGxL + extra_BxHxL[:, :, None]) * counted_GxL).sum(-1)
 
     # Blocks are summed first, then spans: one long sum would round too often.
-    total_BxHxG += jax.lax.map(block_mass, chunked.query_blocks(q_BxTxHxDh[:, start:end], start)).sum(0)
+    total_BxHxG += jax.lax.map(
+      block_mass, chunked.query_blocks(q_BxTxHxDh[:, start:end], start)
+    ).sum(0)
   return total_BxHxG / (length - size_G)
 
 
 def _draw(rows: list[Row]) -> Figure:
-  shown = [row | {'keeps': f'{row["first"] or "no"} first tokens'} for row in rows
-           if row['part'] == 'cache' and row['positions'] == 'text']
+  shown = [
+    row | {'keeps': f'{row["first"] or "no"} first tokens'}
+    for row in rows
+    if row['part'] == 'cache' and row['positions'] == 'text'
+  ]
   return lines(shown, 'size', 'change', ('keeps',), label='change of the loss (%)')
 
 
@@ -82,86 +93,142 @@ def _draw(rows: list[Row]) -> Figure:
 def cache(model: Model) -> list[Row]:
   """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
 
-  Caches hold an eighth, a quarter, a half and three quarters of each document, with its first 4 tokens or, as
-  the control, without them. The first half of the documents chooses a cache, the second half checks it.
-  Intervals are 99 %, over documents. Rows by part:
+  Caches hold an eighth, a quarter, a half and three quarters of each document, with its first 4
+  tokens or, as the control, without them. The first half of the documents chooses a cache, the
+  second half checks it. Intervals are 99 %, over documents. Rows by part:
 
-  'mass': the share of attention that a pair (first, recent) keeps, by block and head, and the share that it
-  would keep of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams' or 'retrieves'.
-  'cache': the mean share over all heads; the loss (nats) of a document's second half, or from where the cache
-  is full if that is later; and its change (per cent) from the loss with the `full` cache. A cache is safe if
-  the upper bound of the change is at most 1 %. A cache that was not tried has the reason. The advised cache
-  is tried with both numberings of positions.
+  'mass': the share of attention that a pair (first, recent) keeps, by block and head, and the share
+  that it would keep of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams'
+  or 'retrieves'. 'cache': the mean share over all heads; the loss (nats) of a document's second
+  half, or from where the cache is full if that is later; and its change (per cent) from the loss
+  with the `full` cache. A cache is safe if the upper bound of the change is at most 1 %. A cache
+  that was not tried has the reason. The advised cache is tried with both numberings of positions.
   'held out': the advised cache on the second half of the documents, which did not choose it.
-  'advice': the safe cache with the fewest entries, for this package, llama.cpp and kvpress. llama.cpp drops
-  half of the recent tokens at a time and renumbers the others, so it needs twice the window. kvpress drops
-  tokens of a prompt once, here a prompt as long as these documents, and keeps the positions of the others.
+  'advice': the safe cache with the fewest entries, for this package, llama.cpp and kvpress.
+  llama.cpp drops half of the recent tokens at a time and renumbers the others, so it needs twice
+  the window. kvpress drops tokens of a prompt once, here a prompt as long as these documents, and
+  keeps the positions of the others.
   """
-  # Documents, since parts of one document are too alike: their interval would not hold for other texts.
+  # Documents, since parts of one document are too alike: their interval would not hold for other
+  # texts.
   run, (tokens_SxT, others_SxT) = model.run, np.array_split(model.inputs().tokens, 2)
   length = tokens_SxT.shape[1]
   if len(others_SxT) < 2:
-    raise ValueError('--sequences must be at least 4: intervals are over sequences, and half of them check.')
-  caches = [(first, size - first) for size in (length // 8, length // 4, length // 2, 3 * length // 4)
-            for first in (0, SINKS) if size > first]
+    raise ValueError(
+      '--sequences must be at least 4: intervals are over sequences, and half of them check.'
+    )
+  caches = [
+    (first, size - first)
+    for size in (length // 8, length // 4, length // 2, 3 * length // 4)
+    for first in (0, SINKS)
+    if size > first
+  ]
   grid = dict.fromkeys([*itertools.product(FIRST, RECENT), *caches])
-  pairs, config = tuple(pair for pair in grid if sum(pair) < length), probed(run.config, model.options.dtype)
-  mass_SxNxHxG = np.concatenate([np.moveaxis(np.asarray(_masses(
-      config, mesh_of(run.params), pairs, run.params, batch_BxT)), 1, 0)
-      for batch_BxT in model.batches(tokens_SxT)])
+  pairs, config = (
+    tuple(pair for pair in grid if sum(pair) < length),
+    probed(run.config, model.options.dtype),
+  )
+  mass_SxNxHxG = np.concatenate(
+    [
+      np.moveaxis(
+        np.asarray(_masses(config, mesh_of(run.params), pairs, run.params, batch_BxT)), 1, 0
+      )
+      for batch_BxT in model.batches(tokens_SxT)
+    ]
+  )
   rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
   full = CachePolicy(length + run.config.sink_tokens, positions='text')
   full_SxT = cached_losses(model, tokens_SxT, full)
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
-  tried = [_cache_row(model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent],
-                      full_SxT) for first, recent in caches]
+  tried = [
+    _cache_row(
+      model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent], full_SxT
+    )
+    for first, recent in caches
+  ]
   if not (safe := [row for row in tried if row.get('safe')]):
-    return [*rows, *tried, {'part': 'advice', 'words': 'Keep the full cache: none of those tried is safe.'}]
+    return [
+      *rows,
+      *tried,
+      {'part': 'advice', 'words': 'Keep the full cache: none of those tried is safe.'},
+    ]
   best = min(safe, key=lambda row: (row['size'], row['change']))
   size, first, recent = best['size'], best['first'], best['recent']
-  held = _cache_row(model, others_SxT, CachePolicy(size, first, 'text'), kept_G[first, recent],
-                    cached_losses(model, others_SxT, full)) | {'part': 'held out'}
-  renumbered = _cache_row(model, tokens_SxT, CachePolicy(size, first), kept_G[first, recent], full_SxT)
-  advice = {'part': 'advice', 'size': size, 'sinks': first,
-            'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
-            'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
-            'words': f'Keep {f"the first {first} and " * bool(first)}the last {recent} of {length} tokens: '
-                     f'the loss changes by {best["change"]:+.2f} % ({best["low"]:+.2f} to '
-                     f'{best["high"]:+.2f}), and on documents that did not choose it by '
-                     f'{held["change"]:+.2f} % ({held["low"]:+.2f} to {held["high"]:+.2f}).'}
+  held = _cache_row(
+    model,
+    others_SxT,
+    CachePolicy(size, first, 'text'),
+    kept_G[first, recent],
+    cached_losses(model, others_SxT, full),
+  ) | {'part': 'held out'}
+  renumbered = _cache_row(
+    model, tokens_SxT, CachePolicy(size, first), kept_G[first, recent], full_SxT
+  )
+  advice = {
+    'part': 'advice',
+    'size': size,
+    'sinks': first,
+    'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
+    'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
+    'words': f'Keep {f"the first {first} and " * bool(first)}the last {recent} of {length} tokens: '
+    f'the loss changes by {best["change"]:+.2f} % ({best["low"]:+.2f} to '
+    f'{best["high"]:+.2f}), and on documents that did not choose it by '
+    f'{held["change"]:+.2f} % ({held["low"]:+.2f} to {held["high"]:+.2f}).',
+  }
   if renumbered.get('safe'):  # llama.cpp has no other positions
     advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
   return [*rows, *tried, renumbered, held, advice]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _masses(config: ModelConfig, mesh: Mesh | None, pairs: tuple[tuple[int, int], ...], params: ParamTree,
-            tokens_BxT: jax.Array) -> jax.Array:
+def _masses(
+  config: ModelConfig,
+  mesh: Mesh | None,
+  pairs: tuple[tuple[int, int], ...],
+  params: ParamTree,
+  tokens_BxT: jax.Array,
+) -> jax.Array:
   """`kept_mass` (N, B, H, G) of all blocks with attention, without anything else of a record."""
   options = RecordOptions(attention=functools.partial(kept_mass, pairs=pairs))
   return record(config, options, mesh, params, tokens_BxT).layers.attention
 
 
-def _mass_rows(blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray,
-               length: int) -> list[Row]:
+def _mass_rows(
+  blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray, length: int
+) -> list[Row]:
   mean, (low, high), rows = mass_SxNxHxG.mean(0), bootstrap(mass_SxNxHxG), []
   for n, h, g in np.ndindex(mean.shape):
     first, recent = pairs[g]
     uniform = (first + recent) / np.arange(first + recent + 1, length + 1)
-    row = {'part': 'mass', 'block': blocks[n], 'head': h + 1, 'first': first, 'recent': recent,
-           'kept': float(mean[n, h, g]), 'low': float(low[n, h, g]), 'high': float(high[n, h, g]),
-           'uniform': float(uniform.mean())}
+    row = {
+      'part': 'mass',
+      'block': blocks[n],
+      'head': h + 1,
+      'first': first,
+      'recent': recent,
+      'kept': float(mean[n, h, g]),
+      'low': float(low[n, h, g]),
+      'high': float(high[n, h, g]),
+      'uniform': float(uniform.mean()),
+    }
     if pairs[g] == ROLE:
       row['role'] = 'streams' if row['kept'] >= STREAMS else 'retrieves'
     rows.append(row)
   return rows
 
 
-def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float,
-               full_SxT: np.ndarray) -> Row:
+def _cache_row(
+  model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float, full_SxT: np.ndarray
+) -> Row:
   """The loss by sequence with a cache and with the full cache, or the reason why it was not tried."""
-  row = {'part': 'cache', 'first': policy.sinks, 'recent': policy.recent, 'size': policy.size,
-         'positions': policy.positions, 'kept': float(kept)}
+  row = {
+    'part': 'cache',
+    'first': policy.sinks,
+    'recent': policy.recent,
+    'size': policy.size,
+    'positions': policy.positions,
+    'kept': float(kept),
+  }
   if policy.sinks and kept < LEAST_KEPT:
     return row | {'reason': f'it keeps less than {LEAST_KEPT:.0%} of the attention'}
   try:
@@ -169,13 +236,21 @@ def _cache_row(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: 
   except ValueError as error:
     return row | {'reason': str(error)}
   late = slice(max(tokens_SxT.shape[1] // 2, policy.size) - 1, None)  # the first token has no loss
-  late_S, full_S = (x[:, late].mean(1) for x in (cached_losses(model, tokens_SxT, policy), full_SxT))
-  # All changes are relative to one number, the mean of the full cache, so that their mean is the change of
-  # the mean.
+  late_S, full_S = (
+    x[:, late].mean(1) for x in (cached_losses(model, tokens_SxT, policy), full_SxT)
+  )
+  # All changes are relative to one number, the mean of the full cache, so that their mean is the
+  # change of the mean.
   change_S = 100 * (late_S - full_S) / full_S.mean()
   low, high = bootstrap(change_S)
-  return row | {'loss': float(late_S.mean()), 'full': float(full_S.mean()), 'change': float(change_S.mean()),
-                'low': float(low), 'high': float(high), 'safe': bool(high <= TOLERANCE)}
+  return row | {
+    'loss': float(late_S.mean()),
+    'full': float(full_S.mean()),
+    'change': float(change_S.mean()),
+    'low': float(low),
+    'high': float(high),
+    'safe': bool(high <= TOLERANCE),
+  }
 
 
 def cached_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:

@@ -1,7 +1,7 @@
 """A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
 
-Its numbers are the rows of four analyses. It has at most eight sentences, each made from these rows by a
-rule, and each number in them has a null or a control next to it.
+Its numbers are the rows of four analyses. It has at most eight sentences, each made from these rows
+by a rule, and each number in them has a null or a control next to it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from sink_jax.models.sizes import flops_per_token
 from sink_jax.report.model_page import to_html
 from sink_jax.report.pages import render
 
-PARTS = {'signature': 'Where the sinks are', 'edits': 'Whether they matter',
-         'cache': 'What a cache has to keep', 'quantisation': 'What quantisation does'}
+PARTS = {
+  'signature': 'Where the sinks are',
+  'edits': 'Whether they matter',
+  'cache': 'What a cache has to keep',
+  'quantisation': 'What quantisation does',
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,17 +53,34 @@ class Card:
     """Writes index.html, its text card.md, a picture of each part, and the rows as card.json."""
     folder.mkdir(parents=True, exist_ok=True)
     # The arrays of another library may lack importances, which the picture of the signature shows.
-    drawn = [part for part, result in self.results.items()
-             if part != 'signature' or _first(result.rows, measure='importance')]
+    drawn = [
+      part
+      for part, result in self.results.items()
+      if part != 'signature' or _first(result.rows, measure='importance')
+    ]
     for part in drawn:
       self.results[part].plot(folder / f'{part}.png')
-    page = render(folder / 'card.md', 'card.md', card=self, parts=PARTS, drawn=drawn, command=command)
+    page = render(
+      folder / 'card.md', 'card.md', card=self, parts=PARTS, drawn=drawn, command=command
+    )
     # Rows of masses without a role are many, and no picture shows them.
-    rows = {part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]
-            for part, result in self.results.items()}
-    write_atomically(folder / 'card.json', json.dumps({
-        'model': self.name, 'sentences': self.sentences, 'rows': rows,
-        'inputs': {part: result.models for part, result in self.results.items()}}, indent=0) + '\n')
+    rows = {
+      part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]
+      for part, result in self.results.items()
+    }
+    write_atomically(
+      folder / 'card.json',
+      json.dumps(
+        {
+          'model': self.name,
+          'sentences': self.sentences,
+          'rows': rows,
+          'inputs': {part: result.models for part, result in self.results.items()},
+        },
+        indent=0,
+      )
+      + '\n',
+    )
     write_atomically(folder / 'index.html', to_html(page.read_text(), folder))
     return [folder / 'index.html', page, folder / 'card.json']
 
@@ -85,8 +106,12 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
 def cost(run: Run) -> str:
   """The cost of a card in words: tokens of forward passes by part, and FLOPs of matrix products."""
   flops, words = 0.0, []
-  for part, passes in {'signature': 3, 'edits': 48, 'cache': 6,
-                       'quantisation': 96 + run.config.layers}.items():
+  for part, passes in {
+    'signature': 3,
+    'edits': 48,
+    'cache': 6,
+    'quantisation': 96 + run.config.layers,
+  }.items():
     inputs = runner.find(part).inputs
     tokens = passes * inputs.sequences * inputs.length
     flops += tokens * flops_per_token(run.config, inputs.length) / 3
@@ -118,16 +143,23 @@ def _sink(rows: Sequence[Row]) -> str:
     return ''
   nulls = _nulls(row, 100)
   if not row['beyond']:
-    return (f'The first token is not shown to be a sink: Sink_1 is {100 * row["value"]:.1f} % '
-            f'({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
-  return (f'The first token is a sink: in {100 * row["value"]:.1f} % of heads and sequences it gets more '
-          f'than 0.3 of the attention ({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).')
+    return (
+      f'The first token is not shown to be a sink: Sink_1 is {100 * row["value"]:.1f} % '
+      f'({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).'
+    )
+  return (
+    f'The first token is a sink: in {100 * row["value"]:.1f} % of heads and sequences it gets more '
+    f'than 0.3 of the attention ({100 * row["low"]:.1f} to {100 * row["high"]:.1f} %; {nulls}).'
+  )
 
 
 def _further_sinks(rows: Sequence[Row]) -> str:
-  found = [row for row in rows if row['measure'] == 'sink rate' and row['position'] > 1 and row['beyond']]
-  words = ', '.join(f'token {row["position"]} ({100 * row["value"]:.1f} %; {_nulls(row, 100)})'
-                    for row in found[:3])
+  found = [
+    row for row in rows if row['measure'] == 'sink rate' and row['position'] > 1 and row['beyond']
+  ]
+  words = ', '.join(
+    f'token {row["position"]} ({100 * row["value"]:.1f} %; {_nulls(row, 100)})' for row in found[:3]
+  )
   if not found:
     return ''
   return f'{len(found)} further token{"s are sinks" if len(found) > 1 else " is a sink"}: {words}.'
@@ -138,43 +170,70 @@ def _effect(measure: str, words: str, rows: Sequence[Row]) -> str:
   return words.format(**row, nulls=_nulls(row)) if row and row['beyond'] else ''
 
 
-_massive = functools.partial(_effect, 'massive activation', (
+_massive = functools.partial(
+  _effect,
+  'massive activation',
+  (
     'Token {position} has a massive activation in channel {channel} after block {block}: {value:,.0f} times '
-    'the median ({nulls}).'))
-_drained = functools.partial(_effect, 'value norm ratio', (
+    'the median ({nulls}).'
+  ),
+)
+_drained = functools.partial(
+  _effect,
+  'value norm ratio',
+  (
     'The value of the first token is {value:.2f} times as long as those of the others in block {block} '
-    '({nulls}).'))
+    '({nulls}).'
+  ),
+)
 
 
 def _matters(rows: Sequence[Row]) -> str:
   made = [row for row in rows if 'change' in row]
   words = '; '.join(
-      f'{_EDITS[row["edit"]].format(row["targets"])} {row["change"]:+.2f} nats ({row["low"]:+.2f} to '
-      f'{row["high"]:+.2f}; controls {row["control_low"]:+.2f} to {row["control_high"]:+.2f})'
-      for row in made)
+    f'{_EDITS[row["edit"]].format(row["targets"])} {row["change"]:+.2f} nats ({row["low"]:+.2f} to '
+    f'{row["high"]:+.2f}; controls {row["control_low"]:+.2f} to {row["control_high"]:+.2f})'
+    for row in made
+  )
   beyond = f'{sum(row["beyond"] for row in made)} of {len(made)} edits'
-  return f'{beyond} cost more than each of their controls, and at least 1 % of the loss: {words}.' if made else ''
+  return (
+    f'{beyond} cost more than each of their controls, and at least 1 % of the loss: {words}.'
+    if made
+    else ''
+  )
 
 
-_EDITS = {'drop the key': 'hiding the key of {} in all heads',
-          'drop the key in sink heads': 'hiding the key of {}', 'zero the value': 'a value of zero at {}',
-          'cap the massive channels': 'a cap on {}', 'remove the dormant heads': 'removing {}',
-          'leave out BOS': 'leaving out {}'}
+_EDITS = {
+  'drop the key': 'hiding the key of {} in all heads',
+  'drop the key in sink heads': 'hiding the key of {}',
+  'zero the value': 'a value of zero at {}',
+  'cap the massive channels': 'a cap on {}',
+  'remove the dormant heads': 'removing {}',
+  'leave out BOS': 'leaving out {}',
+}
 
 
 def _cache(rows: Sequence[Row]) -> str:
-  advice, tried = _first(rows, part='advice'), [
-      row for row in rows if row['part'] == 'cache' and 'change' in row]
+  advice, tried = (
+    _first(rows, part='advice'),
+    [row for row in rows if row['part'] == 'cache' and 'change' in row],
+  )
   if advice is None or not tried:
     return ''
-  best = min((row for row in tried if row['first']), key=lambda row: row['change'], default=tried[0])
+  best = min(
+    (row for row in tried if row['first']), key=lambda row: row['change'], default=tried[0]
+  )
   at = best if 'size' not in advice else {'size': advice['size'], 'first': advice['sinks']}
   words = advice['words']
   if at is best:
-    words += (f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the loss '
-              f'by {best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).')
+    words += (
+      f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the loss '
+      f'by {best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).'
+    )
   control = _first(tried, size=at['size'], first=0)
-  return words + (f' Without first tokens: {control["change"]:+.1f} %.' if control and at['first'] else '')
+  return words + (
+    f' Without first tokens: {control["change"]:+.1f} %.' if control and at['first'] else ''
+  )
 
 
 def _heads(rows: Sequence[Row]) -> str:
@@ -182,37 +241,60 @@ def _heads(rows: Sequence[Row]) -> str:
   if not roles:
     return ''
   streams = sum(row['role'] == 'streams' for row in roles)
-  return (f'{streams} of {len(roles)} heads stream: they keep 95 % of their attention on the first '
-          f'{roles[0]["first"]} and the last {roles[0]["recent"]} tokens (uniform attention would keep '
-          f'{100 * roles[0]["uniform"]:.0f} %).')
+  return (
+    f'{streams} of {len(roles)} heads stream: they keep 95 % of their attention on the first '
+    f'{roles[0]["first"]} and the last {roles[0]["recent"]} tokens (uniform attention would keep '
+    f'{100 * roles[0]["uniform"]:.0f} %).'
+  )
 
 
 def _quantisation(rows: Sequence[Row]) -> str:
   found = []
   for scale in ('per tensor', 'per token'):
-    of = {row['spared']: row for row in rows if row['part'] == 'all' and row['what'] == 'activations'
-          and row['bits'] == 8 and row['scale'] == scale}
+    of = {
+      row['spared']: row
+      for row in rows
+      if row['part'] == 'all'
+      and row['what'] == 'activations'
+      and row['bits'] == 8
+      and row['scale'] == scale
+    }
     none, sinks, random = of['none'], of['sinks'], of['random']
-    found.append(f'{none["change"]:+.2f} nats {scale}{" (destroyed)" if none["destroyed"] else ""}, of '
-                 f'which sparing the sinks recovers {sinks["recovered"]:.2f} '
-                 f'({sinks["recovered_low"]:.2f} to {sinks["recovered_high"]:.2f}) and sparing as many '
-                 f'random tokens {random["recovered"]:.2f}')
+    found.append(
+      f'{none["change"]:+.2f} nats {scale}{" (destroyed)" if none["destroyed"] else ""}, of '
+      f'which sparing the sinks recovers {sinks["recovered"]:.2f} '
+      f'({sinks["recovered_low"]:.2f} to {sinks["recovered_high"]:.2f}) and sparing as many '
+      f'random tokens {random["recovered"]:.2f}'
+    )
   return f'Activations of 8 bits cost {"; ".join(found)}.'
 
 
 _RULES: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
-    ('signature', _sink), ('signature', _further_sinks), ('signature', _massive), ('signature', _drained),
-    ('edits', _matters), ('cache', _cache), ('cache', _heads), ('quantisation', _quantisation))
+  ('signature', _sink),
+  ('signature', _further_sinks),
+  ('signature', _massive),
+  ('signature', _drained),
+  ('edits', _matters),
+  ('cache', _cache),
+  ('cache', _heads),
+  ('quantisation', _quantisation),
+)
 
 
 def _first(rows: Sequence[Row], **values: Any) -> Row | None:
   """The first row with these values."""
-  return next((row for row in rows if all(row.get(key) == value for key, value in values.items())), None)
+  return next(
+    (row for row in rows if all(row.get(key) == value for key, value in values.items())), None
+  )
 
 
 def _nulls(row: Row, times: float = 1) -> str:
   """The nulls of a measure and its control, such as 'nulls: no effect 0, untrained 0; shuffled text 72.8'."""
   number = lambda x: f'{times * x:,.0f}' if times * x >= 1000 else f'{times * x:.3g}'
   words = {'uniform': 'no effect', 'random_positions': 'random positions', 'untrained': 'untrained'}
-  nulls = ', '.join(f'{word} {number(row[name])}' for name, word in words.items() if row.get(name) is not None)
-  return f'nulls: {nulls}' + (f'; shuffled text {number(row["shuffled"])}' if row.get('shuffled') is not None else '')
+  nulls = ', '.join(
+    f'{word} {number(row[name])}' for name, word in words.items() if row.get(name) is not None
+  )
+  return f'nulls: {nulls}' + (
+    f'; shuffled text {number(row["shuffled"])}' if row.get('shuffled') is not None else ''
+  )

@@ -45,16 +45,25 @@ class SinkJax(TemplateLM):
 
   A published model `checkpoint`, a run `workdir` (with `plugins`, see `load_run`), or a `run` in
   memory. bos: how a context begins, 'none',
-  'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: the most tokens that the model reads,
-  and of a longer context the last ones; by default its learned positions, or 2,048. batch_size: texts at a
-  time, or 'auto'. A ValueError says that the model, its tokenizer or a BOS is missing, or that its mask is
-  not causal.
+  'tokenizer' (as it begins a text) or 'force' (one BOS). max_length: the most tokens that the model
+  reads, and of a longer context the last ones; by default its learned positions, or 2,048.
+  batch_size: texts at a time, or 'auto'. A ValueError says that the model, its tokenizer or a BOS
+  is missing, or that its mask is not causal.
   """
 
-  def __init__(self, checkpoint: str | None = None, workdir: str | None = None, run: Run | None = None,
-               bos: str = 'tokenizer', max_length: int | None = None, dtype: str = 'float32',
-               batch_size: int | str | None = None, max_batch_size: int | None = None,
-               device: Any = None, plugins: str = ''):
+  def __init__(
+    self,
+    checkpoint: str | None = None,
+    workdir: str | None = None,
+    run: Run | None = None,
+    bos: str = 'tokenizer',
+    max_length: int | None = None,
+    dtype: str = 'float32',
+    batch_size: int | str | None = None,
+    max_batch_size: int | None = None,
+    device: Any = None,
+    plugins: str = '',
+  ):
     super().__init__()
     if (checkpoint is None) + (workdir is None) + (run is None) != 2:
       raise ValueError('--model_args: name one model, by checkpoint= or workdir=.')
@@ -63,7 +72,9 @@ class SinkJax(TemplateLM):
     self.tokenizer.with_prefix([], bos)  # raises if there is no BOS
     self.batch = None if batch_size in (None, 'auto') else int(batch_size)
     config = self.run.config
-    self._max_length = max_length or getattr(config.attention.position, 'max_length', None) or _LONGEST
+    self._max_length = (
+      max_length or getattr(config.attention.position, 'max_length', None) or _LONGEST
+    )
     for mask in (spec.mask for spec in config.attention_specs):
       if (mask.prefix or 0) > config.sink_tokens + 1:  # sink tokens are its first positions
         raise ValueError(f'{mask} shows a token what comes after it: a causal mask is needed.')
@@ -73,8 +84,9 @@ class SinkJax(TemplateLM):
     """The token before a text without a context: BOS, else EOS."""
     bos = self.tokenizer.bos_id
     if bos is None and not self.tokenizer.eos_ids:
-      raise ValueError(f'{self.tokenizer.name} has neither BOS nor EOS: name a bos_token in '
-                       'tokenizer_config.json.')
+      raise ValueError(
+        f'{self.tokenizer.name} has neither BOS nor EOS: name a bos_token in tokenizer_config.json.'
+      )
     return self.tokenizer.eos_ids[0] if bos is None else bos
 
   @property
@@ -88,7 +100,9 @@ class SinkJax(TemplateLM):
   def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
     """Ids of a text."""
     ids = self.tokenizer.encode(string)
-    return ids if add_special_tokens is False else self.tokenizer.with_prefix(ids, self.bos).tolist()
+    return (
+      ids if add_special_tokens is False else self.tokenizer.with_prefix(ids, self.bos).tolist()
+    )
 
   def _loglikelihood_tokens(self, requests, **kwargs):
     # The harness has moved a context of spaces to the ending, and leaves an empty context.
@@ -97,9 +111,18 @@ class SinkJax(TemplateLM):
 
   def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
     """Log-likelihoods of texts, each token scored once, the first one after BOS."""
-    windows = [[make_disjoint_window(window) for window in get_rolling_token_windows(
-        self.tok_encode(request.args[0], False), self.prefix_token_id, self.max_length, context_len=1)]
-        for request in requests]
+    windows = [
+      [
+        make_disjoint_window(window)
+        for window in get_rolling_token_windows(
+          self.tok_encode(request.args[0], False),
+          self.prefix_token_id,
+          self.max_length,
+          context_len=1,
+        )
+      ]
+      for request in requests
+    ]
     found = iter(loglikelihoods(self.run, sum(windows, []), self.max_length, self.batch))
     return [float(sum(next(found)[0] for _ in own)) for own in windows]
 
@@ -108,23 +131,27 @@ class SinkJax(TemplateLM):
     asked, seeds = [], itertools.count()
     for context, arguments in (request.args for request in requests):
       tokens, stops, sampling = generation(arguments, self.max_length)
-      ids = self.tok_encode(context)[-(self.max_length - tokens):] or [self.prefix_token_id]
+      ids = self.tok_encode(context)[-(self.max_length - tokens) :] or [self.prefix_token_id]
       asked.append((ids, tokens, stops, sampling))
     found = [''] * len(asked)
-    # All texts of a batch have equal options. The longest comes first, so that all batches of its size fit.
+    # All texts of a batch have equal options. The longest comes first, so that all batches of its
+    # size fit.
     alike = lambda i: (asked[i][1], repr(asked[i][3]))
     order = sorted(range(len(asked)), key=lambda i: (*alike(i), -len(asked[i][0])))
     for (tokens, _), group in ((key, [*group]) for key, group in itertools.groupby(order, alike)):
       size = min(self.batch or max(1, _CACHED // (len(asked[group[0]][0]) + tokens)), len(group))
-      for batch in (group[i:i + size] for i in range(0, len(group), size)):
+      for batch in (group[i : i + size] for i in range(0, len(group), size)):
         made, ended = {i: [] for i in batch}, set()
         texts = [asked[i][0] for i in batch]
-        for pieces in stream_texts(self.run.config, self.run.params, texts, tokens,
-                                   seed=next(seeds), **asked[batch[0]][3]):
+        for pieces in stream_texts(
+          self.run.config, self.run.params, texts, tokens, seed=next(seeds), **asked[batch[0]][3]
+        ):
           for i, piece in zip(batch, pieces):
             if i not in ended:
               made[i] += piece.tolist()
-              end = next((n for n, token in enumerate(made[i]) if token in self.tokenizer.eos_ids), None)
+              end = next(
+                (n for n, token in enumerate(made[i]) if token in self.tokenizer.eos_ids), None
+              )
               text = self.tokenizer.decode(made[i][:end])
               cut = min((text.index(stop) for stop in asked[i][2] if stop in text), default=None)
               found[i] = text[:cut]
@@ -135,17 +162,22 @@ class SinkJax(TemplateLM):
     return found
 
 
-def generation(arguments: Mapping[str, Any], window: int) -> tuple[int, tuple[str, ...], dict[str, Any]]:
+def generation(
+  arguments: Mapping[str, Any], window: int
+) -> tuple[int, tuple[str, ...], dict[str, Any]]:
   """(tokens, stops, options of `stream_texts`) of a task's `generation_kwargs`.
 
-  A ValueError names an argument that would change the text and is not supported, or too many tokens.
+  A ValueError names an argument that would change the text and is not supported, or too many
+  tokens.
   """
   given: dict[str, Any] = dict(normalize_gen_kwargs(dict(arguments), min(_TOKENS, window // 2)))
   tokens, sampled = given.pop('max_gen_toks'), given.pop('do_sample', False)
   stops = tuple(filter(None, given.pop('until')))
   if not 1 <= tokens < window:
-    raise ValueError(f'max_gen_toks = {tokens} of a task, and the model reads {window} tokens: take a larger '
-                     'max_length in --model_args.')
+    raise ValueError(
+      f'max_gen_toks = {tokens} of a task, and the model reads {window} tokens: take a larger '
+      'max_length in --model_args.'
+    )
   sampling = {name: given.pop(name, None) for name in ('temperature', 'top_k', 'top_p')}
   given.pop('seed', None)
   neutral = {'num_beams': 1, 'repetition_penalty': 1.0}
@@ -153,34 +185,48 @@ def generation(arguments: Mapping[str, Any], window: int) -> tuple[int, tuple[st
     raise ValueError(f'generation_kwargs of a task: {given} are not supported.')
   if not sampled:
     return tokens, stops, {}
-  return tokens, stops, {'temperature': 1.0 if sampling['temperature'] is None else sampling['temperature'],
-                         'top_k': sampling['top_k'] or None, 'top_p': sampling['top_p']}
+  return (
+    tokens,
+    stops,
+    {
+      'temperature': 1.0 if sampling['temperature'] is None else sampling['temperature'],
+      'top_k': sampling['top_k'] or None,
+      'top_p': sampling['top_p'],
+    },
+  )
 
 
-def loglikelihoods(run: Run, pairs: Sequence[tuple[list[int], list[int]]], most: int,
-                   batch_size: int | None = None) -> list[tuple[float, bool]]:
+def loglikelihoods(
+  run: Run, pairs: Sequence[tuple[list[int], list[int]]], most: int, batch_size: int | None = None
+) -> list[tuple[float, bool]]:
   """The log-probability in nats of every ending after its context, and whether it is the greedy one.
 
-  pairs: token ids (context, ending), neither of them empty. most: the most tokens that the model reads, the
-  last ones of a longer text. A ValueError says that an ending is longer, or a log-probability not finite.
+  pairs: token ids (context, ending), neither of them empty. most: the most tokens that the model
+  reads, the last ones of a longer text. A ValueError says that an ending is longer, or a
+  log-probability not finite.
   """
   if (longest := max((len(ending) for _, ending in pairs), default=0)) > most:
-    raise ValueError(f'an ending of {longest} tokens, and the model reads {most}: take a larger max_length.')
-  # A model that reads `most` tokens predicts as many, so a text may have one more. Texts are sorted by length
-  # and padded to a few lengths on the right, where a causal model does not look.
-  rows = [((context + ending)[-most - 1:], len(ending)) for context, ending in pairs]
+    raise ValueError(
+      f'an ending of {longest} tokens, and the model reads {most}: take a larger max_length.'
+    )
+  # A model that reads `most` tokens predicts as many, so a text may have one more. Texts are sorted
+  # by length and padded to a few lengths on the right, where a causal model does not look.
+  rows = [((context + ending)[-most - 1 :], len(ending)) for context, ending in pairs]
   order, start = sorted(range(len(rows)), key=lambda i: -len(rows[i][0])), 0
   results = [(math.nan, False)] * len(rows)
   while start < len(order):
-    # The first text is the longest of its batch: the smallest power of two that holds all but its last token.
+    # The first text is the longest of its batch: the smallest power of two that holds all but its
+    # last token.
     width = min(most, max(_SHORTEST, 1 << (len(rows[order[start]][0]) - 2).bit_length()))
     size = batch_size or max(1, _SCORED // width)
-    batch = order[start:start + size]
-    tokens, targets, counted = np.zeros((3, size, width), np.int32)  # the last batch is padded as well
+    batch = order[start : start + size]
+    tokens, targets, counted = np.zeros(
+      (3, size, width), np.int32
+    )  # the last batch is padded as well
     for row, i in enumerate(batch):
       ids, count = rows[i]
-      tokens[row, :len(ids) - 1], targets[row, :len(ids) - 1] = ids[:-1], ids[1:]
-      counted[row, len(ids) - 1 - count:len(ids) - 1] = 1
+      tokens[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
+      counted[row, len(ids) - 1 - count : len(ids) - 1] = 1
     totals, greedy = map(np.asarray, _scores(run.logits(tokens), targets, counted.astype(bool)))
     if not np.isfinite(totals).all():
       raise not_finite(run, 'the log-probability of an ending', run.config.dtype)
@@ -196,7 +242,9 @@ def _scores(logits_BxTxV, targets_BxT, counted_BxT):
   chosen_BxT = jnp.take_along_axis(logits_BxTxV, targets_BxT[..., None], -1)[..., 0]
   log_BxT = chosen_BxT - jax.nn.logsumexp(logits_BxTxV, -1)
   greedy_BxT = jnp.argmax(logits_BxTxV, -1) == targets_BxT
-  return jnp.where(counted_BxT, log_BxT, 0).sum(-1), jnp.where(counted_BxT, greedy_BxT, True).all(-1)
+  return jnp.where(counted_BxT, log_BxT, 0).sum(-1), jnp.where(counted_BxT, greedy_BxT, True).all(
+    -1
+  )
 
 
 if __name__ == '__main__':

@@ -27,9 +27,25 @@ from sink_jax.train.workdir import read_experiment
 
 _TOKENS_AT_A_TIME = 16384
 # A corpus as large as the Pile is not read to its end (Appendix B.2).
-_PILE = ('Pile-CC', 'PubMed Central', 'ArXiv', 'Github', 'FreeLaw', 'StackExchange', 'USPTO Backgrounds',
-         'PubMed Abstracts', 'Gutenberg (PG-19)', 'Wikipedia (en)', 'DM Mathematics', 'Ubuntu IRC',
-         'EuroParl', 'HackerNews', 'PhilPapers', 'NIH ExPorter', 'Enron Emails')
+_PILE = (
+  'Pile-CC',
+  'PubMed Central',
+  'ArXiv',
+  'Github',
+  'FreeLaw',
+  'StackExchange',
+  'USPTO Backgrounds',
+  'PubMed Abstracts',
+  'Gutenberg (PG-19)',
+  'Wikipedia (en)',
+  'DM Mathematics',
+  'Ubuntu IRC',
+  'EuroParl',
+  'HackerNews',
+  'PhilPapers',
+  'NIH ExPorter',
+  'Enron Emails',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +68,11 @@ class InputOptions:
   batch_size: int | None = None  # sequences at a time; by default as many as have 16,384 tokens.
 
   def __post_init__(self):
-    for name, value, choices in (('inputs', self.inputs, KINDS), ('bos', self.bos or 'none', BOS),
-                                 ('dtype', self.dtype, ('float32', 'bfloat16'))):
+    for name, value, choices in (
+      ('inputs', self.inputs, KINDS),
+      ('bos', self.bos or 'none', BOS),
+      ('dtype', self.dtype, ('float32', 'bfloat16')),
+    ):
       check_known(value, choices, f'--{name}: there is no')
     check_least(self, sequences=1, length=2, seed=0, batch_size=1)
 
@@ -65,7 +84,8 @@ class InputOptions:
 class Model:
   """A model under analysis: it makes its inputs, and keeps their descriptions for the record.
 
-  given: a caller's inputs, instead of those that the options ask for. blocks: those with attention, from 1.
+  given: a caller's inputs, instead of those that the options ask for. blocks: those with attention,
+  from 1.
   """
 
   def __init__(self, run: Run, options: InputOptions, given: Inputs | None = None):
@@ -87,28 +107,41 @@ class Model:
     else:
       inputs = self.given
     if kind == 'domains' and not inputs.description.get('domains'):
-      raise ValueError('domains compares texts: leave out tokens and --inputs, and name a --source= of '
-                       'texts.')
+      raise ValueError(
+        'domains compares texts: leave out tokens and --inputs, and name a --source= of texts.'
+      )
     self.descriptions.append(inputs.description)
     return inputs
 
   def batches(self, tokens: np.ndarray, size: int | None = None) -> Iterator[np.ndarray]:
     """Batches of tokens (S, T) one after another, `size` sequences each; shows how many are done."""
     size = size or self.options.at_a_time(tokens.shape[1])
-    with contextlib.closing(Progress(f'{self.run.name}, T = {tokens.shape[1]}', len(tokens),
-                                     unit='sequence', enabled=len(tokens) > size)) as progress:
+    with contextlib.closing(
+      Progress(
+        f'{self.run.name}, T = {tokens.shape[1]}',
+        len(tokens),
+        unit='sequence',
+        enabled=len(tokens) > size,
+      )
+    ) as progress:
       for start in range(0, len(tokens), size):
-        yield tokens[start:start + size]
+        yield tokens[start : start + size]
         progress.update(min(start + size, len(tokens)))
 
   def report(self, tokens: np.ndarray) -> SinkReport:
     """The probe of tokens (S, T)."""
-    return probe(self.run, tokens, dtype=self.options.dtype,
-                 batch_size=self.options.at_a_time(tokens.shape[1]))
+    return probe(
+      self.run, tokens, dtype=self.options.dtype, batch_size=self.options.at_a_time(tokens.shape[1])
+    )
 
 
-def load(checkpoint: str | None, workdir: str | None = None, dtype: str = 'float32', fsdp: int = 1,
-         plugins: str = '') -> Run:
+def load(
+  checkpoint: str | None,
+  workdir: str | None = None,
+  dtype: str = 'float32',
+  fsdp: int = 1,
+  plugins: str = '',
+) -> Run:
   """Loads a published model, its parameters split over `fsdp` devices, or a run, with `plugins`."""
   if checkpoint is None:
     assert workdir is not None
@@ -131,22 +164,36 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
     tokenizer = run.tokenizer
   except (ValueError, OSError) as error:
     if text:
-      raise ValueError(f'{run.name}: no tokenizer for text: {str(error).rstrip(".")}; --inputs=random and '
-                       '--inputs=repeat need none.') from None
+      raise ValueError(
+        f'{run.name}: no tokenizer for text: {str(error).rstrip(".")}; --inputs=random and '
+        '--inputs=repeat need none.'
+      ) from None
     tokenizer = None
   if text:
     make = {'sequences': made.natural, 'long text': made.long_text, 'domains': made.by_domain}[kind]
     more = {'domains': _PILE} if kind == 'domains' else {}
-    return make(tokenizer, made.open_source(options.source), sequences=sequences, length=length,
-                bos=options.bos or 'tokenizer', **more)
-  # A table of embeddings is often longer than the list of tokens; some tokenizers have tokens that were
-  # added after the training.
+    return make(
+      tokenizer,
+      made.open_source(options.source),
+      sequences=sequences,
+      length=length,
+      bos=options.bos or 'tokenizer',
+      **more,
+    )
+  # A table of embeddings is often longer than the list of tokens; some tokenizers have tokens that
+  # were added after the training.
   size = run.config.vocab_size
   if not size:
     raise ValueError(f'{run.name} has continuous inputs and no tokens to draw from.')
   return made.random_tokens(
-      min(size, tokenizer.vocab_size) if tokenizer else size, sequences=sequences, length=length,
-      bos=options.bos or 'none', seed=options.seed, tokenizer=tokenizer, repeat=options.inputs == 'repeat')
+    min(size, tokenizer.vocab_size) if tokenizer else size,
+    sequences=sequences,
+    length=length,
+    bos=options.bos or 'none',
+    seed=options.seed,
+    tokenizer=tokenizer,
+    repeat=options.inputs == 'repeat',
+  )
 
 
 def _stored(run: Run, options: InputOptions) -> Inputs | None:
@@ -160,7 +207,12 @@ def _stored(run: Run, options: InputOptions) -> Inputs | None:
     raise ValueError(f'{run.name} stores no probe tokens: use --inputs=random.')
   for name, stored in zip(('sequences', 'length'), tokens.shape):
     if (wanted := getattr(options, name)) > stored:
-      raise ValueError(f'--{name}={wanted}: {task} makes its tokens, and the run stores {tokens.shape[0]} '
-                       f'sequences of {tokens.shape[1]} of them; choose up to {stored}.')
-  return made.stored(np.asarray(tokens)[:options.sequences, :options.length], run.config.vocab_size,
-                     f'probe tokens of {task}')
+      raise ValueError(
+        f'--{name}={wanted}: {task} makes its tokens, and the run stores {tokens.shape[0]} '
+        f'sequences of {tokens.shape[1]} of them; choose up to {stored}.'
+      )
+  return made.stored(
+    np.asarray(tokens)[: options.sequences, : options.length],
+    run.config.vocab_size,
+    f'probe tokens of {task}',
+  )

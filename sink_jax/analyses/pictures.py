@@ -18,27 +18,51 @@ from sink_jax.evaluate import plots
 
 Row = dict[str, Any]
 Columns = tuple[str, ...]
-_WORDS = {'sink_1': f'{plots.SINK_1} (% of heads)', 'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$',
-          'epsilon': 'ε', 'length': 'T (tokens)', 'percent': '%', 'norm_product': r'$\|q\|\|k\|$',
-          'score': r'$q k^\top / \sqrt{d_h}$', 'map': 'attention', 'raw_map': 'raw weights',
-          'position': 'position t', 'first': 'first token', 'others': 'mean of the others',
-          'tokens': 'tokens read', 'size': 'cache (tokens)', 'attention': 'attention on the first token'}
+_WORDS = {
+  'sink_1': f'{plots.SINK_1} (% of heads)',
+  'sink_t': r'$\mathrm{Sink}_t^{\epsilon}$',
+  'epsilon': 'ε',
+  'length': 'T (tokens)',
+  'percent': '%',
+  'norm_product': r'$\|q\|\|k\|$',
+  'score': r'$q k^\top / \sqrt{d_h}$',
+  'map': 'attention',
+  'raw_map': 'raw weights',
+  'position': 'position t',
+  'first': 'first token',
+  'others': 'mean of the others',
+  'tokens': 'tokens read',
+  'size': 'cache (tokens)',
+  'attention': 'attention on the first token',
+}
 
 
-def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel: Columns = ('model',), *,
-          log: str = '', error: str = '', style: str | Columns = 'o-', percent: bool = False,
-          label: str = '') -> Figure:
+def lines(
+  rows: Sequence[Row],
+  x: str,
+  y: str | Columns,
+  by: Columns = (),
+  panel: Columns = ('model',),
+  *,
+  log: str = '',
+  error: str = '',
+  style: str | Columns = 'o-',
+  percent: bool = False,
+  label: str = '',
+) -> Figure:
   """Draws columns `y` against `x`, a line for each of them and of the values of `by`.
 
-  log: the axes with a logarithmic scale, such as 'xy'. error: the column of the bars of y. percent: whether
-  the axis of y goes from 0 to 100. label: of that axis, where `y` are several. A number of the paper,
-  'paper_COLUMN', is a cross.
+  log: the axes with a logarithmic scale, such as 'xy'. error: the column of the bars of y. percent:
+  whether the axis of y goes from 0 to 100. label: of that axis, where `y` are several. A number of
+  the paper, 'paper_COLUMN', is a cross.
   """
   figure, panels = _panels(rows, panel, 4.4, 3.8)
   names: list[str] = [y] if isinstance(y, str) else [*y]
   styles = dict(zip(names, itertools.repeat(style) if isinstance(style, str) else style))
   for ax, (title, inside) in panels:
-    for i, (column, (words, group)) in enumerate(itertools.product(names, _groups(inside, by).items())):
+    for i, (column, (words, group)) in enumerate(
+      itertools.product(names, _groups(inside, by).items())
+    ):
       points = sorted((row for row in group if row.get(column) is not None), key=lambda row: row[x])
       if not points:
         continue
@@ -46,8 +70,13 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
       words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', words]))
       shape = styles[column]
       # Where the colours begin again, the markers have moved on by one.
-      look: dict[str, Any] = dict(color=plots.COLOURS[i % 7], label=words or _word(column), linewidth=2,
-                                  markersize=5, marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in shape else '')
+      look: dict[str, Any] = dict(
+        color=plots.COLOURS[i % 7],
+        label=words or _word(column),
+        linewidth=2,
+        markersize=5,
+        marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in shape else '',
+      )
       if error:
         shift = 0.12 * (i - (len(_groups(inside, by)) - 1) / 2)  # side by side
         bounds = [row[error] for row in points]
@@ -55,8 +84,14 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
       else:
         ax.plot(across, up, linestyle='-' if '-' in shape else '', **look)
       if paper := [(row[x], row[f'paper_{column}']) for row in points if f'paper_{column}' in row]:
-        ax.plot(*zip(*paper), 'x', color=look['color'], markersize=9, markeredgewidth=2,
-                label=f'{words or "Sink_1"}: the paper')
+        ax.plot(
+          *zip(*paper),
+          'x',
+          color=look['color'],
+          markersize=9,
+          markeredgewidth=2,
+          label=f'{words or "Sink_1"}: the paper',
+        )
     ax.set(xscale='log' if 'x' in log else 'linear', yscale='log' if 'y' in log else 'linear')
     if 'x' not in log:
       ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -71,8 +106,13 @@ def lines(rows: Sequence[Row], x: str, y: str | Columns, by: Columns = (), panel
       ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.grid(alpha=0.25)
     drawn = len(ax.get_lines())
-    place: dict[str, Any] = dict(loc='upper left', bbox_to_anchor=(1, 1)) if drawn > 8 else dict(
-        loc='upper center', bbox_to_anchor=(0.5, -0.22), ncols=2) if drawn > 3 else {}
+    place: dict[str, Any] = (
+      dict(loc='upper left', bbox_to_anchor=(1, 1))
+      if drawn > 8
+      else dict(loc='upper center', bbox_to_anchor=(0.5, -0.22), ncols=2)
+      if drawn > 3
+      else {}
+    )
     ax.legend(fontsize=8, frameon=False, **place)
     plots.label(ax, title, _word(x), label or _word(names[0]))
   return figure
@@ -89,13 +129,16 @@ def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) 
     for label, group in _groups(inside, by).items():
       i = series.index(label)
       centres = [places.index(row[x]) + width * (i - (len(series) - 1) / 2) for row in group]
-      drawn = ax.bar(centres, [row[y] for row in group], 0.92 * width, color=plots.COLOURS[i % 7],
-                     label=label)
+      drawn = ax.bar(
+        centres, [row[y] for row in group], 0.92 * width, color=plots.COLOURS[i % 7], label=label
+      )
       if len(places) * len(series) < 20:
         ax.bar_label(drawn, fmt='%.1f', fontsize=8)
       for centre, row in zip(centres, group):
         if row.get('paper') is not None:
-          ax.plot([centre - width / 2, centre + width / 2], [row['paper']] * 2, color='black', linewidth=2)
+          ax.plot(
+            [centre - width / 2, centre + width / 2], [row['paper']] * 2, color='black', linewidth=2
+          )
     if any(row.get('paper') is not None for row in inside):
       ax.plot([], [], color='black', linewidth=2, label='the paper')
     ax.set_ylim(0, 108)
@@ -106,8 +149,14 @@ def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) 
   return figure
 
 
-def intervals(rows: Sequence[Row], names: Columns, panel: Columns = ('model',), *, label: str,
-              log: float | None = None) -> Figure:
+def intervals(
+  rows: Sequence[Row],
+  names: Columns,
+  panel: Columns = ('model',),
+  *,
+  label: str,
+  log: float | None = None,
+) -> Figure:
   """Draws the `change` of each row from `low` to `high`, on the range of its controls in grey.
 
   names: the columns that name a row. log: up to where the axis is linear; it is logarithmic beyond.
@@ -120,7 +169,9 @@ def intervals(rows: Sequence[Row], names: Columns, panel: Columns = ('model',), 
         ax.plot([row['control_low'], row['control_high']], [y, y], color='0.75', linewidth=8)
       ax.plot([row['low'], row['high']], [y, y], color=plots.COLOURS[0], linewidth=2)
       ax.plot(row['change'], y, 'o', color=plots.COLOURS[0], markersize=5)
-    ax.set_yticks(range(len(inside)), labels=[', '.join(str(row[name]) for name in names) for row in inside])
+    ax.set_yticks(
+      range(len(inside)), labels=[', '.join(str(row[name]) for name in names) for row in inside]
+    )
     ax.set_ylim(len(inside) - 0.5, -0.5)
     if log is not None:
       ax.set_xscale('symlog', linthresh=log)
@@ -138,9 +189,14 @@ def heat_maps(rows: Sequence[Row], columns: Columns, title: str = '') -> Figure:
   across = len(columns) if len(shown) == len(columns) * drawn > drawn else 4
   figure, axes = _canvas(len(shown), across, 3.9, 4.2)
   for ax, (row, column) in zip(axes, shown):
-    plots.attention_panel(ax, row[column], f'{row["model"]}: block {row["block"]}, head {row["head"]}\n'
-                          f'importance {row["importance"]:.2f}, {title.format(**row)}', _word(column),
-                          signed=column in ('cosine', 'score'))
+    plots.attention_panel(
+      ax,
+      row[column],
+      f'{row["model"]}: block {row["block"]}, head {row["head"]}\n'
+      f'importance {row["importance"]:.2f}, {title.format(**row)}',
+      _word(column),
+      signed=column in ('cosine', 'score'),
+    )
   return figure
 
 
@@ -160,7 +216,9 @@ def grids(rows: Sequence[Row], value: str) -> Figure:
     bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
     bar.ax.axhline(inside[0]['epsilon'], color='white', linewidth=2)
     rates = [row['sink_1'] for row in inside if 'sink_1' in row]
-    plots.label(ax, f'{title}: {plots.SINK_1} = {np.mean(rates):.1f} %' if rates else title, 'head', 'block')
+    plots.label(
+      ax, f'{title}: {plots.SINK_1} = {np.mean(rates):.1f} %' if rates else title, 'head', 'block'
+    )
   return figure
 
 
@@ -172,14 +230,19 @@ def _groups(rows: Sequence[Row], columns: Columns) -> dict[str, list[Row]]:
   """Rows by the words for their values of columns, in the order in which they come."""
   groups: dict[str, list[Row]] = {}
   for row in rows:
-    words = (f'{_word(name)} = {row[name]}' if isinstance(row[name], (int, float)) else
-             row[name] or 'unchanged' for name in columns)
+    words = (
+      f'{_word(name)} = {row[name]}'
+      if isinstance(row[name], (int, float))
+      else row[name] or 'unchanged'
+      for name in columns
+    )
     groups.setdefault(', '.join(words), []).append(row)
   return groups
 
 
-def _panels(rows: Sequence[Row], by: Columns, width: float, height: float,
-            columns: int = 3) -> tuple[Figure, Sequence[tuple[Axes, tuple[str, list[Row]]]]]:
+def _panels(
+  rows: Sequence[Row], by: Columns, width: float, height: float, columns: int = 3
+) -> tuple[Figure, Sequence[tuple[Axes, tuple[str, list[Row]]]]]:
   """A figure with a panel for every group of rows, and (axes, (title, rows)) of each."""
   groups = _groups(rows, by)
   figure, axes = _canvas(len(groups), columns, width, height)

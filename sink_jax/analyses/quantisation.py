@@ -35,48 +35,71 @@ _DRAWS = 8  # of random tokens
 
 
 def _draw(rows: list[Row]) -> Figure:
-  shown = [row | {'spares': f'spares {row["spared"]}', 'of': f'{row["bits"]} bits'}
-           for row in rows if row['part'] == 'all']
-  return intervals(shown, ('of', 'scale', 'spares'), ('model', 'what'),
-                   label='change of the loss (nats)', log=0.1)
+  shown = [
+    row | {'spares': f'spares {row["spared"]}', 'of': f'{row["bits"]} bits'}
+    for row in rows
+    if row['part'] == 'all'
+  ]
+  return intervals(
+    shown, ('of', 'scale', 'spares'), ('model', 'what'), label='change of the loss (nats)', log=0.1
+  )
 
 
 @analysis('quantisation', _draw, sequences=16, length=64)
 def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   """Loss with quantised activations, or keys and values: 8 and 4 bits, with some tokens spared.
 
-  Activations are the inputs of the linear layers of attention and of dense feed-forward networks; Mamba
-  mixers, experts, weights and (un)embeddings keep their values. The cache has keys as attention reads
-  them, and the values. A scale, max|x| / (2^(bits - 1) - 1), serves one sequence (per tensor) or one token.
+  Activations are the inputs of the linear layers of attention and of dense feed-forward networks;
+  Mamba mixers, experts, weights and (un)embeddings keep their values. The cache has keys as
+  attention reads them, and the values. A scale, max|x| / (2^(bits - 1) - 1), serves one sequence (per tensor) or one token.
 
   Spared tokens keep their values and do not count for the scale: none, the `first`, the sinks
-  (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and `most`.
-  `change` is the loss minus the loss of the float model, in nats, and `recovered` the change
-  with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are spared; both
-  with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
-  Rows of part 'module' and 'block' quantise only layers of one name, or one block, to 8 bits per tensor.
+  (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and
+  `most`. `change` is the loss minus the loss of the float model, in nats, and `recovered` the
+  change with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are
+  spared; both with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
+  Rows of part 'module' and 'block' quantise only layers of one name, or one block, to 8 bits per
+  tensor.
   """
   tokens_SxT = model.inputs().tokens
   if not 0 < first < tokens_SxT.shape[1]:
     raise ValueError(f'--first={first} must be between 1 and {tokens_SxT.shape[1] - 1}.')
   sinks = model.report(tokens_SxT).sink_positions() - 1
   choices, rows = _spared(tokens_SxT.shape, first, sinks), []
-  named = {'none': '', f'first {first}': f'1 to {first}', 'random': f'{choices["random"][0, 0].sum()} others',
-           'sinks': ', '.join(str(k + 1) for k in sinks)}
+  named = {
+    'none': '',
+    f'first {first}': f'1 to {first}',
+    'random': f'{choices["random"][0, 0].sum()} others',
+    'sinks': ', '.join(str(k + 1) for k in sinks),
+  }
   measure = functools.partial(_losses, model, tokens_SxT)
   none_SxT = choices['none'][0]
   base_S = measure(lambda block, layer: False, none_SxT, 8, False)
-  for what, bits, scale in itertools.product(('activations', _CACHE), (8, 4), ('per tensor', 'per token')):
+  for what, bits, scale in itertools.product(
+    ('activations', _CACHE), (8, 4), ('per tensor', 'per token')
+  ):
     on = lambda block, layer: (layer == _CACHE) == (what == _CACHE)
-    changes = {name: np.stack([measure(on, mask_SxT, bits, scale == 'per token') - base_S
-                               for mask_SxT in masks_RxSxT]) for name, masks_RxSxT in choices.items()}
+    changes = {
+      name: np.stack(
+        [measure(on, mask_SxT, bits, scale == 'per token') - base_S for mask_SxT in masks_RxSxT]
+      )
+      for name, masks_RxSxT in choices.items()
+    }
     for name, change_RxS in changes.items():
-      row = {'part': 'all', 'what': what, 'bits': bits, 'scale': scale, 'spared': name,
-             'positions': named[name]} | _change(base_S, change_RxS.mean(0))
+      row = {
+        'part': 'all',
+        'what': what,
+        'bits': bits,
+        'scale': scale,
+        'spared': name,
+        'positions': named[name],
+      } | _change(base_S, change_RxS.mean(0))
       recovered_S = changes['none'][0] - change_RxS.mean(0)
       low, high = bootstrap(recovered_S)
       if name != 'none':
-        row |= dict(recovered=float(recovered_S.mean()), recovered_low=float(low), recovered_high=float(high))
+        row |= dict(
+          recovered=float(recovered_S.mean()), recovered_low=float(low), recovered_high=float(high)
+        )
       if name == 'random':
         row |= {'least': float(change_RxS.mean(1).min()), 'most': float(change_RxS.mean(1).max())}
       rows.append(row)
@@ -89,8 +112,12 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   return rows
 
 
-def quantised(x_BxTx: jax.Array, levels: jax.Array | float, per_token: jax.Array | bool,
-              spared_BxT: jax.Array | np.ndarray) -> jax.Array:
+def quantised(
+  x_BxTx: jax.Array,
+  levels: jax.Array | float,
+  per_token: jax.Array | bool,
+  spared_BxT: jax.Array | np.ndarray,
+) -> jax.Array:
   """Values (B, T, ...) rounded to symmetric integers up to `levels`, ties to even; see `quantisation`."""
   x = x_BxTx.astype(jnp.float32)
   spared = jnp.reshape(spared_BxT, (*x.shape[:2], *[1] * (x.ndim - 2)))
@@ -105,16 +132,24 @@ def _spared(shape: tuple[int, int], first: int, sinks: np.ndarray) -> dict[str, 
   at = np.arange(shape[1])
   others = np.setdiff1d(at[first:], sinks)
   count = min(len(sinks), len(others))
-  order = np.random.default_rng(0).permuted(np.broadcast_to(others, (_DRAWS, shape[0], len(others))), axis=2)
+  order = np.random.default_rng(0).permuted(
+    np.broadcast_to(others, (_DRAWS, shape[0], len(others))), axis=2
+  )
   same = {'none': at < 0, f'first {first}': at < first, 'sinks': np.isin(at, sinks)}
   return {name: np.broadcast_to(mask_T, (1, *shape)) for name, mask_T in same.items()} | {
-      'random': (order[..., :count, None] == at).any(2)}
+    'random': (order[..., :count, None] == at).any(2)
+  }
 
 
 def _change(base_S: np.ndarray, change_S: np.ndarray) -> Row:
   (low, high), change = bootstrap(change_S), float(change_S.mean())
-  return {'loss': float(base_S.mean()) + change, 'change': change, 'low': float(low), 'high': float(high),
-          'destroyed': change >= math.log(10)}
+  return {
+    'loss': float(base_S.mean()) + change,
+    'change': change,
+    'low': float(low),
+    'high': float(high),
+    'destroyed': change >= math.log(10),
+  }
 
 
 def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -122,7 +157,9 @@ def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
   found = {}
   for path in flatten_dict(run.params['blocks']):
     number = int(path[0].removeprefix('layer')) + 1 if len(run.config.pattern) > 1 else 1
-    dense = path[-3:-2] == ('attention',) or 'ffn' in path and not run.config.pattern[number - 1].experts
+    dense = (
+      path[-3:-2] == ('attention',) or 'ffn' in path and not run.config.pattern[number - 1].experts
+    )
     if path[-1] == 'kernel' and dense:
       found[number, path[-2]] = path[:-1]
     if path[-2:] == ('query', 'kernel'):
@@ -130,32 +167,61 @@ def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
   return found
 
 
-def _losses(model: Model, tokens_SxT: np.ndarray, on: Callable[[int, str], bool], spared_SxT: np.ndarray,
-            bits: int, per_token: bool) -> np.ndarray:
+def _losses(
+  model: Model,
+  tokens_SxT: np.ndarray,
+  on: Callable[[int, str], bool],
+  spared_SxT: np.ndarray,
+  bits: int,
+  per_token: bool,
+) -> np.ndarray:
   """Mean losses (S,) in nats, float64; `on` says of a block from 1 and a layer if it is quantised."""
   run, config, losses = model.run, probed(model.run.config, model.options.dtype), []
-  edits = unflatten_dict({(*path, 'quantised'): np.array(
-      [on(block, layer) for block in range(number, config.layers + 1, len(config.pattern))])
-      for (number, layer), path in _modules(run).items()})
+  edits = unflatten_dict(
+    {
+      (*path, 'quantised'): np.array(
+        [on(block, layer) for block in range(number, config.layers + 1, len(config.pattern))]
+      )
+      for (number, layer), path in _modules(run).items()
+    }
+  )
   size = model.options.at_a_time(tokens_SxT.shape[1])
   for start in range(0, len(tokens_SxT), size):
     at = slice(start, start + size)
-    losses.append(_batch_losses(config, mesh_of(run.params), run.params, {'blocks': edits}, tokens_SxT[at],
-                                spared_SxT[at], 2.0 ** (bits - 1) - 1, per_token))
+    losses.append(
+      _batch_losses(
+        config,
+        mesh_of(run.params),
+        run.params,
+        {'blocks': edits},
+        tokens_SxT[at],
+        spared_SxT[at],
+        2.0 ** (bits - 1) - 1,
+        per_token,
+      )
+    )
   return np.concatenate(losses, dtype=np.float64).mean(1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _batch_losses(config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree,
-                  tokens_BxT: jax.Array, spared_BxT: jax.Array, levels: jax.Array,
-                  per_token: jax.Array) -> jax.Array:
+def _batch_losses(
+  config: ModelConfig,
+  mesh: Mesh | None,
+  params: ParamTree,
+  edits: ParamTree,
+  tokens_BxT: jax.Array,
+  spared_BxT: jax.Array,
+  levels: jax.Array,
+  per_token: jax.Array,
+) -> jax.Array:
   """Losses (B, T - 1) where `edits` says which modules are quantised; learned sink tokens are not spared."""
   spared_BxT = jnp.pad(spared_BxT, ((0, 0), (config.sink_tokens, 0)))
 
   def edited(function, args, kwargs, context):
     layer = context.module
     change = lambda x: jnp.where(
-        layer.get_variable('edits', 'quantised'), quantised(x, levels, per_token, spared_BxT), x)
+      layer.get_variable('edits', 'quantised'), quantised(x, levels, per_token, spared_BxT), x
+    )
     if isinstance(layer, Dense) and layer.has_variable('edits', 'quantised'):
       return function(change(args[0]))
     if context.method_name != 'edit_inputs':

@@ -1,7 +1,7 @@
 """Registers analyses, and carries one out on a model or several.
 
-An analysis is a function of a `Model` and of its options, which returns rows: flat dicts of numbers and
-words, ready for JSON. Blocks and heads count from 1. The runner adds the name of the model.
+An analysis is a function of a `Model` and of its options, which returns rows: flat dicts of numbers
+and words, ready for JSON. Blocks and heads count from 1. The runner adds the name of the model.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ from sink_jax.models.run import Run
 
 # Options of several analyses.
 Epsilon = Annotated[float, tyro.conf.arg(help='threshold of the sink rate.')]
-Epsilons = Annotated[tuple[float, ...], tyro.conf.arg(help='thresholds of the sink rate, such as 0.2,0.3.')]
-Heads = Annotated[tuple[str, ...], tyro.conf.arg(
-    help='BLOCK.HEAD, from 1, such as 5.1,10.3; by default two with sinks and two without.')]
+Epsilons = Annotated[
+  tuple[float, ...], tyro.conf.arg(help='thresholds of the sink rate, such as 0.2,0.3.')
+]
+Heads = Annotated[
+  tuple[str, ...],
+  tyro.conf.arg(
+    help='BLOCK.HEAD, from 1, such as 5.1,10.3; by default two with sinks and two without.'
+  ),
+]
 _LINES = 40  # of a table in a terminal
 _TITLES = 3  # models whose findings are the title of a picture; of more the picture is a comparison
 
@@ -72,29 +78,44 @@ class Analysis:
   def parameters(self) -> dict[str, tuple[Any, Any]]:
     """{name: (annotation, default)} of its options, from which a command line is made."""
     hints = typing.get_type_hints(self.function, include_extras=True)
-    return {name: (hints[name], parameter.default) for name, parameter in
-            list(inspect.signature(self.function).parameters.items())[1:]}
+    return {
+      name: (hints[name], parameter.default)
+      for name, parameter in list(inspect.signature(self.function).parameters.items())[1:]
+    }
 
   def picture(self, rows: list[Row]) -> Figure:
     """Draws the rows, with the finding of each model as the title."""
     figure, models = self.draw(rows), list(dict.fromkeys(row['model'] for row in rows))
     if self.finding and len(models) <= _TITLES:
-      titles = (f'{name}: {self.finding([row for row in rows if row["model"] == name])}' for name in models)
+      titles = (
+        f'{name}: {self.finding([row for row in rows if row["model"] == name])}' for name in models
+      )
       letters = int(12 * figure.get_figwidth())  # that fit into a line
-      figure.suptitle('\n'.join(textwrap.fill(title, letters) for title in titles), fontsize=plots.FONT)
+      figure.suptitle(
+        '\n'.join(textwrap.fill(title, letters) for title in titles), fontsize=plots.FONT
+      )
     return figure
 
 
 ANALYSES: dict[str, Analysis] = {}
 
 
-def analysis(figure: str, draw: Callable[[list[Row]], Figure], *,
-             finding: Callable[[list[Row]], str] | None = None,
-             models: Callable[[], list[Run]] | None = None, **inputs: Any) -> Callable:
+def analysis(
+  figure: str,
+  draw: Callable[[list[Row]], Figure],
+  *,
+  finding: Callable[[list[Row]], str] | None = None,
+  models: Callable[[], list[Run]] | None = None,
+  **inputs: Any,
+) -> Callable:
   """Registers a function as the analysis of a figure; `inputs` are defaults of `InputOptions` that differ."""
+
   def register(function):
-    ANALYSES[function.__name__] = Analysis(function, figure, draw, finding, InputOptions(**inputs), models)
+    ANALYSES[function.__name__] = Analysis(
+      function, figure, draw, finding, InputOptions(**inputs), models
+    )
     return function
+
   return register
 
 
@@ -129,17 +150,30 @@ class Result:
 
   def __str__(self) -> str:
     """The rows as a table for a terminal, without lists; a long table is cut. Rates have their unit."""
-    columns = list(dict.fromkeys(
-        name for row in self.rows for name, value in row.items() if not isinstance(value, (list, dict))))
-    cell = lambda value: '' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
+    columns = list(
+      dict.fromkeys(
+        name
+        for row in self.rows
+        for name, value in row.items()
+        if not isinstance(value, (list, dict))
+      )
+    )
+    cell = lambda value: (
+      '' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
+    )
     table = [[cell(row.get(name)) for name in columns] for row in self.rows[:_LINES]]
     more = len(self.rows) - len(table)
     heads = [f'{name} (%)' if name.startswith('sink_') else name for name in columns]
     return '\n'.join([*text_table(heads, table), *[f'and {more} rows more'] * bool(more)])
 
 
-def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str, Any],
-            tokens: Inputs | None = None) -> Result:
+def measure(
+  chosen: Analysis,
+  run: Run,
+  inputs: InputOptions,
+  options: dict[str, Any],
+  tokens: Inputs | None = None,
+) -> Result:
   """Measures one model; a ValueError names an option that does not fit it, or a number that is not finite."""
   for name in {'epsilon', 'epsilons'} & set(options):
     if not all(0 < epsilon < 1 for epsilon in np.ravel(options[name])):
@@ -152,10 +186,19 @@ def measure(chosen: Analysis, run: Run, inputs: InputOptions, options: dict[str,
       if isinstance(value, float) and not math.isfinite(value):
         raise not_finite(run, column, inputs.dtype)
   source = os.path.basename(inputs.source) if os.path.isabs(inputs.source) else inputs.source
-  return Result(chosen, rows, [{
-      'model': name, 'checkpoint': checkpoint(run), 'inputs': model.descriptions,
-      'options': dataclasses.asdict(inputs) | {'source': source} | options,
-      'matmul_precision': matmul_precision(inputs.dtype)}])
+  return Result(
+    chosen,
+    rows,
+    [
+      {
+        'model': name,
+        'checkpoint': checkpoint(run),
+        'inputs': model.descriptions,
+        'options': dataclasses.asdict(inputs) | {'source': source} | options,
+        'matmul_precision': matmul_precision(inputs.dtype),
+      }
+    ],
+  )
 
 
 @standard_promotion()
@@ -177,8 +220,10 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, **options: Any
     TypeError: an option does not exist.
   """
   chosen, given = find(name), None
-  inputs = dataclasses.replace(chosen.inputs, **{
-      key: options.pop(key) for key in InputOptions.__dataclass_fields__ if key in options})
+  inputs = dataclasses.replace(
+    chosen.inputs,
+    **{key: options.pop(key) for key in InputOptions.__dataclass_fields__ if key in options},
+  )
   if tokens is not None:
     ids = np.asarray(as_array(tokens, 'tokens'))
     if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
@@ -196,8 +241,12 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
   A snapshot of the hub, models--OWNER--NAME/snapshots/REVISION, has its repository and revision.
   """
   folder = Path(run.folder).absolute() if run.folder else None
-  found = {'folder': folder and folder.name, 'step': run.step, 'dtype': run.config.dtype,
-           'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
+  found = {
+    'folder': folder and folder.name,
+    'step': run.step,
+    'dtype': run.config.dtype,
+    'parameters': sum(x.size for x in jax.tree.leaves(run.params)),
+  }
   if folder and folder.parent.name == 'snapshots' and re.fullmatch('[0-9a-f]{40}', folder.name):
     found |= {'folder': folder.parents[1].name, 'revision': folder.name}
   return found
@@ -205,8 +254,11 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
 
 def named_heads(model: Model, heads: Sequence[str]) -> list[tuple[int, int]]:
   """(n, h), from 0, of heads BLOCK.HEAD; n counts blocks with attention. A ValueError names a wrong head."""
-  names = {f'{block}.{head + 1}': (n, head) for n, block in enumerate(model.blocks)
-           for head in range(model.run.config.heads)}
+  names = {
+    f'{block}.{head + 1}': (n, head)
+    for n, block in enumerate(model.blocks)
+    for head in range(model.run.config.heads)
+  }
   for head in heads:
     check_known(str(head), names, '--heads: there is no')
   return [names[str(head)] for head in heads]

@@ -26,54 +26,86 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
 
-# importance (S, N, H, T); norms of value and key (S, N, T), hidden (S, M, T), head (S, N, H); entropy
-# (S, N, H); activation, kurtosis, token, channel and normal (S, M).
+# importance (S, N, H, T); norms of value and key (S, N, T), hidden (S, M, T), head (S, N, H);
+# entropy (S, N, H); activation, kurtosis, token, channel and normal (S, M).
 Arrays = dict[str, np.ndarray]
 UNTRAINED = 300_000_000  # parameters, up to which an untrained model is measured
 _STATISTICS: dict[str, Callable[[np.ndarray], Any]] = {
-    'mean': np.mean, 'max': np.max, 'min': np.min, 'above': lambda x: (x > EPSILON).mean(),
-    'below': lambda x: (x < DORMANT).mean()}
-# {measure: (array, statistic over blocks and heads, sign, least effect that counts)}; None: one head. 0.3 is
-# the paper's, 100 medians Sun et al.'s (arXiv:2402.17762); half of 0.3, a factor of 2, and ten times the
-# kurtosis of a normal distribution are conventions.
+  'mean': np.mean,
+  'max': np.max,
+  'min': np.min,
+  'above': lambda x: (x > EPSILON).mean(),
+  'below': lambda x: (x < DORMANT).mean(),
+}
+# {measure: (array, statistic over blocks and heads, sign, least effect that counts)}; None: one
+# head. 0.3 is the paper's, 100 medians Sun et al.'s (arXiv:2402.17762); half of 0.3, a factor of 2,
+# and ten times the kurtosis of a normal distribution are conventions.
 MEASURES = {
-    'sink rate': ('rate', 'mean', 1, None), 'sink heads': ('alpha', 'above', 1, None),
-    'largest importance': ('alpha', 'max', 1, EPSILON), 'mean importance': ('alpha', 'mean', 1, EPSILON / 2),
-    'value norm ratio': ('value', 'min', -1, 1 / 2), 'key norm ratio': ('key', 'min', -1, 1 / 2),
-    'hidden norm ratio': ('hidden', 'max', 1, 2), 'least entropy': ('entropy', 'min', -1, 1 / 2),
-    'mean entropy': ('entropy', 'mean', -1, 1 / 2), 'massive activation': ('activation', 'max', 1, BEYOND[0]),
-    'kurtosis': ('kurtosis', 'max', 1, 30), 'dormant heads': ('head', 'below', 1, None),
-    'least head norm': ('head', 'min', -1, DORMANT)}
+  'sink rate': ('rate', 'mean', 1, None),
+  'sink heads': ('alpha', 'above', 1, None),
+  'largest importance': ('alpha', 'max', 1, EPSILON),
+  'mean importance': ('alpha', 'mean', 1, EPSILON / 2),
+  'value norm ratio': ('value', 'min', -1, 1 / 2),
+  'key norm ratio': ('key', 'min', -1, 1 / 2),
+  'hidden norm ratio': ('hidden', 'max', 1, 2),
+  'least entropy': ('entropy', 'min', -1, 1 / 2),
+  'mean entropy': ('entropy', 'mean', -1, 1 / 2),
+  'massive activation': ('activation', 'max', 1, BEYOND[0]),
+  'kurtosis': ('kurtosis', 'max', 1, 30),
+  'dormant heads': ('head', 'below', 1, None),
+  'least head norm': ('head', 'min', -1, DORMANT),
+}
 _OF_POSITION = ('rate', 'alpha', 'value', 'key', 'hidden')
 _OF_HIDDEN = ('hidden', 'activation', 'kurtosis')
 # The axes of the arrays of `from_arrays`; one with the same name is equally long in all arrays.
-_AXES = {'importance': 'S N H T', 'attentions': 'S N H T', 'entropy': 'S N H', 'hidden': 'S M T D',
-         'values': 'S N Hkv T Dv', 'keys': 'S N Hkv T Dh', 'heads': 'S N H T Dv'}
-_WORDS = {'S': 'sequences', 'N': 'layers', 'H': 'heads', 'T': 'tokens', 'Hkv': 'key/value heads',
-          'Dv': 'channels'}
+_AXES = {
+  'importance': 'S N H T',
+  'attentions': 'S N H T',
+  'entropy': 'S N H',
+  'hidden': 'S M T D',
+  'values': 'S N Hkv T Dv',
+  'keys': 'S N Hkv T Dh',
+  'heads': 'S N H T Dv',
+}
+_WORDS = {
+  'S': 'sequences',
+  'N': 'layers',
+  'H': 'heads',
+  'T': 'tokens',
+  'Hkv': 'key/value heads',
+  'Dv': 'channels',
+}
 _describe_each = jax.vmap(lambda hidden_TxD: describe(hidden_TxD[None]))
 
 
 def _draw(rows: list[Row]) -> Figure:
-  return grids([row | {'importance': row['value'], 'epsilon': EPSILON} for row in rows
-                if row['measure'] == 'importance'], 'importance')
+  return grids(
+    [
+      row | {'importance': row['value'], 'epsilon': EPSILON}
+      for row in rows
+      if row['measure'] == 'importance'
+    ],
+    'importance',
+  )
 
 
 @analysis('signature', _draw, sequences=32, length=64)
 def signature(model: Model) -> list[Row]:
   """Where the sinks are, and what goes with them, each number next to its nulls.
 
-  Rows of a measure, of every further position of the first half that is a sink, and of the first token's
-  importance by head. low, high: 99 % bounds of value, by a bootstrap over sequences; for a share of heads,
-  the share by the bounds of each head. uniform: the measure in closed form without an effect: uniform
-  attention, equal norms, normally distributed states. random_positions: the 99th percentile of the measure at
-  random positions. untrained: the measure with fresh parameters. beyond: whether the interval exceeds these
-  three nulls and the least effect that counts. shuffled: the measure on shuffled tokens, a control: a sink
-  that belongs to the position remains.
+  Rows of a measure, of every further position of the first half that is a sink, and of the first
+  token's importance by head. low, high: 99 % bounds of value, by a bootstrap over sequences; for a
+  share of heads, the share by the bounds of each head. uniform: the measure in closed form without
+  an effect: uniform attention, equal norms, normally distributed states. random_positions: the 99th
+  percentile of the measure at random positions. untrained: the measure with fresh parameters.
+  beyond: whether the interval exceeds these three nulls and the least effect that counts. shuffled:
+  the measure on shuffled tokens, a control: a sink that belongs to the position remains.
   """
   inputs, run = model.inputs(), model.run
   tokens_SxT, tokenizer = inputs.tokens, inputs.tokenizer
-  others = {'shuffled': _measured(model, run, np.random.default_rng(0).permuted(tokens_SxT, axis=1))}
+  others = {
+    'shuffled': _measured(model, run, np.random.default_rng(0).permuted(tokens_SxT, axis=1))
+  }
   if parameter_count(run.config) <= UNTRAINED:
     fresh = dataclasses.replace(run, params=init_params(run.config, 0))
     others['untrained'] = _measured(model, fresh, tokens_SxT)
@@ -88,10 +120,19 @@ def signature(model: Model) -> list[Row]:
   return rows
 
 
-def from_arrays(*, importance: Any = None, attentions: Any = None, hidden: Any = None,
-                values: Any = None, keys: Any = None, heads: Any = None, entropy: Any = None,
-                lengths: Lengths | None = None, mask: TokenMask | None = None,
-                name: str = '') -> list[Row]:
+def from_arrays(
+  *,
+  importance: Any = None,
+  attentions: Any = None,
+  hidden: Any = None,
+  values: Any = None,
+  keys: Any = None,
+  heads: Any = None,
+  entropy: Any = None,
+  lengths: Lengths | None = None,
+  mask: TokenMask | None = None,
+  name: str = '',
+) -> list[Row]:
   """The rows of `signature` from the arrays of any model; it omits rows of missing arrays.
 
   Arrays may be those of NumPy, JAX or PyTorch. Nulls that need the model are None. Every text of a
@@ -103,7 +144,8 @@ def from_arrays(*, importance: Any = None, attentions: Any = None, hidden: Any =
       padded batch alpha is what `sink_jax.importance` returns.
     hidden: hidden states (S, M, T, D) after each block, without the embedding.
     values, keys, heads: (S, N, H, T, Dh); heads are outputs before W_O.
-    entropy: of rows, divided by that of uniform attention (S, N, H); computed from attentions if given.
+    entropy: of rows, divided by that of uniform attention (S, N, H); computed from attentions if
+      given.
     lengths: the tokens (S,) of each text of a batch that is padded on the right.
     mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
 
@@ -111,10 +153,14 @@ def from_arrays(*, importance: Any = None, attentions: Any = None, hidden: Any =
     ValueError: a shape does not fit, also to that of another array, a number is not finite, or an
       importance or a map is not one.
   """
-  arrays = dict(importance=importance, entropy=entropy, hidden=hidden, values=values, keys=keys,
-                heads=heads)
-  given = {key: np.asarray(sinks.real_array(x, key), np.float32)
-           for key, x in arrays.items() if x is not None}
+  arrays = dict(
+    importance=importance, entropy=entropy, hidden=hidden, values=values, keys=keys, heads=heads
+  )
+  given = {
+    key: np.asarray(sinks.real_array(x, key), np.float32)
+    for key, x in arrays.items()
+    if x is not None
+  }
   layers = [] if attentions is None else sinks.maps_of_layers(attentions)
   sizes = _sizes(given, layers)
   texts = texts_in(lengths, mask, sizes['S'], sizes.get('T'), least=2)
@@ -127,8 +173,11 @@ def from_arrays(*, importance: Any = None, attentions: Any = None, hidden: Any =
     found |= {'importance': report.importance, 'entropy': _entropy(layers, texts)}
   elif 'importance' in given:
     found['importance'] = sinks.checked_importance(given['importance'], lengths, mask)
-  norms = {key: _norms(key, given[key], texts)
-           for key in ('hidden', 'values', 'keys', 'heads') if key in given}
+  norms = {
+    key: _norms(key, given[key], texts)
+    for key in ('hidden', 'values', 'keys', 'heads')
+    if key in given
+  }
   if 'hidden' in norms:
     found |= {'hidden': norms['hidden']} | _activations_of_texts(given['hidden'], texts)
   found |= {key: norms[f'{key}s'].mean(2) for key in ('value', 'key') if f'{key}s' in norms}
@@ -155,8 +204,10 @@ def _sizes(given: Arrays, layers: Sequence[Any]) -> dict[str, int]:
     for axis, size in zip(axes, shape):
       expected, other = sizes.setdefault(axis, (size, key))
       if size != expected:
-        raise ValueError(f'{key} has {size} {_WORDS[axis]} (axis {axis} of {_AXES[key]}), and '
-                         f'{other} has {expected}: give arrays of the same batch.')
+        raise ValueError(
+          f'{key} has {size} {_WORDS[axis]} (axis {axis} of {_AXES[key]}), and '
+          f'{other} has {expected}: give arrays of the same batch.'
+        )
   return {axis: size for axis, (size, _) in sizes.items()}
 
 
@@ -203,27 +254,44 @@ def _measured(model: Model, run: Run, tokens_SxT: np.ndarray) -> Arrays:
   run = dataclasses.replace(run, config=probed(run.config, model.options.dtype))
   parts, size = [], tokens_SxT.shape[1] * run.config.d_model
   for batch in model.batches(tokens_SxT):
-    layers = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 1, 0), run.record(  # sequences first
-        batch, RecordOptions(entropy=True, hidden=_describe_each)).layers)
-    parts.append(_activations(layers.hidden, size) | {
-        'importance': layers.importance.normalized, 'entropy': layers.importance.entropy,
-        'value': layers.value_norm_BxHxT.mean(2), 'key': layers.key_norm_BxHxT.mean(2),
-        'head': layers.head_norm_BxHxT.mean(-1), 'hidden': layers.hidden_norm_BxT})
+    layers = jax.tree.map(
+      lambda x: np.moveaxis(np.asarray(x), 1, 0),
+      run.record(  # sequences first
+        batch, RecordOptions(entropy=True, hidden=_describe_each)
+      ).layers,
+    )
+    parts.append(
+      _activations(layers.hidden, size)
+      | {
+        'importance': layers.importance.normalized,
+        'entropy': layers.importance.entropy,
+        'value': layers.value_norm_BxHxT.mean(2),
+        'key': layers.key_norm_BxHxT.mean(2),
+        'head': layers.head_norm_BxHxT.mean(-1),
+        'hidden': layers.hidden_norm_BxT,
+      }
+    )
   return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def _activations(found: Any, size: int) -> Arrays:
   """Statistics (S, M) of hidden states of `size` numbers; normal: the activation of normal numbers."""
   ratio = np.asarray(found.activation_max) / np.maximum(found.activation_median, 1e-30)
-  return {'activation': ratio, 'kurtosis': np.asarray(found.kurtosis_moment),
-          'token': np.asarray(found.activation_position), 'channel': np.asarray(found.activation_channel),
-          'normal': np.full_like(ratio, norm.isf(0.5 / size) / norm.ppf(0.75))}
+  return {
+    'activation': ratio,
+    'kurtosis': np.asarray(found.kurtosis_moment),
+    'token': np.asarray(found.activation_position),
+    'channel': np.asarray(found.activation_channel),
+    'normal': np.full_like(ratio, norm.isf(0.5 / size) / norm.ppf(0.75)),
+  }
 
 
 def _values(found: Arrays, at_S: np.ndarray) -> Arrays:
   """The arrays that measures reduce, by sequence, block and head if any, at a position (from 0) of each."""
-  s, result = np.arange(len(at_S)), {key: found[key] for key in ('entropy', 'activation', 'kurtosis')
-                                     if key in found}
+  s, result = (
+    np.arange(len(at_S)),
+    {key: found[key] for key in ('entropy', 'activation', 'kurtosis') if key in found},
+  )
   if 'importance' in found:
     result['alpha'] = found['importance'][s, :, :, at_S]
     result['rate'] = result['alpha'] > EPSILON
@@ -245,8 +313,10 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
   sequences = len(next(iter(found.values())))
   of_tokens = [found[key] for key in ('importance', 'hidden', 'value', 'key') if key in found]
   length_S = sinks.text_lengths(of_tokens[0]) if of_tokens else np.full(sequences, 2)
-  draws = [{key: x.mean(0) for key, x in _values(found, at_S).items()}
-           for at_S in sinks.random_targets(length_S)]
+  draws = [
+    {key: x.mean(0) for key, x in _values(found, at_S).items()}
+    for at_S in sinks.random_targets(length_S)
+  ]
 
   def row(measure: str, at: int) -> Row:
     key, statistic, sign, least = MEASURES[measure]
@@ -261,23 +331,41 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
     if statistic in ('max', 'min'):
       bounds = bounds[:, [chosen := int((sign * mean_C).argmax())]]
       n, *head = map(int, np.unravel_index(chosen, x.shape[1:]))
-      where |= {'block': n + 1 if key in _OF_HIDDEN else blocks[n], 'head': head[0] + 1 if head else None}
+      where |= {
+        'block': n + 1 if key in _OF_HIDDEN else blocks[n],
+        'head': head[0] + 1 if head else None,
+      }
       if key == 'activation':
-        where |= {'position': int(mode(found['token'][:, n]).mode), 'channel': int(mode(found['channel'][:, n]).mode)}
+        where |= {
+          'position': int(mode(found['token'][:, n]).mode),
+          'channel': int(mode(found['channel'][:, n]).mode),
+        }
     low, high = sorted(float(reduce(bound)) for bound in bounds)
     masses = [_uniform_importance(n, at) for n in length_S]
     none = {'alpha': np.mean(masses), 'rate': np.greater(masses, EPSILON).mean(), 'kurtosis': 3} | (
-        {'activation': found['normal'].mean(dtype=np.float64)} if key == 'activation' else {})
+      {'activation': found['normal'].mean(dtype=np.float64)} if key == 'activation' else {}
+    )
     nulls: Row = dict.fromkeys(('random_positions', 'shuffled', 'untrained'))
     nulls['uniform'] = float(reduce(np.asarray([none.get(key, 1)])))
     nulls |= {name: float(reduce(_values(x, at_S)[key].mean(0))) for name, x in others.items()}
     if key in _OF_POSITION:
       where['position'] = at + 1
-      nulls['random_positions'] = float(np.percentile([reduce(draw[key]) for draw in draws], 50 + 49 * sign))
+      nulls['random_positions'] = float(
+        np.percentile([reduce(draw[key]) for draw in draws], 50 + 49 * sign)
+      )
     bound = low if sign > 0 else -high
-    beaten = [sign * null for name, null in nulls.items() if name != 'shuffled' and null is not None]
-    return {'measure': measure, 'value': float(reduce(mean_C)), 'low': low, 'high': high, **nulls,
-            'beyond': bound > max(beaten) and bound >= sign * least - 1e-9, **where}
+    beaten = [
+      sign * null for name, null in nulls.items() if name != 'shuffled' and null is not None
+    ]
+    return {
+      'measure': measure,
+      'value': float(reduce(mean_C)),
+      'low': low,
+      'high': high,
+      **nulls,
+      'beyond': bound > max(beaten) and bound >= sign * least - 1e-9,
+      **where,
+    }
 
   rows = [row(measure, 0) for measure, (key, *_) in MEASURES.items() if key in draws[0]]
   if 'importance' not in found:
@@ -287,6 +375,17 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
   rows += [row('sink rate', k) for k in range(1, length_S.min() // 2) if sinks_T[k] >= sequences]
   uniform = float(np.mean([_uniform_importance(n, 0) for n in length_S]))
   means_NxH, (low_NxH, high_NxH) = alpha_SxNxHxT[..., 0].mean(0), bootstrap(alpha_SxNxHxT[..., 0])
-  return rows + [{'measure': 'importance', 'value': float(means_NxH[n, h]), 'low': float(low_NxH[n, h]),
-                  'high': float(high_NxH[n, h]), 'uniform': uniform, 'block': blocks[n], 'head': h + 1,
-                  'position': 1, 'text': None} for n, h in np.ndindex(*means_NxH.shape)]
+  return rows + [
+    {
+      'measure': 'importance',
+      'value': float(means_NxH[n, h]),
+      'low': float(low_NxH[n, h]),
+      'high': float(high_NxH[n, h]),
+      'uniform': uniform,
+      'block': blocks[n],
+      'head': h + 1,
+      'position': 1,
+      'text': None,
+    }
+    for n, h in np.ndindex(*means_NxH.shape)
+  ]

@@ -48,7 +48,9 @@ def write_analyses(workdir: str | AnyPath, data: DataConfig) -> None:
     return
   experiment = dataclasses.replace(read_experiment(workdir), data=data)
   if applicable(experiment.model_config(), experiment.data.context):
-    write_atomically(path, json.dumps(analyse_run(load_run(workdir), experiment), allow_nan=False) + '\n')
+    write_atomically(
+      path, json.dumps(analyse_run(load_run(workdir), experiment), allow_nan=False) + '\n'
+    )
 
 
 def applicable(config: ModelConfig, context: int) -> dict[str, Callable[..., dict[str, Any]]]:
@@ -56,21 +58,28 @@ def applicable(config: ModelConfig, context: int) -> dict[str, Callable[..., dic
   spec, mask = config.attention, config.attention.mask
   masks = {config.attention_of(layer).mask for layer in config.pattern}
   # The first token attends only to itself, with a weight of one.
-  only_itself = (spec.rows_sum_to_one and not learned_bias(config) and all(
-      of.prefix is None and of.key_range(0, 0, context) == (0, 1) for of in masks))
+  only_itself = (
+    spec.rows_sum_to_one
+    and not learned_bias(config)
+    and all(of.prefix is None and of.key_range(0, 0, context) == (0, 1) for of in masks)
+  )
   same = masks == {mask}
-  analyses = {'removed': (removed, bool(learned_bias(config))),
-              'window': (window, same and mask.window is not None and context > mask.window),
-              'prefix': (prefix, same and mask.prefix is not None),
-              'first_token_chain': (first_token, only_itself)}
+  analyses = {
+    'removed': (removed, bool(learned_bias(config))),
+    'window': (window, same and mask.window is not None and context > mask.window),
+    'prefix': (prefix, same and mask.prefix is not None),
+    'first_token_chain': (first_token, only_itself),
+  }
   return {name: measure for name, (measure, applies) in analyses.items() if applies}
 
 
 def analyse_run(run: Run, experiment: Experiment, data: Dataset | None = None) -> dict[str, Any]:
   """{name: results} of the analyses that apply to a run; `data` is opened if none is given."""
   opened = functools.cache(lambda: data or open_data(experiment.data))
-  return {name: measure(run, experiment, opened)
-          for name, measure in applicable(run.config, experiment.data.context).items()}
+  return {
+    name: measure(run, experiment, opened)
+    for name, measure in applicable(run.config, experiment.data.context).items()
+  }
 
 
 def removed(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
@@ -79,18 +88,26 @@ def removed(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> di
   summary = _probe(bare, experiment).summary(experiment.probe.epsilon)
   # A divisor of the batch size of training: smaller batches hold the same sequences.
   most = max(1, _TOKENS_AT_A_TIME // experiment.data.context)
-  size = next(n for n in range(min(most, experiment.batch_size), 0, -1) if experiment.batch_size % n == 0)
-  batches = data().validation(size, experiment.validation.batches * experiment.batch_size // size)['valid']
-  return {'what': learned_bias(run.config), 'sink_1': summary['sink_1'],
-          'largest_importance': _number(summary['largest_importance']),
-          'valid_loss': _validation_loss(bare, batches), 'valid_loss_before': _validation_loss(run, batches)}
+  size = next(
+    n for n in range(min(most, experiment.batch_size), 0, -1) if experiment.batch_size % n == 0
+  )
+  batches = data().validation(size, experiment.validation.batches * experiment.batch_size // size)[
+    'valid'
+  ]
+  return {
+    'what': learned_bias(run.config),
+    'sink_1': summary['sink_1'],
+    'largest_importance': _number(summary['largest_importance']),
+    'valid_loss': _validation_loss(bare, batches),
+    'valid_loss_before': _validation_loss(run, batches),
+  }
 
 
 def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dict[str, Any]:
   """Attention to the absolute and to the relative first token (Figure 6), and under uniform rows.
 
-  Means over layers, heads and sequences, of scores whose rows sum to one. A query at i <= w attends to token
-  1; for a query at i > w the first token that it attends to is i - w + 1.
+  Means over layers, heads and sequences, of scores whose rows sum to one. A query at i <= w attends
+  to token 1; for a query at i > w the first token that it attends to is i - w + 1.
   """
   size, context = experiment.attention.mask.window, experiment.data.context
   assert size is not None
@@ -108,14 +125,21 @@ def window(run: Run, experiment: Experiment, data: Callable[[], Dataset]) -> dic
     mean_TxT += np.asarray(jnp.mean(recorded.proxy_BxHxTxT, (0, 1, 2)), np.float64) / len(tokens)
   # Query 0 is left out: it has no other key to prefer.
   within, beyond = np.arange(1, size), np.arange(size, length)
-  return {'size': size, 'length': length, 'sequences': len(tokens),
-          'inputs': 'probe' if from_probe else 'validation',
-          'absolute_first': float(mean_TxT[within, 0].mean()) if size > 1 else None,
-          'absolute_uniform': float((1 / (within + 1)).mean()) if size > 1 else None,
-          'relative_first': float(mean_TxT[beyond, beyond - size + 1].mean()), 'uniform': 1 / size}
+  return {
+    'size': size,
+    'length': length,
+    'sequences': len(tokens),
+    'inputs': 'probe' if from_probe else 'validation',
+    'absolute_first': float(mean_TxT[within, 0].mean()) if size > 1 else None,
+    'absolute_uniform': float((1 / (within + 1)).mean()) if size > 1 else None,
+    'relative_first': float(mean_TxT[beyond, beyond - size + 1].mean()),
+    'uniform': 1 / size,
+  }
 
 
-def prefix(run: Run, experiment: Experiment, data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
+def prefix(
+  run: Run, experiment: Experiment, data: Callable[[], Dataset] | None = None
+) -> dict[str, Any]:
   """The share of heads and sequences whose strongest sink lies in the prefix (Figure 5 middle).
 
   The importance of a late key is a mean of few rows, so only the first half of the keys counts.
@@ -123,28 +147,46 @@ def prefix(run: Run, experiment: Experiment, data: Callable[[], Dataset] | None 
   length, epsilon = experiment.attention.mask.prefix, experiment.probe.epsilon
   assert length is not None
   alpha_SxNxHxT = _probe(run, experiment).importance
-  early = alpha_SxNxHxT[..., :alpha_SxNxHxT.shape[-1] // 2]
+  early = alpha_SxNxHxT[..., : alpha_SxNxHxT.shape[-1] // 2]
   strongest = early.argmax(-1)[(early > epsilon).any(-1)]
-  in_prefix = strongest < length - run.config.sink_tokens  # learned sink tokens are a part of the prefix
-  return {'length': length, 'strongest_in_prefix': float(in_prefix.mean()) if len(in_prefix) else None}
+  in_prefix = (
+    strongest < length - run.config.sink_tokens
+  )  # learned sink tokens are a part of the prefix
+  return {
+    'length': length,
+    'strongest_in_prefix': float(in_prefix.mean()) if len(in_prefix) else None,
+  }
 
 
-def first_token(run: Run, experiment: Experiment | None = None,
-                data: Callable[[], Dataset] | None = None) -> dict[str, Any]:
+def first_token(
+  run: Run, experiment: Experiment | None = None, data: Callable[[], Dataset] | None = None
+) -> dict[str, Any]:
   """The first token as a chain of MLPs (Section 3.1), where o = v W_O.
 
-  If the other tokens are removed and queries are negated, its hidden states differ only by rounding.
+  If the other tokens are removed and queries are negated, its hidden states differ only by
+  rounding.
   """
   # The kernels and the matrix units of accelerators round more than the statement allows.
-  run, tokens = _in_float32(run, implementation='chunked'), np.asarray(run.probe_tokens)[:_SEQUENCES]
-  others = dataclasses.replace(run, params=jax.tree_util.tree_map_with_path(
-      lambda path, x: -x if any(getattr(key, 'key', '') == 'query' for key in path) else x, run.params))
+  run, tokens = (
+    _in_float32(run, implementation='chunked'),
+    np.asarray(run.probe_tokens)[:_SEQUENCES],
+  )
+  others = dataclasses.replace(
+    run,
+    params=jax.tree_util.tree_map_with_path(
+      lambda path, x: -x if any(getattr(key, 'key', '') == 'query' for key in path) else x,
+      run.params,
+    ),
+  )
   with jax.default_matmul_precision('highest'):
     options = RecordOptions(hidden=states)
-    first = lambda run, tokens: np.asarray(
-        run.record(tokens, options).layers.hidden, np.float64)[:, :, 0]
+    first = lambda run, tokens: np.asarray(run.record(tokens, options).layers.hidden, np.float64)[
+      :, :, 0
+    ]
     hidden_NxBxD, alone_NxBxD = first(run, tokens), first(others, tokens[:, :1])
-  difference = np.linalg.norm(hidden_NxBxD - alone_NxBxD, axis=-1) / np.linalg.norm(hidden_NxBxD, axis=-1)
+  difference = np.linalg.norm(hidden_NxBxD - alone_NxBxD, axis=-1) / np.linalg.norm(
+    hidden_NxBxD, axis=-1
+  )
   return {'largest_relative_difference': _number(difference.max())}
 
 
@@ -160,13 +202,16 @@ def _validation_loss(run: Run, batches: Sequence[Batch]) -> float | None:
   mesh = mesh_of(run.params)
   assert not isinstance(mesh, AbstractMesh)
   step = make_validation_step(run.config, mesh)
-  # Each total is a sum of losses and the number of targets: rows that only fill a batch do not count.
+  # Each total is a sum of losses and the number of targets: rows that only fill a batch do not
+  # count.
   totals = [step(run.params, batch) for batch in batches]
   return _number(sum(t[0] for t in totals) / sum(t[1] for t in totals))
 
 
 def _in_float32(run: Run, **options) -> Run:
-  return dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32', **options))
+  return dataclasses.replace(
+    run, config=dataclasses.replace(run.config, dtype='float32', **options)
+  )
 
 
 def _number(x: float | np.floating | jax.Array) -> float | None:

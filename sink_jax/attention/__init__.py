@@ -62,8 +62,9 @@ def require(component: object, holds: bool, rule: str) -> None:
     raise ValueError(f'{component}: {rule}.')
 
 
-def rms_norm(x: jax.Array, gain: AnyArray, eps: float,
-             axis: int | tuple[int, ...] = -1) -> jax.Array:
+def rms_norm(
+  x: jax.Array, gain: AnyArray, eps: float, axis: int | tuple[int, ...] = -1
+) -> jax.Array:
   """x / sqrt(mean(x^2) + eps) * gain over one or several axes, in float32, rounded once."""
   x32 = x.astype(jnp.float32)
   scale = jnp.reciprocal(jnp.sqrt(jnp.mean(x32 * x32, axis, keepdims=True) + eps))

@@ -74,10 +74,14 @@ class KBias(ExtraKeyValue):
   has_extra_key = True
 
   def __post_init__(self):
-    require(self, self.value in ('zero', 'first', 'uniform'),
-            "value must be 'zero', 'first' or 'uniform'")
-    require(self, self.learnable_dims is None or self.learnable_dims >= 1,
-            'learnable_dims must be at least 1, or None for all')
+    require(
+      self, self.value in ('zero', 'first', 'uniform'), "value must be 'zero', 'first' or 'uniform'"
+    )
+    require(
+      self,
+      self.learnable_dims is None or self.learnable_dims >= 1,
+      'learnable_dims must be at least 1, or None for all',
+    )
 
   @property
   def acts_only_through_normalisation(self) -> bool:
@@ -85,8 +89,9 @@ class KBias(ExtraKeyValue):
 
   def params(self, dims: Dims) -> dict[str, Param]:
     learned = self.learnable_dims or dims.head_dim
-    require(self, learned <= dims.head_dim,
-            f'learnable_dims exceeds the head dimension {dims.head_dim}')
+    require(
+      self, learned <= dims.head_dim, f'learnable_dims exceeds the head dimension {dims.head_dim}'
+    )
     # One row per query head, also where key heads are grouped.
     return {'key': Param((1 if self.shared else dims.heads, learned), 'bias')}
 
@@ -186,16 +191,22 @@ class PseudoMask(ExtraKeyValue):
   has_extra_key = needs_exponential = True
 
   def __post_init__(self):
-    require(self, self.context >= 1 and (self.gamma is None or self.gamma > 0),
-            "context must be at least 1, and gamma > 0, or None for ALiBi's slopes")
+    require(
+      self,
+      self.context >= 1 and (self.gamma is None or self.gamma > 0),
+      "context must be at least 1, and gamma > 0, or None for ALiBi's slopes",
+    )
 
   @property
   def future(self) -> int:
     return self.context
 
   def logit_HxL(self, params: Arrays, heads: int, i_L: Positions) -> jax.Array:
-    slope_Hx1 = (Alibi().slopes(heads)[:, None] if self.gamma is None
-                 else np.full((1, 1), self.gamma, np.float32))
+    slope_Hx1 = (
+      Alibi().slopes(heads)[:, None]
+      if self.gamma is None
+      else np.full((1, 1), self.gamma, np.float32)
+    )
     first_L = jnp.asarray(i_L, jnp.float32) + 1  # the first hidden position
     count_L = self.context - first_L
     # A geometric series: exp(-m first) (1 - exp(-m count)) / (1 - exp(-m)), in logarithms.

@@ -64,25 +64,38 @@ class HeadGate(HeadOutput):
   elementwise: ClassVar[bool] = False
 
   def __post_init__(self):
-    require(self, self.source in ('input', 'value', 'slice'),
-            "source must be 'input', 'value' or 'slice'")
+    require(
+      self, self.source in ('input', 'value', 'slice'), "source must be 'input', 'value' or 'slice'"
+    )
     require(self, self.scale > 0, 'scale must be > 0')
-    require(self, self.opening is None or 0 < self.opening < 1,
-            'opening must lie between 0 and 1, or be None for no bias')
+    require(
+      self,
+      self.opening is None or 0 < self.opening < 1,
+      'opening must lie between 0 and 1, or be None for no bias',
+    )
 
   @property
   def reads_input(self) -> bool:
     return self.source != 'value'
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    require(self, self.source != 'input' or dims.d_model is not None,
-            "its kernel has d_model rows: give Dims its d_model, or use source='value'")
-    require(self, self.source != 'slice' or dims.d_model in (None, dims.heads * dims.head_dim),
-            f'{dims.heads} slices of {dims.head_dim} channels do not make {dims.d_model}: use '
-            "source='input'")
+    require(
+      self,
+      self.source != 'input' or dims.d_model is not None,
+      "its kernel has d_model rows: give Dims its d_model, or use source='value'",
+    )
+    require(
+      self,
+      self.source != 'slice' or dims.d_model in (None, dims.heads * dims.head_dim),
+      f'{dims.heads} slices of {dims.head_dim} channels do not make {dims.d_model}: use '
+      "source='input'",
+    )
     # Heads come first in the output axis, so that 'tensor' splits gates as it splits queries.
-    inputs = {'input': dims.d_model, 'value': dims.kv_heads * dims.head_dim,
-              'slice': dims.head_dim}[self.source]
+    inputs = {
+      'input': dims.d_model,
+      'value': dims.kv_heads * dims.head_dim,
+      'slice': dims.head_dim,
+    }[self.source]
     assert inputs is not None
     gates = dims.heads * (dims.head_dim if self.elementwise else 1)
     bias = {} if self.opening is None else {'bias': Param((gates,), 0.0)}

@@ -60,8 +60,11 @@ class Window(Causal):
   size: int = 32
 
   def __post_init__(self):
-    require(self, type(self.size) is int and 1 <= self.size < 2**31,
-            'size must be a whole number from 1, the token itself, to 2**31 - 1')
+    require(
+      self,
+      type(self.size) is int and 1 <= self.size < 2**31,
+      'size must be a whole number from 1, the token itself, to 2**31 - 1',
+    )
 
   @property
   def window(self) -> int:
@@ -74,8 +77,11 @@ class Prefix(Causal):
   length: int = 5
 
   def __post_init__(self):
-    require(self, type(self.length) is int and 1 <= self.length < 2**31,
-            'length must be a whole number from 1, which is plain causal, to 2**31 - 1')
+    require(
+      self,
+      type(self.length) is int and 1 <= self.length < 2**31,
+      'length must be a whole number from 1, which is plain causal, to 2**31 - 1',
+    )
 
   @property
   def prefix(self) -> int:

@@ -163,8 +163,12 @@ class Clipped(Normalizer):
   high: float = 1.0
 
   def __post_init__(self):
-    require(self, self.low <= 0 and self.high >= 1, 'low must be <= 0, so that hidden keys have no '
-            'weight, and high >= 1; low = -alpha / T for sequences of T tokens')
+    require(
+      self,
+      self.low <= 0 and self.high >= 1,
+      'low must be <= 0, so that hidden keys have no '
+      'weight, and high >= 1; low = -alpha / T for sequences of T tokens',
+    )
 
   def clipped(self, weights: jax.Array) -> jax.Array:
     return jnp.clip((self.high - self.low) * weights + self.low, 0, 1)

@@ -39,8 +39,7 @@ class QKNorm(QueryKeyNorm):
     require(self, self.eps >= 0, 'eps must be >= 0; 1e-6 is usual')
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'query_gain': Param((dims.head_dim,), 1.0),
-            'key_gain': Param((dims.head_dim,), 1.0)}
+    return {'query_gain': Param((dims.head_dim,), 1.0), 'key_gain': Param((dims.head_dim,), 1.0)}
 
   def normalized(self, x: jax.Array, params: Arrays, of: Literal['query', 'key']) -> jax.Array:
     return rms_norm(x, params[f'{of}_gain'], self.eps, self.axis)
@@ -56,8 +55,10 @@ class ProjectionQKNorm(QKNorm):
   axis = (-2, -1)
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'query_gain': Param((dims.heads, dims.head_dim), 1.0),
-            'key_gain': Param((dims.kv_heads, dims.head_dim), 1.0)}
+    return {
+      'query_gain': Param((dims.heads, dims.head_dim), 1.0),
+      'key_gain': Param((dims.kv_heads, dims.head_dim), 1.0),
+    }
 
 
 class Temperature(Learnable, Component):
@@ -147,8 +148,10 @@ class Mlp(FeatureMap):
   """
 
   def params(self, dims: Dims) -> dict[str, Param]:
-    return {'w1': Param((dims.head_dim, dims.head_dim), 'linear'),
-            'w2': Param((dims.head_dim, dims.head_dim), 'linear')}
+    return {
+      'w1': Param((dims.head_dim, dims.head_dim), 'linear'),
+      'w2': Param((dims.head_dim, dims.head_dim), 'linear'),
+    }
 
   def features(self, x: jax.Array, params: Arrays) -> jax.Array:
     w1, w2 = (jnp.asarray(params[name], x.dtype) for name in ('w1', 'w2'))

@@ -66,8 +66,11 @@ class Rope(Position):
   amplitude: ClassVar[float] = 1.0  # multiplies the rotated channels of both queries and keys
 
   def __post_init__(self):
-    require(self, self.base > 0 and 0 < self.fraction <= 1 and self.factor > 0,
-            'base and factor must be > 0, and fraction must lie in (0, 1]')
+    require(
+      self,
+      self.base > 0 and 0 < self.fraction <= 1 and self.factor > 0,
+      'base and factor must be > 0, and fraction must lie in (0, 1]',
+    )
 
   def frequencies(self, channels: int) -> np.ndarray:
     """Returns the radians per position of each pair of channels, (channels / 2,) float64."""
@@ -77,10 +80,13 @@ class Rope(Position):
     # Rounded down, as transformers does for GPT-NeoX; the other channels pass unrotated.
     channels = int(x_BxTxHxDh.shape[-1] * self.fraction)
     if channels % 2 or not channels:
-      raise ValueError(f'{self} needs an even head dimension to rotate, not {channels}: change '
-                       'the number of heads or use Nope() or Alibi().')
-    angle_TxF = (jnp.asarray(positions_T, jnp.float32)[:, None]
-                 * jnp.asarray(self.frequencies(channels), jnp.float32))
+      raise ValueError(
+        f'{self} needs an even head dimension to rotate, not {channels}: change '
+        'the number of heads or use Nope() or Alibi().'
+      )
+    angle_TxF = jnp.asarray(positions_T, jnp.float32)[:, None] * jnp.asarray(
+      self.frequencies(channels), jnp.float32
+    )
     # Half-split: channels c and c + channels/2 form a pair. In float32, since angles of late
     # positions have no bits to spare in bfloat16.
     cos, sin = (self.amplitude * f(angle_TxF)[:, None, :] for f in (jnp.cos, jnp.sin))
@@ -133,8 +139,11 @@ class YarnRope(Rope):
   def __post_init__(self):
     super().__post_init__()
     positive = min(self.beta_fast, self.beta_slow, self.original_length) > 0
-    require(self, self.base > 1 and positive,
-            'base must be > 1, and beta_fast, beta_slow and original_length > 0')
+    require(
+      self,
+      self.base > 1 and positive,
+      'base must be > 1, and beta_fast, beta_slow and original_length > 0',
+    )
 
   @property
   def amplitude(self) -> float:
@@ -145,8 +154,9 @@ class YarnRope(Rope):
   def frequencies(self, channels: int) -> np.ndarray:
     full = self.base ** (-np.arange(0, channels, 2) / channels)
     # The (fractional) channel pair that rotates `turns` times within the original length.
-    pair = lambda turns: (channels * math.log(self.original_length / (turns * 2 * math.pi))
-                          / (2 * math.log(self.base)))
+    pair = lambda turns: (
+      channels * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+    )
     first, last = pair(self.beta_fast), pair(self.beta_slow)
     if self.truncate:
       first, last = math.floor(first), math.ceil(last)
@@ -184,14 +194,16 @@ class Learned(Position):
   def check_length(self, length: int) -> None:
     # JAX clamps traced positions of a decoding step that are out of bounds.
     if length > self.max_length:
-      raise ValueError(f'{length} tokens exceed the {self.max_length} learned positions of '
-                       f'{self}: use shorter inputs, or train with a larger max_length.')
+      raise ValueError(
+        f'{length} tokens exceed the {self.max_length} learned positions of '
+        f'{self}: use shorter inputs, or train with a larger max_length.'
+      )
 
   def embedding(self, positions_T: AnyArray, d_model: int, params: Arrays) -> jax.Array | None:
     table_PxD = params['table']
     if isinstance(positions_T, np.ndarray) and (positions_T == np.arange(len(positions_T))).all():
       # a slice, since its gradient needs no scatter
-      return jnp.asarray(table_PxD[:len(positions_T)])
+      return jnp.asarray(table_PxD[: len(positions_T)])
     return jnp.asarray(table_PxD[positions_T])
 
 
@@ -233,8 +245,11 @@ class Relative(Position):
   has_bias = True
 
   def __post_init__(self):
-    require(self, self.buckets >= 2 and self.max_distance > self.buckets // 2,
-            'needs at least 2 buckets and a max_distance beyond half their number')
+    require(
+      self,
+      self.buckets >= 2 and self.max_distance > self.buckets // 2,
+      'needs at least 2 buckets and a max_distance beyond half their number',
+    )
 
   def distance_bias(self, distance: AnyArray) -> jax.Array:
     exact = self.buckets // 2

@@ -14,7 +14,12 @@ from jaxtyping import Array, Float
 from sink_jax.attention import MASKED, AnyArray, Dims, soft_cap
 from sink_jax.attention.normalizer import AbsSum, Clipped
 from sink_jax.attention.spec import (
-  AttentionSpec, LayerParams, TransformedQK, extra_key_logit, transform_qk)
+  AttentionSpec,
+  LayerParams,
+  TransformedQK,
+  extra_key_logit,
+  transform_qk,
+)
 from sink_jax.foreign import standard_promotion
 
 # Added to the sums of |f| in proxy scores by the official code, sail-sg/Attention-Sink.
@@ -35,8 +40,13 @@ class Rows(NamedTuple):
   extra_proxy_BxHxL: jax.Array | None
 
 
-def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, i_L: jax.Array,
-           j_T: jax.Array) -> jax.Array:
+def scores(
+  spec: AttentionSpec,
+  q_BxLxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  i_L: jax.Array,
+  j_T: jax.Array,
+) -> jax.Array:
   """Scores (B, H, L, T) of transformed queries and keys at positions i_L and j_T, float32."""
   B, L, H, Dh = q_BxLxHxDh.shape
   # One product serves the query heads of a group: repeating the keys would copy the cache for every
@@ -44,8 +54,12 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
   q_BxLxHkvxGxDh = q_BxLxHxDh.reshape(B, L, k_BxTxHkvxDh.shape[2], -1, Dh)
   # Transposed before the product, since the scores would be transposed after it. Summed and kept in
   # float32: rounding s to bfloat16 would change exp(s) by a share of up to 2^-9 s.
-  s = jnp.einsum('bkgld,btkd->bkglt', jnp.moveaxis(q_BxLxHkvxGxDh, 1, 3), k_BxTxHkvxDh,
-                 preferred_element_type=jnp.float32).reshape(B, H, L, -1) / math.sqrt(Dh)
+  s = jnp.einsum(
+    'bkgld,btkd->bkglt',
+    jnp.moveaxis(q_BxLxHkvxGxDh, 1, 3),
+    k_BxTxHkvxDh,
+    preferred_element_type=jnp.float32,
+  ).reshape(B, H, L, -1) / math.sqrt(Dh)
   if spec.position.has_bias:
     # The bias joins after the division by sqrt(Dh), so its size does not depend on the head width.
     slopes_H = jnp.asarray(spec.position.slopes(H))
@@ -53,8 +67,14 @@ def scores(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, 
   return soft_cap(s, spec.similarity.cap)
 
 
-def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: LayerParams,
-         i_L: jax.Array, j_T: jax.Array) -> Rows:
+def rows(
+  spec: AttentionSpec,
+  q_BxLxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  params: LayerParams,
+  i_L: jax.Array,
+  j_T: jax.Array,
+) -> Rows:
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, k_BxTxHkvxDh, i_L, j_T)
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
@@ -64,8 +84,9 @@ def rows(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, pa
   if extra is not None:  # column 0, which every query sees
     s = jnp.concatenate([extra[..., None], s], -1)
     keep = jnp.pad(keep, [(0, 0)] * (jnp.ndim(keep) - 1) + [(1, 0)], constant_values=True)
-  normalized = {'exponential': _exponential, 'additive': _additive,
-                'rectified': _rectified}[spec.similarity.kind]
+  normalized = {'exponential': _exponential, 'additive': _additive, 'rectified': _rectified}[
+    spec.similarity.kind
+  ]
   weights, proxy = normalized(spec, s, keep)
   if extra is None:
     return Rows(weights, proxy, None, None)
@@ -122,9 +143,15 @@ def safe_power(f: jax.Array, power: float) -> jax.Array:
   return jnp.ones_like(f) if power == 0 else jnp.maximum(f, 1e-30) ** power
 
 
-def attend(spec: AttentionSpec, q_BxLxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-           v_BxTxHkvxDh: jax.Array, params: LayerParams, i_L: jax.Array,
-           j_T: jax.Array) -> jax.Array:
+def attend(
+  spec: AttentionSpec,
+  q_BxLxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  params: LayerParams,
+  i_L: jax.Array,
+  j_T: jax.Array,
+) -> jax.Array:
   """Output (B, L, H, Dh) of transformed queries at positions i_L and transformed keys at j_T."""
   a = rows(spec, q_BxLxHxDh, k_BxTxHkvxDh, params, i_L, j_T)
   return mixed(spec, a, v_BxTxHkvxDh, params).astype(q_BxLxHxDh.dtype)
@@ -137,8 +164,9 @@ def mixed(spec: AttentionSpec, a: Rows, v_BxTxHkvxDh: jax.Array, params: LayerPa
   # In the dtype of the weights, float32 in the definition, since the errors of kernels are measured
   # against it; `kernels.chunked` rounds them to the dtype of the values.
   values_BxTxHkvxDh = v_BxTxHkvxDh.astype(weights_BxHkvxGxLxT.dtype)
-  out = jnp.einsum('bkglt,btkd->bkgld', weights_BxHkvxGxLxT, values_BxTxHkvxDh,
-                   preferred_element_type=jnp.float32)
+  out = jnp.einsum(
+    'bkglt,btkd->bkgld', weights_BxHkvxGxLxT, values_BxTxHkvxDh, preferred_element_type=jnp.float32
+  )
   # transposed here, since XLA would transpose the weights
   out = jnp.moveaxis(out, 3, 1).reshape(B, L, H, -1)
   extra_params, dims = params.get('kv_bias', {}), Dims(H, *v_BxTxHkvxDh.shape[2:])
@@ -159,9 +187,13 @@ def last_row(spec: AttentionSpec, qk: TransformedQK, params: LayerParams) -> jax
 
 @standard_promotion()
 def attention_map(
-    spec: AttentionSpec, q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
-    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'], params: LayerParams | None = None, *,
-    proxy: bool = False) -> Float[Array, 'B H T T']:
+  spec: AttentionSpec,
+  q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
+  k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
+  params: LayerParams | None = None,
+  *,
+  proxy: bool = False,
+) -> Float[Array, 'B H T T']:
   """Returns the attention weights A (B, H, T, T) between tokens, float32; for small T only.
 
   Rows of softmax sum to one; with an extra key they sum to one minus the weight of that key.

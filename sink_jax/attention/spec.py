@@ -51,24 +51,41 @@ class AttentionSpec:
     f, z, bias = self.similarity, self.normalizer, self.kv_bias
     exponential, valueless = f.kind == 'exponential', bias.acts_only_through_normalisation
     for refused, why in (
-        ((f.kind == 'rectified') != isinstance(z, AbsSum),
-         f'{f} with {z}: Softpick() and AbsSum() are one operation; use both, or neither.'),
-        (exponential and not z.power,
-         f'{f} with {z} overflows: use RowSum() or another similarity, such as Sigmoid().'),
-        (exponential and isinstance(z, RowSum) and z.eps,
-         f'{f} with {z}: rows of exp are relative to their maximum; use RowSum() without eps.'),
-        (isinstance(z, Clipped) and not exponential,
-         f'{z} clips the weights of softmax, not of {f}: use Exp(), or RowSum().'),
-        (z.needs_nonnegative and self.signed,
-         f'{z}: {f} of {self.feature_map} with {self.position} and {bias} may be negative; use '
-         'AbsFloor() or Unnormalized(), or EluPlusOne() features without a position bias.'),
-        (bias.needs_exponential and not exponential,
-         f'{bias} adds to a sum of exponentials, not of {f}: use Exp(), or KVBias().'),
-        (not z.power and valueless,
-         f'{bias} acts only through a sum of similarities, which {z} lacks: use KVBias() or '
-         'RowSum().'),
-        (bias.future is not None and self.mask.prefix is not None,
-         f'{bias} stands for keys after the query, which {self.mask} shows: use Causal().')):
+      (
+        (f.kind == 'rectified') != isinstance(z, AbsSum),
+        f'{f} with {z}: Softpick() and AbsSum() are one operation; use both, or neither.',
+      ),
+      (
+        exponential and not z.power,
+        f'{f} with {z} overflows: use RowSum() or another similarity, such as Sigmoid().',
+      ),
+      (
+        exponential and isinstance(z, RowSum) and z.eps,
+        f'{f} with {z}: rows of exp are relative to their maximum; use RowSum() without eps.',
+      ),
+      (
+        isinstance(z, Clipped) and not exponential,
+        f'{z} clips the weights of softmax, not of {f}: use Exp(), or RowSum().',
+      ),
+      (
+        z.needs_nonnegative and self.signed,
+        f'{z}: {f} of {self.feature_map} with {self.position} and {bias} may be negative; use '
+        'AbsFloor() or Unnormalized(), or EluPlusOne() features without a position bias.',
+      ),
+      (
+        bias.needs_exponential and not exponential,
+        f'{bias} adds to a sum of exponentials, not of {f}: use Exp(), or KVBias().',
+      ),
+      (
+        not z.power and valueless,
+        f'{bias} acts only through a sum of similarities, which {z} lacks: use KVBias() or '
+        'RowSum().',
+      ),
+      (
+        bias.future is not None and self.mask.prefix is not None,
+        f'{bias} stands for keys after the query, which {self.mask} shows: use Causal().',
+      ),
+    ):
       if refused:
         raise ValueError(why)
 
@@ -76,8 +93,11 @@ class AttentionSpec:
   def signed(self) -> bool:
     """True if a similarity f(s) can be negative."""
     # A sink logit is learned, and not a product of features.
-    positive = (self.feature_map.positive and not self.position.has_bias
-                and not isinstance(self.kv_bias, SinkLogit))
+    positive = (
+      self.feature_map.positive
+      and not self.position.has_bias
+      and not isinstance(self.kv_bias, SinkLogit)
+    )
     return self.similarity.signed and not positive
 
   @property
@@ -87,9 +107,11 @@ class AttentionSpec:
 
   def params(self, dims: Dims) -> dict[str, dict[str, Param]]:
     """Returns the parameters of one layer, {component: {name: Param}}."""
-    return {name: params for name in COMPONENTS
-            if isinstance(part := getattr(self, name), Learnable)
-            and (params := part.params(dims))}
+    return {
+      name: params
+      for name in COMPONENTS
+      if isinstance(part := getattr(self, name), Learnable) and (params := part.params(dims))
+    }
 
   def strings(self) -> dict[str, str]:
     """Returns the config string of every component; `AttentionSpec(**strings)` is the spec."""
@@ -110,47 +132,59 @@ class TransformedQK(typing.NamedTuple):
   k_BxTxHkvxDh: jax.Array
 
 
-def transform_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
-                 params: LayerParams) -> TransformedQK:
+def transform_qk(
+  spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray, params: LayerParams
+) -> TransformedQK:
   """Transforms projected queries and keys; raises a ValueError if they or `params` do not fit."""
   return position_qk(spec, *normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params), params)
 
 
-def normalize_qk(spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray,
-                 params: LayerParams) -> tuple[jax.Array, jax.Array]:
+def normalize_qk(
+  spec: AttentionSpec, q_BxTxHxDh: AnyArray, k_BxTxHkvxDh: AnyArray, params: LayerParams
+) -> tuple[jax.Array, jax.Array]:
   """The first step of `transform_qk`, which checks and normalises; a cache keeps such keys."""
   q, k = q_BxTxHxDh.shape, k_BxTxHkvxDh.shape
-  if (len(q) != 4 or len(k) != 4 or 0 in (*q, *k) or q[:2] != k[:2] or q[3] != k[3]
-      or q[2] % k[2]):
-    raise ValueError('q, k and v must have the axes (batch, length, heads, head_dim), none of them '
-                     'empty, with the same batch, length and head_dim, and the query heads must be '
-                     f'a multiple of the key heads; here q and k are {q} and {k}.')
+  if len(q) != 4 or len(k) != 4 or 0 in (*q, *k) or q[:2] != k[:2] or q[3] != k[3] or q[2] % k[2]:
+    raise ValueError(
+      'q, k and v must have the axes (batch, length, heads, head_dim), none of them '
+      'empty, with the same batch, length and head_dim, and the query heads must be '
+      f'a multiple of the key heads; here q and k are {q} and {k}.'
+    )
   check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh)
   # Queries and keys do not show the width of the layer's input.
   width = spec.head.input_width(params.get('head', {}))
-  shapes = lambda tree: {component: {name: tuple(x.shape) for name, x in by_name.items()}
-                         for component, by_name in tree.items()}
+  shapes = lambda tree: {
+    component: {name: tuple(x.shape) for name, x in by_name.items()}
+    for component, by_name in tree.items()
+  }
   wanted, given = shapes(spec.params(Dims(q[2], *k[2:], width))), shapes(params)
   if wanted != given:
-    raise ValueError(f'params must hold {wanted or "nothing"} for this spec, not '
-                     f'{given or "nothing"}.')
+    raise ValueError(
+      f'params must hold {wanted or "nothing"} for this spec, not {given or "nothing"}.'
+    )
   norm_params = params.get('qk_norm', {})
-  return (spec.qk_norm.normalized(jnp.asarray(q_BxTxHxDh), norm_params, 'query'),
-          spec.qk_norm.normalized(jnp.asarray(k_BxTxHkvxDh), norm_params, 'key'))
+  return (
+    spec.qk_norm.normalized(jnp.asarray(q_BxTxHxDh), norm_params, 'query'),
+    spec.qk_norm.normalized(jnp.asarray(k_BxTxHkvxDh), norm_params, 'key'),
+  )
 
 
-def position_qk(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array,
-                params: LayerParams) -> TransformedQK:
+def position_qk(
+  spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array, params: LayerParams
+) -> TransformedQK:
   """The second step of `transform_qk`, of normalised queries and keys."""
   # NumPy positions: the angles of rotary embeddings are then constants of the program.
   tokens = np.arange(q_BxTxHxDh.shape[1])
   q_BxTxHxDh = scaled_queries(spec, q_BxTxHxDh, tokens, params)
-  return TransformedQK(apply_position_and_features(spec, q_BxTxHxDh, tokens, params),
-                       apply_position_and_features(spec, k_BxTxHkvxDh, tokens, params))
+  return TransformedQK(
+    apply_position_and_features(spec, q_BxTxHxDh, tokens, params),
+    apply_position_and_features(spec, k_BxTxHkvxDh, tokens, params),
+  )
 
 
-def scaled_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: AnyArray,
-                   params: LayerParams) -> jax.Array:
+def scaled_queries(
+  spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: AnyArray, params: LayerParams
+) -> jax.Array:
   """Multiplies normalised queries by the factor of the temperature."""
   factor_LxH = spec.temperature.factor_LxH(positions_L, spec.mask, params.get('temperature', {}))
   if factor_LxH is None:
@@ -159,15 +193,18 @@ def scaled_queries(spec: AttentionSpec, q_BxLxHxDh: jax.Array, positions_L: AnyA
   return (q_BxLxHxDh.astype(jnp.float32) * factor_LxH[:, :, None]).astype(q_BxLxHxDh.dtype)
 
 
-def apply_position_and_features(spec: AttentionSpec, x_BxTxHxDh: jax.Array, positions_T: AnyArray,
-                                params: LayerParams) -> jax.Array:
+def apply_position_and_features(
+  spec: AttentionSpec, x_BxTxHxDh: jax.Array, positions_T: AnyArray, params: LayerParams
+) -> jax.Array:
   """Rotates normalised queries or keys by their positions and maps them to features."""
-  return spec.feature_map.features(spec.position.rotate(x_BxTxHxDh, positions_T),
-                                   params.get('feature_map', {}))
+  return spec.feature_map.features(
+    spec.position.rotate(x_BxTxHxDh, positions_T), params.get('feature_map', {})
+  )
 
 
-def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: LayerParams,
-                    i_L: AnyArray) -> jax.Array | None:
+def extra_key_logit(
+  spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: LayerParams, i_L: AnyArray
+) -> jax.Array | None:
   """Score (B, H, L) float32 of the extra key for transformed queries at positions i_L, or None."""
   if not spec.kv_bias.has_extra_key:
     return None
@@ -181,8 +218,9 @@ def extra_key_logit(spec: AttentionSpec, q_BxLxHxDh: jax.Array, params: LayerPar
   # k* passes the feature map like any key, but has no position: it is never rotated.
   key = spec.feature_map.features(key, params.get('feature_map', {}))
   # The precision of the tokens' scores, which compete with this one in the same row.
-  product = jnp.einsum('blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype),
-                       preferred_element_type=jnp.float32)
+  product = jnp.einsum(
+    'blhd,hd->bhl', q_BxLxHxDh, key.astype(q_BxLxHxDh.dtype), preferred_element_type=jnp.float32
+  )
   return soft_cap(product / math.sqrt(head_dim), spec.similarity.cap)
 
 
@@ -191,5 +229,7 @@ def check_dtypes(*arrays: AnyArray) -> None:
   dtypes = {array.dtype for array in arrays}
   # Rotations of integers would be rounded to integers.
   if len(dtypes) > 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-    raise ValueError('queries, keys and values must have one floating-point dtype, not '
-                     f'{", ".join(sorted(map(str, dtypes)))}.')
+    raise ValueError(
+      'queries, keys and values must have one floating-point dtype, not '
+      f'{", ".join(sorted(map(str, dtypes)))}.'
+    )

@@ -65,8 +65,9 @@ def random_inputs(work: Work) -> tuple[tuple[Any, ...], jax.Array]:
   _, heads, _, head_dim = work.shape
   q, k, v, do = _arrays(work.shape, work.dtype)
   wanted = work.spec.params(Dims(heads, heads, head_dim))
-  params = jax.tree.map(lambda p: 0.02 * random(0, p.shape, jnp.float32), wanted,
-                        is_leaf=lambda x: isinstance(x, Param))
+  params = jax.tree.map(
+    lambda p: 0.02 * random(0, p.shape, jnp.float32), wanted, is_leaf=lambda x: isinstance(x, Param)
+  )
   return (q, k, v, params), do
 
 
@@ -81,6 +82,7 @@ def repeated(f: Callable[..., Any], repeats: int) -> Callable[..., jax.Array]:
 
   It returns a sum of one number of every result. Starting a program takes as long as a short call.
   """
+
   def program(*arrays: Any) -> jax.Array:
     def call(total, _):
       # Behind a barrier with the running total the inputs look new each time: XLA would take a call
@@ -97,6 +99,7 @@ def repeated(f: Callable[..., Any], repeats: int) -> Callable[..., jax.Array]:
 
 def _in_jax(make: Callable[[AttentionSpec], Callable[..., jax.Array]]) -> Callable[..., Program]:
   """`Implementation.program` of f(q, k, v, params) = make(spec)."""
+
   def program(row: dict[str, Any], work: Work) -> Program:
     f = make(work.spec)
 
@@ -119,6 +122,7 @@ def _ours(name: str) -> Callable[..., Program]:
 
 def _library(module: str, **options: Any) -> Callable[..., Program]:
   """`dot_product_attention` of a package, loaded by name, since it may be optional."""
+
   def make(spec: AttentionSpec) -> Callable[..., jax.Array]:
     f = functools.partial(importlib.import_module(module).dot_product_attention, **options)
     # The libraries count only the keys before the query.
@@ -130,6 +134,7 @@ def _library(module: str, **options: Any) -> Callable[..., Program]:
 
 def _release(spec: AttentionSpec) -> Callable[..., jax.Array]:
   """T x T attention as the official code, sail-sg/Attention-Sink, has it, in the inputs' dtype."""
+
   def f(q, k, v, params):
     tokens = jnp.arange(q.shape[1])
     distance = tokens[:, None] - tokens[None, :]
@@ -178,6 +183,7 @@ def _flex(torch, spec, shape, device):
 
 def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
   """`Implementation.program` of f(q, k, v) = make(torch, spec, shape, device) in PyTorch."""
+
   def program(row: dict[str, Any], work: Work) -> Program:
     torch = importlib.import_module('torch')  # by name: it is not a dependency
     device = 'cuda' if platform() == 'cuda' else 'cpu'
@@ -199,23 +205,32 @@ def _torch(make: Callable[..., Callable[..., Any]]) -> Callable[..., Program]:
 
 
 _WINDOWED = 'softmax', 'window'
-_MOSAIC = ('softmax', 'sigmoid', 'sigmoid-sum', 'relu', 'elu', 'linear', 'alibi', 'p-norm',
-           'window', 'k-bias')
+_MOSAIC = (
+  'softmax',
+  'sigmoid',
+  'sigmoid-sum',
+  'relu',
+  'elu',
+  'linear',
+  'alibi',
+  'p-norm',
+  'window',
+  'k-bias',
+)
 _IN_TILES = *_MOSAIC, 'relative'
 _RELEASED = 'softmax', 'sigmoid', 'sigmoid-sum', 'elu', 'linear', 'window'
 _TORCH = {'platforms': ('cpu', 'cuda'), 'package': 'torch'}
 # By their names in --implementations. The others are compared with the first library that runs.
 IMPLEMENTATIONS = {
-    'pallas': Implementation('ours', _ours('pallas'), _IN_TILES, ('cuda', 'tpu')),
-    'mosaic': Implementation('ours', _ours('mosaic'), _MOSAIC, ('cuda',)),
-    'chunked': Implementation('ours', _ours('chunked')),
-    'cudnn': Implementation('library', _ours('cudnn'), _WINDOWED, ('cuda',)),
-    'splash': Implementation('library', _ours('splash'), _WINDOWED, ('tpu',)),
-    'torch-flash': Implementation('library', _torch(_flash), ('softmax',), **_TORCH),
-    'torch-flex': Implementation('library', _torch(_flex), (*_WINDOWED, 'alibi'), **_TORCH),
-    'tokamax': Implementation(
-        'library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'), 'tokamax'),
-    'xla': Implementation('library', _library('jax.nn', implementation='xla'), _WINDOWED),
-    'reference': Implementation('T x T', _ours('reference')),  # the definition, in float32
-    'release': Implementation('T x T', _in_jax(_release), _RELEASED),  # compiled by XLA
+  'pallas': Implementation('ours', _ours('pallas'), _IN_TILES, ('cuda', 'tpu')),
+  'mosaic': Implementation('ours', _ours('mosaic'), _MOSAIC, ('cuda',)),
+  'chunked': Implementation('ours', _ours('chunked')),
+  'cudnn': Implementation('library', _ours('cudnn'), _WINDOWED, ('cuda',)),
+  'splash': Implementation('library', _ours('splash'), _WINDOWED, ('tpu',)),
+  'torch-flash': Implementation('library', _torch(_flash), ('softmax',), **_TORCH),
+  'torch-flex': Implementation('library', _torch(_flex), (*_WINDOWED, 'alibi'), **_TORCH),
+  'tokamax': Implementation('library', _library('tokamax'), _WINDOWED, ('cuda', 'tpu'), 'tokamax'),
+  'xla': Implementation('library', _library('jax.nn', implementation='xla'), _WINDOWED),
+  'reference': Implementation('T x T', _ours('reference')),  # the definition, in float32
+  'release': Implementation('T x T', _in_jax(_release), _RELEASED),  # compiled by XLA
 }

@@ -12,24 +12,35 @@ from sink_jax.attention.reference import attention_map
 from sink_jax.benchmark.attention import VARIANTS
 from sink_jax.benchmark.implementations import Work, random_inputs
 from sink_jax.benchmark.measure import (
-  FLOOR, Case, Column, Program, Rates, accelerated, compiled, ratio_columns, time_group)
+  FLOOR,
+  Case,
+  Column,
+  Program,
+  Rates,
+  accelerated,
+  compiled,
+  ratio_columns,
+  time_group,
+)
 from sink_jax.evaluate.sinks import importance
 from sink_jax.kernels.importance import streaming_importance
 from sink_jax.models.sizes import visible_flops
 
 COLUMNS: list[Column] = [
-    ('shape', 'B,H,T,Dh', ''),
-    ('form', 'form', ''),
-    ('ms', 'ms', ',.2f'),
-    *ratio_columns('x T x T'),
-    *FLOOR,
-    ('mb', 'MB', ',.1f'),
-    ('map_gb', 'one T x T, GB', ',.2f'),
-    ('alpha_1', 'alpha_1', '.5f'),
-    ('failed', '', ''),
+  ('shape', 'B,H,T,Dh', ''),
+  ('form', 'form', ''),
+  ('ms', 'ms', ',.2f'),
+  *ratio_columns('x T x T'),
+  *FLOOR,
+  ('mb', 'MB', ',.1f'),
+  ('map_gb', 'one T x T, GB', ',.2f'),
+  ('alpha_1', 'alpha_1', '.5f'),
+  ('failed', '', ''),
 ]
-NOTES = ('FLOPs: 2 H Dh per score that the mask leaves. T x T: float32 maps of all heads, of which '
-         'the definition makes at least two. alpha_1: importance of the first key.')
+NOTES = (
+  'FLOPs: 2 H Dh per score that the mask leaves. T x T: float32 maps of all heads, of which '
+  'the definition makes at least two. alpha_1: importance of the first key.'
+)
 _SPEC = VARIANTS['softmax']
 
 
@@ -47,16 +58,19 @@ def run(rates: Rates, dtype: str, seconds: float, length: tuple[int, ...]) -> li
 
 
 _FORMS: dict[str, Callable[..., jax.Array]] = {
-    'T x T': lambda *qk: importance(attention_map(_SPEC, *qk, proxy=True)),
-    'streamed': lambda *qk: streaming_importance(_SPEC, *qk).normalized,
+  'T x T': lambda *qk: importance(attention_map(_SPEC, *qk, proxy=True)),
+  'streamed': lambda *qk: streaming_importance(_SPEC, *qk).normalized,
 }
 
 
 def _case(work: Work, name: str, f: Callable[..., jax.Array]) -> Case:
   (q, k, _, params), _ = random_inputs(work)
   _, heads, tokens, head_dim = work.shape
-  row = {'shape': ','.join(map(str, work.shape)), 'form': name,
-         'map_gb': 4 * heads * tokens**2 / 1e9}
+  row = {
+    'shape': ','.join(map(str, work.shape)),
+    'form': name,
+    'map_gb': 4 * heads * tokens**2 / 1e9,
+  }
   # Scores are one of the two products of attention.
   flops = visible_flops(_SPEC.mask, tokens, heads * head_dim) / 2
   prepare = functools.partial(_prepare, row, f, q, k, params)

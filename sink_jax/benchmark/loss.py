@@ -11,40 +11,51 @@ import jax.numpy as jnp
 import optax
 
 from sink_jax.benchmark.measure import (
-  FLOOR, Case, Column, Program, Rates, accelerated, compiled, random, ratio_columns, time_group)
+  FLOOR,
+  Case,
+  Column,
+  Program,
+  Rates,
+  accelerated,
+  compiled,
+  random,
+  ratio_columns,
+  time_group,
+)
 from sink_jax.train.loss import cross_entropy
 
 COLUMNS: list[Column] = [
-    ('shape', 'B,T,D,V', ''),
-    ('form', 'form', ''),
-    ('ms', 'loss+gradients ms', '.3f'),
-    *ratio_columns('x plain'),
-    *FLOOR,
-    ('mb', 'MB', ',.0f'),
-    ('loss', 'nats/token', '.4f'),
-    ('failed', '', ''),
+  ('shape', 'B,T,D,V', ''),
+  ('form', 'form', ''),
+  ('ms', 'loss+gradients ms', '.3f'),
+  *ratio_columns('x plain'),
+  *FLOOR,
+  ('mb', 'MB', ',.0f'),
+  ('loss', 'nats/token', '.4f'),
+  ('failed', '', ''),
 ]
 NOTES = 'plain: float32 logits of all positions, differentiated by JAX. FLOPs: 6 B T D V.'
 
 
 def plain_cross_entropy(
-    h_BxTxD: jax.Array,
-    kernel_DxV: jax.Array,
-    targets_BxT: jax.Array,
-    weights_BxT: jax.Array,
+  h_BxTxD: jax.Array,
+  kernel_DxV: jax.Array,
+  targets_BxT: jax.Array,
+  weights_BxT: jax.Array,
 ) -> jax.Array:
   """The same sum as `train.loss.cross_entropy`, by its definition, a scalar in float32."""
-  logits = jnp.einsum('btd,dv->btv', h_BxTxD, kernel_DxV.astype(h_BxTxD.dtype),
-                      preferred_element_type=jnp.float32)
+  logits = jnp.einsum(
+    'btd,dv->btv', h_BxTxD, kernel_DxV.astype(h_BxTxD.dtype), preferred_element_type=jnp.float32
+  )
   losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets_BxT)
   return jnp.sum(losses * weights_BxT)
 
 
 def run(
-    rates: Rates,
-    dtype: str,
-    seconds: float,
-    shape: tuple[int, int, int, int] | None,
+  rates: Rates,
+  dtype: str,
+  seconds: float,
+  shape: tuple[int, int, int, int] | None,
 ) -> list[dict[str, Any]]:
   """The rows of the loss in chunks and of the plain one; shape: (B, T, D, V)."""
   shape = shape or ((8, 2048, 768, 50432) if accelerated() else (2, 256, 256, 8192))
@@ -65,9 +76,9 @@ def run(
 
 
 def _prepare(
-    row: dict[str, Any],
-    f: Callable[..., jax.Array],
-    arrays: tuple[jax.Array, ...],
+  row: dict[str, Any],
+  f: Callable[..., jax.Array],
+  arrays: tuple[jax.Array, ...],
 ) -> Program:
   program = compiled(row, jax.value_and_grad(f, (0, 1)), *arrays)
   row['loss'] = float(program.call()[0])

@@ -28,15 +28,17 @@ ROUNDS = 10
 Column = tuple[str, str, str]
 # Columns of every table.
 FLOOR: list[Column] = [
-    ('tflops', 'TFLOP/s', '.3g'),
-    ('floor_ms', 'floor ms', '.3f'),
-    ('bound', 'of', ''),
-    ('vs_floor', 'x floor', '.2f'),
+  ('tflops', 'TFLOP/s', '.3g'),
+  ('floor_ms', 'floor ms', '.3f'),
+  ('bound', 'of', ''),
+  ('vs_floor', 'x floor', '.2f'),
 ]
-NOTES = ('ms: median of ten rounds, in which the rows of a group are timed alternately. from, to: '
-         '98 % interval of the median of the ratios of the rounds. x floor: over the time that the '
-         'FLOPs or the bytes, the longer one, take at the rates above. MB: peak memory next to the '
-         'inputs.')
+NOTES = (
+  'ms: median of ten rounds, in which the rows of a group are timed alternately. from, to: '
+  '98 % interval of the median of the ratios of the rounds. x floor: over the time that the '
+  'FLOPs or the bytes, the longer one, take at the rates above. MB: peak memory next to the '
+  'inputs.'
+)
 
 
 class Program(NamedTuple):
@@ -98,23 +100,23 @@ def time_group(cases: Sequence[Case], seconds: float, rates: Rates) -> list[dict
 
 
 def _times(
-    case: Case,
-    rounds: list[float],
-    rates: Rates,
-    base: list[float] | None,
+  case: Case,
+  rounds: list[float],
+  rates: Rates,
+  base: list[float] | None,
 ) -> dict[str, Any]:
   """The columns of times, from the seconds of the rounds of a case and of the baseline."""
   ms, low, high = interval([1000 * seconds for seconds in rounds])
   floors = {'FLOPs': 1000 * case.flops / rates.flops, 'bytes': 1000 * case.bytes / rates.bytes}
   bound = max(floors, key=lambda name: (floors[name], name))
   columns = {
-      'ms': ms,
-      'ms_low': low,
-      'ms_high': high,
-      'tflops': case.flops / ms / 1e9,
-      'floor_ms': floors[bound],
-      'bound': bound,
-      'vs_floor': ms / floors[bound],
+    'ms': ms,
+    'ms_low': low,
+    'ms_high': high,
+    'tflops': case.flops / ms / 1e9,
+    'floor_ms': floors[bound],
+    'bound': bound,
+    'vs_floor': ms / floors[bound],
   }
   if base:
     ratios = interval([mine / its for mine, its in zip(rounds, base)])
@@ -134,8 +136,8 @@ def interval(values: list[float]) -> tuple[float, float | None, float | None]:
 
 
 def compare(
-    programs: Mapping[Any, Program],
-    seconds: float,
+  programs: Mapping[Any, Program],
+  seconds: float,
 ) -> tuple[dict[Any, list[float]], dict[Any, str]]:
   """Times every program once in every round.
 
@@ -233,19 +235,19 @@ def describe(rates: Rates, dtype: str) -> dict[str, Any]:
   """Hardware, versions, date, command and code, with the rates as numbers that JSON can hold."""
   device = jax.devices()[0]
   return provenance() | {
-      'device_kind': device.device_kind,
-      'platform_version': ' '.join(device.client.platform_version.split()),
-      'matmul_tflops': rates.flops / 1e12,
-      'memory_gb_per_second': rates.bytes / 1e9,
-      'dtype': dtype,
+    'device_kind': device.device_kind,
+    'platform_version': ' '.join(device.client.platform_version.split()),
+    'matmul_tflops': rates.flops / 1e12,
+    'memory_gb_per_second': rates.bytes / 1e9,
+    'dtype': dtype,
   }
 
 
 def print_table(
-    columns: Sequence[Column],
-    rows: Sequence[Mapping[str, Any]],
-    machine: Mapping[str, Any],
-    notes: str,
+  columns: Sequence[Column],
+  rows: Sequence[Mapping[str, Any]],
+  machine: Mapping[str, Any],
+  notes: str,
 ) -> None:
   """Prints the machine, the rows and the notes.
 
@@ -260,8 +262,10 @@ def print_table(
 
   cells = [[cell(row, key, form) for key, _, form in columns] for row in rows]
   left = [i for i, (_, _, form) in enumerate(columns) if not form]
-  print(f'{machine["hardware"]}, jax {machine["jax"]}, {machine["date"]}: '
-        f'{machine["matmul_tflops"]:.4g} TFLOP/s in {machine["dtype"]} products, '
-        f'{machine["memory_gb_per_second"]:.4g} GB/s\n')
+  print(
+    f'{machine["hardware"]}, jax {machine["jax"]}, {machine["date"]}: '
+    f'{machine["matmul_tflops"]:.4g} TFLOP/s in {machine["dtype"]} products, '
+    f'{machine["memory_gb_per_second"]:.4g} GB/s\n'
+  )
   headings = [heading for _, heading, _ in columns]
   print('\n'.join([*text_table(headings, cells, left), '', notes, NOTES]))

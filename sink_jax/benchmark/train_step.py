@@ -13,7 +13,15 @@ import jax
 import numpy as np
 
 from sink_jax.benchmark.measure import (
-  FLOOR, Case, Column, Program, Rates, accelerated, ratio_columns, time_group)
+  FLOOR,
+  Case,
+  Column,
+  Program,
+  Rates,
+  accelerated,
+  ratio_columns,
+  time_group,
+)
 from sink_jax.data.batches import Batch
 from sink_jax.kernels.dispatch import check_implementation
 from sink_jax.models.config import ModelConfig
@@ -24,35 +32,37 @@ from sink_jax.train.optimizer import OptimizerConfig
 from sink_jax.train.step import init_state, make_train_step
 
 COLUMNS: list[Column] = [
-    ('size', 'size', ''),
-    ('batch', 'B', 'd'),
-    ('length', 'T', 'd'),
-    ('implementation', 'attention', ''),
-    ('ms', 'ms/step', '.2f'),
-    *ratio_columns('x first'),
-    ('tokens_per_second', 'tokens/s', ',.0f'),
-    *FLOOR,
-    ('gb', 'GB', '.2f'),
-    ('loss', 'loss', '.3f'),
-    ('failed', '', ''),
+  ('size', 'size', ''),
+  ('batch', 'B', 'd'),
+  ('length', 'T', 'd'),
+  ('implementation', 'attention', ''),
+  ('ms', 'ms/step', '.2f'),
+  *ratio_columns('x first'),
+  ('tokens_per_second', 'tokens/s', ',.0f'),
+  *FLOOR,
+  ('gb', 'GB', '.2f'),
+  ('loss', 'loss', '.3f'),
+  ('failed', '', ''),
 ]
-NOTES = ('TFLOP/s: of one device; every linear layer, and attention over the keys that the mask '
-         'leaves, forward and twice that backward. x first: over the first attention at this batch '
-         'size. GB: peak memory of the step, state included. loss: of random tokens, before the '
-         'first step.')
+NOTES = (
+  'TFLOP/s: of one device; every linear layer, and attention over the keys that the mask '
+  'leaves, forward and twice that backward. x first: over the first attention at this batch '
+  'size. GB: peak memory of the step, state included. loss: of random tokens, before the '
+  'first step.'
+)
 _UNROLL = 24  # blocks that are compiled one after another, at most; more are in a loop
 
 
 def run(
-    rates: Rates,
-    dtype: str,
-    seconds: float,
-    size: str | None,
-    batch: Sequence[int],
-    length: int | None,
-    vocab: int | None,
-    implementation: Sequence[str],
-    remat: str,
+  rates: Rates,
+  dtype: str,
+  seconds: float,
+  size: str | None,
+  batch: Sequence[int],
+  length: int | None,
+  vocab: int | None,
+  implementation: Sequence[str],
+  remat: str,
 ) -> list[dict[str, Any]]:
   """The rows of every batch size and implementation, which are timed alternately.
 
@@ -75,8 +85,14 @@ def run(
     for name in implementation:
       model = dataclasses.replace(plain, implementation=None if name == 'default' else name)
       check_implementation(model.implementation)
-      row = {'size': size, 'batch': sequences, 'length': length, 'implementation': name,
-             'remat': remat, 'parameters': parameter_count(model)}
+      row = {
+        'size': size,
+        'batch': sequences,
+        'length': length,
+        'implementation': name,
+        'remat': remat,
+        'parameters': parameter_count(model),
+      }
       cases.append(_case(row, model, sequences * length / devices, base=not cases))
     rows += time_group(cases, seconds, rates)
   for row in rows:
@@ -109,10 +125,12 @@ def _prepare(row: dict[str, Any], model: ModelConfig) -> Program:
   mesh, optimizer = make_mesh(), OptimizerConfig()
   shape = row['batch'], row['length']
   tokens = np.random.default_rng(0).integers(
-      0, model.vocab_size, (shape[0], shape[1] + 1), np.int32)
+    0, model.vocab_size, (shape[0], shape[1] + 1), np.int32
+  )
   # The batch is on the devices before the first step: its transfer belongs to the input pipeline.
-  data = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)),
-                        batch_sharding(mesh))
+  data = jax.device_put(
+    Batch(tokens[:, :-1], tokens[:, 1:], np.ones(shape, np.float32)), batch_sharding(mesh)
+  )
   state, rate = init_state(model, optimizer, 0, mesh), optimizer.learning_rate
   step = make_train_step(model, optimizer, mesh).lower(state, data, rate).compile()
   row['gb'] = memory(step).total / 1e9

@@ -39,13 +39,19 @@ class Options:
   # With `arg`, not comments, which tyro does not find in the classes that `options_of` makes.
   name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help='of the analysis.')] = ''
   list: Annotated[bool, tyro.conf.arg(help='print the names of the analyses and stop.')] = False
-  checkpoint: Annotated[tuple[str, ...], tyro.conf.arg(
-      help="published models: folders, names such as Pythia-14M, or 'owner/name' on the hub.")] = ()
+  checkpoint: Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+      help="published models: folders, names such as Pythia-14M, or 'owner/name' on the hub."
+    ),
+  ] = ()
   workdir: Annotated[tuple[str, ...], tyro.conf.arg(help='runs trained with sink_jax.')] = ()
-  plugins: Annotated[str, tyro.conf.arg(
-      help='Python files with components of the runs, which are imported.')] = ''
-  fsdp: Annotated[int, tyro.conf.arg(
-      help='devices over which the parameters of a published model are split.')] = 1
+  plugins: Annotated[
+    str, tyro.conf.arg(help='Python files with components of the runs, which are imported.')
+  ] = ''
+  fsdp: Annotated[
+    int, tyro.conf.arg(help='devices over which the parameters of a published model are split.')
+  ] = 1
   out: Annotated[str | None, tyro.conf.arg(help='folder to write to.')] = None
 
 
@@ -54,12 +60,19 @@ def options_of(words: Sequence[str]) -> type[Options]:
   if not words or words[0].startswith('-'):
     return Options
   chosen = find(words[0])
-  own = [(name, kind, dataclasses.field(default=default))
-         for name, (kind, default) in chosen.parameters.items()]
+  own = [
+    (name, kind, dataclasses.field(default=default))
+    for name, (kind, default) in chosen.parameters.items()
+  ]
   inputs = Annotated[type(chosen.inputs), tyro.conf.OmitArgPrefixes]
   return dataclasses.make_dataclass(
-      chosen.name, [*own, ('inputs', inputs, dataclasses.field(default=chosen.inputs))], bases=(Options,),
-      namespace={'__doc__': f'{chosen.figure}. {chosen.function.__doc__}'}, frozen=True, kw_only=True)
+    chosen.name,
+    [*own, ('inputs', inputs, dataclasses.field(default=chosen.inputs))],
+    bases=(Options,),
+    namespace={'__doc__': f'{chosen.figure}. {chosen.function.__doc__}'},
+    frozen=True,
+    kw_only=True,
+  )
 
 
 def main(options: Any) -> None:
@@ -72,8 +85,9 @@ def main(options: Any) -> None:
   dtype, fsdp = options.inputs.dtype, options.fsdp
   trained = lambda name: load(None, os.path.expanduser(name), dtype, fsdp, options.plugins)
   named: list[tuple[str, Callable[[], Run]]] = [
-      *((name, lambda name=name: load(name, None, dtype, fsdp)) for name in options.checkpoint),
-      *((name, lambda name=name: trained(name)) for name in options.workdir)]
+    *((name, lambda name=name: load(name, None, dtype, fsdp)) for name in options.checkpoint),
+    *((name, lambda name=name: trained(name)) for name in options.workdir),
+  ]
   if not named and chosen.models is None:
     raise ValueError('name a model: --checkpoint= or --workdir=.')
   compile_cache.enable()
@@ -96,12 +110,24 @@ def main(options: Any) -> None:
     except _FAILURES as error:
       if len(named) == 1:
         raise
-      failures.append({'model': os.path.basename(os.path.normpath(name)),
-                       'error': ' '.join(str(error).split())[:500]})
+      failures.append(
+        {
+          'model': os.path.basename(os.path.normpath(name)),
+          'error': ' '.join(str(error).split())[:500],
+        }
+      )
       say(f'{name} failed: {failures[-1]["error"]}')
     if result.rows or not numbers.exists():  # failures do not replace what was found before
-      write_found(numbers, {'analysis': chosen.name, 'figure': chosen.figure, 'models': result.models,
-                            'rows': result.rows, 'failed': failures})
+      write_found(
+        numbers,
+        {
+          'analysis': chosen.name,
+          'figure': chosen.figure,
+          'models': result.models,
+          'rows': result.rows,
+          'failed': failures,
+        },
+      )
   if result.rows:
     result.plot(picture)
     print(f'{chosen.figure}: {chosen.line}', result, numbers, picture, sep='\n')

@@ -74,8 +74,12 @@ class TrainStep(Timed):
   remat: Literal['none', 'save_matmuls', 'save_attention', 'blocks'] = 'none'
 
 
-Options = (Annotated[TimedAttention, tyro.conf.subcommand('attention')]
-           | Annotated[TimedImportance, tyro.conf.subcommand('importance')] | Loss | TrainStep)
+Options = (
+  Annotated[TimedAttention, tyro.conf.subcommand('attention')]
+  | Annotated[TimedImportance, tyro.conf.subcommand('importance')]
+  | Loss
+  | TrainStep
+)
 
 
 def main(options: Options) -> None:
@@ -88,8 +92,12 @@ def main(options: Options) -> None:
   refuse_silent_cpu()
   compile_cache.enable()
   keep_freed_memory()
-  names = {TimedAttention: 'attention', TimedImportance: 'importance', Loss: 'loss',
-           TrainStep: 'train_step'}
+  names = {
+    TimedAttention: 'attention',
+    TimedImportance: 'importance',
+    Loss: 'loss',
+    TrainStep: 'train_step',
+  }
   name = names[type(options)]
   settings = {key: value for key, value in vars(options).items() if key != 'json'}
   settings['dtype'] = options.dtype or ('bfloat16' if measure.accelerated() else 'float32')

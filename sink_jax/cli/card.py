@@ -20,7 +20,9 @@ class Options(ReadModel):
   """
 
   out: str | None = None  # folder to write to.
-  source: str = ''  # where text comes from; by default the documentation in Python's standard library.
+  source: str = (
+    ''  # where text comes from; by default the documentation in Python's standard library.
+  )
 
 
 def main(options: Options) -> None:

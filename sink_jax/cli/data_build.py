@@ -37,14 +37,18 @@ def main(options: Options, experiment: Experiment) -> None:
   data = with_source(experiment)[0].data  # a source decides the tokenizer
   if not isinstance(data.source, DocumentSource) or isinstance(data.source, PackedDataset):
     raise ValueError(
-        f'--config.data.source={data.source!r} is not text: there is nothing to build.')
+      f'--config.data.source={data.source!r} is not text: there is nothing to build.'
+    )
   training, valid = open_packed(data, options.out, options.workers)
-  rows = [(name, split, *(f'{entry[split][key]:,}' for key in ('documents', 'tokens', 'rows')))
-          for packed in dict.fromkeys((training, valid))
-          for name, entry in packed.manifest['domains'].items() for split in ('train', 'valid')
-          if entry[split]['documents']]
+  rows = [
+    (name, split, *(f'{entry[split][key]:,}' for key in ('documents', 'tokens', 'rows')))
+    for packed in dict.fromkeys((training, valid))
+    for name, entry in packed.manifest['domains'].items()
+    for split in ('train', 'valid')
+    if entry[split]['documents']
+  ]
   head = ('domain', 'split', 'documents', 'tokens', 'rows')
   print('\n'.join(text_table(head, rows, left=(0, 1))))
-  print(f"--config.data.source=\"PackedDataset(path='{training.folder}')\"")
+  print(f'--config.data.source="PackedDataset(path=\'{training.folder}\')"')
   if valid is not training:
-    print(f"--config.data.valid_source=\"PackedDataset(path='{valid.folder}')\"")
+    print(f'--config.data.valid_source="PackedDataset(path=\'{valid.folder}\')"')

@@ -72,8 +72,11 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
     ValueError: no such model, inputs that it cannot take, or more than a run has stored.
     CheckpointError: a run has no usable checkpoint.
   """
-  chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(InputOptions)
-            if field.name in given}
+  chosen = {
+    field.name: getattr(options, field.name)
+    for field in dataclasses.fields(InputOptions)
+    if field.name in given
+  }
   if options.workdir is not None:
     return _with_page(*_trained(options, chosen, to_path(options.workdir)))
   assert options.checkpoint is not None  # one of the two is given
@@ -82,21 +85,32 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   out = writable_folder(options.out or f'evaluation-{name}')
   run = load(options)
   inputs = make_inputs(run, InputOptions(**chosen))
-  return _with_page(*_probed(
-      run, inputs.tokens, options, options.dtype, options.epsilon or EPSILON, out,
+  return _with_page(
+    *_probed(
+      run,
+      inputs.tokens,
+      options,
+      options.dtype,
+      options.epsilon or EPSILON,
+      out,
       {'bos': inputs.description['bos'], 'inputs': inputs.description},
-      parameters=parameter_count(run.config)))
+      parameters=parameter_count(run.config),
+    )
+  )
 
 
-def _with_page(result: dict[str, Any], paths: list[AnyPath]) -> tuple[dict[str, Any], list[AnyPath]]:
+def _with_page(
+  result: dict[str, Any], paths: list[AnyPath]
+) -> tuple[dict[str, Any], list[AnyPath]]:
   """Writes index.html next to the other files."""
   page = paths[0].parent / 'index.html'
   write_atomically(page, to_html(model_page(page.parent), page.parent))
   return result, [*paths, page]
 
 
-def _trained(options: Options, given: dict[str, Any],
-             workdir: AnyPath) -> tuple[dict[str, Any], list[AnyPath]]:
+def _trained(
+  options: Options, given: dict[str, Any], workdir: AnyPath
+) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a run on the probe tokens that it stores, by default all of them."""
   for name in {'inputs', 'source', 'bos', 'seed'} & set(given):
     raise ValueError(f'--{name}: a run is probed on the tokens that it stores; leave it out.')
@@ -108,39 +122,66 @@ def _trained(options: Options, given: dict[str, Any],
     raise ValueError(f'{workdir} has no probe_tokens.npy to probe the run on.')
   for name, stored in zip(('sequences', 'length'), tokens.shape):
     if given.get(name, stored) > stored:
-      raise ValueError(f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
-                       f'{tokens.shape[1]} tokens; choose up to {stored}.')
-  tokens = tokens[:given.get('sequences'), :given.get('length')]
+      raise ValueError(
+        f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
+        f'{tokens.shape[1]} tokens; choose up to {stored}.'
+      )
+  tokens = tokens[: given.get('sequences'), : given.get('length')]
   settings, config = experiment.probe, read_config(workdir)
   data = config['data']
   return _probed(
-      run, tokens, options, given.get('dtype', settings.dtype), options.epsilon or settings.epsilon, out,
-      {'bos_before_documents': data['bos'], 'interventions': data['interventions'],
-       'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})'}, config=config)
+    run,
+    tokens,
+    options,
+    given.get('dtype', settings.dtype),
+    options.epsilon or settings.epsilon,
+    out,
+    {
+      'bos_before_documents': data['bos'],
+      'interventions': data['interventions'],
+      'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})',
+    },
+    config=config,
+  )
 
 
-def _probed(run: Run, tokens: AnyArray, options: Options, dtype: str, epsilon: float, out: AnyPath,
-            protocol: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[AnyPath]]:
+def _probed(
+  run: Run,
+  tokens: AnyArray,
+  options: Options,
+  dtype: str,
+  epsilon: float,
+  out: AnyPath,
+  protocol: dict[str, Any],
+  **more: Any,
+) -> tuple[dict[str, Any], list[AnyPath]]:
   """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
   report = probe(run, tokens, dtype=dtype, batch_size=options.at_a_time(tokens.shape[1]))
   result = {
-      'protocol': {**report.protocol, **protocol},
-      'epsilon': epsilon,
-      'step': report.protocol['step'],
-      'summary': report.summary(epsilon),
-      'importance_1': report.head_importance().tolist(),
-      'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
-      'bias_slot': None if report.extra_key is None else report.extra_key.mean(0).tolist(),
-      **more, 'provenance': provenance(),
+    'protocol': {**report.protocol, **protocol},
+    'epsilon': epsilon,
+    'step': report.protocol['step'],
+    'summary': report.summary(epsilon),
+    'importance_1': report.head_importance().tolist(),
+    'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
+    'bias_slot': None if report.extra_key is None else report.extra_key.mean(0).tolist(),
+    **more,
+    'provenance': provenance(),
   }
   out.mkdir(parents=True, exist_ok=True)
-  paths = [out / name for name in ('sink_report.json', 'importance.png', 'norms.png',
-                                   'attention_maps.png')]
+  paths = [
+    out / name for name in ('sink_report.json', 'importance.png', 'norms.png', 'attention_maps.png')
+  ]
   numbers, importance, lengths, heads = paths
   report.plot(importance, epsilon)
   analysed = Model(run, InputOptions(), Inputs(np.asarray(tokens), {}))
-  for analysis, rows, path in (('norms', of_report(report), lengths), ('maps', maps(analysed), heads)):
-    plots.save(ANALYSES[analysis].picture([{'model': run.name or 'model'} | row for row in rows]), path)
+  for analysis, rows, path in (
+    ('norms', of_report(report), lengths),
+    ('maps', maps(analysed), heads),
+  ):
+    plots.save(
+      ANALYSES[analysis].picture([{'model': run.name or 'model'} | row for row in rows]), path
+    )
   write_atomically(numbers, to_json(result))
   return result, paths
 

@@ -14,8 +14,8 @@ class Options:
 
       python -m sink_jax export --workdir=runs/quickstart/text-softmax --out=exported
 
-  The class is the first that computes what the run does; --as names another. A run that no class can express
-  is refused, with the name of the missing part. The tokenizer is written if possible.
+  The class is the first that computes what the run does; --as names another. A run that no class
+  can express is refused, with the name of the missing part. The tokenizer is written if possible.
   """
 
   workdir: str  # Folder of the run.
@@ -30,5 +30,13 @@ def main(options: Options) -> None:
   """Exports the run, and prints what was written."""
   from sink_jax.train.export import export_workdir
 
-  print(*export_workdir(options.workdir, options.out, dtype=options.dtype, target=options.target,
-                        plugins=options.plugins), sep='\n')
+  print(
+    *export_workdir(
+      options.workdir,
+      options.out,
+      dtype=options.dtype,
+      target=options.target,
+      plugins=options.plugins,
+    ),
+    sep='\n',
+  )

@@ -34,8 +34,8 @@ class Options(ReadModel):
   """
 
   prompt: str | None = None  # the text to continue.
-  #: template in which the prompt is a user's message, to be answered: chatml (SmolLM2), zephyr, plain, or
-  #: a JSON file with the format of each role.
+  #: template in which the prompt is a user's message, to be answered: chatml (SmolLM2), zephyr,
+  #: plain, or a JSON file with the format of each role.
   chat: str | None = None
   #: whether it begins with BOS: as the tokenizer, or the training of a run, has it; never; always.
   bos: Literal['tokenizer', 'none', 'force'] = 'tokenizer'
@@ -54,7 +54,10 @@ class Options(ReadModel):
 
 def main(options: Options, given: Collection[str]) -> None:
   """Writes the text as it is generated, and how fast that was."""
-  for needed, names in (('temperature', {'top_k', 'top_p', 'seed'}), ('cache_size', {'sinks', 'positions'})):
+  for needed, names in (
+    ('temperature', {'top_k', 'top_p', 'seed'}),
+    ('cache_size', {'sinks', 'positions'}),
+  ):
     if needed not in given and (unused := names.intersection(given)):
       raise ValueError(f'--{min(unused)} does nothing without --{needed}: add it.')
   if options.prompt is None and sys.stdin.isatty():  # which would look like a program that hangs
@@ -68,21 +71,36 @@ def main(options: Options, given: Collection[str]) -> None:
   if options.chat is None:
     ids = tokenizer.encode(prompt)
   else:
-    (ids, _), = encode([question(load_template(options.chat), prompt)], tokenizer)
+    ((ids, _),) = encode([question(load_template(options.chat), prompt)], tokenizer)
   tokens = tokenizer.with_prefix(ids, options.bos)
   if not len(tokens):
     raise ValueError('the prompt is empty: write something, or take --bos=force.')
   if options.bos != 'none':
-    tokens, = run.begun([tokens])
+    (tokens,) = run.begun([tokens])
   say(f'{run.name}: {len(tokens)} tokens of prompt, the first ids {tokens[:4].tolist()}')
-  policy = None if options.cache_size is None else CachePolicy(
-      options.cache_size, options.sinks, options.positions)
+  policy = (
+    None
+    if options.cache_size is None
+    else CachePolicy(options.cache_size, options.sinks, options.positions)
+  )
   ends = tokenizer.eos_ids if options.eos else ()
-  pieces = stream_texts(run.config, run.params, [tokens], options.length, policy=policy,
-                        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
-                        seed=options.seed, chunk=_CHUNK, eos_token_id=ends or None)
+  pieces = stream_texts(
+    run.config,
+    run.params,
+    [tokens],
+    options.length,
+    policy=policy,
+    temperature=options.temperature,
+    top_k=options.top_k,
+    top_p=options.top_p,
+    seed=options.seed,
+    chunk=_CHUNK,
+    eos_token_id=ends or None,
+  )
   # By default the cache has all tokens.
-  policy = policy or CachePolicy(len(tokens) + options.length + run.config.sink_tokens, positions='text')
+  policy = policy or CachePolicy(
+    len(tokens) + options.length + run.config.sink_tokens, positions='text'
+  )
   before = len(tokens) - len(ids)  # tokens that stand before the prompt
   made, rate = _write(pieces, tokens, tokenizer, ends, before)
   size = f'{state_bytes(run.config, policy, 1) / 2**20:.3g} MiB'
@@ -96,8 +114,13 @@ def _piped() -> str:
   return decoded(sys.stdin.buffer.read(), 'The piped prompt').replace('\r\n', '\n')
 
 
-def _write(pieces: Iterable[list[np.ndarray]], tokens: np.ndarray, tokenizer: TextTokenizer,
-           ends: tuple[int, ...], before_prompt: int) -> tuple[int, float | None]:
+def _write(
+  pieces: Iterable[list[np.ndarray]],
+  tokens: np.ndarray,
+  tokenizer: TextTokenizer,
+  ends: tuple[int, ...],
+  before_prompt: int,
+) -> tuple[int, float | None]:
   """Writes the text as it comes, without the tokens before the prompt and the one that ends it.
 
   Returns:
@@ -109,13 +132,13 @@ def _write(pieces: Iterable[list[np.ndarray]], tokens: np.ndarray, tokenizer: Te
   ids, settled, written = tokens.tolist(), 0, len(tokens)
   print(tokenizer.decode(ids[before_prompt:]), end='', flush=True)
   made, times = [], []
-  for piece, in pieces:  # of one text
+  for (piece,) in pieces:  # of one text
     made.append(len(piece))
     times.append(time.perf_counter())
     ids += [token for token in piece.tolist() if token not in ends]
     before, after = tokenizer.decode(ids[settled:written]), tokenizer.decode(ids[settled:])
     if after.startswith(before) and not after.endswith('\ufffd'):
-      print(after[len(before):], end='', flush=True)
+      print(after[len(before) :], end='', flush=True)
       settled, written = written, len(ids)
   print(tokenizer.decode(ids[written:]), flush=True)  # bytes that are not a letter to the end
   return sum(made), sum(made[1:]) / (times[-1] - times[0]) if len(made) > 1 else None

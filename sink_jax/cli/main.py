@@ -31,18 +31,18 @@ from sink_jax.io.terminal import quiet_logs
 
 # In the order of a user's day.
 COMMANDS = {
-    'train': 'trains one model',
-    'evaluate': 'probes a run or a published model for attention sinks',
-    'card': 'says where the sinks of a model are, whether they matter, and what to do',
-    'generate': 'continues a text',
-    'sweep': 'trains every trial of a config file',
-    'report': 'compares runs, or puts them next to the paper',
-    'merge': 'adds the rows of finished runs to stored ones',
-    'analyses': 'carries out an analysis of the paper on models',
-    'export': 'writes a run as a checkpoint that transformers loads',
-    'plan': 'predicts the memory and the speed of a run on TPUs',
-    'benchmark': 'times kernels and training steps on this machine',
-    'data_build': 'tokenizes and packs a corpus ahead of a run',
+  'train': 'trains one model',
+  'evaluate': 'probes a run or a published model for attention sinks',
+  'card': 'says where the sinks of a model are, whether they matter, and what to do',
+  'generate': 'continues a text',
+  'sweep': 'trains every trial of a config file',
+  'report': 'compares runs, or puts them next to the paper',
+  'merge': 'adds the rows of finished runs to stored ones',
+  'analyses': 'carries out an analysis of the paper on models',
+  'export': 'writes a run as a checkpoint that transformers loads',
+  'plan': 'predicts the memory and the speed of a run on TPUs',
+  'benchmark': 'times kernels and training steps on this machine',
+  'data_build': 'tokenizes and packs a corpus ahead of a run',
 }
 _HELP = ('-h', '--help')
 _BASE = os.path.join(os.path.dirname(__file__), '..', '..', 'configs', 'base.py')
@@ -63,9 +63,14 @@ def main() -> NoReturn:
 def run(name: str, words: Sequence[str]) -> NoReturn:
   """Runs a command and ends the process: with its exit code, or 1 and one line that says why."""
   if name in ('', *_HELP):
-    print('usage: python -m sink_jax COMMAND [OPTIONS]', '',
-          *(f'  {key:<11} {line}' for key, line in COMMANDS.items()), '',
-          'python -m sink_jax COMMAND --help lists the options of a command.', sep='\n')
+    print(
+      'usage: python -m sink_jax COMMAND [OPTIONS]',
+      '',
+      *(f'  {key:<11} {line}' for key, line in COMMANDS.items()),
+      '',
+      'python -m sink_jax COMMAND --help lists the options of a command.',
+      sep='\n',
+    )
     sys.exit(0 if name else 2)
   try:
     check_known(name, COMMANDS, 'there is no command')
@@ -82,8 +87,10 @@ def run(name: str, words: Sequence[str]) -> NoReturn:
     sys.exit(130)
   except RuntimeError as error:
     if memory_is_full(error):
-      stop(f'{str(error)[:500]}. Where the memory of the device is full, these help: '
-           '--batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several devices.')
+      stop(
+        f'{str(error)[:500]}. Where the memory of the device is full, these help: '
+        '--batch_size=1, fewer tokens, --dtype=bfloat16, --fsdp over several devices.'
+      )
     if not type(error).__module__.startswith('sink_jax.'):  # perhaps a defect: with its traceback
       raise
     stop(error)
@@ -107,8 +114,13 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   kind = module.options_of(words) if hasattr(module, 'options_of') else module.Options
   with contextlib.redirect_stderr(io.StringIO()) as said:
     try:
-      options = tyro.cli(kind, args=_split(kind, words), use_underscores=True,
-                         prog=f'python -m sink_jax {name}', config=(tyro.conf.DisallowNone,))
+      options = tyro.cli(
+        kind,
+        args=_split(kind, words),
+        use_underscores=True,
+        prog=f'python -m sink_jax {name}',
+        config=(tyro.conf.DisallowNone,),
+      )
     except SystemExit as end:
       if end.code:  # what is wrong, in a box: here it is one line
         # Without the borders of the box, and without tyro's words about our own errors.
@@ -117,8 +129,9 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
       raise
   extras: dict[str, Any] = {}
   if 'given' in takes:
-    extras['given'] = {word[2:].partition('=')[0].replace('-', '_') for word in words
-                       if word.startswith('--')}
+    extras['given'] = {
+      word[2:].partition('=')[0].replace('-', '_') for word in words if word.startswith('--')
+    }
   if 'settings' in takes:
     extras['settings'] = settings
   if 'experiment' in takes:
@@ -137,7 +150,8 @@ def memory_is_full(error: BaseException) -> bool:
   """True if it is jax's error for a device whose memory is full."""
   # Its message lists all of the memory, and begins with INTERNAL where the device is a CPU.
   return isinstance(error, RuntimeError) and (
-      'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error))
+    'RESOURCE_EXHAUSTED' in str(error) or 'Out of memory' in str(error)
+  )
 
 
 def _settings(words: Iterable[str]) -> dict[str, str]:
@@ -154,9 +168,15 @@ def _settings(words: Iterable[str]) -> dict[str, str]:
 def _split(options: Any, words: Sequence[str]) -> list[str]:
   """The words with --name=a,b of lists as tyro has them: --name a b."""
   kinds = typing.get_args(options) or [options]
-  kinds = [typing.get_args(kind)[0] if typing.get_args(kind) else kind for kind in kinds]  # Annotated
-  lists = {f'--{field.name}' for kind in kinds for field in dataclasses.fields(kind)
-           if 'tuple[' in str(field.type)}
+  kinds = [
+    typing.get_args(kind)[0] if typing.get_args(kind) else kind for kind in kinds
+  ]  # Annotated
+  lists = {
+    f'--{field.name}'
+    for kind in kinds
+    for field in dataclasses.fields(kind)
+    if 'tuple[' in str(field.type)
+  }
   split = []
   for word in words:
     name, equals, value = word.partition('=')

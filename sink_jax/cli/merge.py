@@ -12,8 +12,8 @@ class Options:
       python -m sink_jax merge --runs=runs/desk --into=results
       python -m sink_jax sweep --config=configs/paper.py --budget=desk --seeds=1,2,3 --done=results --workdir=runs/desk
 
-  A run takes the place of a stored one of the same task, budget, protocol, trial and seed. The second
-  command goes on with the trials that are not stored, on this machine or another.
+  A run takes the place of a stored one of the same task, budget, protocol, trial and seed. The
+  second command goes on with the trials that are not stored, on this machine or another.
   """
 
   runs: str  # folder of runs.

@@ -20,8 +20,9 @@ class Options:
       python -m sink_jax report --runs=runs/quickstart --out=quickstart
       python -m sink_jax report --runs=results --out=results
 
-  Runs of the paper's experiments, of remedies, grafts or fine-tuning make the results pages README.md and
-  remedies.md; other runs are compared on one page, report.md, and index.html, which holds its pictures.
+  Runs of the paper's experiments, of remedies, grafts or fine-tuning make the results pages
+  README.md and remedies.md; other runs are compared on one page, report.md, and index.html, which
+  holds its pictures.
   """
 
   runs: str | None = None  # folder of runs, or of metrics.csv.gz and runs.csv.gz.
@@ -34,13 +35,19 @@ class Options:
 
 def main(options: Options) -> None:
   """Writes the pages, and prints their first sentences and the names of the files."""
-  files, summary = make_report(options.out, options.runs, options.analyses, options.evaluation, options.maps)
+  files, summary = make_report(
+    options.out, options.runs, options.analyses, options.evaluation, options.maps
+  )
   print(*summary, '', *files, sep='\n')
 
 
-def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequence[str | AnyPath] = (),
-                evaluation: str | AnyPath | None = None, maps: bool = True
-                ) -> tuple[list[AnyPath], list[str]]:
+def make_report(
+  out: str | AnyPath,
+  runs: str | AnyPath | None,
+  analyses: Sequence[str | AnyPath] = (),
+  evaluation: str | AnyPath | None = None,
+  maps: bool = True,
+) -> tuple[list[AnyPath], list[str]]:
   """Writes the pages that these options ask for; returns their files and first sentences.
 
   Raises:
@@ -64,5 +71,10 @@ def make_report(out: str | AnyPath, runs: str | AnyPath | None, analyses: Sequen
     found += written
   with tempfile.TemporaryDirectory() as empty:
     read = read_runs(runs or empty)
-  return pages.write(read, writable_folder(out), to_path(runs) if runs and maps else None, found,
-                     to_path(evaluation) if evaluation else None)
+  return pages.write(
+    read,
+    writable_folder(out),
+    to_path(runs) if runs and maps else None,
+    found,
+    to_path(evaluation) if evaluation else None,
+  )

@@ -33,8 +33,9 @@ def load(options: ReadModel) -> Run:
   """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
   from sink_jax.analyses import models
 
-  return models.load(options.checkpoint, options.workdir, options.dtype, options.fsdp,
-                     options.plugins)
+  return models.load(
+    options.checkpoint, options.workdir, options.dtype, options.fsdp, options.plugins
+  )
 
 
 def writable_folder(out: str | AnyPath | None) -> AnyPath:
@@ -55,8 +56,9 @@ def writable_folder(out: str | AnyPath | None) -> AnyPath:
     trial.write_bytes(b'')
     trial.unlink()
   except OSError as error:
-    raise ValueError(f'--out={out} cannot be written to ({error.strerror or error}): name '
-                     'another folder.') from None
+    raise ValueError(
+      f'--out={out} cannot be written to ({error.strerror or error}): name another folder.'
+    ) from None
   return folder
 
 
@@ -72,10 +74,18 @@ def write_found(path: AnyPath, found: dict[str, Any]) -> None:
 def to_json(value: Any) -> str:
   """A value as indented JSON, innermost lists and objects on one line; non-finite numbers are null."""
   # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
-  text = json.dumps(_mapped(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False)
+  text = json.dumps(
+    _mapped(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False
+  )
   # A bracket at the end of a line opens a list or an object: within quotes JSON has no line break.
-  return re.sub(r'([\[{])\n *([^\[\]{}]*)\n *([\]}])',
-                lambda found: found[1] + re.sub(r'\n *', ' ', found[2]) + found[3], text) + '\n'
+  return (
+    re.sub(
+      r'([\[{])\n *([^\[\]{}]*)\n *([\]}])',
+      lambda found: found[1] + re.sub(r'\n *', ' ', found[2]) + found[3],
+      text,
+    )
+    + '\n'
+  )
 
 
 def rounded(value: Any) -> Any:

@@ -50,8 +50,10 @@ class Options:
   def __post_init__(self):
     check_least(self, processes=0)
     if self.processes != 1 and os.environ.get('JAX_NUM_PROCESSES', '1') != '1':
-      raise ValueError(f'--processes={self.processes}: the processes of a job train each trial '
-                       'together. Leave it out, or start no job.')
+      raise ValueError(
+        f'--processes={self.processes}: the processes of a job train each trial '
+        'together. Leave it out, or start no job.'
+      )
     if not self.workdir and not (self.list or self.dry_run):
       raise ValueError('--workdir is needed: the folder of the trials.')
 
@@ -91,11 +93,15 @@ def _trials(options: Options, settings: Mapping[str, str]) -> dict[str, Trial]:
   names = {name: (trial.label.trial or name, name) for name, trial in table.items()}
   chosen = dict.fromkeys(table if not options.only else ())
   for pattern in options.only:
-    found = [name for name, texts in names.items()
-             if any(fnmatch.fnmatchcase(text, pattern) for text in texts)]
+    found = [
+      name
+      for name, texts in names.items()
+      if any(fnmatch.fnmatchcase(text, pattern) for text in texts)
+    ]
     if not found:
-      check_known(pattern, dict.fromkeys(itertools.chain(*names.values())),
-                  f'{options.config}: unknown trial')
+      check_known(
+        pattern, dict.fromkeys(itertools.chain(*names.values())), f'{options.config}: unknown trial'
+      )
     chosen |= dict.fromkeys(found)
   selected = {name: trial for name, trial in table.items() if name in chosen}
   if options.done:
@@ -149,8 +155,10 @@ def _trained(trials: Mapping[str, Trial], options: Options) -> set[str]:
         left = remaining(costs, statuses, time.monotonic() - began)
         say(f'[{len(statuses)}/{len(trials)}] {trial}: {status}  {left}')
   print('\n'.join(f'{trial}: {statuses[trial]}' for trial in trials))
-  say(f'done: {len(trials)} trials in {root}; next: python -m sink_jax report --runs={root} '
-      '--out=report')
+  say(
+    f'done: {len(trials)} trials in {root}; next: python -m sink_jax report --runs={root} '
+    '--out=report'
+  )
   return set(statuses.values())
 
 

@@ -62,10 +62,16 @@ def main(options: Options, experiment: Experiment) -> None:
     train(experiment, options.workdir)
     if is_first():
       status = read_status(options.workdir)
-      numbers = {'valid': ('validation loss', '.3f'), 'sink_1': ('Sink_1 %', '.1f'),
-                 'sink_bias_slot': ('Sink_* %', '.1f')}
-      shown = ''.join(f', {words} {status[key]:{form}}' for key, (words, form) in numbers.items()
-                      if isinstance(status.get(key), float))
+      numbers = {
+        'valid': ('validation loss', '.3f'),
+        'sink_1': ('Sink_1 %', '.1f'),
+        'sink_bias_slot': ('Sink_* %', '.1f'),
+      }
+      shown = ''.join(
+        f', {words} {status[key]:{form}}'
+        for key, (words, form) in numbers.items()
+        if isinstance(status.get(key), float)
+      )
       say(f'done: step {status.get("step")}{shown}, in {options.workdir}')
       say(f'next: python -m sink_jax evaluate --workdir={options.workdir}')
 
@@ -74,8 +80,10 @@ def _checked(experiment: Experiment, devices: int) -> str:
   """Describes a job in a line; raises a ValueError if its config does not fit the devices."""
   if devices and experiment.sizes_are_known:
     experiment.check_devices(devices)
-  return (f'{experiment.label.trial or "the config"}: {experiment.steps:,} steps of '
-          f'{experiment.batch_size} sequences, devices: {devices or "not known"}')
+  return (
+    f'{experiment.label.trial or "the config"}: {experiment.steps:,} steps of '
+    f'{experiment.batch_size} sequences, devices: {devices or "not known"}'
+  )
 
 
 @contextlib.contextmanager
@@ -103,8 +111,17 @@ def training_ends(workdir: str | None) -> Iterator[None]:
   except CheckpointError as error:  # perhaps only one has met it, in its part of a checkpoint
     fail(f'error: {error}', alone=True)
   except OSError as error:  # a full disk, a lost mount
-    fail(f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
-         'solved, the same command resumes.' if workdir else f'error: {error}', alone=True)
+    fail(
+      f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
+      'solved, the same command resumes.'
+      if workdir
+      else f'error: {error}',
+      alone=True,
+    )
   except Exception as error:
-    fail(f'error: {str(error)[:500]}. Where the memory of the device is full, these help: {REMEDY}'
-         if memory_is_full(error) else traceback.format_exc(), alone=True)
+    fail(
+      f'error: {str(error)[:500]}. Where the memory of the device is full, these help: {REMEDY}'
+      if memory_is_full(error)
+      else traceback.format_exc(),
+      alone=True,
+    )

@@ -16,7 +16,8 @@ _SAMPLED = 1024  # validation sequences whose targets are counted
 
 class Batch(NamedTuple):
   """One batch on the host; row b, position t predicts `targets[b, t]`."""
-  tokens: np.ndarray   # (B, T) int32; continuous tasks: (B, T, F) float32
+
+  tokens: np.ndarray  # (B, T) int32; continuous tasks: (B, T, F) float32
   targets: np.ndarray  # (B, T) int32; continuous tasks: (B, T, F) float32
   weights: np.ndarray  # (B, T) float32; 0 = not part of the loss
 
@@ -29,11 +30,17 @@ class FixedBatches(Sequence):
   rows of each batch that this process makes, None for all.
   """
 
-  def __init__(self, make: Callable[[np.ndarray], Batch], numbers: np.ndarray, batch_size: int,
-               max_batches: int = 0, rows: np.ndarray | None = None):
+  def __init__(
+    self,
+    make: Callable[[np.ndarray], Batch],
+    numbers: np.ndarray,
+    batch_size: int,
+    max_batches: int = 0,
+    rows: np.ndarray | None = None,
+  ):
     self._rows = np.arange(batch_size) if rows is None else rows
     self._make, self._batch_size = make, batch_size
-    self._numbers = numbers[:max_batches * batch_size] if max_batches else numbers
+    self._numbers = numbers[: max_batches * batch_size] if max_batches else numbers
 
   def __len__(self) -> int:
     return -(-len(self._numbers) // self._batch_size)
@@ -54,8 +61,9 @@ class Dataset:
   reading earlier batches, its checkpoint holds no state of a reader, and the processes of a job
   make their rows of a batch without communication.
   """
-  vocab_size: int = 0       # 0 if the inputs are continuous
-  input_features: int = 0   # 0 if the inputs are tokens
+
+  vocab_size: int = 0  # 0 if the inputs are continuous
+  input_features: int = 0  # 0 if the inputs are tokens
   output_features: int = 0
   tokenizer: TextTokenizer | None = None  # None if the data are not text
   _read_threads = 1  # one thread reads a disk in order, while the device computes
@@ -68,20 +76,26 @@ class Dataset:
     rows = np.arange(batch_size) if rows is None else rows
     return self._training_batch(step * batch_size + rows, seed)
 
-  def batches(self, start_step: int, batch_size: int, seed: int,
-              rows: np.ndarray | None = None) -> Iterator[Batch]:
+  def batches(
+    self, start_step: int, batch_size: int, seed: int, rows: np.ndarray | None = None
+  ) -> Iterator[Batch]:
     """`batch(start_step, ...)`, `batch(start_step + 1, ...)`, ... without end, prefetched.
 
     Resuming reads nothing that came before `start_step`.
     """
     import grain
+
     steps = grain.MapDataset.range(start_step, sys.maxsize)
     batches = steps.map(lambda s: self.batch(s, batch_size, seed, rows))
-    return iter(batches.to_iter_dataset(
-        grain.ReadOptions(num_threads=self._read_threads, prefetch_buffer_size=16)))
+    return iter(
+      batches.to_iter_dataset(
+        grain.ReadOptions(num_threads=self._read_threads, prefetch_buffer_size=16)
+      )
+    )
 
-  def validation(self, batch_size: int, max_batches: int = 0,
-                 rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
+  def validation(
+    self, batch_size: int, max_batches: int = 0, rows: np.ndarray | None = None
+  ) -> dict[str, Sequence[Batch]]:
     """Named validation sets, the same each time; `max_batches` 0 = all of it."""
     raise NotImplementedError
 

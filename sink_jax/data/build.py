@@ -49,6 +49,7 @@ _Run = tuple[int, int, int]
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """The settings that, with its documents, decide the rows of a shard."""
+
   tokenizer: TextTokenizer
   source: DocumentSource
   context: int
@@ -118,8 +119,9 @@ def _shards(folder: AnyPath, layout: Layout, workers: int) -> Iterator[Info]:
       yield info
 
 
-def _in_processes(tasks: Iterable[tuple[AnyPath, Layout, list[Document]]], layout: Layout,
-                  workers: int) -> Iterator[Info]:
+def _in_processes(
+  tasks: Iterable[tuple[AnyPath, Layout, list[Document]]], layout: Layout, workers: int
+) -> Iterator[Info]:
   module = type(layout.source).__module__
   file = sys.modules[module].__file__ if module.startswith('configs.') else None
   # 'spawn', since the threads of the tokenizers library do not survive a fork.
@@ -187,7 +189,7 @@ class _Stream:
     rows = np.zeros(self.size // length, self._layout.row_type)
     for name, parts in (('tokens', self._tokens), ('weights', self._weights)):
       if parts:
-        rows[name] = np.concatenate(parts)[:len(rows) * length].reshape(-1, length)
+        rows[name] = np.concatenate(parts)[: len(rows) * length].reshape(-1, length)
     rows['crc32'] = [zlib.crc32(row.tobytes()[:-4]) for row in rows]
     return rows
 
@@ -201,23 +203,35 @@ def _shard(path: AnyPath, layout: Layout, documents: list[Document]) -> Info:
     for document, (ids, weights) in zip(group, encode(group, layout.tokenizer), strict=True):
       held = layout.source.held_out(document.name, layout.valid_fraction)
       streams[document.domain, 'valid' if held else 'train'].add(ids, weights)
-  info: Info = {'documents': len(documents), 'domains': {},
-                'characters': sum(len(document.text) for document in documents)}
+  info: Info = {
+    'documents': len(documents),
+    'domains': {},
+    'characters': sum(len(document.text) for document in documents),
+  }
   parts, first = [], 0
   for domain in sorted({domain for domain, _ in streams}):
     if domain == 'valid':
-      raise ValueError("A domain (a sub-folder) is called 'valid', the name of the whole "
-                       'validation set; rename it.')
+      raise ValueError(
+        "A domain (a sub-folder) is called 'valid', the name of the whole "
+        'validation set; rename it.'
+      )
     info['domains'][domain] = {'starts': streams[domain, 'valid'].starts}
     for split in SPLITS:
       stream = streams[domain, split]
       rows = stream.rows()
       # The first token of a row is not predicted by the row.
-      weight = (int(rows['weights'][:, 1:].sum()) if layout.source.answers_only
-                else len(rows) * layout.context)
+      weight = (
+        int(rows['weights'][:, 1:].sum())
+        if layout.source.answers_only
+        else len(rows) * layout.context
+      )
       info['domains'][domain][split] = {
-          'documents': len(stream.starts), 'tokens': stream.size, 'rows': len(rows),
-          'weight': weight, 'first': first}
+        'documents': len(stream.starts),
+        'tokens': stream.size,
+        'rows': len(rows),
+        'weight': weight,
+        'first': first,
+      }
       first += len(rows)
       parts.append(rows.tobytes())
   _write(path, b''.join(parts), info)
@@ -232,8 +246,10 @@ def _write(path: AnyPath, rows: bytes, info: Info) -> None:
     write_atomically(path.with_suffix('.json'), json.dumps(sealed))
     write_atomically(path, rows)
   except OSError as error:
-    raise OSError(f'{path} cannot be written: {error}. Make room if the disk is full, then run '
-                  'the same command again: it keeps the shards that are there.') from None
+    raise OSError(
+      f'{path} cannot be written: {error}. Make room if the disk is full, then run '
+      'the same command again: it keeps the shards that are there.'
+    ) from None
 
 
 def _read_info(path: AnyPath, layout: Layout) -> Info:
@@ -266,10 +282,14 @@ def _manifest(layout: Layout, shards: list[Info]) -> dict[str, Any]:
   _check_enough(layout, domains)
   digests = ''.join(info['sha256'] for info in shards)
   return {
-      'ids': layout.tokenizer.digest, 'vocab_size': layout.tokenizer.vocab_size,
-      'token_type': layout.token_type, 'weighted': layout.source.answers_only,
-      'content': hashlib.sha256(digests.encode()).hexdigest()[:32],
-      'shards': [_name(number) for number in range(len(shards))], 'domains': domains}
+    'ids': layout.tokenizer.digest,
+    'vocab_size': layout.tokenizer.vocab_size,
+    'token_type': layout.token_type,
+    'weighted': layout.source.answers_only,
+    'content': hashlib.sha256(digests.encode()).hexdigest()[:32],
+    'shards': [_name(number) for number in range(len(shards))],
+    'domains': domains,
+  }
 
 
 def _domain(name: str, layout: Layout, shards: list[Info]) -> Info:
@@ -278,12 +298,22 @@ def _domain(name: str, layout: Layout, shards: list[Info]) -> Info:
   By split: the sums over the shards, and `runs` of consecutive rows: (shard, first row in it,
   number of rows). If the split puts all documents on one side, the last rows are for validation.
   """
-  entries = {number: info['domains'][name] for number, info in enumerate(shards)
-             if name in info['domains']}
-  totals = {split: {key: sum(entry[split][key] for entry in entries.values())
-                    for key in ('documents', 'tokens', 'rows', 'weight')} for split in SPLITS}
-  runs = {split: [(number, entry[split]['first'], entry[split]['rows'])
-                  for number, entry in entries.items()] for split in SPLITS}
+  entries = {
+    number: info['domains'][name] for number, info in enumerate(shards) if name in info['domains']
+  }
+  totals = {
+    split: {
+      key: sum(entry[split][key] for entry in entries.values())
+      for key in ('documents', 'tokens', 'rows', 'weight')
+    }
+    for split in SPLITS
+  }
+  runs = {
+    split: [
+      (number, entry[split]['first'], entry[split]['rows']) for number, entry in entries.items()
+    ]
+    for split in SPLITS
+  }
   rows = [totals[split]['rows'] for split in SPLITS]
   by_rows = layout.valid_fraction not in (0, 1) and sum(rows) > 1 and not all(rows)
   if by_rows:
@@ -315,7 +345,7 @@ def _prompts(entries: Iterable[Info], length: int) -> list[tuple[int, int, int]]
     rows = entry['valid']['rows']
     for start, size in entry['starts']:
       if 0 < size <= rows * length - start and kept[size] < _PROMPTS:
-        kept[:size + 1] += 1
+        kept[: size + 1] += 1
         prompts.append((before + start // length, start % length, size))
     before += rows
   return prompts
@@ -323,13 +353,18 @@ def _prompts(entries: Iterable[Info], length: int) -> list[tuple[int, int, int]]
 
 def _check_enough(layout: Layout, domains: dict[str, Info]) -> None:
   total = lambda key, *splits: sum(
-      domain[split][key] for domain in domains.values() for split in splits)
+    domain[split][key] for domain in domains.values() for split in splits
+  )
   if total('rows', *SPLITS) < (1 if layout.valid_fraction in (0, 1) else 2):
-    raise ValueError(f'{layout.source!r} has {total("tokens", *SPLITS)} tokens in '
-                     f'{total("documents", *SPLITS)} documents, too few for a training and a '
-                     f'validation row of data.context + 1 = {layout.context + 1} tokens: add text, '
-                     'or lower data.context.')
+    raise ValueError(
+      f'{layout.source!r} has {total("tokens", *SPLITS)} tokens in '
+      f'{total("documents", *SPLITS)} documents, too few for a training and a '
+      f'validation row of data.context + 1 = {layout.context + 1} tokens: add text, '
+      'or lower data.context.'
+    )
   for split in SPLITS:
     if total('rows', split) and not total('weight', split):
-      raise ValueError(f'{layout.source!r} has no answer in its text for {split}, so the loss '
-                       "would have no token: add conversations, or use loss='all'.")
+      raise ValueError(
+        f'{layout.source!r} has no answer in its text for {split}, so the loss '
+        "would have no token: add conversations, or use loss='all'."
+      )

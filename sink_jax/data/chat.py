@@ -21,19 +21,27 @@ from sink_jax.io.files import read_text_limited
 from sink_jax.io.paths import expanded
 
 # The names of roles in files: first those of OpenAI and the hub, then those of ShareGPT.
-_ROLES = {'system': 'system', 'user': 'user', 'assistant': 'assistant', 'human': 'user',
-          'gpt': 'assistant'}
+_ROLES = {
+  'system': 'system',
+  'user': 'user',
+  'assistant': 'assistant',
+  'human': 'user',
+  'gpt': 'assistant',
+}
 _CONTENT, _EOS = '{content}', '{eos}'
 TEMPLATES = {
-    # As the tokenizer_config.json of HuggingFaceH4/zephyr-7b-beta renders it. The empty system
-    # message that its training recipe puts before a conversation without one is not added.
-    'zephyr': {role: f'<|{role}|>\n{{content}}{{eos}}\n'
-               for role in ('system', 'user', 'assistant')},
-    # https://github.com/openai/openai-python/blob/release-v0.28.0/chatml.md
-    'chatml': {role: f'<|im_start|>{role}\n{{content}}<|im_end|>\n'
-               for role in ('system', 'user', 'assistant')},
-    'plain': {'system': '{content}\n\n', 'user': 'User:\n{content}\n\n',
-              'assistant': 'Assistant:\n{content}{eos}\n\n'},
+  # As the tokenizer_config.json of HuggingFaceH4/zephyr-7b-beta renders it. The empty system
+  # message that its training recipe puts before a conversation without one is not added.
+  'zephyr': {role: f'<|{role}|>\n{{content}}{{eos}}\n' for role in ('system', 'user', 'assistant')},
+  # https://github.com/openai/openai-python/blob/release-v0.28.0/chatml.md
+  'chatml': {
+    role: f'<|im_start|>{role}\n{{content}}<|im_end|>\n' for role in ('system', 'user', 'assistant')
+  },
+  'plain': {
+    'system': '{content}\n\n',
+    'user': 'User:\n{content}\n\n',
+    'assistant': 'Assistant:\n{content}{eos}\n\n',
+  },
 }
 
 
@@ -50,6 +58,7 @@ class ChatJsonl(JsonLines):
     loss: 'all' tokens, as alignment-handbook trains zephyr-7b-beta, or only 'answers', each with
       what ends it; a training batch without any answer then has the loss 0 and no gradient.
   """
+
   template: str = 'zephyr'
   loss: str = 'all'
 
@@ -70,14 +79,18 @@ class ChatJsonl(JsonLines):
       try:
         messages = _messages(record)
       except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f'not a conversation ({type(error).__name__}: {error}); it is '
-                         '{"messages": [{"role": "user", "content": "..."}, ...]}.') from None
+        raise ValueError(
+          f'not a conversation ({type(error).__name__}: {error}); it is '
+          '{"messages": [{"role": "user", "content": "..."}, ...]}.'
+        ) from None
       if missing := {role for role, _ in messages} - set(template):
         raise ValueError(f'the template {self.template} has no format for {missing.pop()!r}.')
       parts = rendered(template, messages)
-      text = ''.join(part.text.replace(_EOS, '') if part.is_template else part.text
-                     for part in parts)
+      text = ''.join(
+        part.text.replace(_EOS, '') if part.is_template else part.text for part in parts
+      )
       return Document(text, folder, name, parts)
+
     return read
 
 
@@ -91,20 +104,25 @@ def load_template(name: str) -> Mapping[str, str]:
   if formats is None:
     path = expanded(name)
     if not path.is_file():
-      raise ValueError(f'{name!r} is not a template: choose {", ".join(TEMPLATES)}, or a JSON '
-                       'file.')
+      raise ValueError(
+        f'{name!r} is not a template: choose {", ".join(TEMPLATES)}, or a JSON file.'
+      )
     formats = json.loads(read_text_limited(path))
   if not isinstance(formats, dict) or not {'user', 'assistant'} <= set(formats) <= set(_ROLES):
-    raise ValueError(f'{name} is not a template: write {{"user": "Q: {{content}}\\n", "assistant": '
-                     '"A: {content}{eos}\\n"}, and "system" if there are such messages.')
+    raise ValueError(
+      f'{name} is not a template: write {{"user": "Q: {{content}}\\n", "assistant": '
+      '"A: {content}{eos}\\n"}, and "system" if there are such messages.'
+    )
   for role, text in formats.items():
     # Such as '{EOS}' or '{bos_token}', which would else be trained on letter by letter.
     unknown = set(re.findall(r'\{\w+\}', str(text))) - {_CONTENT, _EOS}
     endless = role == 'assistant' and str(text).endswith(_CONTENT)
     if not isinstance(text, str) or text.count(_CONTENT) != 1 or unknown or endless:
-      raise ValueError(f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from '
-                       f'it only {_EOS}, which ends an answer; for BOS set data.bos. It is '
-                       f'{text!r}.')
+      raise ValueError(
+        f'{name}: the format of {role!r} must hold {_CONTENT} once, and apart from '
+        f'it only {_EOS}, which ends an answer; for BOS set data.bos. It is '
+        f'{text!r}.'
+      )
   return formats
 
 
@@ -122,8 +140,12 @@ def rendered(template: Mapping[str, str], messages: Sequence[tuple[str, str]]) -
     else:
       end = len(after.rstrip()) or len(after)
     is_answer = role == 'assistant'
-    parts += [Part(before, False, True), Part(content, is_answer, False),
-              Part(after[:end], is_answer, True), Part(after[end:], False, True)]
+    parts += [
+      Part(before, False, True),
+      Part(content, is_answer, False),
+      Part(after[:end], is_answer, True),
+      Part(after[end:], False, True),
+    ]
   return tuple(part for part in parts if part.text)
 
 
@@ -145,16 +167,18 @@ def _messages(record: Any) -> list[tuple[str, str]]:
   for number, item in enumerate(listed, 1):
     role, content = ('role', 'content') if 'role' in item else ('from', 'value')
     if item[role] not in _ROLES:
-      raise ValueError(f'message {number} has the role {str(item[role])[:60]!r}; roles are '
-                       f'{", ".join(_ROLES)}.')
+      raise ValueError(
+        f'message {number} has the role {str(item[role])[:60]!r}; roles are {", ".join(_ROLES)}.'
+      )
     if not isinstance(item[content], str):
       raise TypeError(f'message {number} has no text')
     messages.append((_ROLES[item[role]], item[content]))
   return messages
 
 
-def encode(documents: Sequence[Document], tokenizer: TextTokenizer
-           ) -> list[tuple[np.ndarray, np.ndarray]]:
+def encode(
+  documents: Sequence[Document], tokenizer: TextTokenizer
+) -> list[tuple[np.ndarray, np.ndarray]]:
   """The ids and weights of documents, both (T,) int32, without BOS and EOS.
 
   A weight is 1 for the tokens of answers and of what ends them, and 0 for others. The parts of a
@@ -183,8 +207,10 @@ def encode(documents: Sequence[Document], tokenizer: TextTokenizer
   go_on = iter(_continuing([text for text in tails if isinstance(text, str)], tokenizer))
   encoded = []
   for pieces in pieces_D:
-    ids = [[text] if isinstance(text, int) else next(go_on if i else begin)
-           for i, (text, _) in enumerate(pieces)]
+    ids = [
+      [text] if isinstance(text, int) else next(go_on if i else begin)
+      for i, (text, _) in enumerate(pieces)
+    ]
     weights = np.repeat([is_answer for _, is_answer in pieces], list(map(len, ids)))
     encoded.append((np.concatenate(ids).astype(np.int32), weights.astype(np.int32)))
   return encoded
@@ -199,5 +225,7 @@ def _continuing(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:
   if both == lead + a:
     return alone
   behind = tokenizer.encode_batch(['\n' + text for text in texts])
-  return [ids[len(lead):] if len(ids) > len(lead) and ids[:len(lead)] == lead else by_itself
-          for ids, by_itself in zip(behind, alone, strict=True)]
+  return [
+    ids[len(lead) :] if len(ids) > len(lead) and ids[: len(lead)] == lead else by_itself
+    for ids, by_itself in zip(behind, alone, strict=True)
+  ]

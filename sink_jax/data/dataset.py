@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sink_jax.component import from_string, option
+
 # Importing chat and stdlib makes their sources available to configs.
 from sink_jax.data import build, chat, counter_rng, stdlib  # noqa: F401
 from sink_jax.data.batches import Batch, Dataset, FixedBatches
@@ -56,22 +57,29 @@ class DataConfig:
 
   ids: of packed text, which `as_packed` reads.
   """
+
   source: Source = option(
-      stdlib.Stdlib(), 'Stdlib, TextFolder, Jsonl, ChatJsonl, Tfds, HubDataset, PackedDataset, '
-      'InstalledPackages, or a synthetic task')
+    stdlib.Stdlib(),
+    'Stdlib, TextFolder, Jsonl, ChatJsonl, Tfds, HubDataset, PackedDataset, '
+    'InstalledPackages, or a synthetic task',
+  )
   tokenizer: Tokenizer = option(
-      Bytes(), "Bytes, HuggingFace, TrainedBpe; with init.source the source's")
+    Bytes(), "Bytes, HuggingFace, TrainedBpe; with init.source the source's"
+  )
   context: int = option(2048, 'C: the model sees C tokens, rows have C + 1', least=1)
   bos: bool = option(False, 'put BOS before every document')
   eos: bool = option(True, 'put EOS after every document')
   max_tokens: int = option(0, 'tokens of training data (Figure 5 right); 0: all', least=0)
   interventions: tuple[TokenEdit, ...] = option(
-      (), "'FixedToken(position=1); RandomTokens(first=2)'")
+    (), "'FixedToken(position=1); RandomTokens(first=2)'"
+  )
   valid_fraction: float = option(0.05, 'share of documents held out')
   valid_source: Source | None = option(
-      None, 'another source for validation; empty: hold documents out')
-  cache_dir: str = option('', 'folder of packed text, also gs://; empty: $SINK_JAX_CACHE or '
-                          '~/.cache/sink_jax', where=True)
+    None, 'another source for validation; empty: hold documents out'
+  )
+  cache_dir: str = option(
+    '', 'folder of packed text, also gs://; empty: $SINK_JAX_CACHE or ~/.cache/sink_jax', where=True
+  )
   ids: int | None = dataclasses.field(default=None, metadata={'key': False})
 
   def __post_init__(self) -> None:
@@ -103,8 +111,10 @@ def open_data(config: DataConfig) -> Dataset:
     if getattr(config, name) != getattr(DataConfig, name):
       raise ValueError(f'data.{name} is for document corpora; leave it out with {task!r}.')
   if config.context != task.length:
-    raise ValueError(f'data.context={config.context} must equal the length {task.length} of '
-                     f'{task!r}: change one of them.')
+    raise ValueError(
+      f'data.context={config.context} must equal the length {task.length} of '
+      f'{task!r}: change one of them.'
+    )
   return SyntheticDataset(task)
 
 
@@ -127,8 +137,10 @@ def as_packed(config: DataConfig) -> DataConfig:
   for name, value in built.items():
     asked = getattr(config, name)
     if asked not in (getattr(DataConfig, name), value):
-      raise ValueError(f'{config.source!r} was built with {name}={value}, and the config asks for '
-                       f'{asked}: set --config.data.{name}="{value}", or build it again.')
+      raise ValueError(
+        f'{config.source!r} was built with {name}={value}, and the config asks for '
+        f'{asked}: set --config.data.{name}="{value}", or build it again.'
+      )
   return dataclasses.replace(config, **built, ids=manifest['vocab_size'])
 
 
@@ -147,12 +159,19 @@ def open_packed(config: DataConfig, out: str = '', workers: int = 0) -> tuple[Pa
     packed = _open(config, config.source, config.valid_fraction, out, workers)
     return packed, packed
   training = _open(config, config.source, 0, out and f'{out}/train', workers)
-  return training, _open(config, config.valid_source, 1, out and f'{out}/valid', workers,
-                         training.tokenizer)
+  return training, _open(
+    config, config.valid_source, 1, out and f'{out}/valid', workers, training.tokenizer
+  )
 
 
-def _open(config: DataConfig, source: Source, valid_fraction: float, out: str, workers: int,
-          tokenizer: TextTokenizer | None = None) -> Packed:
+def _open(
+  config: DataConfig,
+  source: Source,
+  valid_fraction: float,
+  out: str,
+  workers: int,
+  tokenizer: TextTokenizer | None = None,
+) -> Packed:
   """One folder of packed data; `tokenizer`: for validation text, the one of the training text."""
   if isinstance(source, PackedDataset):
     packed = Packed(to_path(source.path))
@@ -168,14 +187,18 @@ def _open(config: DataConfig, source: Source, valid_fraction: float, out: str, w
   build.check(folder, settings)  # before a tokenizer is trained
   if not (folder / 'manifest.json').exists():
     tokenizer = tokenizer or config.tokenizer.open(source, valid_fraction)
-    layout = build.Layout(
-        tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
+    layout = build.Layout(tokenizer, source, config.context, config.bos, config.eos, valid_fraction)
     build.build(folder, layout, settings, workers)
   return Packed(folder)
 
 
-def _check_pair(packed: Packed, config: DataConfig, source: PackedDataset, valid_fraction: float,
-                tokenizer: TextTokenizer | None) -> None:
+def _check_pair(
+  packed: Packed,
+  config: DataConfig,
+  source: PackedDataset,
+  valid_fraction: float,
+  tokenizer: TextTokenizer | None,
+) -> None:
   """Raises a ValueError if a folder is not packed as the config and its other folder are."""
   manifest = packed.manifest
   built = manifest['valid_fraction']
@@ -185,23 +208,29 @@ def _check_pair(packed: Packed, config: DataConfig, source: PackedDataset, valid
   same_ids = tokenizer is None or manifest['ids'] == tokenizer.digest
   if one_of_a_pair or not same_layout or not same_ids:
     raise ValueError(
-        f'{source!r} was built with valid_fraction={built}, {manifest["tokenizer"]} and {layout}, '
-        'not as the training text: a folder of only training or validation text is one of a pair, '
-        'which one call of data_build makes for data.source and data.valid_source.')
+      f'{source!r} was built with valid_fraction={built}, {manifest["tokenizer"]} and {layout}, '
+      'not as the training text: a folder of only training or validation text is one of a pair, '
+      'which one call of data_build makes for data.source and data.valid_source.'
+    )
 
 
-def _settings(config: DataConfig, source: DocumentSource, valid_fraction: float,
-              tokenizer: TextTokenizer | None) -> dict[str, Any]:
+def _settings(
+  config: DataConfig, source: DocumentSource, valid_fraction: float, tokenizer: TextTokenizer | None
+) -> dict[str, Any]:
   """Everything that decides the content of a folder."""
   # The tokenizer's path in a manifest is of the machine where the training text was packed.
   elsewhere = tokenizer is not None and isinstance(config.source, PackedDataset)
   return {
-      'source': repr(source), 'source_fingerprint': source.fingerprint(),
-      'tokenizer': repr(config.tokenizer),
-      'tokenizer_fingerprint': '' if elsewhere else config.tokenizer.fingerprint(),
-      'of_training': tokenizer and tokenizer.digest,
-      **{key: getattr(config, key) for key in _LAYOUT}, 'valid_fraction': valid_fraction,
-      'format': FORMAT, 'shard_characters': build.SHARD_CHARACTERS}
+    'source': repr(source),
+    'source_fingerprint': source.fingerprint(),
+    'tokenizer': repr(config.tokenizer),
+    'tokenizer_fingerprint': '' if elsewhere else config.tokenizer.fingerprint(),
+    'of_training': tokenizer and tokenizer.digest,
+    **{key: getattr(config, key) for key in _LAYOUT},
+    'valid_fraction': valid_fraction,
+    'format': FORMAT,
+    'shard_characters': build.SHARD_CHARACTERS,
+  }
 
 
 class CorpusDataset(Dataset):
@@ -220,8 +249,9 @@ class CorpusDataset(Dataset):
     self._packed = {'train': packed, 'valid': valid}
     for split, text in self._packed.items():
       if not text.size(split):
-        raise ValueError(f'{text.folder} has no row for {split}: add text to a domain, or lower '
-                         'data.context.')
+        raise ValueError(
+          f'{text.folder} has no row for {split}: add text to a domain, or lower data.context.'
+        )
     self.tokenizer = packed.tokenizer
     self._interventions = config.interventions
     self._row_length = packed.manifest['context'] + 1
@@ -232,8 +262,9 @@ class CorpusDataset(Dataset):
     self._read_threads = 1 if is_local(packed.folder) else 8  # which wait for a store
     self._rows = self._training_rows(config.max_tokens)
 
-  def validation(self, batch_size: int, max_batches: int = 0,
-                 rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
+  def validation(
+    self, batch_size: int, max_batches: int = 0, rows: np.ndarray | None = None
+  ) -> dict[str, Sequence[Batch]]:
     """'valid', all rows, and one set for each domain if there are several."""
     valid = self._packed['valid']
     # Shuffled once, so that the first few batches are a fair sample of all.
@@ -244,8 +275,10 @@ class CorpusDataset(Dataset):
       by_domain = {name: order[domains == d] for d, name in enumerate(valid.domains)}
       sets |= {name: numbers for name, numbers in by_domain.items() if len(numbers)}
     make = functools.partial(self._batch, 'valid')
-    return {name: FixedBatches(make, numbers, batch_size, max_batches, rows)
-            for name, numbers in sets.items()}
+    return {
+      name: FixedBatches(make, numbers, batch_size, max_batches, rows)
+      for name, numbers in sets.items()
+    }
 
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first tokens (S, T) of validation documents, int32, without BOS and EOS.
@@ -256,34 +289,53 @@ class CorpusDataset(Dataset):
     """
     probes = self._packed['valid'].prompts(sequences, length)
     if len(probes) < sequences:
-      raise ValueError(f'The validation text has only {len(probes)} prompts of '
-                       f'probe.length={length} tokens, not probe.sequences={sequences}: lower one '
-                       'of them, or raise data.valid_fraction.')
+      raise ValueError(
+        f'The validation text has only {len(probes)} prompts of '
+        f'probe.length={length} tokens, not probe.sequences={sequences}: lower one '
+        'of them, or raise data.valid_fraction.'
+      )
     for edit in self._interventions:
       if isinstance(edit, FixedToken) and edit.position <= length:
         probes = edit.apply(probes, np.arange(sequences), 'valid', self._text_vocabulary)
     return probes
 
   def remarks(self) -> list[str]:
-    names = dict.fromkeys(name for packed in self._packed.values()
-                          for name, entry in packed.manifest['domains'].items()
-                          if entry['split_by_rows'])
-    return [f'{", ".join(names)}: too few documents to hold some out, so the last rows are for '
-            'validation; they continue the training text.'] if names else []
+    names = dict.fromkeys(
+      name
+      for packed in self._packed.values()
+      for name, entry in packed.manifest['domains'].items()
+      if entry['split_by_rows']
+    )
+    return (
+      [
+        f'{", ".join(names)}: too few documents to hold some out, so the last rows are for '
+        'validation; they continue the training text.'
+      ]
+      if names
+      else []
+    )
 
   def summary(self) -> dict[str, Any]:
     training, valid = (self._packed[split] for split in SPLITS)
     manifest, rows = training.manifest, len(self._rows)
     summary = {
-        'source': manifest['source'], 'content': manifest['content'],
-        'vocab_size': self.vocab_size, 'context': manifest['context'],
-        'domains': training.counts(), 'training_rows': rows,
-        'unique_training_tokens': rows * self._row_length,
-        'tokens_per_epoch': rows * (self._row_length - 1),  # predicted tokens
-        'validation_rows': valid.size('valid'), 'unigram_loss': self.unigram_loss}
+      'source': manifest['source'],
+      'content': manifest['content'],
+      'vocab_size': self.vocab_size,
+      'context': manifest['context'],
+      'domains': training.counts(),
+      'training_rows': rows,
+      'unique_training_tokens': rows * self._row_length,
+      'tokens_per_epoch': rows * (self._row_length - 1),  # predicted tokens
+      'validation_rows': valid.size('valid'),
+      'unigram_loss': self.unigram_loss,
+    }
     if valid is not training:
-      summary |= {'valid_source': valid.manifest['source'],
-                  'valid_content': valid.manifest['content'], 'valid_domains': valid.counts()}
+      summary |= {
+        'valid_source': valid.manifest['source'],
+        'valid_content': valid.manifest['content'],
+        'valid_domains': valid.counts(),
+      }
     return summary
 
   def _training_rows(self, max_tokens: int) -> Sequence[int]:
@@ -292,9 +344,11 @@ class CorpusDataset(Dataset):
     if not max_tokens:
       return range(available)
     if not 1 <= wanted <= available:
-      raise ValueError(f'data.max_tokens={max_tokens} must be between one row ({self._row_length} '
-                       f'tokens) and the {available * self._row_length} tokens of the training '
-                       'set; 0 uses all of it.')
+      raise ValueError(
+        f'data.max_tokens={max_tokens} must be between one row ({self._row_length} '
+        f'tokens) and the {available * self._row_length} tokens of the training '
+        'set; 0 uses all of it.'
+      )
     # The first rows of one permutation: a smaller amount of data is a subset of a larger one.
     return np.sort(counter_rng.permutation(available, _SUBSET_KEY)[:wanted]).tolist()
 
@@ -307,8 +361,10 @@ class CorpusDataset(Dataset):
     last = len(self._rows) - 1
     epochs, positions = np.divmod(numbers, len(self._rows))
     seeds = (seed * _FAR_APART % 2**32 + epochs) % 2**32
-    shuffled = [index_shuffle(position, max_index=last, seed=epoch_seed, rounds=4)
-                for position, epoch_seed in zip(positions.tolist(), seeds.tolist(), strict=True)]
+    shuffled = [
+      index_shuffle(position, max_index=last, seed=epoch_seed, rounds=4)
+      for position, epoch_seed in zip(positions.tolist(), seeds.tolist(), strict=True)
+    ]
     return self._batch('train', np.array([self._rows[i] for i in shuffled]))
 
   def _batch(self, split: str, rows: np.ndarray) -> Batch:

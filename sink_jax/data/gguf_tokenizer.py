@@ -13,29 +13,46 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 _PREFIX = 'tokenizer.ggml.'
-_READ = ('model', 'pre', 'tokens', 'scores', 'token_type', 'merges', 'bos_token_id', 'eos_token_id',
-         'eot_token_id', 'unknown_token_id', 'add_bos_token', 'add_space_prefix')
+_READ = (
+  'model',
+  'pre',
+  'tokens',
+  'scores',
+  'token_type',
+  'merges',
+  'bos_token_id',
+  'eos_token_id',
+  'eot_token_id',
+  'unknown_token_id',
+  'add_bos_token',
+  'add_space_prefix',
+)
 # Keys that change no ids of a text; other keys that end with _token_id only name a token, too.
 _UNREAD = ('add_sep_token', 'add_eos_token', 'token_type_count')
 _NO_TOKEN = 2**32 - 1  # an id of -1, as llama.cpp stores it
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of token_type
 # The words of LLaMA 3 and Qwen 2, which differ in how many digits are one.
-_WORD = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}|"
-         r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
+_WORD = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}|"
+  r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
 _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _QWEN2 = [pre_tokenizers.Split(Regex(_WORD % 1), 'isolated'), _BYTES]
 # How llama.cpp cuts a text into words, by the name that the file gives.
 _WORDS = {
-    'gpt-2': [_GPT2],
-    # Every digit is a separate word; the other words are those of GPT-2.
-    'smollm': [pre_tokenizers.Digits(individual_digits=True), _GPT2],
-    'llama-bpe': [pre_tokenizers.Split(Regex(_WORD % 3), 'isolated'), _BYTES],
-    'qwen2': _QWEN2, 'deepseek-r1-qwen': _QWEN2}
+  'gpt-2': [_GPT2],
+  # Every digit is a separate word; the other words are those of GPT-2.
+  'smollm': [pre_tokenizers.Digits(individual_digits=True), _GPT2],
+  'llama-bpe': [pre_tokenizers.Split(Regex(_WORD % 3), 'isolated'), _BYTES],
+  'qwen2': _QWEN2,
+  'deepseek-r1-qwen': _QWEN2,
+}
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any]
-                   ) -> tuple[Tokenizer, int | None, bool, tuple[int, ...]]:
+def gguf_tokenizer(
+  metadata: Mapping[str, Any],
+) -> tuple[Tokenizer, int | None, bool, tuple[int, ...]]:
   """The tokenizer of a GGUF file, its BOS, whether texts begin with it, and ids that end a text.
 
   Raises:
@@ -58,8 +75,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any]
       raise _refused(key, value, f'there are {len(tokens)} tokens')
   tokenizer, adds_bos = makers[model](values, tokens, types)
   added = lambda number: [
-      AddedToken(tokens[i], special=number != _USER_DEFINED, normalized=False)
-      for i in np.flatnonzero(types == number)]
+    AddedToken(tokens[i], special=number != _USER_DEFINED, normalized=False)
+    for i in np.flatnonzero(types == number)
+  ]
   tokenizer.add_special_tokens(added(_CONTROL))
   tokenizer.add_special_tokens(added(_UNKNOWN))
   tokenizer.add_tokens(added(_USER_DEFINED))
@@ -72,8 +90,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any]
 
 def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
   """The metadata that define the tokenizer, without the prefix of their keys."""
-  given = {key.removeprefix(_PREFIX): value for key, value in metadata.items()
-           if key.startswith(_PREFIX)}
+  given = {
+    key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)
+  }
   values = {}
   for key, value in given.items():
     names_a_token = key.endswith('_token_id')
@@ -95,8 +114,9 @@ def _needed(values: dict[str, Any], key: str) -> Any:
   return values[key]
 
 
-def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray
-                ) -> tuple[Tokenizer, bool]:
+def _byte_level(
+  values: dict[str, Any], tokens: list[str], types: np.ndarray
+) -> tuple[Tokenizer, bool]:
   """(byte-level BPE, whether it puts a BOS before a text unless the file says otherwise)."""
   pre = _needed(values, 'pre')
   if pre not in _WORDS:
@@ -104,16 +124,21 @@ def _byte_level(values: dict[str, Any], tokens: list[str], types: np.ndarray
   if values.get('add_space_prefix'):
     raise _refused('add_space_prefix', True, 'byte-level BPE has none')
   llama3 = pre == 'llama-bpe'
-  tokenizer = Tokenizer(models.BPE(
-      vocab={t: i for i, t in enumerate(tokens)}, ignore_merges=llama3,
-      merges=[tuple(merge.split(' ')) for merge in _needed(values, 'merges')]))
+  tokenizer = Tokenizer(
+    models.BPE(
+      vocab={t: i for i, t in enumerate(tokens)},
+      ignore_merges=llama3,
+      merges=[tuple(merge.split(' ')) for merge in _needed(values, 'merges')],
+    )
+  )
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_WORDS[pre])
   tokenizer.decoder = decoders.ByteLevel()
   return tokenizer, llama3
 
 
-def _sentencepiece(values: dict[str, Any], tokens: list[str], types: np.ndarray
-                   ) -> tuple[Tokenizer, bool]:
+def _sentencepiece(
+  values: dict[str, Any], tokens: list[str], types: np.ndarray
+) -> tuple[Tokenizer, bool]:
   """As `_byte_level`: BPE over characters, which falls back to bytes."""
   if (pre := values.get('pre', 'default')) != 'default':
     raise _refused('pre', pre, "a model of the type 'llama' has none")
@@ -127,13 +152,21 @@ def _sentencepiece(values: dict[str, Any], tokens: list[str], types: np.ndarray
         pairs.append((-scores[i], cut, ids[left], left, right))
   merges = [(left, right) for *_, left, right in sorted(pairs)]
   unknown = values.get('unknown_token_id')
-  tokenizer = Tokenizer(models.BPE(
-      vocab=ids, merges=merges, unk_token=None if unknown is None else tokens[unknown],
-      fuse_unk=True, byte_fallback=True))
+  tokenizer = Tokenizer(
+    models.BPE(
+      vocab=ids,
+      merges=merges,
+      unk_token=None if unknown is None else tokens[unknown],
+      fuse_unk=True,
+      byte_fallback=True,
+    )
+  )
   prefix = bool(values.get('add_space_prefix', True))
   tokenizer.normalizer = normalizers.Sequence(
-      [normalizers.Prepend('▁')] * prefix + [normalizers.Replace(' ', '▁')])
+    [normalizers.Prepend('▁')] * prefix + [normalizers.Replace(' ', '▁')]
+  )
   tokenizer.decoder = decoders.Sequence(
-      [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
-      + [decoders.Strip(' ', 1, 0)] * prefix)
+    [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
+    + [decoders.Strip(' ', 1, 0)] * prefix
+  )
   return tokenizer, True

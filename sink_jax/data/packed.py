@@ -56,8 +56,9 @@ class Packed:
   def __init__(self, folder: AnyPath):
     self.folder, self.manifest = folder, _manifest(folder)
     self.domains = sorted(self.manifest['domains'])
-    self._row = row_type(self.manifest['context'] + 1, self.manifest['token_type'],
-                         self.manifest['weighted'])
+    self._row = row_type(
+      self.manifest['context'] + 1, self.manifest['token_type'], self.manifest['weighted']
+    )
     self._files: list[str] = self.manifest['shards']
     for file in self._files:
       inside(folder, file)  # the manifest may be somebody else's
@@ -77,8 +78,10 @@ class Packed:
 
   def counts(self) -> dict[str, dict[str, dict[str, int]]]:
     """The numbers of documents, tokens and rows of each domain and split."""
-    return {name: {split: domain[split] for split in SPLITS}
-            for name, domain in self.manifest['domains'].items()}
+    return {
+      name: {split: domain[split] for split in SPLITS}
+      for name, domain in self.manifest['domains'].items()
+    }
 
   def rows(self, split: str, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Tokens (n, C+1) int32 of these rows of 'train' or 'valid', and weights (n, C+1) uint8.
@@ -124,23 +127,25 @@ class Packed:
       first = self.bounds['valid'][d] + row
       last = first + (token + length - 1) // row_length
       tokens, _ = self.rows('valid', np.arange(first, last + 1))
-      yield tokens.ravel()[token:token + length]
+      yield tokens.ravel()[token : token + length]
     for row in range(self.size('valid')):
       tokens, _ = self.rows('valid', np.array([row]))
-      yield from tokens[0, :row_length // length * length].reshape(-1, length)
+      yield from tokens[0, : row_length // length * length].reshape(-1, length)
 
   def _read(self, shard_n: list[int], row_n: list[int]) -> bytes:
     """The bytes of these rows of these shards, each row checked."""
     size = self._row.itemsize
     files, begins = [self._files[shard] for shard in shard_n], [row * size for row in row_n]
     if is_local(self.folder):
-      read = [self._mapped(file)[at:at + size] for file, at in zip(files, begins, strict=True)]
+      read = [self._mapped(file)[at : at + size] for file, at in zip(files, begins, strict=True)]
     else:
       read = self._fetched(files, begins)
     for file, number, row in zip(files, row_n, read, strict=True):
       if len(row) < size or zlib.crc32(row[:-4]) != int.from_bytes(row[-4:], 'little'):
-        raise ValueError(f'{self.folder / file}: row {number} is missing or damaged. Delete the '
-                         'file and manifest.json, and build again: the other shards are kept.')
+        raise ValueError(
+          f'{self.folder / file}: row {number} is missing or damaged. Delete the '
+          'file and manifest.json, and build again: the other shards are kept.'
+        )
     return b''.join(read)
 
   def _mapped(self, file: str) -> mmap.mmap | bytes:
@@ -170,14 +175,18 @@ def _manifest(folder: AnyPath) -> dict[str, Any]:
     manifest = json.loads(read_text_limited(inside(folder, 'manifest.json')))
     version = manifest['format']
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'{folder} is not a complete folder of packed data ({error}): build it with '
-                     'python -m sink_jax data_build.') from None
+    raise ValueError(
+      f'{folder} is not a complete folder of packed data ({error}): build it with '
+      'python -m sink_jax data_build.'
+    ) from None
   if version != FORMAT:
     keys = ['source', 'tokenizer', 'context', 'bos', 'eos']
     if manifest.get('valid_fraction') not in (0, 1):  # those of a pair
       keys.append('valid_fraction')
     options = ' '.join(f'--config.data.{key}="{manifest.get(key)}"' for key in keys)
-    raise ValueError(f'{folder} was packed by another version (format {version}, not {FORMAT}). '
-                     'Delete it and pack its text again: '
-                     f'python -m sink_jax data_build --out={folder} {options}')
+    raise ValueError(
+      f'{folder} was packed by another version (format {version}, not {FORMAT}). '
+      'Delete it and pack its text again: '
+      f'python -m sink_jax data_build --out={folder} {options}'
+    )
   return manifest

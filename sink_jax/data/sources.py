@@ -26,6 +26,7 @@ File = tuple[str, pathlib.Path]
 
 class Part(NamedTuple):
   """A piece of a conversation, which is tokenized separately from its neighbours."""
+
   text: str
   is_answer: bool  # an answer, or what ends one
   is_template: bool  # written by the template, in which '{eos}' is the EOS; else by the message
@@ -33,6 +34,7 @@ class Part(NamedTuple):
 
 class Document(NamedTuple):
   """One text of a corpus, with what decides how it is split and mixed."""
+
   text: str
   domain: str
   name: str  # documents of one name fall into the same split
@@ -75,6 +77,7 @@ class TextFolder(DocumentSource):
   `pattern` may also name compressed files, such as '**/*.txt.gz'. A byte order mark at the
   start of a file is not part of its text.
   """
+
   path: str = ''
   pattern: str = '**/*.txt'
 
@@ -91,8 +94,10 @@ class TextFolder(DocumentSource):
     root = existing_path(self.path, 'TextFolder')
     files = listing(root, root.glob(self.pattern))
     if not files:
-      raise ValueError(f'{self.path} is not a folder with files like {self.pattern!r}; see '
-                       'TextFolder(pattern=...).')
+      raise ValueError(
+        f'{self.path} is not a folder with files like {self.pattern!r}; see '
+        'TextFolder(pattern=...).'
+      )
     return files
 
 
@@ -144,13 +149,16 @@ class Jsonl(JsonLines):
   `field` names the field with the text. The domain is in `domain_field` (dots reach into nested
   objects: 'meta.pile_set_name'); without it, it is the first sub-folder, else 'text'.
   """
+
   field: str = 'text'
   domain_field: str = ''
 
   def _reader(self) -> Callable[[Any, str, str], Document]:
     return lambda record, folder, name: Document(
-        _string_at(record, self.field),
-        _string_at(record, self.domain_field) if self.domain_field else folder, name)
+      _string_at(record, self.field),
+      _string_at(record, self.domain_field) if self.domain_field else folder,
+      name,
+    )
 
 
 class Tfds(DocumentSource):
@@ -160,6 +168,7 @@ class Tfds(DocumentSource):
   default of TFDS; `field` is the feature that holds the text. All documents are of the domain
   'text'. Reading does not import TensorFlow; the code of some datasets does when it prepares them.
   """
+
   name: str = ''
   data_dir: str = ''
   split: str = 'train'
@@ -174,26 +183,32 @@ class Tfds(DocumentSource):
 
   def fingerprint(self) -> str:
     info = self._builder().info
-    return digest_of([info.full_name] + [(name, split.num_examples, split.num_bytes)
-                                         for name, split in sorted(info.splits.items())])
+    return digest_of(
+      [info.full_name]
+      + [(name, split.num_examples, split.num_bytes) for name, split in sorted(info.splits.items())]
+    )
 
   def _builder(self) -> Any:  # a decorator of TFDS hides the arguments of as_data_source
     # Imported here, since it takes seconds and most runs do not need it.
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import constants, read_only_builder
+
     folder = expanded(self.data_dir or constants.DATA_DIR)
     try:
       builder = read_only_builder.builder_from_files(self.name, data_dir=folder)
     except ValueError:  # not there
       try:
         builder = tfds.builder(
-            self.name, data_dir=folder, file_format='array_record', try_gcs=False)
+          self.name, data_dir=folder, file_format='array_record', try_gcs=False
+        )
         builder.download_and_prepare()
       except (ImportError, ValueError, RuntimeError, AssertionError) as error:
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]  # it may be as long as a page
-        raise ValueError(f'{self!r} cannot be prepared here ({reason}): prepare it where '
-                         'TensorFlow is installed, or take the text as HubDataset or '
-                         'Jsonl.') from None
+        raise ValueError(
+          f'{self!r} cannot be prepared here ({reason}): prepare it where '
+          'TensorFlow is installed, or take the text as HubDataset or '
+          'Jsonl.'
+        ) from None
     return builder
 
 
@@ -203,6 +218,7 @@ class HubDataset(DocumentSource):
   `path` and `name` are those of `datasets.load_dataset`, such as 'roneneldan/TinyStories' and '';
   `field` is the column that holds the text. All documents are of the domain 'text'.
   """
+
   path: str = ''
   name: str = ''
   split: str = 'train'
@@ -212,15 +228,17 @@ class HubDataset(DocumentSource):
     return _documents_of(self, self._records(), start)
 
   def fingerprint(self) -> str:
-    return files_fingerprint((file['filename'], file['filename'])
-                             for file in self._records().cache_files)
+    return files_fingerprint(
+      (file['filename'], file['filename']) for file in self._records().cache_files
+    )
 
   def _records(self) -> Any:
     try:
       datasets = importlib.import_module('datasets')
     except ImportError:
       raise ValueError(
-          f'{self!r} needs the package datasets: pip install "sink_jax[hub]".') from None
+        f'{self!r} needs the package datasets: pip install "sink_jax[hub]".'
+      ) from None
     try:
       records = datasets.load_dataset(self.path, self.name or None, split=self.split)
       return records.select_columns(self.field)
@@ -233,11 +251,13 @@ class PackedDataset(DocumentSource):
 
   Its manifest says which tokenizer, context, BOS and EOS it has.
   """
+
   path: str = ''
 
   def documents(self, start: int = 0) -> Iterator[Document]:
-    raise ValueError(f'{self!r} holds rows of tokens, not documents: name the source that it was '
-                     'built from.')
+    raise ValueError(
+      f'{self!r} holds rows of tokens, not documents: name the source that it was built from.'
+    )
 
 
 def existing_path(path: str, source: str) -> pathlib.Path:
@@ -248,10 +268,12 @@ def existing_path(path: str, source: str) -> pathlib.Path:
   """
   root = expanded(path)
   if not path or not root.exists():
-    raise ValueError(f'{source}(path={path!r}) is not on a disk of this machine: set '
-                     f"--config.data.source=\"{source}(path='...')\", or train with PackedDataset "
-                     'and build where the text is (python -m sink_jax data_build); '
-                     "docs/experiments.md says where the paper's corpora come from.")
+    raise ValueError(
+      f'{source}(path={path!r}) is not on a disk of this machine: set '
+      f'--config.data.source="{source}(path=\'...\')", or train with PackedDataset '
+      'and build where the text is (python -m sink_jax data_build); '
+      "docs/experiments.md says where the paper's corpora come from."
+    )
   return root
 
 
@@ -290,14 +312,17 @@ def _folder_domain(name: str) -> str:
   return name.split('/')[0] if '/' in name else 'text'
 
 
-def _documents_of(source: Tfds | HubDataset, records: Sequence[Any],
-                  start: int) -> Iterator[Document]:
+def _documents_of(
+  source: Tfds | HubDataset, records: Sequence[Any], start: int
+) -> Iterator[Document]:
   for index in range(start, len(records)):
     text = records[index].get(source.field)
     text = text.decode('utf-8', 'replace') if isinstance(text, bytes) else text
     if not isinstance(text, str):
-      raise ValueError(f'{source!r}: no text in {source.field!r} of record {index}; its fields '
-                       f'are: {", ".join(records[index])}.')
+      raise ValueError(
+        f'{source!r}: no text in {source.field!r} of record {index}; its fields '
+        f'are: {", ".join(records[index])}.'
+      )
     yield Document(text, 'text', f'{source.split}:{index}')
 
 
@@ -307,6 +332,8 @@ def _string_at(record: Any, dotted: str) -> str:
     value = value.get(key) if isinstance(value, dict) else None
   if not isinstance(value, str):
     fields = ', '.join(record) if isinstance(record, dict) else 'none (not an object)'
-    raise ValueError(f'no text in {dotted!r}; its fields are: {fields}. Set Jsonl(field=...) or '
-                     'Jsonl(domain_field=...).')
+    raise ValueError(
+      f'no text in {dotted!r}; its fields are: {fields}. Set Jsonl(field=...) or '
+      'Jsonl(domain_field=...).'
+    )
   return value

@@ -14,8 +14,15 @@ from collections.abc import Iterator
 
 from sink_jax.data.sources import Document, DocumentSource, File, digest_of, listing
 
-_SKIPPED = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__pycache__',
-            '__phello__'}
+_SKIPPED = {
+  'test',
+  'tests',
+  'idle_test',
+  'site-packages',
+  'dist-packages',
+  '__pycache__',
+  '__phello__',
+}
 
 
 class Stdlib(DocumentSource):
@@ -25,6 +32,7 @@ class Stdlib(DocumentSource):
   of each of its top-level definitions with the methods inside. All modules of a package are held
   out together: they repeat parts of each other. `max_files` modules are read; 0 reads all.
   """
+
   _folder = 'stdlib'  # without an annotation it is not a field
   domains: str = 'code,docs'
   max_files: int = 0
@@ -44,12 +52,15 @@ class Stdlib(DocumentSource):
         start -= 1
 
   def fingerprint(self) -> str:
-    return digest_of([sys.version] + [(name, path.stat().st_size)
-                                      for name, path in _files(self.max_files, self._folder)])
+    return digest_of(
+      [sys.version]
+      + [(name, path.stat().st_size) for name, path in _files(self.max_files, self._folder)]
+    )
 
 
 class InstalledPackages(Stdlib):
   """As `Stdlib`, for the packages installed for the running Python; only code by default."""
+
   domains: str = 'code'
   _folder = 'purelib'
 
@@ -68,8 +79,11 @@ def _files(most: int, folder: str) -> list[File]:
     folders[:] = set(folders) - _SKIPPED  # os.walk enters what is left
     paths += [pathlib.Path(top, file) for file in files if file.endswith('.py')]
   # config-* and _sysconfigdata* describe the machine that built this Python.
-  return [(name, path) for name, path in listing(root, paths)
-          if not name.startswith(('config-', '_sysconfigdata'))][:most or None]
+  return [
+    (name, path)
+    for name, path in listing(root, paths)
+    if not name.startswith(('config-', '_sysconfigdata'))
+  ][: most or None]
 
 
 def _docstrings(source: str) -> Iterator[str]:
@@ -82,8 +96,11 @@ def _docstrings(source: str) -> Iterator[str]:
       return
   owners = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
   parts = [[module]]
-  parts += [[node for node in ast.walk(top) if isinstance(node, owners)]
-            for top in module.body if isinstance(top, owners)]
+  parts += [
+    [node for node in ast.walk(top) if isinstance(node, owners)]
+    for top in module.body
+    if isinstance(top, owners)
+  ]
   for part in parts:
     texts = [text for node in part if (text := ast.get_docstring(node))]
     if texts:

@@ -22,10 +22,10 @@ class SyntheticTask(Source):
   abstract = True
   # Without annotations these are not fields, which would come before a subclass's fields in its
   # `repr` and its config string.
-  length = 0           # T
+  length = 0  # T
   valid_sequences = 0  # in the validation set
-  vocab_size = 0       # 0 if the inputs are continuous
-  input_features = 0   # 0 if the inputs are tokens
+  vocab_size = 0  # 0 if the inputs are continuous
+  input_features = 0  # 0 if the inputs are tokens
   output_features = 0
 
   def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
@@ -63,6 +63,7 @@ class BigramBackcopy(SyntheticTask):
   Target sets: 'backcopy' (targets that are back-copies; their entropy is 0) and 'bigram' (all
   others).
   """
+
   vocab_size: int = 64
   length: int = 64
   triggers: int = 3
@@ -73,8 +74,15 @@ class BigramBackcopy(SyntheticTask):
   valid_sequences: int = 256
 
   def __post_init__(self) -> None:
-    self._check(triggers=1, vocab_size=self.triggers + 3, length=2, sharpness=0, seed=0,
-                valid_sequences=1, boost=0)
+    self._check(
+      triggers=1,
+      vocab_size=self.triggers + 3,
+      length=2,
+      sharpness=0,
+      seed=0,
+      valid_sequences=1,
+      boost=0,
+    )
 
   @functools.cached_property
   def transitions(self) -> np.ndarray:
@@ -89,14 +97,15 @@ class BigramBackcopy(SyntheticTask):
     # Over the ids from 1 on, so start[i] belongs to id i + 1. Triggers are left out, since the
     # token after x_1 would otherwise copy x_0, the BOS.
     start = _stationary(table[1:, 1:])
-    start[:self.triggers] = 0
+    start[: self.triggers] = 0
     table[0, 1:] = start / start.sum()
     return table
 
   def batch(self, stream: str, seed: int, indices_B: np.ndarray) -> Batch:
     sequences = self._sequences(stream, seed, indices_B)
-    return Batch(sequences[:, :-1], sequences[:, 1:],
-                 np.ones((len(sequences), self.length), np.float32))
+    return Batch(
+      sequences[:, :-1], sequences[:, 1:], np.ones((len(sequences), self.length), np.float32)
+    )
 
   def target_sets(self, batch: Batch) -> dict[str, np.ndarray]:
     if not self.backcopy:
@@ -111,8 +120,9 @@ class BigramBackcopy(SyntheticTask):
     """(B, T + 1) int32: x_0, ..., x_T of each sequence."""
     # One uniform number for each sequence and step, independent of earlier draws: so sequence i is
     # the same in every process and in every batch.
-    draws = counter_rng.uniform(_STREAMS[stream], seed, np.asarray(indices_B)[:, None],
-                                np.arange(self.length)[None])
+    draws = counter_rng.uniform(
+      _STREAMS[stream], seed, np.asarray(indices_B)[:, None], np.arange(self.length)[None]
+    )
     steps = np.cumsum(self.transitions, axis=-1)
     steps /= steps[:, -1:]
     sequences = np.zeros((len(draws), self.length + 1), np.int32)
@@ -136,6 +146,7 @@ class TriggerAveraging(SyntheticTask):
   predicting 0, summed over positions and features, is content * mean(1/n) over
   n = 1, ..., T - 2 (3.72 by default); the optimum is 0.
   """
+
   length: int = 16
   content: int = 16
   valid_sequences: int = 256
@@ -165,8 +176,9 @@ class TriggerAveraging(SyntheticTask):
     # With `trigger` counted from 0, positions 1 to trigger - 1 hold the contents before it.
     mean = np.sum(content * before, axis=1) / (trigger - 1)
     targets = mean[:, None] * (flag == 1)[..., None]
-    return Batch(tokens.astype(np.float32), targets.astype(np.float32),
-                 np.ones(flag.shape, np.float32))
+    return Batch(
+      tokens.astype(np.float32), targets.astype(np.float32), np.ones(flag.shape, np.float32)
+    )
 
   def facts(self) -> dict[str, float]:
     earlier = np.arange(1, self.length - 1)
@@ -181,15 +193,18 @@ class SyntheticDataset(Dataset):
     self.vocab_size = task.vocab_size
     self.input_features, self.output_features = task.input_features, task.output_features
 
-  def validation(self, batch_size: int, max_batches: int = 0,
-                 rows: np.ndarray | None = None) -> dict[str, Sequence[Batch]]:
+  def validation(
+    self, batch_size: int, max_batches: int = 0, rows: np.ndarray | None = None
+  ) -> dict[str, Sequence[Batch]]:
     """'valid', and one set for each named part of the targets (the same sequences)."""
     numbers = np.arange(self.task.valid_sequences)
     # Every batch has the same named parts, so that one sequence is enough to learn their names.
     parts = self.task.target_sets(self.task.batch('valid', 0, numbers[:1]))
     makers = {name: functools.partial(self._valid_batch, name) for name in ['valid', *parts]}
-    return {name: FixedBatches(make, numbers, batch_size, max_batches, rows)
-            for name, make in makers.items()}
+    return {
+      name: FixedBatches(make, numbers, batch_size, max_batches, rows)
+      for name, make in makers.items()
+    }
 
   def probe_tokens(self, sequences: int = 100, length: int = 64) -> np.ndarray:
     """The first `length` inputs of the validation sequences, BOS included."""
@@ -197,9 +212,13 @@ class SyntheticDataset(Dataset):
 
   def summary(self) -> dict[str, Any]:
     summary = {
-        'source': repr(self.task), 'content': repr(self.task), 'vocab_size': self.vocab_size,
-        'context': self.task.length, 'validation_sequences': self.task.valid_sequences,
-        **self.task.facts()}
+      'source': repr(self.task),
+      'content': repr(self.task),
+      'vocab_size': self.vocab_size,
+      'context': self.task.length,
+      'validation_sequences': self.task.valid_sequences,
+      **self.task.facts(),
+    }
     return summary | ({'unigram_loss': self.unigram_loss} if self.vocab_size else {})
 
   def _valid_batch(self, part: str, rows: np.ndarray) -> Batch:

@@ -23,8 +23,9 @@ _SPLIT_KEYS = {'train': 0, 'valid': 1}
 class TokenEdit(Component):
   """A change of rows, each by itself and in any order."""
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
-            vocab_size: int) -> np.ndarray:
+  def apply(
+    self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str, vocab_size: int
+  ) -> np.ndarray:
     """Returns the changed rows, int32, in a copy.
 
     Args:
@@ -56,6 +57,7 @@ class RandomTokens(TokenEdit):
   (sail-sg/Attention-Sink). `below` > 0 draws in [0, below): the official implementation draws below
   its padded vocabulary, ids that no text has among them.
   """
+
   first: int = 1
   last: int = 1
   seed: int = 1024
@@ -63,16 +65,24 @@ class RandomTokens(TokenEdit):
 
   def __post_init__(self) -> None:
     if not (1 <= self.first <= self.last and 0 <= self.below < 2**31 and self.seed >= 0):
-      raise ValueError(f'{self!r}: positions count from 1, first <= last; seed is 0 or more; below '
-                       'is 0 (the vocabulary) or more, and less than 2**31.')
+      raise ValueError(
+        f'{self!r}: positions count from 1, first <= last; seed is 0 or more; below '
+        'is 0 (the vocabulary) or more, and less than 2**31.'
+      )
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
-            vocab_size: int) -> np.ndarray:
+  def apply(
+    self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str, vocab_size: int
+  ) -> np.ndarray:
     # The keys of a draw name its position; the 0 stands for all epochs.
     rows_BxT = rows_BxT.copy()
     rows_BxT[:, self.written] = counter_rng.integers(
-        self.below or vocab_size, self.seed, _SPLIT_KEYS[split], np.asarray(numbers_B)[:, None], 0,
-        np.arange(self.first, self.last + 1))
+      self.below or vocab_size,
+      self.seed,
+      _SPLIT_KEYS[split],
+      np.asarray(numbers_B)[:, None],
+      0,
+      np.arange(self.first, self.last + 1),
+    )
     return rows_BxT
 
   @property
@@ -85,6 +95,7 @@ class RandomTokens(TokenEdit):
 
 class FixedToken(TokenEdit):
   """One position holds the same token in every row (Table 10, right)."""
+
   position: int = 1
   token: int = 1
 
@@ -92,8 +103,9 @@ class FixedToken(TokenEdit):
     if self.position < 1 or self.token < 0:
       raise ValueError(f'{self!r}: positions count from 1, token ids from 0.')
 
-  def apply(self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str,
-            vocab_size: int) -> np.ndarray:
+  def apply(
+    self, rows_BxT: np.ndarray, numbers_B: np.ndarray, split: str, vocab_size: int
+  ) -> np.ndarray:
     rows_BxT = rows_BxT.copy()
     rows_BxT[:, self.written] = self.token
     return rows_BxT

@@ -28,10 +28,10 @@ from sink_jax.io.paths import AnyPath, to_path
 BOS = ('none', 'tokenizer', 'force')  # see TextTokenizer.before
 EOS_TEXT, PAD_TEXT = '<|endoftext|>', '<|padding|>'
 _USUAL_NAMES = {
-    'eos': (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>'),
-    'bos': ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>',
-            '<|begin▁of▁sentence|>'),
-    'pad': ('<pad>', PAD_TEXT, '[PAD]', '<|finetune_right_pad_id|>')}
+  'eos': (EOS_TEXT, '</s>', '<|end_of_text|>', '<eos>', '[EOS]', '<|end▁of▁sentence|>'),
+  'bos': ('<s>', '<|begin_of_text|>', '<bos>', '[BOS]', '<|startoftext|>', '<|begin▁of▁sentence|>'),
+  'pad': ('<pad>', PAD_TEXT, '[PAD]', '<|finetune_right_pad_id|>'),
+}
 _REMEDY = 'download the model again; in a run, train again with the same --workdir'
 Ids = Sequence[int] | np.ndarray
 
@@ -87,11 +87,13 @@ class TextTokenizer:
     config = _object(folder, 'config')
     model, prefix = _read(folder, file, settings)
     bos_id, eos_id, pad_id = (
-        _named(model, settings.get(f'{role}_token')) for role in ('bos', 'eos', 'pad'))
+      _named(model, settings.get(f'{role}_token')) for role in ('bos', 'eos', 'pad')
+    )
     bos_name = settings.get('bos_token')
     if bos_name and bos_id is None:
-      raise ValueError(f'{file} has no token {bos_name!r}, the bos_token of '
-                       f'tokenizer_config.json: {_REMEDY}.')
+      raise ValueError(
+        f'{file} has no token {bos_name!r}, the bos_token of tokenizer_config.json: {_REMEDY}.'
+      )
     if not bos_name:
       # null, not missing: there is no BOS
       others = prefix if prefix or 'bos_token' in settings else [config.get('bos_token_id')]
@@ -123,8 +125,9 @@ class TextTokenizer:
   def eos_id(self) -> int:
     """The id that ends a document."""
     if not self.eos_ids:
-      raise ValueError(f'{self.name} names no token that ends a text: set eos_token in '
-                       'tokenizer_config.json.')
+      raise ValueError(
+        f'{self.name} names no token that ends a text: set eos_token in tokenizer_config.json.'
+      )
     return self.eos_ids[0]
 
   @property
@@ -156,11 +159,15 @@ class TextTokenizer:
     if special:
       return self._ids(texts, special=True)
     reads = self._ids(texts)
-    reserved = {i: name for name, i in self.special_tokens.items()
-                if i in (self.bos_id, self.pad_id, *self.eos_ids)}
+    reserved = {
+      i: name
+      for name, i in self.special_tokens.items()
+      if i in (self.bos_id, self.pad_id, *self.eos_ids)
+    }
     # Unigram and word-level models list such tokens among the words: names are broken up.
-    inside = '|'.join(f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})'
-                      for name in reserved.values())
+    inside = '|'.join(
+      f'(?<={re.escape(name[0])})(?={re.escape(name[1:])})' for name in reserved.values()
+    )
     for n, text in enumerate(texts):
       if not reserved.keys().isdisjoint(reads[n]):
         reads[n] = list(itertools.chain(*self._ids(re.split(inside, text))))
@@ -185,19 +192,25 @@ class TextTokenizer:
     """
     check_known(bos, BOS, 'bos =')
     if bos == 'force' and self.bos_id is None:
-      raise ValueError(f'bos = {bos!r}: {self.name} names no BOS: set bos_token in '
-                       'tokenizer_config.json.')
+      raise ValueError(
+        f'bos = {bos!r}: {self.name} names no BOS: set bos_token in tokenizer_config.json.'
+      )
     return {'none': (), 'tokenizer': self.prefix, 'force': (self.bos_id,)}[bos]
 
   def with_prefix(self, ids: Ids, bos: str) -> np.ndarray:
     """The ids of `before`, unless the text begins with them, and the ids of a text, (T,) int32."""
     first, text = self.before(bos), np.asarray(ids, np.int32)
-    if tuple(text[:len(first)]) == first:
+    if tuple(text[: len(first)]) == first:
       return text
     return np.concatenate([first, text]).astype(np.int32)
 
-  def tokens(self, texts: str | Sequence[str], length: int | None = None, bos: str = 'tokenizer',
-             special: bool = False) -> list[np.ndarray] | np.ndarray:
+  def tokens(
+    self,
+    texts: str | Sequence[str],
+    length: int | None = None,
+    bos: str = 'tokenizer',
+    special: bool = False,
+  ) -> list[np.ndarray] | np.ndarray:
     """The ids that a model reads of each text, int32; see `sink_jax.tokenize`."""
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -207,8 +220,10 @@ class TextTokenizer:
       return rows
     shortest = min(range(len(rows)), key=lambda i: len(rows[i]))
     if not 1 <= length <= len(rows[shortest]):
-      raise ValueError(f'length = {length} must be between 1 and the {len(rows[shortest])} tokens '
-                       f'of texts[{shortest}]: take another length, or a longer text.')
+      raise ValueError(
+        f'length = {length} must be between 1 and the {len(rows[shortest])} tokens '
+        f'of texts[{shortest}]: take another length, or a longer text.'
+      )
     return np.stack([row[:length] for row in rows])
 
   def save(self, folder: str | os.PathLike, **settings: Any) -> None:
@@ -221,9 +236,12 @@ class TextTokenizer:
         refuses a tokenizer.json that does not fit the entry digest.
     """
     folder, text = to_path(folder), self._json(self.prefix)
-    ids = {'eos_token': (*self.eos_ids, None)[0], 'pad_token': self.pad_id,
-           # transformers cuts what is named here out of every text that holds it.
-           'bos_token': None if self.bos_in_texts else self.bos_id}
+    ids = {
+      'eos_token': (*self.eos_ids, None)[0],
+      'pad_token': self.pad_id,
+      # transformers cuts what is named here out of every text that holds it.
+      'bos_token': None if self.bos_in_texts else self.bos_id,
+    }
     settings |= {name: self.model.id_to_token(i) for name, i in ids.items() if i is not None}
     settings['tokenizer_class'] = 'PreTrainedTokenizerFast'
     settings['clean_up_tokenization_spaces'] = False
@@ -236,11 +254,14 @@ class TextTokenizer:
     if beyond := [i for i in prefix if self.model.id_to_token(i) is None]:
       raise ValueError(f'the tokenizer has no token {beyond[0]}, which the run begins with.')
     # The name of a token could be read as a part of the template.
-    first = [{'id': f'first{n}', 'ids': [i], 'tokens': [self.model.id_to_token(i)]}
-             for n, i in enumerate(prefix)]
+    first = [
+      {'id': f'first{n}', 'ids': [i], 'tokens': [self.model.id_to_token(i)]}
+      for n, i in enumerate(prefix)
+    ]
     begin = ' '.join([*(entry['id'] for entry in first), '$A'])
     self.model.post_processor = processors.TemplateProcessing(
-        single=begin, pair=f'{begin} $B', special_tokens=first)
+      single=begin, pair=f'{begin} $B', special_tokens=first
+    )
     return self.model.to_str()
 
 
@@ -257,22 +278,25 @@ def _read_gguf(path: AnyPath) -> TextTokenizer:
   return dataclasses.replace(read, prefix=read.before('force')) if adds_bos else read
 
 
-def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
-          ) -> tuple[tokenizers.Tokenizer, tuple[int, ...]]:
+def _read(
+  folder: AnyPath, file: AnyPath, settings: dict[str, Any]
+) -> tuple[tokenizers.Tokenizer, tuple[int, ...]]:
   """The tokenizer, and the ids that its post-processor puts before a text."""
   vocabulary, merges = folder / 'vocab.json', folder / 'merges.txt'
   old = not file.exists() and vocabulary.exists()
   if not old and not file.exists():
-    raise ValueError(f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model '
-                     f"by AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of "
-                     'transformers.')
+    raise ValueError(
+      f'{file} does not exist: {_REMEDY}; convert a sentencepiece or tiktoken model '
+      f"by AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') of "
+      'transformers.'
+    )
   with refused(f'{vocabulary if old else file} is damaged or not a tokenizer: {_REMEDY}'):
     if old:
       check_downloaded(vocabulary)
       check_downloaded(merges)
       text = tokenizers.ByteLevelBPETokenizer.from_file(
-          str(vocabulary), str(merges),
-          add_prefix_space=bool(settings.get('add_prefix_space'))).to_str()
+        str(vocabulary), str(merges), add_prefix_space=bool(settings.get('add_prefix_space'))
+      ).to_str()
     else:
       text = read_text_limited(file)
     model = tokenizers.Tokenizer.from_str(text)
@@ -283,7 +307,7 @@ def _read(folder: AnyPath, file: AnyPath, settings: dict[str, Any]
     encoding = model.encode('a')
     max(model.get_vocab().values())
   added = encoding.special_tokens_mask  # 1 for a token of the post-processor, 0 for one of the text
-  return model, tuple(encoding.ids[:added.index(0) if 0 in added else len(added)])
+  return model, tuple(encoding.ids[: added.index(0) if 0 in added else len(added)])
 
 
 def _known(model: tokenizers.Tokenizer, ids: Iterable[Any]) -> tuple[int, ...]:
@@ -313,8 +337,9 @@ def _object(folder: AnyPath, name: str) -> dict[str, Any]:
 class Tokenizer(Component):
   """A choice of the way in which text becomes ids."""
 
-  def open(self, source: DocumentSource | None = None,
-           valid_fraction: float = 0.0) -> TextTokenizer:
+  def open(
+    self, source: DocumentSource | None = None, valid_fraction: float = 0.0
+  ) -> TextTokenizer:
     """Makes the tokenizer, with BOS, EOS and padding, and nothing before a text.
 
     Args:
@@ -352,6 +377,7 @@ class HuggingFace(Tokenizer):
 
   tokenizer_config.json names EOS, BOS and padding; otherwise tokens with a usual name are taken.
   """
+
   path: str = ''
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
@@ -362,10 +388,13 @@ class HuggingFace(Tokenizer):
       if ids[role] is None:
         ids[role] = next((special[name] for name in names if name in special), ids['eos'])
     if ids['eos'] is None:
-      raise ValueError(f'{read.name} names no EOS: set eos_token in tokenizer_config.json; special '
-                       f'are: {", ".join(special)}.')
+      raise ValueError(
+        f'{read.name} names no EOS: set eos_token in tokenizer_config.json; special '
+        f'are: {", ".join(special)}.'
+      )
     return dataclasses.replace(
-        read, eos_ids=(ids['eos'],), bos_id=ids['bos'], pad_id=ids['pad'], prefix=())
+      read, eos_ids=(ids['eos'],), bos_id=ids['bos'], pad_id=ids['pad'], prefix=()
+    )
 
   def fingerprint(self) -> str:
     opened = self.open()
@@ -380,13 +409,15 @@ class TrainedBpe(Tokenizer):
   vocabulary. A small corpus may support fewer merges than `vocab_size` asks for, and then has
   fewer ids.
   """
+
   vocab_size: int = 4096
   characters: int = 100_000_000
 
   def __post_init__(self) -> None:
     if self.vocab_size < 258:
-      raise ValueError(f'{self!r}: vocab_size must be at least 258: 256 bytes, end of text, '
-                       'padding.')
+      raise ValueError(
+        f'{self!r}: vocab_size must be at least 258: 256 bytes, end of text, padding.'
+      )
 
   def open(self, source=None, valid_fraction=0.0) -> TextTokenizer:
     if source is None:
@@ -395,8 +426,11 @@ class TrainedBpe(Tokenizer):
     # Special tokens get the first ids, in this order. All 256 bytes are in the alphabet, so that
     # any text can be encoded after any training text.
     trainer = trainers.BpeTrainer(
-        vocab_size=self.vocab_size, special_tokens=[EOS_TEXT, PAD_TEXT], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+      vocab_size=self.vocab_size,
+      special_tokens=[EOS_TEXT, PAD_TEXT],
+      show_progress=False,
+      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     model.train_from_iterator(self._texts(source, valid_fraction), trainer=trainer)
     return TextTokenizer(model, repr(self), bos_id=0, eos_ids=(0,), pad_id=1)
 

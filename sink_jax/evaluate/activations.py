@@ -1,8 +1,8 @@
 """Statistics of activations, computed while a model records them, and the error for those that overflow.
 
-Massive activations lie in fixed channels of the first token's hidden states (Section 3.1, Figures 2 and 7;
-Sun et al., arXiv 2402.17762: above 100, and about 1,000 times the median). The key of that token has another
-angle to the queries.
+Massive activations lie in fixed channels of the first token's hidden states (Section 3.1, Figures 2
+and 7; Sun et al., arXiv 2402.17762: above 100, and about 1,000 times the median). The key of that
+token has another angle to the queries.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class Activations(NamedTuple):
 
   activation_max: jax.Array  # the largest |h|
   activation_median: jax.Array  # of |h| over all tokens and channels
-  activations_beyond_100: jax.Array  # the number of |h| above 100 times the median of their sequence
+  activations_beyond_100: (
+    jax.Array
+  )  # the number of |h| above 100 times the median of their sequence
   activations_beyond_1000: jax.Array
   # E[(h - E h)^4] / Var(h)^2 over tokens and channels, which is 3 for normally distributed numbers
   # (Bondarenko et al. 2306.12929, Kaul et al. 2410.17174).
   kurtosis_moment: jax.Array
-  # mean_d(s_d^4) / mean_d(s_d^2)^2 of the root mean squares s_d of the channels: from 1, if all are equal,
-  # to D, if all but one are zero (He et al. 2405.19279).
+  # mean_d(s_d^4) / mean_d(s_d^2)^2 of the root mean squares s_d of the channels: from 1, if all are
+  # equal, to D, if all but one are zero (He et al. 2405.19279).
   kurtosis_channels: jax.Array
   activation_position: jax.Array  # the token, from 1, and the channel, from 0, at which the
   activation_channel: jax.Array  # mean of |h| over sequences is largest
@@ -52,9 +54,16 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
   squares_SxD /= squares_SxD.mean(-1, keepdims=True)
   mean_TxD = size_SxTxD.mean(0)
   position, channel = jnp.unravel_index(mean_TxD.argmax(), mean_TxD.shape)
-  return Activations(size_SxTxD.max((1, 2)).mean(), median_S.mean(), beyond[0], beyond[1],
-                     (scaled_SxTxD**4).mean((1, 2)).mean(), (squares_SxD**2).mean(-1).mean(),
-                     position + 1, channel)
+  return Activations(
+    size_SxTxD.max((1, 2)).mean(),
+    median_S.mean(),
+    beyond[0],
+    beyond[1],
+    (scaled_SxTxD**4).mean((1, 2)).mean(),
+    (squares_SxD**2).mean(-1).mean(),
+    position + 1,
+    channel,
+  )
 
 
 def medians(x_SxN: jax.Array) -> jax.Array:
@@ -85,12 +94,17 @@ def query_key_angles(seen: Seen) -> dict[str, jax.Array]:
   q = q_BxTxHxDh.astype(jnp.float32)
   k = jnp.repeat(k_BxTxHkvxDh, heads // k_BxTxHkvxDh.shape[2], 2).astype(jnp.float32)
   size = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
-  unit = lambda x: x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)  # of zeros: 0 instead of NaN
+  unit = lambda x: (
+    x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)
+  )  # of zeros: 0 instead of NaN
   # The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
   others_T = jnp.arange(1, length)[:, None, None]  # keys 2..t of the queries t = 2..T
   means = {}
-  for name, queries, keys in (('cosine', unit(q), unit(k)), ('norm_product', size(q), size(k)),
-                              ('score', q / math.sqrt(head_dim), k)):
+  for name, queries, keys in (
+    ('cosine', unit(q), unit(k)),
+    ('norm_product', size(q), size(k)),
+    ('score', q / math.sqrt(head_dim), k),
+  ):
     for which, met in (('first', keys[:, :1]), ('others', jnp.cumsum(keys[:, 1:], 1) / others_T)):
       means[f'{name}_{which}'] = jnp.sum(queries[:, 1:] * met, -1).mean(1)
   return means
@@ -105,6 +119,8 @@ def not_finite(run: Run, what: str, dtype: str) -> NotFinite:
   if parameter := first_not_finite(run.params):
     reason = f'nor is its parameter {parameter}, so the model cannot be used'
   else:
-    remedy = ': use dtype float32 (--dtype=float32, in a config probe.dtype)' * (dtype == 'bfloat16')
+    remedy = ': use dtype float32 (--dtype=float32, in a config probe.dtype)' * (
+      dtype == 'bfloat16'
+    )
     reason = f'its parameters are, so activations overflow in {dtype} on these inputs{remedy}'
   return NotFinite(f'{run.name or "the model"}: {what} is not finite; {reason}.')

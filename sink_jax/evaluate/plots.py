@@ -67,12 +67,14 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
   """Records the model on tokens (S, T) in float32, the first 64 positions of each sequence."""
   tokens = np.asarray(tokens)[:, :_LENGTH]
   # bfloat16 would round every weight to two or three digits.
-  run = dataclasses.replace(run, config=(config := dataclasses.replace(run.config, dtype='float32')))
+  run = dataclasses.replace(
+    run, config=(config := dataclasses.replace(run.config, dtype='float32'))
+  )
   # Maps grow with the square of the length: as many sequences at a time as fit, and one at least.
   size = max(1, _BUDGET // (config.layers * config.heads * tokens.shape[1] ** 2))
   means = np.zeros(())  # of raw and normalised maps: all maps of all sequences would not fit
   for i in range(0, len(tokens), size):
-    part = tokens[i:i + size]
+    part = tokens[i : i + size]
     recorded: Maps = run.record(part, RecordOptions(attention=maps)).layers.attention
     means = means + np.stack([np.asarray(x, np.float64).sum(1) / len(tokens) for x in recorded])
   if not (finite := np.isfinite(means).all((0, 3, 4))).all():
@@ -86,27 +88,44 @@ def importance_map(report: Any, epsilon: float) -> Figure:
   """Draws the first token's importance of a SinkReport, blocks across and heads down (Figures 19 to 24)."""
   values_HxN, blocks = report.head_importance().T, report.protocol['blocks']
   heads, layers = values_HxN.shape
-  numbers = values_HxN.size <= 128 and max(heads, layers) <= _TICKS  # more would be too small to read
+  numbers = (
+    values_HxN.size <= 128 and max(heads, layers) <= _TICKS
+  )  # more would be too small to read
   # Inches: cells with numbers have room for them, the others share one size.
   width, height = (0.62 * layers, 0.62 * heads) if numbers else (5.2, 3.0)
   figure, [[ax]] = canvas(max(4.6, 2.0 + width), max(2.6, 1.3 + height))
-  image = ax.imshow(values_HxN, vmin=0, vmax=1, cmap='viridis', aspect='auto', interpolation='nearest')
+  image = ax.imshow(
+    values_HxN, vmin=0, vmax=1, cmap='viridis', aspect='auto', interpolation='nearest'
+  )
   if numbers:
     for (head, layer), value in np.ndenumerate(values_HxN):
-      ax.text(layer, head, f'{value:.2f}', ha='center', va='center', fontsize=FONT - 1,
-              color='black' if value > 0.6 else 'white')
+      ax.text(
+        layer,
+        head,
+        f'{value:.2f}',
+        ha='center',
+        va='center',
+        fontsize=FONT - 1,
+        color='black' if value > 0.6 else 'white',
+      )
   for axis, names in ((ax.xaxis, blocks), (ax.yaxis, range(1, heads + 1))):
     every = -(-len(names) // _TICKS)
     axis.set_ticks(range(0, len(names), every), labels=list(map(str, names[::every])))
   bar = _colour_bar(ax, image, 'importance of\nthe first token')
   bar.ax.axhline(epsilon, color='white', linewidth=2.5)
   bar.set_ticks([0, 0.5, 1, epsilon], labels=['0', '0.5', '1', f'ε = {epsilon:g}'])
-  label(ax, f'{report.protocol["run"] or "model"}: {SINK_1} = {100 * report.sink_rate(1, epsilon):.1f} %',
-        'block', 'head')
+  label(
+    ax,
+    f'{report.protocol["run"] or "model"}: {SINK_1} = {100 * report.sink_rate(1, epsilon):.1f} %',
+    'block',
+    'head',
+  )
   return figure
 
 
-def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed: bool = False) -> None:
+def attention_panel(
+  ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed: bool = False
+) -> None:
   """Draws one map, queries down and keys across; `kind` names its colours; signed: with negative weights."""
   weights_TxT = np.array(map_TxT, float)
   length = len(weights_TxT)
@@ -114,14 +133,19 @@ def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed:
     weights_TxT[np.triu_indices(length, 1)] = np.nan
   low, high = float(np.nanmin(weights_TxT)), float(np.nanmax(weights_TxT))
   signed = signed or low < 0
-  # Symmetrical if weights may be negative, so that zero has the colour in the middle. Otherwise by square
-  # roots, which show small weights; from 0 to 1, so that maps can be compared, or to larger raw weights.
+  # Symmetrical if weights may be negative, so that zero has the colour in the middle. Otherwise by
+  # square roots, which show small weights; from 0 to 1, so that maps can be compared, or to larger
+  # raw weights.
   limit = max(-low, high)
-  colours: dict[str, Any] = (dict(cmap='RdBu_r', vmin=-limit, vmax=limit) if signed else
-                             dict(cmap='viridis', norm=PowerNorm(0.5, 0, max(1, high))))
+  colours: dict[str, Any] = (
+    dict(cmap='RdBu_r', vmin=-limit, vmax=limit)
+    if signed
+    else dict(cmap='viridis', norm=PowerNorm(0.5, 0, max(1, high)))
+  )
   # Positions count from 1, as in the paper.
-  image = ax.imshow(weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest',
-                    **colours)
+  image = ax.imshow(
+    weights_TxT, extent=(0.5, length + 0.5, length + 0.5, 0.5), interpolation='nearest', **colours
+  )
   ax.set_facecolor('#e8e8e8')
   _colour_bar(ax, image, kind, None if signed or high > 1 else [0, 0.1, 0.3, 0.6, 1])
   for axis in (ax.xaxis, ax.yaxis):
@@ -130,10 +154,13 @@ def attention_panel(ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed:
   ax.title.set_fontsize(FONT - 1)
 
 
-def canvas(width: float, height: float, rows: int = 1, columns: int = 1,
-           panels: int | None = None) -> tuple[Figure, np.ndarray]:
+def canvas(
+  width: float, height: float, rows: int = 1, columns: int = 1, panels: int | None = None
+) -> tuple[Figure, np.ndarray]:
   """A white figure of a size in inches, and its axes (rows, columns); panels: how many are switched on."""
-  figure = Figure((width, height), facecolor='white', layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+  figure = Figure(
+    (width, height), facecolor='white', layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+  )
   axes = figure.subplots(rows, columns, squeeze=False)
   for ax in axes.flat[panels:] if panels else ():
     ax.set_axis_off()
@@ -151,12 +178,16 @@ def label(ax: Axes, title: str, x: str, y: str) -> None:
 def save(figure: Figure, path: str | os.PathLike) -> None:
   """Writes a figure to a path, on a disk or gs://, as a PNG.
 
-  The file has 64 colours, which takes a fifth of the space, and does not name Matplotlib's version, so that
-  equal figures are equal files.
+  The file has 64 colours, which takes a fifth of the space, and does not name Matplotlib's version,
+  so that equal figures are equal files.
   """
   raw = io.BytesIO()
   figure.savefig(raw, dpi=DPI, format='png', bbox_inches='tight')
-  image = Image.open(raw).convert('RGB').quantize(64, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
+  image = (
+    Image.open(raw)
+    .convert('RGB')
+    .quantize(64, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
+  )
   with epath.Path(path).open('wb') as stream:
     image.save(stream, 'png', optimize=True)
 

@@ -21,10 +21,18 @@ PROBE_OPTIONS = RecordOptions(entropy=True, hidden=describe)
 
 
 @standard_promotion()
-def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[str] | None = None,
-          length: int | None = None, special: bool = False, lengths: Lengths | None = None,
-          mask: TokenMask | None = None, dtype: str = 'float32',
-          batch_size: int | None = None) -> SinkReport:
+def probe(
+  run: Run,
+  tokens: ModelInputs | None = None,
+  *,
+  texts: str | Sequence[str] | None = None,
+  length: int | None = None,
+  special: bool = False,
+  lengths: Lengths | None = None,
+  mask: TokenMask | None = None,
+  dtype: str = 'float32',
+  batch_size: int | None = None,
+) -> SinkReport:
   """Runs a model on tokens (S, T), or on texts, and returns its SinkReport.
 
   A padded batch gives what each of its texts gives by itself: the model reads texts of one length
@@ -54,18 +62,23 @@ def probe(run: Run, tokens: ModelInputs | None = None, *, texts: str | Sequence[
   if batch_size is not None and batch_size < 1:
     raise ValueError(f'batch_size = {batch_size} must be at least 1, or None for all sequences.')
   if (tokens is None) == (texts is None) or texts is None and (length is not None or special):
-    raise ValueError('give either tokens (S, T), or texts=[...], which may have length= and '
-                     'special=.')
+    raise ValueError(
+      'give either tokens (S, T), or texts=[...], which may have length= and special=.'
+    )
   if texts is not None:
     rows = run.tokenizer.tokens(texts, length, special=special)
-    tokens = [row[:min(map(len, rows))] for row in rows]
+    tokens = [row[: min(map(len, rows))] for row in rows]
     # These texts begin as the tokenizer prescribes, unlike the inputs of a run.
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
   tokens = np.asarray(as_array(tokens, 'probe tokens'))
   config = probed(run.config, dtype)
-  if tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2:  # a ratio divides by the other tokens
-    raise ValueError(f'probe tokens must have shape (S, T) with T > 1, not {tokens.shape}; strings are '
-                     'texts=[...].')
+  if (
+    tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2
+  ):  # a ratio divides by the other tokens
+    raise ValueError(
+      f'probe tokens must have shape (S, T) with T > 1, not {tokens.shape}; strings are '
+      'texts=[...].'
+    )
   if config.vocab_size:
     check_ids(tokens, config.vocab_size, 'probe tokens')
   padded = texts_in(lengths, mask, *tokens.shape[:2], least=2)
@@ -95,24 +108,34 @@ def _report(run: Run, tokens: np.ndarray, texts: Texts | None, size: int, dtype:
   counts, activations = zip(*described.values())
   padded_lengths = None if texts is None else length_S
   protocol = {
-      'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
-      'scores': ('attention weights' if config.attention.rows_sum_to_one
-                 else 'row-normalised proxy |f| / (sum |f| + 1e-8)'),
-      'blocks': [layer + 1 for layer in config.attention_layers],
-      'first_token_limits': first_token_limits(config, int(length_S.min())),
-      **sizes(joined['importance'], padded_lengths), 'activation_sequences': sum(counts),
-      'dtype': dtype, 'matmul_precision': matmul_precision(dtype), 'bos': run.bos,
-      'first_token_ids': rows[0][:4].tolist() if config.vocab_size else None,
-      'step': run.step, 'run': run.name,
+    'metric': 'alpha_k > epsilon per sequence, then mean over sequences, layers, heads',
+    'scores': (
+      'attention weights'
+      if config.attention.rows_sum_to_one
+      else 'row-normalised proxy |f| / (sum |f| + 1e-8)'
+    ),
+    'blocks': [layer + 1 for layer in config.attention_layers],
+    'first_token_limits': first_token_limits(config, int(length_S.min())),
+    **sizes(joined['importance'], padded_lengths),
+    'activation_sequences': sum(counts),
+    'dtype': dtype,
+    'matmul_precision': matmul_precision(dtype),
+    'bos': run.bos,
+    'first_token_ids': rows[0][:4].tolist() if config.vocab_size else None,
+    'step': run.step,
+    'run': run.name,
   }
-  return SinkReport(**joined, activations=_mean(counts, activations), protocol=protocol,
-                    lengths=padded_lengths)
+  return SinkReport(
+    **joined, activations=_mean(counts, activations), protocol=protocol, lengths=padded_lengths
+  )
 
 
 def probed(config: ModelConfig, dtype: str) -> ModelConfig:
   """The config of a model as `probe` runs it: not unrolled, which serves only the backward pass."""
   # The libraries' kernels (cuDNN, splash) run neither float32 nor sequences as short as a probe's.
-  name = config.implementation if config.implementation in ('reference', 'chunked', 'pallas') else None
+  name = (
+    config.implementation if config.implementation in ('reference', 'chunked', 'pallas') else None
+  )
   return dataclasses.replace(config, dtype=dtype, unroll=1, implementation=name)
 
 
@@ -127,17 +150,27 @@ def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
   """The fields of SinkReport as NumPy arrays with their sequences first, to join batches along them."""
   layers = record.layers
   first = lambda x: None if x is None else np.moveaxis(np.asarray(x), 1, 0)
-  after = lambda h0, h: np.concatenate([np.asarray(h0)[:, None], np.moveaxis(np.asarray(h), 1, 0)], 1)
-  norms = {name: first(getattr(layers, f'{name}_norm_BxHxT')) for name in ('query', 'key', 'value', 'head')}
-  norms |= dict(hidden=after(record.embedding_norm_BxT, layers.hidden_norm_BxT),
-                hidden_before_norm=first(layers.hidden_before_norm_BxT))
+  after = lambda h0, h: np.concatenate(
+    [np.asarray(h0)[:, None], np.moveaxis(np.asarray(h), 1, 0)], 1
+  )
+  norms = {
+    name: first(getattr(layers, f'{name}_norm_BxHxT')) for name in ('query', 'key', 'value', 'head')
+  }
+  norms |= dict(
+    hidden=after(record.embedding_norm_BxT, layers.hidden_norm_BxT),
+    hidden_before_norm=first(layers.hidden_before_norm_BxT),
+  )
   if layers.sink_token_norm_B is not None:
     norms['sink_token'] = after(record.sink_embedding_norm_B, layers.sink_token_norm_B)
   masses = layers.importance
-  return dict(importance=first(masses.normalized), raw_importance=first(masses.raw),
-              extra_key=first(masses.extra_key), extra_key_released=first(masses.extra_key_released),
-              norms=norms, entropy=first(masses.entropy)), jax.tree.map(
-                  np.append, record.embedding, layers.hidden)
+  return dict(
+    importance=first(masses.normalized),
+    raw_importance=first(masses.raw),
+    extra_key=first(masses.extra_key),
+    extra_key_released=first(masses.extra_key_released),
+    norms=norms,
+    entropy=first(masses.entropy),
+  ), jax.tree.map(np.append, record.embedding, layers.hidden)
 
 
 def _padded(arrays: dict[str, Any], missing: int) -> dict[str, Any]:
@@ -156,8 +189,10 @@ def _mean(counts: Sequence[int], parts: Sequence[Activations]) -> Activations:
   largest_M = stacked.activation_max.argmax(0)
   at_largest = lambda x_PxM: np.take_along_axis(x_PxM, largest_M[None], 0)[0]
   mean: Any = jax.tree.map(lambda x_PxM: np.average(x_PxM, axis=0, weights=counts), stacked)
-  return mean._replace(activation_position=at_largest(stacked.activation_position),
-                       activation_channel=at_largest(stacked.activation_channel))
+  return mean._replace(
+    activation_position=at_largest(stacked.activation_position),
+    activation_channel=at_largest(stacked.activation_channel),
+  )
 
 
 def _not_finite_in(joined: dict[str, Any], config: ModelConfig) -> str | None:

@@ -31,20 +31,22 @@ class SinkReport:
   texts.
 
   Attributes:
-    importance: alpha of every token (S, N, H, T), from softmax weights, else from the paper's row-normalised
-      proxy scores.
-    raw_importance: the same from the weights that multiply the values: the raw mass that a token receives.
-    extra_key: the mean normalised weight (S, N, H) of the extra key, or of the learned sink tokens together;
-      None without either.
-    extra_key_released: this mean as the official implementation (sail-sg/Attention-Sink) computes it, which
-      also counts a dummy row of weight one; with learned sink tokens, their rows.
-    norms: l2 norms by name. 'query', 'key', 'value' and 'head' (outputs before W_O) are (S, N, H, T), of
-      key/value heads for keys and values. 'hidden' (S, M + 1, T) has the embedding as entry 0;
-      'hidden_before_norm' (S, M, T) is before the last norm of a post-norm block. 'sink_token' (S, M + 1)
-      is the largest norm among the hidden states of learned sink tokens.
+    importance: alpha of every token (S, N, H, T), from softmax weights, else from the paper's
+      row-normalised proxy scores.
+    raw_importance: the same from the weights that multiply the values: the raw mass that a token
+      receives.
+    extra_key: the mean normalised weight (S, N, H) of the extra key, or of the learned sink tokens
+      together; None without either.
+    extra_key_released: this mean as the official implementation (sail-sg/Attention-Sink) computes
+      it, which also counts a dummy row of weight one; with learned sink tokens, their rows.
+    norms: l2 norms by name. 'query', 'key', 'value' and 'head' (outputs before W_O) are (S, N, H,
+      T), of key/value heads for keys and values. 'hidden' (S, M + 1, T) has the embedding as entry
+      0; 'hidden_before_norm' (S, M, T) is before the last norm of a post-norm block. 'sink_token'
+      (S, M + 1) is the largest norm among the hidden states of learned sink tokens.
     activations: statistics (M + 1,) of the same hidden states, over the first sequences only.
     protocol: how the report was made, as plain values for JSON; see `probe`.
-    entropy: of attention, as a share of uniform attention's (S, N, H), see `Importance`; 1 is uniform.
+    entropy: of attention, as a share of uniform attention's (S, N, H), see `Importance`; 1 is
+      uniform.
     lengths: the number of tokens (S,) of each text of a padded batch, otherwise None.
   """
 
@@ -59,8 +61,14 @@ class SinkReport:
   lengths: Integer[np.ndarray, ' S'] | None = None
 
   @classmethod
-  def from_attentions(cls, attentions: Sequence | Array | np.ndarray | Tensor, name: str = '', *,
-                      lengths: Lengths | None = None, mask: TokenMask | None = None) -> SinkReport:
+  def from_attentions(
+    cls,
+    attentions: Sequence | Array | np.ndarray | Tensor,
+    name: str = '',
+    *,
+    lengths: Lengths | None = None,
+    mask: TokenMask | None = None,
+  ) -> SinkReport:
     """Returns the report of only attention maps; a ValueError as of `sink_jax.importance`.
 
     Padding on the right cannot be recognised: without `lengths` or `mask` it counts as text.
@@ -78,9 +86,13 @@ class SinkReport:
     alpha = np.swapaxes(sinks.importance(layers, lengths=lengths, mask=mask), 0, 1)
     length_S = None if texts is None else np.asarray(texts.length_S)
     if length_S is not None:
-      alpha = alpha[..., :length_S.max()]
-    protocol = {'scores': _EXACT, 'run': name, **sizes(alpha, length_S),
-                'blocks': list(range(1, alpha.shape[1] + 1))}
+      alpha = alpha[..., : length_S.max()]
+    protocol = {
+      'scores': _EXACT,
+      'run': name,
+      **sizes(alpha, length_S),
+      'blocks': list(range(1, alpha.shape[1] + 1)),
+    }
     return cls(alpha, alpha, None, None, {}, None, protocol, lengths=length_S)
 
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
@@ -100,10 +112,11 @@ class SinkReport:
   def sink_positions(self) -> np.ndarray:
     """Returns the positions, from 1, of the sinks: those whose rate is at least half of the largest rate.
 
-    Only those of the first half, since few rows see a later token; position 1 where no head has a sink.
+    Only those of the first half, since few rows see a later token; position 1 where no head has a
+    sink.
     """
     shortest = self.importance.shape[-1] if self.lengths is None else self.lengths.min()
-    rates_T = self.sink_rates()[:max(1, shortest // 2)]
+    rates_T = self.sink_rates()[: max(1, shortest // 2)]
     return np.flatnonzero(rates_T >= rates_T.max() / 2) + 1 if rates_T.any() else np.array([1])
 
   def head_importance(self) -> Float[np.ndarray, 'N H']:
@@ -116,8 +129,10 @@ class SinkReport:
     kind: a key of `norms` except 'sink_token'. Not finite if all other norms are zero.
     """
     if kind not in (choices := [name for name in self.norms if name != 'sink_token']):
-      raise ValueError(f'There are no norms of {kind!r} by position, and none in a report of only attention '
-                       f'maps; choices: {", ".join(choices)}.')
+      raise ValueError(
+        f'There are no norms of {kind!r} by position, and none in a report of only attention '
+        f'maps; choices: {", ".join(choices)}.'
+      )
     norms = self.norms[kind]
     # Over sequences, and over heads where the norms have such an axis.
     mean_N = lambda x: x.mean((0, *range(2, x.ndim)), np.float64)
@@ -127,24 +142,30 @@ class SinkReport:
   def summary(self, epsilon: float = EPSILON) -> dict[str, Any]:
     """Returns the report as plain numbers, for logs and JSON; rates are in percent.
 
-    A report of only maps leaves out what needs norms. `head_norm` has the mean norm of every head's output
-    over that of all heads of its block. A number that is not finite is None, as JSON has no NaN.
+    A report of only maps leaves out what needs norms. `head_norm` has the mean norm of every head's
+    output over that of all heads of its block. A number that is not finite is None, as JSON has no
+    NaN.
     """
     finite = lambda values: [x.item() if np.isfinite(x) else None for x in np.asarray(values)]
     slot = lambda weight: None if weight is None else 100 * float((weight > epsilon).mean())
     alpha_NxH, raw_SxNxH = self.head_importance(), self.raw_importance[..., 0].astype(np.float64)
     rates = [100 * float(rate) for rate in self.sink_rates(epsilon)]
-    # Importance is a mean over the rows that may attend to key k; times their number it is a sum again.
+    # Importance is a mean over the rows that may attend to key k; times their number it is a sum
+    # again.
     length_S = sinks.text_lengths(self.raw_importance)[:, None, None, None]
     masses = self.raw_importance * np.maximum(length_S - np.arange(len(rates)), 1)
     row_masses = np.nansum(masses, -1) / length_S[..., 0]
     summary = {
-        'sink_1': rates[0], 'sink': rates,
-        'sink_bias_slot': slot(self.extra_key), 'sink_bias_slot_released': slot(self.extra_key_released),
-        'largest_importance': float(alpha_NxH.max()), 'mean_importance': float(alpha_NxH.mean()),
-        'mean_bias_slot': None if self.extra_key is None else float(self.extra_key.mean()),
-        'raw_mass_1': float(raw_SxNxH.mean()), 'largest_raw_mass_1': float(raw_SxNxH.mean(0).max()),
-        'raw_row_mass': float(row_masses.mean()),
+      'sink_1': rates[0],
+      'sink': rates,
+      'sink_bias_slot': slot(self.extra_key),
+      'sink_bias_slot_released': slot(self.extra_key_released),
+      'largest_importance': float(alpha_NxH.max()),
+      'mean_importance': float(alpha_NxH.mean()),
+      'mean_bias_slot': None if self.extra_key is None else float(self.extra_key.mean()),
+      'raw_mass_1': float(raw_SxNxH.mean()),
+      'largest_raw_mass_1': float(raw_SxNxH.mean(0).max()),
+      'raw_row_mass': float(row_masses.mean()),
     }
     if self.activations is None:
       return summary
@@ -152,18 +173,26 @@ class SinkReport:
     with np.errstate(divide='ignore', invalid='ignore'):
       head_norms = norms_NxH / norms_NxH.mean(1, keepdims=True)
     return summary | {
-        'entropy_ratio': None if self.entropy is None else [finite(block) for block in self.entropy.mean(0)],
-        'head_norm': [finite(block) for block in head_norms],
-        # Below a quarter of their block's mean (HONOR, arXiv 2504.03889), or NaN in a block without output.
-        'dormant_heads': 100 * float((~(head_norms >= DORMANT)).mean()),
-        **{f'{kind}_ratio': finite(self.norm_ratio(kind))
-           for kind in ('value', 'key', 'hidden', 'hidden_before_norm')},
-        # The learned sink token's norm over the mean of all tokens (Figure 7 middle).
-        'sink_token_ratio': None if sink_token is None else finite(
-            sink_token.mean(0, np.float64) / mean_of_text(self.norms['hidden']).mean(0)),
-        **{name: finite(values) for name, values in self.activations._asdict().items()},
-        'null_p99': {'sink_1': 100 * sinks.sink_rate_null(self.importance, epsilon),
-                     'hidden_ratio': finite([sinks.hidden_ratio_null(self.norms['hidden'][:, 1:])])[0]},
+      'entropy_ratio': None
+      if self.entropy is None
+      else [finite(block) for block in self.entropy.mean(0)],
+      'head_norm': [finite(block) for block in head_norms],
+      # Below a quarter of their block's mean (HONOR, arXiv 2504.03889), or NaN in a block without
+      # output.
+      'dormant_heads': 100 * float((~(head_norms >= DORMANT)).mean()),
+      **{
+        f'{kind}_ratio': finite(self.norm_ratio(kind))
+        for kind in ('value', 'key', 'hidden', 'hidden_before_norm')
+      },
+      # The learned sink token's norm over the mean of all tokens (Figure 7 middle).
+      'sink_token_ratio': None
+      if sink_token is None
+      else finite(sink_token.mean(0, np.float64) / mean_of_text(self.norms['hidden']).mean(0)),
+      **{name: finite(values) for name, values in self.activations._asdict().items()},
+      'null_p99': {
+        'sink_1': 100 * sinks.sink_rate_null(self.importance, epsilon),
+        'hidden_ratio': finite([sinks.hidden_ratio_null(self.norms['hidden'][:, 1:])])[0],
+      },
     }
 
   def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON) -> Figure:
@@ -200,44 +229,81 @@ def as_text(summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: fl
   least = min(protocol.get('lengths', [protocol['length']]))
   tokens = f'{least} to {protocol["length"]}' if least < protocol['length'] else protocol['length']
   of = f'{protocol["sequences"]} sequences of {tokens} tokens'
-  lines = [f'{protocol["run"] or "model"}{step}: {of}',
-           *text_table(('metric', 'value', 'meaning'), table_rows(summary, protocol, epsilon), left=(0, 2)),
-           '* of proxy scores: the rows of this attention do not sum to one' * (protocol['scores'] != _EXACT),
-           limit_note(protocol.get('first_token_limits', ()), least, epsilon)]
+  lines = [
+    f'{protocol["run"] or "model"}{step}: {of}',
+    *text_table(
+      ('metric', 'value', 'meaning'), table_rows(summary, protocol, epsilon), left=(0, 2)
+    ),
+    '* of proxy scores: the rows of this attention do not sum to one'
+    * (protocol['scores'] != _EXACT),
+    limit_note(protocol.get('first_token_limits', ()), least, epsilon),
+  ]
   return '\n'.join(filter(None, lines))
 
 
-def table_rows(summary: Mapping[str, Any], protocol: Mapping[str, Any],
-               epsilon: float) -> list[tuple[str, str, str]]:
+def table_rows(
+  summary: Mapping[str, Any], protocol: Mapping[str, Any], epsilon: float
+) -> list[tuple[str, str, str]]:
   """Name, value and meaning of each number of a summary that is shown."""
   star = '' if protocol['scores'] == _EXACT else '*'
   size = lambda x: f'{x:.2f}' if x < 100 else f'{x:,.0f}'
-  rows = [('Sink_1', f'{summary["sink_1"]:.1f} %{star}',
-           f'of pairs of a head and a sequence: the first token gets more than {epsilon:g}')]
+  rows = [
+    (
+      'Sink_1',
+      f'{summary["sink_1"]:.1f} %{star}',
+      f'of pairs of a head and a sequence: the first token gets more than {epsilon:g}',
+    )
+  ]
   if summary['sink_bias_slot'] is not None:  # takes the sink of the first token over (Table 4)
-    rows.append(('Sink_*', f'{summary["sink_bias_slot"]:.1f} %', 'the extra key; as sail-sg/Attention-Sink '
-                 f'counts: {summary["sink_bias_slot_released"]:.1f} %'))
-  rows += [(f'{which} importance', f'{summary[f"{which}_importance"]:.3f}{star}',
-            'of the first token, over heads') for which in ('largest', 'mean')]
-  mean, raw, row = (f'{summary[name]:.3f}'
-                    for name in ('mean_importance', 'raw_mass_1', 'raw_row_mass'))
+    rows.append(
+      (
+        'Sink_*',
+        f'{summary["sink_bias_slot"]:.1f} %',
+        'the extra key; as sail-sg/Attention-Sink '
+        f'counts: {summary["sink_bias_slot_released"]:.1f} %',
+      )
+    )
+  rows += [
+    (
+      f'{which} importance',
+      f'{summary[f"{which}_importance"]:.3f}{star}',
+      'of the first token, over heads',
+    )
+    for which in ('largest', 'mean')
+  ]
+  mean, raw, row = (
+    f'{summary[name]:.3f}' for name in ('mean_importance', 'raw_mass_1', 'raw_row_mass')
+  )
   if (raw, row) != (mean, '1.000'):  # as they are where rows sum to one
     rows.append(('raw mass', raw, f'weight of the first token, of {row} in a row'))
   if 'value_ratio' not in summary:  # of only maps
     return rows
   blocks = range(len(summary['hidden_ratio']))  # 0 is the embedding
-  for name, of, end, which in (('value', protocol['blocks'], min, 'smallest'),
-                               ('hidden', blocks, max, 'largest')):
+  for name, of, end, which in (
+    ('value', protocol['blocks'], min, 'smallest'),
+    ('hidden', blocks, max, 'largest'),
+  ):
     if pairs := [(x, n) for x, n in zip(summary[f'{name}_ratio'], of) if n and x is not None]:
       ratio, block = end(pairs)
-      rows.append((f'{name} norm ratio', size(ratio), f'first token to the others, {which} in block {block}'))
+      rows.append(
+        (f'{name} norm ratio', size(ratio), f'first token to the others, {which} in block {block}')
+      )
   # The activation that exceeds the median of its block most.
-  peaks = zip(*(summary[f'activation_{key}'] for key in ('max', 'median', 'position', 'channel')), blocks)
+  peaks = zip(
+    *(summary[f'activation_{key}'] for key in ('max', 'median', 'position', 'channel')), blocks
+  )
   if times := [(peak[0] / peak[1], *peak) for peak in peaks if peak[0] and peak[1]]:
     ratio, largest, _, token, channel, block = max(times)
-    where = f'channel {channel:g} of token {token:g}, {f"block {block}" if block else "the embedding"}'
-    rows.append(('largest activation', size(largest), f'{ratio:,.0f} times the median (massive: above '
-                 f'{BEYOND[0]}): {where}'))
+    where = (
+      f'channel {channel:g} of token {token:g}, {f"block {block}" if block else "the embedding"}'
+    )
+    rows.append(
+      (
+        'largest activation',
+        size(largest),
+        f'{ratio:,.0f} times the median (massive: above {BEYOND[0]}): {where}',
+      )
+    )
   return rows
 
 
@@ -245,5 +311,7 @@ def limit_note(limits: Sequence[float], length: int, epsilon: float) -> str:
   """A line about the blocks whose mask, by `first_token_limits`, allows no sink; '' without one."""
   if not (below := [limit for limit in limits if limit <= epsilon]):
     return ''
-  return (f'Sink_1 is 0 by construction in {len(below)} of {len(limits)} blocks, where at most '
-          f'{100 * max(below):.0f} % of {length} queries see the first token; take shorter sequences')
+  return (
+    f'Sink_1 is 0 by construction in {len(below)} of {len(limits)} blocks, where at most '
+    f'{100 * max(below):.0f} % of {length} queries see the first token; take shorter sequences'
+  )

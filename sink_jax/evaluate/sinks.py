@@ -12,7 +12,16 @@ from jax.core import Tracer
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.foreign import (
-  Lengths, Tensor, Texts, TokenMask, as_array, check_entries, library, standard_promotion, texts_in)
+  Lengths,
+  Tensor,
+  Texts,
+  TokenMask,
+  as_array,
+  check_entries,
+  library,
+  standard_promotion,
+  texts_in,
+)
 from sink_jax.shapes import Array, Bool, Float, Real, Shaped
 
 DRAWS = 500  # of random targets for a null
@@ -24,9 +33,12 @@ _Array = TypeVar('_Array', Array, np.ndarray)
 
 @standard_promotion()
 def importance(
-    attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence | Tensor,
-    raw: bool = False, *, lengths: Lengths | None = None,
-    mask: TokenMask | None = None) -> Float[_Array, '*lead T']:
+  attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence | Tensor,
+  raw: bool = False,
+  *,
+  lengths: Lengths | None = None,
+  mask: TokenMask | None = None,
+) -> Float[_Array, '*lead T']:
   """Computes the importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
 
   For a padded batch it is the importance of each text by itself: k counts from the first token of a
@@ -60,8 +72,10 @@ def importance(
   shape = given[0].shape
   for name, maps in zip(names, given):
     if maps.shape != shape:
-      raise ValueError(f'{name} has shape {maps.shape}, and attention[0] has {shape}: all layers '
-                       'have the same sequences, heads and tokens.')
+      raise ValueError(
+        f'{name} has shape {maps.shape}, and attention[0] has {shape}: all layers '
+        'have the same sequences, heads and tokens.'
+      )
   texts = None
   if lengths is not None or mask is not None:
     if len(shape) < 3:
@@ -78,9 +92,11 @@ def maps_of_layers(attentions: Any) -> list[Any]:
   """The maps (S, H, T, T) of each layer; a ValueError if `attentions` is something else."""
   layers = [_maps(maps, f'attentions[{n}]') for n, maps in enumerate(attentions)]
   if not layers or any(maps.ndim != 4 for maps in layers):
-    raise ValueError('attentions must be maps (S, H, T, T) of each layer: sequences, heads, '
-                     f'queries, keys; here these have shapes {[maps.shape for maps in layers]}. '
-                     'Of one layer give a list: [map].')
+    raise ValueError(
+      'attentions must be maps (S, H, T, T) of each layer: sequences, heads, '
+      f'queries, keys; here these have shapes {[maps.shape for maps in layers]}. '
+      'Of one layer give a list: [map].'
+    )
   return layers
 
 
@@ -107,8 +123,12 @@ def _importance(maps: Any, raw: bool, texts: Texts | None, name: str) -> Any:
   if texts is not None:
     maps = texts.filled(texts.aligned(maps, -2, -1), -2, 0)  # a row of padding may be NaN
     padding = abs(maps - texts.filled(maps, -1, 0)).sum(-1)
-    check_entries(f'weight on padding in {name} row', padding < _ON_PADDING, padding,
-                  'queries of a text see only its tokens: give the model the same attention_mask')
+    check_entries(
+      f'weight on padding in {name} row',
+      padding < _ON_PADDING,
+      padding,
+      'queries of a text see only its tokens: give the model the same attention_mask',
+    )
     size = xp.asarray(texts.length_S).reshape(-1, *[1] * (maps.ndim - 2))  # next to (S, ..., T)
   wide = xp.promote_types(maps.dtype, xp.float32)
   rows_seeing_k = xp.maximum(size - xp.arange(maps.shape[-1]), 1)  # T - k + 1
@@ -117,9 +137,13 @@ def _importance(maps: Any, raw: bool, texts: Texts | None, name: str) -> Any:
     check_entries('importance of key', xp.isfinite(alpha), alpha, f'{name} must be finite')
   else:  # a NaN fails both comparisons
     rows, least = maps.sum(-1, dtype=wide), maps.min(-1)
-    check_entries(f'sum of {name} row', (least >= 0) & (rows <= _ROW_LIMIT), rows,
-                  'weights are finite and not negative, and a row of them sums to 1.01 at most: '
-                  'pass weights, not scores, or raw=True for unnormalised masses')
+    check_entries(
+      f'sum of {name} row',
+      (least >= 0) & (rows <= _ROW_LIMIT),
+      rows,
+      'weights are finite and not negative, and a row of them sums to 1.01 at most: '
+      'pass weights, not scores, or raw=True for unnormalised masses',
+    )
   return alpha if texts is None else texts.filled(alpha, -1, xp.nan)
 
 
@@ -146,9 +170,11 @@ def _refuse_padding(layers: Sequence[Any]) -> None:
     if sequences.size:
       sequence = sequences[0]
       count = counts[sequences == sequence].max() + 1
-      raise ValueError(f'sequence {sequence} (from 0) has {count} tokens of padding on its left, '
-                       'which would count as its first tokens: give mask=, the attention_mask '
-                       '(S, T) of the tokenizer, with ones where they are tokens after all.')
+      raise ValueError(
+        f'sequence {sequence} (from 0) has {count} tokens of padding on its left, '
+        'which would count as its first tokens: give mask=, the attention_mask '
+        '(S, T) of the tokenizer, with ones where they are tokens after all.'
+      )
 
 
 def _may_be_padding(maps: Any) -> np.ndarray:
@@ -168,9 +194,13 @@ def _may_be_padding(maps: Any) -> np.ndarray:
 
 
 @standard_promotion()
-def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
-              epsilon: float | Array = EPSILON, *, lengths: Lengths | None = None,
-              mask: TokenMask | None = None) -> Float[_Array, ' T']:
+def sink_rate(
+  importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
+  epsilon: float | Array = EPSILON,
+  *,
+  lengths: Lengths | None = None,
+  mask: TokenMask | None = None,
+) -> Float[_Array, ' T']:
   """Computes Sink_k^epsilon: in which share of heads and sequences token k exceeds epsilon.
 
   It is a share of all pairs of a head and a sequence. The threshold comes before the mean over
@@ -197,8 +227,9 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
   alpha = checked_importance(importance, lengths, mask)
   xp = library(alpha)
   if not isinstance(epsilon, Tracer) and not 0 < epsilon < 1:
-    raise ValueError(f'epsilon={epsilon!r}: importance lies between 0 and 1; the paper uses '
-                     f'{EPSILON}.')
+    raise ValueError(
+      f'epsilon={epsilon!r}: importance lies between 0 and 1; the paper uses {EPSILON}.'
+    )
   # The dtype of the importance may not hold epsilon: bfloat16 rounds 0.3 to 0.3008.
   above = alpha.astype(xp.promote_types(alpha.dtype, xp.float32)) > epsilon
   # A mean of float32 stops counting at 2^24.
@@ -207,15 +238,21 @@ def sink_rate(importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
     return count(above) / count(~xp.isnan(alpha))
 
 
-def checked_importance(importance: Any, lengths: Lengths | None = None,
-                       mask: TokenMask | None = None) -> Any:
+def checked_importance(
+  importance: Any, lengths: Lengths | None = None, mask: TokenMask | None = None
+) -> Any:
   """The array of an importance (S, N, H, T); a ValueError as of `sink_rate`."""
   alpha = real_array(importance, 'importance')
   if alpha.ndim != 4 or _are_maps(alpha):
-    remedy = ('of the map (S, H, T, T) of one layer take sink_rate(importance([map])), a list'
-              if alpha.ndim == 3 else 'of attention maps take sink_rate(importance(maps))')
-    raise ValueError('importance must have shape (S, N, H, T): sequences, layers, heads, keys. '
-                     f'This is {alpha.shape}; {remedy}.')
+    remedy = (
+      'of the map (S, H, T, T) of one layer take sink_rate(importance([map])), a list'
+      if alpha.ndim == 3
+      else 'of attention maps take sink_rate(importance(maps))'
+    )
+    raise ValueError(
+      'importance must have shape (S, N, H, T): sequences, layers, heads, keys. '
+      f'This is {alpha.shape}; {remedy}.'
+    )
   xp, size, there = library(alpha), alpha.shape[-1], True
   texts = texts_in(lengths, mask)
   if texts is not None:
@@ -227,9 +264,13 @@ def checked_importance(importance: Any, lengths: Lengths | None = None,
   rows_seeing_k = np.maximum(size - np.arange(alpha.shape[-1]), 1)
   highest = 1.001 * _ROW_LIMIT * size / rows_seeing_k
   beyond = xp.logical_not(there)
-  check_entries('importance', beyond | (alpha >= 0) & (alpha <= highest), alpha,
-                'it must be between 0 and T / (T - k + 1), as that of attention weights is; NaN '
-                'beyond the end of a text needs lengths= or mask=')
+  check_entries(
+    'importance',
+    beyond | (alpha >= 0) & (alpha <= highest),
+    alpha,
+    'it must be between 0 and T / (T - k + 1), as that of attention weights is; NaN '
+    'beyond the end of a text needs lengths= or mask=',
+  )
   return alpha
 
 
@@ -240,13 +281,17 @@ def _check_keys_of_texts(there_SxNxHxT: Any, length_S: Any) -> None:
   *others, keys = there_SxNxHxT.shape
   sequences = len(length_S)
   if sequences not in others:
-    raise ValueError(f'importance has no axis of the {sequences} sequences of lengths= or mask=, '
-                     f'but shape {there_SxNxHxT.shape}.')
+    raise ValueError(
+      f'importance has no axis of the {sequences} sequences of lengths= or mask=, '
+      f'but shape {there_SxNxHxT.shape}.'
+    )
   texts_T = (np.asarray(length_S)[:, None] > np.arange(keys)).sum(0)
   expected_T = texts_T * (math.prod(others) // sequences)
   if (np.asarray(there_SxNxHxT.sum((0, 1, 2))) != expected_T).any():
-    raise ValueError('importance must be NaN for the keys beyond the end of each text, and only '
-                     'there, as importance(maps) returns it with the same lengths= or mask=.')
+    raise ValueError(
+      'importance must be NaN for the keys beyond the end of each text, and only '
+      'there, as importance(maps) returns it with the same lengths= or mask=.'
+    )
 
 
 def _are_maps(alpha: Any) -> bool:
@@ -265,9 +310,11 @@ def _are_maps(alpha: Any) -> bool:
   return causal and bool((abs(sums - 1) < 0.01).all() and (diagonal > 0).all())
 
 
-def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
-                   rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
-                   level: float = 0.1) -> int | None:
+def emergence_step(
+  steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
+  rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
+  level: float = 0.1,
+) -> int | None:
   """Returns the first of ascending steps from which on `rate` stays at or above `level`; None without one.
 
   Raises a ValueError unless both are one-dimensional and equally long, with finite rates.
@@ -283,8 +330,9 @@ def emergence_step(steps: Shaped[Array | np.ndarray, ' P'] | Sequence[int],
 def random_targets(length_S: np.ndarray) -> np.ndarray:
   """Indices (DRAWS, S) of a target in each text, the same in every call, for nulls.
 
-  A null is the 99th percentile, over the draws, of a measure of the first token taken at random positions
-  instead (Xu, arXiv 2606.02378). Targets lie in the first half: few rows see a later token.
+  A null is the 99th percentile, over the draws, of a measure of the first token taken at random
+  positions instead (Xu, arXiv 2606.02378). Targets lie in the first half: few rows see a later
+  token.
   """
   ends_S = np.maximum(2, length_S // 2)
   return np.random.default_rng(0).integers(1, ends_S, (DRAWS, len(length_S)))
@@ -297,7 +345,9 @@ def text_lengths(values: Float[np.ndarray, 'S *others T']) -> np.ndarray:
   return np.count_nonzero(~np.isnan(of_first_head_SxT), axis=1)
 
 
-def sink_rate_null(importance_SxNxHxT: Float[np.ndarray, 'S N H T'], epsilon: float = EPSILON) -> float:
+def sink_rate_null(
+  importance_SxNxHxT: Float[np.ndarray, 'S N H T'], epsilon: float = EPSILON
+) -> float:
   """The null of the share of heads above epsilon."""
   length_S = text_lengths(importance_SxNxHxT)
   rates_SxT = (importance_SxNxHxT > epsilon).mean((1, 2))
@@ -321,7 +371,9 @@ def real_array(x: Any, name: str) -> Any:
   x = as_array(x, name)
   kinds = (jnp.floating, jnp.integer, jnp.bool_)
   if not x.size or not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
-    raise ValueError(f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: for a '
-                     "transformers model, load it with attn_implementation='eager' and give it "
-                     'output_attentions=True.')
+    raise ValueError(
+      f'{name} must hold real numbers, not {x.dtype} of shape {x.shape}: for a '
+      "transformers model, load it with attn_implementation='eager' and give it "
+      'output_attentions=True.'
+    )
   return x

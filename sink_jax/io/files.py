@@ -112,8 +112,9 @@ def decoded(data: bytes, name: object) -> str:
   try:
     return data.decode('utf-8').removeprefix(_BYTE_ORDER_MARK)
   except UnicodeDecodeError as error:
-    raise ValueError(f'{name}: not UTF-8 at byte {error.start}; convert it (iconv -t UTF-8), '
-                     'or leave it out.') from None
+    raise ValueError(
+      f'{name}: not UTF-8 at byte {error.start}; convert it (iconv -t UTF-8), or leave it out.'
+    ) from None
 
 
 def check_start(data: bytes, name: object) -> None:
@@ -135,12 +136,15 @@ def check_downloaded(path: AnyPath) -> None:
 
 def _check_not_pointer(data: bytes, name: object) -> None:
   if data.startswith(_LFS_POINTER):
-    raise WrongContent(f'{name} is a pointer of Git LFS, not the file: run "git lfs pull" in the '
-                       'clone, or download the file itself.')
+    raise WrongContent(
+      f'{name} is a pointer of Git LFS, not the file: run "git lfs pull" in the '
+      'clone, or download the file itself.'
+    )
 
 
 def sha256_of_files(files: Iterable[AnyPath]) -> list[str]:
   """The hexadecimal digests of files, in order, several at a time: hashing releases the GIL."""
+
   def digest(path: AnyPath) -> str:
     with path.open('rb') as file:
       digest = hashlib.file_digest(file, 'sha256')  # pyright: ignore[reportArgumentType]

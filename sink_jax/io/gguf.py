@@ -25,7 +25,10 @@ from sink_jax.io.paths import expanded
 TYPES = ('F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q4_K', 'Q5_K', 'Q6_K')
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate(('u1', 'i1', '<u2', '<i2', '<u4', '<i4', '<f4', '?'))) | {
-    10: '<u8', 11: '<i8', 12: '<f8'}
+  10: '<u8',
+  11: '<i8',
+  12: '<f8',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +56,10 @@ class GgufFile:
     self.path = expanded(path)
     with refused(f'{self.path} cannot be read as a GGUF file'):
       check_downloaded(self.path)
-      with open(self.path, 'rb') as file, mmap.mmap(
-          file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+      with (
+        open(self.path, 'rb') as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+      ):
         self.metadata, self.tensors = _Header(data).read()
 
   def read(self, name: str) -> np.ndarray:
@@ -83,8 +88,10 @@ class _Header:
     headers = dict(self._tensor() for _ in range(tensors))
     alignment = metadata.get('general.alignment', 32)
     first = -(-self.at // alignment) * alignment
-    placed = {name: dataclasses.replace(header, start=first + header.start)
-              for name, header in headers.items()}
+    placed = {
+      name: dataclasses.replace(header, start=first + header.start)
+      for name, header in headers.items()
+    }
     if any(header.start + header.size > len(self.data) for header in placed.values()):
       raise ValueError(f'it ends at {len(self.data)} bytes, inside its tensors: download it again')
     return metadata, placed
@@ -96,8 +103,10 @@ class _Header:
     shape = tuple(self._number('<u8') for _ in range(axes))[::-1]
     quantization = gguf.GGMLQuantizationType(self._number('<u4'))
     if quantization.name not in TYPES:
-      raise ValueError(f'the tensor {name} is stored as {quantization.name}, which is not '
-                       f'supported. Supported: {", ".join(TYPES)}')
+      raise ValueError(
+        f'the tensor {name} is stored as {quantization.name}, which is not '
+        f'supported. Supported: {", ".join(TYPES)}'
+      )
     block, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
     start, size = self._number('<u8'), math.prod(shape) // block * block_bytes
     return name, GgufTensor(shape, quantization.name, start, size)
@@ -118,11 +127,11 @@ class _Header:
 
   def _string(self) -> str:
     # `struct`, since a vocabulary has hundreds of thousands of strings.
-    count, = struct.unpack('<Q', self._bytes(8))
+    (count,) = struct.unpack('<Q', self._bytes(8))
     return self._bytes(count).decode('utf-8')
 
   def _bytes(self, count: int) -> bytes:
-    data = self.data[self.at:self.at + count]
+    data = self.data[self.at : self.at + count]
     if len(data) < count:
       raise ValueError(f'it ends at {len(self.data)} bytes, inside its header: download it again')
     self.at += count

@@ -25,8 +25,10 @@ def expanded(path: str | os.PathLike) -> Path:
   try:
     return Path(path).expanduser()
   except RuntimeError:
-    raise ValueError(f'{path}: there is no such home directory: write the path in full; for '
-                     'caches, set SINK_JAX_CACHE=/PATH.') from None
+    raise ValueError(
+      f'{path}: there is no such home directory: write the path in full; for '
+      'caches, set SINK_JAX_CACHE=/PATH.'
+    ) from None
 
 
 def cache_root() -> Path:
@@ -82,8 +84,10 @@ def inside(folder: AnyPath, name: str) -> AnyPath:
   if is_local(path):
     real, root = os.path.realpath(path), os.path.realpath(folder)
     if not Path(real).is_relative_to(root):
-      raise ValueError(f'{path} is a link that leads out of {folder}, and nothing else is read: '
-                       'put the file itself there.')
+      raise ValueError(
+        f'{path} is a link that leads out of {folder}, and nothing else is read: '
+        'put the file itself there.'
+      )
   return path
 
 

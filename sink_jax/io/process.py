@@ -47,6 +47,7 @@ def call(function: str, *arguments: Any) -> None:
 
 def end_with_parent() -> None:
   """Lets this child of multiprocessing end when its parent is gone, for example by kill -9."""
+
   def wait() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -34,21 +34,25 @@ def short(number: float) -> str:
   return f'{number:.0f}'
 
 
-def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]],
-                   left: Collection[int] = (0,)) -> list[str]:
+def markdown_table(
+  head: Sequence[object], rows: Iterable[Sequence[object]], left: Collection[int] = (0,)
+) -> list[str]:
   """The lines of a table in Markdown; left: indices of the left-aligned columns."""
   rule = ['---' if i in left else '---:' for i in range(len(head))]
   return [f'| {" | ".join(map(escaped, line))} |' for line in (head, rule, *rows)]
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]],
-               left: Collection[int] = (0,)) -> list[str]:
+def text_table(
+  head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)
+) -> list[str]:
   """The lines of a table for a terminal; left: indices of the left-aligned columns."""
   widths = [max(1, *map(len, column)) for column in zip(head, *rows)]
 
   def line(cells: Sequence[str]) -> str:
-    aligned = [cell.ljust(width) if i in left else cell.rjust(width)
-               for i, (cell, width) in enumerate(zip(cells, widths))]
+    aligned = [
+      cell.ljust(width) if i in left else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(cells, widths))
+    ]
     return '  '.join(aligned).rstrip()
 
   return [line(head), '  '.join('-' * width for width in widths), *map(line, rows)]
@@ -61,19 +65,44 @@ class Progress:
   which stays.
   """
 
-  def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = 'B',
-               enabled: bool = True, place: int | None = None):
+  def __init__(
+    self,
+    name: str,
+    total: int = 0,
+    start: int = 0,
+    unit: str = 'B',
+    enabled: bool = True,
+    place: int | None = None,
+  ):
     on_terminal: dict[str, Any] = dict(position=place, leave=place is None)
-    lines: dict[str, Any] = on_terminal if sys.stderr.isatty() else dict(
-        file=_Lines(), mininterval=10, miniters=1, delay=1e-9,
-        bar_format='{desc}: {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]')
-    self._bar = tqdm(desc=name, total=total or None, initial=start, unit=unit,
-                     unit_scale=unit == 'B', disable=not enabled, dynamic_ncols=True, **lines)
+    lines: dict[str, Any] = (
+      on_terminal
+      if sys.stderr.isatty()
+      else dict(
+        file=_Lines(),
+        mininterval=10,
+        miniters=1,
+        delay=1e-9,
+        bar_format='{desc}: {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]',
+      )
+    )
+    self._bar = tqdm(
+      desc=name,
+      total=total or None,
+      initial=start,
+      unit=unit,
+      unit_scale=unit == 'B',
+      disable=not enabled,
+      dynamic_ncols=True,
+      **lines,
+    )
 
   def update(self, done: int, **shown: int | str) -> None:
     """Shows that this much is done, with named numbers or texts next to it."""
-    texts = [f'{name} {value if isinstance(value, str) else format(value, ",")}'
-             for name, value in shown.items()]
+    texts = [
+      f'{name} {value if isinstance(value, str) else format(value, ",")}'
+      for name, value in shown.items()
+    ]
     self._bar.set_postfix_str('  '.join(texts), refresh=False)
     self._bar.update(done - self._bar.n)  # tqdm counts what was added
 

@@ -72,9 +72,11 @@ def _check(mask: Mask, lo: np.ndarray, hi: np.ndarray, length: int) -> None:
     beyond = seen(lo - 1) & (lo > 0) | seen(hi) & (hi < length)
   fits = within & ~beyond
   if not fits.all():
-    raise ValueError(f'{mask}: keep() and key_range() disagree about the keys of query '
-                     f'{fits.argmin()}, of {length}: the range must hold the visible keys, '
-                     'which must be contiguous, and no others.')
+    raise ValueError(
+      f'{mask}: keep() and key_range() disagree about the keys of query '
+      f'{fits.argmin()}, of {length}: the range must hold the visible keys, '
+      'which must be contiguous, and no others.'
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,10 +101,10 @@ def _span(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranges(
-    first: np.ndarray,
-    first_full: np.ndarray,
-    last_full: np.ndarray,
-    last: np.ndarray,
+  first: np.ndarray,
+  first_full: np.ndarray,
+  last_full: np.ndarray,
+  last: np.ndarray,
 ) -> Ranges:
   # Without a full tile both ends are `first`: the loops before and over full tiles are then empty,
   # and the masked loop after them takes every tile.

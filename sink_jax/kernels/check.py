@@ -23,9 +23,10 @@ from sink_jax.kernels import chunked
 _NAMES = 'output', 'dq', 'dk', 'dv', 'd sinks'
 _MARGIN = 4  # times the error of a careful implementation: another order of sums is not an error
 _KNOWN = {
-    'the sink is left out': dict(sink=False),
-    'the gradient takes the weight of the sink as a constant (a dropped cotangent)':
-        dict(cotangent=False),
+  'the sink is left out': dict(sink=False),
+  'the gradient takes the weight of the sink as a constant (a dropped cotangent)': dict(
+    cotangent=False
+  ),
 }
 
 
@@ -48,22 +49,24 @@ class SinkCheck:
     return not self.findings
 
   def __str__(self) -> str:
-    cells = [[row['array'], f'{row["error"]:.1e}', f'{row["allowed"]:.1e}',
-              'yes' if row['ok'] else 'NO'] for row in self.rows]
+    cells = [
+      [row['array'], f'{row["error"]:.1e}', f'{row["allowed"]:.1e}', 'yes' if row['ok'] else 'NO']
+      for row in self.rows
+    ]
     return '\n'.join([*text_table(['array', 'error', 'allowed', 'right'], cells), *self.findings])
 
 
 @standard_promotion()
 def check_sink_gradients(
-    attention: Callable[..., jax.Array],
-    *,
-    length: int = 512,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 64,
-    dtype: DTypeLike = 'bfloat16',
-    window: int | None = None,
-    seed: int = 0,
+  attention: Callable[..., jax.Array],
+  *,
+  length: int = 512,
+  heads: int = 4,
+  kv_heads: int = 2,
+  head_dim: int = 64,
+  dtype: DTypeLike = 'bfloat16',
+  window: int | None = None,
+  seed: int = 0,
 ) -> SinkCheck:
   """Checks output and gradients of softmax attention with sink logits, by the definition.
 
@@ -89,29 +92,39 @@ def check_sink_gradients(
   mask = Window(window) if window else Causal()
   spec = AttentionSpec(position=Nope(), kv_bias=SinkLogit(), mask=mask)
   careful = lambda q, k, v, sinks: chunked.attend(
-      spec, q, k, v, {'kv_bias': {'logit': sinks}}).astype(q.dtype)
+    spec, q, k, v, {'kv_bias': {'logit': sinks}}
+  ).astype(q.dtype)
 
   def results(f: Callable[..., jax.Array]) -> list[np.ndarray]:
     out, vjp = jax.vjp(f, *inputs)
     if out.shape != q.shape:
-      raise ValueError(f'attention returned an output of shape {out.shape}, not that of the '
-                       f'queries, {q.shape}.')
+      raise ValueError(
+        f'attention returned an output of shape {out.shape}, not that of the queries, {q.shape}.'
+      )
     return [np.asarray(x, np.float64) for x in (out, *vjp(do.astype(out.dtype)))]
 
   wide = [np.asarray(x, np.float64) for x in (*inputs, do)]
   exact = lambda **known: _definition(*wide, window=window, **known)
   truth, found = exact(), results(attention)
   allowed = [max(_MARGIN * x, 1e-6) for x in _errors(results(careful), truth)]
-  rows = [{'array': name, 'error': error, 'allowed': most, 'ok': error <= most}  # NaN is not
-          for name, error, most in zip(_NAMES, _errors(found, truth), allowed)]
+  rows = [
+    {'array': name, 'error': error, 'allowed': most, 'ok': error <= most}  # NaN is not
+    for name, error, most in zip(_NAMES, _errors(found, truth), allowed)
+  ]
   wrong = ', '.join(row['array'] for row in rows if not row['ok'])
   if not wrong:
     return SinkCheck(rows, [])
-  reasons = (words for words, known in _KNOWN.items()
-             if all(map(operator.le, _errors(found, exact(**known)), allowed)))
+  reasons = (
+    words
+    for words, known in _KNOWN.items()
+    if all(map(operator.le, _errors(found, exact(**known)), allowed))
+  )
   rounded = all(row['error'] < 0.1 for row in rows) and jnp.dtype(dtype).itemsize == 2
-  other = ('off as by sums in 16 bits; sum in float32' if rounded else
-           'wrong, for none of the known reasons')
+  other = (
+    'off as by sums in 16 bits; sum in float32'
+    if rounded
+    else 'wrong, for none of the known reasons'
+  )
   return SinkCheck(rows, [f'{wrong}: {next(reasons, other)}.'])
 
 
@@ -121,15 +134,15 @@ def _errors(found: list[np.ndarray], truth: list[np.ndarray]) -> list[float]:
 
 
 def _definition(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    sinks: np.ndarray,
-    do: np.ndarray,
-    *,
-    window: int | None,
-    sink: bool = True,
-    cotangent: bool = True,
+  q: np.ndarray,
+  k: np.ndarray,
+  v: np.ndarray,
+  sinks: np.ndarray,
+  do: np.ndarray,
+  *,
+  window: int | None,
+  sink: bool = True,
+  cotangent: bool = True,
 ) -> list[np.ndarray]:
   """Output, dq, dk, dv and d sinks in float64.
 
@@ -149,5 +162,10 @@ def _definition(
   read = np.einsum('bihd,bihd->bhi', do, out)[..., None] / (1 if cotangent else 1 - rest)
   ds = p * (np.einsum('bihd,bjhd->bhij', do, v) - read) / np.sqrt(head_dim)
   grouped = lambda x: x.reshape(*x.shape[:2], -1, groups, head_dim).sum(3)
-  return [out, np.einsum('bhij,bjhd->bihd', ds, k), grouped(np.einsum('bhij,bihd->bjhd', ds, q)),
-          grouped(np.einsum('bhij,bihd->bjhd', p, do)), -(rest * read).sum((0, 2, 3)) * cotangent]
+  return [
+    out,
+    np.einsum('bhij,bjhd->bihd', ds, k),
+    grouped(np.einsum('bhij,bihd->bjhd', ds, q)),
+    grouped(np.einsum('bhij,bihd->bjhd', p, do)),
+    -(rest * read).sum((0, 2, 3)) * cotangent,
+  ]

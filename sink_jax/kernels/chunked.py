@@ -23,21 +23,22 @@ _SPANS = 8  # at most; a causal mask then skips 7/16 of the scores
 
 
 def attend(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    params: LayerParams,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  params: LayerParams,
 ) -> jax.Array:
   """Attention output (B, T, H, Dh) of transformed queries and keys, in the dtype of the queries."""
+
   @functools.partial(jax.checkpoint, prevent_cse=False)  # needless within a loop
   def block(
-      i_L: jax.Array,
-      q_BxLxHxDh: jax.Array,
-      keys_BxHkvxDhxT: jax.Array,
-      values_BxHkvxTxDh: jax.Array,
-      j_T: jax.Array,
-      params: LayerParams,
+    i_L: jax.Array,
+    q_BxLxHxDh: jax.Array,
+    keys_BxHkvxDhxT: jax.Array,
+    values_BxHkvxTxDh: jax.Array,
+    j_T: jax.Array,
+    params: LayerParams,
   ) -> jax.Array:
     keys, values = jnp.moveaxis(keys_BxHkvxDhxT, 3, 1), jnp.moveaxis(values_BxHkvxTxDh, 2, 1)
     rows = reference.rows(spec, q_BxLxHxDh, keys, params, i_L, j_T)
@@ -48,16 +49,18 @@ def attend(
 
   parts = []
   for first, last, lo, hi in spans(spec, q_BxTxHxDh.shape[1]):
+
     @jax.checkpoint  # otherwise a copy of the keys of every span would be kept
     def span(q: jax.Array, k: jax.Array, v: jax.Array, params: LayerParams) -> jax.Array:
       # In the layouts of the products: XLA would copy them again for every block.
       keys, values = jnp.moveaxis(k[:, lo:hi], 1, 3), jnp.moveaxis(v[:, lo:hi], 1, 2)
       out_NxBxLxHxDh = jax.lax.map(
-          lambda rows: block(*rows, keys, values, jnp.arange(lo, hi), params),
-          query_blocks(q[:, first:last], first))
+        lambda rows: block(*rows, keys, values, jnp.arange(lo, hi), params),
+        query_blocks(q[:, first:last], first),
+      )
       return jnp.moveaxis(out_NxBxLxHxDh, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])
 
-    parts.append(span(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params)[:, :last - first])
+    parts.append(span(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, params)[:, : last - first])
   # The name lets a rematerialisation policy keep the output.
   return checkpoint_name(jnp.concatenate(parts, 1), ATTENTION)
 
@@ -72,9 +75,9 @@ def spans(spec: AttentionSpec, length: int) -> Iterator[tuple[int, int, int, int
 
 
 def query_blocks(
-    q_BxTxHxDh: jax.Array,
-    first: int,
-    size: int | None = None,
+  q_BxTxHxDh: jax.Array,
+  first: int,
+  size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Positions (N, L) from `first` on and queries (N, B, L, H, Dh) of blocks of up to `size` rows.
 

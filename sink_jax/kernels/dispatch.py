@@ -29,20 +29,23 @@ from sink_jax.kernels import chunked, flash, library_kernels
 from sink_jax.kernels.epilogue import Shaped, apply_epilogue
 
 _log = logging.getLogger('sink_jax')
-_KERNELS_JAX = (0, 10)  # our kernels, and our calls of libraries, are written for jax from this version on
+_KERNELS_JAX = (
+  0,
+  10,
+)  # our kernels, and our calls of libraries, are written for jax from this version on
 
 
 @standard_promotion()
 def attend(
-    spec: AttentionSpec,
-    q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
-    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
-    v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
-    params: LayerParams | None = None,
-    *,
-    gate: Float[AnyArray, 'B T D'] | None = None,
-    first_values_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | None = None,
-    implementation: str | None = None,
+  spec: AttentionSpec,
+  q_BxTxHxDh: Float[AnyArray, 'B T H Dh'],
+  k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
+  v_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'],
+  params: LayerParams | None = None,
+  *,
+  gate: Float[AnyArray, 'B T D'] | None = None,
+  first_values_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | None = None,
+  implementation: str | None = None,
 ) -> Float[Array, 'B T H Dh']:
   """Returns the attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
 
@@ -81,39 +84,46 @@ def attend(
   params, first = params or {}, first_values_BxTxHkvxDh
   check_implementation(implementation)
   _check_shapes(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, gate, first)
-  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh,
-               *(x for x in (gate, first) if x is not None))
+  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *(x for x in (gate, first) if x is not None))
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  v = spec.value.values(jnp.asarray(v_BxTxHkvxDh), params.get('value', {}),
-                        None if first is None else jnp.asarray(first))
+  v = spec.value.values(
+    jnp.asarray(v_BxTxHkvxDh),
+    params.get('value', {}),
+    None if first is None else jnp.asarray(first),
+  )
   x = None if gate is None else jnp.asarray(gate)
   return attend_transformed(spec, qk, v, params, x, implementation=implementation)
 
 
-def _check_shapes(spec: AttentionSpec, q: Shaped, k: Shaped, v: Shaped, gate: Shaped | None,
-                  first: Shaped | None) -> None:
+def _check_shapes(
+  spec: AttentionSpec, q: Shaped, k: Shaped, v: Shaped, gate: Shaped | None, first: Shaped | None
+) -> None:
   values = v.shape
   if k.shape != values:
     raise ValueError(f'keys and values must have one shape, not {k.shape} and {values}.')
   if first is not None and (not spec.value.reads_first or first.shape != values):
-    raise ValueError(f'first_values must have the shape of the values, {values}, not '
-                     f'{first.shape}; only ValueResidual() reads them, and the spec has '
-                     f'{spec.value}.')
+    raise ValueError(
+      f'first_values must have the shape of the values, {values}, not '
+      f'{first.shape}; only ValueResidual() reads them, and the spec has '
+      f'{spec.value}.'
+    )
   fits = gate is None or (len(gate.shape), gate.shape[:2]) == (3, q.shape[:2])
   if not fits or (gate is not None) != spec.head.reads_input:
-    raise ValueError('gate must be what queries, keys and values are projected from, (B, T, D), '
-                     f'for a head that reads it, and None for any other: {spec.head} with '
-                     f'{getattr(gate, "shape", None)}.')
+    raise ValueError(
+      'gate must be what queries, keys and values are projected from, (B, T, D), '
+      f'for a head that reads it, and None for any other: {spec.head} with '
+      f'{getattr(gate, "shape", None)}.'
+    )
 
 
 def attend_transformed(
-    spec: AttentionSpec,
-    qk: TransformedQK,
-    v_BxTxHkvxDh: jax.Array,
-    params: LayerParams,
-    gate_BxTxD: jax.Array | None = None,
-    *,
-    implementation: str | None = None,
+  spec: AttentionSpec,
+  qk: TransformedQK,
+  v_BxTxHkvxDh: jax.Array,
+  params: LayerParams,
+  gate_BxTxD: jax.Array | None = None,
+  *,
+  implementation: str | None = None,
 ) -> jax.Array:
   """`attend` for queries, keys and values that are transformed already and have matching shapes."""
   q, k = qk
@@ -127,24 +137,24 @@ def attend_transformed(
 
 
 def _reference(
-    spec: AttentionSpec,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    params: LayerParams,
+  spec: AttentionSpec,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  params: LayerParams,
 ) -> jax.Array:
   tokens = jnp.arange(q.shape[1])
   return reference.attend(spec, q, k, v, params, tokens, tokens)
 
 
 def _pallas(
-    spec: AttentionSpec,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    params: LayerParams,
-    *,
-    backend: flash.Backend = 'pallas',
+  spec: AttentionSpec,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  params: LayerParams,
+  *,
+  backend: flash.Backend = 'pallas',
 ) -> jax.Array:
   if platform() not in ('cuda', 'tpu'):
     _log_once(f"attention: 'pallas' is interpreted on {platform()}, and very slow")
@@ -155,14 +165,18 @@ def _pallas(
 # one clause, why the implementation does not run a case on a platform, or None. The second takes
 # transformed queries and keys, and returns finished rows (B, T, H, Dh) in any float dtype.
 _TABLE = {
-    'reference': (lambda *case: None, _reference),
-    'chunked': (lambda *case: None, chunked.attend),
-    'pallas': (flash.unsupported, _pallas),
-    'mosaic': (flash.mosaic_unsupported, functools.partial(_pallas, backend='mosaic')),
-    'cudnn': (library_kernels.cudnn_unsupported,
-              functools.partial(library_kernels.attend, library_kernels.CUDNN)),
-    'splash': (library_kernels.splash_unsupported,
-               functools.partial(library_kernels.attend, library_kernels.SPLASH)),
+  'reference': (lambda *case: None, _reference),
+  'chunked': (lambda *case: None, chunked.attend),
+  'pallas': (flash.unsupported, _pallas),
+  'mosaic': (flash.mosaic_unsupported, functools.partial(_pallas, backend='mosaic')),
+  'cudnn': (
+    library_kernels.cudnn_unsupported,
+    functools.partial(library_kernels.attend, library_kernels.CUDNN),
+  ),
+  'splash': (
+    library_kernels.splash_unsupported,
+    functools.partial(library_kernels.attend, library_kernels.SPLASH),
+  ),
 }
 IMPLEMENTATIONS = tuple(_TABLE)
 # What `choose` tries on each platform, in this order; 'chunked' if none of them runs the case.
@@ -176,8 +190,10 @@ def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str
   It is logged once, with those that are refused. `choose` reads only shapes and dtypes, so arrays,
   tracers and ShapeDtypeStructs will do.
   """
-  reasons = {name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh)
-             for name in _PREFERRED.get(platform(), ())}
+  reasons = {
+    name: unsupported(name, spec, q_BxTxHxDh, k_BxTxHkvxDh)
+    for name in _PREFERRED.get(platform(), ())
+  }
   name = next((name for name, reason in reasons.items() if not reason), 'chunked')
   refused = ''.join(f'; not {other}: {reason}' for other, reason in reasons.items() if reason)
   level = logging.DEBUG if not refused else logging.WARNING if _jax_is_old() else logging.INFO
@@ -186,10 +202,10 @@ def choose(spec: AttentionSpec, q_BxTxHxDh: Shaped, k_BxTxHkvxDh: Shaped) -> str
 
 
 def unsupported(
-    name: str,
-    spec: AttentionSpec,
-    q_BxTxHxDh: Shaped,
-    k_BxTxHkvxDh: Shaped,
+  name: str,
+  spec: AttentionSpec,
+  q_BxTxHxDh: Shaped,
+  k_BxTxHkvxDh: Shaped,
 ) -> str | None:
   """Why an implementation does not run a case on this platform, or None."""
   if name not in ('reference', 'chunked') and _jax_is_old():

@@ -37,10 +37,10 @@ class PartialAttention(NamedTuple):
 
 
 def apply_epilogue(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    rows: PartialAttention,
-    params: LayerParams,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  rows: PartialAttention,
+  params: LayerParams,
 ) -> jax.Array:
   """Attention output (B, T, H, Dh): rows with the extra key, normalised.
 
@@ -56,9 +56,9 @@ def apply_epilogue(
 
 
 def extra_key_value(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    params: LayerParams,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  params: LayerParams,
 ) -> tuple[jax.Array | None, jax.Array | None]:
   """The score (B, H, T) of the extra key, and its value (H, Dh); None if there is none."""
   # NumPy positions: a score that depends on them only is then a constant of the program.
@@ -68,9 +68,9 @@ def extra_key_value(
 
 
 def with_output_bias(
-    spec: AttentionSpec,
-    out_BxTxHxDh: jax.Array,
-    params: LayerParams,
+  spec: AttentionSpec,
+  out_BxTxHxDh: jax.Array,
+  params: LayerParams,
 ) -> jax.Array:
   """The output (B, T, H, Dh) plus the bias of every row, if the extra value is one."""
   added = spec.kv_bias.output_HxDh(params.get('kv_bias', {}), _dims(out_BxTxHxDh))
@@ -83,10 +83,10 @@ def _dims(x_BxTxHxDh: jax.Array) -> Dims:
 
 
 def _exponential(
-    spec: AttentionSpec,
-    rows: PartialAttention,
-    extra: jax.Array | None,
-    value: jax.Array | None,
+  spec: AttentionSpec,
+  rows: PartialAttention,
+  extra: jax.Array | None,
+  value: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """Rows (divided by exp(lse)) with the extra key, and the factor still to be applied to them."""
   out, lse, power_lse = rows
@@ -104,10 +104,10 @@ def _exponential(
 
 
 def _additive(
-    spec: AttentionSpec,
-    rows: PartialAttention,
-    extra: jax.Array | None,
-    value: jax.Array | None,
+  spec: AttentionSpec,
+  rows: PartialAttention,
+  extra: jax.Array | None,
+  value: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Rows (sums of f_ij v_j) with the extra key, and the factor 1/Z_i still to be applied."""
   out, total, power = rows.out_BxTxHxDh, rows.row_stats_BxHxT, spec.normalizer.power

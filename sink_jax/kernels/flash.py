@@ -34,21 +34,25 @@ Backend = Literal['pallas', 'mosaic']
 
 
 def unsupported(
-    spec: AttentionSpec,
-    q_BxTxHxDh: Shaped,
-    k_BxTxHkvxDh: Shaped,
-    platform: str,
+  spec: AttentionSpec,
+  q_BxTxHxDh: Shaped,
+  k_BxTxHkvxDh: Shaped,
+  platform: str,
 ) -> str | None:
   """Why the kernels do not run this on a platform, in one clause; None if they do."""
   if spec.similarity.kind == 'rectified':
     return f'{spec.similarity} weighs values by one function of a score and sums another'
   if isinstance(spec.normalizer, Clipped):
-    return (f'{spec.normalizer} clips single weights, which takes the sum of a row before its '
-            'first weight; the kernels know it after the last one')
+    return (
+      f'{spec.normalizer} clips single weights, which takes the sum of a row before its '
+      'first weight; the kernels know it after the last one'
+    )
   dtypes = {jnp.dtype(x.dtype) for x in (q_BxTxHxDh, k_BxTxHkvxDh)}
   if len(dtypes) > 1 or not dtypes <= {jnp.dtype('bfloat16'), jnp.dtype('float32')}:
-    return ('queries and keys must both be bfloat16 or float32, not '
-            f'{q_BxTxHxDh.dtype} and {k_BxTxHkvxDh.dtype}')
+    return (
+      'queries and keys must both be bfloat16 or float32, not '
+      f'{q_BxTxHxDh.dtype} and {k_BxTxHkvxDh.dtype}'
+    )
   head_dim, multiple = q_BxTxHxDh.shape[-1], 16 if platform == 'cuda' else 8
   if head_dim % multiple or head_dim > _LARGEST_HEAD_DIM:
     return f'head_dim = {head_dim} is not a multiple of {multiple} up to {_LARGEST_HEAD_DIM}'
@@ -56,10 +60,10 @@ def unsupported(
 
 
 def mosaic_unsupported(
-    spec: AttentionSpec,
-    q_BxTxHxDh: Shaped,
-    k_BxTxHkvxDh: Shaped,
-    platform: str,
+  spec: AttentionSpec,
+  q_BxTxHxDh: Shaped,
+  k_BxTxHkvxDh: Shaped,
+  platform: str,
 ) -> str | None:
   """Why the Mosaic GPU kernels do not run this, in one clause; None if they do."""
   if jax.__version_info__ < _MOSAIC_JAX:
@@ -70,8 +74,10 @@ def mosaic_unsupported(
   if platform != 'cuda' or not capability.startswith('9.'):
     return 'it needs an NVIDIA GPU of the Hopper generation (compute capability 9.0)'
   if q_BxTxHxDh.dtype != jnp.bfloat16 or q_BxTxHxDh.shape[-1] > 128:
-    return (f'it takes bfloat16 and a head_dim up to 128, not {q_BxTxHxDh.dtype} and '
-            f'{q_BxTxHxDh.shape[-1]}')
+    return (
+      f'it takes bfloat16 and a head_dim up to 128, not {q_BxTxHxDh.dtype} and '
+      f'{q_BxTxHxDh.shape[-1]}'
+    )
   if isinstance(spec.position, Relative):
     return f'Mosaic GPU has no floor function, by which {spec.position} makes buckets'
   return unsupported(spec, q_BxTxHxDh, k_BxTxHkvxDh, platform)
@@ -79,11 +85,11 @@ def mosaic_unsupported(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def rows(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    backend: Backend = 'pallas',
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  backend: Backend = 'pallas',
 ) -> PartialAttention:
   """Rows, in the dtype of v, and row statistics of transformed queries and keys; differentiable."""
   return _forward(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, backend)[0]
@@ -91,12 +97,12 @@ def rows(
 
 @standard_promotion()
 def _forward(
-    spec: AttentionSpec,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    backend: Backend,
-) -> tuple[ PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
+  spec: AttentionSpec,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  backend: Backend,
+) -> tuple[PartialAttention, tuple[jax.Array, jax.Array, jax.Array, PartialAttention]]:
   rows = _on_every_device('forward', 'bthd bthd bthd -> bthd bht bht', spec, backend, q, k, v)
   result = checkpoint_name(PartialAttention(*rows), ATTENTION)
   return result, (q, k, v, result)
@@ -104,34 +110,34 @@ def _forward(
 
 @standard_promotion()
 def _backward(
-    spec: AttentionSpec,
-    backend: Backend,
-    saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
-    cotangents: PartialAttention,
+  spec: AttentionSpec,
+  backend: Backend,
+  saved: tuple[jax.Array, jax.Array, jax.Array, PartialAttention],
+  cotangents: PartialAttention,
 ) -> tuple[jax.Array, ...]:
   q, k, v, result = saved
   per_row = row_cotangents(spec, result, cotangents)
   layout = f'bthd bthd bthd bthd{" bht" * len(per_row)} -> bthd bthd bthd'
-  return _on_every_device('backward', layout, spec, backend, q, k, v, cotangents.out_BxTxHxDh,
-                          *per_row)
+  return _on_every_device(
+    'backward', layout, spec, backend, q, k, v, cotangents.out_BxTxHxDh, *per_row
+  )
 
 
 rows.defvjp(_forward, _backward)
 
 
 def _on_every_device(
-    kernels: Literal['forward', 'backward'],
-    layout: str,
-    spec: AttentionSpec,
-    backend: Backend,
-    q_BxTxHxDh: jax.Array,
-    *arrays: jax.Array,
+  kernels: Literal['forward', 'backward'],
+  layout: str,
+  spec: AttentionSpec,
+  backend: Backend,
+  q_BxTxHxDh: jax.Array,
+  *arrays: jax.Array,
 ) -> tuple[jax.Array, ...]:
   # The slopes are an input next to the arrays, so that a device with some of the heads gets only
   # their slopes.
   slopes_H = jnp.asarray(spec.position.slopes(q_BxTxHxDh.shape[2]), jnp.float32)
-  bind = functools.partial(_kernels_p.bind, kernels=kernels, spec=spec,
-                           backend=backend)
+  bind = functools.partial(_kernels_p.bind, kernels=kernels, spec=spec, backend=backend)
   return shard_map_batch_heads(f'h {layout}', bind, slopes_H, q_BxTxHxDh, *arrays)
 
 
@@ -151,23 +157,25 @@ def _shapes(slopes, q, k, v, *rest, kernels, spec, backend):
 
 
 def on_gpu(
-    call,
-    kernels: str,
-    spec: AttentionSpec,
-    slopes_H: jax.Array,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *do_and_rows: jax.Array,
-    interpret: Any = False,
+  call,
+  kernels: str,
+  spec: AttentionSpec,
+  slopes_H: jax.Array,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *do_and_rows: jax.Array,
+  interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
   """What `flash_tpu` computes, by the kernels of `flash_gpu` or `flash_mosaic`."""
   if kernels == 'forward':
     row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
     results = jax.ShapeDtypeStruct(q.shape, v.dtype), row, row
     return call('forward', spec, slopes_H, [q], [k, v], results, interpret)
-  return (*call('dq', spec, slopes_H, [q, *do_and_rows], [k, v], [q], interpret),
-          *call('dkv', spec, slopes_H, [k, v], [q, *do_and_rows], [k, v], interpret))
+  return (
+    *call('dq', spec, slopes_H, [q, *do_and_rows], [k, v], [q], interpret),
+    *call('dkv', spec, slopes_H, [k, v], [q, *do_and_rows], [k, v], interpret),
+  )
 
 
 def _lowered_for(platform: str | None):
@@ -177,12 +185,15 @@ def _lowered_for(platform: str | None):
     compute: Any
     if backend == 'mosaic':
       from sink_jax.kernels.flash_mosaic import call
+
       compute = functools.partial(on_gpu, call, kernels)
     elif (platform or _INTERPRETED) == 'cuda':
       from sink_jax.kernels.flash_gpu import call
+
       compute = functools.partial(on_gpu, call, kernels)
     else:
       from sink_jax.kernels import flash_tpu
+
       compute = getattr(flash_tpu, kernels)
     with jax.enable_x64(False):  # x64 would make the kernels' positions 64 bits wide
       return compute(spec, slopes_H, *arrays, interpret=platform is None)
@@ -204,8 +215,10 @@ def _batched(arrays, axes, **options):
 
 
 def _refuse(*arguments, backend, **options):
-  raise NotImplementedError('attention has no second derivative by implementation '
-                            f"'{backend}': use implementation='chunked'.")
+  raise NotImplementedError(
+    'attention has no second derivative by implementation '
+    f"'{backend}': use implementation='chunked'."
+  )
 
 
 batching.primitive_batchers[_kernels_p] = _batched

@@ -52,21 +52,21 @@ class TritonBlocks(NamedTuple):
 # shrink, or warps double, as the head dimension grows. Chosen by the registers and spills that
 # ptxas reports for sm_90a, H100 and H200; never timed.
 BLOCKS = {
-    'forward': {
-        64: TritonBlocks(128, 64, 4, 3),
-        128: TritonBlocks(64, 64, 4, 3),
-        256: TritonBlocks(64, 32, 8, 2),
-    },
-    'dq': {
-        64: TritonBlocks(64, 64, 4, 3),
-        128: TritonBlocks(64, 64, 4, 3),
-        256: TritonBlocks(64, 32, 8, 2),
-    },
-    'dkv': {
-        64: TritonBlocks(64, 64, 4, 3),
-        128: TritonBlocks(128, 32, 8, 2),
-        256: TritonBlocks(64, 16, 8, 2),
-    },
+  'forward': {
+    64: TritonBlocks(128, 64, 4, 3),
+    128: TritonBlocks(64, 64, 4, 3),
+    256: TritonBlocks(64, 32, 8, 2),
+  },
+  'dq': {
+    64: TritonBlocks(64, 64, 4, 3),
+    128: TritonBlocks(64, 64, 4, 3),
+    256: TritonBlocks(64, 32, 8, 2),
+  },
+  'dkv': {
+    64: TritonBlocks(64, 64, 4, 3),
+    128: TritonBlocks(128, 32, 8, 2),
+    256: TritonBlocks(64, 16, 8, 2),
+  },
 }
 # For every kernel: products at full precision, without tensor cores, need many registers.
 _FLOAT32 = TritonBlocks(32, 16, 4, 1)
@@ -88,13 +88,13 @@ class TritonTiling(NamedTuple):
 
 
 def call(
-    kernel: str,
-    spec: AttentionSpec,
-    slopes_H: jax.Array,
-    own: Sequence[jax.Array],
-    other: Sequence[jax.Array],
-    results: Sequence[jax.ShapeDtypeStruct],
-    interpret: bool,
+  kernel: str,
+  spec: AttentionSpec,
+  slopes_H: jax.Array,
+  own: Sequence[jax.Array],
+  other: Sequence[jax.Array],
+  results: Sequence[jax.ShapeDtypeStruct],
+  interpret: bool,
 ) -> tuple[jax.Array, ...]:
   """Runs a kernel of BLOCKS.
 
@@ -106,14 +106,18 @@ def call(
   by_queries = kernel != 'dkv'
   q, k = (own[0], other[0]) if by_queries else (other[0], own[0])
   batch, length, programs, head_dim = own[0].shape
-  blocks = _FLOAT32 if q.dtype == jnp.float32 else next(
-      blocks for limit, blocks in BLOCKS[kernel].items() if head_dim <= limit)
+  blocks = (
+    _FLOAT32
+    if q.dtype == jnp.float32
+    else next(blocks for limit, blocks in BLOCKS[kernel].items() if head_dim <= limit)
+  )
   padding = -length % max(blocks.own, blocks.other)  # powers of two
   ranges = tiles_of(spec.mask, length, blocks.own, blocks.other, by_queries)
   tiles = (length + padding) // blocks.own
   tile = ScoreTile(spec, head_dim, axis=1, length=length if padding else None)
-  tiling = TritonTiling(tile, blocks, _powers_of_two(head_dim), tiles,
-                        q.shape[2] // k.shape[2], ranges.loops)
+  tiling = TritonTiling(
+    tile, blocks, _powers_of_two(head_dim), tiles, q.shape[2] // k.shape[2], ranges.loops
+  )
 
   def block(x: jax.Array | jax.ShapeDtypeStruct, is_own: bool) -> pl.BlockSpec:
     """Index maps take the tile n of a head, the head h and the sequence b."""
@@ -124,25 +128,31 @@ def call(
     # A program gets all tokens of `other`, and loads tiles from them.
     at = lambda n: _own_tile(n, tiles, by_queries) if is_own else 0
     if x.ndim == 4:
-      return pl.BlockSpec((None, size, block_heads, head_dim),
-                          lambda n, h, b: (b, at(n), lax.div(h, shared), 0))
+      return pl.BlockSpec(
+        (None, size, block_heads, head_dim), lambda n, h, b: (b, at(n), lax.div(h, shared), 0)
+      )
     return pl.BlockSpec((None, block_heads, size), lambda n, h, b: (b, lax.div(h, shared), at(n)))
 
   def padded(x: jax.Array) -> jax.Array:
-    return jnp.pad(x, [(0, padding if axis == (1 if x.ndim == 4 else 2) else 0)
-                       for axis in range(x.ndim)])
+    return jnp.pad(
+      x, [(0, padding if axis == (1 if x.ndim == 4 else 2) else 0) for axis in range(x.ndim)]
+    )
 
   tables = jnp.asarray(np.stack(ranges)), slopes_H
   arrays = [padded(x) for x in (*own, *other)]
   shapes = [jax.eval_shape(padded, x) for x in results]
   out = pl.pallas_call(
-      functools.partial(_KERNELS[kernel], tiling),
-      grid=(tiles, programs, batch),
-      in_specs=[*(pl.BlockSpec(x.shape, lambda n, h, b, x=x: (0,) * x.ndim) for x in tables),
-                *(block(x, n < len(own)) for n, x in enumerate(arrays))],
-      out_specs=[block(x, True) for x in shapes], out_shape=shapes,
-      compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
-      interpret=interpret)(*tables, *arrays)
+    functools.partial(_KERNELS[kernel], tiling),
+    grid=(tiles, programs, batch),
+    in_specs=[
+      *(pl.BlockSpec(x.shape, lambda n, h, b, x=x: (0,) * x.ndim) for x in tables),
+      *(block(x, n < len(own)) for n, x in enumerate(arrays)),
+    ],
+    out_specs=[block(x, True) for x in shapes],
+    out_shape=shapes,
+    compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+    interpret=interpret,
+  )(*tables, *arrays)
   return tuple(x[:, :length] if x.ndim == 4 else x[..., :length] for x in out)
 
 
@@ -162,14 +172,14 @@ def _powers_of_two(head_dim: int) -> list[tuple[int, int]]:
 
 
 def _forward_kernel(
-    tiling: TritonTiling,
-    ranges_ref,
-    slopes_ref,
-    q_ref,
-    k_ref,
-    v_ref,
-    out_ref,
-    *stat_refs,
+  tiling: TritonTiling,
+  ranges_ref,
+  slopes_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  out_ref,
+  *stat_refs,
 ):
   tile, own = tiling.tile, _own_tile(pl.program_id(0), tiling.tiles, True)
   slope, i = slopes_ref[pl.program_id(1)], _positions(own, tiling.blocks.own)[:, None]
@@ -233,8 +243,10 @@ def _dkv_kernel(tiling: TritonTiling, ranges_ref, slopes_ref, k_ref, v_ref, q_re
       s = tile.scores(_products(k, q), slope, i, j)
       rows = [ref[(*at, pl.ds(qi * other, other))][None, :] for ref in row_refs]
       p, ds = tile.cotangent(s, tile.keep(i, j) if masked else None, _products(v, do), rows)
-      return ([x + y for x, y in zip(dk, _weighted(ds.astype(q_ref.dtype), q))],
-              [x + y for x, y in zip(dv, _weighted(p.astype(do_ref.dtype), do))])
+      return (
+        [x + y for x, y in zip(dk, _weighted(ds.astype(q_ref.dtype), q))],
+        [x + y for x, y in zip(dv, _weighted(p.astype(do_ref.dtype), do))],
+      )
 
     return _loop(tiling, ranges_ref, own, step, carry)
 
@@ -248,11 +260,11 @@ _KERNELS = {'forward': _forward_kernel, 'dq': _dq_kernel, 'dkv': _dkv_kernel}
 
 
 def _loop(
-    tiling: TritonTiling,
-    ranges_ref,
-    own,
-    step: Callable[[jax.Array, bool, Any], Any],
-    carry: Any,
+  tiling: TritonTiling,
+  ranges_ref,
+  own,
+  step: Callable[[jax.Array, bool, Any], Any],
+  carry: Any,
 ) -> Any:
   """Folds carry = step(number of the other tile, is it masked?, carry) over the needed tiles."""
   bounds = [ranges_ref[n, own] for n in range(4)]
@@ -287,8 +299,9 @@ def _zeros(tiling: TritonTiling) -> Parts:
 def _dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
   """a (m, d) times b, summed over the given axis of b; float32 inputs at full precision."""
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), precision=precision,
-                         preferred_element_type=jnp.float32)
+  return lax.dot_general(
+    a, b, (((1,), (axis,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+  )
 
 
 def _products(a: Parts, b: Parts) -> jax.Array:

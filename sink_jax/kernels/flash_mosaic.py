@@ -55,9 +55,9 @@ class MosaicBlocks(NamedTuple):
 # By kernel. Chosen by the shared memory (227 KB) and the spills (up to 52 bytes, for dk and dv)
 # that ptxas reports for sm_90a at a head dimension of 128; never timed.
 BLOCKS = {
-    'forward': MosaicBlocks(2, 128, 2),
-    'dq': MosaicBlocks(2, 64, 2),
-    'dkv': MosaicBlocks(2, 64, 2),
+  'forward': MosaicBlocks(2, 128, 2),
+  'dq': MosaicBlocks(2, 64, 2),
+  'dkv': MosaicBlocks(2, 64, 2),
 }
 
 
@@ -92,13 +92,13 @@ class MosaicTiling(NamedTuple):
 
 
 def call(
-    kernel: str,
-    spec: AttentionSpec,
-    slopes_H: jax.Array,
-    own: Sequence[jax.Array],
-    other: Sequence[jax.Array],
-    results: Sequence[jax.ShapeDtypeStruct],
-    interpret: Any,
+  kernel: str,
+  spec: AttentionSpec,
+  slopes_H: jax.Array,
+  own: Sequence[jax.Array],
+  other: Sequence[jax.Array],
+  results: Sequence[jax.ShapeDtypeStruct],
+  interpret: Any,
 ) -> tuple[jax.Array, ...]:
   """Runs a kernel of BLOCKS.
 
@@ -115,8 +115,9 @@ def call(
   ranges = tiles_of(spec.mask, length, rows, blocks.other, by_queries)
   # The keys are the second axis of a tile, and the first one for dk and dv.
   tile = MosaicTile(spec, head_dim, 1 if by_queries else 0, length if padding else None)
-  tiling = MosaicTiling(tile, blocks, by_queries, len(ranges.first), q.shape[2] // k.shape[2],
-                        ranges.loops)
+  tiling = MosaicTiling(
+    tile, blocks, by_queries, len(ranges.first), q.shape[2] // k.shape[2], ranges.loops
+  )
 
   def padded(x: jax.Array) -> jax.Array:
     sizes = (0, padding, 0, channels) if x.ndim == 4 else (0, 0, padding)
@@ -127,41 +128,54 @@ def call(
   ends = len(own), len(arrays)
 
   def body(ranges_ref, slopes_ref, *refs, **scratch):
-    _block(tiling, _STEPS[kernel], ranges_ref, slopes_ref, refs[:ends[0]], refs[ends[0]:ends[1]],
-           refs[ends[1]:], **scratch)
+    _block(
+      tiling,
+      _STEPS[kernel],
+      ranges_ref,
+      slopes_ref,
+      refs[: ends[0]],
+      refs[ends[0] : ends[1]],
+      refs[ends[1] :],
+      **scratch,
+    )
 
   out = plgpu.kernel(
-      body, out_type=shapes, kernel_name=f'attention_{kernel}',
-      scratch_types=_scratch(blocks, arrays[:ends[0]], arrays[ends[0]:], shapes, bool(interpret)),
-      grid=(heads, tiling.tiles, batch), grid_names=('head', 'tile', 'batch'),
-      num_threads=blocks.warpgroups + 1, thread_name='warpgroup',
-      # Approximate exp2 and log2 err by 2^-22, but tanh, which caps scores, by 2^-11.
-      compiler_params=plgpu.CompilerParams(approx_math=not spec.similarity.cap),
-      interpret=interpret or None,
+    body,
+    out_type=shapes,
+    kernel_name=f'attention_{kernel}',
+    scratch_types=_scratch(blocks, arrays[: ends[0]], arrays[ends[0] :], shapes, bool(interpret)),
+    grid=(heads, tiling.tiles, batch),
+    grid_names=('head', 'tile', 'batch'),
+    num_threads=blocks.warpgroups + 1,
+    thread_name='warpgroup',
+    # Approximate exp2 and log2 err by 2^-22, but tanh, which caps scores, by 2^-11.
+    compiler_params=plgpu.CompilerParams(approx_math=not spec.similarity.cap),
+    interpret=interpret or None,
   )(jnp.asarray(np.stack(ranges)), slopes_H, *arrays)
   return tuple(x[:, :length, :, :head_dim] if x.ndim == 4 else x[..., :length] for x in out)
 
 
 def _scratch(
-    blocks: MosaicBlocks,
-    own: Sequence[jax.Array],
-    other: Sequence[jax.Array],
-    results: Sequence[jax.ShapeDtypeStruct],
-    interpret: bool,
+  blocks: MosaicBlocks,
+  own: Sequence[jax.Array],
+  other: Sequence[jax.Array],
+  results: Sequence[jax.ShapeDtypeStruct],
+  interpret: bool,
 ) -> dict[str, Any]:
   """The shared memory and the barriers of a block of threads, by the names in `_block`."""
   groups, stages = blocks.warpgroups, blocks.stages
   weights = jax.ShapeDtypeStruct((0, 0, 0, blocks.other), own[0].dtype)
   return dict(
-      own_bufs=[_shared(groups, _OWN, x) for x in own],
-      ring=[_shared(stages, blocks.other, x) for x in other],
-      # A result (T, Dh) is stored through the buffer of an input; row results have buffers.
-      row_bufs=[_shared(groups, _OWN, x) for x in results if len(x.shape) == 3],
-      # Only for the interpreter, see `_add_product`.
-      weights=_shared(groups, _OWN, weights) if interpret else None,
-      own_copied=plgpu.Barrier(num_arrivals=len(own), num_barriers=groups),
-      copied=plgpu.Barrier(num_arrivals=len(other), num_barriers=stages),
-      used=plgpu.Barrier(num_arrivals=groups, num_barriers=stages))
+    own_bufs=[_shared(groups, _OWN, x) for x in own],
+    ring=[_shared(stages, blocks.other, x) for x in other],
+    # A result (T, Dh) is stored through the buffer of an input; row results have buffers.
+    row_bufs=[_shared(groups, _OWN, x) for x in results if len(x.shape) == 3],
+    # Only for the interpreter, see `_add_product`.
+    weights=_shared(groups, _OWN, weights) if interpret else None,
+    own_copied=plgpu.Barrier(num_arrivals=len(own), num_barriers=groups),
+    copied=plgpu.Barrier(num_arrivals=len(other), num_barriers=stages),
+    used=plgpu.Barrier(num_arrivals=groups, num_barriers=stages),
+  )
 
 
 def _shared(count: int, rows: int, x: jax.Array | jax.ShapeDtypeStruct):
@@ -207,29 +221,33 @@ class _Visits(NamedTuple):
 
 
 def _block(
-    tiling: MosaicTiling,
-    step,
-    ranges_ref,
-    slopes_ref,
-    own,
-    other,
-    results,
-    *,
-    own_bufs,
-    ring,
-    row_bufs,
-    weights,
-    own_copied,
-    copied,
-    used,
+  tiling: MosaicTiling,
+  step,
+  ranges_ref,
+  slopes_ref,
+  own,
+  other,
+  results,
+  *,
+  own_bufs,
+  ring,
+  row_bufs,
+  weights,
+  own_copied,
+  copied,
+  used,
 ):
   """A block of threads: the last warpgroup copies, the others compute."""
   warpgroups, warpgroup = tiling.blocks.warpgroups, lax.axis_index('warpgroup')
   head, number = lax.axis_index('head'), lax.axis_index('tile')
   if tiling.by_queries:  # the last see most under a causal mask: longest first
     number = tiling.tiles - 1 - number
-  visits = _Visits(tiling, [ranges_ref[n, number] for n in range(4)], head,
-                   1 if tiling.by_queries else tiling.group)
+  visits = _Visits(
+    tiling,
+    [ranges_ref[n, number] for n in range(4)],
+    head,
+    1 if tiling.by_queries else tiling.group,
+  )
 
   @pl.when(warpgroup == warpgroups)
   def _copy():
@@ -248,8 +266,9 @@ def _block(
     product = functools.partial(_add_product, None if weights is None else weights.at[warpgroup])
     values = step(tiling, mine, go_through, product)
     rows = iter(row_bufs)
-    buffers = [mine[n] if len(ref.shape) == 4 else next(rows).at[warpgroup]
-               for n, ref in enumerate(results)]
+    buffers = [
+      mine[n] if len(ref.shape) == 4 else next(rows).at[warpgroup] for n, ref in enumerate(results)
+    ]
     for buffer, value in zip(buffers, values):
       buffer[...] = value.astype(buffer.dtype)
     plgpu.commit_smem()
@@ -282,11 +301,13 @@ def _go_through(visits: _Visits, slopes_ref, start, ring, copied, used, visit_ti
     at = visits.slot(g, n)
     plgpu.barrier_wait(copied.at[at])
     own_position, other_position = _positions(start, n * size, size)
-    i, j = (own_position, other_position) if tiling.by_queries else (
-        other_position, own_position)
+    i, j = (own_position, other_position) if tiling.by_queries else (other_position, own_position)
     # For dk and dv the grid counts heads of keys; slopes belong to query heads.
-    slope = (slopes_ref[visits.head if tiling.by_queries else visits.other_head(g)]
-             if tiling.tile.spec.position.has_bias else jnp.float32(0))
+    slope = (
+      slopes_ref[visits.head if tiling.by_queries else visits.other_head(g)]
+      if tiling.tile.spec.position.has_bias
+      else jnp.float32(0)
+    )
     carry = visit_tile([buffer.at[at] for buffer in ring], slope, i, j, masked, carry)
     plgpu.barrier_arrive(used.at[at])
     return carry
@@ -338,7 +359,7 @@ def _backward_step(tiling: MosaicTiling, own, go_through, product):
     p, ds = tile.cotangent(s, tile.keep(i, j) if masked else None, dp, rows)
     dx = product(carry[0], ds.astype(tiles[0].dtype), tiles[0])
     if by_queries:
-      return dx,
+      return (dx,)
     return dx, product(carry[1], p.astype(tiles[1].dtype), tiles[1])
 
   dx, *dv = go_through(visit_tile, (_zeros(own[0]),) * (1 if by_queries else 2))
@@ -350,9 +371,10 @@ _STEPS = {'forward': _forward_step, 'dq': _backward_step, 'dkv': _backward_step}
 
 def _positions(own_start, other_start, others: int) -> tuple[jax.Array, jax.Array]:
   """Positions of the owned and of the other rows, each in the shape of a tile of scores."""
-  return tuple(start + plgpu.broadcasted_iota(jnp.int32, (_OWN, others), axis,
-                                              layout=plgpu.Layout.WGMMA)
-               for axis, start in enumerate((own_start, other_start)))
+  return tuple(
+    start + plgpu.broadcasted_iota(jnp.int32, (_OWN, others), axis, layout=plgpu.Layout.WGMMA)
+    for axis, start in enumerate((own_start, other_start))
+  )
 
 
 def _zeros(buffer) -> jax.Array:
@@ -361,6 +383,7 @@ def _zeros(buffer) -> jax.Array:
 
 def _product(a_buf, b_buf) -> jax.Array:
   """Product of two matrices in shared memory, float32."""
+
   def multiply(product_ref):
     plgpu.wgmma(product_ref, a_buf, b_buf)
     return product_ref[...]  # waits for it

@@ -39,13 +39,13 @@ Operand = tuple[jax.Array | jax.ShapeDtypeStruct, str]
 
 
 def forward(
-    spec: AttentionSpec,
-    slopes_H: jax.Array,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    *,
-    interpret: Any = False,
+  spec: AttentionSpec,
+  slopes_H: jax.Array,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  *,
+  interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
   """Returns rows (B, T, H, Dh) in the dtype of v, stat and power_stat (B, H, T) float32."""
   grid = _Grid(spec, slopes_H, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
@@ -53,22 +53,27 @@ def forward(
   batch, heads, padded, head_dim = q.shape
   result = lambda size, dtype: jax.ShapeDtypeStruct((batch, heads, size, padded), dtype)
   out, stats = grid.call(
-      _forward_kernel, [(q, 'queries'), (k, 'keys'), (v, 'keys')],
-      [(result(head_dim, v.dtype), 'rows'), (result(2, jnp.float32), 'rows')],
-      [(head_dim, grid.block), *[(1, grid.block)] * len(grid.tile.start(()))])
-  return (grid.tokens_first(jnp.swapaxes(out, 2, 3)), stats[:, :, 0, :grid.length],
-          stats[:, :, 1, :grid.length])
+    _forward_kernel,
+    [(q, 'queries'), (k, 'keys'), (v, 'keys')],
+    [(result(head_dim, v.dtype), 'rows'), (result(2, jnp.float32), 'rows')],
+    [(head_dim, grid.block), *[(1, grid.block)] * len(grid.tile.start(()))],
+  )
+  return (
+    grid.tokens_first(jnp.swapaxes(out, 2, 3)),
+    stats[:, :, 0, : grid.length],
+    stats[:, :, 1, : grid.length],
+  )
 
 
 def backward(
-    spec: AttentionSpec,
-    slopes_H: jax.Array,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    do_BxTxHxDh: jax.Array,
-    *rows_BxHxT: jax.Array,
-    interpret: Any = False,
+  spec: AttentionSpec,
+  slopes_H: jax.Array,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  do_BxTxHxDh: jax.Array,
+  *rows_BxHxT: jax.Array,
+  interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
   """Returns dq, dk, dv; `rows_BxHxT` come from `row_cotangents`."""
   grid = _Grid(spec, slopes_H, q_BxTxHxDh, k_BxTxHkvxDh, interpret)
@@ -79,10 +84,14 @@ def backward(
   rows = jnp.pad(rows, ((0, 0),) * 3 + ((0, padded - grid.length),))
   inputs = [(q, 'queries'), (k, 'keys'), (v, 'keys'), (do, 'queries'), (rows, 'rows')]
   dq_shape = jax.ShapeDtypeStruct((batch, heads, head_dim, padded), q.dtype)
-  dq, = grid.call(_dq_kernel, inputs, [(dq_shape, 'rows')], [(head_dim, grid.block)])
+  (dq,) = grid.call(_dq_kernel, inputs, [(dq_shape, 'rows')], [(head_dim, grid.block)])
   dk, dv = grid.call(
-      _dkv_kernel, inputs, [(jax.ShapeDtypeStruct(x.shape, x.dtype), 'keys') for x in (k, v)],
-      [(grid.block, head_dim)] * 2, own_keys=True)
+    _dkv_kernel,
+    inputs,
+    [(jax.ShapeDtypeStruct(x.shape, x.dtype), 'keys') for x in (k, v)],
+    [(grid.block, head_dim)] * 2,
+    own_keys=True,
+  )
   return (grid.tokens_first(jnp.swapaxes(dq, 2, 3)), grid.tokens_first(dk), grid.tokens_first(dv))
 
 
@@ -90,12 +99,12 @@ class _Grid:
   """Tiles and grids of the kernels for one set of queries and keys."""
 
   def __init__(
-      self,
-      spec: AttentionSpec,
-      slopes_H: jax.Array,
-      q_BxTxHxDh: jax.Array,
-      k_BxTxHkvxDh: jax.Array,
-      interpret: Any,
+    self,
+    spec: AttentionSpec,
+    slopes_H: jax.Array,
+    q_BxTxHxDh: jax.Array,
+    k_BxTxHkvxDh: jax.Array,
+    interpret: Any,
   ):
     self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
@@ -108,15 +117,15 @@ class _Grid:
     return jnp.swapaxes(jnp.pad(x_BxTxHxDh, ((0, 0), (0, self.padding), (0, 0), (0, 0))), 1, 2)
 
   def tokens_first(self, x_BxHxTxDh: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x_BxHxTxDh, 1, 2)[:, :self.length]
+    return jnp.swapaxes(x_BxHxTxDh, 1, 2)[:, : self.length]
 
   def call(
-      self,
-      kernel: Callable[..., None],
-      inputs: Sequence[Operand],
-      outputs: Sequence[Operand],
-      scratch: Sequence[tuple[int, int]],
-      own_keys: bool = False,
+    self,
+    kernel: Callable[..., None],
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    scratch: Sequence[tuple[int, int]],
+    own_keys: bool = False,
   ) -> Sequence[jax.Array]:
     """Runs a kernel on a grid over tiles of queries and, within it, the tiles of keys they see.
 
@@ -124,7 +133,8 @@ class _Grid:
     their group and the tiles of queries that see them. Scratch memory lasts through the inner axes.
     """
     tiles = (query_tiles if own_keys else key_tiles)(
-        self.tile.spec.mask, self.length, self.block, self.block)
+      self.tile.spec.mask, self.length, self.block, self.block
+    )
     group = self.heads // self.kv_heads
     heads, inner = (self.kv_heads, (group,)) if own_keys else (self.heads, ())
     inner += (int((tiles.last - tiles.first).max()),)
@@ -136,37 +146,45 @@ class _Grid:
         other = jnp.minimum(ranges[0, own] + t, jnp.maximum(ranges[3, own] - 1, 0))
         qi, kj = (other, own) if own_keys else (own, other)
         q_head, kv_head = (h * group + g[0], h) if own_keys else (h, lax.div(h, group))
-        return {'queries': (b, q_head, qi, 0), 'rows': (b, q_head, 0, qi),
-                'keys': (b, kv_head, kj, 0)}[axis]
+        return {
+          'queries': (b, q_head, qi, 0),
+          'rows': (b, q_head, 0, qi),
+          'keys': (b, kv_head, kj, 0),
+        }[axis]
 
       size = (x.shape[2], self.block) if axis == 'rows' else (self.block, x.shape[3])
       return pl.BlockSpec((None, None, *size), index)
 
     outer = self.batch, heads, (self.length + self.padding) // self.block
     run = pl.pallas_call(
-        functools.partial(kernel, self.tile),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2, grid=(*outer, *inner),
-            in_specs=[block(*x) for x in inputs], out_specs=[block(*x) for x in outputs],
-            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch]),
-        out_shape=[shape for shape, _ in outputs],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=('parallel',) * 3 + ('arbitrary',) * len(inner)),
-        interpret=self.interpret)
+      functools.partial(kernel, self.tile),
+      grid_spec=pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=2,
+        grid=(*outer, *inner),
+        in_specs=[block(*x) for x in inputs],
+        out_specs=[block(*x) for x in outputs],
+        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+      ),
+      out_shape=[shape for shape, _ in outputs],
+      compiler_params=pltpu.CompilerParams(
+        dimension_semantics=('parallel',) * 3 + ('arbitrary',) * len(inner)
+      ),
+      interpret=self.interpret,
+    )
     return run(jnp.asarray(np.stack(tiles)), self.slopes_H, *(x for x, _ in inputs))
 
 
 def _forward_kernel(
-    tile,
-    ranges_ref,
-    slopes_ref,
-    q_ref,
-    k_ref,
-    v_ref,
-    out_ref,
-    stats_ref,
-    out_Dxq,
-    *state,
+  tile,
+  ranges_ref,
+  slopes_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  out_ref,
+  stats_ref,
+  out_Dxq,
+  *state,
 ):
   # A program of the grid's parallel axes owns a tile of queries; step t is a tile of its keys.
   # out_Dxq and the state of the rows last over the steps, in scratch memory.
@@ -198,11 +216,10 @@ def _forward_kernel(
     out = out_Dxq[...] if factor is None else out_Dxq[...] * factor
     out_ref[...] = out.astype(out_ref.dtype)
     for n, stat in enumerate(stats):
-      stats_ref[n:n + 1, :] = jnp.zeros((1, stats_ref.shape[1])) if stat is None else stat
+      stats_ref[n : n + 1, :] = jnp.zeros((1, stats_ref.shape[1])) if stat is None else stat
 
 
-def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dq_ref,
-               dq_Dxq):
+def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_ref, dq_ref, dq_Dxq):
   qi, t = pl.program_id(2), pl.program_id(3)
   slope = slopes_ref[pl.program_id(1)]
 
@@ -224,18 +241,18 @@ def _dq_kernel(tile, ranges_ref, slopes_ref, q_ref, k_ref, v_ref, do_ref, rows_r
 
 
 def _dkv_kernel(
-    tile,
-    ranges_ref,
-    slopes_ref,
-    q_ref,
-    k_ref,
-    v_ref,
-    do_ref,
-    rows_ref,
-    dk_ref,
-    dv_ref,
-    dk_kxD,
-    dv_kxD,
+  tile,
+  ranges_ref,
+  slopes_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  do_ref,
+  rows_ref,
+  dk_ref,
+  dv_ref,
+  dk_kxD,
+  dv_kxD,
 ):
   # A program owns a tile of keys; its steps are the query heads g of the group and their tiles of
   # queries, so that dk and dv of grouped heads are summed without atomics.
@@ -285,12 +302,17 @@ def _scores(tile, slope, q_ref, k_ref, qi, kj, masked):
 def _cotangent(tile, slope, q_ref, k_ref, v_ref, do_ref, rows_ref, qi, kj, masked):
   """Weights (k, q) and the cotangent of the scores."""
   s, keep = _scores(tile, slope, q_ref, k_ref, qi, kj, masked)
-  rows = [rows_ref[n:n + 1, :] for n in range(rows_ref.shape[0])]
+  rows = [rows_ref[n : n + 1, :] for n in range(rows_ref.shape[0])]
   return tile.cotangent(s, keep, _dot(v_ref[...], do_ref[...], (1, 1)), rows)
 
 
 def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
   """Sums over the given axis of each; float32 inputs at full precision."""
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  return lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((), ())), precision=precision,
-                         preferred_element_type=jnp.float32)
+  return lax.dot_general(
+    a,
+    b,
+    (((axes[0],), (axes[1],)), ((), ())),
+    precision=precision,
+    preferred_element_type=jnp.float32,
+  )

@@ -17,7 +17,15 @@ from jaxtyping import Array, Float
 from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, LayerParams, TransformedQK, transform_qk
 from sink_jax.foreign import (
-  Lengths, Tensor, TokenMask, as_array, check_entries, library, standard_promotion, texts_in)
+  Lengths,
+  Tensor,
+  TokenMask,
+  as_array,
+  check_entries,
+  library,
+  standard_promotion,
+  texts_in,
+)
 from sink_jax.kernels import chunked
 
 _SCORES = 2**21  # of one head at a time: 8 MiB at any T, which stay in the cache
@@ -48,15 +56,15 @@ class Importance(NamedTuple):
 
 @standard_promotion()
 def streaming_importance(
-    spec: AttentionSpec,
-    q_BxTxHxDh: Float[AnyArray, 'B T H Dh'] | Tensor,
-    k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | Tensor,
-    params: LayerParams | None = None,
-    *,
-    keys: int | None = None,
-    entropy: bool = False,
-    lengths: Lengths | None = None,
-    mask: TokenMask | None = None,
+  spec: AttentionSpec,
+  q_BxTxHxDh: Float[AnyArray, 'B T H Dh'] | Tensor,
+  k_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | Tensor,
+  params: LayerParams | None = None,
+  *,
+  keys: int | None = None,
+  entropy: bool = False,
+  lengths: Lengths | None = None,
+  mask: TokenMask | None = None,
 ) -> Importance:
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
 
@@ -88,8 +96,10 @@ def streaming_importance(
   length_B = None
   if texts is not None:
     if spec.mask.prefix and spec.temperature.counts_keys:
-      raise ValueError(f'{spec.temperature} counts the keys of a prefix, up to the end of a text: '
-                       f'with {spec.mask} give texts of one length, without lengths= or mask=.')
+      raise ValueError(
+        f'{spec.temperature} counts the keys of a prefix, up to the end of a text: '
+        f'with {spec.mask} give texts of one length, without lengths= or mask=.'
+      )
     q, k = (texts.filled(texts.aligned(x, 1), 1, 0) for x in (q, k))  # padding may hold anything
     length_B = texts.length_S
   for name, x in (('queries', q), ('keys', k)):
@@ -99,13 +109,13 @@ def streaming_importance(
 
 
 def transformed_importance(
-    spec: AttentionSpec,
-    qk: TransformedQK,
-    params: LayerParams,
-    *,
-    keys: int | None = None,
-    entropy: bool = False,
-    length_B: AnyArray | None = None,
+  spec: AttentionSpec,
+  qk: TransformedQK,
+  params: LayerParams,
+  *,
+  keys: int | None = None,
+  entropy: bool = False,
+  length_B: AnyArray | None = None,
 ) -> Importance:
   """`streaming_importance` of queries and keys that are transformed already.
 
@@ -134,19 +144,26 @@ def transformed_importance(
       mass = lambda a_BxHxL: jnp.sum(jnp.where(real_Bx1xL, a_BxHxL, 0), axis=-1)
       proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL
       of_extra = 0 if extra_proxy is None else entr(extra_proxy)
-      added = (columns(rows.weights_BxHxLxT), columns(proxy),
-               mass(extra_proxy) if has_extra else None,
-               mass(entr(proxy).sum(-1) + of_extra) if entropy else None)
+      added = (
+        columns(rows.weights_BxHxLxT),
+        columns(proxy),
+        mass(extra_proxy) if has_extra else None,
+        mass(entr(proxy).sum(-1) + of_extra) if entropy else None,
+      )
       return jax.tree.map(jnp.add, sums, added), None
 
     size = chunked.BLOCK
     while size % 2 == 0 and size * (hi - lo) > _SCORES:
       size //= 2
     zeros = jnp.zeros((batch, heads, count))
-    (*sums, extra, entropies), _ = jax.lax.scan(add_block, (zeros, zeros, extra, entropies),
-                                                chunked.query_blocks(q[:, first:last], first, size))
-    raw, normalized = (total.at[..., lo:lo + count].add(x)
-                       for total, x in zip((raw, normalized), sums))
+    (*sums, extra, entropies), _ = jax.lax.scan(
+      add_block,
+      (zeros, zeros, extra, entropies),
+      chunked.query_blocks(q[:, first:last], first, size),
+    )
+    raw, normalized = (
+      total.at[..., lo : lo + count].add(x) for total, x in zip((raw, normalized), sums)
+    )
   rows_seeing_k = length_Bx1x1 - jnp.arange(keys)  # T - k + 1
   mean = lambda sums: jnp.where(rows_seeing_k > 0, sums / jnp.maximum(rows_seeing_k, 1), jnp.nan)
   length_Bx1 = length_Bx1x1[..., 0]
@@ -155,5 +172,10 @@ def transformed_importance(
     visible_BxT = jnp.maximum(spec.mask.visible(i_T, length_Bx1) + has_extra, 1)
     uniform_Bx1 = jnp.where(i_T < length_Bx1, jnp.log(visible_BxT), 0).sum(-1, keepdims=True)
     entropies = (entropies + 1e-9) / (uniform_Bx1 + 1e-9)  # 1 where every row sees one key
-  return Importance(mean(raw), mean(normalized), None if extra is None else extra / length_Bx1,
-                    None if extra is None else (1 + extra) / (length_Bx1 + 1), entropies)
+  return Importance(
+    mean(raw),
+    mean(normalized),
+    None if extra is None else extra / length_Bx1,
+    None if extra is None else (1 + extra) / (length_Bx1 + 1),
+    entropies,
+  )

@@ -48,22 +48,29 @@ class Library(NamedTuple):
 
 
 def attend(
-    library: Library,
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    params: LayerParams,
+  library: Library,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  params: LayerParams,
 ) -> jax.Array:
   """Attention output (B, T, H, Dh) float32, by the kernels of a library: `CUDNN` or `SPLASH`."""
   out: Any
   if spec.kv_bias.has_extra_key:
-    out = _with_extra_key(library, spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh,
-                          *extra_key_value(spec, q_BxTxHxDh, params))
+    out = _with_extra_key(
+      library,
+      spec,
+      q_BxTxHxDh,
+      k_BxTxHkvxDh,
+      v_BxTxHkvxDh,
+      *extra_key_value(spec, q_BxTxHxDh, params),
+    )
   else:
     rows = lambda *share: (library.rows(spec, *share),)
-    out, = shard_map_batch_heads('bthd bthd bthd -> bthd', rows, q_BxTxHxDh, k_BxTxHkvxDh,
-                                 v_BxTxHkvxDh)
+    (out,) = shard_map_batch_heads(
+      'bthd bthd bthd -> bthd', rows, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh
+    )
   assert isinstance(spec.normalizer, RowSum), 'these kernels refuse others'
   return with_output_bias(spec, out.astype(jnp.float32) * spec.normalizer.scale, params)
 
@@ -74,13 +81,13 @@ def attend(
 # return the exact dq, dk and dv of the tokens.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _with_extra_key(
-    library: Library,
-    spec: AttentionSpec,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    extra_BxHxT: jax.Array,
-    value_HxDh: jax.Array | None,
+  library: Library,
+  spec: AttentionSpec,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  extra_BxHxT: jax.Array,
+  value_HxDh: jax.Array | None,
 ) -> jax.Array:
   """Rows (B, T, H, Dh) of softmax with an extra key, in the dtype of v."""
   return _extra_forward(library, spec, q, k, v, extra_BxHxT, value_HxDh)[0]
@@ -88,16 +95,17 @@ def _with_extra_key(
 
 @standard_promotion()
 def _extra_forward(
-    library: Library,
-    spec: AttentionSpec,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    extra_BxHxT: jax.Array,
-    value_HxDh: jax.Array | None,
+  library: Library,
+  spec: AttentionSpec,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  extra_BxHxT: jax.Array,
+  value_HxDh: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
   out, lse_BxHxT = shard_map_batch_heads(
-      'bthd bthd bthd -> bthd bht', functools.partial(library.forward, spec), q, k, v)
+    'bthd bthd bthd -> bthd bht', functools.partial(library.forward, spec), q, k, v
+  )
   total_BxHxT = jnp.logaddexp(lse_BxHxT, extra_BxHxT)
   out = out * per_row(jnp.exp(lse_BxHxT - total_BxHxT))
   if value_HxDh is not None:
@@ -108,15 +116,22 @@ def _extra_forward(
 
 @standard_promotion()
 def _extra_backward(
-    library: Library,
-    spec: AttentionSpec,
-    saved: Any,
-    do_BxTxHxDh: jax.Array,
+  library: Library,
+  spec: AttentionSpec,
+  saved: Any,
+  do_BxTxHxDh: jax.Array,
 ) -> tuple:
   q, k, v, extra_BxHxT, value_HxDh, out, total_BxHxT = saved
   of_tokens = shard_map_batch_heads(
-      'bthd bthd bthd bthd bht bthd -> bthd bthd bthd', functools.partial(library.backward, spec),
-      q, k, v, out, total_BxHxT, do_BxTxHxDh)
+    'bthd bthd bthd bthd bht bthd -> bthd bthd bthd',
+    functools.partial(library.backward, spec),
+    q,
+    k,
+    v,
+    out,
+    total_BxHxT,
+    do_BxTxHxDh,
+  )
   do = do_BxTxHxDh.astype(jnp.float32)
   weight_BxHxT, d_value = jnp.exp(extra_BxHxT - total_BxHxT), None
   d_weight_BxHxT = -jnp.einsum('bthd,bthd->bht', do, out.astype(jnp.float32))
@@ -130,10 +145,10 @@ _with_extra_key.defvjp(_extra_forward, _extra_backward)
 
 
 def cudnn_unsupported(
-    spec: AttentionSpec,
-    q_BxTxHxDh: Shaped,
-    k_BxTxHkvxDh: Shaped,
-    platform: str,
+  spec: AttentionSpec,
+  q_BxTxHxDh: Shaped,
+  k_BxTxHkvxDh: Shaped,
+  platform: str,
 ) -> str | None:
   """Why cuDNN cannot compute this, in one clause; None if it can."""
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
@@ -144,8 +159,10 @@ def cudnn_unsupported(
   if type(spec.mask) not in (Causal, Window):
     return f'cuDNN knows the masks Causal() and Window(), not {spec.mask}'
   if dtype not in (jnp.bfloat16, jnp.float16) or k_BxTxHkvxDh.dtype != dtype:
-    return ('cuDNN takes queries, keys and values all in bfloat16 or all in float16, not '
-            f'{dtype} with {k_BxTxHkvxDh.dtype}')
+    return (
+      'cuDNN takes queries, keys and values all in bfloat16 or all in float16, not '
+      f'{dtype} with {k_BxTxHkvxDh.dtype}'
+    )
   # Hopper and later take 256, but shapes do not tell the GPU.
   if head_dim % 8 or head_dim > 128:
     return f'cuDNN takes a head dimension that is a multiple of 8 up to 128, not {head_dim}'
@@ -155,18 +172,23 @@ def cudnn_unsupported(
 
 
 def cudnn(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
 ) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped."""
   # Without is_causal a window has no right edge in cuDNN: queries would see the future.
   window = _cudnn_window(spec, q_BxTxHxDh)
   return jax.nn.dot_product_attention(
-      q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, is_causal=True, implementation='cudnn',
-      # keys left and right of the query
-      local_window_size=None if window is None else (window - 1, 0))
+    q_BxTxHxDh,
+    k_BxTxHkvxDh,
+    v_BxTxHkvxDh,
+    is_causal=True,
+    implementation='cudnn',
+    # keys left and right of the query
+    local_window_size=None if window is None else (window - 1, 0),
+  )
 
 
 def _cudnn_window(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> int | None:
@@ -175,28 +197,34 @@ def _cudnn_window(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> int | None:
 
 
 def _cudnn_forward(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   # jax.nn.dot_product_attention, which calls this function, would round the logarithms to 16 bits.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
   attention: Any = fused.dot_product_attention
-  return attention(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, mask_type=fused.MaskType.CAUSAL,
-                   scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]),
-                   sliding_window_length=_cudnn_window(spec, q_BxTxHxDh), return_residual=True)
+  return attention(
+    q_BxTxHxDh,
+    k_BxTxHkvxDh,
+    v_BxTxHkvxDh,
+    mask_type=fused.MaskType.CAUSAL,
+    scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]),
+    sliding_window_length=_cudnn_window(spec, q_BxTxHxDh),
+    return_residual=True,
+  )
 
 
 def _cudnn_backward(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    out_BxTxHxDh: jax.Array,
-    lse_BxHxT: jax.Array,
-    do_BxTxHxDh: jax.Array,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  out_BxTxHxDh: jax.Array,
+  lse_BxHxT: jax.Array,
+  do_BxTxHxDh: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   # JAX has no other way to give cuDNN's backward kernel other statistics.
   from jax._src.cudnn import fused_attention_stablehlo as fused
@@ -204,11 +232,22 @@ def _cudnn_backward(
   unused = (jnp.zeros(0, q_BxTxHxDh.dtype),) * 7  # bias, lengths, offsets, page tables
   since_0_12 = {} if jax.__version_info__ < (0, 12) else {'score_mod': None}
   dq, dk, dv = fused._dot_product_attention_bwd_p_wrapper.bind(
-      q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *unused, lse_BxHxT, out_BxTxHxDh, do_BxTxHxDh,
-      scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]), seed=42, dropout_rate=0.0,
-      variadic_args=(False, False), mask_type=fused.MaskType.CAUSAL,
-      layout=fused.AttentionLayout.BTNH.value,
-      sliding_window_length=_cudnn_window(spec, q_BxTxHxDh), **since_0_12)
+    q_BxTxHxDh,
+    k_BxTxHkvxDh,
+    v_BxTxHkvxDh,
+    *unused,
+    lse_BxHxT,
+    out_BxTxHxDh,
+    do_BxTxHxDh,
+    scale=1 / math.sqrt(q_BxTxHxDh.shape[-1]),
+    seed=42,
+    dropout_rate=0.0,
+    variadic_args=(False, False),
+    mask_type=fused.MaskType.CAUSAL,
+    layout=fused.AttentionLayout.BTNH.value,
+    sliding_window_length=_cudnn_window(spec, q_BxTxHxDh),
+    **since_0_12,
+  )
   return dq, dk, dv
 
 
@@ -216,10 +255,10 @@ CUDNN = Library(cudnn, _cudnn_forward, _cudnn_backward)
 
 
 def splash_unsupported(
-    spec: AttentionSpec,
-    q_BxTxHxDh: Shaped,
-    k_BxTxHkvxDh: Shaped,
-    platform: str,
+  spec: AttentionSpec,
+  q_BxTxHxDh: Shaped,
+  k_BxTxHkvxDh: Shaped,
+  platform: str,
 ) -> str | None:
   """Why splash attention cannot compute this, in one clause; None if it can."""
   dtype, length, head_dim = q_BxTxHxDh.dtype, q_BxTxHxDh.shape[1], q_BxTxHxDh.shape[-1]
@@ -230,8 +269,10 @@ def splash_unsupported(
   if type(spec.mask) not in (Causal, Window, Prefix):
     return f'splash attention is set up for Causal(), Window() and Prefix(), not {spec.mask}'
   if dtype not in (jnp.bfloat16, jnp.float32) or k_BxTxHkvxDh.dtype != dtype:
-    return ('splash attention takes queries, keys and values all in bfloat16 or all in float32, '
-            f'not {dtype} with {k_BxTxHkvxDh.dtype}')
+    return (
+      'splash attention takes queries, keys and values all in bfloat16 or all in float32, '
+      f'not {dtype} with {k_BxTxHkvxDh.dtype}'
+    )
   if head_dim > 256:
     return f'splash attention is set up for a head dimension up to 256, not {head_dim}'
   if length % _LANES:
@@ -240,12 +281,12 @@ def splash_unsupported(
 
 
 def splash(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    *,
-    interpret: bool = False,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  *,
+  interpret: bool = False,
 ) -> jax.Array:
   """Softmax rows (B, T, H, Dh) in the dtype of v; grouped heads stay grouped.
 
@@ -257,12 +298,12 @@ def splash(
 
 
 def _splash_forward(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    *,
-    interpret: bool = False,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  *,
+  interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret, save_residuals=True)
   arrays = map(_heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh))
@@ -271,15 +312,15 @@ def _splash_forward(
 
 
 def _splash_backward(
-    spec: AttentionSpec,
-    q_BxTxHxDh: jax.Array,
-    k_BxTxHkvxDh: jax.Array,
-    v_BxTxHkvxDh: jax.Array,
-    out_BxTxHxDh: jax.Array,
-    lse_BxHxT: jax.Array,
-    do_BxTxHxDh: jax.Array,
-    *,
-    interpret: bool = False,
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  v_BxTxHkvxDh: jax.Array,
+  out_BxTxHxDh: jax.Array,
+  lse_BxHxT: jax.Array,
+  do_BxTxHxDh: jax.Array,
+  *,
+  interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as module
 
@@ -289,11 +330,15 @@ def _splash_backward(
     saved = q, k, v, None, None, out, lse, kernel.dq_mask_info, kernel.dkv_mask_info
     return module._splash_attention_bwd(**kernel.kwargs, res=saved, do=do)[3:6]
 
-  q, k, v, out, do = map(_heads_first, (
-      _scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh, out_BxTxHxDh, do_BxTxHxDh))
+  q, k, v, out, do = map(
+    _heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh, out_BxTxHxDh, do_BxTxHxDh)
+  )
   d_scaled, dk, dv = map(_heads_first, jax.vmap(backward)(q, k, v, out, lse_BxHxT, do))
-  return (_scaled(d_scaled).astype(q_BxTxHxDh.dtype), dk.astype(k_BxTxHkvxDh.dtype),
-          dv.astype(v_BxTxHkvxDh.dtype))
+  return (
+    _scaled(d_scaled).astype(q_BxTxHxDh.dtype),
+    dk.astype(k_BxTxHkvxDh.dtype),
+    dv.astype(v_BxTxHkvxDh.dtype),
+  )
 
 
 SPLASH = Library(splash, _splash_forward, _splash_backward)
@@ -331,12 +376,12 @@ def _block(mask: Mask, q_BxTxHxDh: Shaped) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _splash_kernel(
-    mask: Mask,
-    length: int,
-    heads: int,
-    block: int,
-    interpret: bool,
-    save_residuals: bool = False,
+  mask: Mask,
+  length: int,
+  heads: int,
+  block: int,
+  interpret: bool,
+  save_residuals: bool = False,
 ):
   """A kernel for [heads, length, Dh], without a batch.
 
@@ -365,14 +410,26 @@ def _splash_kernel(
   fused = length <= _FUSED * block
   of_dq = None if fused else block
   sizes = splash_attention.BlockSizes(
-      block_q=block, block_kv=block, block_kv_compute=block,
-      block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
-      block_q_dq=of_dq, block_kv_dq=of_dq, use_fused_bwd_kernel=fused)
+    block_q=block,
+    block_kv=block,
+    block_kv_compute=block,
+    block_q_dkv=block,
+    block_kv_dkv=block,
+    block_kv_dkv_compute=block,
+    block_q_dq=of_dq,
+    block_kv_dq=of_dq,
+    use_fused_bwd_kernel=fused,
+  )
   with core.eval_context():
     kernel = splash_attention.make_splash_mha(
-        splash_attention.MultiHeadMask([OfPackage()] * heads), block_sizes=sizes, head_shards=1,
-        q_seq_shards=1, interpret=interpret, save_residuals=save_residuals,
-        residual_checkpoint_name=ATTENTION)
+      splash_attention.MultiHeadMask([OfPackage()] * heads),
+      block_sizes=sizes,
+      head_shards=1,
+      q_seq_shards=1,
+      interpret=interpret,
+      save_residuals=save_residuals,
+      residual_checkpoint_name=ATTENTION,
+    )
     return jax.tree.map(np.asarray, kernel)
 
 

@@ -80,10 +80,10 @@ class ScoreTile:
     return () if power is None else (zeros,)
 
   def update(
-      self,
-      state: State,
-      s: jax.Array,
-      keep: jax.Array | None = None,
+    self,
+    state: State,
+    s: jax.Array,
+    keep: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array | None, State]:
     """Takes in a tile of scores.
 
@@ -123,17 +123,19 @@ class ScoreTile:
       maximum, *sums = state
       # A row that sees no key has summed its masked scores, or nothing: its output is zero.
       seen = maximum > MASKED
-      lse, power_lse = (p * self.scale * maximum + jnp.log(jnp.where(seen, x, 1))
-                        for p, x in ((1, sums[0]), (power, sums[-1])))
+      lse, power_lse = (
+        p * self.scale * maximum + jnp.log(jnp.where(seen, x, 1))
+        for p, x in ((1, sums[0]), (power, sums[-1]))
+      )
       return jnp.where(seen, 1 / sums[0], 0), lse, power_lse
     return None, *(state * 2 or (None, None))
 
   def cotangent(
-      self,
-      s: jax.Array,
-      keep: jax.Array | None,
-      dp: jax.Array,
-      rows: Sequence[jax.Array],
+    self,
+    s: jax.Array,
+    keep: jax.Array | None,
+    dp: jax.Array,
+    rows: Sequence[jax.Array],
   ) -> tuple[jax.Array, jax.Array]:
     """Weights and the cotangent of the scores, of a tile.
 
@@ -144,7 +146,8 @@ class ScoreTile:
     power = self.spec.normalizer.power
     if self.spec.similarity.kind == 'exponential':
       relative = lambda log, power: _where(
-          keep, jnp.exp2((s * (self.scale * power) - log) * _LOG2E))
+        keep, jnp.exp2((s * (self.scale * power) - log) * _LOG2E)
+      )
       p = relative(rows[0], 1)
       # The softmax contributes p (dp - do.o). The statistic contributes p times the cotangent of
       # lse, since p is the derivative of lse. rows[1] holds both terms that are added to dp.
@@ -169,9 +172,9 @@ def _where(keep: jax.Array | None, x: jax.Array) -> jax.Array:
 
 
 def row_cotangents(
-    spec: AttentionSpec,
-    result: PartialAttention,
-    cotangents: PartialAttention,
+  spec: AttentionSpec,
+  result: PartialAttention,
+  cotangents: PartialAttention,
 ) -> tuple[jax.Array, ...]:
   """The rows (B, H, T) that the backward pass of a tile needs.
 
@@ -183,8 +186,9 @@ def row_cotangents(
   if spec.similarity.kind == 'additive':
     return ((dstat + dpower) * power,) if power else ()
   float32 = lambda x: x.astype(jnp.float32)
-  delta = jnp.einsum('bthd,bthd->bht', float32(cotangents.out_BxTxHxDh),
-                     float32(result.out_BxTxHxDh))
+  delta = jnp.einsum(
+    'bthd,bthd->bht', float32(cotangents.out_BxTxHxDh), float32(result.out_BxTxHxDh)
+  )
   if power == 1:
     return result.row_stats_BxHxT, dstat + dpower - delta
   assert power is not None, 'AttentionSpec refuses exp without a normalisation'

@@ -70,8 +70,12 @@ def shard_map_batch_heads(layout: str, f: Callable[..., tuple], *arrays: jax.Arr
   spec = lambda axes: PartitionSpec(*(over.get(letter) or None for letter in axes))
 
   def total(axes: str, x: jax.Array) -> jax.Array:
-    names = [name for letter in 'bh' if letter not in axes and letter in ''.join(inputs)
-             for name in over[letter]]
+    names = [
+      name
+      for letter in 'bh'
+      if letter not in axes and letter in ''.join(inputs)
+      for name in over[letter]
+    ]
     return jax.lax.psum(x, tuple(names)) if names else x
 
   def share(*inputs: jax.Array) -> tuple[jax.Array, ...]:
@@ -79,8 +83,12 @@ def shard_map_batch_heads(layout: str, f: Callable[..., tuple], *arrays: jax.Arr
 
   # check_vma=False: the check does not know what a Pallas call does with its operands.
   return jax.shard_map(
-      share, in_specs=tuple(map(spec, inputs)), out_specs=tuple(map(spec, outputs)),
-      axis_names=set(sizes), check_vma=False)(*arrays)
+    share,
+    in_specs=tuple(map(spec, inputs)),
+    out_specs=tuple(map(spec, outputs)),
+    axis_names=set(sizes),
+    check_vma=False,
+  )(*arrays)
 
 
 def axis_size(name: str) -> int:
@@ -101,26 +109,32 @@ def sum_over_axis(name: str, f: Callable[[Any, Any], Any], whole: Any, batch: An
   # Kernels need every axis of the mesh to be manual, also an axis of a single device.
   names = {axis for axis, devices in _axes().items() if axis == name or devices == 1}
   sums = jax.shard_map(
-      lambda *share: jax.tree.map(lambda x: x[None], f(*share)), axis_names=names,
-      in_specs=(PartitionSpec(), PartitionSpec(name)), out_specs=PartitionSpec(name),
-      check_vma=False)(whole, batch)
+    lambda *share: jax.tree.map(lambda x: x[None], f(*share)),
+    axis_names=names,
+    in_specs=(PartitionSpec(), PartitionSpec(name)),
+    out_specs=PartitionSpec(name),
+    check_vma=False,
+  )(whole, batch)
   # Next to axes that the compiler splits, a psum of bfloat16 crashes XLA's compiler for CPUs; and
   # jnp.sum would send float32.
   return jax.tree.map(lambda x: jax.lax.reduce(x, x.dtype.type(0), jax.lax.add, (0,)), sums)
 
 
 def _splits(
-    sizes: dict[str, int],
-    layouts: list[str],
-    arrays: Sequence[jax.Array],
+  sizes: dict[str, int],
+  layouts: list[str],
+  arrays: Sequence[jax.Array],
 ) -> dict[str, tuple[str, ...]]:
   """{letter: axes of the mesh that split it}, none if one of its lengths does not divide."""
-  over = {'b': tuple(name for name in sizes if name != _TENSOR),
-          'h': tuple(name for name in sizes if name == _TENSOR)}
+  over = {
+    'b': tuple(name for name in sizes if name != _TENSOR),
+    'h': tuple(name for name in sizes if name == _TENSOR),
+  }
   for letter, names in over.items():
     devices = math.prod(sizes[name] for name in names)
-    if any(x.shape[axes.index(letter)] % devices
-           for axes, x in zip(layouts, arrays) if letter in axes):
+    if any(
+      x.shape[axes.index(letter)] % devices for axes, x in zip(layouts, arrays) if letter in axes
+    ):
       over[letter] = ()
   return over
 
@@ -132,7 +146,12 @@ def _axes() -> dict[str, int]:
   """
   mesh = jax.sharding.get_abstract_mesh()
   if AxisType.Explicit in mesh.axis_types:
-    raise NotImplementedError('explicit mesh axes: make the mesh with axis_types Auto, as '
-                              'sink_jax.models.sharding.make_mesh does.')
-  return {name: mesh.shape[name] for name, kind in zip(mesh.axis_names, mesh.axis_types)
-          if kind == AxisType.Auto}
+    raise NotImplementedError(
+      'explicit mesh axes: make the mesh with axis_types Auto, as '
+      'sink_jax.models.sharding.make_mesh does.'
+    )
+  return {
+    name: mesh.shape[name]
+    for name, kind in zip(mesh.axis_names, mesh.axis_types)
+    if kind == AxisType.Auto
+  }

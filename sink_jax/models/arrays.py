@@ -24,8 +24,10 @@ def check_ids(ids: AnyArray, vocab_size: int, name: str = 'tokens') -> None:
   """Raises a ValueError unless all ids are in the vocabulary; name: their name in the message."""
   # JAX would take the last embedding, or count from the end.
   if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
-    raise ValueError(f'{name} reach from {ids.min()} to {ids.max()}, and the vocabulary has '
-                     f'{vocab_size} entries: use the tokenizer of the model.')
+    raise ValueError(
+      f'{name} reach from {ids.min()} to {ids.max()}, and the vocabulary has '
+      f'{vocab_size} entries: use the tokenizer of the model.'
+    )
 
 
 def checked_inputs(config: ModelConfig, inputs: Any, least: int = 1) -> jax.Array:
@@ -35,11 +37,17 @@ def checked_inputs(config: ModelConfig, inputs: Any, least: int = 1) -> jax.Arra
   processes.
   """
   inputs = as_array(inputs, 'tokens')
-  fits = (inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer) if config.vocab_size else
-          inputs.ndim == 3 and inputs.shape[-1] == config.input_features)
+  fits = (
+    inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
+    if config.vocab_size
+    else inputs.ndim == 3 and inputs.shape[-1] == config.input_features
+  )
   if not fits or not inputs.shape[0] or inputs.shape[1] < least:
-    expected = ('tokens must be integers of shape (S, T)' if config.vocab_size else
-                f'inputs must have the shape (S, T, {config.input_features})')
+    expected = (
+      'tokens must be integers of shape (S, T)'
+      if config.vocab_size
+      else f'inputs must have the shape (S, T, {config.input_features})'
+    )
     raise ValueError(f'{expected}, T at least {least}, not {inputs.dtype} of shape {inputs.shape}.')
   known = not isinstance(inputs, Tracer) and getattr(inputs, 'is_fully_addressable', True)
   if known and config.vocab_size:
@@ -64,8 +72,9 @@ def precise(dtype: str) -> AbstractContextManager:
 
 
 # Is each entry along the first axis of each leaf finite? The values stay on their devices.
-_finite = jax.jit(lambda params: jax.tree.map(
-    lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim))), params))
+_finite = jax.jit(
+  lambda params: jax.tree.map(lambda x: jnp.isfinite(x).all(tuple(range(1, x.ndim))), params)
+)
 
 
 def first_not_finite(params: ParamTree) -> str | None:

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 
 from sink_jax.attention.reference import rows
 from sink_jax.attention.spec import (
-  AttentionSpec, LayerParams, TransformedQK, normalize_qk, position_qk)
+  AttentionSpec,
+  LayerParams,
+  TransformedQK,
+  normalize_qk,
+  position_qk,
+)
 from sink_jax.kernels.dispatch import attend_transformed, choose, unsupported
 from sink_jax.kernels.importance import Importance, transformed_importance
 from sink_jax.kernels.shard import sharding_constraint
@@ -35,12 +40,12 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-      self,
-      x_BxTxD: jax.Array,
-      record_options: RecordOptions | None = None,
-      cache: KVCache | None = None,
-      positions: DecodePositions | None = None,
-      first: FirstValues | None = None,
+    self,
+    x_BxTxD: jax.Array,
+    record_options: RecordOptions | None = None,
+    cache: KVCache | None = None,
+    positions: DecodePositions | None = None,
+    first: FirstValues | None = None,
   ) -> tuple[jax.Array, LayerRecord | None, KVCache | None, FirstValues | None]:
     """Returns the output (B, T, D), the record, keys and values, and the first block's values.
 
@@ -54,13 +59,15 @@ class Attention(nn.Module):
     params = self._params()
     normalized = q, k = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
     projected_BxTxHkvxDh = v_BxTxHkvxDh
-    v_BxTxHkvxDh = spec.value.values(v_BxTxHkvxDh, params.get('value', {}),
-                                     None if first is None else first.v_BxTxHkvxDh)
+    v_BxTxHkvxDh = spec.value.values(
+      v_BxTxHkvxDh, params.get('value', {}), None if first is None else first.v_BxTxHkvxDh
+    )
     if first is not None:
       # One program serves all blocks of a loop: in the first, the values stay as they are.
       v_BxTxHkvxDh = jnp.where(first.read, v_BxTxHkvxDh, projected_BxTxHkvxDh)
-      first = FirstValues(jnp.where(first.read, first.v_BxTxHkvxDh, projected_BxTxHkvxDh),
-                          jnp.ones_like(first.read))
+      first = FirstValues(
+        jnp.where(first.read, first.v_BxTxHkvxDh, projected_BxTxHkvxDh), jnp.ones_like(first.read)
+      )
     gate_BxTxD = x_BxTxD if spec.head.reads_input else None
     seen = new = None
     if positions is not None:
@@ -72,16 +79,20 @@ class Attention(nn.Module):
       qk = position_qk(spec, q, k, params)
       qk, v_BxTxHkvxDh, params = self.edit_inputs(qk, v_BxTxHkvxDh, params)
       seen = Seen(spec, qk, params, config.sink_tokens)
-      o_BxTxHxDh = attend_transformed(spec, qk, v_BxTxHkvxDh, params, gate_BxTxD,
-                                      implementation=config.implementation)
+      o_BxTxHxDh = attend_transformed(
+        spec, qk, v_BxTxHkvxDh, params, gate_BxTxD, implementation=config.implementation
+      )
     else:
       assert cache is not None and new is not None
       o = attend_cached(spec, q, cache, new, params, positions)
       o_BxTxHxDh = spec.head.output(o, v_BxTxHkvxDh, gate_BxTxD, params.get('head', {}))
     o_BxTxHxDh = sharding_constraint('bthd', o_BxTxHxDh.astype(x_BxTxD.dtype))
     o_BxTxHxDh = self.edit_outputs(o_BxTxHxDh)
-    combined = (o_BxTxHxDh.sum(2) if config.combine_heads == 'add' else
-                o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1))
+    combined = (
+      o_BxTxHxDh.sum(2)
+      if config.combine_heads == 'add'
+      else o_BxTxHxDh.reshape(*x_BxTxD.shape[:2], -1)
+    )
     out = Dense(config.d_model, config, group='out', name='out')(combined)
     out = sharding_constraint('btd', out)
     if record_options is None:
@@ -104,15 +115,18 @@ class Attention(nn.Module):
     attention.
     """
     make = lambda name, param: self.param(
-        name, initializer(param.init, self.config), param.shape, jnp.float32)
-    return {component: {name: make(f'{component}_{name}', param) for name, param in params.items()}
-            for component, params in self.spec.params(self.config.dims).items()}
+      name, initializer(param.init, self.config), param.shape, jnp.float32
+    )
+    return {
+      component: {name: make(f'{component}_{name}', param) for name, param in params.items()}
+      for component, params in self.spec.params(self.config.dims).items()
+    }
 
   def edit_inputs(
-      self,
-      qk: TransformedQK,
-      v_BxTxHkvxDh: jax.Array,
-      params: LayerParams,
+    self,
+    qk: TransformedQK,
+    v_BxTxHkvxDh: jax.Array,
+    params: LayerParams,
   ) -> tuple[TransformedQK, jax.Array, LayerParams]:
     """Returns what attention reads; analyses intercept it (`nn.intercept_methods`) to edit it."""
     return qk, v_BxTxHkvxDh, params
@@ -128,7 +142,7 @@ def _record(options: RecordOptions, seen: Seen, normed: tuple[jax.Array, ...]) -
   if seen.sink_tokens:
     importance = _without_sink_rows(seen, importance)
   # Records are about tokens: the rows and columns of learned sink tokens are cut off.
-  norms = [jnp.swapaxes(l2_norm(x), 1, 2)[..., seen.sink_tokens:] for x in normed]
+  norms = [jnp.swapaxes(l2_norm(x), 1, 2)[..., seen.sink_tokens :] for x in normed]
   recorded = options.attention(seen) if options.attention else None
   return LayerRecord(importance, *norms, attention=recorded)
 
@@ -147,17 +161,20 @@ def _without_sink_rows(seen: Seen, importance: Importance) -> Importance:
   (q, k), sink_tokens = seen.qk, seen.sink_tokens
   length = k.shape[1]
   # Under most masks these rows see only sink tokens; under a prefix mask they see tokens too.
-  of_sinks = rows(seen.spec, q[:, :sink_tokens], k, seen.params, jnp.arange(sink_tokens),
-                  jnp.arange(length))
+  of_sinks = rows(
+    seen.spec, q[:, :sink_tokens], k, seen.params, jnp.arange(sink_tokens), jnp.arange(length)
+  )
   weights, proxy = of_sinks.weights_BxHxLxT.sum(2), of_sinks.proxy_BxHxLxT.sum(2)
   rows_seeing_k = length - jnp.arange(length)  # the divisors that importance has
   tokens, sinks = slice(sink_tokens, None), slice(sink_tokens)
   received = (importance.normalized * rows_seeing_k)[..., sinks].sum(-1)  # of all rows together
   return Importance(
-      raw=importance.raw[..., tokens] - (weights / rows_seeing_k)[..., tokens],
-      normalized=importance.normalized[..., tokens] - (proxy / rows_seeing_k)[..., tokens],
-      extra_key=(received - proxy[..., sinks].sum(-1)) / (length - sink_tokens),
-      extra_key_released=received / length, entropy=importance.entropy)
+    raw=importance.raw[..., tokens] - (weights / rows_seeing_k)[..., tokens],
+    normalized=importance.normalized[..., tokens] - (proxy / rows_seeing_k)[..., tokens],
+    extra_key=(received - proxy[..., sinks].sum(-1)) / (length - sink_tokens),
+    extra_key_released=received / length,
+    entropy=importance.entropy,
+  )
 
 
 def training_implementation(config: ModelConfig, length: int) -> str:
@@ -166,12 +183,16 @@ def training_implementation(config: ModelConfig, length: int) -> str:
   Raises a ValueError, with the reason, if `config.implementation` does not run a block here.
   """
   dims, tokens = config.dims, length + config.sink_tokens
-  q, k = (jax.ShapeDtypeStruct((1, tokens, heads, dims.head_dim), config.dtype)
-          for heads in (dims.heads, dims.kv_heads))
+  q, k = (
+    jax.ShapeDtypeStruct((1, tokens, heads, dims.head_dim), config.dtype)
+    for heads in (dims.heads, dims.kv_heads)
+  )
   names = []
   for spec in config.attention_specs:
     names.append(config.implementation or choose(spec, q, k))
     if reason := unsupported(names[-1], spec, q, k):
-      raise ValueError(f"model.implementation = '{names[-1]}' does not run this model: {reason}. "
-                       "Leave it empty for the choice of the platform; 'chunked' runs everywhere.")
+      raise ValueError(
+        f"model.implementation = '{names[-1]}' does not run this model: {reason}. "
+        "Leave it empty for the choice of the platform; 'chunked' runs everywhere."
+      )
   return ', '.join(dict.fromkeys(names))

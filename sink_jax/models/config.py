@@ -16,16 +16,26 @@ from sink_jax.kernels.dispatch import check_implementation
 
 _FROM_ZERO = ('vocab_size', 'input_features', 'output_features', 'sink_tokens')
 CHOICES: dict[str, tuple[str, ...]] = {
-    'ffn': ('relu', 'gelu', 'gelu_tanh', 'swish', 'reglu', 'geglu', 'tanh_geglu', 'swiglu',
-            'clamped_swiglu', 'none'),
-    'biases': ('qkv', 'out', 'ffn', 'mamba', 'unembed'),
-    'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
-    'norm_location': ('pre', 'post', 'sandwich', 'after', 'protected'),
-    'linear': ('plain', 'sigma_reparam'),
-    'combine_heads': ('concat', 'add'),
-    'init': ('torch_default', 'tinyllama'),
-    'dtype': ('bfloat16', 'float32'),
-    'remat': ('none', 'save_matmuls', 'save_attention', 'blocks'),
+  'ffn': (
+    'relu',
+    'gelu',
+    'gelu_tanh',
+    'swish',
+    'reglu',
+    'geglu',
+    'tanh_geglu',
+    'swiglu',
+    'clamped_swiglu',
+    'none',
+  ),
+  'biases': ('qkv', 'out', 'ffn', 'mamba', 'unembed'),
+  'norm': ('rmsnorm', 'layernorm', 'single', 'dyt', 'none'),
+  'norm_location': ('pre', 'post', 'sandwich', 'after', 'protected'),
+  'linear': ('plain', 'sigma_reparam'),
+  'combine_heads': ('concat', 'add'),
+  'init': ('torch_default', 'tinyllama'),
+  'dtype': ('bfloat16', 'float32'),
+  'remat': ('none', 'save_matmuls', 'save_attention', 'blocks'),
 }
 
 
@@ -149,57 +159,99 @@ class ModelConfig:
   def _conflicts(self) -> Iterator[tuple[object, str]]:
     """Pairs of a condition that must not hold, and its error; later ones rely on earlier ones."""
     layers, spec, sinks = self.pattern, self.attention, self.sink_tokens
-    yield (self.head_dim is None and self.d_model % self.heads,
-           f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.')
-    yield (self.heads % (self.kv_heads or self.heads),
-           f'model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}.')
-    yield (not layers or self.layers % len(layers), f'model.layers = {self.layers} must be a '
-           f'multiple of the {len(layers)} blocks of model.pattern.')
+    yield (
+      self.head_dim is None and self.d_model % self.heads,
+      f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.',
+    )
+    yield (
+      self.heads % (self.kv_heads or self.heads),
+      f'model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}.',
+    )
+    yield (
+      not layers or self.layers % len(layers),
+      f'model.layers = {self.layers} must be a '
+      f'multiple of the {len(layers)} blocks of model.pattern.',
+    )
     yield (all(layer.mamba for layer in layers), 'model.pattern has no block with attention.')
-    yield (any(layer.position and not all(isinstance(position, (Rope, Nope)) for position in
-                                          (layer.position, spec.position)) for layer in layers),
-           'model.pattern: blocks differ in rotary encodings, Rope() and others, or Nope() only.')
-    yield (self.parallel_residual and self.norm_location != 'pre',
-           "model.parallel_residual needs model.norm_location = 'pre'.")
-    yield ((self.linear != 'plain' or self.norm_location == 'protected')
-           and any(layer.mamba or layer.experts for layer in layers),
-           f'model.linear = {self.linear!r} and model.norm_location = {self.norm_location!r} need '
-           'a pattern without Mamba mixers and experts.')
-    yield (self.norm_location == 'protected' and spec.qk_norm == NoQKNorm(),
-           "model.norm_location = 'protected' needs attention.qk_norm = 'QKNorm()', without which "
-           'nothing bounds the scores.')
-    yield (self.norm_location == 'protected'
-           and (self.linear != 'plain' or self.init != 'torch_default'),
-           "model.norm_location = 'protected' needs model.linear = 'plain' and model.init = "
-           "'torch_default', on which its factors rely.")
-    yield (self.ffn == 'none' and any(layer.experts for layer in layers),
-           "model.ffn = 'none' leaves the experts of model.pattern without an activation.")
-    yield (self.tied and 'unembed' in self.biases,
-           "model.biases: 'unembed' is a bias of an unembedding that model.tied leaves out.")
-    yield (self.tied and not self.unembedding,
-           'model.unembedding = False: the model has one, its embedding, by model.tied.')
-    yield (not self.vocab_size and not (self.input_features and self.output_features),
-           'A model needs a vocab_size, or input_features and output_features.')
-    yield ((self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size,
-           'model.tied, model.embedding_dim and model.logit_cap need a vocabulary.')
-    yield (not 0 <= self.logit_cap < math.inf,
-           f'model.logit_cap = {self.logit_cap} must be finite and at least 0 (no cap).')
+    yield (
+      any(
+        layer.position
+        and not all(
+          isinstance(position, (Rope, Nope)) for position in (layer.position, spec.position)
+        )
+        for layer in layers
+      ),
+      'model.pattern: blocks differ in rotary encodings, Rope() and others, or Nope() only.',
+    )
+    yield (
+      self.parallel_residual and self.norm_location != 'pre',
+      "model.parallel_residual needs model.norm_location = 'pre'.",
+    )
+    yield (
+      (self.linear != 'plain' or self.norm_location == 'protected')
+      and any(layer.mamba or layer.experts for layer in layers),
+      f'model.linear = {self.linear!r} and model.norm_location = {self.norm_location!r} need '
+      'a pattern without Mamba mixers and experts.',
+    )
+    yield (
+      self.norm_location == 'protected' and spec.qk_norm == NoQKNorm(),
+      "model.norm_location = 'protected' needs attention.qk_norm = 'QKNorm()', without which "
+      'nothing bounds the scores.',
+    )
+    yield (
+      self.norm_location == 'protected'
+      and (self.linear != 'plain' or self.init != 'torch_default'),
+      "model.norm_location = 'protected' needs model.linear = 'plain' and model.init = "
+      "'torch_default', on which its factors rely.",
+    )
+    yield (
+      self.ffn == 'none' and any(layer.experts for layer in layers),
+      "model.ffn = 'none' leaves the experts of model.pattern without an activation.",
+    )
+    yield (
+      self.tied and 'unembed' in self.biases,
+      "model.biases: 'unembed' is a bias of an unembedding that model.tied leaves out.",
+    )
+    yield (
+      self.tied and not self.unembedding,
+      'model.unembedding = False: the model has one, its embedding, by model.tied.',
+    )
+    yield (
+      not self.vocab_size and not (self.input_features and self.output_features),
+      'A model needs a vocab_size, or input_features and output_features.',
+    )
+    yield (
+      (self.tied or self.embedding_dim or self.logit_cap) and not self.vocab_size,
+      'model.tied, model.embedding_dim and model.logit_cap need a vocabulary.',
+    )
+    yield (
+      not 0 <= self.logit_cap < math.inf,
+      f'model.logit_cap = {self.logit_cap} must be finite and at least 0 (no cap).',
+    )
     yield not 0 < self.norm_eps <= 1, f'model.norm_eps must be > 0 and <= 1, not {self.norm_eps}.'
-    yield (sinks and spec.kv_bias.has_extra_key,
-           f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose '
-           'one.')
+    yield (
+      sinks and spec.kv_bias.has_extra_key,
+      f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose one.',
+    )
     prefixes = [spec.mask.prefix for spec in self.attention_specs]
-    yield (any(n is not None and n < sinks for n in prefixes),
-           f'model.sink_tokens = {sinks} are positions of the prefix, which is shorter: give '
-           f'Prefix(length={sinks}) or more, or fewer sink tokens.')
-    yield (spec.value.reads_first and (self.layers == 1 or layers[0].mamba),
-           f'{spec.value} mixes the values of the first block into those of later ones: use two '
-           'layers or more, of which the first has attention, or PlainValue().')
+    yield (
+      any(n is not None and n < sinks for n in prefixes),
+      f'model.sink_tokens = {sinks} are positions of the prefix, which is shorter: give '
+      f'Prefix(length={sinks}) or more, or fewer sink tokens.',
+    )
+    yield (
+      spec.value.reads_first and (self.layers == 1 or layers[0].mamba),
+      f'{spec.value} mixes the values of the first block into those of later ones: use two '
+      'layers or more, of which the first has attention, or PlainValue().',
+    )
 
   def attention_of(self, layer: Layer) -> AttentionSpec:
     """Returns the attention of a block of the pattern, with its mask and position encoding."""
-    return dataclasses.replace(self.attention, mask=layer.mask or self.attention.mask,
-                               position=layer.position or self.attention.position)
+    return dataclasses.replace(
+      self.attention,
+      mask=layer.mask or self.attention.mask,
+      position=layer.position or self.attention.position,
+    )
 
   @property
   def blocks(self) -> tuple[Layer, ...]:
@@ -219,5 +271,9 @@ class ModelConfig:
   @property
   def dims(self) -> Dims:
     """The sizes of an attention layer: heads, key/value heads, head_dim and d_model."""
-    return Dims(self.heads, self.kv_heads or self.heads,
-                self.head_dim or self.d_model // self.heads, self.d_model)
+    return Dims(
+      self.heads,
+      self.kv_heads or self.heads,
+      self.head_dim or self.d_model // self.heads,
+      self.d_model,
+    )

@@ -15,7 +15,11 @@ import jax.numpy as jnp
 
 from sink_jax.attention import reference
 from sink_jax.attention.spec import (
-  AttentionSpec, LayerParams, apply_position_and_features, scaled_queries)
+  AttentionSpec,
+  LayerParams,
+  apply_position_and_features,
+  scaled_queries,
+)
 from sink_jax.component import check_types
 from sink_jax.models.config import ModelConfig
 
@@ -101,8 +105,7 @@ class CachePolicy:
     newest_C = last - (last - entries_C) % self.recent
     text_C = jnp.where((entries_C < self.sinks) | (last < self.size), entries_C, newest_C)
     text_C = jnp.where(text_C > last, EMPTY, text_C)
-    entries_L = jnp.where(new_L < self.size, new_L,
-                          self.sinks + (new_L - self.sinks) % self.recent)
+    entries_L = jnp.where(new_L < self.size, new_L, self.sinks + (new_L - self.sinks) % self.recent)
     text_E = jnp.concatenate([text_C, new_L])
     sink_E = text_E < self.sinks
     # A token sees the tokens that are in the cache after it is written.
@@ -117,26 +120,27 @@ class CachePolicy:
 
 
 def attend_cached(
-    spec: AttentionSpec,
-    q_BxLxHxDh: jax.Array,
-    cache: KVCache,
-    new: KVCache,
-    params: LayerParams,
-    positions: DecodePositions,
+  spec: AttentionSpec,
+  q_BxLxHxDh: jax.Array,
+  cache: KVCache,
+  new: KVCache,
+  params: LayerParams,
+  positions: DecodePositions,
 ) -> jax.Array:
   """Output (B, L, H, Dh) of attention, before the spec's head, for the next L tokens of a text.
 
   Queries come normalised and not rotated; `new` has the keys and values of their tokens.
   """
   # The transposes are folded into the products.
-  k_BxExHkvxDh, v_BxExHkvxDh = (jnp.swapaxes(jnp.concatenate(parts, 2), 1, 2)
-                                for parts in zip(cache, new))
+  k_BxExHkvxDh, v_BxExHkvxDh = (
+    jnp.swapaxes(jnp.concatenate(parts, 2), 1, 2) for parts in zip(cache, new)
+  )
   rotated = positions.kept_L is not None
   if rotated:
     k_BxExHkvxDh = spec.feature_map.features(k_BxExHkvxDh, params.get('feature_map', {}))
   q_BxLxHxDh = apply_position_and_features(
-      spec, scaled_queries(spec, q_BxLxHxDh, positions.queries_L, params), positions.queries_L,
-      params)
+    spec, scaled_queries(spec, q_BxLxHxDh, positions.queries_L, params), positions.queries_L, params
+  )
 
   def attend(q_BxHxDh, i, j_E):
     k = k_BxExHkvxDh if rotated else apply_position_and_features(spec, k_BxExHkvxDh, j_E, params)
@@ -161,11 +165,18 @@ def empty_state(config: ModelConfig, policy: CachePolicy, batch: int) -> DecodeS
   # The leading axis that the scan over blocks takes apart: one slice per period of the pattern.
   repeats = config.layers // len(config.pattern)
   shape = repeats, batch, dims.kv_heads, policy.size, dims.head_dim
-  return DecodeState(tuple(
-      MambaCache(jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
-                 jnp.zeros((repeats, batch, sizes.inner, sizes.state)))
-      if (sizes := layer.mamba) else KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-      for layer in config.pattern), jnp.zeros((), jnp.int32))
+  return DecodeState(
+    tuple(
+      MambaCache(
+        jnp.zeros((repeats, batch, sizes.conv - 1, sizes.inner), dtype),
+        jnp.zeros((repeats, batch, sizes.inner, sizes.state)),
+      )
+      if (sizes := layer.mamba)
+      else KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+      for layer in config.pattern
+    ),
+    jnp.zeros((), jnp.int32),
+  )
 
 
 def state_bytes(config: ModelConfig, policy: CachePolicy, batch: int) -> int:
@@ -181,20 +192,28 @@ def check_policy(config: ModelConfig, policy: CachePolicy, length: int, at_once:
   sinks, size = config.sink_tokens, policy.size
   total, together = length + sinks, min(at_once + sinks, size)
   if size <= sinks or (total > size and policy.sinks < sinks):
-    raise ValueError(f'{policy} drops a learned sink token: give it sinks of at least {sinks} and '
-                     f'a size of at least {sinks + 1}.')
+    raise ValueError(
+      f'{policy} drops a learned sink token: give it sinks of at least {sinks} and '
+      f'a size of at least {sinks + 1}.'
+    )
   used = total if policy.positions == 'text' else min(total, size)  # positions
   spec = config.attention
   masks = [spec.mask for spec in config.attention_specs]
   for mask in masks:
     if mask.prefix and together < min(mask.prefix, total):
-      raise ValueError(f'{mask}: the tokens of a prefix see each other, so all of them must be '
-                       f'read at once; here these are {together}. Give a longer prompt or cache.')
+      raise ValueError(
+        f'{mask}: the tokens of a prefix see each other, so all of them must be '
+        f'read at once; here these are {together}. Give a longer prompt or cache.'
+      )
   keys = max(min(mask.window or total, total) for mask in masks)
-  for component, least in ((spec.kv_bias, spec.kv_bias.future or 0),  # it counts tokens to come
-                           (spec.temperature, keys if spec.temperature.counts_keys else 0)):
+  for component, least in (
+    (spec.kv_bias, spec.kv_bias.future or 0),  # it counts tokens to come
+    (spec.temperature, keys if spec.temperature.counts_keys else 0),
+  ):
     if size < least and used < total:
-      raise ValueError(f'{component} depends on the length of the text, which positions of the '
-                       "cache do not give: give the cache positions='text', or a size of at "
-                       f'least {least}.')
+      raise ValueError(
+        f'{component} depends on the length of the text, which positions of the '
+        "cache do not give: give the cache positions='text', or a size of at "
+        f'least {least}.'
+      )
   spec.position.check_length(used - sinks)

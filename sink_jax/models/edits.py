@@ -22,14 +22,14 @@ from sink_jax.models.transformer import Block, Transformer
 
 
 def edit_tree(
-    config: ModelConfig,
-    *,
-    batch: int,
-    length: int,
-    keep_NxBxHxT: ArrayLike = True,
-    values_NxBxT: ArrayLike = True,
-    heads_NxH: ArrayLike = True,
-    caps_MxD: ArrayLike = np.inf,
+  config: ModelConfig,
+  *,
+  batch: int,
+  length: int,
+  keep_NxBxHxT: ArrayLike = True,
+  values_NxBxT: ArrayLike = True,
+  heads_NxH: ArrayLike = True,
+  caps_MxD: ArrayLike = np.inf,
 ) -> ParamTree:
   """The collection 'edits' of a model of M blocks, N with attention.
 
@@ -45,9 +45,11 @@ def edit_tree(
   """
   layers, period = config.attention_layers, len(config.pattern)
   full = lambda x, *shape: np.broadcast_to(x, (len(layers), *shape))
-  attention = {'keep': full(keep_NxBxHxT, batch, config.heads, length),
-               'values': full(values_NxBxT, batch, length),
-               'heads': full(heads_NxH, config.heads)}
+  attention = {
+    'keep': full(keep_NxBxHxT, batch, config.heads, length),
+    'values': full(values_NxBxT, batch, length),
+    'heads': full(heads_NxH, config.heads),
+  }
   caps = np.broadcast_to(np.asarray(caps_MxD, np.float32), (config.layers, config.d_model))
   blocks: dict[str, Any] = {}
   for i in range(period):
@@ -59,11 +61,11 @@ def edit_tree(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def edited_logits(
-    config: ModelConfig,
-    mesh: Mesh | None,
-    params: ParamTree,
-    edits: ParamTree,
-    tokens_BxT: jax.Array | np.ndarray,
+  config: ModelConfig,
+  mesh: Mesh | None,
+  params: ParamTree,
+  edits: ParamTree,
+  tokens_BxT: jax.Array | np.ndarray,
 ) -> jax.Array:
   """The logits (B, T, V) of a model with an `edit_tree`; one program serves all edits.
 
@@ -79,12 +81,12 @@ def next_token_losses(logits_BxTxV: jax.Array, tokens_BxT: jax.Array) -> jax.Arr
 
 
 def edited_by(
-    change: Callable,
-    config: ModelConfig,
-    mesh: Mesh | None,
-    params: ParamTree,
-    edits: ParamTree,
-    tokens_BxT: jax.Array | np.ndarray,
+  change: Callable,
+  config: ModelConfig,
+  mesh: Mesh | None,
+  params: ParamTree,
+  edits: ParamTree,
+  tokens_BxT: jax.Array | np.ndarray,
 ) -> Any:
   """The logits with `change(call, args, kwargs, context)` instead of each method of the model.
 

@@ -81,18 +81,18 @@ class Sampling(NamedTuple):
 
 
 def stream_texts(
-    config: ModelConfig,
-    params: ParamTree,
-    texts: Sequence[Sequence[int] | np.ndarray],
-    length: int,
-    *,
-    policy: CachePolicy | None = None,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    eos_token_id: int | Sequence[int] | None = None,
-    chunk: int = 32,
+  config: ModelConfig,
+  params: ParamTree,
+  texts: Sequence[Sequence[int] | np.ndarray],
+  length: int,
+  *,
+  policy: CachePolicy | None = None,
+  temperature: float = 0.0,
+  top_k: int | None = None,
+  top_p: float | None = None,
+  seed: int = 0,
+  eos_token_id: int | Sequence[int] | None = None,
+  chunk: int = 32,
 ) -> Iterator[list[Integer[np.ndarray, 'n']]]:
   """Continues S texts of different lengths by `length` tokens, in pieces.
 
@@ -115,11 +115,15 @@ def stream_texts(
   """
   counts_S = np.asarray([len(text) for text in texts], np.int32)
   if not counts_S.size or not counts_S.all():
-    raise ValueError('there is no text, or one without a token: write something, or put BOS before '
-                     "it, as bos='force' does.")
+    raise ValueError(
+      'there is no text, or one without a token: write something, or put BOS before '
+      "it, as bos='force' does."
+    )
   if min(length, chunk) < 1 or not 0 <= seed < 2**32:
-    raise ValueError(f'length = {length} and chunk = {chunk} must be at least 1, and seed = {seed} '
-                     f'between 0 and {2**32 - 1}.')
+    raise ValueError(
+      f'length = {length} and chunk = {chunk} must be at least 1, and seed = {seed} '
+      f'between 0 and {2**32 - 1}.'
+    )
   sampling, ends = Sampling(temperature, top_k, top_p), end_ids(eos_token_id)
   sampling.check(config.vocab_size)
   check_ids(ends, config.vocab_size, 'eos_token_id')
@@ -129,7 +133,7 @@ def stream_texts(
   check_policy(config, policy, total, at_once)
   given_SxT = np.zeros((len(texts), total + chunk), np.int32)  # a piece may reach beyond the end
   for row, text in zip(given_SxT, texts, strict=True):
-    row[:len(text)] = text
+    row[: len(text)] = text
   check_ids(given_SxT, config.vocab_size)
   # Learned sink tokens, which `Transformer` puts before the text, take entries as well.
   start = min(at_once, policy.size - config.sink_tokens)
@@ -152,37 +156,37 @@ def _read_at_once(config: ModelConfig, shortest: int, total: int, length: int) -
 
 
 def _made(
-    config: ModelConfig,
-    params: ParamTree,
-    policy: CachePolicy,
-    sampling: Sampling,
-    seed: int,
-    given_SxT: np.ndarray,
-    counts_S: np.ndarray,
-    start: int,
-    chunk: int,
+  config: ModelConfig,
+  params: ParamTree,
+  policy: CachePolicy,
+  sampling: Sampling,
+  seed: int,
+  given_SxT: np.ndarray,
+  counts_S: np.ndarray,
+  start: int,
+  chunk: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Pieces (start, tokens (S, chunk)) of the texts and of what the model adds, without an end."""
   model, key = (config, mesh_of(params), policy, params), jax.random.key(seed)
   carry = _begin(*model, given_SxT[:, :start])
   together, total = min(_TOGETHER, policy.recent), given_SxT.shape[1] - chunk
   while start + together <= counts_S.min():  # one program for all lengths
-    given = given_SxT[:, start:start + together]
+    given = given_SxT[:, start : start + together]
     carry, _ = _read(*model, None, together, carry, key, start, given, counts_S)
     start += together
   chunk = min(chunk, total - start)
   while True:
-    given = given_SxT[:, start:start + chunk]
+    given = given_SxT[:, start : start + chunk]
     carry, tokens_SxT = _read(*model, sampling, 1, carry, key, start, given, counts_S)
     yield start, np.asarray(tokens_SxT)
     start += chunk
 
 
 def _new_tokens(
-    made: Iterator[tuple[int, np.ndarray]],
-    counts_S: np.ndarray,
-    length: int,
-    ends: np.ndarray,
+  made: Iterator[tuple[int, np.ndarray]],
+  counts_S: np.ndarray,
+  length: int,
+  ends: np.ndarray,
 ) -> Iterator[list[np.ndarray]]:
   """The tokens of each text after the given ones, up to its end."""
   left_S = np.full(len(counts_S), length)
@@ -191,19 +195,19 @@ def _new_tokens(
     rows = []
     for s, tokens_T in enumerate(tokens_SxT):
       # The first tokens of a piece may still belong to the given text.
-      new = tokens_T[max(0, counts_S[s] - start):][:left_S[s]]
+      new = tokens_T[max(0, counts_S[s] - start) :][: left_S[s]]
       at = np.flatnonzero(np.isin(new, ends))
-      rows.append(new[:at[0] + 1] if at.size else new)
+      rows.append(new[: at[0] + 1] if at.size else new)
       left_S[s] = 0 if at.size else left_S[s] - len(new)
     if any(map(len, rows)):
       yield rows
 
 
 def text_losses(
-    config: ModelConfig,
-    params: ParamTree,
-    tokens: Tokens,
-    policy: CachePolicy,
+  config: ModelConfig,
+  params: ParamTree,
+  tokens: Tokens,
+  policy: CachePolicy,
 ) -> Iterator[Float[np.ndarray, 'S n']]:
   """Losses -log p(x_t | what the cache keeps of x_<t) of texts (S, T), in pieces (S, n).
 
@@ -223,9 +227,9 @@ def text_losses(
   rest = np.pad(tokens[:, 1:], ((0, 0), (0, -count % piece)))
   counts_S = np.full(len(tokens), 1 + rest.shape[1], np.int32)
   for start in range(0, count, piece):
-    given = rest[:, start:start + piece]
+    given = rest[:, start : start + piece]
     carry, losses = _read(*model, None, together, carry, key, 1 + start, given, counts_S)
-    yield np.asarray(losses)[:, :count - start]
+    yield np.asarray(losses)[:, : count - start]
 
 
 def end_ids(eos_token_id: int | Sequence[int] | None) -> np.ndarray:
@@ -235,11 +239,11 @@ def end_ids(eos_token_id: int | Sequence[int] | None) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _begin(
-    config: ModelConfig,
-    mesh: Mesh | None,
-    policy: CachePolicy,
-    params: ParamTree,
-    tokens_SxT: jax.Array | np.ndarray,
+  config: ModelConfig,
+  mesh: Mesh | None,
+  policy: CachePolicy,
+  params: ParamTree,
+  tokens_SxT: jax.Array | np.ndarray,
 ) -> _Carry:
   """Reads the beginning of texts, which fits the cache, in one forward pass."""
   model = functools.partial(apply, Transformer(config), params)
@@ -255,17 +259,17 @@ def _begin(
 # The carry is donated, since its caches are large: the caller must not use it again.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 4, 5), donate_argnums=(6,))
 def _read(
-    config: ModelConfig,
-    mesh: Mesh | None,
-    policy: CachePolicy,
-    params: ParamTree,
-    sampling: Sampling | None,
-    together: int,
-    carry: _Carry,
-    key: jax.Array,
-    start: int | jax.Array,
-    given_SxT: jax.Array,
-    counts_S: jax.Array,
+  config: ModelConfig,
+  mesh: Mesh | None,
+  policy: CachePolicy,
+  params: ParamTree,
+  sampling: Sampling | None,
+  together: int,
+  carry: _Carry,
+  key: jax.Array,
+  start: int | jax.Array,
+  given_SxT: jax.Array,
+  counts_S: jax.Array,
 ) -> tuple[_Carry, jax.Array]:
   """Reads T tokens of each text from `start` on; returns the carry and the losses (S, T).
 

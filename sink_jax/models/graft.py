@@ -41,22 +41,26 @@ _Path: TypeAlias = tuple[str, ...]
 
 STARTS = ('identity', 'random')
 GRAFTED = ('attention', 'norm', 'sink_tokens')  # what a graft changes
-_BIASES = {'KBias': 'the key bias k*', 'KVBias': 'the key and value biases k* and v*',
-           'VBias': 'the value bias v*', 'SinkLogit': 'the sink logit'}
+_BIASES = {
+  'KBias': 'the key bias k*',
+  'KVBias': 'the key and value biases k* and v*',
+  'VBias': 'the value bias v*',
+  'SinkLogit': 'the sink logit',
+}
 _OFFSET = -8.0
 
 
 @standard_promotion()
 def graft(
-    run: Run,
-    *,
-    attention: AttentionSpec | Mapping[str, str | Component] | None = None,
-    norm: str | None = None,
-    sink_tokens: int | None = None,
-    start: str = 'identity',
-    tokens: AnyArray | None = None,
-    offset: float = _OFFSET,
-    seed: int = 0,
+  run: Run,
+  *,
+  attention: AttentionSpec | Mapping[str, str | Component] | None = None,
+  norm: str | None = None,
+  sink_tokens: int | None = None,
+  start: str = 'identity',
+  tokens: AnyArray | None = None,
+  offset: float = _OFFSET,
+  seed: int = 0,
 ) -> Run:
   """Returns the model of a run with another attention, norm or number of sink tokens.
 
@@ -94,59 +98,88 @@ def graft(
       check_known(name, COMPONENTS, 'attention has no component')
     attention = dataclasses.replace(run.config.attention, **components)
   config = dataclasses.replace(
-      run.config, attention=attention, norm=run.config.norm if norm is None else norm,
-      sink_tokens=run.config.sink_tokens if sink_tokens is None else sink_tokens)
+    run.config,
+    attention=attention,
+    norm=run.config.norm if norm is None else norm,
+    sink_tokens=run.config.sink_tokens if sink_tokens is None else sink_tokens,
+  )
   grafted = graft_to(run, config, start=start, tokens=tokens, offset=offset, seed=seed)
   print(grafted.graft)
   return grafted
 
 
 def graft_to(
-    run: Run,
-    config: ModelConfig,
-    *,
-    start: str = 'identity',
-    tokens: AnyArray | None = None,
-    offset: float = _OFFSET,
-    seed: int = 0,
+  run: Run,
+  config: ModelConfig,
+  *,
+  start: str = 'identity',
+  tokens: AnyArray | None = None,
+  offset: float = _OFFSET,
+  seed: int = 0,
 ) -> Run:
   """`graft` to the model of a config, which may differ in nothing else; prints nothing."""
   parts = [('attention', name, run.config.attention, config.attention) for name in COMPONENTS]
   parts += [('model', name, run.config, config) for name in ('norm', 'sink_tokens')]
-  changes = {f'{where}.{name}': (a, b) for where, name, source, target in parts
-             if (a := getattr(source, name)) != (b := getattr(target, name))}
+  changes = {
+    f'{where}.{name}': (a, b)
+    for where, name, source, target in parts
+    if (a := getattr(source, name)) != (b := getattr(target, name))
+  }
   if not changes:
-    raise ValueError('The graft changes nothing: give attention, norm or sink_tokens another '
-                     "value, such as attention={'head': 'HeadGate(scale=2)'}.")
+    raise ValueError(
+      'The graft changes nothing: give attention, norm or sink_tokens another '
+      "value, such as attention={'head': 'HeadGate(scale=2)'}."
+    )
   for name in ('mask', 'position'):
     if f'attention.{name}' in changes and any(getattr(layer, name) for layer in config.pattern):
-      raise ValueError(f'Blocks of this model have a {name} of their own, which a graft of '
-                       'attention would not change: graft another component.')
+      raise ValueError(
+        f'Blocks of this model have a {name} of their own, which a graft of '
+        'attention would not change: graft another component.'
+      )
   check_known(start, STARTS, 'Unknown start')
   batch, same = _batch(run, tokens), start == 'identity'
   known, shapes = _shapes(run.config), _shapes(config)
   new = {path: shape for path, shape in shapes.items() if known.get(path) != shape}
   starts = {name: start_like(*change) if same else None for name, change in changes.items()}
-  constants = {f'{name.removeprefix("attention.")}_{key}': value
-               for name, values in starts.items() for key, value in (values or {}).items()}
-  values: dict[_Path, AnyArray] = {path: np.full(shape, constants[path[-1]], np.float32)
-                                   for path, shape in new.items() if path[-1] in constants}
-  logits = [path for path in new if path[-1] == 'kv_bias_logit'
-            and same and config.attention.similarity.kind == 'exponential']
+  constants = {
+    f'{name.removeprefix("attention.")}_{key}': value
+    for name, values in starts.items()
+    for key, value in (values or {}).items()
+  }
+  values: dict[_Path, AnyArray] = {
+    path: np.full(shape, constants[path[-1]], np.float32)
+    for path, shape in new.items()
+    if path[-1] in constants
+  }
+  logits = [
+    path
+    for path in new
+    if path[-1] == 'kv_bias_logit' and same and config.attention.similarity.kind == 'exponential'
+  ]
   fresh = tuple(path for path in new if path not in values and path not in logits)
   if fresh:
     values |= _initial(config, fresh, seed)
   if logits:
     # Rows of the new model without the logit: its other new parts act on them too.
-    plain = dataclasses.replace(config, attention=dataclasses.replace(
-        config.attention, kv_bias=NoBias()))
+    plain = dataclasses.replace(
+      config, attention=dataclasses.replace(config.attention, kv_bias=NoBias())
+    )
     values |= _sink_logits(_with_values(run, plain, values), logits, batch, offset)
   grafted = _with_values(run, config, values)
   names = lambda paths: tuple(sorted('/'.join(path) for path in paths))
-  return dataclasses.replace(grafted, graft=GraftReport(
+  return dataclasses.replace(
+    grafted,
+    graft=GraftReport(
       tuple(f'{name}: {a!r} -> {b!r}' for name, (a, b) in changes.items()),
-      names(new), names(path for path in known if known[path] != shapes.get(path)), start,
-      None not in starts.values(), _loss(run, batch), _loss(grafted, batch), names(fresh)))
+      names(new),
+      names(path for path in known if known[path] != shapes.get(path)),
+      start,
+      None not in starts.values(),
+      _loss(run, batch),
+      _loss(grafted, batch),
+      names(fresh),
+    ),
+  )
 
 
 def learned_bias(config: ModelConfig) -> str:
@@ -159,8 +192,15 @@ def learned_bias(config: ModelConfig) -> str:
 
 def without_bias(run: Run) -> Run:
   """The same model with neither biases in attention nor learned sink tokens (Section 7.3)."""
-  return _with_values(run, dataclasses.replace(run.config, sink_tokens=0, attention=(
-      dataclasses.replace(run.config.attention, kv_bias=NoBias()))), {})
+  return _with_values(
+    run,
+    dataclasses.replace(
+      run.config,
+      sink_tokens=0,
+      attention=(dataclasses.replace(run.config.attention, kv_bias=NoBias())),
+    ),
+    {},
+  )
 
 
 def start_like(before: Component, after: Component) -> dict[str, float] | None:
@@ -203,10 +243,10 @@ def _initial(config: ModelConfig, paths: tuple[_Path, ...], seed: int) -> dict[_
 
 
 def _sink_logits(
-    run: Run,
-    paths: list[_Path],
-    batch: np.ndarray,
-    offset: float,
+  run: Run,
+  paths: list[_Path],
+  batch: np.ndarray,
+  offset: float,
 ) -> dict[_Path, np.ndarray]:
   """Sink logits (., H) of a model without them: means of log sum_j exp(s_ij) plus the offset."""
   config = run.config
@@ -217,18 +257,21 @@ def _sink_logits(
   blocks = [i % len(config.pattern) for i in config.attention_layers]
   # 'blocks/layer3/attention' is the fourth block of a period; a single block has no such level.
   number = lambda path: int(path[1].removeprefix('layer')) if len(config.pattern) > 1 else 0
-  return {path: means_NxH[[i == number(path) for i in blocks]] + np.float32(offset)
-          for path in paths}
+  return {
+    path: means_NxH[[i == number(path) for i in blocks]] + np.float32(offset) for path in paths
+  }
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _mean_log_sum(spec: AttentionSpec, q_BxTxHxDh: jax.Array,
-                  k_BxTxHkvxDh: jax.Array) -> jax.Array:
+def _mean_log_sum(spec: AttentionSpec, q_BxTxHxDh: jax.Array, k_BxTxHkvxDh: jax.Array) -> jax.Array:
   tokens = jnp.arange(q_BxTxHxDh.shape[1])
   keep_TxT = spec.mask.keep(tokens[:, None], tokens[None, :])
   sums_BxHxT = jax.lax.map(  # one sequence at a time, for memory
-      lambda qk: jax.nn.logsumexp(scores(spec, qk[0][None], qk[1][None], tokens, tokens)[0], -1,
-                                  where=keep_TxT), (q_BxTxHxDh, k_BxTxHkvxDh))
+    lambda qk: jax.nn.logsumexp(
+      scores(spec, qk[0][None], qk[1][None], tokens, tokens)[0], -1, where=keep_TxT
+    ),
+    (q_BxTxHxDh, k_BxTxHkvxDh),
+  )
   # A mask may leave a query without keys, whose sum is empty.
   return jnp.mean(sums_BxHxT, (0, 2), where=jnp.any(keep_TxT, -1))
 
@@ -245,8 +288,12 @@ def _with_values(run: Run, config: ModelConfig, values: Mapping[_Path, AnyArray]
   """The run with another config and these new values; it keeps its other parameters."""
   mesh, kept = mesh_of(run.params), flatten_dict(run.params)
   # Replicated over the mesh of the other parameters.
-  placed = (functools.partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec()))
-            if isinstance(mesh, Mesh) else jnp.asarray)
-  params = {path: placed(values[path]) if path in values else kept[path]
-            for path in _shapes(config)}
+  placed = (
+    functools.partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec()))
+    if isinstance(mesh, Mesh)
+    else jnp.asarray
+  )
+  params = {
+    path: placed(values[path]) if path in values else kept[path] for path in _shapes(config)
+  }
   return dataclasses.replace(run, config=config, params=unflatten_dict(params), graft=None)

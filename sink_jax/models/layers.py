@@ -22,8 +22,15 @@ from sink_jax.models.decode import MambaCache
 _erf_gelu = functools.partial(jax.nn.gelu, approximate=False)
 _tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 _ACTIVATIONS = {
-    'relu': jax.nn.relu, 'reglu': jax.nn.relu, 'gelu': _erf_gelu, 'geglu': _erf_gelu,
-    'gelu_tanh': _tanh_gelu, 'tanh_geglu': _tanh_gelu, 'swish': jax.nn.silu, 'swiglu': jax.nn.silu}
+  'relu': jax.nn.relu,
+  'reglu': jax.nn.relu,
+  'gelu': _erf_gelu,
+  'geglu': _erf_gelu,
+  'gelu_tanh': _tanh_gelu,
+  'tanh_geglu': _tanh_gelu,
+  'swish': jax.nn.silu,
+  'swiglu': jax.nn.silu,
+}
 _VECTOR = 'singular'  # the leaf with the singular vector of a kernel
 # (W W^T)^(2^n) has the singular values to the power 2^(n+1): a smaller one still mixes into the
 # vector only if it is within 1e-4 of the largest.
@@ -47,11 +54,13 @@ def initializer(kind: str | float, config: ModelConfig) -> Callable[..., jax.Arr
     # PyTorch's weight.size(1): the inputs of a linear layer, but the width of an embedding.
     axis = -1 if kind == 'embedding' else 0
     return lambda key, shape, dtype=jnp.float32: (
-        math.sqrt(2 / (5 * shape[axis])) * jax.random.normal(key, shape, dtype))
+      math.sqrt(2 / (5 * shape[axis])) * jax.random.normal(key, shape, dtype)
+    )
   if kind == 'embedding':
     return nn.initializers.normal(1.0)
-  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(
-      key, shape, dtype, -1, 1) / math.sqrt(shape[0])
+  return lambda key, shape, dtype=jnp.float32: (
+    jax.random.uniform(key, shape, dtype, -1, 1) / math.sqrt(shape[0])
+  )
 
 
 def apply(module: nn.Module, params: ParamTree, *inputs, **options) -> Any:
@@ -131,8 +140,9 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    w = self.param('kernel', initializer(self.init_kind, self.config),
-                   (x.shape[-1], self.features), jnp.float32)
+    w = self.param(
+      'kernel', initializer(self.init_kind, self.config), (x.shape[-1], self.features), jnp.float32
+    )
     if self.config.linear == 'sigma_reparam' and self.group in ('qkv', 'out', 'ffn'):
       gamma = self.param('gamma', nn.initializers.ones, (), jnp.float32)
       vector = self.param(_VECTOR, lambda key: singular_vector(w))
@@ -189,8 +199,9 @@ class Norm(nn.Module):
     kind, channels = self.config.norm, x_BxTxD.shape[-1:]
     if kind == 'none':
       return x_BxTxD
-    gain = self.param('gain', nn.initializers.ones, () if kind == 'single' else channels,
-                      jnp.float32)
+    gain = self.param(
+      'gain', nn.initializers.ones, () if kind == 'single' else channels, jnp.float32
+    )
     if kind in ('rmsnorm', 'single'):
       return rms_norm(x_BxTxD, gain, self.config.norm_eps)
     bias = self.param('bias', nn.initializers.zeros, channels, jnp.float32)
@@ -204,12 +215,12 @@ class Norm(nn.Module):
 
 
 def residual(
-    config: ModelConfig,
-    number: int,
-    h_BxTxD: jax.Array,
-    f: Callable[[jax.Array], tuple[jax.Array, Any]],
-    norm: Callable[[str, jax.Array], jax.Array],
-    read_BxTxD: jax.Array | None = None,
+  config: ModelConfig,
+  number: int,
+  h_BxTxD: jax.Array,
+  f: Callable[[jax.Array], tuple[jax.Array, Any]],
+  norm: Callable[[str, jax.Array], jax.Array],
+  read_BxTxD: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, Any]:
   """h + beta f(h), with the norms where `config.norm_location` has them.
 
@@ -248,7 +259,8 @@ class FeedForward(nn.Module):
     if config.ffn == 'none':
       return jnp.zeros_like(x_BxTxD)
     hidden = lambda name: sharding_constraint(
-        'bth', Dense(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD))
+      'bth', Dense(config.ffn_hidden, config, group='ffn', name=name)(x_BxTxD)
+    )
     h = hidden('w1')
     if config.norm_location == 'protected':
       h = math.sqrt(3) * h
@@ -270,8 +282,9 @@ class MixtureOfExperts(nn.Module):
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     config, experts = self.config, self.experts
-    logits_BxTxX = Dense(experts.count, config, group='ffn', out_dtype=jnp.float32,
-                          name='router')(x_BxTxD)
+    logits_BxTxX = Dense(experts.count, config, group='ffn', out_dtype=jnp.float32, name='router')(
+      x_BxTxD
+    )
     top, active = jax.lax.top_k(logits_BxTxX, experts.active)
     if experts.renormalize:
       top = jax.nn.softmax(top, -1)
@@ -287,8 +300,10 @@ class MixtureOfExperts(nn.Module):
     if gated:
       shapes['w2'] = width, hidden
     biased = 'ffn' in config.biases
-    weights = {name: Weights((experts.count, *shape), config, name=name)(biased)
-               for name, shape in shapes.items()}
+    weights = {
+      name: Weights((experts.count, *shape), config, name=name)(biased)
+      for name, shape in shapes.items()
+    }
 
     def add(total, expert):
       matrices, weight_BxT = expert
@@ -323,9 +338,9 @@ class MambaMixer(nn.Module):
 
   @nn.compact
   def __call__(
-      self,
-      x_BxTxD: jax.Array,
-      cache: MambaCache | None = None,
+    self,
+    x_BxTxD: jax.Array,
+    cache: MambaCache | None = None,
   ) -> tuple[jax.Array, MambaCache | None]:
     """The output (B, T, D), and the cache after these tokens, which continue `cache`."""
     config, sizes = self.config, self.sizes
@@ -336,23 +351,37 @@ class MambaMixer(nn.Module):
     # The last tap is for the token itself.
     taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), config, name='conv')()
     assert bias_I is not None
-    before = (jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype) if cache is None
-              else cache.inputs_BxKxI.astype(x.dtype))
+    before = (
+      jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype)
+      if cache is None
+      else cache.inputs_BxKxI.astype(x.dtype)
+    )
     # The K - 1 inputs before these tokens, or zeros, make the convolution causal.
     inputs = jnp.concatenate([before, x], 1)
-    x = sum((inputs[:, i:i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv)),
-            start=jnp.zeros((), x.dtype))
+    x = sum(
+      (inputs[:, i : i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv)),
+      start=jnp.zeros((), x.dtype),
+    )
     x_BxTxI = jax.nn.silu(x + bias_I.astype(x.dtype))
 
-    parts = jnp.split(layer(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
-                      (sizes.rank, sizes.rank + sizes.state), -1)
+    parts = jnp.split(
+      layer(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
+      (sizes.rank, sizes.rank + sizes.state),
+      -1,
+    )
     # These norms are Jamba's addition: Mamba itself has none.
-    dt, b_BxTxS, c_BxTxS = (Norm(config, name=f'{name}_norm')(part)
-                            for name, part in zip(('dt', 'b', 'c'), parts))
-    dt_BxTxI = jax.nn.softplus(Dense(sizes.inner, config, group='dt', name='dt')(dt).astype(
-        jnp.float32))
-    a_log = self.param('a_log', lambda key: jnp.broadcast_to(
-        jnp.log(jnp.arange(1, sizes.state + 1, dtype=jnp.float32)), (sizes.inner, sizes.state)))
+    dt, b_BxTxS, c_BxTxS = (
+      Norm(config, name=f'{name}_norm')(part) for name, part in zip(('dt', 'b', 'c'), parts)
+    )
+    dt_BxTxI = jax.nn.softplus(
+      Dense(sizes.inner, config, group='dt', name='dt')(dt).astype(jnp.float32)
+    )
+    a_log = self.param(
+      'a_log',
+      lambda key: jnp.broadcast_to(
+        jnp.log(jnp.arange(1, sizes.state + 1, dtype=jnp.float32)), (sizes.inner, sizes.state)
+      ),
+    )
     d_I = self.param('d', nn.initializers.ones, (sizes.inner,), jnp.float32)
     # The parameter is log(-A), so that A stays negative in training and every state decays.
     a_IxS = -jnp.exp(a_log.astype(jnp.float32))
@@ -364,8 +393,9 @@ class MambaMixer(nn.Module):
       return state, jnp.einsum('bis,bs->bi', state, c_BxS)
 
     # The state is summed in float32: its decays are close to one, and bfloat16 would round them.
-    tokens = [jnp.swapaxes(z.astype(jnp.float32), 0, 1)
-              for z in (x_BxTxI, dt_BxTxI, b_BxTxS, c_BxTxS)]
+    tokens = [
+      jnp.swapaxes(z.astype(jnp.float32), 0, 1) for z in (x_BxTxI, dt_BxTxI, b_BxTxS, c_BxTxS)
+    ]
     state = jnp.zeros((batch, sizes.inner, sizes.state)) if cache is None else cache.state_BxIxS
     state, y_TxBxI = jax.lax.scan(step, state, tuple(tokens))
     y = jnp.swapaxes(y_TxBxI, 0, 1) + d_I.astype(jnp.float32) * x_BxTxI.astype(jnp.float32)

@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
   def of_tokens(self) -> TransformedQK:
     """Queries and keys of the tokens, without those of learned sink tokens."""
-    return TransformedQK(*(x[:, self.sink_tokens:] for x in self.qk))
+    return TransformedQK(*(x[:, self.sink_tokens :] for x in self.qk))
 
 
 class Maps(NamedTuple):
@@ -59,7 +59,7 @@ def maps(seen: Seen) -> Maps:
 def last_row(seen: Seen) -> jax.Array:
   """The normalised (proxy) scores (B, H, T) of the last query."""
   row_BxHxT = reference.last_row(seen.spec, seen.qk, seen.params)
-  return row_BxHxT[..., seen.sink_tokens:]
+  return row_BxHxT[..., seen.sink_tokens :]
 
 
 def queries_keys(seen: Seen) -> TransformedQK:
@@ -73,6 +73,7 @@ def largest_logit(seen: Seen) -> jax.Array:
   batch, length, heads, _ = q_BxTxHxDh.shape
   largest_BxH = jnp.full((batch, heads), -jnp.inf)
   for first, last, lo, hi in chunked.spans(spec, length):
+
     def with_block(largest_BxH, block):
       i_L, q_BxLxHxDh = block
       j_T = jnp.arange(lo, hi)
@@ -178,6 +179,8 @@ class GraftReport:
     lists = {'new': self.new, 'removed': self.removed, 'as in a fresh model': self.fresh}
     changes = [f'{label}: {", ".join(paths)}' for label, paths in lists.items() if paths]
     difference = self.loss_after - self.loss_before
-    return (f'graft: {"; ".join([*self.changed, *changes])}; start: {start}; '
-            f'loss before any training: {self.loss_before:.4f} -> {self.loss_after:.4f} nats '
-            f'({difference:+.2e})')
+    return (
+      f'graft: {"; ".join([*self.changed, *changes])}; start: {start}; '
+      f'loss before any training: {self.loss_before:.4f} -> {self.loss_after:.4f} nats '
+      f'({difference:+.2e})'
+    )

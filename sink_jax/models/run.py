@@ -62,8 +62,10 @@ class Run:
   def tokenizer(self) -> Any:
     """The `data.tokenizer.TextTokenizer` of the model, read when it is first used."""
     if self.read_tokenizer is None:
-      raise ValueError(f'{self.name or "the model"} was not loaded from a folder, so no '
-                       'tokenizer is known: pass token ids.')
+      raise ValueError(
+        f'{self.name or "the model"} was not loaded from a folder, so no '
+        'tokenizer is known: pass token ids.'
+      )
     return self.read_tokenizer(self)
 
   @standard_promotion()
@@ -87,12 +89,12 @@ class Run:
 
   @standard_promotion()
   def generate(
-      self,
-      tokens: Tokens,
-      length: int,
-      *,
-      mask: TokenMask | None = None,
-      **options,
+    self,
+    tokens: Tokens,
+    length: int,
+    *,
+    mask: TokenMask | None = None,
+    **options,
   ) -> Integer[np.ndarray, 'S n']:
     """Continues texts (S, T) by `length` tokens (S, length), or by fewer if all texts end earlier.
 
@@ -114,13 +116,13 @@ class Run:
 
   @standard_promotion()
   def generate_texts(
-      self,
-      texts: Sequence[str],
-      length: int,
-      *,
-      bos: str = 'tokenizer',
-      special: bool = False,
-      **options,
+    self,
+    texts: Sequence[str],
+    length: int,
+    *,
+    bos: str = 'tokenizer',
+    special: bool = False,
+    **options,
   ) -> list[str]:
     """Continues texts by `length` tokens or up to their end, and returns what follows each.
 
@@ -138,10 +140,10 @@ class Run:
     return [tokenizer.decode(row[~np.isin(row, ends)].tolist()) for row in rows]
 
   def _continued(
-      self,
-      texts: Sequence[Sequence[int] | np.ndarray],
-      length: int,
-      options: Mapping[str, Any],
+    self,
+    texts: Sequence[Sequence[int] | np.ndarray],
+    length: int,
+    options: Mapping[str, Any],
   ) -> list[np.ndarray]:
     """The new tokens of each text."""
     pieces = stream_texts(self.config, self.params, texts, length, **options)
@@ -150,16 +152,18 @@ class Run:
   def begun(self, texts: Sequence | np.ndarray) -> list[np.ndarray]:
     """Texts with the first token of the run in front, unless they begin with it."""
     first = [] if self.first_token is None else [self.first_token]
-    return [np.asarray(text) if list(text[:1]) == first or not first else
-            np.concatenate([first, text]) for text in texts]
+    return [
+      np.asarray(text) if list(text[:1]) == first or not first else np.concatenate([first, text])
+      for text in texts
+    ]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def logits(
-    config: ModelConfig,
-    mesh: Mesh | None,
-    params: ParamTree,
-    inputs: AnyArray,
+  config: ModelConfig,
+  mesh: Mesh | None,
+  params: ParamTree,
+  inputs: AnyArray,
 ) -> jax.Array:
   """`Run.logits` of parameters that lie on a mesh, None for one device.
 
@@ -171,11 +175,11 @@ def logits(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def record(
-    config: ModelConfig,
-    options: RecordOptions,
-    mesh: Mesh | None,
-    params: ParamTree,
-    inputs: AnyArray,
+  config: ModelConfig,
+  options: RecordOptions,
+  mesh: Mesh | None,
+  params: ParamTree,
+  inputs: AnyArray,
 ) -> Record:
   """`Run.record` of parameters that lie on a mesh, None for one device.
 

@@ -18,11 +18,11 @@ from sink_jax.models.transformer import init_params
 # '60m' and '1b' are the paper's (Section 4, Section 7.4), '7b' and '13b' LLaMA-2's (Touvron et
 # al. 2023); 'tiny' is for two CPU cores.
 SIZES: dict[str, dict[str, Any]] = {
-    'tiny': dict(layers=2, d_model=64, heads=4, ffn_hidden=128),
-    '60m': dict(layers=10, d_model=768, heads=8, ffn_hidden=1536),
-    '1b': dict(layers=22, d_model=2048, heads=16, ffn_hidden=5632),
-    '7b': dict(layers=32, d_model=4096, heads=32, ffn_hidden=11008),
-    '13b': dict(layers=40, d_model=5120, heads=40, ffn_hidden=13824),
+  'tiny': dict(layers=2, d_model=64, heads=4, ffn_hidden=128),
+  '60m': dict(layers=10, d_model=768, heads=8, ffn_hidden=1536),
+  '1b': dict(layers=22, d_model=2048, heads=16, ffn_hidden=5632),
+  '7b': dict(layers=32, d_model=4096, heads=32, ffn_hidden=11008),
+  '13b': dict(layers=40, d_model=5120, heads=40, ffn_hidden=13824),
 }
 
 
@@ -66,8 +66,9 @@ def attention_flops(config: ModelConfig, length: int) -> float:
   """FLOPs of attention per token in the forward pass, over the keys that masks let a query see."""
   dims = config.dims
   masks = Counter(spec.mask for spec in config.attention_specs)
-  flops = sum(count * visible_flops(mask, length, dims.heads * dims.head_dim)
-              for mask, count in masks.items())
+  flops = sum(
+    count * visible_flops(mask, length, dims.heads * dims.head_dim) for mask, count in masks.items()
+  )
   return flops / length
 
 

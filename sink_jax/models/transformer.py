@@ -21,7 +21,15 @@ from sink_jax.models.attention import Attention, FirstValues, l2_norm
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.decode import DecodePositions, DecodeState, LayerCache, written
 from sink_jax.models.layers import (
-  Dense, FeedForward, MambaMixer, MixtureOfExperts, Norm, Weights, initializer, residual)
+  Dense,
+  FeedForward,
+  MambaMixer,
+  MixtureOfExperts,
+  Norm,
+  Weights,
+  initializer,
+  residual,
+)
 from sink_jax.models.record import LayerRecord, Record, RecordOptions
 
 # Hidden states (B, T, D), and the values of the first block where later ones mix them in.
@@ -32,7 +40,8 @@ def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **para
   """A checkpoint policy that keeps results of attention, by their name or cuDNN's primitive."""
   named = jax.checkpoint_policies.save_only_these_names(ATTENTION)
   return primitive.name.startswith('dot_product_attention_fwd') or named(
-      primitive, *arguments, **params)
+    primitive, *arguments, **params
+  )
 
 
 # The results of a block that each value of `ModelConfig.remat` keeps for the backward pass, besides
@@ -45,10 +54,11 @@ def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **para
 #   follows the sub-layers, and the pre-activations of gates that read the block's input.
 # - 'save_attention': the output of attention, A values, and two float32 statistics per head.
 SAVED = {
-    'blocks': jax.checkpoint_policies.nothing_saveable,
-    'save_attention': _attention_saveable,
-    'save_matmuls': jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _attention_saveable),
+  'blocks': jax.checkpoint_policies.nothing_saveable,
+  'save_attention': _attention_saveable,
+  'save_matmuls': jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _attention_saveable
+  ),
 }
 
 
@@ -60,11 +70,11 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(
-      self,
-      stream: Stream,
-      options: RecordOptions | None,
-      cache: Any = None,
-      positions: DecodePositions | None = None,
+    self,
+    stream: Stream,
+    options: RecordOptions | None,
+    cache: Any = None,
+    positions: DecodePositions | None = None,
   ) -> tuple[Stream, tuple[LayerRecord | None, LayerCache | None]]:
     """Returns the stream for the next block, and (record, cache); `cache` is that of the mixer."""
     config, layer, (h_BxTxD, first) = self.config, self.layer, stream
@@ -80,8 +90,11 @@ class Block(nn.Module):
       return out, rest
 
     def feed_forward(x):
-      ffn = (MixtureOfExperts(config, layer.experts, name='ffn') if layer.experts else
-             FeedForward(config, name='ffn'))
+      ffn = (
+        MixtureOfExperts(config, layer.experts, name='ffn')
+        if layer.experts
+        else FeedForward(config, name='ffn')
+      )
       return ffn(x), None
 
     x_BxTxD, _, (record, new_cache, first) = residual(config, 1, h_BxTxD, mix, norm)
@@ -93,10 +106,11 @@ class Block(nn.Module):
       return (out, first), (None, new_cache)
     sinks, tokens = config.sink_tokens, slice(config.sink_tokens, None)
     record = record._replace(
-        hidden_norm_BxT=l2_norm(out)[:, tokens],
-        hidden_before_norm_BxT=l2_norm(before)[:, tokens],
-        sink_token_norm_B=l2_norm(out)[:, :sinks].max(1) if sinks else None,
-        hidden=options.hidden(out[:, tokens]) if options.hidden else None)
+      hidden_norm_BxT=l2_norm(out)[:, tokens],
+      hidden_before_norm_BxT=l2_norm(before)[:, tokens],
+      sink_token_norm_B=l2_norm(out)[:, :sinks].max(1) if sinks else None,
+      hidden=options.hidden(out[:, tokens]) if options.hidden else None,
+    )
     return (out, first), (record, new_cache)
 
 
@@ -110,11 +124,11 @@ class Period(nn.Module):
 
   @nn.compact
   def __call__(
-      self,
-      stream: Stream,
-      options: RecordOptions | None,
-      caches: tuple[LayerCache, ...] | None = None,
-      positions: DecodePositions | None = None,
+    self,
+    stream: Stream,
+    options: RecordOptions | None,
+    caches: tuple[LayerCache, ...] | None = None,
+    positions: DecodePositions | None = None,
   ) -> tuple[Stream, tuple[LayerRecord | None, tuple[LayerCache | None, ...]]]:
     records, new_caches = [], []
     for i, layer in enumerate(self.config.pattern):
@@ -151,14 +165,17 @@ class Transformer(nn.Module):
     config, position = self.config, self.config.attention.position
     vocabulary, width = config.vocab_size, config.embedding_dim or config.d_model
     make = lambda name, init, *shape: self.param(
-        name, initializer(init, config), shape, jnp.float32)
+      name, initializer(init, config), shape, jnp.float32
+    )
     # Attributes of modules, and the names given here, are the keys of parameters in checkpoints.
     if vocabulary:
       self.embed: Any = make('embed', 'embedding', vocabulary, width)  # or a module
     else:
       self.embed = Dense(config.d_model, config)
-    self.position_params = {name: make('positions', p.init, *p.shape) for name, p in
-                            position.embedding_params(config.d_model).items()}
+    self.position_params = {
+      name: make('positions', p.init, *p.shape)
+      for name, p in position.embedding_params(config.d_model).items()
+    }
     if config.sink_tokens:
       self.sink_tokens = make('sink_tokens', 'embedding', config.sink_tokens, config.d_model)
     if config.embedding_dim:
@@ -173,11 +190,11 @@ class Transformer(nn.Module):
     return self.logits(self.hidden(inputs)[0])
 
   def hidden(
-      self,
-      inputs: jax.Array | np.ndarray,
-      options: RecordOptions | None = None,
-      state: DecodeState | None = None,
-      positions: DecodePositions | None = None,
+    self,
+    inputs: jax.Array | np.ndarray,
+    options: RecordOptions | None = None,
+    state: DecodeState | None = None,
+    positions: DecodePositions | None = None,
   ) -> tuple[jax.Array, Record | None, DecodeState | None]:
     """Returns the input (B, T, E) of the unembedding, a record, and the state after these tokens.
 
@@ -199,8 +216,10 @@ class Transformer(nn.Module):
     if state is not None:
       assert positions is not None
       blocks = zip(state.layers, new_caches, strict=True)
-      state = DecodeState(tuple(written(*both, positions.entries_L) for both in blocks),
-                          state.tokens_read + h_BxTxD.shape[1])
+      state = DecodeState(
+        tuple(written(*both, positions.entries_L) for both in blocks),
+        state.tokens_read + h_BxTxD.shape[1],
+      )
     h_BxTxD = h_BxTxD[:, sink_tokens:]
     if config.norm_location != 'post':
       h_BxTxD = self.final_norm(h_BxTxD)
@@ -221,18 +240,20 @@ class Transformer(nn.Module):
     """The matrix W (E, V) and the bias (V,), if there is one, of the logits h W + b."""
     config = self.config
     if not config.unembedding:
-      raise ValueError('the checkpoint has no unembedding (such as lm_head.weight), without which '
-                       'there are no logits, generated texts and losses: load a checkpoint of the '
-                       'whole model.')
+      raise ValueError(
+        'the checkpoint has no unembedding (such as lm_head.weight), without which '
+        'there are no logits, generated texts and losses: load a checkpoint of the '
+        'whole model.'
+      )
     if config.tied:
       return self.embed.T, None
     return self.unembed('unembed' in config.biases)
 
   def _embedded(
-      self,
-      inputs: jax.Array | np.ndarray,
-      positions_T: jax.Array | np.ndarray,
-      sink_tokens: int,
+    self,
+    inputs: jax.Array | np.ndarray,
+    positions_T: jax.Array | np.ndarray,
+    sink_tokens: int,
   ) -> jax.Array:
     """H^0 = X W_E + P, after learned sink tokens, in the dtype of activations."""
     config, dtype = self.config, jnp.dtype(self.config.dtype)
@@ -262,17 +283,20 @@ class Transformer(nn.Module):
 
 
 def _record(
-    layers: LayerRecord,
-    h0_BxTxD: jax.Array,
-    options: RecordOptions,
-    sink_tokens: int,
+  layers: LayerRecord,
+  h0_BxTxD: jax.Array,
+  options: RecordOptions,
+  sink_tokens: int,
 ) -> Record:
   # (periods, blocks of a period, ...) to (layers, ...)
   layers = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), layers)
   norm_BxT, tokens = l2_norm(h0_BxTxD), slice(sink_tokens, None)
-  return Record(layers, norm_BxT[:, tokens],
-                norm_BxT[:, :sink_tokens].max(1) if sink_tokens else None,
-                options.hidden(h0_BxTxD[:, tokens]) if options.hidden else None)
+  return Record(
+    layers,
+    norm_BxT[:, tokens],
+    norm_BxT[:, :sink_tokens].max(1) if sink_tokens else None,
+    options.hidden(h0_BxTxD[:, tokens]) if options.hidden else None,
+  )
 
 
 def _scanned_periods(config: ModelConfig) -> nn.Module:
@@ -287,9 +311,14 @@ def _scanned_periods(config: ModelConfig) -> nn.Module:
   # and positions are the same in every iteration.
   in_axes: Any = (nn.broadcast, 0, nn.broadcast)  # Flax documents a tuple, and annotates int
   # 'edits' has what analyses put instead of activations, see `Attention.edit_inputs`.
-  scanned = nn.scan(body, variable_axes={'params': 0, 'edits': 0}, split_rngs={'params': True},
-                    length=config.layers // len(config.pattern), in_axes=in_axes,
-                    unroll=max(1, blocks // len(config.pattern)))
+  scanned = nn.scan(
+    body,
+    variable_axes={'params': 0, 'edits': 0},
+    split_rngs={'params': True},
+    length=config.layers // len(config.pattern),
+    in_axes=in_axes,
+    unroll=max(1, blocks // len(config.pattern)),
+  )
   return scanned(config)
 
 
@@ -306,16 +335,17 @@ def _embeddings(vocab_size: int, table_VxE: jax.Array, tokens_BxT: jax.Array) ->
 
 @standard_promotion()
 def _embeddings_gradient(
-    vocab_size: int,
-    tokens_BxT: jax.Array,
-    g_BxTxE: jax.Array,
+  vocab_size: int,
+  tokens_BxT: jax.Array,
+  g_BxTxE: jax.Array,
 ) -> tuple[Any, ...]:
   add = lambda tokens, g: (jnp.zeros((vocab_size, g.shape[-1]), g.dtype).at[tokens].add(g),)
   return *shard_map_batch_heads('bt bte -> ve', add, tokens_BxT, g_BxTxE), None
 
 
-_embeddings.defvjp(lambda size, table, tokens: (_embeddings(size, table, tokens), tokens),
-                   _embeddings_gradient)
+_embeddings.defvjp(
+  lambda size, table, tokens: (_embeddings(size, table, tokens), tokens), _embeddings_gradient
+)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -324,7 +354,8 @@ def init_params(config: ModelConfig, seed: int | jax.Array) -> ParamTree:
   """Initial float32 parameters, nested dicts; a pure function of the config and an integer seed."""
   # One token suffices to make the parameters, but the kernels of the libraries refuse it.
   config = dataclasses.replace(config, implementation='reference', unroll=1)
-  inputs = (jnp.zeros((1, 1), jnp.int32) if config.vocab_size else
-            jnp.zeros((1, 1, config.input_features)))
+  inputs = (
+    jnp.zeros((1, 1), jnp.int32) if config.vocab_size else jnp.zeros((1, 1, config.input_features))
+  )
   method = '__call__' if config.unembedding else 'hidden'
   return Transformer(config).init(jax.random.key(seed), inputs, method=method)['params']

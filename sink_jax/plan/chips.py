@@ -31,11 +31,11 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    'v5e': Chip('v5e', PEAK_FLOPS['TPU v5e'], 15.75 * GIB, 819e9, 50e9, 3.125e9, 2, 1, 256),
-    'v5p': Chip('v5p', PEAK_FLOPS['TPU v5'], 95.7 * GIB, 2765e9, 100e9, 6.25e9, 3, 1, 6144),
-    'v6e': Chip('v6e', PEAK_FLOPS['TPU v6'], 31.2 * GIB, 1638e9, 100e9, 12.5e9, 2, 1, 256),
-    # Half of a chip's: JAX sees its two cores as two devices.
-    'v7x': Chip('tpu7x', PEAK_FLOPS['TPU7x'], 94.7 * GIB, 3690e9, 100e9, 6.25e9, 3, 2, 9216),
+  'v5e': Chip('v5e', PEAK_FLOPS['TPU v5e'], 15.75 * GIB, 819e9, 50e9, 3.125e9, 2, 1, 256),
+  'v5p': Chip('v5p', PEAK_FLOPS['TPU v5'], 95.7 * GIB, 2765e9, 100e9, 6.25e9, 3, 1, 6144),
+  'v6e': Chip('v6e', PEAK_FLOPS['TPU v6'], 31.2 * GIB, 1638e9, 100e9, 12.5e9, 2, 1, 256),
+  # Half of a chip's: JAX sees its two cores as two devices.
+  'v7x': Chip('tpu7x', PEAK_FLOPS['TPU7x'], 94.7 * GIB, 3690e9, 100e9, 6.25e9, 3, 2, 9216),
 }
 
 
@@ -75,7 +75,11 @@ class Slices(NamedTuple):
 
 # Accelerator types of Google Cloud, which end in a number of chips, or of cores.
 _CORES_IN_TYPE = {
-    'v5litepod': ('v5e', 1), 'v6e': ('v6e', 1), 'v5p': ('v5p', 2), 'tpu7x': ('v7x', 2)}
+  'v5litepod': ('v5e', 1),
+  'v6e': ('v6e', 1),
+  'v5p': ('v5p', 2),
+  'tpu7x': ('v7x', 2),
+}
 
 
 def parse(topology: str, count: int = 1) -> Slices:
@@ -92,14 +96,18 @@ def parse(topology: str, count: int = 1) -> Slices:
   check_known(kind, CHIPS, f'--topology={topology}: unknown chip')
   chip = CHIPS[kind]
   if not re.fullmatch(rf'\d+(x\d+){{{chip.dimensions - 1}}}', shape):
-    raise ValueError(f'--topology={topology}: write the chips along each of the {chip.dimensions} '
-                     f'dimensions, as in {kind}:{"x".join("4" * chip.dimensions)}.')
+    raise ValueError(
+      f'--topology={topology}: write the chips along each of the {chip.dimensions} '
+      f'dimensions, as in {kind}:{"x".join("4" * chip.dimensions)}.'
+    )
   sizes = tuple(map(int, shape.split('x')))
   chips = math.prod(sizes)
   # The compiler knows hosts of 2 x 2 chips, and of one.
   if chips != 1 and (sizes[0] % 2 or sizes[1] % 2) or not 1 <= chips <= chip.max_chips:
-    raise ValueError(f'--topology={topology}: a slice of {kind} has one chip, or up to '
-                     f'{chip.max_chips:,} with even numbers along the first two dimensions.')
+    raise ValueError(
+      f'--topology={topology}: a slice of {kind} has one chip, or up to '
+      f'{chip.max_chips:,} with even numbers along the first two dimensions.'
+    )
   return Slices(kind, sizes, count)
 
 
@@ -109,6 +117,8 @@ def _default_shape(topology: str, chips: float, dimensions: int) -> str:
   while math.prod(sides) < chips:
     sides[sides.index(min(sides))] *= 2
   if math.prod(sides) != chips:
-    raise ValueError(f'--topology={topology}: accelerator types have a power of two of chips; '
-                     'write a topology such as v5e:4x4.')
+    raise ValueError(
+      f'--topology={topology}: accelerator types have a power of two of chips; '
+      'write a topology such as v5e:4x4.'
+    )
   return 'x'.join(map(str, sorted(sides, key=lambda side: (side == 1, side))))

@@ -43,6 +43,7 @@ def fresh_compiles() -> None:
   # JAX decides once, at its first compilation, whether it uses the cache, and the option
   # comes too late for a process that has compiled; reset_cache lets it decide again.
   from jax.experimental.compilation_cache import compilation_cache
+
   compilation_cache.reset_cache()
 
 
@@ -51,11 +52,15 @@ def _load():
   fresh_compiles()
   # libtpu reads these when it is loaded, so they are set before the first topology is asked for.
   os.environ |= {
-      'TPU_LIBRARY_PATH': str(_library()),
-      'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # several processes compile at a time
-      'TPU_SKIP_MDS_QUERY': '1',  # no question to a metadata server
-      'TPU_ACCELERATOR_TYPE': 'v5litepod-4', 'TPU_WORKER_HOSTNAMES': 'localhost',
-      'TPU_LOG_DIR': 'disabled', 'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3'}
+    'TPU_LIBRARY_PATH': str(_library()),
+    'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # several processes compile at a time
+    'TPU_SKIP_MDS_QUERY': '1',  # no question to a metadata server
+    'TPU_ACCELERATOR_TYPE': 'v5litepod-4',
+    'TPU_WORKER_HOSTNAMES': 'localhost',
+    'TPU_LOG_DIR': 'disabled',
+    'TPU_STDERR_LOG_LEVEL': '3',
+    'TPU_MIN_LOG_LEVEL': '3',
+  }
 
 
 def _library() -> pathlib.Path:
@@ -67,5 +72,7 @@ def _library() -> pathlib.Path:
   for library in libraries:
     if library.is_file():
       return library
-  raise ValueError(f'there is no compiler for TPUs in {folder}: pip install --no-deps -r '
-                   'launch/compilers/tpu.txt (0.7 GB), or name its folder with COMPILERS=DIR.')
+  raise ValueError(
+    f'there is no compiler for TPUs in {folder}: pip install --no-deps -r '
+    'launch/compilers/tpu.txt (0.7 GB), or name its folder with COMPILERS=DIR.'
+  )

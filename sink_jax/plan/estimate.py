@@ -40,11 +40,12 @@ def step_seconds(plan: Plan) -> dict[str, float]:
   activations = plan.experiment.tokens_per_step / (data * fsdp) * model.d_model * width
   links += 2 * ring(tensor, (4 + 2 * again) * model.layers * activations)
   return {
-      'compute': (1 + again * (1 - logits) / 3) * model_seconds(plan) / SHARE,
-      # All that the step holds is written and read at least once.
-      'memory': 2 * (plan.step.arguments + microbatches * plan.step.temporaries) / chip.bandwidth,
-      'links': links / (2 * chip.link),  # both directions of one dimension of the torus
-      'network': 2 * ring(plan.where.count, gradients / near) / chip.network}
+    'compute': (1 + again * (1 - logits) / 3) * model_seconds(plan) / SHARE,
+    # All that the step holds is written and read at least once.
+    'memory': 2 * (plan.step.arguments + microbatches * plan.step.temporaries) / chip.bandwidth,
+    'links': links / (2 * chip.link),  # both directions of one dimension of the torus
+    'network': 2 * ring(plan.where.count, gradients / near) / chip.network,
+  }
 
 
 def model_seconds(plan: Plan) -> float:
@@ -63,15 +64,16 @@ def as_text(plan: Plan) -> str:
     parts['activations, gradients, logits'] = plan.step.temporaries
   parts |= {f'{name} in all': bytes_ for name, bytes_ in plan.peaks.items()}
   lines = [
-      f'{experiment.label.trial or experiment.model.size} on {plan.where.name}: '
-      f'{plan.where.devices:,} devices, mesh {mesh}',
-      f'{parameter_count(model):,} parameters, {parameter_count(model, embeddings=False):,} '
-      f'without embeddings; {experiment.tokens_per_step:,} tokens a step: '
-      f'{experiment.batch_size} sequences of {experiment.data.context}, '
-      f'{experiment.microbatches} micro-batches',
-      f'attention by {plan.attention}, remat {model.remat}',
-      f'Memory of a device, compiled; programs may use {chip.usable / GIB:.2f} GiB:',
-      *(f'  {name:30} {bytes_ / GIB:10,.2f} GiB' for name, bytes_ in parts.items())]
+    f'{experiment.label.trial or experiment.model.size} on {plan.where.name}: '
+    f'{plan.where.devices:,} devices, mesh {mesh}',
+    f'{parameter_count(model):,} parameters, {parameter_count(model, embeddings=False):,} '
+    f'without embeddings; {experiment.tokens_per_step:,} tokens a step: '
+    f'{experiment.batch_size} sequences of {experiment.data.context}, '
+    f'{experiment.microbatches} micro-batches',
+    f'attention by {plan.attention}, remat {model.remat}',
+    f'Memory of a device, compiled; programs may use {chip.usable / GIB:.2f} GiB:',
+    *(f'  {name:30} {bytes_ / GIB:10,.2f} GiB' for name, bytes_ in parts.items()),
+  ]
   if plan.refused:
     lines.append(f'  does not fit: {plan.refused}')
   if not plan.fits:
@@ -80,11 +82,13 @@ def as_text(plan: Plan) -> str:
   bound, step = max(seconds.items(), key=lambda item: item[1])
   hours = experiment.steps * step / 3600
   parts = ', '.join(f'{name} {1e3 * s:,.1f} ms' for name, s in seconds.items() if s)
-  return '\n'.join([
+  return '\n'.join(
+    [
       *lines,
       f'Time of a step, an estimate from datasheets and {SHARE:.0%} of the peak, not measured:',
       f'  {1e3 * step:,.1f} ms, bound by {bound} ({parts}); '
       f'{experiment.tokens_per_step / step:,.0f} tokens/s, MFU {model_seconds(plan) / step:.0%}',
-      f'{experiment.steps:,} steps: {hours:,.1f} h, '
-      f'{hours * plan.where.chips:,.0f} chip-hours',
-      f'In launch/settings.sh: ARGUMENTS=({shlex.join(plan.options)})'])
+      f'{experiment.steps:,} steps: {hours:,.1f} h, {hours * plan.where.chips:,.0f} chip-hours',
+      f'In launch/settings.sh: ARGUMENTS=({shlex.join(plan.options)})',
+    ]
+  )

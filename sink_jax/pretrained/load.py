@@ -31,16 +31,22 @@ _log = logging.getLogger('sink_jax')
 
 
 @standard_promotion()
-def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
-                    mesh: Mesh | None = None, implementation: str | None = None) -> Run:
+def load_pretrained(
+  path_or_name: str | os.PathLike,
+  *,
+  dtype: str = 'float32',
+  mesh: Mesh | None = None,
+  implementation: str | None = None,
+) -> Run:
   """Loads a published model from a folder, a GGUF file, or the Hugging Face hub.
 
       run = sj.load_pretrained('SmolLM2-135M-Instruct')
       run.logits(tokens)
 
-  A GGUF file of the architecture llama, qwen2, qwen3 or gemma3 is dequantised; its name ends with its
-  quantisation, as in 'SmolLM2-135M-Instruct (Q4_1)'. A checkpoint without an unembedding is loaded
-  with a remark: probes and records need none, and logits, generated texts and losses are refused.
+  A GGUF file of the architecture llama, qwen2, qwen3 or gemma3 is dequantised; its name ends with
+  its quantisation, as in 'SmolLM2-135M-Instruct (Q4_1)'. A checkpoint without an unembedding is
+  loaded with a remark: probes and records need none, and logits, generated texts and losses are
+  refused.
 
   Besides the parameters, memory holds one stored tensor at a time, or two that belong together
   (MXFP4 values and their scales, a tied unembedding that is stored as well).
@@ -49,7 +55,8 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
     path_or_name: a folder with config.json and safetensors files, a GGUF file, a name of the
       catalogue (SmolLM2-135M-Instruct, Gemma3-270M, or one from the paper's Table 8), or
       'owner/name' on the hub.
-    dtype: the dtype of parameters and activations, 'float32' or 'bfloat16', for any dtype of the files.
+    dtype: the dtype of parameters and activations, 'float32' or 'bfloat16', for any dtype of the
+      files.
     mesh: a (data, fsdp) mesh over whose devices the parameters are split, see
       `sink_jax.models.sharding.make_mesh`; None for one device.
     implementation: the implementation of attention, see `attend`.
@@ -64,11 +71,21 @@ def load_pretrained(path_or_name: str | os.PathLike, *, dtype: str = 'float32',
   config = dataclasses.replace(model, dtype=dtype, implementation=implementation)
   params = published.parameters(dtype, mesh)
   if not model.unembedding:
-    _log.warning('%s has no unembedding (such as lm_head.weight), and config.json does not tie it '
-                 'to the embedding: sinks can be measured; logits, generated texts and losses are '
-                 'refused.', checkpoint.path)
-  return Run(config, params, name, bos=_bos(checkpoint), folder=str(checkpoint.path),
-             read_tokenizer=_tokenizer, make_tokens=_probe_tokens)
+    _log.warning(
+      '%s has no unembedding (such as lm_head.weight), and config.json does not tie it '
+      'to the embedding: sinks can be measured; logits, generated texts and losses are '
+      'refused.',
+      checkpoint.path,
+    )
+  return Run(
+    config,
+    params,
+    name,
+    bos=_bos(checkpoint),
+    folder=str(checkpoint.path),
+    read_tokenizer=_tokenizer,
+    make_tokens=_probe_tokens,
+  )
 
 
 class Published(NamedTuple):
@@ -84,8 +101,13 @@ class Published(NamedTuple):
   def parameters(self, dtype: str, mesh: Mesh | None) -> ParamTree:
     """The parameters, on one device or laid out over a mesh."""
     return load_parameters(
-        self.checkpoint, family_for(self.checkpoint.config), _table(self.checkpoint, self.model),
-        parameter_shapes(self.model), dtype=dtype, mesh=mesh)
+      self.checkpoint,
+      family_for(self.checkpoint.config),
+      _table(self.checkpoint, self.model),
+      parameter_shapes(self.model),
+      dtype=dtype,
+      mesh=mesh,
+    )
 
 
 def open_published(path_or_name: str | os.PathLike) -> Published:
@@ -103,8 +125,11 @@ def _model(checkpoint: Checkpoint) -> ModelConfig:
     model = family_for(checkpoint.config).model_config(checkpoint.config)
   except ValueError as error:
     raise ValueError(f'{checkpoint.source}: {error}') from None
-  names = [name for name, tensor in _table(checkpoint, model).items()
-           if any(part.path == UNEMBEDDING for part in tensor.parts)]
+  names = [
+    name
+    for name, tensor in _table(checkpoint, model).items()
+    if any(part.path == UNEMBEDDING for part in tensor.parts)
+  ]
   stored = model.tied or any(name in checkpoint.entries for name in names)
   return dataclasses.replace(model, unembedding=stored)
 
@@ -123,9 +148,14 @@ def _bos(checkpoint: Checkpoint) -> str:
     return 'none'
 
 
-def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
-             bos: str = 'tokenizer', special: bool = False,
-             ) -> list[Int32[np.ndarray, 'T']] | Int32[np.ndarray, 'S T']:
+def tokenize(
+  run: Run,
+  texts: str | Sequence[str],
+  *,
+  length: int | None = None,
+  bos: str = 'tokenizer',
+  special: bool = False,
+) -> list[Int32[np.ndarray, 'T']] | Int32[np.ndarray, 'S T']:
   """Returns texts as the int32 token ids for a model of `load_run` or `load_pretrained`.
 
       tokens = sj.tokenize(run, ['The first text.', 'A second one.'], length=4)
@@ -147,8 +177,8 @@ def tokenize(run: Run, texts: str | Sequence[str], *, length: int | None = None,
     The ids (S, length), or without a length a list of S arrays (T,).
 
   Raises:
-    ValueError: there is no text, or one is shorter than `length`; length is below 1; `bos` is unknown, or
-      'force' if the tokenizer has no BOS; or the model has no tokenizer.
+    ValueError: there is no text, or one is shorter than `length`; length is below 1; `bos` is
+      unknown, or 'force' if the tokenizer has no BOS; or the model has no tokenizer.
   """
   return run.tokenizer.tokens(texts, length, bos, special)
 

@@ -26,8 +26,15 @@ _FLOATS = ('F32', 'F16', 'BF16', 'F64')
 Params = Mapping[str, Any]  # nested, with arrays or their shapes as leaves
 
 
-def load_parameters(checkpoint: Checkpoint, family: Family, tensors: Table, shapes: Params, *,
-                    dtype: str = 'float32', mesh: Mesh | None = None) -> Params:
+def load_parameters(
+  checkpoint: Checkpoint,
+  family: Family,
+  tensors: Table,
+  shapes: Params,
+  *,
+  dtype: str = 'float32',
+  mesh: Mesh | None = None,
+) -> Params:
   """The parameter tree, of the dtype, on one device or laid out over a mesh.
 
   Args:
@@ -50,10 +57,13 @@ def load_parameters(checkpoint: Checkpoint, family: Family, tensors: Table, shap
   for name, full in names.items():
     tensor = tensors[full]
     if tensor.copy_of and not np.array_equal(
-        checkpoint.read(name), checkpoint.read(in_file[tensor.copy_of]), equal_nan=True):
-      raise ValueError(f'{checkpoint.source} says that {full} is {tensor.copy_of} '
-                       '(tie_word_embeddings), but the two differ: set it to false there if the model '
-                       'was trained untied.')
+      checkpoint.read(name), checkpoint.read(in_file[tensor.copy_of]), equal_nan=True
+    ):
+      raise ValueError(
+        f'{checkpoint.source} says that {full} is {tensor.copy_of} '
+        '(tie_word_embeddings), but the two differ: set it to false there if the model '
+        'was trained untied.'
+      )
     if not tensor.parts:
       continue
     x = tensor.combine(*(checkpoint.read(in_file[n]) for n in (full, *tensor.read_with)))
@@ -79,23 +89,31 @@ def _match(checkpoint: Checkpoint, family: Family, tensors: Table) -> tuple[Tabl
   full = {name: name if name in tensors else family.prefix + name for name in checkpoint.entries}
   tensors = held(tensors, full.values())
   names = {name: full[name] for name in checkpoint.entries if full[name] in tensors}
-  unknown = [name for name in checkpoint.entries
-             if name not in names and not re.fullmatch(family.ignored, name)]
-  missing = [name for name, tensor in tensors.items()
-             if not tensor.optional and name not in names.values()]
+  unknown = [
+    name
+    for name in checkpoint.entries
+    if name not in names and not re.fullmatch(family.ignored, name)
+  ]
+  missing = [
+    name for name, tensor in tensors.items() if not tensor.optional and name not in names.values()
+  ]
   for word, wrong in (('lacks', missing), ('has unknown', unknown)):
     if wrong:
-      raise ValueError(f'{checkpoint.path} {word} tensors: {", ".join(wrong[:5])}'
-                       f'{f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""}. Is '
-                       f'{checkpoint.source} that of another model?')
+      raise ValueError(
+        f'{checkpoint.path} {word} tensors: {", ".join(wrong[:5])}'
+        f'{f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""}. Is '
+        f'{checkpoint.source} that of another model?'
+      )
   if len(set(names.values())) < len(names):
     raise ValueError(f'{checkpoint.path} has a tensor twice, with and without {family.prefix!r}.')
   for name, key in names.items():
     entry, wanted = checkpoint.entries[name], tensors[key]
     allowed = ('U8',) if wanted.quantized else _FLOATS
     if entry.shape != tuple(wanted.shape) or entry.dtype not in allowed:
-      raise ValueError(f'{entry.file}: the tensor {name} is {entry.shape} {entry.dtype}, and not '
-                       f'{tuple(wanted.shape)} {" or ".join(allowed)} as {checkpoint.source} says.')
+      raise ValueError(
+        f'{entry.file}: the tensor {name} is {entry.shape} {entry.dtype}, and not '
+        f'{tuple(wanted.shape)} {" or ".join(allowed)} as {checkpoint.source} says.'
+      )
   return tensors, names
 
 
@@ -103,8 +121,11 @@ def _not_finite(where: str, x: np.ndarray, dtype: str) -> str:
   """The message for a tensor that has values that are not finite, as stored or in the dtype."""
   bad = ~np.isfinite(x)
   if not bad.any():
-    remedy = ('load the model in float32 (--dtype=float32)' if dtype == 'bfloat16'
-              else 'such a model cannot be loaded')
+    remedy = (
+      'load the model in float32 (--dtype=float32)'
+      if dtype == 'bfloat16'
+      else 'such a model cannot be loaded'
+    )
     return f'{where} holds {np.abs(x).max():g}, which {dtype} cannot hold: {remedy}.'
   index = np.unravel_index(bad.argmax(), bad.shape)
   return f'{where} holds {x[index]} at [{", ".join(map(str, index))}]: download the file again.'
@@ -117,7 +138,7 @@ def _check_covered(tensors: Table, shapes: dict[str, Any]) -> None:
     for part in tensor.parts:
       indices[part.path].append(part.index)
   for path, filled in indices.items():
-    axes = shapes[path].shape[:len(filled[0]) if filled else 0]
+    axes = shapes[path].shape[: len(filled[0]) if filled else 0]
     assert sorted(filled) == list(np.ndindex(axes)), f'the table does not fill {path} once'
 
 
@@ -125,18 +146,20 @@ def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> tuple[jax.Arr
   """The leaf with x written into its part, and whether it is finite there.
 
   The leaf is donated and written in the same memory, so that memory never holds it twice. A
-  transposed part is sent as it is stored, and the device swaps its axes. The function returns when x is
-  no longer needed: the copy to the devices may read x, which the next tensor is about to replace.
+  transposed part is sent as it is stored, and the device swaps its axes. The function returns when
+  x is no longer needed: the copy to the devices may read x, which the next tensor is about to
+  replace.
   """
   if x.dtype == np.float64:  # rounded here, since JAX may or may not have this dtype
     with np.errstate(over='ignore'):  # the result says that it is not finite
       x = x.astype(np.float32)
   shape = x.shape[:-2] + x.shape[:-3:-1] if part.transposed else x.shape
-  assert shape == leaf.shape[len(part.index):], f'the table fills {part.path} with {shape}'
+  assert shape == leaf.shape[len(part.index) :], f'the table fills {part.path} with {shape}'
   sharding = _part_sharding(leaf.sharding, leaf.ndim, len(part.index), part.transposed)
   on_devices = jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
   leaf, finite = jax.block_until_ready(
-      _writer(leaf.sharding, part.transposed)(leaf, on_devices, part.index))
+    _writer(leaf.sharding, part.transposed)(leaf, on_devices, part.index)
+  )
   return leaf, bool(finite)
 
 
@@ -158,8 +181,11 @@ def _writer(sharding: Sharding, transposed: bool) -> Callable[..., tuple[jax.Arr
 
   The index is an argument, not a constant, so that all layers of a leaf share one program.
   """
-  everywhere = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(
-      sharding, NamedSharding) else sharding
+  everywhere = (
+    NamedSharding(sharding.mesh, PartitionSpec())
+    if isinstance(sharding, NamedSharding)
+    else sharding
+  )
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=(sharding, everywhere))
   def write(leaf, part, index):

@@ -18,7 +18,8 @@ Take = Callable[[np.ndarray], np.ndarray]
 class LeafPart:
   """A part of one parameter leaf, and which numbers of a stored tensor it consists of.
 
-  path: of the leaf, such as 'blocks/attention/query/kernel'. Equal blocks are stacked: the first axis of a
+  path: of the leaf, such as 'blocks/attention/query/kernel'. Equal blocks are stacked: the first
+  axis of a
     leaf is the layer, and for experts the second is the expert.
   index: which part of the leaf, along these axes: (), (layer,) or (layer, expert).
   take: the stored tensor -> that part, in NumPy; a view is enough.
@@ -87,8 +88,13 @@ def vector(path: str, index: tuple[int, ...], *shape: int, optional: bool = Fals
   return StoredTensor(shape, (LeafPart(path, index),), optional)
 
 
-def linears(name: str, path: str, index: tuple[int, ...],
-            rows: Iterable[tuple[str, str, tuple[int, int]]], biases: bool = False) -> Table:
+def linears(
+  name: str,
+  path: str,
+  index: tuple[int, ...],
+  rows: Iterable[tuple[str, str, tuple[int, int]]],
+  biases: bool = False,
+) -> Table:
   """Linear layers from rows (name in the file, our name, shape (out, in)), with biases if asked."""
   tensors = {}
   for theirs, ours, shape in rows:
@@ -118,8 +124,9 @@ def beside(*tensors: StoredTensor) -> StoredTensor:
   return StoredTensor((first, *tensors[0].shape[1:]), tuple(parts))
 
 
-def group_by_group(path: str, index: tuple[int, ...], leaf: str, dims: Dims,
-                   *inputs: int) -> StoredTensor:
+def group_by_group(
+  path: str, index: tuple[int, ...], leaf: str, dims: Dims, *inputs: int
+) -> StoredTensor:
   """Queries, keys and values of all heads in one tensor, as GPT-NeoX and Falcon store them.
 
   For each key head come the queries of its group, then the key and the value. leaf: 'kernel', whose
@@ -130,13 +137,18 @@ def group_by_group(path: str, index: tuple[int, ...], leaf: str, dims: Dims,
   def rows(part: slice) -> Take:
     # Rows ((H + 2 Hkv) Dh, ...) as (Hkv, group + 2, Dh, ...); a bias has no further axes.
     return lambda x: x.reshape(dims.kv_heads, group + 2, dims.head_dim, *inputs)[:, part].reshape(
-        -1, *inputs)
+      -1, *inputs
+    )
 
   parts = {'query': slice(group), 'key': slice(group, group + 1), 'value': slice(group + 1, None)}
-  return StoredTensor(((dims.heads + 2 * dims.kv_heads) * dims.head_dim, *inputs), tuple(
+  return StoredTensor(
+    ((dims.heads + 2 * dims.kv_heads) * dims.head_dim, *inputs),
+    tuple(
       # `take` sees a weight as it is stored, (out, in); the device transposes what it picked.
       LeafPart(f'{path}/{ours}/{leaf}', index, rows(part), transposed=leaf == 'kernel')
-      for ours, part in parts.items()))
+      for ours, part in parts.items()
+    ),
+  )
 
 
 def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Table:
@@ -149,10 +161,17 @@ def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Tabl
     factor = np.float32(next((x for key, x in factors.items() if f'.{key}.' in f'.{name}'), 1))
     added = plus if 'norm' in name else 0
     if factor != 1 or added:
-      part, = tensor.parts
+      (part,) = tensor.parts
       # In float32 for any dtype of the file, so that the product is rounded once.
-      out[name] = dataclasses.replace(tensor, parts=(dataclasses.replace(
-          part, take=lambda x, factor=factor, added=added: (np.asarray(x, np.float32) + added) * factor),))
+      out[name] = dataclasses.replace(
+        tensor,
+        parts=(
+          dataclasses.replace(
+            part,
+            take=lambda x, factor=factor, added=added: (np.asarray(x, np.float32) + added) * factor,
+          ),
+        ),
+      )
   return out
 
 
@@ -163,8 +182,9 @@ def held(tensors: Table, names: Iterable[str]) -> Table:
   """
   names = set(names)
   missing = {name for name, tensor in tensors.items() if tensor.instead_of and name not in names}
-  replaced = {other for name, tensor in tensors.items() if name not in missing
-              for other in tensor.instead_of}
+  replaced = {
+    other for name, tensor in tensors.items() if name not in missing for other in tensor.instead_of
+  }
   return {name: tensor for name, tensor in tensors.items() if name not in missing | replaced}
 
 

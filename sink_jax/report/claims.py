@@ -1,16 +1,16 @@
 """The paper's claims, a line each in claims.txt, and their verdicts from runs.
 
-A condition is decided if the 99 % t interval of its mean over seeds lies on one side of its level; seeds are
-paired if it compares two trials. An equality is decided by two one-sided tests. A claim is reproduced if all
-of its conditions hold, not reproduced if one is refuted, and open if seeds are fewer than 3 or vary too much,
-or leave a precondition open. It is not testable if runs are missing or invalid, use several data sets, or fail
-a precondition. Ratios are compared as logarithms.
+A condition is decided if the 99 % t interval of its mean over seeds lies on one side of its level;
+seeds are paired if it compares two trials. An equality is decided by two one-sided tests. A claim
+is reproduced if all of its conditions hold, not reproduced if one is refuted, and open if seeds are
+fewer than 3 or vary too much, or leave a precondition open. It is not testable if runs are missing
+or invalid, use several data sets, or fail a precondition. Ratios are compared as logarithms.
 
-If the seeds of a rate agree within one head, their t interval says nothing of other seeds, of which a share
-may differ. A verdict must then hold if that share has one head more or less: the ends of the interval move
-by the share times one head. A level nearer to 0 than that cannot be held so (5 points with 8 heads and three
-seeds; six seeds suffice): a verdict that a rate lies below it is about the seeds that were run, and states
-the share. To call two rates equal takes more evidence.
+If the seeds of a rate agree within one head, their t interval says nothing of other seeds, of which
+a share may differ. A verdict must then hold if that share has one head more or less: the ends of
+the interval move by the share times one head. A level nearer to 0 than that cannot be held so (5
+points with 8 heads and three seeds; six seeds suffice): a verdict that a rate lies below it is
+about the seeds that were run, and states the share. To call two rates equal takes more evidence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from sink_jax.report import paper
 from sink_jax.report.stats import Interval, compare, equal, interval
 
 REPRODUCED, NOT_REPRODUCED, OPEN, NOT_TESTABLE = VERDICTS = (
-    'reproduced', 'not reproduced', 'open', 'not testable here')
+  'reproduced',
+  'not reproduced',
+  'open',
+  'not testable here',
+)
 SEEDS = 3  # fewer decide nothing
 NOISE = 1  # points by which a step of a row A > B > C may go the wrong way
 _PART = re.compile(r'(?:(\w+): )?(.+?)(?: ([<>=]) (.+?)(?: (\+-|[-+*]) ([\d.]+))?)?')
@@ -92,8 +96,17 @@ def parse(text: str) -> list[Claim]:
     if line and not line.startswith('#'):
       try:
         key, section, sentence, criterion, needs = (field.strip() for field in line.split('|'))
-        claims.append(Claim(key.lstrip('*'), section, sentence, criterion, [*_conditions(criterion)],
-                            [*_conditions(needs)], key.startswith('*')))
+        claims.append(
+          Claim(
+            key.lstrip('*'),
+            section,
+            sentence,
+            criterion,
+            [*_conditions(criterion)],
+            [*_conditions(needs)],
+            key.startswith('*'),
+          )
+        )
       except ValueError as error:
         raise ValueError(f'claims.txt, line {number}: {error}') from None
   return claims
@@ -110,7 +123,9 @@ def _conditions(text: str) -> Iterator[Condition]:
     elif not metric or not rest:
       raise ValueError(f'"{part}" is not METRIC: TRIALS > LEVEL, A > B + MARGIN or A = B +- MARGIN')
     elif re.fullmatch(r'[\d.]+', rest):
-      yield Condition(metric, names, sign, math.log(float(rest)) if _RATIO.match(metric) else float(rest))
+      yield Condition(
+        metric, names, sign, math.log(float(rest)) if _RATIO.match(metric) else float(rest)
+      )
     else:
       row, margin = [trials, *rest.split(f' {sign} ')], float(size or 0) * (-1 if how == '-' else 1)
       noise = (NOISE if _RATE.match(metric) else margin / 20) * (1 if sign == '<' else -1)
@@ -121,22 +136,42 @@ def _conditions(text: str) -> Iterator[Condition]:
 
 def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   """The verdict on a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
-  pairs = dict.fromkeys((metric, trial) for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
-                        for trial in (*trials, other) if trial)
+  pairs = dict.fromkeys(
+    (metric, trial)
+    for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
+    for trial in (*trials, other)
+    if trial
+  )
   trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
-  models = {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
-  rows = [row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
-          for row in table.query(f'trial in {[*trials, *models]}').to_dict('records')]
+  models = (
+    {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
+  )
+  rows = [
+    row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
+    for row in table.query(f'trial in {[*trials, *models]}').to_dict('records')
+  ]
   needs, parts = _parts(claim.needs, rows, 'needs '), _parts(claim.conditions, rows)
   for key in ('budget', 'protocol', 'content'):
     if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
       needs.append(ClaimPart(None, 0, f'its runs differ in {key}'))
   # One refuted part is enough, also if the runs of others are missing.
-  order = ((needs, None, NOT_TESTABLE), (needs, -1, NOT_TESTABLE), (needs, 0, OPEN),
-           (parts, -1, NOT_REPRODUCED), (parts, None, NOT_TESTABLE), (parts, 0, OPEN), (parts, 1, REPRODUCED))
-  verdict, deciding = next(((verdict, found) for of, decided, verdict in order if (
-      found := [part for part in of if part.decided == decided])),
-      (NOT_TESTABLE, [ClaimPart(None, 0, 'the budget cannot express it')]))
+  order = (
+    (needs, None, NOT_TESTABLE),
+    (needs, -1, NOT_TESTABLE),
+    (needs, 0, OPEN),
+    (parts, -1, NOT_REPRODUCED),
+    (parts, None, NOT_TESTABLE),
+    (parts, 0, OPEN),
+    (parts, 1, REPRODUCED),
+  )
+  verdict, deciding = next(
+    (
+      (verdict, found)
+      for of, decided, verdict in order
+      if (found := [part for part in of if part.decided == decided])
+    ),
+    (NOT_TESTABLE, [ClaimPart(None, 0, 'the budget cannot express it')]),
+  )
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
@@ -149,15 +184,21 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
       mean = statistics.fmean(values.values())
       if _RATIO.match(metric):  # the arithmetic mean of ratios, as in the tables
         mean = math.log(statistics.fmean(map(math.exp, values.values())))
-      ours[metric].append(f'{trial} {_text(metric, mean)}' + f' (n = {len(values)})' * (len(values) != n))
+      ours[metric].append(
+        f'{trial} {_text(metric, mean)}' + f' (n = {len(values)})' * (len(values) != n)
+      )
     if number := paper.number(trial, metric):
       theirs[metric].append(f'{trial} {number}')
-  measured, reported = ('; '.join(f'{metric_name(metric)}: {", ".join(texts)}'
-                                  for metric, texts in of.items()) for of in (ours, theirs))
+  measured, reported = (
+    '; '.join(f'{metric_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
+    for of in (ours, theirs)
+  )
   return Verdict(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
 
 
-def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int, float] | None, str]:
+def seeds_of(
+  rows: Iterable[Mapping], metric: str, trial: str
+) -> tuple[dict[int, float] | None, str]:
   """{seed: value} of the valid runs of a trial, and which are not valid; None: not expressible."""
   if trial == 'untrained':
     metric, trial = f'untrained_{metric}', 'default'
@@ -171,12 +212,16 @@ def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int
     value, reason = row.get(metric, math.nan), row['valid']
     if metric == 'converges' and row['status'] in ('done', 'diverged'):  # both are outcomes of it
       reason = ''
-    elif metric == 'sink_1' and row.get('window', math.nan) <= EPSILON * row.get('length', math.nan):
+    elif metric == 'sink_1' and row.get('window', math.nan) <= EPSILON * row.get(
+      'length', math.nan
+    ):
       reason = 'with a window too small for a sink'  # the first token has window / length at most
     if reason:
       reasons.append(reason)
     elif not math.isnan(value):
-      value = min(value, row['steps']) if metric.endswith('_step') else value  # infinite: it never emerges
+      value = (
+        min(value, row['steps']) if metric.endswith('_step') else value
+      )  # infinite: it never emerges
       values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
   words = f'{metric_name(metric)} of {trial} was not measured' if not values else ''
   if reasons:
@@ -184,8 +229,9 @@ def seeds_of(rows: Iterable[Mapping], metric: str, trial: str) -> tuple[dict[int
   return {seed: sum(of) / len(of) for seed, of in values.items()}, words
 
 
-def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head: float
-           ) -> tuple[int, Interval]:
+def decide(
+  condition: Condition, a: dict[int, float], b: dict[int, float], head: float
+) -> tuple[int, Interval]:
   """1, -1 or 0 (open) of one trial by its values {seed: value}, and the interval that decides.
 
   b: of the other trial, or {}. head: the points of one head, of a rate; else 0.
@@ -203,7 +249,9 @@ def decide(condition: Condition, a: dict[int, float], b: dict[int, float], head:
     x = x.moved(head)
   if sign == '=':
     differences = [x.mean] * SEEDS if exact else [a[seed] - b[seed] for seed in a.keys() & b.keys()]
-    return 1 if equal(differences, level, head=head) else -1 if max(x.low, -x.high) > level else 0, x
+    return 1 if equal(differences, level, head=head) else -1 if max(
+      x.low, -x.high
+    ) > level else 0, x
   low, high, end = (x.low, x.high, level) if sign == '>' else (-x.high, -x.low, -level)
   return 1 if low > end else -1 if high < end else 0, x
 
@@ -220,8 +268,14 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       if not all(values for values, _ in found):
         parts.append(ClaimPart(None, 0, remarks))
         continue
-      heads = [row['heads'] for row in rows if row['trial'] in (trial, other, 'default') and row['heads'] > 0]
-      head = 0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
+      heads = [
+        row['heads']
+        for row in rows
+        if row['trial'] in (trial, other, 'default') and row['heads'] > 0
+      ]
+      head = (
+        0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
+      )
       decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
       if _RATE.match(metric) and not other:
         x = x._replace(low=max(x.low, 0.0), high=min(x.high, 100.0))
@@ -229,9 +283,15 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       than = f' {"over" if _RATIO.match(metric) else "minus"} {other}' * bool(other)
       sign = 'within +-' if condition.sign == '=' else f'{condition.sign} '
       words = f'{prefix}{metric_name(metric)} of {trial}{than} {sign}{level}: '
-      words += 'geometric mean ' * bool(_RATIO.match(metric)) + f'{mean} (' + f'{low} to {high}, ' * (x.n > 1)
+      words += (
+        'geometric mean ' * bool(_RATIO.match(metric))
+        + f'{mean} ('
+        + f'{low} to {high}, ' * (x.n > 1)
+      )
       unseen = x.unseen if decided or condition.sign == '=' else 0.0
-      parts.append(ClaimPart(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), unseen))
+      parts.append(
+        ClaimPart(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), unseen)
+      )
   return parts
 
 
@@ -245,8 +305,10 @@ def metric_name(metric: str) -> str:
   metric = re.sub(r'^kinds_(\w+)_sink_1', r'sink_1 (\1)', metric.replace('_star', '_*'))
   metric = re.sub(r'^lead_(\d)', r'sink_\1 minus the next rate', metric)
   metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric)
-  metric = {'edited_sequences': 'share of sequences with a replaced token',
-            'emergence_step': 'step of emergence (the last one if none)'}.get(metric, metric)
+  metric = {
+    'edited_sequences': 'share of sequences with a replaced token',
+    'emergence_step': 'step of emergence (the last one if none)',
+  }.get(metric, metric)
   return re.sub('(?<!Sink)_', ' ', metric)
 
 
@@ -255,7 +317,13 @@ def _text(metric: str, value: float) -> str:
   if metric == 'converges' or metric.endswith('_step'):
     return f'{100 * value:.0f} %' if metric == 'converges' else f'{value:,.0f}'
   value = math.exp(min(value, 700)) if _RATIO.match(metric) else value
-  return f'{value:.2f}' if _RATE.match(metric) else f'{value:.3f}' if 'loss' in metric else f'{value:.3g}'
+  return (
+    f'{value:.2f}'
+    if _RATE.match(metric)
+    else f'{value:.3f}'
+    if 'loss' in metric
+    else f'{value:.3g}'
+  )
 
 
 CLAIMS = parse((resources.files('sink_jax.report') / 'claims.txt').read_text('utf-8'))

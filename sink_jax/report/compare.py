@@ -24,8 +24,9 @@ NO_SINK = 5  # percent of heads; a lower rate counts as no sink
 class Measure(NamedTuple):
   """A column of the table of runs that is compared.
 
-  margin: smaller differences count as none; points of a rate, nats, or the logarithm of a `ratio`. present:
-  in a baseline above it (below it with `small`) a remedy has something to change; None: in every baseline.
+  margin: smaller differences count as none; points of a rate, nats, or the logarithm of a `ratio`.
+  present: in a baseline above it (below it with `small`) a remedy has something to change; None: in
+  every baseline.
   """
 
   heading: str
@@ -36,23 +37,25 @@ class Measure(NamedTuple):
 
 
 MEASURES = {
-    'sink_1': Measure('Sink_1, points', 5, present=EMERGED),
-    'valid_loss': Measure('validation loss, nats', 0.02),
-    'value_ratio': Measure('least value ratio, times', 0.1, True, 0.5, True),
-    'hidden_ratio': Measure('largest hidden ratio, times', 0.1, True, 2),
+  'sink_1': Measure('Sink_1, points', 5, present=EMERGED),
+  'valid_loss': Measure('validation loss, nats', 0.02),
+  'value_ratio': Measure('least value ratio, times', 0.1, True, 0.5, True),
+  'hidden_ratio': Measure('largest hidden ratio, times', 0.1, True, 2),
 }
 
 
-def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] = MEASURES) -> pd.DataFrame:
+def against(
+  table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] = MEASURES
+) -> pd.DataFrame:
   """Compares every trial with the baseline, with the same seed, data, budget and number of steps.
 
   Args:
     table: of `runs.table`; one task.
 
   Returns:
-    A row for a trial and measure: trial, metric, ours and base (means of the pairs), star (mean Sink_*),
-    difference (of logarithms for ratios), low, high (at 99 %), n, p (after Holm over the trials), verdict,
-    and invalid: how many runs of the trial are left out and why, as 'dead 2'.
+    A row for a trial and measure: trial, metric, ours and base (means of the pairs), star (mean
+    Sink_*), difference (of logarithms for ratios), low, high (at 99 %), n, p (after Holm over the
+    trials), verdict, and invalid: how many runs of the trial are left out and why, as 'dead 2'.
   """
   rows = []
   for metric, measure in measures.items():
@@ -69,15 +72,28 @@ def against(table: pd.DataFrame, baseline: str, measures: Mapping[str, Measure] 
       differences = changes.groupby('seed').mean().tolist()
       found = interval(differences)
       bad = runs.valid[runs.valid != ''].value_counts()
-      of_metric.append({
-          'trial': trial, 'metric': metric, 'n': found.n, 'difference': found.mean, 'low': found.low,
-          'high': found.high, 'p': found.p, 'ours': pairs[trial].mean(),
-          'base': pairs[baseline].mean(), 'star': known.sink_star[known.trial == trial].mean(),
+      of_metric.append(
+        {
+          'trial': trial,
+          'metric': metric,
+          'n': found.n,
+          'difference': found.mean,
+          'low': found.low,
+          'high': found.high,
+          'p': found.p,
+          'ours': pairs[trial].mean(),
+          'base': pairs[baseline].mean(),
+          'star': known.sink_star[known.trial == trial].mean(),
           'same': equal(differences, measure.margin),
-          'widest': max(changes.abs(), default=math.inf), 'most': pairs[trial].max(),
-          'invalid': ', '.join(f'{why} {n}' for why, n in bad.items())})
+          'widest': max(changes.abs(), default=math.inf),
+          'most': pairs[trial].max(),
+          'invalid': ', '.join(f'{why} {n}' for why, n in bad.items()),
+        }
+      )
     adjusted = holm([row['p'] if row['n'] >= LEAST else math.nan for row in of_metric])
-    rows += [row | {'p': p, 'verdict': _verdict(row, p, measure)} for row, p in zip(of_metric, adjusted)]
+    rows += [
+      row | {'p': p, 'verdict': _verdict(row, p, measure)} for row, p in zip(of_metric, adjusted)
+    ]
   return pd.DataFrame(rows)
 
 
@@ -88,7 +104,9 @@ def _verdict(row: Mapping[str, Any], p: float, measure: Measure) -> str:
   if measure.present is not None and (row['base'] < measure.present) != measure.small:
     return 'nothing to change'
   sinks = row['metric'] == 'sink_1'
-  if sinks and row['widest'] <= measure.margin:  # seeds that agree prove nothing about others: see `excluded`
+  if (
+    sinks and row['widest'] <= measure.margin
+  ):  # seeds that agree prove nothing about others: see `excluded`
     return f'no difference in {row["n"]} seeds'
   if not sinks and row['same']:
     return 'no difference'
@@ -103,8 +121,11 @@ def written(row: Any, measure: Measure) -> str:
   """'-23.4 (-28.7 to -18.1), n = 3' of a row, '0.83 (0.70 to 0.98), n = 5' of a ratio, '-' without pairs."""
   if not row.n:
     return '-'
-  show = (lambda x: f'{math.exp(min(x, 99)):.2f}') if measure.ratio else (
-      lambda x: f'{x:+.{3 if "nats" in measure.heading else 1}f}')
+  show = (
+    (lambda x: f'{math.exp(min(x, 99)):.2f}')
+    if measure.ratio
+    else (lambda x: f'{x:+.{3 if "nats" in measure.heading else 1}f}')
+  )
   bounds = f' ({show(row.low)} to {show(row.high)})' if math.isfinite(row.high) else ''
   return f'{show(row.difference)}{bounds}, n = {row.n}'
 

@@ -1,9 +1,9 @@
 """The order in which a sink and what goes with it emerge, by seed.
 
-An event is the first probe from which a quantity stays beyond its threshold to the end. The thresholds
-were written down before the runs. Each quantity has a second threshold, half of its final change, so
-that an order does not hang on the first. Two events are ordered if they lie two probes apart in every
-seed, by both thresholds.
+An event is the first probe from which a quantity stays beyond its threshold to the end. The
+thresholds were written down before the runs. Each quantity has a second threshold, half of its
+final change, so that an order does not hang on the first. Two events are ordered if they lie two
+probes apart in every seed, by both thresholds.
 """
 # pandas does not say whether an expression is a table or a column.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -32,11 +32,12 @@ class Event(NamedTuple):
 
 
 EVENTS = {
-    'value_ratio': Event('the value norm ratio halves', lambda x, first, uniform: x < first / 2),
-    'hidden_ratio': Event('the hidden norm ratio doubles', lambda x, first, uniform: x > 2 * first),
-    'largest_importance': Event('the largest importance is twice uniform',
-                                lambda x, first, uniform: x > 2 * uniform),
-    'sink_1': Event(f'Sink_1 exceeds {EMERGED} %', lambda x, first, uniform: x > EMERGED),
+  'value_ratio': Event('the value norm ratio halves', lambda x, first, uniform: x < first / 2),
+  'hidden_ratio': Event('the hidden norm ratio doubles', lambda x, first, uniform: x > 2 * first),
+  'largest_importance': Event(
+    'the largest importance is twice uniform', lambda x, first, uniform: x > 2 * uniform
+  ),
+  'sink_1': Event(f'Sink_1 exceeds {EMERGED} %', lambda x, first, uniform: x > EMERGED),
 }
 THRESHOLDS = 'written', 'half of the final change'
 
@@ -58,8 +59,8 @@ def half_way(values: np.ndarray) -> np.ndarray:
 def events(runs: Runs, table: pd.DataFrame) -> pd.DataFrame:
   """A row for each valid run of `TRIALS`, event and threshold.
 
-  table: of `runs.table`. Columns: trial, seed, event, threshold, step (infinite: never), every (updates
-  between two probes).
+  table: of `runs.table`. Columns: trial, seed, event, threshold, step (infinite: never), every
+  (updates between two probes).
   """
   rows = []
   for run in table[table.trial.isin(TRIALS) & table.valid.eq('')].itertuples():
@@ -70,9 +71,17 @@ def events(runs: Runs, table: pd.DataFrame) -> pd.DataFrame:
       if len(steps) < APART + 1:
         continue
       found = event.beyond(values, values[0], run.uniform_importance), half_way(values)
-      rows += [{'trial': run.trial, 'seed': run.seed, 'event': name, 'threshold': threshold,
-                'step': stays(steps, beyond), 'every': np.median(np.diff(steps))}
-               for threshold, beyond in zip(THRESHOLDS, found)]
+      rows += [
+        {
+          'trial': run.trial,
+          'seed': run.seed,
+          'event': name,
+          'threshold': threshold,
+          'step': stays(steps, beyond),
+          'every': np.median(np.diff(steps)),
+        }
+        for threshold, beyond in zip(THRESHOLDS, found)
+      ]
   return pd.DataFrame(rows, columns=['trial', 'seed', 'event', 'threshold', 'step', 'every'])
 
 
@@ -80,7 +89,10 @@ def ordered(found: pd.DataFrame, trial: str) -> list[tuple[str, str]]:
   """The pairs of events (earlier, later) of a trial that are ordered in every seed by both thresholds."""
   of_trial = found[found.trial == trial]
   steps = of_trial.pivot_table('step', ['seed', 'threshold'], 'event')
-  return [(first, second) for first, second in itertools.permutations(EVENTS, 2)
-          if {first, second} <= {*steps} and
-          (steps[second] >= steps[first] + APART * of_trial.every.max()).all() and
-          np.isfinite(steps[first]).all()]
+  return [
+    (first, second)
+    for first, second in itertools.permutations(EVENTS, 2)
+    if {first, second} <= {*steps}
+    and (steps[second] >= steps[first] + APART * of_trial.every.max()).all()
+    and np.isfinite(steps[first]).all()
+  ]

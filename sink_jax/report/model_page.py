@@ -21,9 +21,10 @@ from sink_jax.io.paths import AnyPath, inside
 from sink_jax.io.terminal import escaped, markdown_table
 
 PICTURES = {
-    'importance.png': 'Mean attention of all queries to the first token, by block and head.',
-    'attention_maps.png': 'Attention of heads with the most and the least attention to the first token.',
-    'norms.png': 'Norms of hidden states, keys and values: the first token, and the mean of the others.'}
+  'importance.png': 'Mean attention of all queries to the first token, by block and head.',
+  'attention_maps.png': 'Attention of heads with the most and the least attention to the first token.',
+  'norms.png': 'Norms of hidden states, keys and values: the first token, and the mean of the others.',
+}
 
 
 def model_page(folder: AnyPath) -> str:
@@ -31,13 +32,20 @@ def model_page(folder: AnyPath) -> str:
   try:
     result = json.loads(read_text_limited(inside(folder, 'sink_report.json')))
     rows = table_rows(result['summary'], result['protocol'], result['epsilon'])
-    parts = [f'# {escaped(result["protocol"]["run"] or "model")}', ' '.join(sentences(result)),
-             '\n'.join(markdown_table(('metric', 'value', 'meaning'), rows, (0, 2)))]
+    parts = [
+      f'# {escaped(result["protocol"]["run"] or "model")}',
+      ' '.join(sentences(result)),
+      '\n'.join(markdown_table(('metric', 'value', 'meaning'), rows, (0, 2))),
+    ]
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'{folder} does not hold what python -m sink_jax evaluate writes ({error}): '
-                     'run it again.') from None
-  parts += [f'![{words}]({name})\n\n*{words}*' for name, words in PICTURES.items()
-            if (folder / name).exists()]
+    raise ValueError(
+      f'{folder} does not hold what python -m sink_jax evaluate writes ({error}): run it again.'
+    ) from None
+  parts += [
+    f'![{words}]({name})\n\n*{words}*'
+    for name, words in PICTURES.items()
+    if (folder / name).exists()
+  ]
   return '\n\n'.join(parts) + '\n'
 
 
@@ -46,16 +54,24 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
   summary, protocol = result['summary'], result['protocol']
   uniform = sum(1 / n for n in range(1, protocol['length'] + 1)) / protocol['length']
   heads, sequences = sum(map(len, result['importance_1'])), protocol['sequences']
-  found = [f'In {summary["sink_1"]:.1f} % of {heads * sequences:,} pairs of a head and a sequence '
-           f'({heads} heads, {sequences} sequences) the first token gets more than '
-           f'{result["epsilon"]:g} of the attention; uniform causal attention would give it '
-           f'{uniform:.2f}.']
-  hidden = [(ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if block and ratio]
-  values = [(ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks']) if ratio]
+  found = [
+    f'In {summary["sink_1"]:.1f} % of {heads * sequences:,} pairs of a head and a sequence '
+    f'({heads} heads, {sequences} sequences) the first token gets more than '
+    f'{result["epsilon"]:g} of the attention; uniform causal attention would give it '
+    f'{uniform:.2f}.'
+  ]
+  hidden = [
+    (ratio, block) for block, ratio in enumerate(summary['hidden_ratio']) if block and ratio
+  ]
+  values = [
+    (ratio, block) for ratio, block in zip(summary['value_ratio'], protocol['blocks']) if ratio
+  ]
   if hidden and values:
     (longest, at), (shortest, there) = max(hidden), min(values)
-    found.append(f'Compared with the other tokens, its hidden state is {longest:.3g} times as long '
-                 f'after block {at}, and its value {shortest:.2g} times in block {there}.')
+    found.append(
+      f'Compared with the other tokens, its hidden state is {longest:.3g} times as long '
+      f'after block {at}, and its value {shortest:.2g} times in block {there}.'
+    )
   return found
 
 
@@ -74,7 +90,9 @@ def to_html(markdown: str, folder: AnyPath) -> str:
   body = parser.renderer.render(tokens, parser.options, {})
   body = re.sub(r'src="([^"]*)"', lambda found: f'src="{_embedded(folder, found[1])}"', body)
   body = body.replace('<table>', '<div class="wide"><table>').replace('</table>', '</table></div>')
-  return Template((Path(__file__).parent / 'templates/page.html').read_text()).render(title=title, body=body)
+  return Template((Path(__file__).parent / 'templates/page.html').read_text()).render(
+    title=title, body=body
+  )
 
 
 def _folded_parts(renderer: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:

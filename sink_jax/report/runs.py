@@ -36,38 +36,87 @@ _POINTS = 100  # of a training curve
 _TEXTS = ['trial', 'task', 'budget', 'protocol']  # '' if they are missing; NaN elsewhere
 _KEYS = {**dict.fromkeys(['run', *_TEXTS], 'str'), 'seed': float}
 _METRICS = {**_KEYS, 'metric': 'str', 'step': int, 'block': float, 'value': float}
-_RUNS = {**_KEYS, 'status': 'str', 'reason': 'str', **dict.fromkeys((
-    'step steps heads tokens unique_tokens epochs length window prefix uniform_importance '
-    'unigram_loss').split(), float), 'proxy': bool, **dict.fromkeys((
-        'attention source content hardware command code date settings').split(), 'str')}
-# The metrics of a probe by their keys in metrics.jsonl: of every probe, of the last one, of its blocks.
-_EVERY = {'sink_1': 'sink_1', 'sink_star': 'sink_bias_slot', 'largest_importance': 'largest_importance'}
-_FINAL = {'sink_star_released': 'sink_bias_slot_released', 'mean_extra_key': 'mean_bias_slot', **{
-    name: name for name in ('mean_importance', 'raw_mass_1', 'largest_raw_mass_1', 'raw_row_mass',
-                            'dormant_heads')}}
-_BLOCKS = ('value_ratio key_ratio hidden_ratio hidden_before_norm_ratio sink_token_ratio activation_max '
-           'activation_median activations_beyond_100 activations_beyond_1000 kurtosis_moment '
-           'kurtosis_channels').split()
-_WHOLE = ('value_ratio hidden_ratio max_over_median least_entropy valid_loss removed_sink_1 removed_loss '
-          'window_absolute window_relative prefix_share chain_difference tokens_per_second').split()
+_RUNS = {
+  **_KEYS,
+  'status': 'str',
+  'reason': 'str',
+  **dict.fromkeys(
+    (
+      'step steps heads tokens unique_tokens epochs length window prefix uniform_importance '
+      'unigram_loss'
+    ).split(),
+    float,
+  ),
+  'proxy': bool,
+  **dict.fromkeys(('attention source content hardware command code date settings').split(), 'str'),
+}
+# The metrics of a probe by their keys in metrics.jsonl: of every probe, of the last one, of its
+# blocks.
+_EVERY = {
+  'sink_1': 'sink_1',
+  'sink_star': 'sink_bias_slot',
+  'largest_importance': 'largest_importance',
+}
+_FINAL = {
+  'sink_star_released': 'sink_bias_slot_released',
+  'mean_extra_key': 'mean_bias_slot',
+  **{
+    name: name
+    for name in (
+      'mean_importance',
+      'raw_mass_1',
+      'largest_raw_mass_1',
+      'raw_row_mass',
+      'dormant_heads',
+    )
+  },
+}
+_BLOCKS = (
+  'value_ratio key_ratio hidden_ratio hidden_before_norm_ratio sink_token_ratio activation_max '
+  'activation_median activations_beyond_100 activations_beyond_1000 kurtosis_moment '
+  'kurtosis_channels'
+).split()
+_WHOLE = (
+  'value_ratio hidden_ratio max_over_median least_entropy valid_loss removed_sink_1 removed_loss '
+  'window_absolute window_relative prefix_share chain_difference tokens_per_second'
+).split()
 # Words for components with default arguments; '' adds nothing.
-_WORDS = {'Exp()': 'exp', 'Sigmoid()': 'sigmoid', 'Relu()': 'relu', 'SquaredRelu()': 'squared relu',
-          'Linear()': 'linear', 'EluPlusOne()': 'elu plus one', 'Softpick()': 'softpick',
-          'NoBias()': '', 'KBias()': 'K bias', 'KVBias()': 'KV bias', 'VBias()': 'V bias',
-          'SinkLogit()': 'sink logit', 'ZeroSink()': 'off by one', 'Fixed()': '', 'PlainValue()': '',
-          'PlainOutput()': '', 'HeadGate()': 'head gate', 'ElementGate()': 'element gate',
-          'HeadNorm()': 'head norm', 'Exclusive()': 'exclusive self attention', 'Identity()': '',
-          'Unnormalized()': ' without normalisation', 'AbsSum()': ''}  # of softpick, whose name says it
+_WORDS = {
+  'Exp()': 'exp',
+  'Sigmoid()': 'sigmoid',
+  'Relu()': 'relu',
+  'SquaredRelu()': 'squared relu',
+  'Linear()': 'linear',
+  'EluPlusOne()': 'elu plus one',
+  'Softpick()': 'softpick',
+  'NoBias()': '',
+  'KBias()': 'K bias',
+  'KVBias()': 'KV bias',
+  'VBias()': 'V bias',
+  'SinkLogit()': 'sink logit',
+  'ZeroSink()': 'off by one',
+  'Fixed()': '',
+  'PlainValue()': '',
+  'PlainOutput()': '',
+  'HeadGate()': 'head gate',
+  'ElementGate()': 'element gate',
+  'HeadNorm()': 'head norm',
+  'Exclusive()': 'exclusive self attention',
+  'Identity()': '',
+  'Unnormalized()': ' without normalisation',
+  'AbsSum()': '',
+}  # of softpick, whose name says it
 _Point = tuple[str, int, int | None, float]  # metric, step, block, value
 
 
 class Runs(NamedTuple):
   """Training runs: a row per number in `metrics`, a row per run in `runs`; what is unknown is NaN.
 
-  metrics: columns run, trial, task, budget, protocol, seed, metric, step, block, value. block is NaN for a
-  quantity of the model, else 0 for the embedding and 1.. for blocks. Rates are percentages of heads.
-  runs: the same keys, with what was trained, how far, where and by which command; `content` is
-  a hash of the data, `proxy` that rows of attention do not sum to one, so that rates are of proxy scores.
+  metrics: columns run, trial, task, budget, protocol, seed, metric, step, block, value. block is
+  NaN for a quantity of the model, else 0 for the embedding and 1.. for blocks. Rates are
+  percentages of heads. runs: the same keys, with what was trained, how far, where and by which
+  command; `content` is a hash of the data, `proxy` that rows of attention do not sum to one, so
+  that rates are of proxy scores.
   """
 
   metrics: pd.DataFrame
@@ -85,10 +134,17 @@ def read_runs(folder: str | AnyPath) -> Runs:
   """
   root = to_path(folder)
   if not root.is_dir():
-    raise ValueError(f'There is no folder {folder}: name the folder of the runs, such as runs/quickstart.')
+    raise ValueError(
+      f'There is no folder {folder}: name the folder of the runs, such as runs/quickstart.'
+    )
   # A trial that never began has only status.json.
-  workdirs = sorted({path.parent for path in files_below(root)
-                     if path.name in ('config.json', 'status.json', 'metrics.jsonl')})
+  workdirs = sorted(
+    {
+      path.parent
+      for path in files_below(root)
+      if path.name in ('config.json', 'status.json', 'metrics.jsonl')
+    }
+  )
   rows, points = [], []
   for workdir in workdirs:
     run = workdir.relative_to(root).as_posix() if workdir != root else root.name
@@ -96,21 +152,43 @@ def read_runs(folder: str | AnyPath) -> Runs:
     rows.append({**row, 'run': run})
     points += [(run, *point) for point in measured]
   runs = pd.DataFrame(rows, columns=list(_RUNS))
-  metrics = pd.DataFrame(points, columns=['run', *list(_METRICS)[-4:]]).merge(runs[list(_KEYS)], on='run')
+  metrics = pd.DataFrame(points, columns=['run', *list(_METRICS)[-4:]]).merge(
+    runs[list(_KEYS)], on='run'
+  )
   found = [[metrics[list(_METRICS)], runs]]
   if (root / 'runs.csv.gz').is_file():
-    found.append([pd.read_csv(io.BytesIO(inside(root, f'{name}.csv.gz').read_bytes()),
-                              compression='gzip', low_memory=False) for name in Runs._fields])
-  return Runs(*(pd.concat([frame.fillna({'proxy': 0}).astype(types).fillna(dict.fromkeys(_TEXTS, ''))
-                           for frame in frames], ignore_index=True)
-                for types, *frames in zip((_METRICS, _RUNS), *found)))
+    found.append(
+      [
+        pd.read_csv(
+          io.BytesIO(inside(root, f'{name}.csv.gz').read_bytes()),
+          compression='gzip',
+          low_memory=False,
+        )
+        for name in Runs._fields
+      ]
+    )
+  return Runs(
+    *(
+      pd.concat(
+        [
+          frame.fillna({'proxy': 0}).astype(types).fillna(dict.fromkeys(_TEXTS, ''))
+          for frame in frames
+        ],
+        ignore_index=True,
+      )
+      for types, *frames in zip((_METRICS, _RUNS), *found)
+    )
+  )
 
 
 def write_runs(runs: Runs, folder: str | AnyPath) -> None:
   """Writes metrics.csv.gz and runs.csv.gz, the same bytes for the same runs; six digits of a measurement."""
   root = to_path(folder)
   root.mkdir(parents=True, exist_ok=True)
-  for name, keys, digits in (('metrics', ['run', 'metric', 'block', 'step'], 6), ('runs', ['run'], 12)):
+  for name, keys, digits in (
+    ('metrics', ['run', 'metric', 'block', 'step'], 6),
+    ('runs', ['run'], 12),
+  ):
     text = getattr(runs, name).sort_values(keys).to_csv(index=False, float_format=f'%.{digits}g')
     (root / f'{name}.csv.gz').write_bytes(gzip.compress(text.encode(), mtime=0))
 
@@ -139,8 +217,10 @@ def merged(stored: Runs, new: Runs, folder: str = '') -> Runs:
   kept = [identity not in replaced for identity in identities(stored.runs)]
   names = {run: f'{folder}/{run}' if folder else run for run in finished.run}
   if taken := {*names.values()} & {*stored.runs.run[kept]}:
-    raise ValueError(f'{sorted(taken)[0]} is stored with another trial, budget or seed: rename the '
-                     'folder of the new runs.')
+    raise ValueError(
+      f'{sorted(taken)[0]} is stored with another trial, budget or seed: rename the '
+      'folder of the new runs.'
+    )
   frames = []
   for before, after in zip(stored, new):
     old = before[before.run.isin(stored.runs.run[kept])]
@@ -152,36 +232,47 @@ def merged(stored: Runs, new: Runs, folder: str = '') -> Runs:
 def table(runs: Runs) -> pd.DataFrame:
   """One row for each run: the columns of `runs.runs`, the last measurements, and `valid` and `known`.
 
-  massive: above 1 exactly if activations are massive by Sun et al. (arXiv 2402.17762): the largest exceeds
-  100 medians, and the first token's norm ratio exceeds its value before training. lead_k: Sink_k minus the
-  largest of the other first 10 tokens' rates. emergence_step: infinite if no sink emerges. converges: 1 or 0.
-  Other columns are named after their metrics. A ratio is the largest over blocks, but for values the least.
+  massive: above 1 exactly if activations are massive by Sun et al. (arXiv 2402.17762): the largest
+  exceeds 100 medians, and the first token's norm ratio exceeds its value before training. lead_k:
+  Sink_k minus the largest of the other first 10 tokens' rates. emergence_step: infinite if no sink
+  emerges. converges: 1 or 0. Other columns are named after their metrics. A ratio is the largest
+  over blocks, but for values the least.
   """
   metrics = runs.metrics.sort_values('step', kind='stable')
   of_blocks, whole = metrics.loc[metrics.block > 0], metrics.loc[metrics.block.isna()]
   last = whole.drop_duplicates(['run', 'metric'], keep='last').pivot(
-      index='run', columns='metric', values='value')
+    index='run', columns='metric', values='value'
+  )
   sinks = [f'sink_{k}' for k in range(1, FIRST + 1)]
-  t = runs.runs.set_index('run').join(last.reindex(columns=list(dict.fromkeys(
-      [*last, *sinks, *_EVERY, *_FINAL, *_WHOLE]))))
+  t = runs.runs.set_index('run').join(
+    last.reindex(columns=list(dict.fromkeys([*last, *sinks, *_EVERY, *_FINAL, *_WHOLE])))
+  )
   curve = lambda metric: whole.loc[whole.metric == metric].set_index('run')
   untrained = lambda metric: curve(metric).value[curve(metric).step == 0]
   largest = lambda metric: of_blocks.loc[of_blocks.metric == metric].groupby('run').value.max()
   for k in (1, 2, 3):
     t[f'lead_{k}'] = t[f'sink_{k}'] - t[sinks].drop(columns=f'sink_{k}').max(axis=1)
   t['largest_sink'], t['untrained_sink_1'] = t[sinks].max(axis=1), untrained('sink_1')
-  t['emergence_step'] = pd.Series({
+  t['emergence_step'] = pd.Series(
+    {
       run: emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
-      for run, rows in curve('sink_1').groupby('run')}, dtype=float).fillna(math.inf)
+      for run, rows in curve('sink_1').groupby('run')
+    },
+    dtype=float,
+  ).fillna(math.inf)
   train = curve('train_loss')
   ending = train.step > (1 - _LAST) * train.groupby('run').step.transform('max')
   t['train_loss'] = train.value[ending].groupby('run').mean()
   t['overfitting'] = t.valid_loss - t.train_loss
   for name in t:
-    if ''.join(filter(str.isalpha, name.partition(':')[2].lower())) == 'pilecc':  # as the paper's loss is
+    if (
+      ''.join(filter(str.isalpha, name.partition(':')[2].lower())) == 'pilecc'
+    ):  # as the paper's loss is
       t['valid_loss'] = t[name].fillna(t.valid_loss)
   t['converges'] = t.status.map({'done': 1.0, 'diverged': 0.0})
-  t['massive'] = np.minimum(t.max_over_median / BEYOND[0], t.hidden_ratio / untrained('hidden_ratio'))
+  t['massive'] = np.minimum(
+    t.max_over_median / BEYOND[0], t.hidden_ratio / untrained('hidden_ratio')
+  )
   t['massive_before_norm'] = largest('hidden_before_norm_ratio')
   t['massive_sink_token'] = largest('sink_token_ratio')
   in_prefix = t[sinks].where(np.arange(1, FIRST + 1) <= t.prefix.to_numpy()[:, None])
@@ -192,7 +283,11 @@ def table(runs: Runs) -> pd.DataFrame:
 
 def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
-  spec, f, z = experiment.attention, experiment.attention.similarity, experiment.attention.normalizer
+  spec, f, z = (
+    experiment.attention,
+    experiment.attention.similarity,
+    experiment.attention.normalizer,
+  )
   named = lambda component: _WORDS.get(short_text(component), str(component))
   # exp(score) divided by the sum of its row is softmax, however its parts are named.
   if f.kind == 'exponential' and isinstance(z, RowSum):
@@ -201,11 +296,23 @@ def describe_attention(experiment: Experiment) -> str:
   elif spec.rows_sum_to_one:
     words = f'{named(f)} with normalisation'
   else:
-    words = ('softmax' if isinstance(z, Clipped) else named(f)) + _WORDS.get(short_text(z), f', {z}')
+    words = ('softmax' if isinstance(z, Clipped) else named(f)) + _WORDS.get(
+      short_text(z), f', {z}'
+    )
   features = f'feature map {spec.feature_map}' if named(spec.feature_map) else ''
   sink_token = 'a learned sink token' if experiment.model.sink_tokens else ''
-  return ', '.join(filter(None, [words, features, *map(named, (spec.temperature, spec.value, spec.kv_bias)),
-                                 sink_token, named(spec.head)]))
+  return ', '.join(
+    filter(
+      None,
+      [
+        words,
+        features,
+        *map(named, (spec.temperature, spec.value, spec.kv_bias)),
+        sink_token,
+        named(spec.head),
+      ],
+    )
+  )
 
 
 def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
@@ -214,17 +321,25 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
   try:
     status = read_status(workdir)
     row |= {'status': status['status'], 'reason': status.get('error') or status.get('reason')}
-    row |= {key: status.get(key) for key in ('step', 'command', 'code')} | (status.get('label') or {})
+    row |= {key: status.get(key) for key in ('step', 'command', 'code')} | (
+      status.get('label') or {}
+    )
     if 'hardware' in status:
-      row |= {'hardware': f'{status["hardware"]}; jax {status["jax"]}', 'date': status['date'].split('T')[0]}
+      row |= {
+        'hardware': f'{status["hardware"]}; jax {status["jax"]}',
+        'date': status['date'].split('T')[0],
+      }
     if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
       return row, []  # it never began
     experiment, unknown = known_part(read_config(workdir))
     row |= _facts(experiment, read_object(inside(workdir, 'data.json')))
     if unknown:
       row |= _facts_of_unknown(unknown, row['settings'])
-    blocks = [layer + 1 for layer in experiment.model_config().attention_layers
-              if 'model.pattern' not in unknown]
+    blocks = [
+      layer + 1
+      for layer in experiment.model_config().attention_layers
+      if 'model.pattern' not in unknown
+    ]
     points = [*_measured(read_metrics(workdir), blocks, row['task'] == 'sft')]
     last = max((step for _, step, *_ in points), default=0)
     if row['status'] == 'done' and last < row['steps']:
@@ -250,21 +365,36 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
   model = experiment.model_config()
   tokens, epoch = experiment.steps * experiment.tokens_per_step, data.get('tokens_per_epoch')
   specs = model.attention_specs
-  uniform = [validity.uniform_importance(spec, experiment.probe.length, model.sink_tokens)
-             for spec in specs]
+  uniform = [
+    validity.uniform_importance(spec, experiment.probe.length, model.sink_tokens) for spec in specs
+  ]
   masks = {spec.mask for spec in specs}
   mask = masks.pop() if len(masks) == 1 else Causal()  # blocks that differ have no window in common
   return vars(experiment.label) | {
-      'seed': experiment.seed, 'steps': experiment.steps, 'heads': len(uniform) * model.heads,
-      'attention': describe_attention(experiment), 'proxy': not experiment.attention.rows_sum_to_one,
-      'source': source_of(experiment), 'content': data.get('content'), 'tokens': tokens,
-      'unique_tokens': data.get('unique_training_tokens'), 'epochs': tokens / epoch if epoch else None,
-      'length': experiment.probe.length, 'window': mask.window, 'prefix': mask.prefix,
-      'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
-      'uniform_importance': np.mean(uniform) if uniform else None,
-      'settings': json.dumps({key: value for (key, value, about), (_, default, _) in zip(
-          leaves(experiment), leaves(Experiment())) if value != default and not about.get('where')},
-                             default=short_text)}  # of components
+    'seed': experiment.seed,
+    'steps': experiment.steps,
+    'heads': len(uniform) * model.heads,
+    'attention': describe_attention(experiment),
+    'proxy': not experiment.attention.rows_sum_to_one,
+    'source': source_of(experiment),
+    'content': data.get('content'),
+    'tokens': tokens,
+    'unique_tokens': data.get('unique_training_tokens'),
+    'epochs': tokens / epoch if epoch else None,
+    'length': experiment.probe.length,
+    'window': mask.window,
+    'prefix': mask.prefix,
+    'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
+    'uniform_importance': np.mean(uniform) if uniform else None,
+    'settings': json.dumps(
+      {
+        key: value
+        for (key, value, about), (_, default, _) in zip(leaves(experiment), leaves(Experiment()))
+        if value != default and not about.get('where')
+      },
+      default=short_text,
+    ),
+  }  # of components
 
 
 def _facts_of_unknown(unknown: Mapping[str, str], settings: str) -> dict[str, Any]:
@@ -273,11 +403,16 @@ def _facts_of_unknown(unknown: Mapping[str, str], settings: str) -> dict[str, An
   unknown: their texts by their keys. settings: the column, without them.
   """
   facts: dict[str, Any] = {'settings': json.dumps(json.loads(settings) | unknown)}
-  of_attention = {key: text for key, text in unknown.items()
-                  if key.startswith('attention.') or key == 'model.pattern'}
+  of_attention = {
+    key: text
+    for key, text in unknown.items()
+    if key.startswith('attention.') or key == 'model.pattern'
+  }
   if of_attention:
-    facts |= {'attention': ', '.join(of_attention.values()), **dict.fromkeys((
-        'window', 'prefix', 'uniform_importance'))}
+    facts |= {
+      'attention': ', '.join(of_attention.values()),
+      **dict.fromkeys(('window', 'prefix', 'uniform_importance')),
+    }
   if any(key.startswith('attention.') for key in unknown):
     normalizer = unknown.get('attention.normalizer', short_text(RowSum()))
     facts['proxy'] = not _sums_to_one(normalizer)
@@ -295,11 +430,17 @@ def _sums_to_one(normalizer: str) -> bool:
     return False
 
 
-def _measured(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradients: bool) -> Iterator[_Point]:
+def _measured(
+  rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradients: bool
+) -> Iterator[_Point]:
   """The rows of metrics.jsonl as points. blocks: the numbers, from 1, of those with attention."""
   # A row with None or NaN for these was measured while activations were not finite.
-  probes = [row for row in rows if row['kind'] == 'probe' and all(
-      map(_is_finite, (row['largest_importance'], *row['value_ratio'])))]
+  probes = [
+    row
+    for row in rows
+    if row['kind'] == 'probe'
+    and all(map(_is_finite, (row['largest_importance'], *row['value_ratio'])))
+  ]
   for row in probes:
     yield from _probed(row, blocks, row is probes[-1])
   for row in rows:
@@ -307,14 +448,19 @@ def _measured(rows: Sequence[Mapping[str, Any]], blocks: Sequence[int], gradient
       if name not in ('kind', 'step'):
         name = 'valid_loss' if name == 'valid' else f'valid_loss:{name}'
         yield name, row['step'], None, value if _is_finite(value) else math.nan
-  for metric, key in (('train_loss', 'loss'), ('grad_norm', 'grad_norm'))[:1 + gradients]:
-    course = [(row['step'], row[key]) for row in rows if row['kind'] == 'train' and _is_finite(row.get(key))]
-    # A long course is shortened: means of several rows, counted from its end, at the step of their last one.
+  for metric, key in (('train_loss', 'loss'), ('grad_norm', 'grad_norm'))[: 1 + gradients]:
+    course = [
+      (row['step'], row[key]) for row in rows if row['kind'] == 'train' and _is_finite(row.get(key))
+    ]
+    # A long course is shortened: means of several rows, counted from its end, at the step of their
+    # last one.
     size = math.ceil(len(course) / _POINTS) or 1
     for end in range(len(course), 0, -size):
-      steps, values = zip(*course[max(0, end - size):end])
+      steps, values = zip(*course[max(0, end - size) : end])
       yield metric, steps[-1], None, statistics.fmean(values)
-  if rates := [(row['step'], rate) for row in rows if _is_finite(rate := row.get('tokens_per_second'))]:
+  if rates := [
+    (row['step'], rate) for row in rows if _is_finite(rate := row.get('tokens_per_second'))
+  ]:
     yield 'tokens_per_second', rates[-1][0], None, statistics.median_high(rate for _, rate in rates)
 
 
@@ -324,37 +470,57 @@ def _probed(row: Mapping[str, Any], blocks: Sequence[int], is_last: bool) -> Ite
   nulls, found = row.get('null_p99') or {}, {(name, None): row[key] for name, key in _EVERY.items()}
   found['value_ratio', None] = min(row['value_ratio'], default=None)
   found['hidden_ratio', None] = max(filter(_is_finite, row['hidden_ratio'][1:]), default=None)
-  found['max_over_median', None] = max((largest / median for largest, median in medians
-                                        if _is_finite(largest) and median), default=None)
+  found['max_over_median', None] = max(
+    (largest / median for largest, median in medians if _is_finite(largest) and median),
+    default=None,
+  )
   if is_last or row['step'] == 0:
     found['null_hidden_ratio', None] = nulls.get('hidden_ratio')
   if is_last:
     found |= {(f'sink_{k}', None): rate for k, rate in enumerate(row['sink'][1:FIRST], 2)}
     found |= {(name, None): row.get(key) for name, key in _FINAL.items()}
     found['null_sink_1', None] = nulls.get('sink_1')
-    found['least_entropy', None] = min(filter(_is_finite, itertools.chain.from_iterable(
-        row.get('entropy_ratio') or ())), default=None)
+    found['least_entropy', None] = min(
+      filter(_is_finite, itertools.chain.from_iterable(row.get('entropy_ratio') or ())),
+      default=None,
+    )
   for key in _BLOCKS if is_last else ['hidden_ratio'] * (row['step'] == 0):
-    numbers = blocks if key in ('value_ratio', 'key_ratio') else range(
-        key == 'hidden_before_norm_ratio', len(medians) + 1)
-    found |= {(key.removeprefix('activations_'), block): value
-              for block, value in zip(numbers, row.get(key) or ())}
-  return ((name, row['step'], block, value) for (name, block), value in found.items() if _is_finite(value))
+    numbers = (
+      blocks
+      if key in ('value_ratio', 'key_ratio')
+      else range(key == 'hidden_before_norm_ratio', len(medians) + 1)
+    )
+    found |= {
+      (key.removeprefix('activations_'), block): value
+      for block, value in zip(numbers, row.get(key) or ())
+    }
+  return (
+    (name, row['step'], block, value) for (name, block), value in found.items() if _is_finite(value)
+  )
 
 
 def _analysed(results: Mapping[str, Any], step: int) -> Iterator[_Point]:
   """The points of analyses.json, of the trained model."""
-  of = collections.defaultdict(lambda: math.nan, {
-      (analysis, key): value for analysis, found in results.items() if isinstance(found, dict)
-      for key, value in found.items() if _is_finite(value)})
+  of = collections.defaultdict(
+    lambda: math.nan,
+    {
+      (analysis, key): value
+      for analysis, found in results.items()
+      if isinstance(found, dict)
+      for key, value in found.items()
+      if _is_finite(value)
+    },
+  )
   for name, value in {
-      'removed_sink_1': of['removed', 'sink_1'],
-      'removed_loss': of['removed', 'valid_loss'] - of['removed', 'valid_loss_before'],
-      # Few keys share the weight of a small window, so that only the ratio compares windows.
-      'window_absolute': of['window', 'absolute_first'] / (of['window', 'absolute_uniform'] or math.nan),
-      'window_relative': of['window', 'relative_first'] / (of['window', 'uniform'] or math.nan),
-      'prefix_share': 100 * of['prefix', 'strongest_in_prefix'],
-      'chain_difference': of['first_token_chain', 'largest_relative_difference']}.items():
+    'removed_sink_1': of['removed', 'sink_1'],
+    'removed_loss': of['removed', 'valid_loss'] - of['removed', 'valid_loss_before'],
+    # Few keys share the weight of a small window, so that only the ratio compares windows.
+    'window_absolute': of['window', 'absolute_first']
+    / (of['window', 'absolute_uniform'] or math.nan),
+    'window_relative': of['window', 'relative_first'] / (of['window', 'uniform'] or math.nan),
+    'prefix_share': 100 * of['prefix', 'strongest_in_prefix'],
+    'chain_difference': of['first_token_chain', 'largest_relative_difference'],
+  }.items():
     if math.isfinite(value):
       yield name, step, None, value
 

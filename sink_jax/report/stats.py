@@ -1,10 +1,10 @@
 """Intervals of means over seeds and of their differences, and limits of seeds that agree.
 
-A rate counts heads, so seeds with the same heads have a variance of 0, even if other seeds would differ. If a
-share p of all seeds differs, n seeds miss it with probability (1 - p)^n: n seeds that agree leave p = 1 -
-0.05^(1/n) open at 95 %, about 3 / n for large n (the rule of three). A verdict on a level states p, and must
-hold even if those seeds have one head more or less. "No difference" must hold even if they lie at the end of
-the scale.
+A rate counts heads, so seeds with the same heads have a variance of 0, even if other seeds would
+differ. If a share p of all seeds differs, n seeds miss it with probability (1 - p)^n: n seeds that
+agree leave p = 1 - 0.05^(1/n) open at 95 %, about 3 / n for large n (the rule of three). A verdict
+on a level states p, and must hold even if those seeds have one head more or less. "No difference"
+must hold even if they lie at the end of the scale.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ONE_SIDED = 0.95  # of each of the two tests of an equality, and of the share of
 class Interval(NamedTuple):
   """A mean of n seeds, or of n differences by seed, and its interval.
 
-  p: two-sided p value of a mean of 0. unseen: the share of seeds that may differ, if those that were run
-  agree within one head; 0 if they do not, or if the quantity is not a rate.
+  p: two-sided p value of a mean of 0. unseen: the share of seeds that may differ, if those that
+  were run agree within one head; 0 if they do not, or if the quantity is not a rate.
   """
 
   mean: float
@@ -46,14 +46,14 @@ class Interval(NamedTuple):
 
 def unseen(n: int) -> float:
   """The largest share of seeds that n seeds miss with a chance of 5 %: 63 % for 3, 45 % for 5."""
-  return 1 - (1 - ONE_SIDED)**(1 / n) if n else 1.0
+  return 1 - (1 - ONE_SIDED) ** (1 / n) if n else 1.0
 
 
 def interval(values: Sequence[float], level: float = LEVEL, head: float = 0.0) -> Interval:
   """Student's t interval of the mean; infinite for one value.
 
-  head: the points of one head, of a rate or of a difference between rates; 0 for other quantities. Values
-  within one head of each other agree.
+  head: the points of one head, of a rate or of a difference between rates; 0 for other quantities.
+  Values within one head of each other agree.
   """
   x = np.asarray(values, float)
   n, mean = len(x), float(x.mean()) if len(x) else math.nan
@@ -91,7 +91,7 @@ def equal(differences: Sequence[float], margin: float, head: float = 0.0) -> boo
 def holm(p_values: Sequence[float]) -> list[float]:
   """p values adjusted for their number (Holm 1979); NaN stays NaN and is not counted."""
   p = np.asarray(p_values, float)
-  order = np.argsort(p)[:np.count_nonzero(~np.isnan(p))]  # NaN comes last
+  order = np.argsort(p)[: np.count_nonzero(~np.isnan(p))]  # NaN comes last
   adjusted = np.full(len(p), math.nan)
   adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1)
   return adjusted.tolist()

@@ -31,16 +31,18 @@ from sink_jax.train.provenance import pass_on_command
 
 _GRACE = 60  # seconds that a trial gets to save its state
 # Exit codes of a trial's process. Python itself ends with 0 to 2.
-_STATUSES = dict(enumerate(
-    ('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy'), 3))
+_STATUSES = dict(
+  enumerate(('done', 'diverged', 'not expressible', 'failed', 'not analysed', 'busy'), 3)
+)
 
 
 class SweepStopped(KeyboardInterrupt):
   """A signal asked the sweep to stop; the trials that were running are saved."""
 
 
-def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
-                    processes: int) -> Iterator[tuple[str, str]]:
+def run_in_parallel(
+  trials: Mapping[str, Trial], root: str | AnyPath, processes: int
+) -> Iterator[tuple[str, str]]:
   """Runs each trial in a process; yields (name, status) as each ends.
 
   A process that dies takes only its trial with it, which is recorded as failed.
@@ -74,8 +76,12 @@ def run_in_parallel(trials: Mapping[str, Trial], root: str | AnyPath,
         if process.exitcode == EXIT_SAVED or stop.asked:  # a signal reached the process itself
           raise SweepStopped
         if process.exitcode not in _STATUSES:
-          record_outcome(trials[name], root, 'failed', error=f'its process died '
-                         f'({process.exitcode}); out of memory? Try fewer --processes.')
+          record_outcome(
+            trials[name],
+            root,
+            'failed',
+            error=f'its process died ({process.exitcode}); out of memory? Try fewer --processes.',
+          )
         yield name, _STATUSES.get(process.exitcode, 'failed')
     if stop.asked:
       raise SweepStopped
@@ -88,8 +94,10 @@ def _started(trial: Trial, root: str | AnyPath, place: int, processes: int) -> B
   config = as_dict(experiment) if experiment else None
   files = plugins_of(experiment) if experiment else ''
   trial = dataclasses.replace(trial, experiment=None)
-  process = context.Process(target=call, args=(
-      f'{__name__}:work', trial, config, files, str(to_path(root)), place, processes))
+  process = context.Process(
+    target=call,
+    args=(f'{__name__}:work', trial, config, files, str(to_path(root)), place, processes),
+  )
   # A terminal sends Ctrl-C to every process of its group. The trial inherits that it is ignored;
   # this process receives it and sends SIGTERM (`_ending`).
   handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -117,15 +125,16 @@ def _ending(running: Mapping[int, tuple[str, BaseProcess]]) -> Iterator[None]:
         process.kill()
 
 
-def work(trial: Trial, config: dict[str, Any] | None, plugins: str, root: str, place: int,
-         processes: int) -> None:
+def work(
+  trial: Trial, config: dict[str, Any] | None, plugins: str, root: str, place: int, processes: int
+) -> None:
   """Runs a trial on its share of the cores; the exit code says how it ended.
 
   config: its experiment as config.json has it. plugins: the files of its components.
   """
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
-    share = cores[place * len(cores) // processes:(place + 1) * len(cores) // processes]
+    share = cores[place * len(cores) // processes : (place + 1) * len(cores) // processes]
     os.sched_setaffinity(0, share or cores)  # all of them where there are more processes
   quiet_logs()
   compile_cache.enable()

@@ -39,8 +39,9 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
   try:
     refuse_silent_cpu()
     if experiment is None:
-      broadcast_from_process0(lambda: record_outcome(trial, root, 'not expressible',
-                                                     reason=trial.reason))
+      broadcast_from_process0(
+        lambda: record_outcome(trial, root, 'not expressible', reason=trial.reason)
+      )
       return 'not expressible'
     # A run that diverged would diverge again.
     if not broadcast_from_process0(lambda: _has_ended(folder, experiment)):
@@ -77,8 +78,9 @@ def record_outcome(trial: Trial, root: str | AnyPath, status: str, **details: st
   if status == 'not expressible' and (folder / 'config.json').exists():
     raise ValueError(f'{folder} holds a run of another budget: use another --workdir.')
   if read_status(folder)['status'] not in ('done', 'diverged'):
-    write_status(folder, status, **details, label=dataclasses.asdict(trial.label),
-                 **provenance(devices=False))
+    write_status(
+      folder, status, **details, label=dataclasses.asdict(trial.label), **provenance(devices=False)
+    )
 
 
 def _analysed(trial: Trial, folder: AnyPath) -> str:

@@ -22,8 +22,11 @@ def not_stored(trials: Mapping[str, Trial], stored: Runs) -> dict[str, Trial]:
   finished = stored.runs[stored.runs.status.isin(FINAL_STATUSES)]
   there = {*identities(finished)}
   left = {name: trial for name, trial in trials.items() if _identity(trial) not in there}
-  contents = {(run.task, run.budget, run.source): run.content for run in finished.itertuples()
-              if isinstance(run.content, str)}
+  contents = {
+    (run.task, run.budget, run.source): run.content
+    for run in finished.itertuples()
+    if isinstance(run.content, str)
+  }
   checked = set()
   for name, trial in left.items():
     if (experiment := trial.experiment) is None:
@@ -33,9 +36,10 @@ def not_stored(trials: Mapping[str, Trial], stored: Runs) -> dict[str, Trial]:
       checked.add(key)
       if (content := open_data(experiment.data).summary()['content']) != contents[key]:
         raise ValueError(
-            f'{name}: the text {key[-1]} is not that of the stored runs ({content}, and not '
-            f'{contents[key]}). It depends on the release of Python: docs/experiments.md says '
-            'which.')
+          f'{name}: the text {key[-1]} is not that of the stored runs ({content}, and not '
+          f'{contents[key]}). It depends on the release of Python: docs/experiments.md says '
+          'which.'
+        )
   return left
 
 

@@ -50,13 +50,29 @@ def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> st
     note = status.get('error') or status.get('reason') or ''
     statuses.append(status['status'])
     steps = f' of {trial.experiment.steps:,}' if step and trial.experiment else ''
-    rows.append([name, statuses[-1], number(step, ',') + steps,
-                 number(last.get('probe', {}).get('sink_1'), '.1f'),
-                 number(last.get('valid', {}).get('valid'), '.3f'),
-                 ' '.join(str(note).split())[:200]])
+    rows.append(
+      [
+        name,
+        statuses[-1],
+        number(step, ',') + steps,
+        number(last.get('probe', {}).get('sink_1'), '.1f'),
+        number(last.get('valid', {}).get('valid'), '.3f'),
+        ' '.join(str(note).split())[:200],
+      ]
+    )
   counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
-  return '\n'.join([f'# {headline}', '', counts, '', *markdown_table(
-      ['trial', 'status', 'step', 'Sink_1 %', 'valid loss', ''], rows, (0, 1, 5))]) + '\n'
+  return (
+    '\n'.join(
+      [
+        f'# {headline}',
+        '',
+        counts,
+        '',
+        *markdown_table(['trial', 'status', 'step', 'Sink_1 %', 'valid loss', ''], rows, (0, 1, 5)),
+      ]
+    )
+    + '\n'
+  )
 
 
 @contextlib.contextmanager
@@ -108,10 +124,13 @@ class Bars:
       step = rows['train']['step']
       if (place, name) not in self._bars:
         self._bars[place, name] = Progress(name, experiment.steps, step, unit='step', place=place)
-      numbers = {'loss': (rows['train'].get('loss'), '.3f'),
-                 'Sink_1': (rows.get('probe', {}).get('sink_1'), '.1f')}
-      shown = {key: format(x, form) for key, (x, form) in numbers.items()
-               if isinstance(x, (int, float))}
+      numbers = {
+        'loss': (rows['train'].get('loss'), '.3f'),
+        'Sink_1': (rows.get('probe', {}).get('sink_1'), '.1f'),
+      }
+      shown = {
+        key: format(x, form) for key, (x, form) in numbers.items() if isinstance(x, (int, float))
+      }
       self._bars[place, name].update(step, **shown)
 
   def close(self) -> None:
@@ -138,8 +157,12 @@ def cost_of(experiment: Experiment) -> Cost:
   experiment, _ = completed(experiment)
   model, tokens = experiment.model_config(), experiment.steps * experiment.tokens_per_step
   parameters = parameter_count(model)
-  return Cost(parameters, parameter_count(model, embeddings=False), tokens,
-              tokens * flops_per_token(model, experiment.data.context))
+  return Cost(
+    parameters,
+    parameter_count(model, embeddings=False),
+    tokens,
+    tokens * flops_per_token(model, experiment.data.context),
+  )
 
 
 def dry_run(trials: Mapping[str, Trial]) -> str:
@@ -153,15 +176,28 @@ def dry_run(trials: Mapping[str, Trial]) -> str:
     note = f'of steps on this machine, by a few timed steps of {timed}; probes come on top'
   took = lambda flops: f'{flops / rate:,.3g} {unit}'
   lines = text_table(
-      ['trial', 'parameters', 'without embeddings', 'tokens', 'FLOPs', where],
-      [[name, f'{cost.parameters:,}', f'{cost.without_embeddings:,}', f'{cost.tokens:,}',
-        f'{cost.flops:.2g}', took(cost.flops)]
-       for name, cost in costs.items()])
-  lines += [f'{trial.name}: not expressible: {trial.reason}' for trial in trials.values()
-            if not trial.experiment]
+    ['trial', 'parameters', 'without embeddings', 'tokens', 'FLOPs', where],
+    [
+      [
+        name,
+        f'{cost.parameters:,}',
+        f'{cost.without_embeddings:,}',
+        f'{cost.tokens:,}',
+        f'{cost.flops:.2g}',
+        took(cost.flops),
+      ]
+      for name, cost in costs.items()
+    ],
+  )
+  lines += [
+    f'{trial.name}: not expressible: {trial.reason}'
+    for trial in trials.values()
+    if not trial.experiment
+  ]
   total = sum(cost.flops for cost in costs.values())
-  return '\n'.join([*lines, '', f'{len(costs)} trials, {total:.2g} FLOPs in matrix products: '
-                    f'{took(total)} {note}'])
+  return '\n'.join(
+    [*lines, '', f'{len(costs)} trials, {total:.2g} FLOPs in matrix products: {took(total)} {note}']
+  )
 
 
 def _flops_here(trial: Trial, cost: Cost) -> float | None:
@@ -191,8 +227,10 @@ def idle_cores(trials: Mapping[str, Trial], costs: Mapping[str, float]) -> str:
   per_step = sum(costs.values()) / sum(steps)
   if per_step >= _SMALL_STEP:
     return ''
-  return ('These models are small: their steps leave cores idle, and '
-          f'--processes={at_a_time} takes less time.')
+  return (
+    'These models are small: their steps leave cores idle, and '
+    f'--processes={at_a_time} takes less time.'
+  )
 
 
 def remaining(costs: Mapping[str, float], ended: Collection[str], seconds: float) -> str:

@@ -19,8 +19,15 @@ from sink_jax.train.plugins import import_plugins
 
 # Keys that need no place in the label of a trial, since runs on other data are known by their hash
 # ...
-_NEUTRAL = ('data.', 'init.source', 'model.vocab_size', 'microbatches', 'probe.every', 'seed',
-            'validation.')
+_NEUTRAL = (
+  'data.',
+  'init.source',
+  'model.vocab_size',
+  'microbatches',
+  'probe.every',
+  'seed',
+  'validation.',
+)
 # ... and those of them that the hash does not cover.
 _NOT_HASHED = ('data.interventions', 'data.max_tokens', 'data.valid_source')
 
@@ -57,9 +64,12 @@ def read_config_file(path: str, settings: Mapping[str, str]) -> Experiment:
   return _experiment(config, settings)
 
 
-def load_trials(path: str | Path, options: Mapping[str, str] | None = None,
-                seeds: Iterable[int] | None = None,
-                settings: Mapping[str, str] | None = None) -> dict[str, Trial]:
+def load_trials(
+  path: str | Path,
+  options: Mapping[str, str] | None = None,
+  seeds: Iterable[int] | None = None,
+  settings: Mapping[str, str] | None = None,
+) -> dict[str, Trial]:
   """Reads the trials of a config file, in its order, one for every seed.
 
   Args:
@@ -121,13 +131,15 @@ def _experiment(config: ConfigDict, settings: Mapping[str, str]) -> Experiment:
 def _labelled(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
   """The experiment, of whose budget the label names the settings that make it another one."""
   neutral = lambda key: key.startswith(_NEUTRAL) and key not in _NOT_HASHED
-  told = [f'{key}={value}' for key, value in settings.items()
-          if not neutral(key) and key not in where_keys()]
+  told = [
+    f'{key}={value}'
+    for key, value in settings.items()
+    if not neutral(key) and key not in where_keys()
+  ]
   if not (told and experiment.label.budget):
     return experiment
   budget = f'{experiment.label.budget} with {", ".join(told)}'
-  return dataclasses.replace(
-      experiment, label=dataclasses.replace(experiment.label, budget=budget))
+  return dataclasses.replace(experiment, label=dataclasses.replace(experiment.label, budget=budget))
 
 
 def _in_a_line(error: Exception) -> str:
@@ -144,7 +156,7 @@ def select_shard(trials: Mapping[str, Trial], shard: str) -> dict[str, Trial]:
   part, _, parts = shard.partition('/')
   if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
     raise ValueError(f'--shard={shard}: write k/n with k from 1 to n, such as 2/8.')
-  return dict(list(trials.items())[int(part) - 1::int(parts)])
+  return dict(list(trials.items())[int(part) - 1 :: int(parts)])
 
 
 def _change(config: ConfigDict, changes: Mapping[str, str]) -> None:
@@ -163,7 +175,8 @@ def _change(config: ConfigDict, changes: Mapping[str, str]) -> None:
   except (AttributeError, KeyError) as error:
     while isinstance(error.args[0], Exception):  # the KeyError of an AttributeError
       error = error.args[0]
-    raise ValueError(f'the config has no such key: {error.args[0]} (`python -m sink_jax train '
-                     '--help` lists all).') from None
+    raise ValueError(
+      f'the config has no such key: {error.args[0]} (`python -m sink_jax train --help` lists all).'
+    ) from None
   except (flags.Error, TypeError) as error:
     raise ValueError(str(error)) from None

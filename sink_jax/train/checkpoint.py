@@ -65,10 +65,15 @@ class Checkpoints:
         if not any(gather(problem is not None)):
           return TrainState(**state)
       if problem:
-        _log.warning('checkpoint %d is damaged (%s), moved to damaged/%d; trying an older one',
-                     step, problem, step)
-      broadcast_from_process0(lambda: move_folder(
-          step_folder(self._workdir, step), self._workdir / 'damaged' / str(step)))
+        _log.warning(
+          'checkpoint %d is damaged (%s), moved to damaged/%d; trying an older one',
+          step,
+          problem,
+          step,
+        )
+      broadcast_from_process0(
+        lambda: move_folder(step_folder(self._workdir, step), self._workdir / 'damaged' / str(step))
+      )
     return None
 
   def save(self, step: int, state: TrainState) -> None:
@@ -85,13 +90,15 @@ class Checkpoints:
           if path.name.split('.')[0] not in alive:
             path.unlink(missing_ok=True)
       self._manager = self._manager or ocp.CheckpointManager(
-          self._workdir / 'checkpoints', item_names=('state',),
-          item_handlers={'state': ocp.StandardCheckpointHandler()},
-          options=ocp.CheckpointManagerOptions(
-              max_to_keep=self._kept, cleanup_tmp_directories=True))
+        self._workdir / 'checkpoints',
+        item_names=('state',),
+        item_handlers={'state': ocp.StandardCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(max_to_keep=self._kept, cleanup_tmp_directories=True),
+      )
       # force: Orbax otherwise skips steps that are not beyond its newest; the caller decides that.
-      self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
-                         force=True)
+      self._manager.save(
+        step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)), force=True
+      )
     self._pending = step
 
   def poll(self, wait: bool = False) -> None:
@@ -129,9 +136,10 @@ class Checkpoints:
     except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
       self._pending = None
       raise CheckpointError(
-          f'Checkpoint {step} could not be written below {self._workdir}: {_short(error)}. Is the '
-          'disk full, or the file larger than ulimit -f allows? Once there is room, the same '
-          f'command resumes from step {self.latest or 0}.') from error
+        f'Checkpoint {step} could not be written below {self._workdir}: {_short(error)}. Is the '
+        'disk full, or the file larger than ulimit -f allows? Once there is room, the same '
+        f'command resumes from step {self.latest or 0}.'
+      ) from error
 
 
 def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]:
@@ -150,8 +158,9 @@ def restore_params(workdir: str | AnyPath, target: Params) -> tuple[int, Params]
     if restored is not None:
       return step, restored['params']
     _log.warning('checkpoint %d is damaged (%s); trying an older one', step, problem)
-  raise CheckpointError(f'No usable checkpoint in {workdir}: is it the workdir of a run '
-                        'that has saved one?')
+  raise CheckpointError(
+    f'No usable checkpoint in {workdir}: is it the workdir of a run that has saved one?'
+  )
 
 
 def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[Any, str | None]:
@@ -169,12 +178,18 @@ def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[An
     for name in sorted(here | there):
       if here.get(name) != there.get(name):
         raise CheckpointError(
-            f'{saved} does not fit this config: {name} is {there.get(name, "absent")} there and '
-            f'{here.get(name, "absent")} here. Use the config it was saved with, or another '
-            'workdir.')
-    return handler.restore(saved, args=ocp.args.PyTreeRestore(
-        target, restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-        partial_restore=True)), None
+          f'{saved} does not fit this config: {name} is {there.get(name, "absent")} there and '
+          f'{here.get(name, "absent")} here. Use the config it was saved with, or another '
+          'workdir.'
+        )
+    return handler.restore(
+      saved,
+      args=ocp.args.PyTreeRestore(
+        target,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+        partial_restore=True,
+      ),
+    ), None
   # The last two: no memory for it.
   except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
     raise
@@ -195,9 +210,15 @@ def saved_steps(workdir: str | AnyPath) -> list[int]:
   """
   checkpoints = step_folder(workdir, 0).parent
   # A step that is still being written has a name with a suffix.
-  return sorted((int(path.name) for path in (checkpoints.iterdir() if checkpoints.exists() else ())
-                 if re.fullmatch('0|[1-9][0-9]*', path.name)
-                 and (is_local(path) or (path / 'commit_success.txt').exists())), reverse=True)
+  return sorted(
+    (
+      int(path.name)
+      for path in (checkpoints.iterdir() if checkpoints.exists() else ())
+      if re.fullmatch('0|[1-9][0-9]*', path.name)
+      and (is_local(path) or (path / 'commit_success.txt').exists())
+    ),
+    reverse=True,
+  )
 
 
 def step_folder(workdir: str | AnyPath, step: int) -> AnyPath:
@@ -243,8 +264,9 @@ def _hash(workdir: AnyPath, step: int) -> None:
       time.sleep(0.05)
     files = {str(file.relative_to(saved)): file for file in files_below(saved)}
     # Orbax writes a folder of arrays for each process; the rest is written by process 0.
-    mine = [name for name in files
-            if me == int((re.findall(r'ocdbt\.process_(\d+)', name) or [0])[0])]
+    mine = [
+      name for name in files if me == int((re.findall(r'ocdbt\.process_(\d+)', name) or [0])[0])
+    ]
     digests = sha256_of_files(files[name] for name in mine)
     sums.mkdir(exist_ok=True)
     write_atomically(sums / f'{step}.{me}.json', json.dumps(dict(zip(mine, digests)), indent=1))
@@ -256,5 +278,7 @@ def _hash(workdir: AnyPath, step: int) -> None:
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   """{'params.embed': (258, 64), ...}; Orbax returns tuples as dicts with digits as keys."""
-  return {jax.tree_util.keystr(path, simple=True, separator='.'): tuple(x.shape)
-          for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='.'): tuple(x.shape)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }

@@ -52,12 +52,20 @@ class InitConfig:
   """The parameters to begin with, if they are another model's and not drawn by the seed."""
 
   source: str = option('', "a run's folder, or a model's folder or name; {seed} is the run's seed")
-  graft: str = option('', "identity or random: replace the source's attention, norm and sink "
-                      'tokens by those that differ from the defaults', choices=('', *STARTS))
-  kept: tuple[str, ...] | None = option(None, "keys that a graft keeps of the source; unset: all "
-                                        "keys at their default; '': none")
-  train: str = option('all', 'what updates change: all, new (what the source lacks), attention',
-                      choices=('all', 'new', 'attention'))
+  graft: str = option(
+    '',
+    "identity or random: replace the source's attention, norm and sink "
+    'tokens by those that differ from the defaults',
+    choices=('', *STARTS),
+  )
+  kept: tuple[str, ...] | None = option(
+    None, "keys that a graft keeps of the source; unset: all keys at their default; '': none"
+  )
+  train: str = option(
+    'all',
+    'what updates change: all, new (what the source lacks), attention',
+    choices=('all', 'new', 'attention'),
+  )
 
   def __post_init__(self):
     for key in self.kept or ():
@@ -76,8 +84,11 @@ class ProbeConfig:
   sequences: int = option(100, 'number of sequences', least=1)
   length: int = option(64, 'tokens of a sequence', least=2)
   epsilon: float = option(0.3, 'a head is a sink head above it', least=0, most=1)
-  dtype: str = option('float32', 'dtype of activations; the official implementation probes in '
-                      'bfloat16', choices=_DTYPES)
+  dtype: str = option(
+    'float32',
+    'dtype of activations; the official implementation probes in bfloat16',
+    choices=_DTYPES,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +112,9 @@ class MeshConfig:
 class ProfileConfig:
   """A trace of `jax.profiler` below WORKDIR/profile, for TensorBoard or Perfetto."""
 
-  first: int = option(10, 'step of the process at which it begins; the first steps compile',
-                      where=True, least=1)
+  first: int = option(
+    10, 'step of the process at which it begins; the first steps compile', where=True, least=1
+  )
   steps: int = option(0, 'steps of a trace; 0: none', where=True, least=0)
 
 
@@ -135,8 +147,8 @@ class ModelOptions:
   heads: int | None = option(None, 'query heads')
   ffn_hidden: int | None = option(None, 'hidden units of a feed-forward network')
   vocab_size: int | None = option(None, "ids; empty: the data's")
-  input_features: int | None = option(None, "of a continuous task, whose data fill it in")
-  output_features: int | None = option(None, "of a continuous task, whose data fill it in")
+  input_features: int | None = option(None, 'of a continuous task, whose data fill it in')
+  output_features: int | None = option(None, 'of a continuous task, whose data fill it in')
   kv_heads: int | None = option(None, 'key and value heads; empty: heads')
   head_dim: int | None = option(None, 'size of a head; empty: d_model / heads')
   pattern: tuple[Layer, ...] | None = option(None, "'Layer(mask=Window(size=32)); Layer()'")
@@ -144,7 +156,8 @@ class ModelOptions:
   norm: str | None = option(ModelConfig.norm, 'rmsnorm, layernorm, single, dyt or none')
   norm_eps: float | None = option(ModelConfig.norm_eps, 'added to the mean square')
   norm_location: str | None = option(
-      ModelConfig.norm_location, 'pre, post, sandwich, after or protected')
+    ModelConfig.norm_location, 'pre, post, sandwich, after or protected'
+  )
   parallel_residual: bool | None = option(None, 'attention and FFN read the same input')
   biases: tuple[str, ...] | None = option(None, "linear layers with a bias, such as 'qkv, out'")
   embedding_dim: int | None = option(None, 'width of token embeddings, if they are projected')
@@ -165,15 +178,23 @@ class Experiment:
   """One training run, with the paper's defaults (Section 4)."""
 
   # The seed is an int32 argument of the program that draws the parameters.
-  seed: int = option(0, 'seed of the parameters and of the order of the data', least=0,
-                     most=2**31 - 1)
+  seed: int = option(
+    0, 'seed of the parameters and of the order of the data', least=0, most=2**31 - 1
+  )
   steps: int = option(20_000, 'updates', least=1)
   batch_size: int = option(512, 'sequences in a step', least=1)
   microbatches: int = option(1, 'slices of a batch whose gradients are accumulated', least=1)
-  gradient_dtype: str = option('float32', 'dtype in which gradients are summed over mesh.data; '
-                               'bfloat16 halves the traffic', choices=_DTYPES)
-  loss_logits: int | None = option(None, 'most logits at a time on a device; empty: 2**28 on a GPU '
-                                   'or TPU, else 2**26', where=True, least=1)
+  gradient_dtype: str = option(
+    'float32',
+    'dtype in which gradients are summed over mesh.data; bfloat16 halves the traffic',
+    choices=_DTYPES,
+  )
+  loss_logits: int | None = option(
+    None,
+    'most logits at a time on a device; empty: 2**28 on a GPU or TPU, else 2**26',
+    where=True,
+    least=1,
+  )
   log_every: int = option(20, 'steps between training metrics', where=True, least=1)
   checkpoint_every: int = option(1_000, 'steps; 0: only after the last one', where=True, least=0)
   checkpoints_kept: int = option(2, 'how many of the newest checkpoints stay', where=True, least=1)
@@ -192,13 +213,15 @@ class Experiment:
 
   def __post_init__(self):
     if self.batch_size % self.microbatches:
-      raise ValueError(f'microbatches = {self.microbatches} must divide batch_size = '
-                       f'{self.batch_size}.')
+      raise ValueError(
+        f'microbatches = {self.microbatches} must divide batch_size = {self.batch_size}.'
+      )
     # A chunk has one token more than the context: the last input has a next token to predict, too.
     chunk = self.data.context + 1
     if self.probe.length > chunk:
-      raise ValueError(f'probe.length = {self.probe.length} must be at most {chunk}, data.context '
-                       '+ 1.')
+      raise ValueError(
+        f'probe.length = {self.probe.length} must be at most {chunk}, data.context + 1.'
+      )
     for intervention in self.data.interventions:
       intervention.check(chunk, self.model.vocab_size or 2**31)  # no token id exceeds it
     if not self.init.source:  # whose sizes are known
@@ -208,7 +231,11 @@ class Experiment:
   def sizes_are_known(self) -> bool:
     """True if the model is known; sizes of a source are known only after `with_source`."""
     return not self.init.source or None not in (
-        self.model.layers, self.model.d_model, self.model.heads, self.model.ffn_hidden)
+      self.model.layers,
+      self.model.d_model,
+      self.model.heads,
+      self.model.ffn_hidden,
+    )
 
   @property
   def microbatch_size(self) -> int:
@@ -230,14 +257,16 @@ class Experiment:
 
   def check_devices(self, devices: int | None = None) -> None:
     """Raises a ValueError if the mesh does not fit these devices, a micro-batch or the model."""
-    data, fsdp, tensor = mesh_sizes(self.mesh.data, self.mesh.fsdp, self.mesh.tensor,
-                                    devices or jax.device_count())
+    data, fsdp, tensor = mesh_sizes(
+      self.mesh.data, self.mesh.fsdp, self.mesh.tensor, devices or jax.device_count()
+    )
     groups, sequences = data * fsdp, self.microbatch_size
     if sequences % groups:
       fitting = max(1, round(sequences / groups)) * groups * self.microbatches
       raise ValueError(
-          f'mesh.data x mesh.fsdp = {groups} must divide a micro-batch of {sequences} sequences: '
-          f'use batch_size = {fitting}, or other microbatches.')
+        f'mesh.data x mesh.fsdp = {groups} must divide a micro-batch of {sequences} sequences: '
+        f'use batch_size = {fitting}, or other microbatches.'
+      )
     check_tensor(self.model_config(), tensor)
 
 
@@ -383,8 +412,9 @@ def known_part(config: Mapping[str, Any]) -> tuple[Experiment, dict[str, str]]:
       config = {**config, section: values | {part: standard[part] for part in names}}
 
 
-def unrolled(model: ModelConfig, experiment: Experiment, platform: str,
-             mesh: Mapping[str, int]) -> ModelConfig:
+def unrolled(
+  model: ModelConfig, experiment: Experiment, platform: str, mesh: Mapping[str, int]
+) -> ModelConfig:
   """Unrolls the loop over blocks if they are few and the config leaves `model.unroll` empty.
 
   platform: 'cpu', 'cuda' or 'tpu'; on a CPU compiling takes longer than a loop costs.
@@ -471,9 +501,11 @@ def resolved(experiment: Experiment, data: Dataset) -> Experiment:
   if data.vocab_size:
     largest = experiment.model.vocab_size or data.vocab_size
     if data.vocab_size > largest:
-      raise ValueError(f'The data (data.tokenizer, or RandomTokens(below=...)) have '
-                       f'{data.vocab_size} ids, and model.vocab_size is {largest}: raise '
-                       'model.vocab_size, or leave it empty.')
+      raise ValueError(
+        f'The data (data.tokenizer, or RandomTokens(below=...)) have '
+        f'{data.vocab_size} ids, and model.vocab_size is {largest}: raise '
+        'model.vocab_size, or leave it empty.'
+      )
     sizes = {'vocab_size': largest}
   model = dataclasses.replace(experiment.model, **sizes)
   return dataclasses.replace(experiment, model=model, plugins=plugins_of(experiment))

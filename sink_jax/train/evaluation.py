@@ -33,11 +33,14 @@ class Diverged(RuntimeError):
   def __init__(self, step: int, loss: SupportsFloat, reason: str = ''):
     """reason: a sentence instead of the one about the loss, or ''."""
     self.step, self.loss = step, float(loss)
-    reason = reason or (f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
-                        'after it are not finite.')
+    reason = reason or (
+      f'its loss is {self.loss:g}, and the loss, the gradient or the parameters '
+      'after it are not finite.'
+    )
     super().__init__(
-        f'Step {step} diverged: {reason} status.json names the last good checkpoint. A lower '
-        'optimizer.learning_rate or a lower optimizer.clip may help.')
+      f'Step {step} diverged: {reason} status.json names the last good checkpoint. A lower '
+      'optimizer.learning_rate or a lower optimizer.clip may help.'
+    )
 
 
 class Evaluation:
@@ -48,8 +51,15 @@ class Evaluation:
   'valid': nats}, the newest value of each.
   """
 
-  def __init__(self, experiment: Experiment, model: ModelConfig, mesh: Mesh, data: Dataset,
-               probe_tokens: np.ndarray, workdir: AnyPath):
+  def __init__(
+    self,
+    experiment: Experiment,
+    model: ModelConfig,
+    mesh: Mesh,
+    data: Dataset,
+    probe_tokens: np.ndarray,
+    workdir: AnyPath,
+  ):
     self._experiment, self._model = experiment, model
     config = as_dict(experiment) if experiment.wandb else None
     self.metrics = Metrics(workdir, experiment.wandb, config)
@@ -92,8 +102,11 @@ class Evaluation:
       if values is None:
         values = self._probe(step, params) if kind == 'probe' else self._losses(step, params)
         self.metrics.write(kind, step, values)
-      self.last |= {key: values[key] for key in ('sink_1', 'sink_bias_slot', 'valid')
-                    if values.get(key) is not None}
+      self.last |= {
+        key: values[key]
+        for key in ('sink_1', 'sink_bias_slot', 'valid')
+        if values.get(key) is not None
+      }
 
   def _probe(self, step: int, params: Params) -> dict[str, Any]:
     settings = self._experiment.probe

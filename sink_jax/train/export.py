@@ -12,9 +12,14 @@ from sink_jax.train.load import load_run
 from sink_jax.train.workdir import read_experiment
 
 
-def export_workdir(workdir: str | os.PathLike, out: str | os.PathLike, *,
-                   dtype: str = 'float32', target: str | None = None,
-                   plugins: str = '') -> list[str]:
+def export_workdir(
+  workdir: str | os.PathLike,
+  out: str | os.PathLike,
+  *,
+  dtype: str = 'float32',
+  target: str | None = None,
+  plugins: str = '',
+) -> list[str]:
   """Writes the model of a run and, where possible, its tokenizer; returns lines to print.
 
   Args:

@@ -45,19 +45,29 @@ def load_run(workdir: str | os.PathLike, *, plugins: str | os.PathLike = '') -> 
   experiment, config = saved_model(folder, plugins)
   step, params = restored(folder, config)
   if parameter := first_not_finite(params):
-    raise ValueError(f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
-                     f'checkpoints/{step} there to use the checkpoint before it, or train again.')
-  return Run(config, params, folder.name, step, probe_tokens=read_probe_tokens(folder),
-             folder=str(folder), first_token=first_token(experiment.data.interventions),
-             read_tokenizer=_tokenizer)
+    raise ValueError(
+      f'{folder}: at step {step} the parameter {parameter} is not finite: remove '
+      f'checkpoints/{step} there to use the checkpoint before it, or train again.'
+    )
+  return Run(
+    config,
+    params,
+    folder.name,
+    step,
+    probe_tokens=read_probe_tokens(folder),
+    folder=str(folder),
+    first_token=first_token(experiment.data.interventions),
+    read_tokenizer=_tokenizer,
+  )
 
 
-def saved_model(folder: AnyPath,
-                 plugins: str | os.PathLike = '') -> tuple[Experiment, ModelConfig]:
+def saved_model(folder: AnyPath, plugins: str | os.PathLike = '') -> tuple[Experiment, ModelConfig]:
   """The experiment of a workdir and the model that it trains; reads no checkpoint."""
   if (folder / 'config.json').exists() and not is_workdir(folder):
-    raise ValueError(f'{folder} holds a config.json but no run trained with sink_jax: a published '
-                     'model is named by --checkpoint, or loaded by load_pretrained.')
+    raise ValueError(
+      f'{folder} holds a config.json but no run trained with sink_jax: a published '
+      'model is named by --checkpoint, or loaded by load_pretrained.'
+    )
   experiment = read_experiment(folder, plugins)
   try:
     config = experiment.model_config()
@@ -67,14 +77,21 @@ def saved_model(folder: AnyPath,
   return experiment, dataclasses.replace(config, implementation=None, unroll=1)
 
 
-def restored(folder: AnyPath, config: ModelConfig,
-             mesh: Mesh | None = None) -> tuple[int, ParamTree]:
+def restored(
+  folder: AnyPath, config: ModelConfig, mesh: Mesh | None = None
+) -> tuple[int, ParamTree]:
   """(step, parameters) of a run on one device, or laid out over a mesh."""
   shapes = parameter_shapes(config)
   # The checkpoint may come from a mesh of many devices: without these shardings Orbax would
   # look for those.
-  return restore_params(folder, jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=sharding), shapes, layout(shapes, mesh)))
+  return restore_params(
+    folder,
+    jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+      shapes,
+      layout(shapes, mesh),
+    ),
+  )
 
 
 def _tokenizer(run: Run) -> TextTokenizer:

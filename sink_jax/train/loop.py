@@ -76,10 +76,12 @@ def train(experiment: Experiment, workdir: str | AnyPath, *, show_progress: bool
   for remark in job.data.remarks():
     _log_once(remark)
   checkpoints = Checkpoints(path, experiment.checkpoints_kept)
-  with (StopHandler() as stop,
-        Workdir(path, experiment, job.data.summary(), job.stored) as folder,
-        Evaluation(experiment, job.model, job.mesh, job.data, job.probe_tokens, path) as evaluation,
-        _recorded(job, folder, checkpoints, evaluation)):
+  with (
+    StopHandler() as stop,
+    Workdir(path, experiment, job.data.summary(), job.stored) as folder,
+    Evaluation(experiment, job.model, job.mesh, job.data, job.probe_tokens, path) as evaluation,
+    _recorded(job, folder, checkpoints, evaluation),
+  ):
     folder.write_inputs(job.probe_tokens, job.data.tokenizer)
     state, graft = checkpoints.restore(state_layout(job.model, job.optimizer, job.mesh)), None
     if state is None:
@@ -91,12 +93,25 @@ def train(experiment: Experiment, workdir: str | AnyPath, *, show_progress: bool
       with _StepLog(job, evaluation, start, path.name, shown) as log:
         state = _steps(job, state, stop, folder, checkpoints, evaluation, log)
   model = dataclasses.replace(job.model, implementation=None, unroll=1)  # of training; see load_run
-  return Run(model, state.params, path.name, experiment.steps, probe_tokens=job.probe_tokens,
-             first_token=first_token(experiment.data.interventions))
+  return Run(
+    model,
+    state.params,
+    path.name,
+    experiment.steps,
+    probe_tokens=job.probe_tokens,
+    first_token=first_token(experiment.data.interventions),
+  )
 
 
-def _steps(job: Job, state: TrainState, stop: StopHandler, folder: Workdir,
-           checkpoints: Checkpoints, evaluation: Evaluation, log: _StepLog) -> TrainState:
+def _steps(
+  job: Job,
+  state: TrainState,
+  stop: StopHandler,
+  folder: Workdir,
+  checkpoints: Checkpoints,
+  evaluation: Evaluation,
+  log: _StepLog,
+) -> TrainState:
   """Takes the steps that are left. Each update goes through these events, in this order:
 
     1. the step is dispatched, which returns before the devices have computed it;
@@ -112,9 +127,14 @@ def _steps(job: Job, state: TrainState, stop: StopHandler, folder: Workdir,
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
   _catch_up(state, last, stop, folder, evaluation)
-  update = make_train_step(job.model, job.optimizer, job.mesh, experiment.microbatches,
-                           loss_logits=experiment.loss_logits,
-                           gradient_dtype=experiment.gradient_dtype)
+  update = make_train_step(
+    job.model,
+    job.optimizer,
+    job.mesh,
+    experiment.microbatches,
+    loss_logits=experiment.loss_logits,
+    gradient_dtype=experiment.gradient_dtype,
+  )
   to_global = GlobalBatches(job.mesh, experiment.batch_size)
   batches = job.data.batches(start, experiment.batch_size, experiment.seed, to_global.rows)
   with contextlib.ExitStack() as trace:
@@ -154,8 +174,9 @@ def _steps(job: Job, state: TrainState, stop: StopHandler, folder: Workdir,
   return state
 
 
-def _catch_up(state: TrainState, last: int, stop: StopHandler, folder: Workdir,
-              evaluation: Evaluation) -> None:
+def _catch_up(
+  state: TrainState, last: int, stop: StopHandler, folder: Workdir, evaluation: Evaluation
+) -> None:
   """Measures at the first step what is due there and was not measured before a kill."""
   start = int(state.step)
 
@@ -165,7 +186,8 @@ def _catch_up(state: TrainState, last: int, stop: StopHandler, folder: Workdir,
 
   end_if_stopped()
   there = broadcast_from_process0(
-      lambda: {row['kind']: row for row in read_metrics(folder.path) if row['step'] == start})
+    lambda: {row['kind']: row for row in read_metrics(folder.path) if row['step'] == start}
+  )
   evaluation(start, state.params, there)
   end_if_stopped()  # before the step is compiled, which can take minutes
 
@@ -179,8 +201,9 @@ class _StepLog:
   def __init__(self, job: Job, evaluation: Evaluation, start: int, name: str, shown: bool):
     experiment = job.experiment
     self._job, self._evaluation = job, evaluation
-    self.clock = Clock(experiment.tokens_per_step,
-                       flops_per_token(job.model, experiment.data.context))
+    self.clock = Clock(
+      experiment.tokens_per_step, flops_per_token(job.model, experiment.data.context)
+    )
     self._progress = Progress(name, experiment.steps, start, unit='step', enabled=shown)
     self._unread: tuple[int, Mapping[str, jax.Array]] | None = None
     self._loss = math.nan
@@ -227,8 +250,10 @@ class _StepLog:
     text = lambda x, form: x if isinstance(x, str) else format(x, form)
     shown = {'loss': f'{self._loss:.3f}'} if math.isfinite(self._loss) else {}
     if speed:
-      shown |= {'tokens/s': text(speed['tokens_per_second'], ',.0f'),
-                'MFU': text(speed['mfu'], '.0%')}
+      shown |= {
+        'tokens/s': text(speed['tokens_per_second'], ',.0f'),
+        'MFU': text(speed['mfu'], '.0%'),
+      }
     last = self._evaluation.last
     if 'sink_1' in last and shown:
       shown['Sink_1'] = f'{last["sink_1"]:.1f}%'
@@ -243,8 +268,9 @@ def _first_state(job: Job) -> tuple[TrainState, GraftReport | None]:
     _log_once(note)
   if job.source is None:
     return init_state(job.model, job.optimizer, experiment.seed, job.mesh), None
-  params, graft = start_params(job.source, experiment.init, job.model, job.mesh, job.probe_tokens,
-                               experiment.seed)
+  params, graft = start_params(
+    job.source, experiment.init, job.model, job.mesh, job.probe_tokens, experiment.seed
+  )
   if graft is not None:
     _log_once(str(graft))
   return state_of_params(params, job.model, job.optimizer, job.mesh), graft
@@ -255,12 +281,14 @@ def _is_done(folder: Workdir, start: int, last: int) -> bool:
   if start:
     _log_once(f'resuming from step {start} of {last}')
   return start == last and broadcast_from_process0(
-      lambda: read_status(folder.path)['status'] == 'done')
+    lambda: read_status(folder.path)['status'] == 'done'
+  )
 
 
 @contextlib.contextmanager
-def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints,
-              evaluation: Evaluation) -> Iterator[None]:
+def _recorded(
+  job: Job, folder: Workdir, checkpoints: Checkpoints, evaluation: Evaluation
+) -> Iterator[None]:
   """Writes the status of a run that has begun, however it ends, once its saves are on the disk."""
   status, details = 'done', {'step': job.experiment.steps}
   try:
@@ -294,8 +322,13 @@ def _recorded(job: Job, folder: Workdir, checkpoints: Checkpoints,
     finally:
       if status is not None and folder.begun:
         with contextlib.suppress(OSError):  # on a full disk only the error is left
-          folder.write_status(status, **details, **evaluation.last, attention=job.attention,
-                              last_good_checkpoint=checkpoints.latest)
+          folder.write_status(
+            status,
+            **details,
+            **evaluation.last,
+            attention=job.attention,
+            last_good_checkpoint=checkpoints.latest,
+          )
 
 
 def _trace(trace: contextlib.ExitStack, job: Job, folder: Workdir, step: int) -> None:

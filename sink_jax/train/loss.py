@@ -24,8 +24,13 @@ from sink_jax.models.layers import apply
 from sink_jax.models.transformer import Transformer
 
 
-def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
-                weights_BxT: jax.Array | np.ndarray, logits: int | None = None) -> jax.Array:
+def summed_loss(
+  config: ModelConfig,
+  params: Mapping[str, Any],
+  batch: Batch,
+  weights_BxT: jax.Array | np.ndarray,
+  logits: int | None = None,
+) -> jax.Array:
   """Sum over positions of weight times loss, float32.
 
   The loss of a position is the cross-entropy in nats for integer targets (B, T), and the
@@ -44,8 +49,9 @@ def summed_loss(config: ModelConfig, params: Mapping[str, Any], batch: Batch,
   return cross_entropy(h_BxTxD, kernel_DxV, batch.targets, weights_BxT, logits, config.logit_cap)
 
 
-def training_weights(weights_BxT: jax.Array | np.ndarray,
-                     config: ModelConfig) -> jax.Array | np.ndarray:
+def training_weights(
+  weights_BxT: jax.Array | np.ndarray, config: ModelConfig
+) -> jax.Array | np.ndarray:
   """Weights of the positions in the training loss.
 
   Under a prefix of length p the first p - 1 targets are dropped, so that x_{p+1} is
@@ -60,8 +66,14 @@ def training_weights(weights_BxT: jax.Array | np.ndarray,
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
-                  weights_BxT: jax.Array, logits: int | None = None, cap: float = 0.0) -> jax.Array:
+def cross_entropy(
+  h_BxTxD: jax.Array,
+  kernel_DxV: jax.Array,
+  targets_BxT: jax.Array,
+  weights_BxT: jax.Array,
+  logits: int | None = None,
+  cap: float = 0.0,
+) -> jax.Array:
   """sum_bt w_bt (logsumexp(h_bt W) - h_bt W[:, target_bt]), without logits of all positions.
 
   Every device takes its share of the sequences, a few positions of each at a time; the devices of a
@@ -75,14 +87,20 @@ def cross_entropy(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Ar
   return _forward(h_BxTxD, kernel_DxV, targets_BxT, weights_BxT, logits, cap)[0]
 
 
-def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
-             weights_BxT: jax.Array, most_logits: int | None, cap: float,
-             ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _forward(
+  h_BxTxD: jax.Array,
+  kernel_DxV: jax.Array,
+  targets_BxT: jax.Array,
+  weights_BxT: jax.Array,
+  most_logits: int | None,
+  cap: float,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   # Factors are in the dtype of h, and sums of products in float32, as matrix units have them.
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-  def share(h: jax.Array, targets: jax.Array, weights: jax.Array,
-            kernel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  def share(
+    h: jax.Array, targets: jax.Array, weights: jax.Array, kernel: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
     (batch, length), vocabulary = targets.shape, kernel.shape[1]
     # Every chunk reads and writes the float32 gradient of the unembedding, so large chunks
     # save traffic where memory is large: 1 GiB of logits on GPUs and TPUs, else 256 MiB.
@@ -99,8 +117,10 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
       parts = jnp.pad(x, padding).reshape(batch, count, size, *x.shape[2:])
       return jnp.moveaxis(parts, 1, 0).reshape(count, *positions, *x.shape[2:])
 
-    def chunk(sums: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, ...],
-              ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def chunk(
+      sums: tuple[jax.Array, jax.Array],
+      inputs: tuple[jax.Array, ...],
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
       h, targets, weights = inputs
       logits = soft_cap(product(f'{axes}d,dv->{axes}v', h, kernel), cap)
       # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so
@@ -124,13 +144,20 @@ def _forward(h_BxTxD: jax.Array, kernel_DxV: jax.Array, targets_BxT: jax.Array,
     return loss, dkernel, dh[:, :length]
 
   # Here the letter 'h', which is split over 'tensor', stands for the positions.
-  loss, dkernel, dh = shard_map_batch_heads('bhd bh bh dv -> . dv bhd', share, h_BxTxD, targets_BxT,
-                                            weights_BxT, kernel_DxV.astype(h_BxTxD.dtype))
+  loss, dkernel, dh = shard_map_batch_heads(
+    'bhd bh bh dv -> . dv bhd',
+    share,
+    h_BxTxD,
+    targets_BxT,
+    weights_BxT,
+    kernel_DxV.astype(h_BxTxD.dtype),
+  )
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
 
 
-def _backward(most_logits: int | None, cap: float, gradients: tuple[jax.Array, jax.Array],
-              cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
+def _backward(
+  most_logits: int | None, cap: float, gradients: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, None, None]:
   dh, dkernel = gradients
   # No gradient: targets and weights come from the data.
   return (dh * cotangent).astype(dh.dtype), dkernel * cotangent, None, None

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import jax
 
-REMEDY = ('a smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several '
-          'devices.')
+REMEDY = (
+  'a smaller batch_size or more microbatches, model.remat=blocks, mesh.fsdp over several devices.'
+)
 
 
 class Memory(NamedTuple):
@@ -32,8 +33,9 @@ def memory(compiled: jax.stages.Compiled) -> Memory:
   assert m is not None, 'compilers for TPUs, GPUs and CPUs have one'
   # An output that takes the place of a donated argument is in both sizes; the training step donates
   # its state, which would otherwise count twice.
-  return Memory(m.argument_size_in_bytes, m.temp_size_in_bytes,
-                m.output_size_in_bytes - m.alias_size_in_bytes)
+  return Memory(
+    m.argument_size_in_bytes, m.temp_size_in_bytes, m.output_size_in_bytes - m.alias_size_in_bytes
+  )
 
 
 def device_memory() -> int | None:

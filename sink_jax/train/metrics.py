@@ -28,10 +28,23 @@ _SECONDS_BETWEEN_COPIES = 30  # to an object store, which cannot append
 # Dense bfloat16 FLOP/s of a device (for TPU7x of a core) from datasheets; the first key that is a
 # part of `device_kind` counts.
 PEAK_FLOPS = {
-    'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5e': 197e12, 'TPU v5': 459e12,
-    'TPU v6': 918e12, 'TPU7x': 1153.5e12, 'B200': 2250e12, 'H200': 989e12, 'H100': 989e12,
-    'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'A10': 125e12, 'V100': 125e12,
-    'RTX 4090': 165e12}
+  'TPU v4': 275e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5': 459e12,
+  'TPU v6': 918e12,
+  'TPU7x': 1153.5e12,
+  'B200': 2250e12,
+  'H200': 989e12,
+  'H100': 989e12,
+  'A100': 312e12,
+  'L40S': 362e12,
+  'L40': 181e12,
+  'L4': 121e12,
+  'A10': 125e12,
+  'V100': 125e12,
+  'RTX 4090': 165e12,
+}
 
 
 class Metrics:
@@ -61,8 +74,9 @@ class Metrics:
       self._temporary = tempfile.TemporaryDirectory(prefix='sink_jax-metrics-')
       self._local = Path(self._temporary.name)
     rows = _rows(workdir / 'metrics.jsonl') if step else ()
-    write_atomically(self._local / 'metrics.jsonl',
-                     b''.join(line for line, row in rows if row['step'] <= step))
+    write_atomically(
+      self._local / 'metrics.jsonl', b''.join(line for line, row in rows if row['step'] <= step)
+    )
     self._file = open(self._local / 'metrics.jsonl', 'ab', buffering=0)
     # Not tensorboardX's SummaryWriter: a full disk ends its thread, and later writes wait forever.
     # It names a file by the second, so a second start within it would overwrite the file;
@@ -70,8 +84,9 @@ class Metrics:
     (self._local / 'tensorboard').mkdir(exist_ok=True)
     self._events = EventsWriter(str(self._local / 'tensorboard' / 'events'), f'.{time.time_ns()}')
     # TensorBoard then drops what a run that was killed had written at this step or beyond.
-    self._write_event(step=step + 1 if step else 0, session_log=_PROTO.SessionLog(
-        status=_PROTO.SessionLog.START))
+    self._write_event(
+      step=step + 1 if step else 0, session_log=_PROTO.SessionLog(status=_PROTO.SessionLog.START)
+    )
     if self._project:
       self._wandb = _wandb_run(self._project, workdir, self._config)
     self._active = True
@@ -86,8 +101,11 @@ class Metrics:
       return
     with named_in_errors(self._workdir / 'metrics.jsonl'):
       self._file.write((json.dumps({'kind': kind, 'step': step, **values}) + '\n').encode())
-    points = {f'{kind}/{name}': value for name, value in values.items()
-              if isinstance(value, (int, float)) and math.isfinite(value)}
+    points = {
+      f'{kind}/{name}': value
+      for name, value in values.items()
+      if isinstance(value, (int, float)) and math.isfinite(value)
+    }
     for name, value in points.items():
       self._write_event(step=step, summary=scalar(name, value))
     if self._wandb is not None:

@@ -53,8 +53,10 @@ def init_distributed() -> None:
   if given:
     found = re.fullmatch(r'\w+=((.+):\d+) \w+=(\d+) \w+=(\d+)', ' '.join(given))
     if found is None or int(found[4]) >= int(found[3]):
-      raise ValueError(f'{" ".join(given)}: set JAX_COORDINATOR_ADDRESS=host:port of process 0, '
-                       'JAX_NUM_PROCESSES, and a JAX_PROCESS_ID below it; or none of them.')
+      raise ValueError(
+        f'{" ".join(given)}: set JAX_COORDINATOR_ADDRESS=host:port of process 0, '
+        'JAX_NUM_PROCESSES, and a JAX_PROCESS_ID below it; or none of them.'
+      )
     address, host, count, index = found.groups()
     if int(count) == 1:
       return
@@ -85,9 +87,11 @@ def gather(value: Value) -> list[Value]:
   data = np.frombuffer(json.dumps(value).encode(), np.uint8)
   lengths = collective(multihost_utils.process_allgather, np.int32(len(data)))
   padded = np.zeros(lengths.max(), np.uint8)
-  padded[:len(data)] = data
-  return [json.loads(row.tobytes().rstrip(b'\0'))
-          for row in collective(multihost_utils.process_allgather, padded)]
+  padded[: len(data)] = data
+  return [
+    json.loads(row.tobytes().rstrip(b'\0'))
+    for row in collective(multihost_utils.process_allgather, padded)
+  ]
 
 
 def on_all_processes(prepare: Callable[[], Value]) -> Value:
@@ -130,8 +134,12 @@ def fail(message: str, alone: bool = False) -> NoReturn:
   print(f'process {jax.process_index()}: {message}', file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the exit code stays 1
   if alone:
-    print(f'process {jax.process_index()}: if another process has died, this one ends for it '
-          f'within {_PATIENCE_SECONDS} seconds.', file=sys.stderr, flush=True)
+    print(
+      f'process {jax.process_index()}: if another process has died, this one ends for it '
+      f'within {_PATIENCE_SECONDS} seconds.',
+      file=sys.stderr,
+      flush=True,
+    )
     time.sleep(_PATIENCE_SECONDS)
   elif is_first():
     time.sleep(3)  # the others cannot print their message without the coordinator
@@ -220,8 +228,11 @@ def _any(flag: bool) -> jax.Array:
   """True if the flag is set in any process; computed by the devices after this has returned."""
   mesh = Mesh(np.array(jax.devices()), ('device',))
   # One element for each device of the job; a process fills those of its devices.
-  return _combined(jax.make_array_from_process_local_data(
-      NamedSharding(mesh, PartitionSpec('device')), np.full(jax.local_device_count(), flag)))
+  return _combined(
+    jax.make_array_from_process_local_data(
+      NamedSharding(mesh, PartitionSpec('device')), np.full(jax.local_device_count(), flag)
+    )
+  )
 
 
 _combined = jax.jit(jnp.any)

@@ -108,20 +108,29 @@ class Muon(UpdateRule):
   def transformation(self) -> optax.GradientTransformation:
     # The axes before the last two count layers and experts.
     matrices = lambda updates: jax.tree.map(
-        lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
+      lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates
+    )
     orthogonal = optax.contrib.scale_by_muon(
-        ns_steps=self.steps, beta=self.momentum, weight_dimension_numbers=matrices)
-    factor = lambda rows, columns: (max(1, columns / rows)**0.5 if self.rms is None else
-                                    self.rms * max(rows, columns)**0.5)
+      ns_steps=self.steps, beta=self.momentum, weight_dimension_numbers=matrices
+    )
+    factor = lambda rows, columns: (
+      max(1, columns / rows) ** 0.5 if self.rms is None else self.rms * max(rows, columns) ** 0.5
+    )
     scale = optax.stateless_with_tree_map(lambda x, _: factor(*np.shape(x)[-2:]) * x)
-    return optax.partition({'muon': optax.chain(orthogonal, scale),
-                            'adamw': optax.scale_by_adam(self.b1, self.b2, self.eps)}, self._parts)
+    return optax.partition(
+      {
+        'muon': optax.chain(orthogonal, scale),
+        'adamw': optax.scale_by_adam(self.b1, self.b2, self.eps),
+      },
+      self._parts,
+    )
 
   def _parts(self, params: Any) -> Any:
     """Which part each parameter belongs to: 'muon' or 'adamw'."""
     hidden = lambda path: is_matrix(path) and not (len(path) > 1 and path[-2].key in _NOT_HIDDEN)
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: 'muon' if hidden(path) else 'adamw', params)
+      lambda path, _: 'muon' if hidden(path) else 'adamw', params
+    )
 
 
 class OrthoAdamState(NamedTuple):
@@ -159,8 +168,9 @@ class OrthoAdam(AdamW):
     def init(params: optax.Params) -> OrthoAdamState:
       return OrthoAdamState(self._rotations(params), adam.init(params))
 
-    def update(updates: optax.Updates, state: optax.OptState,
-               params: optax.Params | None = None) -> tuple[optax.Updates, OrthoAdamState]:
+    def update(
+      updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, OrthoAdamState]:
       assert isinstance(state, OrthoAdamState)
       rotated = jax.tree.map(_rotated, updates, state.rotations)
       scaled, moments = adam.update(rotated, state.adam, params)
@@ -171,11 +181,12 @@ class OrthoAdam(AdamW):
 
   def _rotations(self, params: optax.Params) -> Any:
     """The rotations of `OrthoAdamState`, from the paths and shapes of the parameters."""
+
     def rotations(path: tuple[Any, ...], x: jax.Array) -> dict[str, jax.Array]:
       name = jax.tree_util.keystr(path, simple=True, separator='/')
       # The last two axes are rotated; of a block's parameter the first one counts the layers.
       rotated = min(2, x.ndim - (path[0].key == 'blocks'))
-      counted, drawn = x.shape[:x.ndim - rotated], {}
+      counted, drawn = x.shape[: x.ndim - rotated], {}
       for side, size in list(zip(('columns', 'rows'), x.shape[::-1]))[:rotated]:
         if 1 < size <= self.longest:
           # The key follows from the path, so that an additional parameter changes no other
@@ -185,7 +196,8 @@ class OrthoAdam(AdamW):
           # One at a time: on a CPU, QR of a batch waits for threads of the pool that its callers
           # run in, and with several simulated devices it waits forever.
           drawn[side] = jax.lax.map(draw, jax.random.split(key, math.prod(counted))).reshape(
-              *counted, size, size)
+            *counted, size, size
+          )
       return drawn
 
     return jax.tree_util.tree_map_with_path(rotations, params)
@@ -221,14 +233,21 @@ class OptimizerConfig:
 
   rule: UpdateRule = option(AdamW(), 'how gradients become an update: AdamW, Sgd, Muon, OrthoAdam')
   learning_rate: float = option(4e-4, 'learning rate at the peak of the schedule', least=0)
-  schedule: str = option('cosine', 'cosine (the paper) or constant (all configs of the official '
-                         'implementation)', choices=('cosine', 'constant'))
+  schedule: str = option(
+    'cosine',
+    'cosine (the paper) or constant (all configs of the official implementation)',
+    choices=('cosine', 'constant'),
+  )
   final_fraction: float = option(0.1, 'share of learning_rate after the cosine', least=0, most=1)
   warmup_steps: int = option(100, 'updates of a linear warm-up', least=0)
-  weight_decay: float = option(0.1, 'an update subtracts learning rate x this x the parameter',
-                               least=0)
-  decay: str = option('all', 'parameters that decay: all (the official implementation) or matrices',
-                      choices=('all', 'matrices'))
+  weight_decay: float = option(
+    0.1, 'an update subtracts learning rate x this x the parameter', least=0
+  )
+  decay: str = option(
+    'all',
+    'parameters that decay: all (the official implementation) or matrices',
+    choices=('all', 'matrices'),
+  )
   clip: float = option(1.0, 'largest global gradient norm; 0: none', least=0)
   trained: tuple[str, ...] | None = dataclasses.field(default=None, metadata={'key': False})
 
@@ -257,10 +276,11 @@ def make_optimizer(config: OptimizerConfig, rate: Any) -> optax.GradientTransfor
   # the parameters before the update.
   matrices = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: is_matrix(path))
   return optax.chain(
-      optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
-      config.rule.transformation(),
-      optax.add_decayed_weights(config.weight_decay, None if config.decay == 'all' else matrices),
-      optax.scale(-rate))
+    optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
+    config.rule.transformation(),
+    optax.add_decayed_weights(config.weight_decay, None if config.decay == 'all' else matrices),
+    optax.scale(-rate),
+  )
 
 
 def trained_part(config: OptimizerConfig, params: Any) -> Any:

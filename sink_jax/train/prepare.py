@@ -68,8 +68,10 @@ def prepare(given: Experiment, workdir: AnyPath) -> Job:
   # Processes with different programs would wait for each other forever in the first collective.
   same = gather(json.dumps([as_dict(final), data.summary(), jax.__version__], sort_keys=True))
   if other := [i for i, text in enumerate(same) if text != same[0]]:
-    raise ValueError(f'Process {other[0]} has another config, data or jax than process 0: start '
-                     'all with the same command, the same files and the same versions.')
+    raise ValueError(
+      f'Process {other[0]} has another config, data or jax than process 0: start '
+      'all with the same command, the same files and the same versions.'
+    )
   attention = training_implementation(model, final.data.context)
   return Job(final, model, optimizer, data, mesh, source, tokens, attention, stored)
 
@@ -84,8 +86,11 @@ def _checked(experiment: Experiment, workdir: AnyPath) -> str:
   training_implementation(model, context)
   # A trace takes a second, and finds shapes that do not fit before the data are opened.
   mesh = make_mesh(**dataclasses.asdict(experiment.mesh))
-  jax.eval_shape(make_validation_step(model, mesh), parameter_shapes(model),
-                 batch_layout(model, experiment.microbatch_size, context, mesh))
+  jax.eval_shape(
+    make_validation_step(model, mesh),
+    parameter_shapes(model),
+    batch_layout(model, experiment.microbatch_size, context, mesh),
+  )
   return stored
 
 
@@ -96,14 +101,19 @@ def banner(job: Job, name: str) -> str:
   tokens = experiment.steps * experiment.tokens_per_step
   epoch = job.data.summary().get('tokens_per_epoch')
   passes = f', {tokens / epoch:.3g} passes over {epoch:,}' if epoch else ''
-  warm = ('' if experiment.optimizer.warmup_steps < experiment.steps else
-          '; all of it is warm-up: lower optimizer.warmup_steps')
+  warm = (
+    ''
+    if experiment.optimizer.warmup_steps < experiment.steps
+    else '; all of it is warm-up: lower optimizer.warmup_steps'
+  )
   tokenizer = f'tokenizer {experiment.data.tokenizer!r}, ' if job.data.tokenizer else ''
   inner = parameter_count(model, embeddings=False)
-  return (f'{name} on {jax.device_count()} x {jax.devices()[0].device_kind}, '
-          f'attention {job.attention}\n'
-          f'  {model.layers} blocks of width {model.d_model} with {model.heads} heads, '
-          f'{total:,} parameters ({inner:,} without embeddings), {model.dtype}\n'
-          f'  {experiment.steps:,} steps of {experiment.batch_size} x {experiment.data.context} '
-          f'tokens: {tokens:,} tokens{passes}{warm}\n'
-          f'  data {experiment.data.source!r}, {tokenizer}{model.vocab_size:,} ids')
+  return (
+    f'{name} on {jax.device_count()} x {jax.devices()[0].device_kind}, '
+    f'attention {job.attention}\n'
+    f'  {model.layers} blocks of width {model.d_model} with {model.heads} heads, '
+    f'{total:,} parameters ({inner:,} without embeddings), {model.dtype}\n'
+    f'  {experiment.steps:,} steps of {experiment.batch_size} x {experiment.data.context} '
+    f'tokens: {tokens:,} tokens{passes}{warm}\n'
+    f'  data {experiment.data.source!r}, {tokenizer}{model.vocab_size:,} ids'
+  )

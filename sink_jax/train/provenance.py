@@ -43,8 +43,22 @@ def code() -> str:
     try:
       # Without optional locks, which could block a commit that a person makes.
       found = subprocess.run(
-          ['git', '--no-optional-locks', '-C', package.parent, 'describe', '--always', '--dirty',
-           '--abbrev=40', '--exclude=*'], capture_output=True, text=True, timeout=20, check=True)
+        [
+          'git',
+          '--no-optional-locks',
+          '-C',
+          package.parent,
+          'describe',
+          '--always',
+          '--dirty',
+          '--abbrev=40',
+          '--exclude=*',
+        ],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+      )
       return f'commit {found.stdout.strip()}'
     except (OSError, subprocess.SubprocessError):
       pass
@@ -58,10 +72,17 @@ def provenance(devices: bool = True) -> dict[str, str]:
   devices: with the hardware and the versions of jax and Python; a process that only starts others
   must not ask for a device, which it would occupy.
   """
-  made = {'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-          'command': command(), 'code': code()}
-  return made if not devices else made | {
-      'hardware': hardware(), 'jax': jax.__version__, 'python': platform.python_version()}
+  made = {
+    'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+    'command': command(),
+    'code': code(),
+  }
+  return (
+    made
+    if not devices
+    else made
+    | {'hardware': hardware(), 'jax': jax.__version__, 'python': platform.python_version()}
+  )
 
 
 def hardware() -> str:

@@ -39,8 +39,11 @@ from sink_jax.train.load import restored, saved_model
 
 # Keys of `model` that say what a model is, not how it is initialised or computed.
 _MODEL_KEYS = tuple(
-    name for name, key in KEYS.items() if name.startswith('model.') and not (
-        key.about['where'] or name in ('model.size', 'model.init', 'model.dtype')))
+  name
+  for name, key in KEYS.items()
+  if name.startswith('model.')
+  and not (key.about['where'] or name in ('model.size', 'model.init', 'model.dtype'))
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +81,10 @@ def open_source(name: str) -> InitSource:
     published = open_published(name)
     model, path = published.model, published.checkpoint.path
     if not model.unembedding:
-      raise ValueError(f'{path} has no unembedding (such as lm_head.weight), which training needs: '
-                       'begin with a checkpoint of the whole model.')
+      raise ValueError(
+        f'{path} has no unembedding (such as lm_head.weight), which training needs: '
+        'begin with a checkpoint of the whole model.'
+      )
     params = lambda mesh: published.parameters('float32', mesh)
   try:
     tokenizer = TextTokenizer.from_path(path)
@@ -136,8 +141,9 @@ def with_source(experiment: Experiment) -> tuple[Experiment, InitSource | None]:
   return experiment, source
 
 
-def start_params(source: InitSource, init: InitConfig, model: ModelConfig, mesh: Mesh,
-                 batch: np.ndarray, seed: int) -> tuple[ParamTree, GraftReport | None]:
+def start_params(
+  source: InitSource, init: InitConfig, model: ModelConfig, mesh: Mesh, batch: np.ndarray, seed: int
+) -> tuple[ParamTree, GraftReport | None]:
   """The parameters of a run before its first step, float32, and the report of a graft.
 
   They are laid out over the mesh. All processes of a job call it.
@@ -152,16 +158,18 @@ def start_params(source: InitSource, init: InitConfig, model: ModelConfig, mesh:
   # The model as the run computes it, without options that a forward pass does not need.
   after = dataclasses.replace(model, implementation=None, remat='none', unroll=1)
   before = dataclasses.replace(after, **{name: getattr(source.model, name) for name in GRAFTED})
-  grafted = graft_to(Run(before, params, init.source), after, start=init.graft, tokens=batch,
-                     seed=seed)
+  grafted = graft_to(
+    Run(before, params, init.source), after, start=init.graft, tokens=batch, seed=seed
+  )
   # New ones are replicated. Not device_put, which cannot move an array on devices of several
   # processes.
   lay_out = jax.jit(lambda params: params, out_shardings=state_shardings(mesh, grafted.params))
   return lay_out(grafted.params), grafted.graft
 
 
-def trained_paths(source: InitSource | None, init: InitConfig,
-                  model: ModelConfig) -> tuple[str, ...] | None:
+def trained_paths(
+  source: InitSource | None, init: InitConfig, model: ModelConfig
+) -> tuple[str, ...] | None:
   """Paths of the parameters that updates change, by `init.train`; None for all.
 
   Raises:
@@ -173,8 +181,10 @@ def trained_paths(source: InitSource | None, init: InitConfig,
   in_attention = lambda path: init.train == 'attention' and 'attention' in path.split('/')
   paths = tuple(path for path in parameter_paths(model) if path not in old or in_attention(path))
   if not paths:
-    raise ValueError(f'init.train = {init.train!r}: the model has no parameter that {init.source} '
-                     "lacks, so that nothing would be trained: use 'all' or 'attention'.")
+    raise ValueError(
+      f'init.train = {init.train!r}: the model has no parameter that {init.source} '
+      "lacks, so that nothing would be trained: use 'all' or 'attention'."
+    )
   return paths
 
 
@@ -189,22 +199,27 @@ def check_data(source: InitSource, data: Dataset) -> None:
   where = f'init.source = {source.name!r}'
   for name in ('input_features', 'output_features'):
     if getattr(data, name) != getattr(source.model, name):
-      raise ValueError(f'{where} has {name} = {getattr(source.model, name)}, and the data have '
-                       f'{getattr(data, name)}: train it on matching data.')
+      raise ValueError(
+        f'{where} has {name} = {getattr(source.model, name)}, and the data have '
+        f'{getattr(data, name)}: train it on matching data.'
+      )
   if data.vocab_size > source.model.vocab_size:
-    raise ValueError(f'{where} has {source.model.vocab_size} tokens, and the data have '
-                     f'{data.vocab_size}: use the tokenizer of the source.')
+    raise ValueError(
+      f'{where} has {source.model.vocab_size} tokens, and the data have '
+      f'{data.vocab_size}: use the tokenizer of the source.'
+    )
   if data.tokenizer and source.tokenizer and data.tokenizer.digest != source.tokenizer.digest:
-    raise ValueError(f'{where} has another tokenizer than the data: leave data.tokenizer out, or '
-                     f'set {source.option}.')
+    raise ValueError(
+      f'{where} has another tokenizer than the data: leave data.tokenizer out, or '
+      f'set {source.option}.'
+    )
 
 
 def _kept(experiment: Experiment) -> tuple[str, ...]:
   """The keys that a graft keeps of its source: those in `init.kept`, or all at their default."""
   if experiment.init.kept is not None:
     return experiment.init.kept
-  return tuple(key for key in GRAFT_KEYS
-               if value_of(experiment, key) in (None, KEYS[key].default))
+  return tuple(key for key in GRAFT_KEYS if value_of(experiment, key) in (None, KEYS[key].default))
 
 
 def _check_same(experiment: Experiment, there: Mapping[str, Any]) -> None:
@@ -214,12 +229,21 @@ def _check_same(experiment: Experiment, there: Mapping[str, Any]) -> None:
   lines = differences(experiment, changed(experiment, given))
   grafted = [line for line in lines if line.split(':')[0] in GRAFT_KEYS]
   if graft and not grafted:
-    raise ValueError(f'The graft changes nothing of {name}: set what it is to change, such as '
-                     '--config.attention.head="HeadGate(scale=2)", or leave init.graft out.')
+    raise ValueError(
+      f'The graft changes nothing of {name}: set what it is to change, such as '
+      '--config.attention.head="HeadGate(scale=2)", or leave init.graft out.'
+    )
   if problems := [line for line in lines if not graft or line not in grafted]:
     hint = ', or --config.init.graft=identity to change it' if problems == grafted else ''
-    raise ValueError('\n  '.join([f'init.source = {name!r} is another model (config -> source):',
-                                  *problems, f'Give these keys the values of the source{hint}.']))
+    raise ValueError(
+      '\n  '.join(
+        [
+          f'init.source = {name!r} is another model (config -> source):',
+          *problems,
+          f'Give these keys the values of the source{hint}.',
+        ]
+      )
+    )
 
 
 def _values(model: ModelConfig) -> dict[str, Any]:

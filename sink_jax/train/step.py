@@ -45,36 +45,50 @@ class TrainState(NamedTuple):
 def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
   """The state as shapes with shardings: what a checkpoint is restored into."""
   shapes = jax.eval_shape(lambda: _first_state(optimizer, init_params(config, 0)))
-  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-                      shapes, state_shardings(mesh, shapes))
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    state_shardings(mesh, shapes),
+  )
 
 
 def batch_layout(config: ModelConfig, batch_size: int, context: int, mesh: Mesh) -> Batch:
   """A batch as shapes with shardings, as `state_layout`: what a step is traced for."""
+
   def array(dtype: jax.typing.DTypeLike, *features: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((batch_size, context, *features), dtype,
-                                sharding=batch_sharding(mesh))
+    return jax.ShapeDtypeStruct(
+      (batch_size, context, *features), dtype, sharding=batch_sharding(mesh)
+    )
 
   if config.vocab_size:
     return Batch._make([array(jnp.int32), array(jnp.int32), array(jnp.float32)])
-  return Batch._make([array(jnp.float32, config.input_features),
-                      array(jnp.float32, config.output_features), array(jnp.float32)])
+  return Batch._make(
+    [
+      array(jnp.float32, config.input_features),
+      array(jnp.float32, config.output_features),
+      array(jnp.float32),
+    ]
+  )
 
 
-def init_state(config: ModelConfig, optimizer: OptimizerConfig, seed: int,
-               mesh: Mesh) -> TrainState:
+def init_state(
+  config: ModelConfig, optimizer: OptimizerConfig, seed: int, mesh: Mesh
+) -> TrainState:
   """A fresh state; each device computes the part of it that it will hold."""
   # The seed is an argument of the program, so that runs that differ only in it share the program.
   return _compiled_init(config, optimizer, mesh)(jnp.int32(seed))
 
 
 @functools.lru_cache(_PROGRAMS)
-def _compiled_init(config: ModelConfig, optimizer: OptimizerConfig,
-                   mesh: Mesh) -> jax.stages.Wrapped:
+def _compiled_init(
+  config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh
+) -> jax.stages.Wrapped:
   # With the shardings of the outputs each device draws only its part, so the model need not fit one
   # device. JAX's random numbers are partitionable, so a parameter does not depend on the mesh.
-  return jax.jit(lambda seed: _first_state(optimizer, init_params(config, seed)),
-                 out_shardings=_shardings(config, optimizer, mesh))
+  return jax.jit(
+    lambda seed: _first_state(optimizer, init_params(config, seed)),
+    out_shardings=_shardings(config, optimizer, mesh),
+  )
 
 
 def _shardings(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
@@ -87,20 +101,30 @@ def _first_state(optimizer: OptimizerConfig, params: Params) -> TrainState:
   return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
 
-def state_of_params(params: Params, config: ModelConfig, optimizer: OptimizerConfig,
-                    mesh: Mesh) -> TrainState:
+def state_of_params(
+  params: Params, config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh
+) -> TrainState:
   """The state of a run that begins with these parameters, which are donated.
 
   params: float32, laid out over the mesh as `state_layout` has them.
   """
-  return jax.jit(functools.partial(_first_state, optimizer), donate_argnums=0,
-                 out_shardings=_shardings(config, optimizer, mesh))(params)
+  return jax.jit(
+    functools.partial(_first_state, optimizer),
+    donate_argnums=0,
+    out_shardings=_shardings(config, optimizer, mesh),
+  )(params)
 
 
 @functools.lru_cache(_PROGRAMS)
-def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
-                    microbatches: int = 1, *, loss_logits: int | None = None,
-                    gradient_dtype: str = 'float32') -> jax.stages.Wrapped:
+def make_train_step(
+  config: ModelConfig,
+  optimizer: OptimizerConfig,
+  mesh: Mesh,
+  microbatches: int = 1,
+  *,
+  loss_logits: int | None = None,
+  gradient_dtype: str = 'float32',
+) -> jax.stages.Wrapped:
   """Returns jitted `update(state, batch, rate) -> (state, metrics)`; the state is donated.
 
   The loss is the weighted mean over the batch. With microbatches, gradients are
@@ -145,23 +169,31 @@ def make_train_step(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh,
   # The new state has the old one's shapes and shardings, so XLA writes it into the old one's
   # memory: without donation a device would hold parameters and both moments twice. The caller must
   # not use the old state again. Metrics are replicated: every process reads them.
-  return jax.jit(update, donate_argnums=0,
-                 in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
-                 out_shardings=(state_sharding, replicated(mesh)))
+  return jax.jit(
+    update,
+    donate_argnums=0,
+    in_shardings=(state_sharding, batch_sharding(mesh), replicated(mesh)),
+    out_shardings=(state_sharding, replicated(mesh)),
+  )
 
 
-def _gradients(config: ModelConfig, optimizer: OptimizerConfig, microbatches: int,
-               loss_logits: int | None, gradient_dtype: str) -> Callable[..., Any]:
+def _gradients(
+  config: ModelConfig,
+  optimizer: OptimizerConfig,
+  microbatches: int,
+  loss_logits: int | None,
+  gradient_dtype: str,
+) -> Callable[..., Any]:
   """Returns `gradients((params, weight of the batch), batch) -> (loss, gradients)` of a device."""
-  def value_and_grads(params: Params, total: jax.Array,
-                      batch: Batch) -> tuple[jax.Array, Params]:
+
+  def value_and_grads(params: Params, total: jax.Array, batch: Batch) -> tuple[jax.Array, Params]:
     # Divided by the weight of the batch, not of the slice: sequences weigh differently, and a
     # mean of the slices' means would be another loss. Gradients are computed only for the
     # parameters that are trained.
     def loss(trained: Params) -> jax.Array:
       weights = training_weights(batch.weights, config)
-      return summed_loss(config, with_trained(params, trained), batch, weights,
-                         loss_logits) / total
+      return summed_loss(config, with_trained(params, trained), batch, weights, loss_logits) / total
+
     return jax.value_and_grad(loss)(trained_part(optimizer, params))
 
   def accumulated(whole: tuple[Params, jax.Array], batch: Batch) -> tuple[jax.Array, Params]:
@@ -169,8 +201,12 @@ def _gradients(config: ModelConfig, optimizer: OptimizerConfig, microbatches: in
       return value_and_grads(*whole, batch)
     # Every slice takes every m-th sequence, so that each stays spread over the devices: slices of
     # neighbours would lie on a few devices, and the others would wait.
-    slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(
-        x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0), batch)
+    slices = jax.tree.map(
+      lambda x: jnp.moveaxis(
+        x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0
+      ),
+      batch,
+    )
     # The sums are float32, as the parameters are: in bfloat16 the gradients of later slices would
     # be rounded away next to the sum of the earlier ones.
     zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, trained_part(optimizer, whole[0]))
@@ -185,8 +221,9 @@ def _gradients(config: ModelConfig, optimizer: OptimizerConfig, microbatches: in
 
 
 @functools.lru_cache(_PROGRAMS)
-def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, *,
-                         loss_logits: int | None = None) -> jax.stages.Wrapped:
+def make_validation_step(
+  config: ModelConfig, mesh: Mesh | AbstractMesh | None, *, loss_logits: int | None = None
+) -> jax.stages.Wrapped:
   """Returns jitted `losses(params, batch) -> (sum of weighted losses, sum of weights)`.
 
   The blocks are looped over for any `config.unroll`: without a backward pass a loop copies no
@@ -202,8 +239,7 @@ def make_validation_step(config: ModelConfig, mesh: Mesh | AbstractMesh | None, 
     # Sums and not their ratio: the caller adds batches up before it divides, since the last batch
     # may be filled up with sequences of weight 0. Training has other weights: it
     # drops the targets inside a prefix.
-    return (summed_loss(config, params, batch, batch.weights, loss_logits),
-            jnp.sum(batch.weights))
+    return (summed_loss(config, params, batch, batch.weights, loss_logits), jnp.sum(batch.weights))
 
   # Replicated, so that every process can read the sums. Without a mesh they stay on the device of
   # the parameters.

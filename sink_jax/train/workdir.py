@@ -49,16 +49,23 @@ def check_workdir(workdir: str | AnyPath, experiment: Experiment) -> str:
   stored = _stored(path)  # before it is compared: what is written later is compared again
   if (path / 'config.json').exists():
     if changed := changes(path, experiment):
-      raise ValueError(f'{workdir} holds a run of another config:\n  ' + '\n  '.join(changed)
-                       + '\nUse another --workdir, or the old values to resume it.')
+      raise ValueError(
+        f'{workdir} holds a run of another config:\n  '
+        + '\n  '.join(changed)
+        + '\nUse another --workdir, or the old values to resume it.'
+      )
   elif is_workdir(path):
-    raise ValueError(f'{workdir} holds a run, and its config.json is missing. Put the file back, '
-                     'or use another --workdir.')
+    raise ValueError(
+      f'{workdir} holds a run, and its config.json is missing. Put the file back, '
+      'or use another --workdir.'
+    )
   elif is_local(path):  # an object store has neither folders nor permissions to check
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
-      raise ValueError(f'Cannot use {workdir} as a workdir: {existing} is not a folder that you '
-                       'may write to. Choose another --workdir.')
+      raise ValueError(
+        f'Cannot use {workdir} as a workdir: {existing} is not a folder that you '
+        'may write to. Choose another --workdir.'
+      )
   return stored
 
 
@@ -91,8 +98,9 @@ class Workdir:
   begun: whether a status of this job has been written.
   """
 
-  def __init__(self, path: str | AnyPath, experiment: Experiment, data: Mapping[str, Any],
-               checked: str = ''):
+  def __init__(
+    self, path: str | AnyPath, experiment: Experiment, data: Mapping[str, Any], checked: str = ''
+  ):
     """data: `Dataset.summary()`; its digests of the data must not change.
 
     checked: what `check_workdir` returned for the experiment.
@@ -108,8 +116,10 @@ class Workdir:
       broadcast_from_process0(self._begin)
     except OSError as error:
       self._lock.release()
-      raise ValueError(f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, '
-                       'or make room and give yourself the right to write.') from None
+      raise ValueError(
+        f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, '
+        'or make room and give yourself the right to write.'
+      ) from None
     except ValueError:
       self._lock.release()
       raise
@@ -123,15 +133,18 @@ class Workdir:
     tokens = io.BytesIO()
     np.save(tokens, probe_tokens, allow_pickle=False)
     broadcast_from_process0(
-        lambda: write_atomically(self.path / 'probe_tokens.npy', tokens.getvalue()))
+      lambda: write_atomically(self.path / 'probe_tokens.npy', tokens.getvalue())
+    )
     if is_first() and tokenizer is not None:
       tokenizer.save(self.path / 'tokenizer', digest=tokenizer.digest)
 
   def check_owner(self) -> None:
     """Raises WorkdirLocked in all processes if another job has begun to train here."""
     if other := broadcast_from_process0(lambda: self._owner() != self._name and self._owner()):
-      raise WorkdirLocked(f'Another job ({other}) has begun to train in {self.path}: this one '
-                          'ends, and leaves what it has saved to the other.')
+      raise WorkdirLocked(
+        f'Another job ({other}) has begun to train in {self.path}: this one '
+        'ends, and leaves what it has saved to the other.'
+      )
 
   def write_status(self, status: str, **details: Any) -> None:
     """Records 'running', 'done', 'interrupted', 'diverged' or 'failed', where and when."""
@@ -145,8 +158,10 @@ class Workdir:
       try:
         self._lock.acquire()
       except filelock.Timeout:
-        raise WorkdirLocked(f'Another process ({self._owner()}) is training in {self.path}: wait '
-                            'for it, or use another --workdir.') from None
+        raise WorkdirLocked(
+          f'Another process ({self._owner()}) is training in {self.path}: wait '
+          'for it, or use another --workdir.'
+        ) from None
       except OSError as error:
         if error.errno not in _NO_LOCKS:  # without locks `owner` must suffice
           raise
@@ -154,10 +169,14 @@ class Workdir:
     if not self._checked or _stored(self.path) != self._checked:
       check_workdir(self.path, self._experiment)
     before = read_object(self.path / 'data.json')
-    if any(before.get(key, self._data.get(key)) != self._data.get(key)
-           for key in ('content', 'valid_content')):  # digests of the data
-      raise ValueError(f'{self.path}: the content of the data has changed since the run began: use '
-                       'another --workdir, or put the old data back.')
+    if any(
+      before.get(key, self._data.get(key)) != self._data.get(key)
+      for key in ('content', 'valid_content')
+    ):  # digests of the data
+      raise ValueError(
+        f'{self.path}: the content of the data has changed since the run began: use '
+        'another --workdir, or put the old data back.'
+      )
     for name in ('', 'checksums', 'tokenizer'):
       remove_temporaries(self.path / name)
     # config.json first, so that no other file of a run exists without it.
@@ -184,8 +203,9 @@ def read_config(workdir: str | AnyPath) -> dict[str, Any]:
     raise ValueError(f'{path} does not exist: {workdir} is not the workdir of a run.')
   config = read_object(path)
   if not {'model', 'data'} <= config.keys():
-    raise ValueError(f'{path} is damaged, or not of a run: put the config of the run back, or use '
-                     'another workdir.')
+    raise ValueError(
+      f'{path} is damaged, or not of a run: put the config of the run back, or use another workdir.'
+    )
   return config
 
 
@@ -210,9 +230,10 @@ def read_experiment(workdir: str | AnyPath, plugins: str | os.PathLike = '') -> 
   except UnknownComponent as error:
     file = config.get('plugins') or 'the file that defines it'
     raise ValueError(
-        f'{folder}: {error.key} needs {file}, and a stored run imports nothing ({error}). If you '
-        'trust the file, name it: --plugins=FILE.py, load_run(..., plugins=), or '
-        '--config.plugins=FILE.py of a training that begins with the run.') from None
+      f'{folder}: {error.key} needs {file}, and a stored run imports nothing ({error}). If you '
+      'trust the file, name it: --plugins=FILE.py, load_run(..., plugins=), or '
+      '--config.plugins=FILE.py of a training that begins with the run.'
+    ) from None
   except ValueError as error:
     raise ValueError(f'{folder}: config.json cannot be read ({error}).') from None
 
@@ -230,8 +251,10 @@ def read_probe_tokens(workdir: str | AnyPath) -> np.ndarray | None:
   except FileNotFoundError:
     return None
   except (OSError, ValueError, EOFError, tokenize.TokenError) as error:
-    raise ValueError(f'{path} is damaged ({error}): training again with the same command makes it '
-                     'anew from the data.') from None
+    raise ValueError(
+      f'{path} is damaged ({error}): training again with the same command makes it '
+      'anew from the data.'
+    ) from None
 
 
 def read_status(workdir: str | AnyPath) -> dict[str, Any]:
@@ -246,8 +269,9 @@ def read_status(workdir: str | AnyPath) -> dict[str, Any]:
 def write_status(workdir: str | AnyPath, status: str, **details: Any) -> None:
   """Writes status.json, also of a trial that could not begin; makes the folder."""
   to_path(workdir).mkdir(parents=True, exist_ok=True)
-  write_atomically(to_path(workdir) / 'status.json',
-                   json.dumps({'status': status, **details}, indent=2))
+  write_atomically(
+    to_path(workdir) / 'status.json', json.dumps({'status': status, **details}, indent=2)
+  )
 
 
 def read_object(path: AnyPath) -> dict[str, Any]:

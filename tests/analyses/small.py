@@ -20,8 +20,18 @@ def small_run(name='small', sharp=1.0, **changes):
 
   sharp: a factor on the queries that gives some heads sinks in some sequences.
   """
-  config = sj.ModelConfig(**dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=16,
-                                 vocab_size=VOCABULARY, dtype='float32') | changes)
+  config = sj.ModelConfig(
+    **dict(
+      layers=2,
+      d_model=16,
+      heads=4,
+      kv_heads=2,
+      ffn_hidden=16,
+      vocab_size=VOCABULARY,
+      dtype='float32',
+    )
+    | changes
+  )
   params = random_params(config)
   if 'query' in params['blocks'].get('attention', ()):
     params['blocks']['attention']['query']['kernel'] *= sharp
@@ -40,7 +50,9 @@ def model(run, ids, **options):
 def maps(run, ids):
   """Normalised weights (N, S, H, T, T), float64."""
   run = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
-  return np.asarray(run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention.proxy_BxHxTxT, np.float64)
+  return np.asarray(
+    run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention.proxy_BxHxTxT, np.float64
+  )
 
 
 def importance(run, ids):

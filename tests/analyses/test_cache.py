@@ -19,15 +19,19 @@ def kept(weights_xTxT, first, recent):
   length = weights_xTxT.shape[-1]
   i, j = np.ogrid[:length, :length]
   dropped = (weights_xTxT * ((j >= first) & (j <= i - recent))).sum(-1)
-  return 1 - dropped[..., first + recent:].mean(-1)
+  return 1 - dropped[..., first + recent :].mean(-1)
 
 
 @pytest.mark.typed
 @pytest.mark.parametrize('window', [None, 40])
 def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
-  # The 200 queries need several blocks, and the last one is padded. Two query heads share a key/value head.
+  # The 200 queries need several blocks, and the last one is padded. Two query heads share a
+  # key/value head.
   rng = np.random.default_rng(0)
-  q, k = rng.standard_normal((2, 200, 4, 8), np.float32) * 2, rng.standard_normal((2, 200, 2, 8), np.float32)
+  q, k = (
+    rng.standard_normal((2, 200, 4, 8), np.float32) * 2,
+    rng.standard_normal((2, 200, 2, 8), np.float32),
+  )
   spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Window(window) if window else sj.Causal())
   s = np.einsum('bihd,bjhd->bhij', np.float64(q), np.repeat(np.float64(k), 2, 2)) / np.sqrt(8)
   i, j = np.ogrid[:200, :200]
@@ -41,13 +45,16 @@ def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
 def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
   rng = np.random.default_rng(1)
   q, k = rng.standard_normal((2, 1, 130, 2, 4), np.float32)
-  for spec, params in ((sj.AttentionSpec(kv_bias=sj.SinkLogit()), {'kv_bias': {'logit': np.ones(2)}}),
-                       (sj.AttentionSpec(similarity=sj.Relu(), normalizer=sj.Unnormalized()), {}),
-                       (sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), {})):
+  for spec, params in (
+    (sj.AttentionSpec(kv_bias=sj.SinkLogit()), {'kv_bias': {'logit': np.ones(2)}}),
+    (sj.AttentionSpec(similarity=sj.Relu(), normalizer=sj.Unnormalized()), {}),
+    (sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), {}),
+  ):
     rows = sj.attention_map(spec, q, k, params, proxy=True)
     found = module.kept_mass(Seen(spec, transform_qk(spec, q, k, params), params), PAIRS)
-    np.testing.assert_allclose(found, np.stack([kept(np.float64(rows), *pair) for pair in PAIRS], -1),
-                               atol=1e-6)
+    np.testing.assert_allclose(
+      found, np.stack([kept(np.float64(rows), *pair) for pair in PAIRS], -1), atol=1e-6
+    )
 
 
 @pytest.mark.full
@@ -68,7 +75,9 @@ def test_memory_is_linear_in_the_length():
 
 def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
   # A patched `cached_losses` could stay in an analysis that is imported meanwhile.
-  monkeypatch.setattr(module, 'text_losses', lambda config, params, ids, policy: [np.ones((len(ids), 79))])
+  monkeypatch.setattr(
+    module, 'text_losses', lambda config, params, ids, policy: [np.ones((len(ids), 79))]
+  )
   for layers in ({}, dict(pattern=HYBRID)):
     run, ids = small_run(sharp=3.0, **layers), tokens(6, 80)
     rows = [row for row in sj.analyse('cache', run, ids).rows if row['part'] == 'mass']
@@ -88,11 +97,22 @@ def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
 def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch):
   """With one block and no positions, the last query reads the kept tokens directly, in any order."""
   monkeypatch.setattr(module, 'LEAST_KEPT', 0)
-  run, ids = small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope())), tokens(4, 48)
+  run, ids = (
+    small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope())),
+    tokens(4, 48),
+  )
   rows = sj.analyse('cache', run, np.tile(ids, (2, 1))).rows
   caches = [row for row in rows if row['part'] == 'cache' and row['positions'] == 'text']
   assert [(row['first'], row['size']) for row in caches] == [
-      (0, 6), (4, 6), (0, 12), (4, 12), (0, 24), (4, 24), (0, 36), (4, 36)]
+    (0, 6),
+    (4, 6),
+    (0, 12),
+    (4, 12),
+    (0, 24),
+    (4, 24),
+    (0, 36),
+    (4, 36),
+  ]
 
   def late_S(first, recent, start):
     losses = []
@@ -107,12 +127,15 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
     late, full = late_S(row['first'], row['recent'], start), late_S(0, 48, start)
     assert (row['loss'], row['full']) == pytest.approx((late.mean(), full.mean()), rel=1e-5)
     change = 100 * (late.mean() / full.mean() - 1)
-    assert row['change'] == pytest.approx(change, abs=1e-2)  # in per cent; the losses are accurate to 1e-6
+    assert row['change'] == pytest.approx(
+      change, abs=1e-2
+    )  # in per cent; the losses are accurate to 1e-6
     assert row['low'] <= row['change'] <= row['high'] and row['safe'] == (row['high'] <= 1)
 
 
 def advised(change):
   """The advice if the late loss is 1 with the full cache and rises by `change` per cent for each text."""
+
   def losses(config, params, tokens_SxT, policy):
     changes = change(policy) if policy.size < tokens_SxT.shape[1] else 0
     return [1 + np.broadcast_to(changes, (8,))[:, None] / 100 * np.ones(127)]
@@ -133,9 +156,12 @@ def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
   assert advice['llama_cpp'] == '--context-shift --keep 4 -c 60'
   # A mean within 1 % is not enough, because the interval over texts reaches further.
   unsure = advised(lambda policy: [0, 0, 0, 0, 0, 0, 0, 7])
-  assert all(row['change'] < 1 < row['high'] and not row['safe'] for row in unsure if row['part'] == 'cache')
+  assert all(
+    row['change'] < 1 < row['high'] and not row['safe'] for row in unsure if row['part'] == 'cache'
+  )
   assert unsure[-1]['part'] == 'advice' and 'size' not in unsure[-1]
-  # llama.cpp renumbers positions. A cache that is safe only with the text's positions gets no advice for it.
+  # llama.cpp renumbers positions. A cache that is safe only with the text's positions gets no
+  # advice for it.
   assert 'llama_cpp' not in advised(lambda policy: 0 if policy.positions == 'text' else 5)[-1]
 
 
@@ -153,15 +179,27 @@ def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
 @pytest.mark.full
 @pytest.mark.parametrize('seed', range(4))
 def test_advice_holds_on_texts_it_was_not_made_on(seed):
-  run, ids = small_run(sharp=1 + seed), np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96))
+  run, ids = (
+    small_run(sharp=1 + seed),
+    np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96)),
+  )
   *_, held, advice = sj.analyse('cache', run, ids).rows
-  assert (held['part'], held['size'], held['first']) == ('held out', advice['size'], advice['sinks'])
+  assert (held['part'], held['size'], held['first']) == (
+    'held out',
+    advice['size'],
+    advice['sinks'],
+  )
   assert held['low'] <= 1  # within 1 %, at the lower end of the interval of the new texts
 
 
 def test_what_holds_only_where_it_was_chosen_is_seen(monkeypatch):
   ids = tokens(16, 128)
-  monkeypatch.setattr(module, 'text_losses', lambda config, params, tokens_SxT, policy: [np.full(
-      (8, 127), 1 + 0.06 * (policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])))])
+  monkeypatch.setattr(
+    module,
+    'text_losses',
+    lambda config, params, tokens_SxT, policy: [
+      np.full((8, 127), 1 + 0.06 * (policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])))
+    ],
+  )
   *_, held, advice = sj.analyse('cache', small_run(), ids).rows
   assert held['change'] == pytest.approx(6) and not held['safe'] and '+6.00 %' in advice['words']

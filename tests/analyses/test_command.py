@@ -25,7 +25,9 @@ from tests.train import runs
 
 
 def test_the_table_of_the_documents_lists_every_analysis():
-  table = TEXTS['docs/open_models.md'].split('| `python -m sink_jax analyses` |')[1].split('\n\n')[0]
+  table = (
+    TEXTS['docs/open_models.md'].split('| `python -m sink_jax analyses` |')[1].split('\n\n')[0]
+  )
   firsts = [row.split('|')[1] for row in table.splitlines()[1:]]
   assert set(re.findall(r'`(\w+)`', ' '.join(firsts))) == set(runner.all_analyses())
   code, listed, _ = run_here('analyses', '--list')
@@ -57,10 +59,20 @@ def workdir(tmp_path_factory):
 
 
 def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):
-  code, told, said = run_here('analyses', 'lengths', f'--checkpoint={checkpoint}', f'--workdir={workdir}',
-                              '--lengths=4,9', '--epsilons=0.3', '--sequences=3', f'--out={tmp_path}')
+  code, told, said = run_here(
+    'analyses',
+    'lengths',
+    f'--checkpoint={checkpoint}',
+    f'--workdir={workdir}',
+    '--lengths=4,9',
+    '--epsilons=0.3',
+    '--sequences=3',
+    f'--out={tmp_path}',
+  )
   assert code == 0, said
-  assert told.splitlines()[-2:] == [str(tmp_path / name) for name in ('lengths.json', 'lengths.png')]
+  assert told.splitlines()[-2:] == [
+    str(tmp_path / name) for name in ('lengths.json', 'lengths.png')
+  ]
   assert (tmp_path / 'lengths.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
   written = json.loads((tmp_path / 'lengths.json').read_text())
   assert (written['analysis'], written['figure'], written['failed']) == ('lengths', 'Figure 3', [])
@@ -72,14 +84,20 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):
   assert (inputs['length'], inputs['tokenizer']) == (9, 'tiny-llama/tokenizer.json')
   assert 'Bigram' in second['inputs'][0]['source']  # the run's data: it has never seen text
   assert first['options'].items() > {'lengths': [4, 9], 'sequences': 3, 'dtype': 'float32'}.items()
-  assert first['checkpoint'] == {'folder': 'tiny-llama', 'step': None, 'dtype': 'float32',
-                                 'parameters': parameter_count(sj.load_pretrained(checkpoint).config)}
+  assert first['checkpoint'] == {
+    'folder': 'tiny-llama',
+    'step': None,
+    'dtype': 'float32',
+    'parameters': parameter_count(sj.load_pretrained(checkpoint).config),
+  }
   assert second['checkpoint'].items() > {'folder': 'run', 'step': 2}.items()
   # The numbers equal those of the probe on the same inputs.
   run = load(str(checkpoint))
   tokens = make_inputs(run, InputOptions(sequences=3, length=9)).tokens
   rate = 100 * sj.probe(run, tokens).sink_rate()
-  assert written['rows'][1]['length'] == 9 and written['rows'][1]['sink_1'] == pytest.approx(rate, abs=1e-3)
+  assert written['rows'][1]['length'] == 9 and written['rows'][1]['sink_1'] == pytest.approx(
+    rate, abs=1e-3
+  )
 
 
 def test_a_run_of_a_synthetic_task_has_its_own_tokens(workdir):
@@ -102,7 +120,9 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
   monkeypatch.setattr(Model, 'report', fails_at_the_second)
   copies = [str(shutil.copytree(checkpoint, tmp_path / part)) for part in ('a/one', 'two', 'b/one')]
   words = [f'--out={tmp_path}', '--inputs=random', '--length=8', '--sequences=2']
-  code, told, said = run_here('analyses', 'norms', f'--checkpoint={",".join(copies)},missing', *words)
+  code, told, said = run_here(
+    'analyses', 'norms', f'--checkpoint={",".join(copies)},missing', *words
+  )
   written = json.loads((tmp_path / 'norms.json').read_text())
   assert code == 1 and [one['model'] for one in written['failed']] == ['two', 'missing']
   assert written['failed'][0]['error'] == 'RESOURCE_EXHAUSTED: out of memory'
@@ -112,13 +132,22 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
   assert run_here('analyses', 'norms', '--checkpoint=missing,gone', *words)[0] == 1
   assert json.loads((tmp_path / 'norms.json').read_text()) == written
   # If the only model fails, the command ends with its error.
-  code, _, said = run_here('analyses', 'norms', '--checkpoint=missing', f'--out={tmp_path / "alone"}')
+  code, _, said = run_here(
+    'analyses', 'norms', '--checkpoint=missing', f'--out={tmp_path / "alone"}'
+  )
   assert code == 1 and 'neither a folder' in said and not (tmp_path / 'alone').exists()
 
 
-@pytest.mark.parametrize('words, named', [
-    (['nothing'], 'nothing'), (['lengths', '--out=out'], '--checkpoint'), (['norms', '--heads=1'], '--heads'),
-    (['lengths', '--lengths=a'], '--lengths'), (['maps', '--checkpoint=x'], '--out')])
+@pytest.mark.parametrize(
+  'words, named',
+  [
+    (['nothing'], 'nothing'),
+    (['lengths', '--out=out'], '--checkpoint'),
+    (['norms', '--heads=1'], '--heads'),
+    (['lengths', '--lengths=a'], '--lengths'),
+    (['maps', '--checkpoint=x'], '--out'),
+  ],
+)
 def test_commands_that_cannot_be(words, named, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   code, _, said = run_here('analyses', *words)
@@ -129,9 +158,15 @@ def test_which_model_a_result_is_of():
   run = dataclasses.replace(small_run(dtype='bfloat16'), step=7)
   result = sj.analyse('norms', run, np.ones((2, 5), int), batch_size=3)
   [made] = result.models
-  assert made['checkpoint'] == {'folder': None, 'step': 7, 'dtype': 'bfloat16',
-                                'parameters': parameter_count(run.config)}
+  assert made['checkpoint'] == {
+    'folder': None,
+    'step': 7,
+    'dtype': 'bfloat16',
+    'parameters': parameter_count(run.config),
+  }
   assert made['matmul_precision'] == 'highest'  # float32, although the model computes in bfloat16
   assert made['inputs'][0]['kind'] == 'given' and made['options']['length'] == 5
-  found = runner.checkpoint(dataclasses.replace(run, folder=f'/cache/models--a--b/snapshots/{"0a" * 20}'))
+  found = runner.checkpoint(
+    dataclasses.replace(run, folder=f'/cache/models--a--b/snapshots/{"0a" * 20}')
+  )
   assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)

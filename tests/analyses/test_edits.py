@@ -22,7 +22,12 @@ SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()', kv_bias='KVBias()')
 def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps_MxD=np.inf):
   """Logits (B, T, V), hidden states (M, B, T, D), and norms of head outputs (M, B, T, H)."""
   config, params = run.config, jax.tree.map(lambda x: np.asarray(x, np.float64), run.params)
-  (batch, length), heads, width, period = ids.shape, config.heads, config.dims.head_dim, len(config.pattern)
+  (batch, length), heads, width, period = (
+    ids.shape,
+    config.heads,
+    config.dims.head_dim,
+    len(config.pattern),
+  )
   full = lambda x, *shape: np.broadcast_to(x, (config.layers, *shape))
   keep, values = full(keep_NxBxHxT, batch, heads, length), full(values_NxBxT, batch, length)
   left, caps = full(heads_NxH, heads), full(caps_MxD, config.d_model)
@@ -33,13 +38,19 @@ def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps
     blocks = params['blocks'] if period == 1 else params['blocks'][f'layer{n % period}']
     p = jax.tree.map(lambda x: x[n // period], blocks)
     spec = config.attention_specs[n]
-    q, k, v = (np.reshape(norm(h, p['norm1']) @ p['attention'][name]['kernel'], (batch, length, -1, width))
-               for name in ('query', 'key', 'value'))
+    q, k, v = (
+      np.reshape(norm(h, p['norm1']) @ p['attention'][name]['kernel'], (batch, length, -1, width))
+      for name in ('query', 'key', 'value')
+    )
     turn = np.exp(1j * i * spec.position.base ** (-np.arange(0, width, 2) / width))[:, None]
-    q, k = ((x[..., :width // 2] + 1j * x[..., width // 2:]) * turn for x in (q, k))  # pairs of channels
+    q, k = (
+      (x[..., : width // 2] + 1j * x[..., width // 2 :]) * turn for x in (q, k)
+    )  # pairs of channels
     q, k = (np.concatenate([x.real, x.imag], -1) for x in (q, k))
     k, v = (np.repeat(x, heads // x.shape[2], 2) for x in (k, v * values[n][..., None, None]))
-    seen = (j <= i) & (i - j < getattr(spec.mask, 'size', length)) & (keep[n][:, :, None] | (i == j))
+    seen = (
+      (j <= i) & (i - j < getattr(spec.mask, 'size', length)) & (keep[n][:, :, None] | (i == j))
+    )
     weights = np.where(seen, np.exp(np.einsum('bihd,bjhd->bhij', q, k) / np.sqrt(width)), 0)
     o = np.einsum('bhij,bjhd->bihd', weights / weights.sum(-1, keepdims=True), v)
     norms.append(np.linalg.norm(o, axis=-1))
@@ -47,7 +58,11 @@ def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps
     a, b = (norm(h, p['norm2']) @ p['ffn'][name]['kernel'] for name in ('w1', 'w2'))
     h = np.clip(h + a / (1 + np.exp(-a)) * b @ p['ffn']['w_out']['kernel'], -caps[n], caps[n])
     hidden.append(h)
-  return norm(h, params['final_norm']) @ params['unembed']['kernel'], np.array(hidden), np.array(norms)
+  return (
+    norm(h, params['final_norm']) @ params['unembed']['kernel'],
+    np.array(hidden),
+    np.array(norms),
+  )
 
 
 def losses(run, ids, **changes):
@@ -57,18 +72,32 @@ def losses(run, ids, **changes):
 
 
 def edited(run, ids, **changes):
-  tree = edit_tree(run.config, batch=len(ids), length=ids.shape[1] + run.config.sink_tokens, **changes)
+  tree = edit_tree(
+    run.config, batch=len(ids), length=ids.shape[1] + run.config.sink_tokens, **changes
+  )
   return np.asarray(edited_logits(run.config, None, run.params, tree, ids))
 
 
-@pytest.mark.parametrize('changes', [
-    {}, dict(pattern=(LOCAL, Layer())), dict(pattern=HYBRID), dict(sink_tokens=2, combine_heads='add'),
-    dict(attention=SIGMOID, norm_location='post', remat='blocks')])
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    dict(pattern=(LOCAL, Layer())),
+    dict(pattern=HYBRID),
+    dict(sink_tokens=2, combine_heads='add'),
+    dict(attention=SIGMOID, norm_location='post', remat='blocks'),
+  ],
+)
 def test_without_an_edit_the_logits_are_those_of_the_model(changes):
   run, ids = small_run(implementation='chunked', **changes), tokens(3, 11)
   np.testing.assert_array_equal(edited(run, ids), run.logits(ids))
   kept = np.arange(11 + run.config.sink_tokens) != 1
-  for edit in ({'keep_NxBxHxT': kept}, {'values_NxBxT': kept}, {'heads_NxH': False}, {'caps_MxD': 0.5}):
+  for edit in (
+    {'keep_NxBxHxT': kept},
+    {'values_NxBxT': kept},
+    {'heads_NxH': False},
+    {'caps_MxD': 0.5},
+  ):
     assert np.abs(edited(run, ids, **edit) - run.logits(ids)).max() > 1e-3
 
 
@@ -78,7 +107,9 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
   ids, rng = tokens(3, 9), np.random.default_rng(1)
   draw = lambda *shape: rng.random((layers, *shape)) < 0.6
   caps = rng.uniform(0.1, 2, (layers, 16))
-  every = dict(keep_NxBxHxT=draw(3, 4, 9), values_NxBxT=draw(3, 9), heads_NxH=draw(4), caps_MxD=caps)
+  every = dict(
+    keep_NxBxHxT=draw(3, 4, 9), values_NxBxT=draw(3, 9), heads_NxH=draw(4), caps_MxD=caps
+  )
   for chosen in ({}, *({name: x} for name, x in every.items()), every):
     expected = forward(run, ids, **chosen)[0]
     # Every block adds a few float32 roundings of 6e-8 each, and sharp queries multiply them.
@@ -88,7 +119,9 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
 
 def test_blocks_without_attention_are_only_capped():
   heads, config = np.eye(4, dtype=bool), small_run(layers=8, pattern=HYBRID).config
-  tree = edit_tree(config, batch=2, length=5, heads_NxH=heads, caps_MxD=np.arange(8)[:, None])['blocks']
+  tree = edit_tree(config, batch=2, length=5, heads_NxH=heads, caps_MxD=np.arange(8)[:, None])[
+    'blocks'
+  ]
   assert list(tree['layer0']) == ['caps'] and tree['layer0']['caps'][:, 0].tolist() == [0, 2, 4, 6]
   np.testing.assert_array_equal(tree['layer1']['attention']['heads'], heads)
 
@@ -111,30 +144,48 @@ def planted():
 def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
   spy = mock.Mock(wraps=edits._losses)
   monkeypatch.setattr(edits, '_losses', spy)
-  result = sj.analyse('edits', planted, controls=3, inputs='random', bos='force', sequences=5, length=24)
+  result = sj.analyse(
+    'edits', planted, controls=3, inputs='random', bos='force', sequences=5, length=24
+  )
   asked = [(call.args[1], call.kwargs) for call in spy.call_args_list]
   rows, ids = {row['edit']: row for row in result.rows}, asked[0][0]
   sink_heads = importance(planted, ids)[..., 0].mean(1) > 0.3
   assert sink_heads[:, :2].all()
   assert {edit: row['targets'] for edit, row in rows.items()} == {
-      'drop the key': 'position 1', 'drop the key in sink heads': f'position 1 in {sink_heads.sum()} heads',
-      'zero the value': 'position 1', 'cap the massive channels': '1 channel',
-      'remove the dormant heads': '2 heads', 'leave out BOS': 'BOS'}
-  # Recompute every number from the edits that were requested: first the targets, then three controls.
+    'drop the key': 'position 1',
+    'drop the key in sink heads': f'position 1 in {sink_heads.sum()} heads',
+    'zero the value': 'position 1',
+    'cap the massive channels': '1 channel',
+    'remove the dormant heads': '2 heads',
+    'leave out BOS': 'BOS',
+  }
+  # Recompute every number from the edits that were requested: first the targets, then three
+  # controls.
   base = losses(planted, ids)[:, 1:].mean(1)
-  groups = [asked[1 + 4 * i:5 + 4 * i] for i in range(5)] + [asked[21:]]
+  groups = [asked[1 + 4 * i : 5 + 4 * i] for i in range(5)] + [asked[21:]]
   for row, group in zip(rows.values(), groups, strict=True):
     part = slice(-1) if row['edit'] == 'leave out BOS' else slice(1, None)
     found = [losses(planted, inputs, **changes)[:, part].mean(1) for inputs, changes in group]
     change, *control = [(x - base).mean() for x in found]
     low, high = bootstrap(found[0] - base)
-    expected = dict(loss=found[0].mean(), change=change, low=low, high=high, controls=len(control),
-                    control=np.mean(control), control_low=min(control), control_high=max(control))
-    assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-5)  # losses are about 6
+    expected = dict(
+      loss=found[0].mean(),
+      change=change,
+      low=low,
+      high=high,
+      controls=len(control),
+      control=np.mean(control),
+      control_low=min(control),
+      control_high=max(control),
+    )
+    assert {name: row[name] for name in expected} == pytest.approx(
+      expected, abs=1e-5
+    )  # losses are about 6
     assert row['beyond'] == (row['low'] > row['control_high']) and isinstance(row['beyond'], bool)
   # The targets are the planted ones, and the controls are different ones.
-  keys, in_heads, values, caps, heads = ([next(iter(changes.values())) for _, changes in group]
-                                         for group in groups[:5])
+  keys, in_heads, values, caps, heads = (
+    [next(iter(changes.values())) for _, changes in group] for group in groups[:5]
+  )
   places, again = ([np.flatnonzero(~x).tolist() for x in masks] for masks in (keys, values))
   assert places == again and places[0] == [0] and len(set(map(tuple, places))) > 2
   assert all(len(x) == 1 and 4 <= x[0] < 12 for x in places[1:])
@@ -142,9 +193,13 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     np.testing.assert_array_equal(kept[:, 0], ~sink_heads[..., None] | kept_T)
   hidden, norms = forward(planted, ids)[1:]
   largest_M = np.abs(np.delete(hidden, 5, -1)).max((1, 2, 3))
-  np.testing.assert_allclose(caps[0], np.where(np.arange(16) == 5, largest_M[:, None], np.inf), rtol=1e-5)
+  np.testing.assert_allclose(
+    caps[0], np.where(np.arange(16) == 5, largest_M[:, None], np.inf), rtol=1e-5
+  )
   assert rows['cap the massive channels']['cap'] == pytest.approx(np.median(largest_M))
-  assert all(np.count_nonzero(x == 0) == 1 and np.isinf(x[x != 0]).all() and x[5] > 0 for x in caps[1:])
+  assert all(
+    np.count_nonzero(x == 0) == 1 and np.isinf(x[x != 0]).all() and x[5] > 0 for x in caps[1:]
+  )
   shares = norms.mean((1, 2)) / norms.mean((1, 2, 3))[:, None]
   np.testing.assert_array_equal(heads[0], shares >= 0.25)
   # The controls are in block 2.
@@ -157,13 +212,18 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
 def test_a_key_that_nobody_sees_is_a_text_without_its_token():
   run, ids = small_run(sharp=2.0, implementation='reference'), tokens(3, 9)
   found = edited(run, ids, keep_NxBxHxT=np.arange(9) > 0)[:, 1:]
-  np.testing.assert_allclose(found, run.logits(ids[:, 1:]), atol=2e-5)  # rotary positions are relative
+  np.testing.assert_allclose(
+    found, run.logits(ids[:, 1:]), atol=2e-5
+  )  # rotary positions are relative
 
 
 def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
   assert not any('change' in row for row in rows)  # 8 tokens are too few for a control position
-  assert rows[0]['targets'].startswith('position') and [row['targets'] for row in rows[3:]] == ['none'] * 3
+  assert (
+    rows[0]['targets'].startswith('position')
+    and [row['targets'] for row in rows[3:]] == ['none'] * 3
+  )
   change = np.full(3, 0.3)  # beyond one control but not beyond the other
   assert not edits._changes(0 * change, [change, change / 3, 2 * change])['beyond']
   assert edits._changes(0 * change, [change, change / 3, change / 2])['beyond']

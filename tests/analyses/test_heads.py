@@ -17,7 +17,9 @@ SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()')
 
 def test_norms():
   run, ids = small_run(), tokens()
-  rows = {(row['kind'], row['block']): row for row in sj.analyse('norms', run, ids, batch_size=3).rows}
+  rows = {
+    (row['kind'], row['block']): row for row in sj.analyse('norms', run, ids, batch_size=3).rows
+  }
   record = run.record(ids, sj.RecordOptions(attention=queries_keys, hidden=states))
   hidden = np.concatenate([record.embedding[None], record.layers.hidden]).astype(float)
   assert len(rows) == 3 + 2 + 2
@@ -26,8 +28,14 @@ def test_norms():
     if block:
       own['keys'] = np.asarray(record.layers.attention.k_BxTxHkvxDh, float)[block - 1]
       attention = run.params['blocks']['attention']
-      x = hidden[block - 1] / np.sqrt((hidden[block - 1] ** 2).mean(-1, keepdims=True) + run.config.norm_eps)
-      values = x * run.params['blocks']['norm1']['gain'][block - 1] @ attention['value']['kernel'][block - 1]
+      x = hidden[block - 1] / np.sqrt(
+        (hidden[block - 1] ** 2).mean(-1, keepdims=True) + run.config.norm_eps
+      )
+      values = (
+        x
+        * run.params['blocks']['norm1']['gain'][block - 1]
+        @ attention['value']['kernel'][block - 1]
+      )
       own['values'] = np.asarray(values).reshape(*values.shape[:2], 2, -1)
     for kind, x in own.items():
       sizes, row = np.linalg.norm(x, axis=-1), rows[kind, block]
@@ -41,16 +49,24 @@ def test_norms():
   assert sj.analyse('norms', louder, ids, batch_size=3).rows == list(rows.values())
 
 
-@pytest.mark.parametrize('changes', [
-    {}, dict(attention=sj.AttentionSpec(position='Alibi()', mask='Window(size=3)'), kv_heads=4),
-    dict(attention=sj.AttentionSpec(qk_norm='QKNorm()'))], ids=['rotary', 'alibi', 'qk norm'])
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    dict(attention=sj.AttentionSpec(position='Alibi()', mask='Window(size=3)'), kv_heads=4),
+    dict(attention=sj.AttentionSpec(qk_norm='QKNorm()')),
+  ],
+  ids=['rotary', 'alibi', 'qk norm'],
+)
 def test_angles_by_loops_over_queries_and_keys(changes):
   run, ids = small_run(**changes), tokens(length=7)
   rows = sj.analyse('angles', run, ids, heads=('1.4', '2.1'), batch_size=3).rows
   qk = run.record(ids, sj.RecordOptions(attention=queries_keys)).layers.attention
   q, k = (np.asarray(x, float) for x in qk)
   n, s, length, heads, width = q.shape
-  found = {name: np.zeros((n, s, heads, length, length)) for name in ('cosine', 'norm_product', 'score')}
+  found = {
+    name: np.zeros((n, s, heads, length, length)) for name in ('cosine', 'norm_product', 'score')
+  }
   for i in np.ndindex(n, s, heads):
     for t in range(length):
       for j in range(t + 1):
@@ -65,7 +81,7 @@ def test_angles_by_loops_over_queries_and_keys(changes):
     assert row['importance'] == pytest.approx(alpha[at], rel=1e-5)
     for name, x in found.items():
       own = x[at[0], :, at[1]]
-      others = np.mean([own[:, t, 1:t + 1].mean() for t in range(1, 7)])
+      others = np.mean([own[:, t, 1 : t + 1].mean() for t in range(1, 7)])
       assert row[f'{name}_first'] == pytest.approx(own[:, 1:, 0].mean(), rel=1e-4, abs=1e-5)
       assert row[f'{name}_others'] == pytest.approx(others, rel=1e-4, abs=1e-5)
       if at in ((0, 3), (1, 0)):
@@ -79,7 +95,9 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
   weights, alpha = maps(run, ids).mean(1), importance(run, ids)[..., 0].mean(1)
   rows = sj.analyse('maps', run, ids).rows
   ordered = np.sort(alpha, None)
-  assert [row['importance'] for row in rows] == pytest.approx([*ordered[:-3:-1], *ordered[1::-1]], rel=1e-5)
+  assert [row['importance'] for row in rows] == pytest.approx(
+    [*ordered[:-3:-1], *ordered[1::-1]], rel=1e-5
+  )
   for row in rows:
     np.testing.assert_allclose(row['map'], weights[row['block'] - 1, row['head'] - 1], atol=6e-5)
   [one] = sj.analyse('maps', run, ids[:1], heads=('2.3',)).rows
@@ -89,20 +107,31 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
     sj.analyse('maps', small_run(layers=4, pattern=HYBRID), ids, heads=('3.1',))
   run = small_run(attention=SIGMOID)  # rows need not sum to one
   [row] = sj.analyse('maps', run, ids, heads=('1.2',)).rows
-  raw = np.asarray(run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT)[0, :, 1].mean(0)
+  raw = np.asarray(
+    run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
+  )[0, :, 1].mean(0)
   np.testing.assert_allclose(row['raw_map'], raw, atol=6e-5)
   np.testing.assert_allclose(row['map'], maps(run, ids)[0, :, 1].mean(0), atol=6e-5)
 
 
-@pytest.mark.parametrize('changes', [
-    {}, dict(attention=SIGMOID, kv_heads=4), dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()')),
-    dict(attention=sj.AttentionSpec(mask='Window(size=4)'))], ids=['softmax', 'sigmoid', 'logit', 'window'])
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    dict(attention=SIGMOID, kv_heads=4),
+    dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()')),
+    dict(attention=sj.AttentionSpec(mask='Window(size=4)')),
+  ],
+  ids=['softmax', 'sigmoid', 'logit', 'window'],
+)
 def test_the_last_query(changes):
   run, ids = small_run(**changes), tokens()
   heads = maps(run, ids)[..., -1, 0].mean(1)  # (N, H)
   rows = sj.analyse('last_query', run, ids, batch_size=3).rows
   assert [row['layer'] for row in rows] == [0, 1]
-  np.testing.assert_allclose([row['attention'] for row in rows], heads.mean(1), rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(
+    [row['attention'] for row in rows], heads.mean(1), rtol=1e-4, atol=1e-6
+  )
   np.testing.assert_allclose([row['deviation'] for row in rows], heads.std(1), rtol=1e-4, atol=1e-6)
 
 
@@ -110,7 +139,10 @@ def test_positions_are_those_of_edited_maps():
   run = dataclasses.replace(small_run(sharp=4.0, attention=LEARNED), name='gpt2-xl')
   result = sj.analyse('positions', run, sequences=6, positions=(2, 5, 30, 99), epsilon=0.3)
   rows = {(row['change'], row['position']): row for row in result.rows}
-  assert list(rows) == [('', 1), *((change, t) for change in ('replaced', 'swapped') for t in (2, 5, 30))]
+  assert list(rows) == [
+    ('', 1),
+    *((change, t) for change in ('replaced', 'swapped') for t in (2, 5, 30)),
+  ]
   ids = random_tokens(258, sequences=6, tokenizer=run.tokenizer, repeat=True).tokens
   for (change, t), row in rows.items():
     table = np.array(run.params['positions'])

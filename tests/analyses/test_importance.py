@@ -28,15 +28,21 @@ def test_lengths_are_beginnings_of_the_same_sequences(run):
   ids, found = tokens(), {}
   result = sj.analyse('lengths', run, ids, lengths=(12, 4), epsilons=(0.25, 0.35), batch_size=3)
   for row in result.rows:
-    alpha = importance(run, ids[:, :row['length']])
+    alpha = importance(run, ids[:, : row['length']])
     for k in range(4):
       found[row['length'], row['epsilon'], k] = row[f'sink_{k + 1}']
       assert row[f'sink_{k + 1}'] == percent(alpha[..., k], row['epsilon'])
-    assert row['importance'] == pytest.approx(alpha[..., 0].mean(), rel=1e-5) and 'sink_5' not in row
+    assert (
+      row['importance'] == pytest.approx(alpha[..., 0].mean(), rel=1e-5) and 'sink_5' not in row
+    )
   assert len(found) == 16 and len(set(found.values())) > 4
   made = sj.analyse('lengths', run, inputs='random', lengths=(4, 9), sequences=2, seed=5)
-  assert made.models[0]['inputs'][0]['first_token_ids'] == random_tokens(
-      VOCABULARY, sequences=2, length=9, seed=5, tokenizer=run.tokenizer).tokens[0, :4].tolist()
+  assert (
+    made.models[0]['inputs'][0]['first_token_ids']
+    == random_tokens(VOCABULARY, sequences=2, length=9, seed=5, tokenizer=run.tokenizer)
+    .tokens[0, :4]
+    .tolist()
+  )
   with pytest.raises(ValueError, match='--lengths'):
     sj.analyse('lengths', run, ids, lengths=(13,))
 
@@ -46,21 +52,36 @@ def test_kinds_have_their_own_first_tokens_and_the_papers_numbers():
   result = sj.analyse('kinds', run, sequences=5)
   assert [row['kind'] for row in result.rows] == ['natural', 'random', 'repeat']
   assert [row['paper'] for row in result.rows] == [77.00, 70.29, 62.28]
-  assert [made['bos']['protocol'] for made in result.models[0]['inputs']] == ['tokenizer', 'none', 'none']
+  assert [made['bos']['protocol'] for made in result.models[0]['inputs']] == [
+    'tokenizer',
+    'none',
+    'none',
+  ]
   text = natural(run.tokenizer, open_source(), sequences=5).tokens
-  drawn = [random_tokens(VOCABULARY, sequences=5, tokenizer=run.tokenizer, repeat=repeat).tokens
-           for repeat in (False, True)]
+  drawn = [
+    random_tokens(VOCABULARY, sequences=5, tokenizer=run.tokenizer, repeat=repeat).tokens
+    for repeat in (False, True)
+  ]
   for row, ids in zip(result.rows, (text, *drawn), strict=True):
     assert row['sink_1'] == percent(importance(run, ids)[..., 0])
-  for changed in (dict(length=32), dict(epsilon=0.2), dict(bos='force')):  # not the paper's protocol
+  for changed in (
+    dict(length=32),
+    dict(epsilon=0.2),
+    dict(bos='force'),
+  ):  # not the paper's protocol
     assert 'paper' not in sj.analyse('kinds', run, sequences=2, **changed).rows[1]
 
 
 def test_chat_models_pair_with_their_base(run):
-  rows = [sj.analyse('chat', dataclasses.replace(run, name=name), sequences=3).rows[0]
-          for name in ('Mistral-7B', 'Mistral-7B Instruct', 'mine')]
+  rows = [
+    sj.analyse('chat', dataclasses.replace(run, name=name), sequences=3).rows[0]
+    for name in ('Mistral-7B', 'Mistral-7B Instruct', 'mine')
+  ]
   assert [(row['pair'], row['version'], row.get('paper')) for row in rows] == [
-      ('Mistral-7B', 'base', 97.49), ('Mistral-7B', 'chat', 88.34), ('mine', 'model', None)]
+    ('Mistral-7B', 'base', 97.49),
+    ('Mistral-7B', 'chat', 88.34),
+    ('mine', 'model', None),
+  ]
 
 
 def test_scale_and_heads(run):
@@ -72,7 +93,9 @@ def test_scale_and_heads(run):
   rows = sj.analyse('heads', run, ids).rows
   for row in rows:
     own = alpha[row['block'] - 1, :, row['head'] - 1]
-    assert row['importance'] == pytest.approx(own.mean(), rel=1e-5) and row['sink_1'] == percent(own)
+    assert row['importance'] == pytest.approx(own.mean(), rel=1e-5) and row['sink_1'] == percent(
+      own
+    )
   assert np.mean([row['sink_1'] for row in rows]) == percent(alpha) and len(rows) == 8
   hybrid = sj.analyse('heads', small_run(layers=4, pattern=HYBRID), ids).rows
   assert {row['block'] for row in hybrid} == {2, 4}  # the blocks that have attention
@@ -84,9 +107,12 @@ def test_domains(run, tmp_path):
     (tmp_path / domain / 'x.txt').write_text('x')
     for i in range(texts):
       (tmp_path / domain / f'{i}.txt').write_text(f'{i} of {domain} documents')
-  rows = sj.analyse('domains', run, source=str(tmp_path), sequences=3, length=12, epsilons=(0.2, 0.4)).rows
+  rows = sj.analyse(
+    'domains', run, source=str(tmp_path), sequences=3, length=12, epsilons=(0.2, 0.4)
+  ).rows
   assert [(row['domain'], row['sequences'], row['epsilon']) for row in rows] == [
-      (domain, 3, epsilon) for domain in ('ArXiv', 'Github') for epsilon in (0.2, 0.4)]
+    (domain, 3, epsilon) for domain in ('ArXiv', 'Github') for epsilon in (0.2, 0.4)
+  ]
   for row in rows:
     texts = [run.tokenizer.encode(f'{i} of {row["domain"]} documents') for i in range(3)]
     ids = [run.tokenizer.with_prefix(text, 'tokenizer')[:12] for text in texts]
@@ -96,9 +122,17 @@ def test_domains(run, tmp_path):
       sj.analyse('domains', run, **given)
 
 
-@pytest.mark.parametrize('options, words', [
-    (dict(epsilon=30), 'between 0 and 1'), (dict(inputs='text'), '--inputs'), (dict(bos='never'), '--bos'),
-    (dict(dtype='float16'), '--dtype'), (dict(sequences=0), '--sequences'), (dict(length=1), '--length')])
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    (dict(epsilon=30), 'between 0 and 1'),
+    (dict(inputs='text'), '--inputs'),
+    (dict(bos='never'), '--bos'),
+    (dict(dtype='float16'), '--dtype'),
+    (dict(sequences=0), '--sequences'),
+    (dict(length=1), '--length'),
+  ],
+)
 def test_options_that_cannot_be(run, options, words):
   with pytest.raises(ValueError, match=words):
     sj.analyse('scale', run, **options)
@@ -114,7 +148,10 @@ def test_wrong_options_are_refused_before_anything_is_measured(run, monkeypatch)
 def test_long_work_shows_how_far_it_is(run, monkeypatch):
   monkeypatch.setattr(models, 'Progress', bar := mock.Mock())
   sj.analyse('scale', run, tokens(5), batch_size=2)
-  assert bar.return_value.method_calls == [*(mock.call.update(done) for done in (2, 4, 5)), mock.call.close()]
+  assert bar.return_value.method_calls == [
+    *(mock.call.update(done) for done in (2, 4, 5)),
+    mock.call.close(),
+  ]
 
 
 def test_what_an_analysis_does_not_have(run):

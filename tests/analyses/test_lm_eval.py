@@ -22,16 +22,28 @@ from tests.train.runs import ROOT
 
 INSTALLED = importlib.util.find_spec('lm_eval') is not None
 # If the package is not installed, stand-ins replace the names that the adapter imports from it.
-PARTS = {} if INSTALLED else {name: mock.MagicMock(
-    TemplateLM=object, register_model=lambda name: lambda model: model,
-    normalize_gen_kwargs=lambda given, tokens: {'until': [], 'max_gen_toks': tokens} | given)
-    for name in ('lm_eval', *map('lm_eval.'.__add__, ('api.model', 'api.registry', 'models.utils', 'utils')))}
+PARTS = (
+  {}
+  if INSTALLED
+  else {
+    name: mock.MagicMock(
+      TemplateLM=object,
+      register_model=lambda name: lambda model: model,
+      normalize_gen_kwargs=lambda given, tokens: {'until': [], 'max_gen_toks': tokens} | given,
+    )
+    for name in (
+      'lm_eval',
+      *map('lm_eval.'.__add__, ('api.model', 'api.registry', 'models.utils', 'utils')),
+    )
+  }
+)
 with mock.patch.dict(sys.modules, PARTS):
   from sink_jax.analyses import lm_eval as adapter
   from sink_jax.analyses.lm_eval import SinkJax, generation, loglikelihoods
 harness = pytest.mark.skipif(not INSTALLED, reason='lm_eval is not installed')
 TOKENIZER = Bytes().open().beginning_with(0)
-# With learned positions, a token at a wrong position of a window or batch acts like a different token.
+# With learned positions, a token at a wrong position of a window or batch acts like a different
+# token.
 BYTES = dict(attention=sj.AttentionSpec(position=sj.Learned(max_length=32)))
 STORED = ROOT / 'tests/analyses/lm_eval_task'
 request = lambda *args: SimpleNamespace(args=args)
@@ -39,13 +51,13 @@ request = lambda *args: SimpleNamespace(args=args)
 
 def padded_logits(run, ids):
   """float64 logits of a text. Padding on the right, which the text cannot see, fills it up to 32 tokens."""
-  return np.asarray(run.logits([[*ids, *[7] * (32 - len(ids))]]), np.float64)[0, :len(ids)]
+  return np.asarray(run.logits([[*ids, *[7] * (32 - len(ids))]]), np.float64)[0, : len(ids)]
 
 
 def log_probability(run, context, ending):
   """log p of an ending given at most 32 tokens before each of its tokens, summed in float64."""
   ids = (context + ending)[-33:]
-  logits = padded_logits(run, ids[:-1])[-len(ending):]
+  logits = padded_logits(run, ids[:-1])[-len(ending) :]
   return (logits[range(len(ending)), ending] - np.log(np.exp(logits).sum(-1))).sum()
 
 
@@ -54,7 +66,7 @@ def rolling(run, ids, window=32):
   total = log_probability(run, [TOKENIZER.bos_id], ids[:window]) if ids else 0
   for start in range(window, len(ids), window):
     end = min(start + window, len(ids))
-    total += log_probability(run, ids[end - window - 1:start], ids[start:end])
+    total += log_probability(run, ids[end - window - 1 : start], ids[start:end])
   return total
 
 
@@ -69,8 +81,10 @@ def greedy(run, ids, count):
 def test_log_likelihoods_of_endings():
   """Endings shorter and longer than the context, and a pair that is longer than the model's window."""
   run, random = small_run(**BYTES), np.random.default_rng(0)
-  pairs = [(random.integers(2, 258, a).tolist(), random.integers(2, 258, b).tolist())
-           for a, b in ((3, 2), (1, 9), (30, 6), (12, 32))]
+  pairs = [
+    (random.integers(2, 258, a).tolist(), random.integers(2, 258, b).tolist())
+    for a, b in ((3, 2), (1, 9), (30, 6), (12, 32))
+  ]
   for batch_size in (None, 2):
     for (total, _), pair in zip(loglikelihoods(run, pairs, 32, batch_size), pairs, strict=True):
       assert total == pytest.approx(log_probability(run, *pair), rel=1e-5)
@@ -93,8 +107,10 @@ def test_greedy_endings_and_what_is_too_long(monkeypatch):
 def test_texts_end_where_they_are_told_to():
   """Texts of different lengths are generated in batches. Each must equal the text generated separately."""
   # Each id is a different letter, so that every sequence of ids is a valid text.
-  letters = lambda ids: ''.join(chr(0x4e00 + i) for i in ids)
-  names = tokenizers.Tokenizer(tokenizers.models.WordLevel({letters([i]): i for i in range(258)}, 'x'))
+  letters = lambda ids: ''.join(chr(0x4E00 + i) for i in ids)
+  names = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel({letters([i]): i for i in range(258)}, 'x')
+  )
   names.decoder = tokenizers.decoders.Fuse()
   names.pre_tokenizer = tokenizers.pre_tokenizers.Split('', 'isolated')
   tokenizer = TextTokenizer(names, 'letters', bos_id=0)
@@ -103,21 +119,30 @@ def test_texts_end_where_they_are_told_to():
   prompts = [random.integers(2, 258, n).tolist() for n in (1, 5, 13, 6, 20)]
   made = [greedy(run, ids, 8) for ids in prompts]
   write = lambda run, asked, **options: SinkJax(run=run, bos='none', **options).generate_until(
-      [request(letters(ids), arguments) for ids, arguments in asked])
+    [request(letters(ids), arguments) for ids, arguments in asked]
+  )
   found = write(run, [(ids, {'max_gen_toks': 8, 'until': []}) for ids in prompts], batch_size=2)
   assert found == list(map(letters, made))
-  # In order: a stop of two letters, two stops of which the earlier counts, fewer tokens, an absent stop.
-  asked = [(prompts[0], {'max_gen_toks': 8, 'until': ['zz', letters(made[0][3:5])]}),
-           (prompts[1], {'max_gen_toks': 8, 'until': [letters(made[1][6:7]), letters(made[1][2:3])]}),
-           (prompts[2], {'max_gen_toks': 3, 'until': []}), (prompts[3], {'max_gen_toks': 8, 'until': 'zz'})]
+  # In order: a stop of two letters, two stops of which the earlier counts, fewer tokens, an absent
+  # stop.
+  asked = [
+    (prompts[0], {'max_gen_toks': 8, 'until': ['zz', letters(made[0][3:5])]}),
+    (prompts[1], {'max_gen_toks': 8, 'until': [letters(made[1][6:7]), letters(made[1][2:3])]}),
+    (prompts[2], {'max_gen_toks': 3, 'until': []}),
+    (prompts[3], {'max_gen_toks': 8, 'until': 'zz'}),
+  ]
   assert write(run, asked) == [letters(ids[:n]) for ids, n in zip(made, (3, 2, 3, 8))]
   ending = dataclasses.replace(tokenizer, eos_ids=(made[3][4],))
   ended = dataclasses.replace(run, read_tokenizer=lambda run: ending)
-  assert write(ended, asked[3:]) == [letters(made[3][:made[3].index(made[3][4])])]
+  assert write(ended, asked[3:]) == [letters(made[3][: made[3].index(made[3][4])])]
 
 
 def test_what_cannot_be_asked():
-  assert generation({'until': ['a', ''], 'max_gen_toks': 9, 'num_beams': 1}, 1024) == (9, ('a',), {})
+  assert generation({'until': ['a', ''], 'max_gen_toks': 9, 'num_beams': 1}, 1024) == (
+    9,
+    ('a',),
+    {},
+  )
   for arguments, words in (({'num_beams': 4}, 'num_beams'), ({'max_gen_toks': 1024}, '1024')):
     with pytest.raises(ValueError, match=words):
       generation(arguments, 1024)
@@ -129,14 +154,27 @@ def test_what_cannot_be_asked():
 
 def test_accuracy_of_hellaswag_is_read_from_the_results_of_the_harness(tmp_path):
   run = small_run('mine')
-  scores = {'acc,none': 0.25, 'acc_stderr,none': 0.02, 'acc_norm,none': 0.5, 'acc_norm_stderr,none': 0.03}
+  scores = {
+    'acc,none': 0.25,
+    'acc_stderr,none': 0.02,
+    'acc_norm,none': 0.5,
+    'acc_norm_stderr,none': 0.03,
+  }
   for name in ('other', 'mine'):
     (tmp_path / name).mkdir()
-    (tmp_path / name / 'results_2026.json').write_text(json.dumps(
-        {'config': {'sink_jax_model': name}, 'results': {'hellaswag': scores if name == 'mine' else {}}}))
+    (tmp_path / name / 'results_2026.json').write_text(
+      json.dumps(
+        {
+          'config': {'sink_jax_model': name},
+          'results': {'hellaswag': scores if name == 'mine' else {}},
+        }
+      )
+    )
   rows = hellaswag(model(run, tokens()), results=str(tmp_path))
   assert [(row['measure'], row['percent'], row.get('stderr')) for row in rows][1:] == [
-      ('acc', 25, 2), ('acc_norm', 50, 3)]
+    ('acc', 25, 2),
+    ('acc_norm', 50, 3),
+  ]
   assert rows[0]['percent'] == pytest.approx(100 * sj.probe(run, tokens()).sink_rate())
   with pytest.raises(ValueError, match='--results'):
     hellaswag(model(dataclasses.replace(run, name='new'), tokens()), results=str(tmp_path))
@@ -150,20 +188,43 @@ def test_the_harnesss_own_command(tmp_path):
   run = sj.load_pretrained(folder)
   files = ','.join(str(STORED / f'{name}.yaml') for name in ('ending', 'rolling', 'generation'))
   done = subprocess.run(
-      [sys.executable, '-m', 'sink_jax.analyses.lm_eval', 'run', '--model', 'sink_jax', '--model_args',
-       f'checkpoint={folder},bos=none,max_length=32', '--tasks', files, '--batch_size', 'auto',
-       '--output_path', str(tmp_path / 'out')], cwd=ROOT, text=True, capture_output=True,
-      env=os.environ | {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_CACHE': str(tmp_path)})
+    [
+      sys.executable,
+      '-m',
+      'sink_jax.analyses.lm_eval',
+      'run',
+      '--model',
+      'sink_jax',
+      '--model_args',
+      f'checkpoint={folder},bos=none,max_length=32',
+      '--tasks',
+      files,
+      '--batch_size',
+      'auto',
+      '--output_path',
+      str(tmp_path / 'out'),
+    ],
+    cwd=ROOT,
+    text=True,
+    capture_output=True,
+    env=os.environ | {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_CACHE': str(tmp_path)},
+  )
   assert done.returncode == 0, done.stderr[-3000:]
   [written] = (tmp_path / 'out').rglob('results_*.json')
   found = json.loads(written.read_text())
   assert found['config']['sink_jax_model'] == 'tiny-llama'
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
-  totals = [log_probability(run, TOKENIZER.encode(row['context']) or [0], TOKENIZER.encode(row['ending']))
-            for row in rows]
+  totals = [
+    log_probability(run, TOKENIZER.encode(row['context']) or [0], TOKENIZER.encode(row['ending']))
+    for row in rows
+  ]
   texts = [TOKENIZER.encode(row['text']) for row in rows]
-  metrics = {key.partition(',')[0]: value for task in found['results'].values()
-             for key, value in task.items()}
+  metrics = {
+    key.partition(',')[0]: value
+    for task in found['results'].values()
+    for key, value in task.items()
+  }
   assert np.log(metrics['perplexity']) == pytest.approx(-np.mean(totals), rel=1e-5)
   assert metrics['bits_per_byte'] == pytest.approx(
-      -sum(rolling(run, ids) for ids in texts) / sum(map(len, texts)) / np.log(2), rel=1e-5)
+    -sum(rolling(run, ids) for ids in texts) / sum(map(len, texts)) / np.log(2), rel=1e-5
+  )

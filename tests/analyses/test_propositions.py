@@ -19,9 +19,15 @@ def without_a_checkpoint():
 
 def test_all_propositions_without_a_checkpoint(without_a_checkpoint):
   found = {name: rows[0] for name, rows in without_a_checkpoint.items()}
-  assert {name: (row['proposition'], row['sink'], row['premise']) for name, row in found.items()} == {
-      'Nope()': (1, 'no', True), 'Relative()': (2, 'yes', False), 'Alibi()': (3, 'no', True),
-      'Relative(decreasing=True)': (2, 'no', True), 'Rope()': (4, 'no', True)}
+  assert {
+    name: (row['proposition'], row['sink'], row['premise']) for name, row in found.items()
+  } == {
+    'Nope()': (1, 'no', True),
+    'Relative()': (2, 'yes', False),
+    'Alibi()': (3, 'no', True),
+    'Relative(decreasing=True)': (2, 'no', True),
+    'Rope()': (4, 'no', True),
+  }
   for name, rows in without_a_checkpoint.items():
     for row in rows:
       assert row['holds'] and row['hidden_difference'] < 1e-5 and row['difference'] < 1e-5
@@ -29,10 +35,12 @@ def test_all_propositions_without_a_checkpoint(without_a_checkpoint):
         assert row['importance'] <= row['closed_importance']
       else:
         assert row['importance'] == pytest.approx(row['closed_importance'], rel=1e-4)
-  assert found['Nope()']['closed_importance'] == pytest.approx(sum(1 / t for t in range(1, 65)) / 64)
+  assert found['Nope()']['closed_importance'] == pytest.approx(
+    sum(1 / t for t in range(1, 65)) / 64
+  )
   # Eq. 6 by hand: bucket numbers are exact below 16 and logarithmic from there to distance 128.
   bucket = [d if d < 16 else 16 + int(16 * np.log2(d / 16) / 3) for d in range(64)]
-  alpha = np.mean([np.exp(bucket[t]) / np.exp(bucket[:t + 1]).sum() for t in range(64)])
+  alpha = np.mean([np.exp(bucket[t]) / np.exp(bucket[: t + 1]).sum() for t in range(64)])
   assert found['Relative()']['closed_importance'] == pytest.approx(alpha)
   assert alpha == pytest.approx(0.334, abs=5e-4)
 
@@ -40,14 +48,17 @@ def test_all_propositions_without_a_checkpoint(without_a_checkpoint):
 @pytest.mark.parametrize('position', ['Relative()', 'Alibi()', 'Rope(fraction=0.5)', 'YarnRope()'])
 def test_closed_forms_of_recorded_maps(position):
   masks = [sj.Window(size=5), sj.Causal()]
-  run = small_run(attention=sj.AttentionSpec(position=position),
-                  pattern=tuple(Layer(mask=mask) for mask in masks))
+  run = small_run(
+    attention=sj.AttentionSpec(position=position), pattern=tuple(Layer(mask=mask) for mask in masks)
+  )
   ids = tokens(1, repeat=True)
   rows = sj.analyse('propositions', run, ids).rows
   weights = maps(run, ids)[:, 0]
   qk = run.record(ids, sj.RecordOptions(attention=queries_keys)).layers.attention
-  q, k = (np.linalg.norm(np.asarray(x, float), axis=-1)[:, 0] / 2 ** 0.5  # sqrt(Dh) = 2
-          for x in qk)
+  q, k = (
+    np.linalg.norm(np.asarray(x, float), axis=-1)[:, 0] / 2**0.5  # sqrt(Dh) = 2
+    for x in qk
+  )
   spec = run.config.attention
   for row in rows:
     n, h, mask = row['block'] - 1, row['head'] - 1, masks[row['block'] - 1]
@@ -55,9 +66,14 @@ def test_closed_forms_of_recorded_maps(position):
       seen = [j for j in range(12) if mask.keep(t, j)]
       if row['form'] == 'bound':
         xi = q[n, t, h] * k[n, 0, h // 2]
-        assert weights[n, h, t].max() <= np.exp(2 * xi) / (np.exp(2 * xi) + len(seen) - 1) * (1 + 1e-5)
+        assert weights[n, h, t].max() <= np.exp(2 * xi) / (np.exp(2 * xi) + len(seen) - 1) * (
+          1 + 1e-5
+        )
       else:
-        g = [float(spec.position.distance_bias(np.int32(t - j))) * spec.position.slopes(4)[h] for j in seen]
+        g = [
+          float(spec.position.distance_bias(np.int32(t - j))) * spec.position.slopes(4)[h]
+          for j in seen
+        ]
         expected = np.zeros(12)
         expected[seen] = np.exp(g) / np.exp(g).sum()
         np.testing.assert_allclose(weights[n, h, t], expected, atol=1e-5)
@@ -80,15 +96,24 @@ def test_what_breaks_them(monkeypatch):
   rotary = small_run(sharp=10.0)
   row = sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]
   assert row['holds'] and row['sink'] == 'open'  # scores are so large that the bound says nothing
-  monkeypatch.setattr(propositions, '_largest_score', lambda qk, n: np.zeros(4))  # makes the bound 1/t
+  monkeypatch.setattr(
+    propositions, '_largest_score', lambda qk, n: np.zeros(4)
+  )  # makes the bound 1/t
   assert not sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]['holds']
   assert propositions.rotary_bound([1000.0], sj.Causal(), 9)[0, 8, 0] == 1  # does not overflow
 
 
-@pytest.mark.parametrize('changes', [
-    *(dict(attention=sj.AttentionSpec(**spec)) for spec in (
-        dict(position='Learned()'), dict(kv_bias='KBias()'), dict(normalizer='PNorm()'))),
-    dict(sink_tokens=1), dict(pattern=HYBRID)])
+@pytest.mark.parametrize(
+  'changes',
+  [
+    *(
+      dict(attention=sj.AttentionSpec(**spec))
+      for spec in (dict(position='Learned()'), dict(kv_bias='KBias()'), dict(normalizer='PNorm()'))
+    ),
+    dict(sink_tokens=1),
+    dict(pattern=HYBRID),
+  ],
+)
 def test_models_to_which_none_applies(changes):
   with pytest.raises(ValueError, match='do not apply'):
     sj.analyse('propositions', small_run(**changes), tokens(1, repeat=True))

@@ -22,7 +22,9 @@ def test_statistics_are_those_of_whole_maps(length, window):
   weights = np.exp(scores - scores.max(-1, keepdims=True))
   weights /= weights.sum(-1, keepdims=True)
   alpha = weights.sum(-2)[..., :4] / (length - np.arange(4))
-  entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum((-2, -1)) / np.log(seen.sum(1)).sum()
+  entropy = (
+    -(weights * np.log(np.where(weights > 0, weights, 1))).sum((-2, -1)) / np.log(seen.sum(1)).sum()
+  )
   # Float32 sums of 150 numbers.
   np.testing.assert_allclose(found.importance, alpha.mean(0), rtol=1e-4)
   np.testing.assert_allclose(found.largest_logit, scores.max((0, 2, 3)), rtol=1e-5)
@@ -30,7 +32,9 @@ def test_statistics_are_those_of_whole_maps(length, window):
 
 
 def test_rotation_belongs_to_the_spec():
-  q, k = (np.random.default_rng(0).standard_normal((1, 9, 2, 8)).astype(np.float32) for _ in range(2))
+  q, k = (
+    np.random.default_rng(0).standard_normal((1, 9, 2, 8)).astype(np.float32) for _ in range(2)
+  )
   alpha = sj.importance(sj.attention_map(sj.AttentionSpec(), q, k))[0, :, :2]
   np.testing.assert_allclose(record_attention(q, k, keys=2).importance, alpha, rtol=1e-5)
 
@@ -43,7 +47,9 @@ def test_hidden_states_against_numpy():
   centred = flat - flat.mean(1, keepdims=True)
   assert found.largest == 50
   assert found.median == pytest.approx(np.median(abs(flat), 1).mean(), rel=1e-5)
-  assert found.kurtosis == pytest.approx(((centred**4).mean(1) / (centred**2).mean(1)**2).mean(), rel=1e-4)
+  assert found.kurtosis == pytest.approx(
+    ((centred**4).mean(1) / (centred**2).mean(1) ** 2).mean(), rel=1e-4
+  )
 
 
 def test_a_foreign_loop_records_while_it_learns():

@@ -32,8 +32,11 @@ def planted_maps(mass=0.6, second=None):
 
 
 def by_measure(rows, position=None):
-  return {row['measure']: row for row in rows if row['measure'] != 'importance' and
-          (position is None or row['position'] in (position, None))}
+  return {
+    row['measure']: row
+    for row in rows
+    if row['measure'] != 'importance' and (position is None or row['position'] in (position, None))
+  }
 
 
 def test_a_planted_sink_is_found_with_its_mass():
@@ -42,17 +45,27 @@ def test_a_planted_sink_is_found_with_its_mass():
   exact = (1 + 0.6 * (T - 1)) / T  # row 1 sees only one token
   largest = found['largest importance']
   assert largest['value'] == pytest.approx(exact, abs=1e-3)
-  assert (largest['block'], largest['head'], largest['position'], largest['beyond']) == (2, 2, 1, True)
+  assert (largest['block'], largest['head'], largest['position'], largest['beyond']) == (
+    2,
+    2,
+    1,
+    True,
+  )
   assert largest['low'] == pytest.approx(largest['high'])  # all sequences are equal
   uniform = sum(1 / i for i in range(1, T + 1)) / T
   assert largest['uniform'] == pytest.approx(uniform)
   mean = found['mean importance']
-  assert mean['value'] == pytest.approx((exact + (N * H - 1) * uniform) / (N * H)) and not mean['beyond']
+  assert (
+    mean['value'] == pytest.approx((exact + (N * H - 1) * uniform) / (N * H)) and not mean['beyond']
+  )
   for name in ('sink rate', 'sink heads'):
     assert found[name]['value'] == pytest.approx(1 / (N * H)) and found[name]['beyond']
   assert found['mean entropy']['value'] == pytest.approx(
-      1 - (1 - found['least entropy']['value']) / (N * H))
-  heads = {(row['block'], row['head']): row['value'] for row in rows if row['measure'] == 'importance'}
+    1 - (1 - found['least entropy']['value']) / (N * H)
+  )
+  heads = {
+    (row['block'], row['head']): row['value'] for row in rows if row['measure'] == 'importance'
+  }
   assert len(heads) == N * H and max(heads, key=heads.get) == (2, 2)
   assert heads[1, 1] == pytest.approx(uniform)
   assert all(row['model'] == 'planted' for row in rows)
@@ -66,7 +79,9 @@ def test_uniform_attention_is_not_a_sink():
   assert not any(row.get('beyond') for row in rows)
   found = by_measure(rows)
   assert found['least entropy']['value'] == pytest.approx(found['least entropy']['uniform']) == 1
-  assert found['largest importance']['value'] == pytest.approx(found['largest importance']['uniform'])
+  assert found['largest importance']['value'] == pytest.approx(
+    found['largest importance']['uniform']
+  )
 
 
 def test_a_second_sink_is_found_at_its_position():
@@ -82,8 +97,11 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
   found, targets = by_measure(rows, 1), random_targets(np.full(S, T))
   at = np.stack([[alpha[s, :, :, t] for s, t in enumerate(draw)] for draw in targets])
   for name, expected in {
-      'largest importance': at.mean(1).max((1, 2)), 'mean importance': at.mean((1, 2, 3)),
-      'sink rate': (at > 0.3).mean((1, 2, 3)), 'sink heads': (at.mean(1) > 0.3).mean((1, 2))}.items():
+    'largest importance': at.mean(1).max((1, 2)),
+    'mean importance': at.mean((1, 2, 3)),
+    'sink rate': (at > 0.3).mean((1, 2, 3)),
+    'sink heads': (at.mean(1) > 0.3).mean((1, 2)),
+  }.items():
     assert found[name]['random_positions'] == pytest.approx(np.percentile(expected, 99), rel=1e-5)
   # The bootstrap of a mean of 6 numbers has bounds near those of its normal distribution.
   row, by_sequence = found['mean importance'], alpha[..., 0].mean((1, 2))
@@ -96,59 +114,101 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
 
 def test_a_massive_channel_and_norms_against_numpy():
   rng = np.random.default_rng(0)
-  hidden, values, heads = (rng.standard_normal(shape) for shape in (
-      (S, N, T, 16), (S, N, 2, T, 8), (S, N, H, T, 8)))
+  hidden, values, heads = (
+    rng.standard_normal(shape) for shape in ((S, N, T, 16), (S, N, 2, T, 8), (S, N, H, T, 8))
+  )
   hidden[:, 2, 0, 5] = 900
   values[:, 1, :, 0] *= 0.1
   heads[:, 0, 3] *= 0.01
   found = by_measure(signature.from_arrays(hidden=hidden, values=values, heads=heads))
-  assert set(found) == {'value norm ratio', 'hidden norm ratio', 'massive activation', 'kurtosis',
-                        'dormant heads', 'least head norm'}
+  assert set(found) == {
+    'value norm ratio',
+    'hidden norm ratio',
+    'massive activation',
+    'kurtosis',
+    'dormant heads',
+    'least head norm',
+  }
   massive, medians = found['massive activation'], np.median(abs(hidden[:, 2]).reshape(S, -1), 1)
   assert massive['value'] == pytest.approx((900 / medians).mean(), rel=1e-5)
-  assert (massive['block'], massive['position'], massive['channel'], massive['beyond']) == (3, 1, 5, True)
-  # The largest of T D normal numbers is about 3.2, and their median 0.67. The bound from them is within a
-  # third of what is drawn.
-  assert massive['uniform'] == pytest.approx((abs(hidden[:, 1]).max((1, 2)) / medians).mean(), rel=0.3)
+  assert (massive['block'], massive['position'], massive['channel'], massive['beyond']) == (
+    3,
+    1,
+    5,
+    True,
+  )
+  # The largest of T D normal numbers is about 3.2, and their median 0.67. The bound from them is
+  # within a third of what is drawn.
+  assert massive['uniform'] == pytest.approx(
+    (abs(hidden[:, 1]).max((1, 2)) / medians).mean(), rel=0.3
+  )
   kurtosis = stats.kurtosis(hidden[:, 2].reshape(S, -1), axis=1, fisher=False).mean()
-  assert found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4) and found['kurtosis']['block'] == 3
-  for kind, block, x in (('value', 1, values.transpose(0, 1, 3, 2, 4)), ('hidden', 2, hidden[..., None, :])):
+  assert (
+    found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4)
+    and found['kurtosis']['block'] == 3
+  )
+  for kind, block, x in (
+    ('value', 1, values.transpose(0, 1, 3, 2, 4)),
+    ('hidden', 2, hidden[..., None, :]),
+  ):
     norms = np.linalg.norm(x[:, block], axis=-1).mean(-1)
     row = found[f'{kind} norm ratio']
     assert row['value'] == pytest.approx((norms[:, 0] / norms[:, 1:].mean(1)).mean(), rel=1e-5)
     assert row['beyond'] and row['block'] == block + 1 and row['uniform'] == 1
-  assert found['dormant heads']['value'] == pytest.approx(1 / (N * H)) and found['dormant heads']['beyond']
+  assert (
+    found['dormant heads']['value'] == pytest.approx(1 / (N * H))
+    and found['dormant heads']['beyond']
+  )
   norms = np.linalg.norm(heads, axis=-1).mean(-1)
   assert found['least head norm']['value'] == pytest.approx(
-      (norms[:, 0, 3] / norms[:, 0].mean(1)).mean(), rel=1e-5)
+    (norms[:, 0, 3] / norms[:, 0].mean(1)).mean(), rel=1e-5
+  )
   assert (found['least head norm']['block'], found['least head norm']['head']) == (1, 4)
 
 
 ALPHA = np.full((2, 3, 4, 5), 0.1)
 MAPS = np.broadcast_to(np.eye(5), (3, 2, 4, 5, 5))
-SHAPES = dict(hidden=(2, 9, 5, 6), values=(2, 3, 2, 5, 7), keys=(2, 3, 2, 5, 8),
-              heads=(2, 3, 4, 5, 7), entropy=(2, 3, 4))
+SHAPES = dict(
+  hidden=(2, 9, 5, 6),
+  values=(2, 3, 2, 5, 7),
+  keys=(2, 3, 2, 5, 8),
+  heads=(2, 3, 4, 5, 7),
+  entropy=(2, 3, 4),
+)
 
 
-@pytest.mark.parametrize('given, words', [
+@pytest.mark.parametrize(
+  'given, words',
+  [
     (dict(importance=np.ones((2, 3, 4))), 'importance .*axes'),
     (dict(hidden=np.ones((2, 3, 4))), 'hidden'),
-    (dict(keys=np.full((2, 1, 1, 4, 2), np.nan)), r'keys \[0, 0, 0, 0\]'), ({}, 'give importance'),
+    (dict(keys=np.full((2, 1, 1, 4, 2), np.nan)), r'keys \[0, 0, 0, 0\]'),
+    ({}, 'give importance'),
     (dict(entropy=np.full((2, 3, 4), np.inf)), r'entropy \[0, 0, 0\]'),
     (dict(importance=100 * ALPHA), r'importance \[0, 0, 0, 0\] .* is 10: .* between 0'),  # percent
-    (dict(importance=-ALPHA), 'is -0.1'), (dict(importance=MAPS[0]), r'take sink_rate\(importance'),
+    (dict(importance=-ALPHA), 'is -0.1'),
+    (dict(importance=MAPS[0]), r'take sink_rate\(importance'),
     (dict(hidden=[np.ones((3, 4, 5)), np.ones((3, 5, 5))]), '^hidden is a list'),
-    (dict(attentions=[MAPS[0], MAPS[1, :, :3]]), 'shape')])
+    (dict(attentions=[MAPS[0], MAPS[1, :, :3]]), 'shape'),
+  ],
+)
 def test_arrays_that_do_not_fit_are_refused(given, words):
   with pytest.raises(ValueError, match=words):
     sj.card_of(**given)
 
 
-@pytest.mark.parametrize('name, axis, words', [
+@pytest.mark.parametrize(
+  'name, axis, words',
+  [
     *((name, 0, 'sequences') for name in SHAPES),
     *((name, 1, 'layers') for name in SHAPES if name != 'hidden'),
-    ('hidden', 2, 'tokens'), ('keys', 3, 'tokens'), ('heads', 3, 'tokens'),
-    ('heads', 2, 'heads'), ('entropy', 2, 'heads')])
+    ('hidden', 2, 'tokens'),
+    ('keys', 3, 'tokens'),
+    ('heads', 3, 'tokens'),
+    ('heads', 2, 'heads'),
+    ('entropy', 2, 'heads'),
+  ],
+)
 def test_an_array_of_another_batch_is_named_with_its_axis(name, axis, words):
   arrays = {name: np.ones(shape) for name, shape in SHAPES.items()}
   shape = list(SHAPES[name])
@@ -167,38 +227,69 @@ def test_a_model_agrees_with_its_probe_and_has_nulls():
   result = runner.analyse('signature', run, ids)
   found, report = by_measure(result.rows, 1), sj.probe(run, ids)
   assert found['sink rate']['value'] == pytest.approx(report.sink_rate())
-  assert found['largest importance']['value'] == pytest.approx(report.head_importance().max(), rel=1e-5)
+  assert found['largest importance']['value'] == pytest.approx(
+    report.head_importance().max(), rel=1e-5
+  )
   summary = report.summary()
-  assert found['mean entropy']['value'] == pytest.approx(np.mean(summary['entropy_ratio']), rel=1e-5)
-  # The probe divides means, and the signature averages the ratios of sequences. Kurtosis is the same.
+  assert found['mean entropy']['value'] == pytest.approx(
+    np.mean(summary['entropy_ratio']), rel=1e-5
+  )
+  # The probe divides means, and the signature averages the ratios of sequences. Kurtosis is the
+  # same.
   assert found['value norm ratio']['value'] == pytest.approx(min(summary['value_ratio']), rel=0.1)
   assert found['kurtosis']['value'] == pytest.approx(max(summary['kurtosis_moment'][1:]), rel=1e-5)
   fresh = sj.Run(run.config, init_params(run.config, 0))
   assert found['mean importance']['untrained'] == pytest.approx(
-      sj.probe(fresh, ids).head_importance().mean(), rel=1e-5)
+    sj.probe(fresh, ids).head_importance().mean(), rel=1e-5
+  )
   shuffled = np.random.default_rng(0).permuted(ids, axis=1)
   assert found['mean importance']['shuffled'] == pytest.approx(
-      sj.probe(run, shuffled).head_importance().mean(), rel=1e-5)
+    sj.probe(run, shuffled).head_importance().mean(), rel=1e-5
+  )
   json.dumps(result.rows, allow_nan=False)
   assert result.plot().axes
 
 
-CONFIG = functools.partial(sj.ModelConfig, layers=3, d_model=32, heads=4, kv_heads=2, ffn_hidden=64,
-                           vocab_size=VOCABULARY, dtype='float32')
+CONFIG = functools.partial(
+  sj.ModelConfig,
+  layers=3,
+  d_model=32,
+  heads=4,
+  kv_heads=2,
+  ffn_hidden=64,
+  vocab_size=VOCABULARY,
+  dtype='float32',
+)
 FAMILIES = {
-    'llama': CONFIG(),
-    'gpt2': CONFIG(kv_heads=4, ffn='gelu_tanh', norm='layernorm', biases=('qkv', 'out', 'ffn'), tied=True,
-                   attention=sj.AttentionSpec(position=sj.Learned(max_length=64))),
-    'gemma3': CONFIG(layers=6, ffn='tanh_geglu', norm_location='sandwich', tied=True, pattern=(
-        Layer(mask=sj.Window(16)), Layer(mask=sj.Window(16)), Layer()),
-        attention=sj.AttentionSpec(qk_norm='QKNorm()')),
-    'moe': CONFIG(pattern=(Layer(experts=Experts(4, 2)),)),
-    'sigmoid': CONFIG(attention=sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer='Unnormalized()'))}
+  'llama': CONFIG(),
+  'gpt2': CONFIG(
+    kv_heads=4,
+    ffn='gelu_tanh',
+    norm='layernorm',
+    biases=('qkv', 'out', 'ffn'),
+    tied=True,
+    attention=sj.AttentionSpec(position=sj.Learned(max_length=64)),
+  ),
+  'gemma3': CONFIG(
+    layers=6,
+    ffn='tanh_geglu',
+    norm_location='sandwich',
+    tied=True,
+    pattern=(Layer(mask=sj.Window(16)), Layer(mask=sj.Window(16)), Layer()),
+    attention=sj.AttentionSpec(qk_norm='QKNorm()'),
+  ),
+  'moe': CONFIG(pattern=(Layer(experts=Experts(4, 2)),)),
+  'sigmoid': CONFIG(
+    attention=sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer='Unnormalized()')
+  ),
+}
 
 
 def alarms(name, seed):
   run = sj.Run(FAMILIES[name], init_params(FAMILIES[name], seed), name)
-  rows = [row for part in ('signature', 'edits') for row in runner.analyse(part, run, tokens(16, 64)).rows]
+  rows = [
+    row for part in ('signature', 'edits') for row in runner.analyse(part, run, tokens(16, 64)).rows
+  ]
   return [(name, seed, row) for row in rows if row.get('beyond')]
 
 

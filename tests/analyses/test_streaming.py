@@ -21,9 +21,14 @@ def test_caches_that_hold_everything_agree_and_others_forget():
   for row in rows:
     if row['part'] == 'curve':
       curves.setdefault(row['cache'], []).append(row)
-  assert list(curves) == ['last 8', 'first 2 and last 6', 'first 2 and last 6, text positions', 'all tokens']
+  assert list(curves) == [
+    'last 8',
+    'first 2 and last 6',
+    'first 2 and last 6, text positions',
+    'all tokens',
+  ]
   for row in curves['all tokens']:
-    own = losses[row['start'] - 1:row['tokens'] - 1]
+    own = losses[row['start'] - 1 : row['tokens'] - 1]
     assert row['perplexity'] == pytest.approx(np.exp(own.mean()), rel=1e-5)
   for name, curve in curves.items():
     assert curve[0]['start'] == 1 and curve[-1]['tokens'] == 40  # the parts cover the full text
@@ -38,7 +43,7 @@ def test_caches_that_hold_everything_agree_and_others_forget():
   windowed = next(row for row in found if row['cache'] == 'last 8' and row['part'] == 'all')
   expected = []
   for t in range(1, 40):
-    x = np.asarray(one.logits(ids[:, max(0, t - 8):t]), float)[:, -1]
+    x = np.asarray(one.logits(ids[:, max(0, t - 8) : t]), float)[:, -1]
     expected.append(np.log(np.exp(x).sum(-1)) - x[range(2), ids[:, t]])
   assert windowed['perplexity'] == pytest.approx(np.exp(np.mean(expected)), rel=1e-4)
 

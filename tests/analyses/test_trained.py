@@ -30,8 +30,13 @@ def untrained(scale=3.0, **changes):
 
 def maps_of(run, tokens):
   """Attention weights (N, S, H, T, T), which need not sum to one."""
-  return np.concatenate([run.record(row, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
-                         for row in tokens[:, None]], 1).astype(np.float64)
+  return np.concatenate(
+    [
+      run.record(row, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
+      for row in tokens[:, None]
+    ],
+    1,
+  ).astype(np.float64)
 
 
 def cross_entropy(run, batches):
@@ -39,15 +44,22 @@ def cross_entropy(run, batches):
   total = weight = 0
   for batch in batches:
     logits = np.asarray(run.logits(batch.tokens), np.float64)
-    nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(
-        logits, batch.targets[..., None], -1)[..., 0]
+    nats = (
+      np.log(np.exp(logits).sum(-1))
+      - np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
+    )
     total, weight = total + (nats * batch.weights).sum(), weight + batch.weights.sum()
   return total / weight
 
 
 def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
-  config = runs.config(attention__kv_bias='KBias()', attention__mask='Window(size=4)', steps=3,
-                       probe__every=0, validation__every=0)
+  config = runs.config(
+    attention__kv_bias='KBias()',
+    attention__mask='Window(size=4)',
+    steps=3,
+    probe__every=0,
+    validation__every=0,
+  )
   train(config, tmp_path, show_progress=False)
   data = config.data
   write_analyses(tmp_path, data)
@@ -55,7 +67,8 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
   assert set(found) == {'removed', 'window'} and found['removed']['what'] == 'the key bias k*'
   # The loss before removal is the loss that training recorded.
   assert found['removed']['valid_loss_before'] == pytest.approx(
-      runs.rows(tmp_path, 'valid')[-1]['valid'], rel=1e-6)
+    runs.rows(tmp_path, 'valid')[-1]['valid'], rel=1e-6
+  )
   monkeypatch.setattr(trained, 'load_run', None)  # an existing file stays, and the run is not read
   before = (tmp_path / 'analyses.json').stat().st_mtime_ns
   write_analyses(tmp_path, data)
@@ -67,28 +80,47 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
   assert not (tmp_path / 'analyses.json').exists()
 
 
-@pytest.mark.parametrize('spec, names', [
-    ({}, ['first_token_chain']), (dict(kv_bias='VBias()'), ['removed']),
+@pytest.mark.parametrize(
+  'spec, names',
+  [
+    ({}, ['first_token_chain']),
+    (dict(kv_bias='VBias()'), ['removed']),
     (dict(mask='Window(size=15)'), ['window', 'first_token_chain']),
-    (dict(mask='Window(size=16)'), ['first_token_chain']), (dict(mask='Prefix()'), ['prefix']),
+    (dict(mask='Window(size=16)'), ['first_token_chain']),
+    (dict(mask='Prefix()'), ['prefix']),
     (dict(similarity='Sigmoid()', normalizer='RowSum(eps=1e-8)'), ['first_token_chain']),
-    (dict(similarity='Sigmoid()', normalizer='Unnormalized()'), []), (dict(normalizer='PNorm()'), [])])
+    (dict(similarity='Sigmoid()', normalizer='Unnormalized()'), []),
+    (dict(normalizer='PNorm()'), []),
+  ],
+)
 def test_what_applies(spec, names):
-  assert [*applicable(sj.sized('tiny', vocab_size=11, attention=sj.AttentionSpec(**spec)), 16)] == names
+  assert [
+    *applicable(sj.sized('tiny', vocab_size=11, attention=sj.AttentionSpec(**spec)), 16)
+  ] == names
   assert [*applicable(sj.sized('tiny', vocab_size=11, sink_tokens=1), 16)] == ['removed']
 
 
-@pytest.mark.parametrize('base, block, names', [
-    ('Causal()', sj.Prefix(), []), ('Window(size=4)', sj.Causal(), ['first_token_chain'])])
+@pytest.mark.parametrize(
+  'base, block, names',
+  [('Causal()', sj.Prefix(), []), ('Window(size=4)', sj.Causal(), ['first_token_chain'])],
+)
 def test_blocks_that_differ_have_no_window_or_prefix_in_common(base, block, names):
-  config = sj.sized('tiny', vocab_size=11, pattern=(Layer(), Layer(mask=block)),
-                    attention=sj.AttentionSpec(mask=base))
+  config = sj.sized(
+    'tiny',
+    vocab_size=11,
+    pattern=(Layer(), Layer(mask=block)),
+    attention=sj.AttentionSpec(mask=base),
+  )
   assert [*applicable(config, 16)] == names
 
 
-@pytest.mark.parametrize('changes, what, tokens', [
+@pytest.mark.parametrize(
+  'changes, what, tokens',
+  [
     (dict(attention__kv_bias='KVBias()'), 'k* and v*', 2**17),
-    (dict(model__sink_tokens=1), 'x*', 5 * 16)])  # of a batch of eight, four sequences at a time
+    (dict(model__sink_tokens=1), 'x*', 5 * 16),
+  ],
+)  # of a batch of eight, four sequences at a time
 def test_removed(monkeypatch, changes, what, tokens):
   run, experiment, data = untrained(validation__batches=3, **changes)
   monkeypatch.setattr(trained, '_TOKENS_AT_A_TIME', tokens)
@@ -108,9 +140,14 @@ def test_removed(monkeypatch, changes, what, tokens):
   assert abs(found['valid_loss'] - found['valid_loss_before']) > 1e-3
 
 
-@pytest.mark.parametrize('size, changes', [
-    (1, {}), (12, dict(attention__position='Nope()')),
-    (5, dict(attention__similarity='Sigmoid()', attention__normalizer='Unnormalized()'))])
+@pytest.mark.parametrize(
+  'size, changes',
+  [
+    (1, {}),
+    (12, dict(attention__position='Nope()')),
+    (5, dict(attention__similarity='Sigmoid()', attention__normalizer='Unnormalized()')),
+  ],
+)
 def test_window(size, changes):
   run, experiment, data = untrained(attention__mask=f'Window(size={size})', **changes)
   found = trained.window(run, experiment, lambda: data)
@@ -162,21 +199,37 @@ def test_first_token_chain():
   # The states equal the chain of MLPs of Section 3.1.
   float32 = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
   hidden = float32.record(run.probe_tokens, sj.RecordOptions(hidden=states)).layers.hidden[:, :, 0]
-  np.testing.assert_allclose(hidden, numpy_chain(run.params, run.probe_tokens[:, 0]), rtol=1e-4, atol=1e-5)
-  # The difference is large where it should be: scores count if rows do not sum to one, and other tokens count
-  # under a prefix.
-  for changes in (dict(similarity='Sigmoid()', normalizer='Unnormalized()'), dict(mask='Prefix(length=3)')):
+  np.testing.assert_allclose(
+    hidden, numpy_chain(run.params, run.probe_tokens[:, 0]), rtol=1e-4, atol=1e-5
+  )
+  # The difference is large where it should be: scores count if rows do not sum to one, and other
+  # tokens count under a prefix.
+  for changes in (
+    dict(similarity='Sigmoid()', normalizer='Unnormalized()'),
+    dict(mask='Prefix(length=3)'),
+  ):
     config = dataclasses.replace(run.config, attention=sj.AttentionSpec(**changes))
     other = dataclasses.replace(run, config=config)
     assert trained.first_token(other)['largest_relative_difference'] > 0.01
 
 
-@pytest.mark.parametrize('options', [
-    dict(norm_location='post'), dict(kv_heads=2, attention=sj.AttentionSpec(value='ValueResidual()')),
-    dict(combine_heads='add', attention=sj.AttentionSpec('Sigmoid()', 'RowSum()', mask='Window(size=2)')),
-    dict(attention=sj.AttentionSpec('Linear()', 'RowSum()', 'EluPlusOne()', head='HeadNorm()'))], ids=str)
+@pytest.mark.parametrize(
+  'options',
+  [
+    dict(norm_location='post'),
+    dict(kv_heads=2, attention=sj.AttentionSpec(value='ValueResidual()')),
+    dict(
+      combine_heads='add',
+      attention=sj.AttentionSpec('Sigmoid()', 'RowSum()', mask='Window(size=2)'),
+    ),
+    dict(attention=sj.AttentionSpec('Linear()', 'RowSum()', 'EluPlusOne()', head='HeadNorm()')),
+  ],
+  ids=str,
+)
 def test_the_first_token_of_other_architectures_is_a_chain(options):
-  config = sj.ModelConfig(**dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11) | options)
+  config = sj.ModelConfig(
+    **dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11) | options
+  )
   tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
   run = sj.Run(config, random_params(config), probe_tokens=tokens)
   assert trained.first_token(run)['largest_relative_difference'] < 1e-5

@@ -48,8 +48,9 @@ def test_bfloat16_follows_float32(spec, implementation):
     pytest.skip('a sum of signed terms cancels, and its division magnifies any rounding')
   q, k, v, params = random_inputs(spec, length=16, head_dim=8)
   exact = attend(spec, q, k, v, params, implementation=implementation)
-  low = sj.attend(spec, *(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), params,
-                  implementation=implementation)
+  low = sj.attend(
+    spec, *(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), params, implementation=implementation
+  )
   assert low.dtype == jnp.bfloat16
   # Inputs are rounded to 8 bits. That is a few errors of 2^-9 each, times scores of order ten under
   # the relative bias.
@@ -61,8 +62,10 @@ def test_bfloat16_follows_float32(spec, implementation):
 def test_exclusive_attention_is_orthogonal_to_the_values_of_the_token(implementation):
   q, k, v, _ = random_inputs(sj.AttentionSpec(), heads=4, kv_heads=2, head_dim=8)
   v[0, 3, 1] = 0  # a zero value removes nothing
-  out, plain = (attend(sj.AttentionSpec(head=head), q, k, v, implementation=implementation)
-                for head in (sj.Exclusive(), sj.PlainOutput()))
+  out, plain = (
+    attend(sj.AttentionSpec(head=head), q, k, v, implementation=implementation)
+    for head in (sj.Exclusive(), sj.PlainOutput())
+  )
   assert np.abs((out * np.repeat(v, 2, axis=2)).sum(-1)).max() < 1e-5
   np.testing.assert_allclose(out[0, 3, 2:], plain[0, 3, 2:], rtol=1e-6)
   for size in (0.0, 1e-13, 1e-10, 1e-8, 1e-6):

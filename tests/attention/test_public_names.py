@@ -14,15 +14,19 @@ from tests.documents import ROOT, TEXTS
 
 
 def test_every_component_is_a_public_name():
-  classes = {name: cls for base in COMPONENTS.values() for name, cls in registry(base).items()
-             if cls.__module__.startswith('sink_jax.')}
+  classes = {
+    name: cls
+    for base in COMPONENTS.values()
+    for name, cls in registry(base).items()
+    if cls.__module__.startswith('sink_jax.')
+  }
   assert len(classes) > 40 and set(classes) < set(sj.__all__) and dir(sj) == sj.__all__
   for name, cls in classes.items():
     assert getattr(sj, name) is cls
 
 
 def test_no_name_costs_an_import_before_it_is_used():
-  program = '''
+  program = """
 import sys
 import sink_jax as sj
 assert 'jax' not in sys.modules and 'numpy' not in sys.modules
@@ -30,7 +34,7 @@ assert 'Window' in dir(sj) and 'attend' in sj.__all__ and not hasattr(sj, 'Windw
 assert sj.AttentionSpec(mask='Window(size=3)').mask == sj.Window(size=3)
 from sink_jax import *
 assert AttentionSpec(mask=Prefix(length=2)).mask == Prefix(length=2)
-'''
+"""
   done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
 
@@ -46,8 +50,11 @@ def test_the_table_lists_every_component(component):
   page = TEXTS['docs/attention.md']
   head, values = re.search(rf'^(\| `{component}`[^|]*\|) (.*) \|$', page, re.M).groups()
   listed = re.findall(r'`(\w+)', values)
-  classes = {name: cls for name, cls in registry(COMPONENTS[component]).items()
-             if cls.__module__.startswith('sink_jax.')}
+  classes = {
+    name: cls
+    for name, cls in registry(COMPONENTS[component]).items()
+    if cls.__module__.startswith('sink_jax.')
+  }
   # Names keep the order of the table, and new ones come last.
   names = [name for name in listed if name in classes]
   names += [name for name in classes if name not in names]

@@ -47,6 +47,7 @@ def test_a_new_slot_class_is_a_choice_at_once():
   finally:
     del Everything, spec
     import gc
+
     gc.collect()
   assert 'Everything' not in registry(Mask)
 
@@ -108,20 +109,23 @@ def test_pseudo_attention_is_the_sum_over_the_positions_to_come():
   np.testing.assert_allclose(sums, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize('mask', [
+@pytest.mark.parametrize(
+  'mask',
+  [
     sj.Causal(),
     sj.Window(size=1),
     sj.Window(size=4),
     sj.Prefix(length=1),
     sj.Prefix(length=6),
     sj.Prefix(length=99),
-])
+  ],
+)
 def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
   length = 12
   keep = np.asarray(mask.keep(np.arange(length)[:, None], np.arange(length)[None, :]))
   for first in range(length):
     for last in range(first, length):
-      visible = np.flatnonzero(keep[first:last + 1].any(0))
+      visible = np.flatnonzero(keep[first : last + 1].any(0))
       assert mask.key_range(first, last, length) == (visible[0], visible[-1] + 1)
   np.testing.assert_array_equal(mask.visible(np.arange(length), length), keep.sum(1))
 
@@ -135,5 +139,6 @@ def test_masks_say_what_they_are_asked():
 
 def test_specs_are_static_arguments_of_jit():
   x = np.ones((1, 4, 2, 4), np.float32)
-  np.testing.assert_allclose(jax.jit(sj.attend, static_argnums=0)(sj.AttentionSpec(), x, x, x), x,
-                             rtol=1e-6)
+  np.testing.assert_allclose(
+    jax.jit(sj.attend, static_argnums=0)(sj.AttentionSpec(), x, x, x), x, rtol=1e-6
+  )

@@ -13,11 +13,14 @@ pytestmark = pytest.mark.typed
 
 
 @pytest.mark.parametrize('name', ['softmax', 'kv bias (Table 4)', 'mlp (Table 15)'])
-@pytest.mark.parametrize('convert', [
+@pytest.mark.parametrize(
+  'convert',
+  [
     np.asarray,
     jnp.asarray,
     lambda x: jnp.asarray(x, jnp.bfloat16),
-])
+  ],
+)
 def test_what_callers_give_and_get(name, convert):
   spec = PAPER[name]
   q, k, v, params = random_inputs(spec, heads=4, kv_heads=2)

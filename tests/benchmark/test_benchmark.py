@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='rows are
 @pytest.fixture
 def run(tmp_path):
   """Runs a benchmark; returns the rows of its JSON and the printed text."""
+
   def run(*arguments):
     path = tmp_path / 'new' / 'rows.json'
     code, out, error = run_here('benchmark', *arguments, f'--json={path}', '--seconds=0.01')
@@ -39,13 +40,23 @@ def run(tmp_path):
 
 
 def test_attention(run):
-  found, printed = run(*'attention --shape 1 2 40 16 --variants softmax k-bias'.split(),
-                       *'--implementations chunked cudnn xla release'.split())
+  found, printed = run(
+    *'attention --shape 1 2 40 16 --variants softmax k-bias'.split(),
+    *'--implementations chunked cudnn xla release'.split(),
+  )
   assert [(row.get('passes'), row.get('variant'), row['implementation']) for row in found] == [
-      *((passes, *names) for passes in ('forward', 'both') for names in (
-          ('softmax', 'chunked'), ('softmax', 'xla'), ('softmax', 'release'),
-          ('k-bias', 'chunked'))),
-      (None, None, 'cudnn')]
+    *(
+      (passes, *names)
+      for passes in ('forward', 'both')
+      for names in (
+        ('softmax', 'chunked'),
+        ('softmax', 'xla'),
+        ('softmax', 'release'),
+        ('k-bias', 'chunked'),
+      )
+    ),
+    (None, None, 'cudnn'),
+  ]
   assert found[-1]['failed'] == 'needs cuda' and 'needs cuda' in printed
   for row, times in zip(found, 4 * [1] + 4 * [3.5]):
     assert row['mb'] > 0
@@ -68,10 +79,18 @@ def test_importance_and_loss(run):
 
 
 def test_train_step(run):
-  found, printed = run(*'train_step --size=tiny --batch 2 1 --length=12 --vocab=32'.split(),
-                       '--implementation', 'default', 'cudnn')
+  found, printed = run(
+    *'train_step --size=tiny --batch 2 1 --length=12 --vocab=32'.split(),
+    '--implementation',
+    'default',
+    'cudnn',
+  )
   assert [(row['batch'], row['implementation']) for row in found] == [
-      (2, 'default'), (2, 'cudnn'), (1, 'default'), (1, 'cudnn')]
+    (2, 'default'),
+    (2, 'cudnn'),
+    (1, 'default'),
+    (1, 'cudnn'),
+  ]
   row, failed = found[:2]
   assert row['tokens_per_second'] == pytest.approx(2 * 12 * 1000 / row['ms'])
   assert row['gb'] > 12e-9 * row['parameters']  # parameters and two moments
@@ -89,9 +108,15 @@ def test_programs_are_timed_in_turns():
   def broken():
     raise RuntimeError('RESOURCE_EXHAUSTED: no room')
 
-  times, failed = measure.compare({
-      'a': program('a', 0.02), 'b': program('b', 0.02, repeats=2), 'long': program('long', 0.3),
-      'broken': measure.Program(broken)}, seconds=0.1)
+  times, failed = measure.compare(
+    {
+      'a': program('a', 0.02),
+      'b': program('b', 0.02, repeats=2),
+      'long': program('long', 0.3),
+      'broken': measure.Program(broken),
+    },
+    seconds=0.1,
+  )
   assert failed == {'broken': 'out of memory'}
   assert made == ['a', 'a', 'b', 'b', 'long', 'long', *measure.ROUNDS * ['a', 'b']]
   assert [len(times[name]) for name in ('a', 'b', 'long')] == [measure.ROUNDS, measure.ROUNDS, 1]
@@ -112,17 +137,25 @@ def test_an_operation_of_a_program_that_makes_several_is_made_every_time():
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize('name', [
-    name for name, one in IMPLEMENTATIONS.items()
-    if not one.missing() and one.package == 'jax' and name != 'reference'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    name
+    for name, one in IMPLEMENTATIONS.items()
+    if not one.missing() and one.package == 'jax' and name != 'reference'
+  ],
+)
 def test_every_implementation_computes_the_variants_that_it_names(name):
   one = IMPLEMENTATIONS[name]
   for variant in one.variants or attention.VARIANTS:
     work = Work(attention.VARIANTS[variant], (1, 2, 24, 8), 'float32', backward=True)
     inputs, do = random_inputs(work)
     out, pull = jax.vjp(lambda *x: attend(work.spec, *x, implementation='reference'), *inputs)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4),
-                 one.program({}, work).call(), (out, pull(do)))
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4),
+      one.program({}, work).call(),
+      (out, pull(do)),
+    )
 
 
 @pytest.mark.parametrize('mask', [Causal(), Window(size=5), Window(size=99), Prefix(length=4)])
@@ -132,12 +165,15 @@ def test_flops_count_the_scores_that_a_mask_leaves(mask):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('arguments, name', [
+@pytest.mark.parametrize(
+  'arguments, name',
+  [
     (['attention', '--shape', '8', '8', '0', '64'], '--shape'),
     (['attention', '--implementations', 'xla', '--variants', 'sigmoid'], '--implementations=xla'),
     (['train_step', '--size=70b'], '13b'),
     (['loss', f'--json={ROOT}'], '--json'),
-])
+  ],
+)
 def test_options_that_do_not_fit_are_refused(arguments, name):
   code, _, text = run_here('benchmark', *arguments)
   assert code == 1 and name in text.splitlines()[-1] and text.splitlines()[-1].startswith('error: ')
@@ -146,8 +182,15 @@ def test_options_that_do_not_fit_are_refused(arguments, name):
 def test_the_script_of_a_gpu_skips_what_is_there(tmp_path):
   command = ['bash', ROOT / 'launch' / 'gpu.sh', '--dry_run', tmp_path]
   dry = lambda: subprocess.run(command, check=True, capture_output=True, text=True).stdout
-  words = ('test_device.py', 'benchmark attention', 'benchmark loss', 'benchmark importance',
-           'benchmark train_step', 'sweep', 'report')
+  words = (
+    'test_device.py',
+    'benchmark attention',
+    'benchmark loss',
+    'benchmark importance',
+    'benchmark train_step',
+    'sweep',
+    'report',
+  )
   assert [word for word in words if word in dry()] == list(words)
   (tmp_path / 'loss.json').touch()
   (tmp_path / 'kernels.passed').touch()

@@ -19,16 +19,23 @@ from tests.commands import run_here
 from tests.random_params import random_params
 
 FIXTURES = Path(__file__).parents[1] / 'pretrained' / 'fixtures'
+
+
 def evaluated(model, out, **given):
   return evaluate(Options(checkpoint=str(FIXTURES / model), out=out, **given), given)
 
 
 def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
-  result, paths = evaluated('llama', tmp_path, inputs='random', length=14, sequences=5, seed=3,
-                            epsilon=0.2)
+  result, paths = evaluated(
+    'llama', tmp_path, inputs='random', length=14, sequences=5, seed=3, epsilon=0.2
+  )
   assert {path.name for path in paths} == {
-      'sink_report.json', 'importance.png', 'norms.png', 'attention_maps.png',
-      'index.html'}
+    'sink_report.json',
+    'importance.png',
+    'norms.png',
+    'attention_maps.png',
+    'index.html',
+  }
   assert all(path.stat().st_size > 2000 for path in paths)
   stored = json.loads((tmp_path / 'sink_report.json').read_text())
   assert stored['summary'] == result['summary'] and stored['epsilon'] == 0.2
@@ -78,8 +85,13 @@ generate = functools.partial(run_here, 'generate')
 
 
 def test_the_text_goes_on_beyond_the_cache_until_it_ends(checkpoint, tmp_path):
-  code, text, notes = generate(f'--checkpoint={checkpoint}', '--prompt=Once upon', '--length=40',
-                               '--cache_size=16', '--sinks=2')
+  code, text, notes = generate(
+    f'--checkpoint={checkpoint}',
+    '--prompt=Once upon',
+    '--length=40',
+    '--cache_size=16',
+    '--sinks=2',
+  )
   assert code == 0, notes
   run = sj.load_pretrained(checkpoint)
   assert run.bos == 'tokenizer'
@@ -95,16 +107,21 @@ def test_the_text_goes_on_beyond_the_cache_until_it_ends(checkpoint, tmp_path):
   first = following[0].tolist().index(end)
   config = json.loads((folder / 'config.json').read_text())
   (folder / 'config.json').write_text(json.dumps(config | {'eos_token_id': end}))
-  code, text, notes = generate(f'--checkpoint={folder}', '--prompt=Once upon', '--length=40',
-                               '--cache_size=16', '--sinks=2')
-  assert code == 0 and text == Bytes().open().decode([*tokens[0][1:], *following[0][:first]]) + '\n', notes
+  code, text, notes = generate(
+    f'--checkpoint={folder}', '--prompt=Once upon', '--length=40', '--cache_size=16', '--sinks=2'
+  )
+  assert (
+    code == 0 and text == Bytes().open().decode([*tokens[0][1:], *following[0][:first]]) + '\n'
+  ), notes
   assert f'{first + 1} tokens to the end of the text' in notes
   # Every other command logs its kernel. Here the log line would appear in the middle of the text.
   assert not logging.getLogger('sink_jax.kernels').isEnabledFor(logging.INFO)
 
 
 def test_a_prompt_in_the_template_of_a_conversation_is_answered(checkpoint):
-  code, text, notes = generate(f'--checkpoint={checkpoint}', '--prompt=Why', '--length=20', '--chat=plain')
+  code, text, notes = generate(
+    f'--checkpoint={checkpoint}', '--prompt=Why', '--length=20', '--chat=plain'
+  )
   assert code == 0, notes
   asked = 'User:\nWhy\n\nAssistant:\n'
   answer = sj.load_pretrained(checkpoint).generate([[0, *(2 + b for b in asked.encode())]], 20)
@@ -120,9 +137,16 @@ def test_a_byte_order_mark_of_a_piped_prompt_is_not_text(checkpoint):
   assert code == 1 and 'iconv -f UTF-16 ' in notes and 'Traceback' not in notes
 
 
-@pytest.mark.parametrize('option, message', [
-    ('--prompt=', 'the prompt is empty'), ('--chat=llama', "'llama' is not a template"),
-    ('--top_p=0.5', '--temperature'), ('--sinks=2', '--cache_size'), ('--cache_size=4', 'sinks < size')])
+@pytest.mark.parametrize(
+  'option, message',
+  [
+    ('--prompt=', 'the prompt is empty'),
+    ('--chat=llama', "'llama' is not a template"),
+    ('--top_p=0.5', '--temperature'),
+    ('--sinks=2', '--cache_size'),
+    ('--cache_size=4', 'sinks < size'),
+  ],
+)
 def test_what_cannot_be_generated(checkpoint, option, message):
   code, _, notes = generate(f'--checkpoint={checkpoint}', '--bos=none', '--prompt=a', option)
   assert code == 1 and message in notes.splitlines()[-1] and 'Traceback' not in notes

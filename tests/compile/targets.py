@@ -36,13 +36,14 @@ TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2', 'v7x': 'tp
 TPUS = tuple(TOPOLOGIES)
 TARGETS = (*TPUS, 'h200')
 
-# Memory per device. A device is a chip, but on v7x it is one of the two cores of a chip. HBM is what the
-# compiler lets a program use, a little less than the chip has.
+# Memory per device. A device is a chip, but on v7x it is one of the two cores of a chip. HBM is
+# what the compiler lets a program use, a little less than the chip has.
 HBM_BYTES = {kind: chip.usable for kind, chip in CHIPS.items()} | {'h200': 139 * GIB}
 VMEM_BYTES = {'v5e': 128 * 2**20, 'v5p': 64 * 2**20, 'v6e': 128 * 2**20, 'v7x': 64 * 2**20}
 
-# XLA normally reads these constants from the device that it compiles for. No device is present here.
-_H200 = '''
+# XLA normally reads these constants from the device that it compiles for. No device is present
+# here.
+_H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
@@ -56,7 +57,7 @@ platform_name: "CUDA"
 device_description_str: "NVIDIA H200"
 dnn_version_info { major: 9 minor: 8 patch: 0 }
 runtime_version { major: 12 minor: 8 patch: 0 }
-'''
+"""
 
 
 def asked_for() -> list[str]:
@@ -65,16 +66,16 @@ def asked_for() -> list[str]:
   return [target for target in TARGETS if target in asked]
 
 
-def compile_for(target: str, f: Callable[..., Any], *args: Any,
-                options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
+def compile_for(
+  target: str, f: Callable[..., Any], *args: Any, options: dict[str, str | bool] | None = None
+) -> jax.stages.Compiled:
   """Compiles a function for one device of the target, or a jitted one for the devices of its shardings.
 
   options: for the compiler, such as {'xla_dump_to': directory}.
   """
   if not hasattr(f, 'lower'):
     sharding = SingleDeviceSharding(topology_devices(target)[0])
-    args = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+    args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
     f = jax.jit(f)
   _topology(target)
   with _tracing_for(target):
@@ -97,15 +98,17 @@ def compiler_directory(kind: str) -> pathlib.Path:
   """The folder of the 'tpu' or 'cuda' compiler; raises RuntimeError if it is missing."""
   path = pathlib.Path(os.environ.get('COMPILERS', '')) / kind
   if 'COMPILERS' not in os.environ or not path.is_dir():
-    raise RuntimeError(f'No {kind} compiler in COMPILERS={os.environ.get("COMPILERS", "")}: '
-                       'use bash launch/test.sh --compile')
+    raise RuntimeError(
+      f'No {kind} compiler in COMPILERS={os.environ.get("COMPILERS", "")}: '
+      'use bash launch/test.sh --compile'
+    )
   return path
 
 
 @functools.cache
 def _topology(target):
-  # Compilers read the flags when they are loaded. The flags of the tests are for CPUs and would change the
-  # kernels. Also, a program from the compilation cache would not be dumped.
+  # Compilers read the flags when they are loaded. The flags of the tests are for CPUs and would
+  # change the kernels. Also, a program from the compilation cache would not be dumped.
   compiler.fresh_compiles()
   return _gpus() if target == 'h200' else compiler.topology_devices(TOPOLOGIES[target])
 
@@ -119,7 +122,9 @@ def _gpus():
   [plugin] = (directory / 'jax_plugins').glob('xla_cuda*')
   importlib.import_module(f'jax_plugins.{plugin.name}').initialize()
   for library in directory.glob('jax_cuda*_plugin/libmosaic_gpu_runtime.so'):
-    os.environ['MOSAIC_GPU_RUNTIME_LIB_PATH'] = str(library)  # programs with Mosaic GPU kernels link to it
+    os.environ['MOSAIC_GPU_RUNTIME_LIB_PATH'] = str(
+      library
+    )  # programs with Mosaic GPU kernels link to it
   make = xla_bridge._topology_factories['cuda']
   return make('', topology='1x1x4', target_config=_H200)._make_compile_only_devices()
 
@@ -129,6 +134,7 @@ def _tracing_for(target):
   if target != 'h200' or jax.__version_info__ < (0, 11):
     return contextlib.nullcontext()
   from jax._src.pallas.triton import gpu_info
+
   return mock.patch.object(gpu_info, 'get_device_kind', lambda: 'NVIDIA H200')
 
 
@@ -136,6 +142,7 @@ def _abstract_gpu():
   if jax.__version_info__ < (0, 11):
     return contextlib.nullcontext()
   from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
   device = AbstractDevice(device_kind='NVIDIA H200', num_cores=132, platform='gpu')
   return use_abstract_mesh(AbstractMesh((1,), ('x',), (AxisType.Auto,), abstract_device=device))
 
@@ -168,25 +175,37 @@ def ptx_report(f: Callable[..., Any], *args: Any) -> tuple[jax.stages.Compiled, 
     with mock.patch.dict(os.environ, MOSAIC_GPU_DUMP_PTX='1', MOSAIC_GPU_DUMP_TO=directory):
       compiled = compile_for('h200', f, *args, options=options)
     pallas = set(re.findall(r'"__gpu\$xla\.gpu\.triton".* name = "(\w+)"', compiled.as_text()))
-    kernels = [kernel for path in sorted(dump.glob('*.ptx')) if '.entry' in path.read_text()
-               for kernel in _assemble(path, pallas)]
+    kernels = [
+      kernel
+      for path in sorted(dump.glob('*.ptx'))
+      if '.entry' in path.read_text()
+      for kernel in _assemble(path, pallas)
+    ]
   return compiled, sorted(kernels)
 
 
 def _assemble(path, pallas):
   [ptxas] = compiler_directory('cuda').glob('nvidia/*/bin/ptxas')
-  done = subprocess.run([ptxas, '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin')],
-                        capture_output=True, text=True)
+  done = subprocess.run(
+    [ptxas, '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin')],
+    capture_output=True,
+    text=True,
+  )
   assert not done.returncode, done.stderr
   text = path.read_text()
   for name, printed in _by_kernel(done.stdout + done.stderr).items():
-    body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start():].partition('\n}')[0]
+    body = text[re.search(rf'\.entry {re.escape(name)}\b', text).start() :].partition('\n}')[0]
     number = lambda pattern: sum(map(int, re.findall(pattern, printed)))
     # Triton adds __1 to a second kernel's name. The names of Mosaic GPU kernels contain mosaic_gpu.
     ours = name.partition('__')[0] in pallas or name in pallas or '_mosaic_gpu_' in name
     yield Kernel(
-        name, ours, number(r'Used (\d+) registers'), number(r'(\d+) bytes spill stores'),
-        'wgmma.mma_async' in body, _SERIALIZED in printed)
+      name,
+      ours,
+      number(r'Used (\d+) registers'),
+      number(r'(\d+) bytes spill stores'),
+      'wgmma.mma_async' in body,
+      _SERIALIZED in printed,
+    )
 
 
 def _by_kernel(output: str) -> dict[str, str]:

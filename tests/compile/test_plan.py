@@ -14,18 +14,41 @@ def plan(*arguments):
   """Runs the plan command for a model of two small layers."""
   sizes = dict(size='tiny', vocab_size=512, heads=4, d_model=512, ffn_hidden=1024)
   return subprocess.run(
-      [sys.executable, '-P', '-m', 'sink_jax', 'plan', *(
-          f'--config.model.{key}={value}' for key, value in sizes.items()), *arguments],
-      capture_output=True, text=True, env=os.environ)
+    [
+      sys.executable,
+      '-P',
+      '-m',
+      'sink_jax',
+      'plan',
+      *(f'--config.model.{key}={value}' for key, value in sizes.items()),
+      *arguments,
+    ],
+    capture_output=True,
+    text=True,
+    env=os.environ,
+  )
 
 
 def test_a_plan_has_memory_an_estimate_and_totals(tpu):
-  # On a mesh of data and fsdp, blocks laid out one after another crash libtpu 0.0.42.1, hence remat.
-  shown = plan(f'--topology={SLICES[tpu]}', '--config.mesh.fsdp=4', '--config.batch_size=16',
-               '--config.data.context=512', '--config.model.remat=blocks')
+  # On a mesh of data and fsdp, blocks laid out one after another crash libtpu 0.0.42.1, hence
+  # remat.
+  shown = plan(
+    f'--topology={SLICES[tpu]}',
+    '--config.mesh.fsdp=4',
+    '--config.batch_size=16',
+    '--config.data.context=512',
+    '--config.model.remat=blocks',
+  )
   assert shown.returncode == 0, shown.stderr
-  for words in ('attention by splash', 'training in all', 'validation in all', 'probe in all',
-                'not measured', 'chip-hours', '--config.mesh.fsdp=4'):
+  for words in (
+    'attention by splash',
+    'training in all',
+    'validation in all',
+    'probe in all',
+    'not measured',
+    'chip-hours',
+    '--config.mesh.fsdp=4',
+  ):
     assert words in shown.stdout
 
 

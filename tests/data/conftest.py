@@ -38,11 +38,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope='session')
 def config(corpus):
   """Makes configs of the corpus; its rows have 17 tokens."""
-  return functools.partial(
-      DataConfig,
-      source=corpus,
-      context=16,
-      valid_fraction=0.2)
+  return functools.partial(DataConfig, source=corpus, context=16, valid_fraction=0.2)
 
 
 @pytest.fixture(scope='session')
@@ -50,6 +46,4 @@ def packed(config, tmp_path_factory):
   """The corpus, packed into eight shards."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(build, 'SHARD_CHARACTERS', SHARD)
-    return open_packed(
-        config(),
-        str(tmp_path_factory.mktemp('packed')))[0]
+    return open_packed(config(), str(tmp_path_factory.mktemp('packed')))[0]

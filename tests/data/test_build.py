@@ -41,17 +41,12 @@ def small_shards():
 @pytest.fixture(scope='module')
 def whole(config, tmp_path_factory):
   """{file: bytes} of a folder that one process built without a stop."""
-  packed, _ = open_packed(
-      config(tokenizer=_BPE),
-      str(tmp_path_factory.mktemp('whole')))
+  packed, _ = open_packed(config(tokenizer=_BPE), str(tmp_path_factory.mktemp('whole')))
   return _files(packed.folder)
 
 
 def _files(folder):
-  return {
-      path.name: path.read_bytes()
-      for path in folder.iterdir()
-      if path.name != 'lock'}
+  return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != 'lock'}
 
 
 _PROGRAM = """
@@ -78,11 +73,12 @@ if __name__ == '__main__':
 def _start(corpus, out, workers):
   arguments = corpus.path, str(out), str(workers), str(SHARD)
   return subprocess.Popen(
-      [sys.executable, '-c', _PROGRAM, *arguments],
-      cwd=ROOT,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE)
+    [sys.executable, '-c', _PROGRAM, *arguments],
+    cwd=ROOT,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
 
 
 def test_killed_at_any_moment_and_resumed(corpus, whole, tmp_path, request):
@@ -107,9 +103,7 @@ def test_killed_at_any_moment_and_resumed(corpus, whole, tmp_path, request):
 
 
 def test_workers_and_processes_at_once_make_the_same_folder(corpus, whole, tmp_path):
-  processes = [
-      _start(corpus, tmp_path / 'out', workers)
-      for workers in (0, 2, 0)]
+  processes = [_start(corpus, tmp_path / 'out', workers) for workers in (0, 2, 0)]
   assert [process.wait(timeout=120) for process in processes] == [0] * 3
   assert _files(tmp_path / 'out') == whole
 
@@ -124,10 +118,12 @@ def _truncate(path):
   path.write_bytes(path.read_bytes()[:-38])
 
 
-@pytest.mark.parametrize('name, damage', [
-    ('00001.bin', _truncate), ('00001.json', _flip), ('00001.json', os.remove)])
+@pytest.mark.parametrize(
+  'name, damage', [('00001.bin', _truncate), ('00001.json', _flip), ('00001.json', os.remove)]
+)
 def test_a_damaged_shard_is_named_and_built_again_and_the_others_are_kept(
-    config, packed, tmp_path, name, damage):
+  config, packed, tmp_path, name, damage
+):
   folder = shutil.copytree(packed.folder, tmp_path / 'copy')
   (folder / 'manifest.json').unlink()
   damage(folder / name)
@@ -142,7 +138,8 @@ def test_a_damaged_shard_is_named_and_built_again_and_the_others_are_kept(
 
 
 def test_the_folder_is_reused_and_its_name_sees_every_setting(
-    config, corpus, tmp_path, monkeypatch):
+  config, corpus, tmp_path, monkeypatch
+):
   source = TextFolder(path=str(shutil.copytree(corpus.path, tmp_path / 'text')))
   opened = lambda **options: open_packed(config(source=source, **options))[0]
   first = opened()
@@ -151,8 +148,16 @@ def test_the_folder_is_reused_and_its_name_sees_every_setting(
     assert opened().folder == first.folder
     with pytest.raises(ValueError, match=f'{first.folder} holds other data: choose another'):
       open_packed(config(), str(first.folder))
-  others = [opened(**options) for options in (
-      {'context': 17}, {'bos': True}, {'eos': False}, {'valid_fraction': 0.3}, {'tokenizer': _BPE})]
+  others = [
+    opened(**options)
+    for options in (
+      {'context': 17},
+      {'bos': True},
+      {'eos': False},
+      {'valid_fraction': 0.3},
+      {'tokenizer': _BPE},
+    )
+  ]
   with open(f'{source.path}/prose/00.txt', 'a') as file:
     file.write('more')
   folders = [first, *others, opened()]
@@ -161,8 +166,10 @@ def test_the_folder_is_reused_and_its_name_sees_every_setting(
 
 
 def test_workers_of_a_source_that_a_config_file_defines_and_probes_of_texts_with_one_header(
-    config, tmp_path):
-  (tmp_path / 'mine.py').write_text(textwrap.dedent('''\
+  config, tmp_path
+):
+  (tmp_path / 'mine.py').write_text(
+    textwrap.dedent("""\
       from sink_jax.data.sources import Document, DocumentSource
       class Numbers(DocumentSource):
         def documents(self, start=0):
@@ -170,16 +177,15 @@ def test_workers_of_a_source_that_a_config_file_defines_and_probes_of_texts_with
             yield Document('header' * 9 * (i < 90) + f'{i:04}' * 20, '', str(i))
         def fingerprint(self):
           return ''
-      '''))
+      """)
+  )
   source = import_file(tmp_path / 'mine.py').Numbers()
-  packed, _ = open_packed(
-      config(source=source),
-      str(tmp_path / 'out'),
-      1)
+  packed, _ = open_packed(config(source=source), str(tmp_path / 'out'), 1)
   starts = [
-      document.text[:16].encode()
-      for document in source.documents()
-      if source.held_out(document.name, 0.2)]
+    document.text[:16].encode()
+    for document in source.documents()
+    if source.held_out(document.name, 0.2)
+  ]
   assert 1 < len(set(starts)) < len(starts)  # texts with the header have one start
   probes = packed.prompts(len(set(starts)), 16).astype(np.uint8)
   assert {bytes(ids - 2) for ids in probes} == set(starts)
@@ -205,21 +211,26 @@ def test_a_packed_dataset_brings_its_settings(config, out):
   assert run.data.tokenizer == _BPE
   assert run.model_config().vocab_size == 300
   documents = config(tokenizer=_BPE, context=24, bos=True)
-  assert_same_batches(
-      open_data(packed).batch(3, 4, 0),
-      open_data(documents).batch(3, 4, 0))
+  assert_same_batches(open_data(packed).batch(3, 4, 0), open_data(documents).batch(3, 4, 0))
 
 
-@pytest.mark.parametrize('option, value', [
-    ('context', 25), ('eos', False), ('valid_fraction', 0.3),
-    ('tokenizer', TrainedBpe(vocab_size=301))])
+@pytest.mark.parametrize(
+  'option, value',
+  [
+    ('context', 25),
+    ('eos', False),
+    ('valid_fraction', 0.3),
+    ('tokenizer', TrainedBpe(vocab_size=301)),
+  ],
+)
 def test_a_packed_dataset_refuses_other_settings(out, option, value):
   with pytest.raises(ValueError, match=f'was built with .*data.{option}='):
     as_packed(DataConfig(source=PackedDataset(path=out), **{option: value}))
 
 
 def test_a_folder_of_another_version_is_refused_with_the_command_that_packs_it_again(
-    packed, tmp_path):
+  packed, tmp_path
+):
   folder = shutil.copytree(packed.folder, tmp_path / 'copy')
   manifest = json.loads((folder / 'manifest.json').read_text())
   (folder / 'manifest.json').write_text(json.dumps(manifest | {'format': FORMAT - 1}))

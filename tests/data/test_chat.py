@@ -21,43 +21,52 @@ from tests.data.rows import assert_same_batches
 
 _EOS = '\0'  # the character of id 0 in `Bytes`
 _TALK = [
-    ('system', 'Be brief.'),
-    ('user', 'Näme?'),
-    ('assistant', 'Ada.\n'),
-    ('user', 'Sure?'),
-    ('assistant', 'Yes.')]
+  ('system', 'Be brief.'),
+  ('user', 'Näme?'),
+  ('assistant', 'Ada.\n'),
+  ('user', 'Sure?'),
+  ('assistant', 'Yes.'),
+]
 # The text of this conversation, written by hand. Every second part is an answer with its end token.
 _BY_HAND = {
-    'zephyr': (f'<|system|>\nBe brief.{_EOS}\n<|user|>\nNäme?{_EOS}\n<|assistant|>\n',
-               f'Ada.\n{_EOS}', f'\n<|user|>\nSure?{_EOS}\n<|assistant|>\n', f'Yes.{_EOS}', '\n'),
-    'chatml': ('<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nNäme?<|im_end|>\n'
-               '<|im_start|>assistant\n', 'Ada.\n<|im_end|>',
-               '\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n', 'Yes.<|im_end|>',
-               '\n'),
-    'plain': ('Be brief.\n\nUser:\nNäme?\n\nAssistant:\n', f'Ada.\n{_EOS}',
-              '\n\nUser:\nSure?\n\nAssistant:\n', f'Yes.{_EOS}', '\n\n'),
-    'file': ('(Be brief.) Q Näme? A ', 'Ada.\n;', ' Q Sure? A ', 'Yes.;', ' '),
+  'zephyr': (
+    f'<|system|>\nBe brief.{_EOS}\n<|user|>\nNäme?{_EOS}\n<|assistant|>\n',
+    f'Ada.\n{_EOS}',
+    f'\n<|user|>\nSure?{_EOS}\n<|assistant|>\n',
+    f'Yes.{_EOS}',
+    '\n',
+  ),
+  'chatml': (
+    '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nNäme?<|im_end|>\n'
+    '<|im_start|>assistant\n',
+    'Ada.\n<|im_end|>',
+    '\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n',
+    'Yes.<|im_end|>',
+    '\n',
+  ),
+  'plain': (
+    'Be brief.\n\nUser:\nNäme?\n\nAssistant:\n',
+    f'Ada.\n{_EOS}',
+    '\n\nUser:\nSure?\n\nAssistant:\n',
+    f'Yes.{_EOS}',
+    '\n\n',
+  ),
+  'file': ('(Be brief.) Q Näme? A ', 'Ada.\n;', ' Q Sure? A ', 'Yes.;', ' '),
 }
 _FILE = {'system': '({content}) ', 'user': 'Q {content} A ', 'assistant': '{content}; '}
 
 
 def _messages(talk):
-  return {'messages': [
-      {'role': role, 'content': content}
-      for role, content in talk]}
+  return {'messages': [{'role': role, 'content': content} for role, content in talk]}
 
 
 def _share_gpt(talk):
   names = {'user': 'human', 'assistant': 'gpt', 'system': 'system'}
-  return {'conversations': [
-      {'from': names[role], 'value': content}
-      for role, content in talk]}
+  return {'conversations': [{'from': names[role], 'value': content} for role, content in talk]}
 
 
 def _write(path, records):
-  path.write_text(''.join(
-      json.dumps(record) + '\n'
-      for record in records))
+  path.write_text(''.join(json.dumps(record) + '\n' for record in records))
   return str(path)
 
 
@@ -71,14 +80,10 @@ def _all(packed, split='train'):
 def test_tokens_and_weights_of_a_conversation_by_hand(tmp_path, template, delimiters):
   (tmp_path / 'formats.json').write_text(json.dumps(_FILE))
   name = str(tmp_path / 'formats.json') if template == 'file' else template
-  path = _write(
-      tmp_path / 'a.jsonl',
-      [_messages(_TALK), _share_gpt(_TALK)] * 20)
+  path = _write(tmp_path / 'a.jsonl', [_messages(_TALK), _share_gpt(_TALK)] * 20)
   around, tokens, weights = [0] * delimiters, [], []
   for number, text in enumerate(_BY_HAND[template]):
-    ids = [
-        0 if byte == 0 else byte + 2
-        for byte in text.encode()]
+    ids = [0 if byte == 0 else byte + 2 for byte in text.encode()]
     tokens += ids
     weights += [number % 2] * len(ids)
   tokens, weights = around + tokens + around, around + weights + around
@@ -87,15 +92,10 @@ def test_tokens_and_weights_of_a_conversation_by_hand(tmp_path, template, delimi
     # One conversation fills a row, so every row equals the text by hand.
     source = ChatJsonl(path=path, template=name, loss=loss)
     return DataConfig(
-        source=source,
-        context=len(tokens) - 1,
-        bos=delimiters,
-        eos=delimiters,
-        valid_fraction=0.2)
+      source=source, context=len(tokens) - 1, bos=delimiters, eos=delimiters, valid_fraction=0.2
+    )
 
-  answers, everything = (
-      open_packed(config(loss))[0]
-      for loss in ('answers', 'all'))
+  answers, everything = (open_packed(config(loss))[0] for loss in ('answers', 'all'))
   assert answers.folder != everything.folder
   for split in SPLITS:
     assert answers.size(split) >= 4
@@ -116,16 +116,12 @@ def talks():
   draw, talks = random.Random(0), []
 
   def words(most):
-    return ''.join(draw.choices(
-        string.ascii_letters + ' \né',
-        k=draw.randint(1, most)))
+    return ''.join(draw.choices(string.ascii_letters + ' \né', k=draw.randint(1, most)))
 
   for _ in range(120):
     talk = [('system', words(20))] * draw.randint(0, 1)
     for _ in range(draw.randint(1, 4)):
-      talk += [
-          ('user', words(60)),
-          ('assistant', words(90) + '.')]
+      talk += [('user', words(60)), ('assistant', words(90) + '.')]
     talks.append(talk[:-1] if draw.random() < 0.1 else talk)
   return talks
 
@@ -133,16 +129,12 @@ def talks():
 @pytest.fixture(scope='module')
 def config(talks, tmp_path_factory):
   """Makes configs of these conversations."""
-  path = _write(
-      tmp_path_factory.mktemp('talks') / 'talks.jsonl',
-      map(_messages, talks))
+  path = _write(tmp_path_factory.mktemp('talks') / 'talks.jsonl', map(_messages, talks))
 
   def make(loss='answers', **options):
     source = ChatJsonl(path=path, loss=loss)
-    return DataConfig(**{
-        'source': source,
-        'context': 40,
-        'valid_fraction': 0.2} | options)
+    return DataConfig(**{'source': source, 'context': 40, 'valid_fraction': 0.2} | options)
+
   return make
 
 
@@ -155,18 +147,10 @@ def test_the_sum_of_the_weights_is_the_tokens_of_the_answers(config, talks, toke
     size = lambda text: len(model.encode(text).ids)
 
   # Each answer and its EOS count. The last, incomplete row of a split holds at most 7 tokens.
-  counted = sum(
-      size(text) + 1
-      for talk in talks
-      for role, text in talk
-      if role == 'assistant')
+  counted = sum(size(text) + 1 for talk in talks for role, text in talk if role == 'assistant')
   counts = packed.counts()['text']
-  stored = sum(
-      int(_all(packed, split)[1].sum())
-      for split in SPLITS)
-  cut_off = sum(
-      counts[split]['tokens'] - 8 * counts[split]['rows']
-      for split in SPLITS)
+  stored = sum(int(_all(packed, split)[1].sum()) for split in SPLITS)
+  cut_off = sum(counts[split]['tokens'] - 8 * counts[split]['rows'] for split in SPLITS)
   assert counted - cut_off <= stored <= counted
   assert cut_off <= 14
   assert counts['train']['weight'] == _all(packed)[1][:, 1:].sum()
@@ -174,26 +158,21 @@ def test_the_sum_of_the_weights_is_the_tokens_of_the_answers(config, talks, toke
 
 def test_a_token_that_is_written_over_has_no_weight(config):
   plain, edited = (
-      open_data(config(interventions=edits)).batch(2, 32, 0)
-      for edits in ((), (FixedToken(position=3, token=1),)))
+    open_data(config(interventions=edits)).batch(2, 32, 0)
+    for edits in ((), (FixedToken(position=3, token=1),))
+  )
   assert plain.weights[:, 1].any()
   assert not edited.weights[:, 1].any()
-  assert_array_equal(
-      np.delete(plain.weights, 1, 1),
-      np.delete(edited.weights, 1, 1))
+  assert_array_equal(np.delete(plain.weights, 1, 1), np.delete(edited.weights, 1, 1))
 
 
 def test_weights_are_of_the_content_and_travel_with_a_packed_folder(config):
   answers, everything = open_data(config()), open_data(config('all'))
-  assert_array_equal(
-      answers.batch(0, 8, 0).tokens,
-      everything.batch(0, 8, 0).tokens)
+  assert_array_equal(answers.batch(0, 8, 0).tokens, everything.batch(0, 8, 0).tokens)
   assert answers.summary()['content'] != everything.summary()['content']
   folder = open_packed(config())[0].folder
   packed = open_data(config(source=PackedDataset(path=str(folder))))
-  assert_same_batches(
-      packed.batch(5, 8, 0),
-      answers.batch(5, 8, 0))
+  assert_same_batches(packed.batch(5, 8, 0), answers.batch(5, 8, 0))
 
 
 def _sentencepiece(prepend_scheme):
@@ -202,8 +181,10 @@ def _sentencepiece(prepend_scheme):
   model.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
   model.decoder = tokenizers.decoders.Metaspace(prepend_scheme=prepend_scheme)
   trainer = tokenizers.trainers.BpeTrainer(
-      vocab_size=200, special_tokens=['<unk>', '</s>', '<|im_start|>', '<|im_end|>'],
-      show_progress=False)
+    vocab_size=200,
+    special_tokens=['<unk>', '</s>', '<|im_start|>', '<|im_end|>'],
+    show_progress=False,
+  )
   texts = [string.printable, 'äNäme Ada. Sure? Yes. user assistant ']
   model.train_from_iterator(texts * 9, trainer)
   return TextTokenizer(model, '', bos_id=1, eos_ids=(1,), pad_id=0)
@@ -216,9 +197,7 @@ def _document(template, talk):
 
 def test_special_tokens_come_only_from_the_template():
   encoder = _sentencepiece('never')
-  document = _document(
-      'chatml',
-      [('user', 'Say <|im_end|> and </s>'), ('assistant', 'No.')])
+  document = _document('chatml', [('user', 'Say <|im_end|> and </s>'), ('assistant', 'No.')])
   ids, weights = encode([document], encoder)[0]
   assert list(ids[ids < 4]) == [2, 3, 2, 3]
 
@@ -233,9 +212,7 @@ def test_a_message_is_not_given_a_space_that_it_has_not():
   alone = [encoder.encode('\n'), encoder.encode('a')]
   assert encoder.decode(np.concatenate(alone)) == '\n a'
   talks = [_document(name, _TALK) for name in templates]
-  first, *encoded = encode(
-      [Document('between', '', ''), *talks],
-      encoder)
+  first, *encoded = encode([Document('between', '', ''), *talks], encoder)
   assert_array_equal(first[0], encoder.encode('between'))
   for (ids, weights), name in zip(encoded, templates, strict=True):
     assert encoder.decode(ids) == ''.join(_BY_HAND[name]).replace(_EOS, '</s>')
@@ -244,9 +221,7 @@ def test_a_message_is_not_given_a_space_that_it_has_not():
 
 def test_the_fingerprint_sees_the_template(tmp_path):
   path = _write(tmp_path / 'a.jsonl', [_messages(_TALK)])
-  source = ChatJsonl(
-      path=path,
-      template=_write(tmp_path / 'template.json', [_FILE]))
+  source = ChatJsonl(path=path, template=_write(tmp_path / 'template.json', [_FILE]))
   before = source.fingerprint()
   _write(tmp_path / 'template.json', [_FILE | {'user': 'Question: {content} A '}])
   assert source.fingerprint() != before
@@ -264,10 +239,7 @@ def total(x):
 '''
   modules = [('json/made.py', module), ('abc.py', module)]
   monkeypatch.setattr(make_stdlib_chat, 'modules', lambda: modules)
-  monkeypatch.setattr(
-      Stdlib,
-      'held_out',
-      lambda self, name, fraction: name == 'json')
+  monkeypatch.setattr(Stdlib, 'held_out', lambda self, name, fraction: name == 'json')
   make_stdlib_chat.main(str(tmp_path))
   for file, name in (('train', 'abc'), ('valid', 'json.made')):
     lines = (tmp_path / f'{file}.jsonl').read_text().splitlines()

@@ -31,9 +31,7 @@ def _stored(data, split='train'):
 
 def _stream(data, count, seed=0):
   """The first rows of the training stream of a seed."""
-  batches = [
-      data.batch(step, 10, seed)
-      for step in range(-(-count // 10))]
+  batches = [data.batch(step, 10, seed) for step in range(-(-count // 10))]
   return np.concatenate([joined(batch) for batch in batches])[:count]
 
 
@@ -51,7 +49,7 @@ def test_the_order_is_that_of_grain(data):
   assert_array_equal(_stream(data, 3 * n, seed), expected)
 
   # Each epoch is every row once, in a new order.
-  first, second = expected[:n], expected[n:2 * n]
+  first, second = expected[:n], expected[n : 2 * n]
   assert _set(first) == _set(second) == _set(stored)
   assert (first != second).any()
   assert (_stream(data, n, seed=1) != first).any()
@@ -70,14 +68,8 @@ def test_processes_make_their_rows_of_the_same_global_batch(data, rows):
   rows = np.array(rows)
   for step in (0, 999):
     whole = data.batch(step, 8, seed=3)
-    assert_same_batches(
-        data.batch(step, 8, 3, rows),
-        whole,
-        rows)
-    assert_same_batches(
-        next(data.batches(step, 8, 3, rows)),
-        whole,
-        rows)
+    assert_same_batches(data.batch(step, 8, 3, rows), whole, rows)
+    assert_same_batches(next(data.batches(step, 8, 3, rows)), whole, rows)
   whole = data.validation(8)['valid']
   for n, part in enumerate(data.validation(8, rows=rows)['valid']):
     assert_same_batches(part, whole[n], rows)
@@ -100,9 +92,7 @@ def test_resuming_equals_never_stopping_and_replays_nothing(data, monkeypatch):
 
 def test_amount_of_data(config):
   budget = 40 * (_C + 1) + 5
-  some, more = (
-      open_data(config(max_tokens=tokens))
-      for tokens in (budget, 2 * budget))
+  some, more = (open_data(config(max_tokens=tokens)) for tokens in (budget, 2 * budget))
   assert some.summary()['unique_training_tokens'] == 40 * (_C + 1) <= budget
   subset = _set(_stream(some, 200))
   assert len(subset) == 40
@@ -118,24 +108,18 @@ def test_interventions_reach_training_and_validation_batches(config, data):
   edited = open_data(config(interventions=edits))
   for batch in (lambda data: data.batch(5, 8, 0), lambda data: data.validation(8)['valid'][0]):
     before, after = joined(batch(data)), joined(batch(edited))
-    assert_array_equal(
-        np.delete(before, [1, 2, 3], 1),
-        np.delete(after, [1, 2, 3], 1))
+    assert_array_equal(np.delete(before, [1, 2, 3], 1), np.delete(after, [1, 2, 3], 1))
     assert (after[:, 1] == 1).all()
     assert (after[:, 2:4] != before[:, 2:4]).any()
 
   # Tokens are edited before the split into inputs and targets.
   batch = edited.batch(5, 8, 0)
-  assert_array_equal(
-      batch.tokens[:, 1:],
-      batch.targets[:, :-1])
+  assert_array_equal(batch.tokens[:, 1:], batch.targets[:, :-1])
 
 
 def test_random_tokens_are_frozen_over_epochs_and_amounts_of_data(config):
   edits = (RandomTokens(),)
-  few = _stream(
-      open_data(config(interventions=edits, max_tokens=30 * (_C + 1))),
-      240)
+  few = _stream(open_data(config(interventions=edits, max_tokens=30 * (_C + 1))), 240)
 
   # Eight epochs of 30 rows, each with one first token.
   assert len(_set(few)) == len(_set(few[:, 1:])) == 30
@@ -159,26 +143,15 @@ def test_random_tokens_above_the_tokenizer_s_ids_are_ids_of_the_data(config):
 def test_validation_covers_everything_once_in_a_fixed_order(config, data):
   stored = _stored(data, 'valid')
   bound = data._packed['valid'].bounds['valid'][1]
-  parts = {
-      'valid': stored,
-      'prose': stored[:bound],
-      'verse': stored[bound:]}
+  parts = {'valid': stored, 'prose': stored[:bound], 'verse': stored[bound:]}
   sets = data.validation(batch_size=7)
   assert list(sets) == list(parts)
   for name, rows in parts.items():
-    shown = np.concatenate([
-        joined(batch)
-        for batch in sets[name]])
-    weights = np.concatenate([
-        batch.weights
-        for batch in sets[name]])
+    shown = np.concatenate([joined(batch) for batch in sets[name]])
+    weights = np.concatenate([batch.weights for batch in sets[name]])
     assert weights.shape == (7 * len(sets[name]), _C)
-    assert_array_equal(
-        weights,
-        weights[:, :1] == [[1] * _C])
-    assert_array_equal(
-        in_order(shown[weights[:, 0] == 1]),
-        in_order(rows))
+    assert_array_equal(weights, weights[:, :1] == [[1] * _C])
+    assert_array_equal(in_order(shown[weights[:, 0] == 1]), in_order(rows))
   _, counts = np.unique(stored[:, 1:], return_counts=True)
   entropy = scipy.stats.entropy(counts)
   assert_allclose(data.summary()['unigram_loss'], entropy)
@@ -207,34 +180,23 @@ def other(tmp_path_factory):
 @pytest.mark.parametrize('tokenizer', [Bytes(), TrainedBpe(vocab_size=300)])
 def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
   edits = (FixedToken(position=1),)
-  data = open_data(config(
-      valid_source=other,
-      tokenizer=tokenizer,
-      interventions=edits))
+  data = open_data(config(valid_source=other, tokenizer=tokenizer, interventions=edits))
   sets = data.validation(8)
   assert list(sets) == ['valid', 'letters', 'prose']
   texts = [document.text for document in other.documents()]
   for name in ('letters', 'prose'):
-    shown = data.tokenizer.decode(np.concatenate([
-        batch.tokens[:, 1:]
-        for batch in sets[name]]))
+    shown = data.tokenizer.decode(np.concatenate([batch.tokens[:, 1:] for batch in sets[name]]))
     assert any(text[5:15] in shown for text in texts)
   assert (sets['valid'][0].tokens[:, 0] == 1).all()
 
   # The training source keeps all its text, and its tokenizer serves both sources.
   stream = data.tokenizer.decode(_stored(data).ravel())
-  kept = [
-      document.text[:12] in stream
-      for document in corpus.documents()]
+  kept = [document.text[:12] in stream for document in corpus.documents()]
   assert sum(kept) >= 98
 
   # Probes alternate between the domains, which have twelve texts each.
-  expected = [
-      data.tokenizer.encode(texts[n])[1:9]
-      for n in (0, 12, 1)]
-  assert_array_equal(
-      data.probe_tokens(3, 9)[:, 1:],
-      expected)
+  expected = [data.tokenizer.encode(texts[n])[1:9] for n in (0, 12, 1)]
+  assert_array_equal(data.probe_tokens(3, 9)[:, 1:], expected)
   summary = data.summary()
   assert summary['valid_source'] == repr(other)
   assert summary['content'] != summary['valid_content']
@@ -244,25 +206,22 @@ def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
 
 def test_the_folders_of_a_pair(config, corpus, other, tmp_path):
   alone, pair, swapped = (
-      open_packed(config(**options))
-      for options in (
-          {},
-          {'valid_source': other},
-          {'source': other, 'valid_source': corpus}))
+    open_packed(config(**options))
+    for options in ({}, {'valid_source': other}, {'source': other, 'valid_source': corpus})
+  )
   folders = {packed.folder for packed in alone + pair + swapped}
   assert len(folders) == 5
-  training, valid = (
-      PackedDataset(path=str(packed.folder))
-      for packed in pair)
+  training, valid = (PackedDataset(path=str(packed.folder)) for packed in pair)
   again = open_data(config(source=training, valid_source=valid))
   direct = open_data(config(valid_source=other))
-  assert_same_batches(
-      again.validation(4)['valid'][0],
-      direct.validation(4)['valid'][0])
+  assert_same_batches(again.validation(4)['valid'][0], direct.validation(4)['valid'][0])
   whole = PackedDataset(path=str(alone[0].folder))
   for source, valid_source, named in (
-      (training, None, 'data.valid_source'), (valid, None, 'data.source'),
-      (whole, other, 'one of a pair'), (corpus, whole, 'one of a pair')):
+    (training, None, 'data.valid_source'),
+    (valid, None, 'data.source'),
+    (whole, other, 'one of a pair'),
+    (corpus, whole, 'one of a pair'),
+  ):
     with pytest.raises(ValueError, match=named):
       open_data(config(source=source, valid_source=valid_source))
   with pytest.raises(ValueError, match='not as the training text'):
@@ -279,12 +238,11 @@ def test_probe_tokens(config, corpus):
   assert probes.dtype == np.int32
   assert (probes[:, 1] == 1).all()
   assert (probes[:, 0] >= 2).all()
-  starts = {document.text[:12] for document in corpus.documents()
-            if corpus.held_out(document.name, 0.2)}
+  starts = {
+    document.text[:12] for document in corpus.documents() if corpus.held_out(document.name, 0.2)
+  }
   for row in np.delete(probes, 1, 1):  # only the fixed token is not ordinary text
-    assert data.tokenizer.decode(row) in {
-        start[:1] + start[2:]
-        for start in starts}
+    assert data.tokenizer.decode(row) in {start[:1] + start[2:] for start in starts}
   longer = open_data(config(bos=True)).probe_tokens(6, 17)
   assert_array_equal(longer[:, 2:12], probes[:, 2:])
   words = 'probe.length=12 tokens, not probe.sequences=999: .*valid_fraction'
@@ -293,7 +251,9 @@ def test_probe_tokens(config, corpus):
 
 
 def test_reading_a_cache_needs_no_heavy_imports(packed):
-  shown = run_python('-c', f'''
+  shown = run_python(
+    '-c',
+    f"""
 import sys
 from sink_jax.data.sources import PackedDataset
 from sink_jax.data.dataset import DataConfig, Source, open_data
@@ -305,5 +265,6 @@ data = open_data(DataConfig(source=PackedDataset(path={str(packed.folder)!r}), c
 assert next(data.validation(4)['valid'].__iter__()).tokens.shape == (4, {_C})
 assert not {{'grain', 'jax', 'array_record'}} & set(sys.modules)
 print(next(data.batches(0, 4, 0)).tokens.shape)
-''')
+""",
+  )
   assert shown.strip() == f'(4, {_C})'

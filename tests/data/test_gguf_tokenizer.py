@@ -11,13 +11,19 @@ from sink_jax.data.tokenizer import TextTokenizer
 from tests.data.test_tokenizer import WORDS, byte_level
 from tests.pretrained import gguf_files
 
-TEXTS = ['The 1st of 1984 years: 12345.678!', 'a  b   c\n\n\t tabs  ', 'naïve café 中文 😀👩‍👧 ok',
-         "def f(x):\n    return x**2  # don't", '', ' ', '\n', 'aaaaaaaaaaaaaaaaaaaaa']
+TEXTS = [
+  'The 1st of 1984 years: 12345.678!',
+  'a  b   c\n\n\t tabs  ',
+  'naïve café 中文 😀👩‍👧 ok',
+  "def f(x):\n    return x**2  # don't",
+  '',
+  ' ',
+  '\n',
+  'aaaaaaaaaaaaaaaaaaaaa',
+]
 
 
-PLAIN = {
-    key.rpartition('.')[2]: value
-    for key, value in gguf_files.TOKENIZER.items()}
+PLAIN = {key.rpartition('.')[2]: value for key, value in gguf_files.TOKENIZER.items()}
 
 
 def read_gguf(path, **values):
@@ -28,29 +34,41 @@ def read_gguf(path, **values):
 
 
 # The regex of tokenizer.json of Qwen2.5-0.5B.
-_QWEN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_QWEN = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+  r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
 
 
-@pytest.mark.parametrize('pre, words', [
+@pytest.mark.parametrize(
+  'pre, words',
+  [
     ('gpt-2', [WORDS]),
     ('smollm', [pre_tokenizers.Digits(individual_digits=True), WORDS]),
-    ('qwen2', [pre_tokenizers.Split(tokenizers.Regex(_QWEN), 'isolated'),
-               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])])
+    (
+      'qwen2',
+      [
+        pre_tokenizers.Split(tokenizers.Regex(_QWEN), 'isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+      ],
+    ),
+  ],
+)
 def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
   whole = byte_level(texts=TEXTS, words=words)
   model = json.loads(whole.to_str())['model']
   tokens = sorted(model['vocab'], key=model['vocab'].get)
   made = read_gguf(
-      tmp_path / 'x.gguf',
-      model='gpt2',
-      pre=pre,
-      tokens=tokens,
-      token_type=[3, 3] + [1] * (len(tokens) - 2),
-      merges=[' '.join(merge) for merge in model['merges']],
-      bos_token_id=0,
-      eos_token_id=1,
-      add_bos_token=True)
+    tmp_path / 'x.gguf',
+    model='gpt2',
+    pre=pre,
+    tokens=tokens,
+    token_type=[3, 3] + [1] * (len(tokens) - 2),
+    merges=[' '.join(merge) for merge in model['merges']],
+    bos_token_id=0,
+    eos_token_id=1,
+    add_bos_token=True,
+  )
   assert made.bos_id == 0
   assert made.prefix == (0,)
   assert made.eos_ids == (1,)
@@ -60,8 +78,10 @@ def test_byte_level_tokenizers_keep_their_ids(tmp_path, pre, words):
     assert made.decode(ids) == text
 
 
-@pytest.mark.parametrize('pre, ids', [
-    ('gpt-2', [16]), ('llama-bpe', [16]), ('smollm', [11, 12]), ('deepseek-r1-qwen', [11, 12])])
+@pytest.mark.parametrize(
+  'pre, ids',
+  [('gpt-2', [16]), ('llama-bpe', [16]), ('smollm', [11, 12]), ('deepseek-r1-qwen', [11, 12])],
+)
 def test_digits_are_merged_only_within_a_word(tmp_path, pre, ids):
   values = PLAIN | {'pre': pre}
   for key, more in (('tokens', ['01']), ('token_type', [1]), ('merges', ['0 1'])):
@@ -75,13 +95,12 @@ def by_score(text, tokens, scores, prefix):
   parts = list(('▁' * prefix + text).replace(' ', '▁')) if text else []
   while True:
     pairs = [
-        (-scores[ids[a + b]], i)
-        for i, (a, b) in enumerate(zip(parts, parts[1:]))
-        if a + b in ids]
+      (-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ids
+    ]
     if not pairs:
       break
     _, i = min(pairs)
-    parts[i:i + 2] = [parts[i] + parts[i + 1]]
+    parts[i : i + 2] = [parts[i] + parts[i + 1]]
   out = []
   for part in parts:
     if part in ids:
@@ -95,38 +114,32 @@ def by_score(text, tokens, scores, prefix):
 def test_sentencepiece_merges_by_score(tmp_path, prefix):
   random, as_bytes = np.random.default_rng(0), set('中😀')  # two letters without a token
   pieces = {
-      text[i:i + n].replace(' ', '▁')
-      for text in TEXTS[:4]
-      for n in (2, 3, 4)
-      for i in range(len(text) - n + 1)}
+    text[i : i + n].replace(' ', '▁')
+    for text in TEXTS[:4]
+    for n in (2, 3, 4)
+    for i in range(len(text) - n + 1)
+  }
   words = sorted(piece for piece in pieces if not set(piece) & as_bytes)
   letters = sorted(set(''.join(TEXTS).replace(' ', '▁')) - as_bytes)
-  tokens = [
-      '<unk>',
-      '<s>',
-      '</s>',
-      *(f'<0x{i:02X}>' for i in range(256)),
-      *words,
-      *letters]
+  tokens = ['<unk>', '<s>', '</s>', *(f'<0x{i:02X}>' for i in range(256)), *words, *letters]
   types = [2, 3, 3] + [6] * 256 + [1] * len(words + letters)
 
   # Longer tokens consist of shorter ones that training merged earlier, so they have lower scores.
   of_words = [
-      -len(word) * 1000 - random.integers(1000) - i / len(words)
-      for i, word in enumerate(words)]
-  scores = np.array(
-      [0] * 259 + of_words + [-1e4] * len(letters),
-      'f4')
+    -len(word) * 1000 - random.integers(1000) - i / len(words) for i, word in enumerate(words)
+  ]
+  scores = np.array([0] * 259 + of_words + [-1e4] * len(letters), 'f4')
   made = read_gguf(
-      tmp_path / 'x.gguf',
-      model='llama',
-      tokens=tokens,
-      token_type=types,
-      scores=scores.tolist(),
-      bos_token_id=1,
-      eos_token_id=2,
-      unknown_token_id=0,
-      add_space_prefix=prefix)
+    tmp_path / 'x.gguf',
+    model='llama',
+    tokens=tokens,
+    token_type=types,
+    scores=scores.tolist(),
+    bos_token_id=1,
+    eos_token_id=2,
+    unknown_token_id=0,
+    add_space_prefix=prefix,
+  )
   assert made.prefix == (1,)  # the default if the file does not say
   for text in TEXTS:
     ids = made.encode(text)
@@ -134,11 +147,15 @@ def test_sentencepiece_merges_by_score(tmp_path, prefix):
     assert made.decode(ids) == text
 
 
-@pytest.mark.parametrize('values', [
+@pytest.mark.parametrize(
+  'values',
+  [
     {f'fim_{part}_token_id': 3 for part in ('pre', 'suf', 'mid', 'pad', 'rep', 'sep')},
     {f'{part}_token_id': 99 for part in ('prefix', 'suffix', 'middle', 'image', 'eom')},
     dict(remove_extra_whitespaces=False, add_eos_token=False, add_sep_token=False),
-    {f'{part}_token_id': 2**32 - 1 for part in ('bos', 'eot', 'unknown', 'padding', 'fim_pre')}])
+    {f'{part}_token_id': 2**32 - 1 for part in ('bos', 'eot', 'unknown', 'padding', 'fim_pre')},
+  ],
+)
 def test_keys_that_change_no_ids_are_ignored(tmp_path, values):
   plain = read_gguf(tmp_path / 'x.gguf', **PLAIN)
   made = read_gguf(tmp_path / 'y.gguf', **PLAIN | values)

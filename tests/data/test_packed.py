@@ -28,13 +28,14 @@ def _expected(documents, source, domain, split, bos, eos):
       ids = [2 + byte for byte in document.text.encode()]
       stream += [0] * bos + ids + [0] * eos
   rows = len(stream) // 17
-  return np.array(stream[:rows * 17]).reshape(rows, 17), len(stream)
+  return np.array(stream[: rows * 17]).reshape(rows, 17), len(stream)
 
 
 @pytest.mark.parametrize('characters', [1, 1 << 26])
 @pytest.mark.parametrize('bos, eos', [(False, True), (True, True), (False, False)])
 def test_rows_are_the_joined_documents_of_each_shard(
-    config, corpus, bos, eos, characters, monkeypatch):
+  config, corpus, bos, eos, characters, monkeypatch
+):
   monkeypatch.setattr(build, 'SHARD_CHARACTERS', characters)
   packed, _ = open_packed(config(bos=bos, eos=eos))
   documents = list(corpus.documents())
@@ -46,24 +47,16 @@ def test_rows_are_the_joined_documents_of_each_shard(
   for split in SPLITS:
     rows = all_rows(packed, split)
     for d, domain in enumerate(packed.domains):
-      parts = [
-          _expected(group, corpus, domain, split, bos, eos)
-          for group in groups]
-      start, stop = packed.bounds[split][d:d + 2]
-      assert_array_equal(
-          rows[start:stop],
-          np.concatenate([part for part, _ in parts]))
+      parts = [_expected(group, corpus, domain, split, bos, eos) for group in groups]
+      start, stop = packed.bounds[split][d : d + 2]
+      assert_array_equal(rows[start:stop], np.concatenate([part for part, _ in parts]))
       counts = packed.counts()[domain][split]
       assert counts['rows'] == stop - start
 
       # The count includes tokens that a shard drops because they do not fill a row.
       assert counts['tokens'] == sum(tokens for _, tokens in parts)
-  held_out = sum(
-      corpus.held_out(document.name, 0.2)
-      for document in documents[:60])
-  counts = [
-      packed.counts()['prose'][split]['documents']
-      for split in SPLITS]
+  held_out = sum(corpus.held_out(document.name, 0.2) for document in documents[:60])
+  counts = [packed.counts()['prose'][split]['documents'] for split in SPLITS]
   assert counts == [60 - held_out, held_out]
 
 
@@ -74,11 +67,9 @@ def test_a_file_is_its_rows_one_after_another_each_with_its_crc(packed):
     data = path.read_bytes()
     for at in range(0, len(data), _SIZE):
       *tokens, check = struct.unpack_from('<17HI', data, at)
-      assert check == zlib.crc32(data[at:at + _SIZE - 4])
+      assert check == zlib.crc32(data[at : at + _SIZE - 4])
       rows.append(tokens)
-  stored = np.concatenate([
-      all_rows(packed, split)
-      for split in SPLITS])
+  stored = np.concatenate([all_rows(packed, split) for split in SPLITS])
   assert_array_equal(in_order(np.array(rows)), in_order(stored))
   assert_array_equal(rows[0], stored[0])
 
@@ -91,33 +82,34 @@ def _in_a_store(folder):
 def test_rows_in_any_order_and_from_a_store_by_one_request_each(packed):
   whole = all_rows(packed)
   numbers = np.random.default_rng(0).integers(0, len(whole), 200)
-  assert_array_equal(
-      packed.rows('train', numbers)[0],
-      whole[numbers])
+  assert_array_equal(packed.rows('train', numbers)[0], whole[numbers])
   store = _in_a_store(packed.folder)
   requests = store._store.cat_ranges
   with mock.patch.object(store._store, 'cat_ranges', wraps=requests) as asked:
-    assert_array_equal(
-        store.rows('train', numbers)[0],
-        whole[numbers])
+    assert_array_equal(store.rows('train', numbers)[0], whole[numbers])
   [call] = asked.mock_calls
   _, begins, ends = call.args
   assert_array_equal(np.subtract(ends, begins), [_SIZE] * 200)
 
 
 def _flipped(at):
-  return lambda data: data[:at] + bytes([data[at] ^ 4]) + data[at + 1:]
+  return lambda data: data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 
 @pytest.mark.parametrize('open_folder', [Packed, _in_a_store])
-@pytest.mark.parametrize('damage, rows', [
+@pytest.mark.parametrize(
+  'damage, rows',
+  [
     (_flipped(7 * _SIZE + 20), [7]),  # a token
     (_flipped(8 * _SIZE - 1), [7]),  # the CRC
     (lambda data: data[:-_SIZE], [-1]),  # without its last row
-    (lambda data: data[:-_SIZE - 1], [-2, -1]),  # torn
+    (lambda data: data[: -_SIZE - 1], [-2, -1]),  # torn
     (lambda data: bytes(_SIZE) + data[_SIZE:], [0]),  # a hole
-    (lambda data: data[_SIZE:2 * _SIZE - 1] + data[:1 - _SIZE], slice(None)),  # shifted
-    (lambda data: b'', slice(None)), (None, slice(None))])  # empty, missing
+    (lambda data: data[_SIZE : 2 * _SIZE - 1] + data[: 1 - _SIZE], slice(None)),  # shifted
+    (lambda data: b'', slice(None)),
+    (None, slice(None)),
+  ],
+)  # empty, missing
 def test_every_damaged_row_is_named_with_its_file(packed, tmp_path, open_folder, damage, rows):
   path = shutil.copytree(packed.folder, tmp_path / 'copy') / '00002.bin'
   data = path.read_bytes()
@@ -145,20 +137,14 @@ def test_a_few_documents_are_enough(tmp_path, count):
     size = 40_000 if count < 5 else 3000
     letters = random.integers(97, 123, size).astype(np.uint8)
     (tmp_path / f'{i}.txt').write_text(letters.tobytes().decode())
-  data = open_data(DataConfig(
-      source=TextFolder(path=str(tmp_path)),
-      context=64))
+  data = open_data(DataConfig(source=TextFolder(path=str(tmp_path)), context=64))
   assert data.batch(0, 8, 0).tokens.shape == (8, 64)
   assert len(np.unique(data.probe_tokens(4, 64), axis=0)) == 4
-  rows = np.concatenate([
-      all_rows(data._packed[split], split)
-      for split in SPLITS])
+  rows = np.concatenate([all_rows(data._packed[split], split) for split in SPLITS])
   counts = data._packed['train'].counts()['text']
 
   # No row is in both splits, or in none.
-  assert len(rows) == sum(
-      counts[split]['rows']
-      for split in SPLITS)
+  assert len(rows) == sum(counts[split]['rows'] for split in SPLITS)
   assert len(np.unique(rows, axis=0)) == len(rows)
   if count < 3:
     assert 'too few documents' in data.remarks()[-1]

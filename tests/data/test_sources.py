@@ -33,10 +33,7 @@ def test_stdlib_has_code_and_docstrings_of_packages():
   names = {document.name for document in documents}
   assert {'argparse', 'asyncio'} <= names
   assert not any('/' in name or '.py' in name for name in names)
-  argparse = {
-      d.domain: d.text
-      for d in reversed(documents)
-      if d.name == 'argparse'}
+  argparse = {d.domain: d.text for d in reversed(documents) if d.name == 'argparse'}
   assert argparse['docs'].startswith('Command-line parsing library')
   assert argparse['docs'].strip() in argparse['code']
   only_docs = Stdlib(domains='docs', max_files=40).documents()
@@ -48,14 +45,23 @@ def test_installed_packages_are_code_by_package(tmp_path, monkeypatch):
   paths = {'purelib': str(tmp_path)}
   monkeypatch.setattr(stdlib.sysconfig, 'get_paths', lambda: paths)
   assert not list(InstalledPackages().documents())
-  files = {'one/a.py': b'"""One."""\n', 'one/tests/b.py': b'x = 1\n', 'two/latin.py': b'caf\xe9\n',
-           'two/template.py': b'{{ x }} {\n', 'two/module.so': b'\x7fELF', 'three.py': b'x = 1\n'}
+  files = {
+    'one/a.py': b'"""One."""\n',
+    'one/tests/b.py': b'x = 1\n',
+    'two/latin.py': b'caf\xe9\n',
+    'two/template.py': b'{{ x }} {\n',
+    'two/module.so': b'\x7fELF',
+    'three.py': b'x = 1\n',
+  }
   for name, content in files.items():
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content)
   documents = list(InstalledPackages().documents())
   assert [document[:3] for document in documents] == [
-      ('"""One."""\n', 'code', 'one'), ('x = 1\n', 'code', 'three'), ('{{ x }} {\n', 'code', 'two')]
+    ('"""One."""\n', 'code', 'one'),
+    ('x = 1\n', 'code', 'three'),
+    ('{{ x }} {\n', 'code', 'two'),
+  ]
   assert list(InstalledPackages().documents(2)) == documents[2:]
   assert _texts(InstalledPackages(domains='docs')) == ['One.\n']
 
@@ -67,13 +73,9 @@ def test_text_folder(tmp_path):
   (tmp_path / 'c.md').write_text('other')
   source = TextFolder(path=str(tmp_path))
   documents = list(source.documents())
-  assert documents == [
-      ('top', 'text', 'a.txt', ()),
-      ('naïve', 'law', 'law/b.txt', ())]
+  assert documents == [('top', 'text', 'a.txt', ()), ('naïve', 'law', 'law/b.txt', ())]
   assert list(source.documents(1)) == documents[1:]
-  assert _texts(TextFolder(
-      path=str(tmp_path),
-      pattern='*.md')) == ['other']
+  assert _texts(TextFolder(path=str(tmp_path), pattern='*.md')) == ['other']
   before = source.fingerprint()
   assert source.fingerprint() == before
   (tmp_path / 'a.txt').write_text('three')
@@ -91,22 +93,15 @@ def test_a_byte_order_mark_is_not_part_of_a_document(tmp_path):
   assert _texts(Jsonl(path=str(tmp_path))) == ['a\ufeffb']
 
 
-_PACKED = {
-    '.jsonl': bytes,
-    '.jsonl.gz': gzip.compress,
-    '.jsonl.zst': zstd.compress}
+_PACKED = {'.jsonl': bytes, '.jsonl.gz': gzip.compress, '.jsonl.zst': zstd.compress}
 
 
 @pytest.mark.parametrize('suffix', _PACKED)
 def test_jsonl(tmp_path, suffix):
   file, pack = tmp_path / 'web' / f'a{suffix}', _PACKED[suffix]
   file.parent.mkdir()
-  records = [
-      {'text': f'd{i} \N{SNOWMAN}' * 50, 'meta': {'set': f's{i % 2}'}}
-      for i in range(200)]
-  lines = b''.join(
-      json.dumps(record).encode() + b'\n'
-      for record in records)
+  records = [{'text': f'd{i} \N{SNOWMAN}' * 50, 'meta': {'set': f's{i % 2}'}} for i in range(200)]
+  lines = b''.join(json.dumps(record).encode() + b'\n' for record in records)
 
   # A blank line is not a document. A compressed file may have several frames.
   file.write_bytes(pack(lines[:1000]) + pack(lines[1000:] + b'\n'))
@@ -114,15 +109,13 @@ def test_jsonl(tmp_path, suffix):
   texts = [document.text for document in documents]
   assert texts == [record['text'] for record in records]
   assert documents[7][1:3] == ('web', f'web/a{suffix}:8')
-  rest = list(Jsonl(
-      path=str(file),
-      domain_field='meta.set').documents(1))
+  rest = list(Jsonl(path=str(file), domain_field='meta.set').documents(1))
   domains = [document.domain for document in rest]
   assert domains == ['s1', 's0'] * 99 + ['s1']
 
   # An unpaired surrogate becomes a question mark.
   file.write_bytes(pack(b'{"text": "a\\ud83db \\ud83d\\ude00"}\n'))
-  text, = _texts(Jsonl(path=str(tmp_path)))
+  (text,) = _texts(Jsonl(path=str(tmp_path)))
   assert Bytes().open().encode(text) == Bytes().open().encode('a?b \N{GRINNING FACE}')
   for damaged in (pack(lines)[:-40], b'no archive' + pack(lines)):
     file.write_bytes(damaged)
@@ -131,9 +124,7 @@ def test_jsonl(tmp_path, suffix):
 
 
 def test_a_record_of_the_hub_without_a_text_is_named(monkeypatch):
-  records = [
-      {'text': 'a', 'id': 1},
-      {'text': None, 'id': 2}]
+  records = [{'text': 'a', 'id': 1}, {'text': None, 'id': 2}]
   monkeypatch.setattr(HubDataset, '_records', lambda self: records)
   documents = HubDataset(path='owner/name').documents()
   assert next(documents).text == 'a'
@@ -148,12 +139,8 @@ def _build_tfds(folder):
     VERSION = tfds.core.Version('1.0.0')
 
     def _info(self):
-      features = {
-          'text': tfds.features.Text(),
-          'label': tfds.features.Scalar(np.int64)}
-      return tfds.core.DatasetInfo(
-          builder=self,
-          features=tfds.features.FeaturesDict(features))
+      features = {'text': tfds.features.Text(), 'label': tfds.features.Scalar(np.int64)}
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _split_generators(self, download):
       return {'train': self._generate_examples()}
@@ -176,8 +163,11 @@ def test_tfds_array_record_without_tensorflow(tmp_path):
   assert list(tiny().documents(4)) == documents[4:]
   assert len(_texts(tiny(split='train[:3]'))) == 3
   assert tiny().fingerprint() == tiny().fingerprint()
-  for options, named in (({'field': 'label'}, 'text'), ({'split': 'dev'}, 'dev'),
-                         ({'name': 'c4/en'}, 'cannot be prepared here.*Jsonl')):
+  for options, named in (
+    ({'field': 'label'}, 'text'),
+    ({'split': 'dev'}, 'dev'),
+    ({'name': 'c4/en'}, 'cannot be prepared here.*Jsonl'),
+  ):
     with pytest.raises(ValueError, match=named):
       _texts(tiny(**options))
   info = tmp_path / 'sink_tiny' / '1.0.0' / 'dataset_info.json'

@@ -17,8 +17,9 @@ def _shares(ids, size):
   return np.bincount(ids, minlength=size) / len(ids)
 
 
-@pytest.mark.parametrize('task', [
-    BigramBackcopy(), BigramBackcopy(vocab_size=9, triggers=2, seed=4)])
+@pytest.mark.parametrize(
+  'task', [BigramBackcopy(), BigramBackcopy(vocab_size=9, triggers=2, seed=4)]
+)
 def test_transitions_never_lead_to_bos_or_between_triggers(task):
   table, ordinary = task.transitions, slice(task.triggers + 1, None)
   triggers = slice(1, task.triggers + 1)
@@ -46,10 +47,7 @@ def test_the_first_token_follows_the_stationary_distribution_without_triggers():
   table = BigramBackcopy(vocab_size=12).transitions
   walk = np.linalg.matrix_power(table[1:, 1:], 500)[0]
   walk[:3] = 0
-  assert_allclose(
-      table[0, 1:],
-      walk / walk.sum(),
-      atol=1e-9)
+  assert_allclose(table[0, 1:], walk / walk.sum(), atol=1e-9)
 
 
 def test_sequences_follow_the_definition():
@@ -66,9 +64,7 @@ def test_sequences_follow_the_definition():
   assert not (trigger[:, 1:] & trigger[:, :-1]).any()
   copies = trigger[:, 1:-1]
   assert copies.sum() > 1000
-  assert_array_equal(
-      x[:, 2:][copies],
-      x[:, :-2][copies])
+  assert_array_equal(x[:, 2:][copies], x[:, :-2][copies])
   sets = task.target_sets(batch)
   assert_array_equal(sets['backcopy'][:, 1:], copies)
   assert_array_equal(sets['backcopy'] + sets['bigram'], batch.weights)
@@ -76,12 +72,9 @@ def test_sequences_follow_the_definition():
   # After a non-trigger, the next token is drawn from that token's row of the table.
   for last in range(3, 12):
     after = x[:, 2:][x[:, 1:-1] == last]
-    four_sigma = 4 * 0.5 / len(after)**0.5
+    four_sigma = 4 * 0.5 / len(after) ** 0.5
     assert_allclose(_shares(after, 12), task.transitions[last], atol=four_sigma)
-  assert_allclose(
-      _shares(x[:, 1], 12),
-      task.transitions[0],
-      atol=0.04)
+  assert_allclose(_shares(x[:, 1], 12), task.transitions[0], atol=0.04)
 
 
 def test_the_control_has_no_copies_and_one_set_of_targets():
@@ -113,24 +106,20 @@ def test_trigger_averaging_follows_the_definition():
     expected[place] = content[b, 1:place].mean(0)
     assert_allclose(targets[b], expected, atol=1e-6)
   drawn = content[:, 1:]
-  assert_allclose(
-      [drawn.mean(), drawn.std()],
-      [0, 1],
-      atol=0.01)
+  assert_allclose([drawn.mean(), drawn.std()], [0, 1], atol=0.01)
   correlations = np.corrcoef(drawn.reshape(-1, 16).T) - np.eye(16)
   assert np.abs(correlations).max() < 0.02
   loss = (targets**2).sum((1, 2)).mean()
   assert_allclose(loss, task.facts()['loss_of_zero'], rtol=0.05)
 
 
-@pytest.mark.parametrize('task', [
-    BigramBackcopy(length=16, valid_sequences=10), TriggerAveraging(valid_sequences=10)])
+@pytest.mark.parametrize(
+  'task', [BigramBackcopy(length=16, valid_sequences=10), TriggerAveraging(valid_sequences=10)]
+)
 def test_data_interface(task):
   data = open_data(DataConfig(source=task, context=16))
   tokens = data.batch(3, 8, seed=1).tokens
-  assert_array_equal(
-      tokens,
-      task.batch('train', 1, np.arange(24, 32)).tokens)
+  assert_array_equal(tokens, task.batch('train', 1, np.arange(24, 32)).tokens)
   valid = task.batch('valid', 1, np.arange(24, 32))
   for other in (data.batch(4, 8, 1), data.batch(3, 8, 2), valid):
     # Nearly every sequence differs; two short ones may be equal.
@@ -139,9 +128,7 @@ def test_data_interface(task):
   assert set(map(len, sets.values())) == {3}
   last = sets['valid'][2]
   assert last.weights.sum() == 2 * 16  # 10 sequences: the last batch has 2
-  assert_array_equal(
-      data.probe_tokens(12, 9)[:4],
-      sets['valid'][0].tokens[:, :9])
+  assert_array_equal(data.probe_tokens(12, 9)[:4], sets['valid'][0].tokens[:, :9])
   assert data.summary()['context'] == 16
   for name in ('vocab_size', 'input_features', 'output_features'):
     assert getattr(data, name) == getattr(task, name)

@@ -11,11 +11,7 @@ _V = 50
 
 def _apply(edit, rows, split='train', length=9):
   rows = np.asarray(rows)
-  return edit.apply(
-      np.full((len(rows), length), -1),
-      rows,
-      split,
-      _V)
+  return edit.apply(np.full((len(rows), length), -1), rows, split, _V)
 
 
 def test_only_the_named_positions_change_and_the_input_is_kept():

@@ -24,13 +24,19 @@ def byte_level(special=('<s>', '</s>'), template=None, texts=(TEXT,), words=(WOR
   tokenizer = tokenizers.Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(words))
   tokenizer.decoder = decoders.ByteLevel()
-  tokenizer.train_from_iterator(texts * 3, trainers.BpeTrainer(
-      vocab_size=300, special_tokens=list(special), show_progress=False,
-      initial_alphabet=WORDS.alphabet()))
+  tokenizer.train_from_iterator(
+    texts * 3,
+    trainers.BpeTrainer(
+      vocab_size=300,
+      special_tokens=list(special),
+      show_progress=False,
+      initial_alphabet=WORDS.alphabet(),
+    ),
+  )
   if template:
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=template,
-        special_tokens=[(s, tokenizer.token_to_id(s)) for s in special])
+      single=template, special_tokens=[(s, tokenizer.token_to_id(s)) for s in special]
+    )
   return tokenizer
 
 
@@ -49,7 +55,7 @@ def test_bytes():
   assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id) == (0, 0, 1)
   text = TRICKY + ''.join(map(chr, range(0x500)))
   assert tokenizer.decode(tokenizer.encode(text)) == text
-  ids = [0, 67, 1, 2 + 0xff, 67, 300]
+  ids = [0, 67, 1, 2 + 0xFF, 67, 300]
   assert tokenizer.decode(ids) == '<|endoftext|>A<|padding|>\N{REPLACEMENT CHARACTER}A'
   tokenizer = tokenizer.beginning_with(0)
   ab, c = tokenizer.tokens(['ab', 'c'])
@@ -124,9 +130,7 @@ def test_special_tokens_in_a_text_are_text_unless_they_are_asked_for(tmp_path):
 
 
 def test_trained_bpe(corpus):
-  tokenizer, again = (
-      TrainedBpe(vocab_size=300).open(corpus, 0.1)
-      for _ in range(2))
+  tokenizer, again = (TrainedBpe(vocab_size=300).open(corpus, 0.1) for _ in range(2))
   assert tokenizer.digest == again.digest
   assert tokenizer.vocab_size == 300
   assert tokenizer.decode(tokenizer.encode(TRICKY)) == TRICKY
@@ -142,19 +146,25 @@ def test_trained_bpe(corpus):
   assert sum(map(len, first)) == 500
 
 
-@pytest.mark.parametrize('template, config, prefix', [
-    (None, BOS, ()),                                         # GPT-NeoX
-    ('<s> $A', BOS, (0,)), ('<s> $A', {}, (0,)),             # LLaMA 3; without any config
-    ('<s> $A </s>', BOS, (0,)),                              # drops an EOS at the end
+@pytest.mark.parametrize(
+  'template, config, prefix',
+  [
+    (None, BOS, ()),  # GPT-NeoX
+    ('<s> $A', BOS, (0,)),
+    ('<s> $A', {}, (0,)),  # LLaMA 3; without any config
+    ('<s> $A </s>', BOS, (0,)),  # drops an EOS at the end
     ('$A </s>', BOS, ()),
-    (None, BOS | {'add_bos_token': True}, (0,)),             # add_bos_token has priority
+    (None, BOS | {'add_bos_token': True}, (0,)),  # add_bos_token has priority
     ('<s> $A', BOS | {'add_bos_token': False}, ()),
     ('<s> <s> $A', BOS | {'add_bos_token': True}, (0,)),
     (None, {'bos_token': '</s>', 'add_bos_token': True}, (1,)),  # OPT
-
     # Nothing is added without a name, as in transformers 5.23 (update_post_processor).
-    (None, {'add_bos_token': True}, ()), (None, {'add_bos_token': True, 'bos_token': None}, ()),
-    ('<s> $A', {'add_bos_token': True}, (0,))], ids=str)
+    (None, {'add_bos_token': True}, ()),
+    (None, {'add_bos_token': True, 'bos_token': None}, ()),
+    ('<s> $A', {'add_bos_token': True}, (0,)),
+  ],
+  ids=str,
+)
 def test_what_a_tokenizer_puts_before_a_text(tmp_path, template, config, prefix):
   model = byte_level(template=template)
   tokenizer = read(tmp_path, model, config)
@@ -181,12 +191,17 @@ def with_files(folder, files):
   return read(folder, byte_level())
 
 
-@pytest.mark.parametrize('bos_id, files', [
+@pytest.mark.parametrize(
+  'bos_id, files',
+  [
     (1, {'special_tokens_map': {'bos_token': '</s>'}}),
     (0, {'special_tokens_map': {'bos_token': '</s>'}, 'tokenizer_config': {'bos_token': '<s>'}}),
     (None, {'tokenizer_config': {}}),
     (1, {'config': {'bos_token_id': 1}}),  # like GPT-2's folder
-    (None, {'config': {'bos_token_id': 1}, 'tokenizer_config': {'bos_token': None}})], ids=str)
+    (None, {'config': {'bos_token_id': 1}, 'tokenizer_config': {'bos_token': None}}),
+  ],
+  ids=str,
+)
 def test_where_the_bos_is_named(tmp_path, bos_id, files):
   assert with_files(tmp_path, files).bos_id == bos_id
 
@@ -195,11 +210,16 @@ def test_where_the_bos_is_named(tmp_path, bos_id, files):
 _CHAT_ENDS = {'eos_token_id': [5, 1, 10**6, 'x']}
 
 
-@pytest.mark.parametrize('eos_ids, files', [
+@pytest.mark.parametrize(
+  'eos_ids, files',
+  [
     ((), {}),
     ((3,), {'config': {'eos_token_id': 3}}),
     ((1, 3), {'config': {'eos_token_id': 3}, 'tokenizer_config': {'eos_token': '</s>'}}),
-    ((5, 1), {'config': {'eos_token_id': 3}, 'generation_config': _CHAT_ENDS})], ids=str)
+    ((5, 1), {'config': {'eos_token_id': 3}, 'generation_config': _CHAT_ENDS}),
+  ],
+  ids=str,
+)
 def test_what_ends_a_text_is_named(tmp_path, eos_ids, files):
   tokenizer = with_files(tmp_path, files)
   assert tokenizer.eos_ids == eos_ids
@@ -217,5 +237,6 @@ def test_gpt2_s_older_layout(tmp_path):
   assert 0 not in tokenizer.encode(text)
   assert tokenizer.encode(TEXT) == model.encode(TEXT).ids
   (tmp_path / 'tokenizer_config.json').write_text(
-      '{"bos_token": "<|endoftext|>", "add_bos_token": true}')
+    '{"bos_token": "<|endoftext|>", "add_bos_token": true}'
+  )
   assert TextTokenizer.from_path(tmp_path).prefix == (0,)

@@ -10,7 +10,9 @@ from sink_jax.evaluate.activations import SEQUENCES, describe
 from sink_jax.models.record import states
 from sink_jax.models.transformer import init_params
 
-CONFIG = sj.ModelConfig(layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32')
+CONFIG = sj.ModelConfig(
+  layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32'
+)
 
 
 def expected(hidden):
@@ -19,8 +21,16 @@ def expected(hidden):
   for h in np.asarray(hidden, np.float64)[:SEQUENCES]:
     size, rms = abs(h), np.sqrt((h**2).mean(0))
     median = np.median(size)
-    rows.append([size.max(), median, (size > 100 * median).sum(), (size > 1000 * median).sum(),
-                 ((h - h.mean())**4).mean() / h.var()**2, (rms**4).mean() / (rms**2).mean()**2])
+    rows.append(
+      [
+        size.max(),
+        median,
+        (size > 100 * median).sum(),
+        (size > 1000 * median).sum(),
+        ((h - h.mean()) ** 4).mean() / h.var() ** 2,
+        (rms**4).mean() / (rms**2).mean() ** 2,
+      ]
+    )
   where = np.unravel_index(abs(hidden[:SEQUENCES]).mean(0).argmax(), hidden.shape[1:])
   return [*np.mean(rows, 0), where[0] + 1, where[1]]
 
@@ -52,8 +62,9 @@ def test_a_planted_massive_activation_is_found_where_it_is():
   assert summary['activation_channel'][2:] == [5, 5] and summary['kurtosis_channels'][2] > 15
   hidden = sj.Run(CONFIG, params).record(tokens, sj.RecordOptions(hidden=states))
   for block, h in enumerate([hidden.embedding, *hidden.layers.hidden]):
-    np.testing.assert_allclose([x[block] for x in report.activations],
-                               expected(np.asarray(h)), rtol=1e-4)
+    np.testing.assert_allclose(
+      [x[block] for x in report.activations], expected(np.asarray(h)), rtol=1e-4
+    )
   assert report.protocol['activation_sequences'] == SEQUENCES
 
 
@@ -77,8 +88,9 @@ def test_the_null_of_a_sink_is_the_rate_of_random_targets():
   targets = sinks.random_targets(np.full(20, 16))
   assert targets.shape == (sinks.DRAWS, 20) and targets.min() == 1 and targets.max() == 7
   random = np.random.default_rng(1).random((20, 2, 3, 16))
-  rates = [np.mean([(random[s, ..., t] > 0.3).mean() for s, t in enumerate(draw)])
-           for draw in targets]
+  rates = [
+    np.mean([(random[s, ..., t] > 0.3).mean() for s, t in enumerate(draw)]) for draw in targets
+  ]
   assert sinks.sink_rate_null(random) == pytest.approx(np.percentile(rates, 99))
 
 
@@ -92,4 +104,6 @@ def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
   # The first token is never a target of the null. It only counts as one of the other tokens.
   norms[..., 0] = 1000
   assert sinks.hidden_ratio_null(norms) < 1
-  assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1  # of two tokens, only the second can be a target
+  assert (
+    sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1
+  )  # of two tokens, only the second can be a target

@@ -27,8 +27,10 @@ def evaluate_run(workdir, out=None, **given):
 def workdir(tmp_path_factory):
   """The folder of a run at step 2, as training leaves it."""
   trial = load_trials(ROOT / 'configs/synthetic.py')['synthetic-sigmoid']
-  run = changed(trial.experiment, {
-      'model.vocab_size': 64, 'model.d_model': 8, 'model.ffn_hidden': 8, 'probe.epsilon': 0.2})
+  run = changed(
+    trial.experiment,
+    {'model.vocab_size': 64, 'model.d_model': 8, 'model.ffn_hidden': 8, 'probe.epsilon': 0.2},
+  )
   path = tmp_path_factory.mktemp('runs') / 'a run'
   with Workdir(path, run, {'content': 'random'}):
     pass
@@ -55,11 +57,18 @@ def test_the_numbers_are_the_probe_s(workdir):
   assert 'proxy' in as_text(result)
 
 
-@pytest.mark.parametrize('options, message', [
+@pytest.mark.parametrize(
+  'options, message',
+  [
     (dict(sequences=7), '--sequences=7: the run stores 6 sequences of 12 tokens'),
-    (dict(length=13), '--length=13: the run stores 6 '), (dict(sequences=0), '--sequences=0 must'),
-    (dict(length=1), '--length=1 must be at least 2'), (dict(epsilon=1.5), '--epsilon=1.5 .*between 0 and 1'),
-    (dict(bos='none'), '--bos'), (dict(out='config.json/x'), 'config.json/x cannot be written to')])
+    (dict(length=13), '--length=13: the run stores 6 '),
+    (dict(sequences=0), '--sequences=0 must'),
+    (dict(length=1), '--length=1 must be at least 2'),
+    (dict(epsilon=1.5), '--epsilon=1.5 .*between 0 and 1'),
+    (dict(bos='none'), '--bos'),
+    (dict(out='config.json/x'), 'config.json/x cannot be written to'),
+  ],
+)
 def test_what_is_refused_before_the_probe(workdir, monkeypatch, options, message):
   monkeypatch.setattr(evaluate_module, 'probe', None)
   monkeypatch.chdir(workdir)
@@ -68,8 +77,15 @@ def test_what_is_refused_before_the_probe(workdir, monkeypatch, options, message
 
 
 def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):
-  code, out, _ = run_here('evaluate', f'--workdir={workdir}', f'--out={tmp_path}', '--sequences=2',
-                          '--length=5', '--epsilon=0.1', '--dtype=bfloat16')
+  code, out, _ = run_here(
+    'evaluate',
+    f'--workdir={workdir}',
+    f'--out={tmp_path}',
+    '--sequences=2',
+    '--length=5',
+    '--epsilon=0.1',
+    '--dtype=bfloat16',
+  )
   assert code == 0 and 'Sink_1' in out and str(tmp_path / 'sink_report.json') in out
   result = json.loads((tmp_path / 'sink_report.json').read_text())
   assert len(result['summary']['sink']) == 5 and result['epsilon'] == 0.1

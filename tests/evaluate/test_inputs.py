@@ -32,8 +32,13 @@ class Texts:
 def corpus():
   """60 documents in 'prose' and 40 in 'verse', 50 to 400 letters each."""
   random = np.random.default_rng(0)
-  return Texts(*(f'{domain} {i} '.ljust(random.integers(50, 400), 'x')
-                 for domain, count in (('prose', 60), ('verse', 40)) for i in range(count)))
+  return Texts(
+    *(
+      f'{domain} {i} '.ljust(random.integers(50, 400), 'x')
+      for domain, count in (('prose', 60), ('verse', 40))
+      for i in range(count)
+    )
+  )
 
 
 def test_natural_inputs_are_the_heads_of_documents():
@@ -42,31 +47,48 @@ def test_natural_inputs_are_the_heads_of_documents():
   np.testing.assert_array_equal(found.tokens, [BYTES.encode(text)[:300] for text in long[:7]])
   assert found.tokens.dtype == np.int32 and found.tokenizer is BEGUN
   assert json.loads(json.dumps(found.description)) == dict(
-      kind='natural', sequences=7, length=300, domains=[{'domain': 'prose', 'sequences': 7}], seed=None,
-      first_token_ids=found.tokens[0, :4].tolist(), bos={'protocol': 'none', 'applied': 'none'},
-      source=repr(source), vocab_size=BEGUN.vocab_size, tokenizer='Bytes()')
+    kind='natural',
+    sequences=7,
+    length=300,
+    domains=[{'domain': 'prose', 'sequences': 7}],
+    seed=None,
+    first_token_ids=found.tokens[0, :4].tolist(),
+    bos={'protocol': 'none', 'applied': 'none'},
+    source=repr(source),
+    vocab_size=BEGUN.vocab_size,
+    tokenizer='Bytes()',
+  )
   # With a BOS, a document of 299 tokens is long enough.
   begun = natural(BEGUN, corpus(), sequences=7, length=300)
   assert (begun.tokens[:, 0] == 0).all() and (begun.tokens[:, 1:] > 1).all()
 
 
-@pytest.mark.parametrize('tokenizer, protocol, begins', [
-    (BEGUN, 'none', False), (BEGUN, 'tokenizer', True), (BEGUN, 'force', True),
-    (BYTES, 'tokenizer', False), (BYTES, 'force', True)])
+@pytest.mark.parametrize(
+  'tokenizer, protocol, begins',
+  [
+    (BEGUN, 'none', False),
+    (BEGUN, 'tokenizer', True),
+    (BEGUN, 'force', True),
+    (BYTES, 'tokenizer', False),
+    (BYTES, 'force', True),
+  ],
+)
 def test_bos_protocols(tokenizer, protocol, begins):
   found = natural(tokenizer, corpus(), sequences=5, length=10, bos=protocol)
   assert ((found.tokens == 0).sum(1) == begins).all() and (found.tokens[:, 0] == 0).all() == begins
   plain = BYTES.encode(corpus().texts[0])
   assert found.tokens[0].tolist() == [*([0] if begins else []), *plain][:10]
   for repeat in (False, True):
-    drawn = random_tokens(4, sequences=300, length=6, bos=protocol, tokenizer=tokenizer, repeat=repeat)
+    drawn = random_tokens(
+      4, sequences=300, length=6, bos=protocol, tokenizer=tokenizer, repeat=repeat
+    )
     assert ((drawn.tokens[:, 0] == 0) == begins).all()
     assert set(np.unique(drawn.tokens[:, 1:])) == {1, 2, 3}
     assert drawn.description['bos']['applied'] == ('bos id 0 at position 1' if begins else 'none')
 
 
 def test_an_ordinary_first_token_comes_before_texts_once():
-  dot, = BYTES.encode('.')
+  (dot,) = BYTES.encode('.')
   tokenizer = BYTES.beginning_with(dot)
   assert tokenizer.bos_in_texts and tokenizer.prefix == (dot,)
   source, texts = Texts('one. two', '.two. one', 'three.'), ['.one. ', '.two. ', '.three']
@@ -85,8 +107,11 @@ def test_an_ordinary_first_token_comes_before_texts_once():
 def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
   for letters, expected in ((1, [640]), (100, [640, 10**6])):  # letters per token; 100 are too many
     seen = []
-    monkeypatch.setattr(TextTokenizer, 'encode',
-                        lambda self, text: seen.append(len(text)) or [3] * (len(text) // letters))
+    monkeypatch.setattr(
+      TextTokenizer,
+      'encode',
+      lambda self, text: seen.append(len(text)) or [3] * (len(text) // letters),
+    )
     natural(BYTES, Texts('x' * 10**6), sequences=1, length=10)
     assert seen == expected
 
@@ -114,32 +139,44 @@ def test_sources_of_a_command_line(tmp_path):
   lines, text = tmp_path / 'lines.jsonl', tmp_path / 'one.txt'
   lines.write_text('{"text": "a"}\n')
   text.write_text('b')
-  for given, source in (('', Stdlib(domains='docs')), (lines, Jsonl(str(lines))),
-                        ("Stdlib(domains='code')", Stdlib(domains='code'))):
+  for given, source in (
+    ('', Stdlib(domains='docs')),
+    (lines, Jsonl(str(lines))),
+    ("Stdlib(domains='code')", Stdlib(domains='code')),
+  ):
     assert open_source(str(given)) == source
   assert [d.text for d in open_source(str(text)).documents()] == ['b']
 
 
-@pytest.mark.parametrize('files, source', [
+@pytest.mark.parametrize(
+  'files, source',
+  [
     (['a.txt', 'b/c.txt', 'LICENSE'], lambda path: TextFolder(path)),
     (['LICENSE.txt'], lambda path: TextFolder(path)),
     (['a.md', 'README.md', 'picture.png'], lambda path: TextFolder(path, '**/*.md')),
     (['a.txt.gz', 'b/c.txt.gz'], lambda path: TextFolder(path, '**/*.txt.gz')),
-    (['a.jsonl', 'b.jsonl.gz', 'c/d.jsonl.zst'], lambda path: Jsonl(path))])
+    (['a.jsonl', 'b.jsonl.gz', 'c/d.jsonl.zst'], lambda path: Jsonl(path)),
+  ],
+)
 def test_a_folder_with_data_of_one_kind_is_read(tmp_path, files, source):
   written(tmp_path, files)
   assert open_source(str(tmp_path)) == source(str(tmp_path))
 
 
-@pytest.mark.parametrize('files, named', [
-    ([], ['.jsonl', '.txt.gz', '.md', 'TextFolder(']), (['a.csv'], ['TextFolder(', 'pattern']),
+@pytest.mark.parametrize(
+  'files, named',
+  [
+    ([], ['.jsonl', '.txt.gz', '.md', 'TextFolder(']),
+    (['a.csv'], ['TextFolder(', 'pattern']),
     (['a.jsonl', 'LICENSE.txt'], ['Jsonl(', 'TextFolder(']),
     (['a.jsonl', 'README.md'], ['Jsonl(', "pattern='**/*.md'"]),
     (['a.txt', 'a.txt.gz'], ["pattern='**/*.txt.gz'"]),
     (['a.txt', 'b/c.md'], ["pattern='**/*.md'"]),
     (['a.txt', 'LICENSE.txt'], ['LICENSE.txt', 'TextFolder(']),
     (['b/a.txt', 'readme.txt'], ['readme.txt', 'TextFolder(']),
-    (['a.txt', 'b/requirements.txt'], ['requirements.txt', 'TextFolder('])])
+    (['a.txt', 'b/requirements.txt'], ['requirements.txt', 'TextFolder(']),
+  ],
+)
 def test_a_folder_is_not_guessed_at(tmp_path, files, named):
   written(tmp_path, files)
   with pytest.raises(ValueError) as caught:
@@ -165,15 +202,20 @@ def test_a_text_file_may_be_compressed(tmp_path):
   assert [d.text for d in source.documents()] == ['b']
 
 
-@pytest.mark.parametrize('call, words', [
+@pytest.mark.parametrize(
+  'call, words',
+  [
     (lambda: natural(BYTES, corpus(), sequences=101, length=20), 'only 100 documents.*--sequences'),
     (lambda: natural(BYTES, corpus(), bos='twice'), 'twice'),
     (lambda: natural(dataclasses.replace(BYTES, prefix=(0, 0)), corpus(), length=20), '2 BOS'),
     (lambda: by_domain(BYTES, corpus(), length=9999), '9999'),
     (lambda: long_text(BYTES, corpus(), length=10**6), '--length'),
     (lambda: random_tokens(50, bos='force'), '--bos=force'),
-    (lambda: open_source('no/such'), 'no/such'), (lambda: open_source('Nothing'), 'Nothing'),
-    (lambda: open_source('Jsonl('), 'Jsonl')])
+    (lambda: open_source('no/such'), 'no/such'),
+    (lambda: open_source('Nothing'), 'Nothing'),
+    (lambda: open_source('Jsonl('), 'Jsonl'),
+  ],
+)
 def test_inputs_that_cannot_be_made(call, words):
   with pytest.raises(ValueError, match=words):
     call()

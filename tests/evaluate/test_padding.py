@@ -25,7 +25,7 @@ def padded(texts, side, fill):
   """Texts (T, ...) of different lengths as one array, with `fill` on a side."""
   batch = np.full((S, T, *texts[0].shape[1:]), fill, texts[0].dtype)
   for row, text in zip(batch, texts):
-    row[T - len(text) if side == 'left' else 0:][:len(text)] = text
+    row[T - len(text) if side == 'left' else 0 :][: len(text)] = text
   return batch
 
 
@@ -65,8 +65,8 @@ def batch_of_maps(texts, side, rows=1 / T):
     one[:] = rows
     if side == 'right':  # padding sees the text and earlier padding
       one[:] = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
-    one[:, first:first + n] = 0
-    one[:, first:first + n, first:first + n] = text
+    one[:, first : first + n] = 0
+    one[:, first : first + n, first : first + n] = text
   return batch
 
 
@@ -80,8 +80,8 @@ def test_importance_is_that_of_each_text(side, xp, rows):
   for n, texts in enumerate(layers):
     close(sj.importance(given[n], **options(side)), alpha[n])
     for s, text in enumerate(texts):
-      close(alpha[n, s, :, :LENGTHS[s]], sj.importance(text))
-      assert np.isnan(alpha[n, s, :, LENGTHS[s]:]).all()
+      close(alpha[n, s, :, : LENGTHS[s]], sj.importance(text))
+      assert np.isnan(alpha[n, s, :, LENGTHS[s] :]).all()
   rates = sj.sink_rate(alpha, **options(side))
   for k in range(T):
     there = [sj.importance(text)[:, k] for texts in layers for text in texts if text.shape[-1] > k]
@@ -104,13 +104,22 @@ def test_a_report_of_maps(side):
     assert summary[key] == pytest.approx(np.mean([x[key] for x in summaries]), rel=1e-6)
   assert report.lengths.tolist() == LENGTHS.tolist() and '2 to 9 tokens' in repr(report)
   assert report.sink_rate(9) == np.mean([alone[s].sink_rate(9) for s in (0, 3)])
-  shorter = sj.SinkReport.from_attentions([maps[1:3] for maps in batch], **{
-      name: x[1:3] for name, x in options(side).items()})
+  shorter = sj.SinkReport.from_attentions(
+    [maps[1:3] for maps in batch], **{name: x[1:3] for name, x in options(side).items()}
+  )
   assert shorter.importance.shape == (2, 2, HEADS, 7)  # the longest text
 
 
-LINEAR = ('sink rate', 'mean importance', 'mean entropy', 'value norm ratio', 'key norm ratio',
-          'hidden norm ratio', 'massive activation', 'kurtosis')
+LINEAR = (
+  'sink rate',
+  'mean importance',
+  'mean entropy',
+  'value norm ratio',
+  'key norm ratio',
+  'hidden norm ratio',
+  'massive activation',
+  'kurtosis',
+)
 
 
 @SIDES
@@ -118,16 +127,23 @@ def test_a_card_of_arrays(side):
   [texts], hidden = texts_alone(1), drawn(16, seed=5)
   for text in hidden:
     text[0, 3] = 4e3
-  vectors = {name: drawn(heads, WIDTH, seed=seed) for name, heads, seed in (
-      ('keys', KV_HEADS, 1), ('values', KV_HEADS, 6), ('heads', HEADS, 7))}
-  one = lambda s: dict(attentions=[texts[s][None]], hidden=hidden[s][None, None], **{
-      name: np.swapaxes(x[s], 0, 1)[None, None] for name, x in vectors.items()})
+  vectors = {
+    name: drawn(heads, WIDTH, seed=seed)
+    for name, heads, seed in (('keys', KV_HEADS, 1), ('values', KV_HEADS, 6), ('heads', HEADS, 7))
+  }
+  one = lambda s: dict(
+    attentions=[texts[s][None]],
+    hidden=hidden[s][None, None],
+    **{name: np.swapaxes(x[s], 0, 1)[None, None] for name, x in vectors.items()},
+  )
   alone = [signature.from_arrays(**one(s)) for s in range(S)]
   # Padding may hold anything, since a model computes nothing there that counts.
   rows = signature.from_arrays(
-      attentions=[batch_of_maps(texts, side)], hidden=padded(hidden, side, np.nan)[:, None], **{
-          name: np.moveaxis(padded(x, side, np.inf), 1, 2)[:, None] for name, x in vectors.items()},
-      **options(side))
+    attentions=[batch_of_maps(texts, side)],
+    hidden=padded(hidden, side, np.nan)[:, None],
+    **{name: np.moveaxis(padded(x, side, np.inf), 1, 2)[:, None] for name, x in vectors.items()},
+    **options(side),
+  )
   first = lambda rows, measure: next(row for row in rows if row['measure'] == measure)
   for measure in LINEAR:
     for key in ('value', 'uniform'):
@@ -142,20 +158,26 @@ def test_a_card_of_arrays(side):
   assert sj.card_of(importance=given, **options(side)).sentences
 
 
-SPECS = [sj.AttentionSpec(), sj.AttentionSpec(position=sj.Alibi(), mask=sj.Window(3)),
-         sj.AttentionSpec(mask=sj.Prefix(4), kv_bias=sj.KBias()),  # longer than the shortest text
-         sj.AttentionSpec('Sigmoid()', 'Unnormalized()', temperature='LogLength()')]
+SPECS = [
+  sj.AttentionSpec(),
+  sj.AttentionSpec(position=sj.Alibi(), mask=sj.Window(3)),
+  sj.AttentionSpec(mask=sj.Prefix(4), kv_bias=sj.KBias()),  # longer than the shortest text
+  sj.AttentionSpec('Sigmoid()', 'Unnormalized()', temperature='LogLength()'),
+]
 
 
 @SIDES
 @pytest.mark.parametrize('spec', SPECS, ids=str)
 def test_streaming_importance_is_that_of_each_text(side, spec):
-  q, k = ([x.astype(np.float32) for x in drawn(heads, WIDTH, seed=heads)]
-          for heads in (HEADS, KV_HEADS))
+  q, k = (
+    [x.astype(np.float32) for x in drawn(heads, WIDTH, seed=heads)] for heads in (HEADS, KV_HEADS)
+  )
   half = lambda param: np.full(param.shape, 0.5, np.float32)
   shapes = spec.params(sj.Dims(HEADS, KV_HEADS, WIDTH))
-  params = {component: {name: half(param) for name, param in named.items()}
-            for component, named in shapes.items()}
+  params = {
+    component: {name: half(param) for name, param in named.items()}
+    for component, named in shapes.items()
+  }
   measure = functools.partial(sj.streaming_importance, spec, params=params, entropy=True)
   batch = [padded(x, side, np.nan) for x in (q, k)]
   found = measure(*batch, **options(side))
@@ -181,8 +203,11 @@ def test_a_temperature_that_counts_a_prefix_is_refused():
 
 
 CONFIG = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=11)
-MODELS = [dict(pattern=(Layer(mask=sj.Window(3)), Layer())), dict(sink_tokens=1),
-          dict(attention=sj.AttentionSpec(mask=sj.Prefix(4)))]
+MODELS = [
+  dict(pattern=(Layer(mask=sj.Window(3)), Layer())),
+  dict(sink_tokens=1),
+  dict(attention=sj.AttentionSpec(mask=sj.Prefix(4))),
+]
 
 
 @SIDES
@@ -195,12 +220,12 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
   report = sj.probe(run, tokens, batch_size=2, **options(side))
   alone = [sj.probe(run, text[None]) for text in texts]
   for s, one in enumerate(alone):
-    close(report.importance[s, ..., :LENGTHS[s]], one.importance[0])
-    assert np.isnan(report.importance[s, ..., LENGTHS[s]:]).all()
+    close(report.importance[s, ..., : LENGTHS[s]], one.importance[0])
+    assert np.isnan(report.importance[s, ..., LENGTHS[s] :]).all()
     close(report.entropy[s], one.entropy[0])
     for kind in ('hidden', 'key', 'value', 'head'):
       # Float32 norms of about 4.
-      close(report.norms[kind][s, ..., :LENGTHS[s]], one.norms[kind][0], rtol=1e-5)
+      close(report.norms[kind][s, ..., : LENGTHS[s]], one.norms[kind][0], rtol=1e-5)
   for kind in ('hidden', 'value'):  # a ratio of means over texts
     norms = [one.norms[kind][0].astype(np.float64) for one in alone]
     mean = lambda part: np.mean([part(x).reshape(len(x), -1).mean(1) for x in norms], 0)
@@ -231,9 +256,13 @@ def layers_of(*shape, window=None, chunk=None, prefix=0):
 def test_padding_on_the_left_is_refused(rows):
   layers = [batch_of_maps(texts, 'left', rows) for texts in texts_alone()]
   for xp in (np, jnp):
-    for maps in (tuple(map(xp.asarray, layers)), xp.asarray(layers),
-                 xp.asarray(np.stack(layers, 1)), xp.asarray(layers[0]),
-                 xp.asarray(layers[0][1, 0])):
+    for maps in (
+      tuple(map(xp.asarray, layers)),
+      xp.asarray(layers),
+      xp.asarray(np.stack(layers, 1)),
+      xp.asarray(layers[0]),
+      xp.asarray(layers[0][1, 0]),
+    ):
       with pytest.raises(ValueError, match='5 tokens of padding .* mask='):
         sj.importance(maps)
   for call in (sj.SinkReport.from_attentions, lambda maps: sj.card_of(attentions=maps)):
@@ -241,9 +270,11 @@ def test_padding_on_the_left_is_refused(rows):
       call(layers)
 
 
-@pytest.mark.parametrize('options_of_maps', [
-    {}, dict(window=1), dict(window=3), dict(chunk=4), dict(prefix=4),
-    dict(prefix=4, window=2)], ids=str)
+@pytest.mark.parametrize(
+  'options_of_maps',
+  [{}, dict(window=1), dict(window=3), dict(chunk=4), dict(prefix=4), dict(prefix=4, window=2)],
+  ids=str,
+)
 def test_masks_without_padding_pass(options_of_maps):
   maps = layers_of(2, 3, **options_of_maps)
   assert np.isfinite(sj.importance([maps, maps])).all()
@@ -265,7 +296,9 @@ def test_weights_of_zero_are_not_padding():
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize('given, words', [
+@pytest.mark.parametrize(
+  'given, words',
+  [
     (dict(lengths=[9, 4, 7, 9, 2], mask=np.ones((S, T))), 'not both'),
     (dict(lengths=[9, 4, 7, 9]), '5 sequences'),
     (dict(lengths=[9, 4, 7, 10, 2]), r'lengths \[3\].* is 10'),
@@ -274,16 +307,20 @@ def test_weights_of_zero_are_not_padding():
     (dict(mask=np.ones((S, T + 1))), r'mask .*\(5, 9\)'),
     (dict(mask=np.eye(S, T)[:, ::-1] * 2), 'every row 1'),
     (dict(mask=np.arange(T) % 2 + np.zeros((S, 1))), 'without a gap'),
-    (dict(mask=np.zeros((S, T))), 'every row')])
+    (dict(mask=np.zeros((S, T))), 'every row'),
+  ],
+)
 def test_where_texts_cannot_lie(given, words):
   maps = layers_of(S, HEADS)
   config = sj.ModelConfig(layers=1, d_model=8, heads=2, ffn_hidden=8, vocab_size=11)
   q = np.ones((S, T, 2, 4), np.float32)
-  for call in (lambda **given: sj.importance(maps, **given),
-               lambda **given: sj.SinkReport.from_attentions([maps], **given),
-               lambda **given: sj.card_of(attentions=[maps], **given),
-               lambda **given: sj.streaming_importance(sj.AttentionSpec(), q, q, **given),
-               lambda **given: sj.probe(sj.Run(config, {}), np.ones((S, T), int), **given)):
+  for call in (
+    lambda **given: sj.importance(maps, **given),
+    lambda **given: sj.SinkReport.from_attentions([maps], **given),
+    lambda **given: sj.card_of(attentions=[maps], **given),
+    lambda **given: sj.streaming_importance(sj.AttentionSpec(), q, q, **given),
+    lambda **given: sj.probe(sj.Run(config, {}), np.ones((S, T), int), **given),
+  ):
     with pytest.raises(ValueError, match=words):
       call(**given)
 
@@ -301,8 +338,12 @@ def test_rates_need_to_know_where_texts_end():
   alpha = sj.importance([layers_of(S, HEADS)], lengths=LENGTHS)
   with pytest.raises(ValueError, match='is nan: .* needs lengths= or mask='):
     sj.sink_rate(alpha)
-  for given in (dict(lengths=LENGTHS - 1), dict(lengths=np.full(S, T)), dict(mask=np.ones((S, T))),
-                dict(lengths=LENGTHS[1:])):
+  for given in (
+    dict(lengths=LENGTHS - 1),
+    dict(lengths=np.full(S, T)),
+    dict(mask=np.ones((S, T))),
+    dict(lengths=LENGTHS[1:]),
+  ):
     with pytest.raises(ValueError, match='importance (must be NaN|has no axis)'):
       sj.sink_rate(alpha, **given)
   alpha[0, 0, 0, 1] = np.nan

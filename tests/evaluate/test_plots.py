@@ -12,10 +12,11 @@ from sink_jax.evaluate import plots
 from sink_jax.models.transformer import init_params
 
 MODELS = {
-    'one head and layer': dict(layers=1, heads=1),
-    'sigmoid': dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
-    'bias slot': dict(attention=sj.AttentionSpec(kv_bias=sj.KBias()), norm_location='post'),
-    'sink token': dict(sink_tokens=1)}
+  'one head and layer': dict(layers=1, heads=1),
+  'sigmoid': dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
+  'bias slot': dict(attention=sj.AttentionSpec(kv_bias=sj.KBias()), norm_location='post'),
+  'sink token': dict(sink_tokens=1),
+}
 TOKENS = np.random.default_rng(0).integers(0, 11, (3, 6))
 
 
@@ -29,8 +30,10 @@ def check(path):
 
 @pytest.fixture(scope='module', params=MODELS)
 def probed(request):
-  config = sj.ModelConfig(**dict(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11,
-                                 dtype='float32') | MODELS[request.param])
+  config = sj.ModelConfig(
+    **dict(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11, dtype='float32')
+    | MODELS[request.param]
+  )
   model = sj.Run(config, init_params(config, 0), name='test', step=7)
   return request.param, model, sj.probe(model, TOKENS)
 
@@ -46,11 +49,14 @@ def test_maps_are_what_the_probe_measured(probed):
   name, model, report = probed
   maps = plots.head_maps(model, TOKENS)
   np.testing.assert_allclose(maps.importance, report.head_importance(), rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0),
-                             rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0), rtol=1e-4, atol=1e-5
+  )
   assert maps.proxy == (name == 'sigmoid')
   if name in ('bias slot', 'sink token'):  # rows sum to one without the extra key's share
-    np.testing.assert_allclose(1 - maps.normalized.sum(-1).mean(-1), report.extra_key.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(
+      1 - maps.normalized.sum(-1).mean(-1), report.extra_key.mean(0), rtol=1e-4
+    )
   heads = plots.strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()
   assert maps.importance[heads[-1]] == maps.importance.min()
@@ -79,7 +85,9 @@ def test_a_large_model_has_a_map_without_numbers(probed):
 
 def test_a_notebook_shows_figures(probed, tmp_path):
   name, model, report = probed
-  np.testing.assert_allclose(report.plot().axes[0].images[0].get_array(), report.head_importance().T)
+  np.testing.assert_allclose(
+    report.plot().axes[0].images[0].get_array(), report.head_importance().T
+  )
   if name == 'sigmoid':
     sj.analyse('norms', model, TOKENS).plot(tmp_path / 'norms.png')
     check(tmp_path / 'norms.png')

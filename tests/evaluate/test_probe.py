@@ -29,10 +29,15 @@ TOKENS = np.random.default_rng(0).integers(0, 11, (5, 12))
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('spec', [
-    sj.AttentionSpec(), sj.AttentionSpec('Sigmoid()', 'Unnormalized()'),
+@pytest.mark.parametrize(
+  'spec',
+  [
+    sj.AttentionSpec(),
+    sj.AttentionSpec('Sigmoid()', 'Unnormalized()'),
     sj.AttentionSpec(kv_bias=sj.KBias()),
-    sj.AttentionSpec('Softpick()', 'AbsSum()', kv_bias=sj.SinkLogit())])
+    sj.AttentionSpec('Softpick()', 'AbsSum()', kv_bias=sj.SinkLogit()),
+  ],
+)
 def test_a_report_is_what_the_maps_say(spec):
   model = run(attention=spec, dtype='float32')
   report = sj.probe(model, TOKENS)
@@ -42,19 +47,28 @@ def test_a_report_is_what_the_maps_say(spec):
   np.testing.assert_allclose(report.importance, np.moveaxis(alpha, 1, 0), rtol=1e-5, atol=1e-6)
   assert report.sink_rate(position=1, epsilon=0.2) == pytest.approx((alpha[..., 0] > 0.2).mean())
   assert report.sink_rate(position=3, epsilon=0.2) == pytest.approx((alpha[..., 2] > 0.2).mean())
-  rows = np.concatenate([proxy, np.maximum(1 - proxy.sum(-1, keepdims=True), 1e-30)], -1)  # and the extra key
+  rows = np.concatenate(
+    [proxy, np.maximum(1 - proxy.sum(-1, keepdims=True), 1e-30)], -1
+  )  # and the extra key
   entropy = -(rows * np.log(np.maximum(rows, 1e-30))).sum(-1).mean((1, 3))
   seen = np.arange(1, 13) + spec.kv_bias.has_extra_key
-  np.testing.assert_allclose(report.summary()['entropy_ratio'], entropy / np.log(seen).mean(), rtol=1e-4)
+  np.testing.assert_allclose(
+    report.summary()['entropy_ratio'], entropy / np.log(seen).mean(), rtol=1e-4
+  )
   raw = np.asarray(layers.attention.weights_BxHxTxT)
   hidden = np.linalg.norm(layers.hidden, axis=-1)  # (N, S, T)
-  np.testing.assert_allclose(report.norm_ratio('hidden')[1:],
-                             hidden[..., 0].mean(1) / hidden[..., 1:].mean((1, 2)), rtol=1e-4)
+  np.testing.assert_allclose(
+    report.norm_ratio('hidden')[1:],
+    hidden[..., 0].mean(1) / hidden[..., 1:].mean((1, 2)),
+    rtol=1e-4,
+  )
   summary = report.summary(0.2)
   assert summary['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.2).mean())
   assert summary['raw_row_mass'] == pytest.approx(raw.sum(-1).mean(), rel=1e-5)
   assert (summary['sink_bias_slot'] is None) == (not spec.kv_bias.has_extra_key)
-  assert ('raw mass' in repr(report)) == (spec != sj.AttentionSpec())  # softmax: it is the mean importance
+  assert ('raw mass' in repr(report)) == (
+    spec != sj.AttentionSpec()
+  )  # softmax: it is the mean importance
 
 
 def test_the_slot_rate_counts_with_and_without_the_dummy_row():
@@ -65,12 +79,14 @@ def test_the_slot_rate_counts_with_and_without_the_dummy_row():
   summary = report.summary(epsilon)
   assert summary['sink_bias_slot'] == pytest.approx(100 * (slot > epsilon).mean())
   assert summary['sink_bias_slot_released'] == pytest.approx(
-      100 * (report.extra_key_released > epsilon).mean())
+    100 * (report.extra_key_released > epsilon).mean()
+  )
 
 
 def test_the_norm_of_the_sink_token_itself():
   model = run(sink_tokens=2, dtype='float32')
-  # Equivalent: two more entries of the vocabulary come first. Then the sink token is an ordinary token.
+  # Equivalent: two more entries of the vocabulary come first. Then the sink token is an ordinary
+  # token.
   params = {k: v for k, v in model.params.items() if k != 'sink_tokens'}
   params['embed'] = np.concatenate([params['embed'], model.params['sink_tokens']])
   params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 2)))}
@@ -93,21 +109,38 @@ def test_the_norm_of_the_sink_token_itself():
 def test_the_protocol_tells_what_was_measured():
   protocol = sj.probe(run(), TOKENS, dtype='bfloat16').protocol
   assert 'per sequence' in protocol.pop('metric') and protocol == dict(
-      scores='attention weights', blocks=[1, 2], first_token_limits=[1, 1], sequences=5, length=12,
-      activation_sequences=5, dtype='bfloat16', matmul_precision='default', bos='none',
-      first_token_ids=TOKENS[0, :4].tolist(), step=7, run='test')
+    scores='attention weights',
+    blocks=[1, 2],
+    first_token_limits=[1, 1],
+    sequences=5,
+    length=12,
+    activation_sequences=5,
+    dtype='bfloat16',
+    matmul_precision='default',
+    bos='none',
+    first_token_ids=TOKENS[0, :4].tolist(),
+    step=7,
+    run='test',
+  )
   proxy = sj.probe(run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')), TOKENS).protocol
   assert proxy['matmul_precision'] == 'highest' and 'proxy' in proxy['scores']
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize('options, words', [
-    (dict(tokens=np.zeros((0, 5), int)), r'\(S, T\)'), (dict(tokens=np.zeros(5, int)), r'\(S, T\)'),
-    (dict(tokens=np.full((2, 5), 11)), 'vocabulary has 11'), (dict(tokens=np.full((2, 5), -1)), 'vocabulary'),
-    (dict(), 'give either tokens'), (dict(tokens=np.zeros((2, 4), int), length=3), 'give either tokens'),
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    (dict(tokens=np.zeros((0, 5), int)), r'\(S, T\)'),
+    (dict(tokens=np.zeros(5, int)), r'\(S, T\)'),
+    (dict(tokens=np.full((2, 5), 11)), 'vocabulary has 11'),
+    (dict(tokens=np.full((2, 5), -1)), 'vocabulary'),
+    (dict(), 'give either tokens'),
+    (dict(tokens=np.zeros((2, 4), int), length=3), 'give either tokens'),
     (dict(tokens=np.zeros((2, 4), int), texts=['a']), 'give either tokens'),
     (dict(tokens=np.zeros((2, 4), int), special=True), 'give either tokens'),
-    (dict(texts=['a text']), 'no tokenizer is known: pass token ids')])
+    (dict(texts=['a text']), 'no tokenizer is known: pass token ids'),
+  ],
+)
 def test_what_a_probe_refuses(options, words):
   with pytest.raises(ValueError, match=words):
     sj.probe(run(), **options)
@@ -140,23 +173,36 @@ def test_the_largest_activation_is_named():
   embed[TOKENS[0, 0], 5] = 3e4  # this token is only at the start of the text
   model.params['embed'] = embed
   report = sj.probe(model, np.full((3, 8), TOKENS[0, 0] + np.minimum(1, np.arange(8))) % 11)
-  row, = [line for line in repr(report).splitlines() if line.startswith('largest activation')]
+  (row,) = [line for line in repr(report).splitlines() if line.startswith('largest activation')]
   size = np.asarray(report.activations.activation_max)
   times = size / np.asarray(report.activations.activation_median)
   assert f'{times.max():,.0f} times the median' in row and 'channel 5 of token 1' in row
   assert f'{size[times.argmax()]:,.0f}' in row
-  calm = repr(sj.probe(run(scale=1.0, attention=sj.AttentionSpec(
-      'Sigmoid()', 'Unnormalized()', kv_bias=sj.KVBias())), TOKENS))
+  calm = repr(
+    sj.probe(
+      run(
+        scale=1.0, attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()', kv_bias=sj.KVBias())
+      ),
+      TOKENS,
+    )
+  )
   assert '* of proxy' in calm and 'Sink_*' in calm and max(map(len, calm.splitlines())) < 160
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize('mask, pattern, words', [
-    ('Window(size=3)', (), '2 of 2 blocks'), ('Window(size=4)', (), ''), ('Prefix(length=2)', (), ''),
-    ('Causal()', (Layer(mask=sj.Window(size=2)), Layer()), '1 of 2 blocks')])
+@pytest.mark.parametrize(
+  'mask, pattern, words',
+  [
+    ('Window(size=3)', (), '2 of 2 blocks'),
+    ('Window(size=4)', (), ''),
+    ('Prefix(length=2)', (), ''),
+    ('Causal()', (Layer(mask=sj.Window(size=2)), Layer()), '1 of 2 blocks'),
+  ],
+)
 def test_a_mask_that_hides_the_first_token_is_named(mask, pattern, words):
-  config = sj.ModelConfig(**CONFIG, attention=sj.AttentionSpec(mask=mask),
-                          **dict(pattern=pattern) if pattern else {})
+  config = sj.ModelConfig(
+    **CONFIG, attention=sj.AttentionSpec(mask=mask), **dict(pattern=pattern) if pattern else {}
+  )
   report = sj.probe(sj.Run(config, init_params(config, 0)), TOKENS)
   note = [line for line in repr(report).splitlines() if 'by construction' in line]
   assert len(note) == bool(words) and all(words in line for line in note)
@@ -173,11 +219,19 @@ def test_positions_are_1_based():
       report.sink_rate(position)
 
 
-@pytest.mark.parametrize('value, block, words', [
-    (np.nan, 0, 'importance in block 2, head 1 is not finite; nor is its parameter '
-     r'blocks/attention/value/kernel\[0\], so the model cannot be used.'),
+@pytest.mark.parametrize(
+  'value, block, words',
+  [
+    (
+      np.nan,
+      0,
+      'importance in block 2, head 1 is not finite; nor is its parameter '
+      r'blocks/attention/value/kernel\[0\], so the model cannot be used.',
+    ),
     (np.inf, 0, r'importance in block 2, head 1 is .*/kernel\[0\]'),
-    (np.nan, 1, r'value norm in block 2, head 1 is .*/kernel\[1\]')])
+    (np.nan, 1, r'value norm in block 2, head 1 is .*/kernel\[1\]'),
+  ],
+)
 def test_a_parameter_that_is_not_finite_is_named(value, block, words):
   model = run()
   kernel = model.params['blocks']['attention']['value']['kernel']
@@ -189,7 +243,9 @@ def test_a_parameter_that_is_not_finite_is_named(value, block, words):
 def test_activations_that_overflow():
   model = run()
   model = dataclasses.replace(model, params=jax.tree.map(lambda x: x * 1e30, model.params))
-  with pytest.raises(ValueError, match='of the embedding is not .*overflow in bfloat16 .*: use dtype flo'):
+  with pytest.raises(
+    ValueError, match='of the embedding is not .*overflow in bfloat16 .*: use dtype flo'
+  ):
     sj.probe(model, TOKENS, dtype='bfloat16')
   with pytest.raises(ValueError, match='overflow in float32 on these inputs'):
     sj.probe(model, TOKENS)
@@ -214,9 +270,11 @@ def test_norms_that_vanish_have_no_ratio():
   report = sj.probe(model, TOKENS)
   assert report.summary()['value_ratio'] == [None, None]
   assert None not in report.summary()['key_ratio']
-  spoilt = dataclasses.replace(report, activations=report.activations._replace(
-      kurtosis_moment=np.array([np.nan, 3.0, np.inf])))
+  spoilt = dataclasses.replace(
+    report, activations=report.activations._replace(kurtosis_moment=np.array([np.nan, 3.0, np.inf]))
+  )
   assert spoilt.summary()['kurtosis_moment'] == [None, 3.0, None]
-  huge = dataclasses.replace(report, norms=report.norms | {
-      'value': np.full_like(report.norms['value'], 3e38)})
+  huge = dataclasses.replace(
+    report, norms=report.norms | {'value': np.full_like(report.norms['value'], 3e38)}
+  )
   assert huge.summary()['value_ratio'] == [1, 1]  # float32 cannot hold their sum

@@ -22,14 +22,24 @@ def temporary_bytes(config, recorded, length):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize('options', [
+@pytest.mark.parametrize(
+  'options',
+  [
     dict(kv_heads=1),
-    dict(attention=sj.AttentionSpec(kv_bias='SinkLogit()'), pattern=(
-        Layer(mask=sj.Window(128), experts=Experts(4, 2)), Layer(experts=Experts(4, 2)))),
-    dict(attention=sj.AttentionSpec(position='Nope()'), pattern=(Layer(mamba=Mamba(64, 8, 4, 4)), Layer()))])
+    dict(
+      attention=sj.AttentionSpec(kv_bias='SinkLogit()'),
+      pattern=(Layer(mask=sj.Window(128), experts=Experts(4, 2)), Layer(experts=Experts(4, 2))),
+    ),
+    dict(
+      attention=sj.AttentionSpec(position='Nope()'),
+      pattern=(Layer(mamba=Mamba(64, 8, 4, 4)), Layer()),
+    ),
+  ],
+)
 def test_memory_is_linear_in_the_length(options):
   recorded = sj.RecordOptions(
-      attention=lambda seen: (query_key_angles(seen), last_row(seen), largest_logit(seen)))
+    attention=lambda seen: (query_key_angles(seen), last_row(seen), largest_logit(seen))
+  )
   config = sj.ModelConfig(**SMALL | options)
   short, long = (temporary_bytes(config, recorded, length) for length in LENGTHS)
   # For four times the tokens, linear memory grows four times, and quadratic memory sixteen times.

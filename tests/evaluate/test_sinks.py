@@ -14,9 +14,7 @@ from sink_jax.foreign import as_array
 
 pytestmark = pytest.mark.typed
 
-A = np.array([[1.0, 0.0, 0.0],
-              [0.5, 0.5, 0.0],
-              [0.6, 0.3, 0.1]])
+A = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.6, 0.3, 0.1]])
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
@@ -34,8 +32,8 @@ def test_a_prefix_counts_all_rows():
 
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_the_threshold_comes_before_the_mean(xp):
-  # Two sequences, one layer, two heads. Head 1 has 0.5 and 0.0. Their mean 0.25 is below 0.3, yet the head is
-  # a sink in one of two sequences. Head 2 has 0.31 twice.
+  # Two sequences, one layer, two heads. Head 1 has 0.5 and 0.0. Their mean 0.25 is below 0.3, yet
+  # the head is a sink in one of two sequences. Head 2 has 0.31 twice.
   importance = xp.asarray([[[[0.5, 0.0], [0.31, 0.0]]], [[[0.0, 0.0], [0.31, 0.3]]]])
   np.testing.assert_allclose(sj.sink_rate(importance), [0.75, 0.0])  # 0.3 is not above 0.3
   np.testing.assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
@@ -80,8 +78,10 @@ def test_tensors_of_pytorch_are_taken_wherever_arrays_are():
   card = sj.card_of(attentions=Stacked([maps] * 5), hidden=Tensor(np.ones((2, 4, 3, 8))))
   assert card.sentences
   q = np.random.default_rng(0).standard_normal((2, 3, 1, 2)).astype(np.float32)
-  found, expected = (sj.streaming_importance(sj.AttentionSpec(), x, x, mask=given)
-                     for x, given in ((Tensor(q), Tensor(mask, 'torch.int64')), (q, mask)))
+  found, expected = (
+    sj.streaming_importance(sj.AttentionSpec(), x, x, mask=given)
+    for x, given in ((Tensor(q), Tensor(mask, 'torch.int64')), (q, mask))
+  )
   np.testing.assert_array_equal(found.raw, expected.raw)
   # Ids stay whole numbers: float32 has none above 2^24 that are odd.
   assert as_array(Tensor([2**24 + 1], 'torch.int64'), 'tokens').tolist() == [2**24 + 1]
@@ -111,15 +111,21 @@ def test_maps_have_a_report_of_their_own(tmp_path):
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize('call', [
-    lambda x: sj.importance(x(A)), lambda x: sj.importance([x(A[None])] * 2),
-    lambda x: sj.sink_rate(x(HALF)), lambda x: sj.emergence_step([0, 1], x([0.1, 0.2])),
+@pytest.mark.parametrize(
+  'call',
+  [
+    lambda x: sj.importance(x(A)),
+    lambda x: sj.importance([x(A[None])] * 2),
+    lambda x: sj.sink_rate(x(HALF)),
+    lambda x: sj.emergence_step([0, 1], x([0.1, 0.2])),
     lambda x: sj.SinkReport.from_attentions([x(A[None, None])]),
     lambda x: sj.card_of(importance=x(HALF)),
     lambda x: sj.card_of(attentions=x(A[None, None, None])),
     lambda x: sj.importance(A[None], lengths=x([3])),
     lambda x: sj.importance(A[None], mask=x([[1, 1, 1]])),
-    lambda x: sj.streaming_importance(sj.AttentionSpec(), x(QK), QK)])
+    lambda x: sj.streaming_importance(sj.AttentionSpec(), x(QK), QK),
+  ],
+)
 def test_masked_entries_are_refused(call):
   """NumPy's masked arrays would otherwise count with what lies under their mask."""
   call(np.asarray)
@@ -135,17 +141,23 @@ def test_masked_entries_are_refused(call):
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize('call, words', [
+@pytest.mark.parametrize(
+  'call, words',
+  [
     (lambda: sj.importance([A, A[:2, :2]]), '^attention is a list of parts with different shapes'),
     (lambda: sj.importance([[1.0], [0.5, 0.5]]), '^attention is a list'),
     (lambda: sj.importance([A[None], A[None, :2, :2]]), r'^attention\[1\] has shape \(1, 2, 2\)'),
-    (lambda: sj.SinkReport.from_attentions([np.ones((1, h, 1, 1)) for h in (2, 3)]),
-     r'\[1\] has shape'),
+    (
+      lambda: sj.SinkReport.from_attentions([np.ones((1, h, 1, 1)) for h in (2, 3)]),
+      r'\[1\] has shape',
+    ),
     (lambda: sj.SinkReport.from_attentions([]), 'attentions'),
     (lambda: sj.sink_rate([HALF[0], HALF[0, 0]]), '^importance is a list'),
     (lambda: sj.emergence_step([[0], [1, 2]], [0.1, 0.2]), '^steps is a list'),
     (lambda: sj.importance(A[None], lengths=[[1], [1, 2]]), '^lengths is a list'),
-    (lambda: sj.importance(A[None], mask=[[1], [1, 1]]), '^mask is a list')])
+    (lambda: sj.importance(A[None], mask=[[1], [1, 1]]), '^mask is a list'),
+  ],
+)
 def test_ragged_lists_are_named(call, words):
   with pytest.raises(ValueError, match=words):
     call()
@@ -170,13 +182,27 @@ def rates(value):
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize('call, words', [
-    (lambda: sj.sink_rate(np.broadcast_to(A, (2, 5, 4, 3, 3))), r'take sink_rate\(importance\(maps\)\)'),
-    (lambda: sj.sink_rate(np.broadcast_to(A, (1, 2, 3, 3))), r'take sink_rate\(importance\(maps\)\)'),
-    (lambda: sj.sink_rate(sj.importance(np.broadcast_to(A, (2, 4, 3, 3)))), r'importance\(\[map\]\)'),
+@pytest.mark.parametrize(
+  'call, words',
+  [
+    (
+      lambda: sj.sink_rate(np.broadcast_to(A, (2, 5, 4, 3, 3))),
+      r'take sink_rate\(importance\(maps\)\)',
+    ),
+    (
+      lambda: sj.sink_rate(np.broadcast_to(A, (1, 2, 3, 3))),
+      r'take sink_rate\(importance\(maps\)\)',
+    ),
+    (
+      lambda: sj.sink_rate(sj.importance(np.broadcast_to(A, (2, 4, 3, 3)))),
+      r'importance\(\[map\]\)',
+    ),
     (lambda: sj.SinkReport.from_attentions(np.broadcast_to(A, (2, 4, 3, 3))), r'a list: \[map\]'),
     (lambda: sj.SinkReport.from_attentions(np.zeros((2, 5, 3, 3))), r'\(S, H, T, T\) of each'),
-    (lambda: sj.SinkReport.from_attentions(np.zeros((1, 1, 2, 5, 3, 3))), r'\(S, H, T, T\) of each'),
+    (
+      lambda: sj.SinkReport.from_attentions(np.zeros((1, 1, 2, 5, 3, 3))),
+      r'\(S, H, T, T\) of each',
+    ),
     (lambda: sj.SinkReport.from_attentions((None, None)), 'eager'),
     (lambda: sj.importance((None, None)), 'eager'),
     (lambda: sj.importance(np.zeros((3, 4))), r'\(\.\.\., T, T\)'),
@@ -184,11 +210,15 @@ def rates(value):
     (lambda: sj.importance([[1j]]), 'real numbers'),
     (lambda: jax.jit(sj.importance)(jnp.zeros((2, 3))), r'\(\.\.\., T, T\)'),
     (lambda: sj.sink_rate(np.zeros((3, 4))), r'\(S, N, H, T\)'),
-    *((lambda epsilon=epsilon: sj.sink_rate(HALF, epsilon), 'epsilon=.*between 0 and 1')
-      for epsilon in (30, 0, 1, -0.1, float('nan'))),
+    *(
+      (lambda epsilon=epsilon: sj.sink_rate(HALF, epsilon), 'epsilon=.*between 0 and 1')
+      for epsilon in (30, 0, 1, -0.1, float('nan'))
+    ),
     (lambda: jax.jit(sj.sink_rate, static_argnums=1)(HALF, 30), 'epsilon=30'),
     (lambda: sj.emergence_step([0, 1], [0.2, np.nan]), 'with finite'),
-    (lambda: sj.emergence_step([0, 1, 2], [0.2, 0.3]), 'equally long')])
+    (lambda: sj.emergence_step([0, 1, 2], [0.2, 0.3]), 'equally long'),
+  ],
+)
 def test_what_is_refused(call, words):
   with pytest.raises(ValueError, match=words):
     call()
@@ -217,15 +247,24 @@ def test_float64_stays_and_whole_numbers_are_weights():
 
 @pytest.mark.filterwarnings('ignore:overflow')
 @pytest.mark.parametrize('xp', [np, jnp])
-@pytest.mark.parametrize('metric, made, words', [
+@pytest.mark.parametrize(
+  'metric, made, words',
+  [
     (sj.importance, maps(np.nan), r'row \[1, 0, 3, 2\] \(from 0\) is nan'),
-    (sj.importance, maps(-0.25), r'row \[1, 0, 3, 2\].* is 0.45: weights are finite and not negative'),
+    (
+      sj.importance,
+      maps(-0.25),
+      r'row \[1, 0, 3, 2\].* is 0.45: weights are finite and not negative',
+    ),
     (sj.importance, maps(7.5), r'row \[1, 0, 3, 2\] .* is 8.2'),
     (sj.importance, maps(0.32), r'is 1.02.*raw=True'),
     (RAW, maps(-np.inf), r'key \[1, 0, 3, 1\] .* is -inf'),
     (RAW, np.full((2, 2), 3e38, np.float32), 'key .* is inf'),
     (sj.sink_rate, rates(np.nan), r'importance \[1, 0, 3, 2\] \(from 0\) is nan'),
-    (sj.sink_rate, rates(-0.1), 'is -0.1: it must be between 0 and'), (sj.sink_rate, rates(7.7), 'is 7.7')])
+    (sj.sink_rate, rates(-0.1), 'is -0.1: it must be between 0 and'),
+    (sj.sink_rate, rates(7.7), 'is 7.7'),
+  ],
+)
 def test_the_first_number_that_attention_cannot_have_is_named(xp, metric, made, words):
   with pytest.raises(ValueError, match=words):
     metric(xp.asarray(made))
@@ -247,8 +286,8 @@ def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01) and sj.sink_rate(alpha)[4] == 1
   with pytest.raises(ValueError, match=r'\[0, 0, 0, 4\]'):
     sj.sink_rate(alpha * 1.01)
-  # An array may hold only the first keys of a longer text. Their true bound is lower than the bound from
-  # their number, so none is refused.
+  # An array may hold only the first keys of a longer text. Their true bound is lower than the bound
+  # from their number, so none is refused.
   assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
 
 
@@ -281,15 +320,23 @@ def test_counts_of_many_heads_are_exact():
   assert sj.sink_rate(alpha) == 1
 
 
-@pytest.mark.parametrize('rate, expected', [
-    ([0, 0, 0], None), ([0.2, 0.3, 0.4], 0), ([0, 0.2, 0.05, 0.1, 0.5], 60),
-    ([0.5, 0.5, 0.0], None), ([], None), ([0, 0, 0.1], 40)])
+@pytest.mark.parametrize(
+  'rate, expected',
+  [
+    ([0, 0, 0], None),
+    ([0.2, 0.3, 0.4], 0),
+    ([0, 0.2, 0.05, 0.1, 0.5], 60),
+    ([0.5, 0.5, 0.0], None),
+    ([], None),
+    ([0, 0, 0.1], 40),
+  ],
+)
 def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
   assert sj.emergence_step(range(0, 20 * len(rate), 20), rate, level=0.1) == expected
 
 
 def test_metrics_need_numpy_and_jax_and_attention_jaxtyping():
-  code = '''
+  code = """
 import sys
 for name in ('flax', 'ml_collections', 'optax', 'orbax', 'grain', 'tensorflow_datasets', 'jaxtyping'):
   sys.modules[name] = None
@@ -303,7 +350,7 @@ del sys.modules['jaxtyping']
 x = np.ones((1, 4, 2, 8), np.float32)
 print(sj.attend(sj.AttentionSpec(), x, x, x).shape)
 print(sj.streaming_importance(sj.AttentionSpec(), x, x).raw.shape)
-'''
+"""
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
 

@@ -10,18 +10,31 @@ from pathlib import Path
 import pytest
 
 from sink_jax.io.files import (
-    WrongContent, check_downloaded, decoded, named_in_errors, read_text_limited, refused,
-    remove_temporaries, replace_atomically, sha256_of_files, write_atomically)
+  WrongContent,
+  check_downloaded,
+  decoded,
+  named_in_errors,
+  read_text_limited,
+  refused,
+  remove_temporaries,
+  replace_atomically,
+  sha256_of_files,
+  write_atomically,
+)
 from sink_jax.io.paths import cache_root, files_below, import_file, move_folder, to_path
 
 
-@pytest.mark.parametrize('call, words', [
+@pytest.mark.parametrize(
+  'call, words',
+  [
     (lambda: to_path(Path('gs://bucket/runs')), 'has lost a slash.* as text'),
     (lambda: to_path('file:///tmp/runs'), 'file:///tmp/runs: name a folder of a disk, or gs://'),
     (lambda: read_text_limited('/dev/zero', 2), 'not a file of at most 2 bytes'),
     (lambda: read_text_limited(__file__, 2), 'not a file of at most 2 bytes'),
     (lambda: import_file('no/such.py'), 'no file no/such.py'),
-    (lambda: import_file('README.md'), 'README.md.* end in .py')])
+    (lambda: import_file('README.md'), 'README.md.* end in .py'),
+  ],
+)
 def test_what_is_refused(call, words):
   with pytest.raises(ValueError, match=words):
     call()
@@ -37,12 +50,17 @@ def test_a_byte_order_mark_at_the_start_is_not_text(tmp_path):
 POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n'
 
 
-@pytest.mark.parametrize('data, remedy', [
+@pytest.mark.parametrize(
+  'data, remedy',
+  [
     ('naïve'.encode('utf-16'), 'iconv -f UTF-16 '),
     ('naïve'.encode('utf-16-le'), 'iconv -f UTF-16LE '),
     ('naïve'.encode('utf-16-be'), 'iconv -f UTF-16BE '),
     ('naïve'.encode('utf-32'), 'iconv -f UTF-32 '),
-    ('naïve'.encode('latin-1'), 'at byte 2'), (POINTER, 'git lfs pull')])
+    ('naïve'.encode('latin-1'), 'at byte 2'),
+    (POINTER, 'git lfs pull'),
+  ],
+)
 def test_what_is_not_utf_8_is_named_with_its_remedy(data, remedy):
   with pytest.raises(ValueError, match=remedy) as caught:
     decoded(data, 'folder/file')

@@ -13,7 +13,7 @@ import pytest
 from sink_jax.io.process import EXIT_SAVED, call
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = '''
+PROGRAMS = """
 import collections
 import jax, jax.numpy as jnp
 from jax import monitoring
@@ -25,14 +25,15 @@ compile_cache.enable()
 for n in range(1, 5):
   assert float(jax.jit(lambda x: jnp.sin(x) @ x.T + n)(jnp.eye(3))[0, 0]) > n
 print(seen['/jax/compilation_cache/cache_hits'])
-'''
+"""
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_slow_imports_ends_a_child_as_saved(tmp_path, monkeypatch, number):
   begun = str(tmp_path / 'importing')
   (tmp_path / 'slow_module.py').write_text(
-      f'import pathlib, time\npathlib.Path({begun!r}).touch()\ntime.sleep(60)')
+    f'import pathlib, time\npathlib.Path({begun!r}).touch()\ntime.sleep(60)'
+  )
   monkeypatch.syspath_prepend(tmp_path)  # the child inherits this
   # A child also inherits ignored signals, and SIGHUP is ignored when the tests run under nohup.
   before = signal.signal(number, signal.SIG_DFL)
@@ -52,9 +53,14 @@ def test_a_signal_during_slow_imports_ends_a_child_as_saved(tmp_path, monkeypatc
 
 def hits(folder, **environment):
   done = subprocess.run(
-      [sys.executable, '-c', PROGRAMS], capture_output=True, text=True, cwd=ROOT,
-      env={name: value for name, value in os.environ.items() if 'COMPILATION_CACHE' not in name} | {
-          'JAX_PLATFORMS': 'cpu', 'SINK_JAX_COMPILE_CACHE': str(folder)} | environment)
+    [sys.executable, '-c', PROGRAMS],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env={name: value for name, value in os.environ.items() if 'COMPILATION_CACHE' not in name}
+    | {'JAX_PLATFORMS': 'cpu', 'SINK_JAX_COMPILE_CACHE': str(folder)}
+    | environment,
+  )
   assert done.returncode == 0, done.stderr
   return int(done.stdout)
 

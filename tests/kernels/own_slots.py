@@ -15,7 +15,7 @@ from tests.attention_specs import random_inputs
 
 class Cube(sj.Linear):
   def __call__(self, s):
-    return s ** 3
+    return s**3
 
 
 class Strictly(sj.Causal):
@@ -37,8 +37,13 @@ class Unlimited(sj.Causal):
 
 def check(spec, name, kernels):
   q, k, v, _ = random_inputs(spec, length=13, heads=2, head_dim=8)
-  results = lambda name: jax.tree.leaves(jax.jit(jax.value_and_grad(
-      lambda *x: jnp.sum(sj.attend(spec, *x, implementation=name) ** 2), (0, 1, 2)))(q, k, v))
+  results = lambda name: jax.tree.leaves(
+    jax.jit(
+      jax.value_and_grad(
+        lambda *x: jnp.sum(sj.attend(spec, *x, implementation=name) ** 2), (0, 1, 2)
+      )
+    )(q, k, v)
+  )
   flash._INTERPRETED = kernels
   for a, b in zip(results(name), results('reference'), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=f'{name} {spec}')
@@ -49,8 +54,11 @@ def check(spec, name, kernels):
 if __name__ == '__main__':
   flash_tpu._BLOCK = flash_tpu._LANES = 8
   flash_gpu._FLOAT32 = flash_gpu.TritonBlocks(8, 4, 4, 1)
-  for slots in (dict(similarity=Cube(), normalizer=sj.AbsFloor()), dict(mask=Strictly()),
-                dict(similarity='Sigmoid()', normalizer='Unnormalized()', mask=Strictly())):
+  for slots in (
+    dict(similarity=Cube(), normalizer=sj.AbsFloor()),
+    dict(mask=Strictly()),
+    dict(similarity='Sigmoid()', normalizer='Unnormalized()', mask=Strictly()),
+  ):
     for implementation, kernels in ((None, 'tpu'), ('pallas', 'tpu'), ('pallas', 'cuda')):
       check(sj.AttentionSpec(**slots), implementation, kernels)
   try:

@@ -11,7 +11,7 @@ import sink_jax as sj
 def attention(q, k, v, sinks, *, window=None, sink=True, cotangent=True, sums=jnp.float32):
   """Softmax with sinks as an outsider would write it, with selectable errors."""
   k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], 2) for x in (k, v))
-  i, j = jnp.ogrid[:q.shape[1], :q.shape[1]]
+  i, j = jnp.ogrid[: q.shape[1], : q.shape[1]]
   s = jnp.einsum('bihd,bjhd->bhij', q, k, preferred_element_type=sums) / np.sqrt(q.shape[-1])
   s = jnp.where((j <= i) & (i - j < (window or 10**9)), s.astype(sums), -jnp.inf)
   lse = jax.nn.logsumexp(s, -1)
@@ -44,9 +44,13 @@ def test_our_own_attention_passes():
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('error, words, wrong', [
+@pytest.mark.parametrize(
+  'error, words, wrong',
+  [
     (dict(sink=False), 'left out', {'output', 'dq', 'dk', 'dv', 'd sinks'}),
-    (dict(cotangent=False), 'cotangent', {'dq', 'dk', 'd sinks'})])
+    (dict(cotangent=False), 'cotangent', {'dq', 'dk', 'd sinks'}),
+  ],
+)
 def test_a_dropped_sink_and_a_dropped_cotangent_are_named(dtype, error, words, wrong):
   found = sj.check_sink_gradients(lambda *x: attention(*x, **error), dtype=dtype, length=256)
   assert not found.ok and words in found.findings[0] and words in str(found)

@@ -25,13 +25,16 @@ def values(implementation, spec, *inputs):
 
 @pytest.mark.every(9)
 @pytest.mark.parametrize('implementation', ['chunked', 'reference'])
-@pytest.mark.parametrize('normalizer', [
+@pytest.mark.parametrize(
+  'normalizer',
+  [
     sj.RowSum(),
     sj.RowSum(eps=1e-8),
     sj.PNorm(p=0.25),
     sj.PNorm(p=4.0),
     sj.AbsFloor(),
-])
+  ],
+)
 @pytest.mark.parametrize('similarity', [sj.Sigmoid(), sj.EluPlusOne()])
 def test_vanishing_similarities_stay_finite(similarity, normalizer, implementation):
   for bias in (sj.NoBias(), sj.SinkLogit()):
@@ -44,9 +47,13 @@ def test_vanishing_similarities_stay_finite(similarity, normalizer, implementati
       assert all(np.isfinite(x).all() for x in results)
 
 
-@pytest.mark.parametrize('similarity, normalizer', [
+@pytest.mark.parametrize(
+  'similarity, normalizer',
+  [
     *(('Relu()', z) for z in ('RowSum()', 'PNorm(p=0.25)', 'PNorm(p=4.0)', 'Count()')),
-    ('Softpick()', 'AbsSum()')])
+    ('Softpick()', 'AbsSum()'),
+  ],
+)
 def test_rows_without_a_positive_score_are_zero(similarity, normalizer):
   spec = sj.AttentionSpec(similarity, normalizer, position='Nope()')
   q, k, v, params = random_inputs(spec)
@@ -65,7 +72,7 @@ def test_softpick_keeps_four_digits_of_scores_of_every_size(shift, scale):
   s = np.float32(scale * rng.standard_normal(T) + shift)
   v, do = np.float32(rng.standard_normal((2, T, DH)))
   # Every query has the same scores s with the keys.
-  q = jnp.zeros((1, T, 1, DH)).at[..., 0].set(DH**.5)
+  q = jnp.zeros((1, T, 1, DH)).at[..., 0].set(DH**0.5)
   k = jnp.zeros((1, T, 1, DH)).at[0, :, 0, 0].set(s)
   spec = sj.AttentionSpec('Softpick()', 'AbsSum()', position='Nope()')
   attend = lambda k, v: attend_transformed(spec, TransformedQK(q, k), v, {})
@@ -90,8 +97,10 @@ def test_softpick_keeps_four_digits_of_scores_of_every_size(shift, scale):
 
 
 P_NORM = sj.AttentionSpec(normalizer='PNorm(p=2.0)', position='Alibi()', kv_bias='KVBias()')
-GROWING = [pytest.param(sj.AttentionSpec(), id='softmax'),
-           pytest.param(P_NORM, id='p-norm with bias')]
+GROWING = [
+  pytest.param(sj.AttentionSpec(), id='softmax'),
+  pytest.param(P_NORM, id='p-norm with bias'),
+]
 
 
 def temporary_bytes(f, *inputs):
@@ -100,9 +109,11 @@ def temporary_bytes(f, *inputs):
 
 def inputs(spec, length, heads=1, head_dim=64):
   q = jax.ShapeDtypeStruct((1, length, heads, head_dim), jnp.float32)
-  params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32),
-                        spec.params(sj.Dims(heads, heads, head_dim)),
-                        is_leaf=lambda x: isinstance(x, sj.Param))
+  params = jax.tree.map(
+    lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32),
+    spec.params(sj.Dims(heads, heads, head_dim)),
+    is_leaf=lambda x: isinstance(x, sj.Param),
+  )
   return q, params
 
 
@@ -124,7 +135,8 @@ def test_grouped_keys_are_not_repeated():
   spec = sj.AttentionSpec()
   q, _ = inputs(spec, 4096, heads=16)
   size = lambda kv: temporary_bytes(
-      attention('chunked', spec), q, *inputs(spec, 4096, heads=kv)[:1] * 2)
+    attention('chunked', spec), q, *inputs(spec, 4096, heads=kv)[:1] * 2
+  )
   assert size(1) < size(16)  # repeated keys would take as much as 16 heads
 
 

@@ -22,8 +22,12 @@ ON_CPU = jax.default_backend() == 'cpu'
 TOLERANCE = 0.005
 SPECS = PAPER | {'window 300': sj.AttentionSpec(mask=sj.Window(size=300))}
 SIZES = [(16, 32), (16, 31)] if ON_CPU else list(itertools.product((64, 96, 128), (1024, 1023)))
-SMALL = ['softmax', 'normalized sigmoid (Table 15)', 'k bias (Table 4)',
-         'normalized identity (Table 15)']
+SMALL = [
+  'softmax',
+  'normalized sigmoid (Table 15)',
+  'k bias (Table 4)',
+  'normalized identity (Table 15)',
+]
 
 
 def cases():
@@ -35,8 +39,9 @@ def cases():
 
 def inputs(spec, head_dim, length):
   """q, k, v, params and a cotangent. Odd lengths have half as many key heads."""
-  q, k, v, params = random_inputs(spec, batch=2, length=length, heads=4,
-                                  kv_heads=4 - length % 2 * 2, head_dim=head_dim)
+  q, k, v, params = random_inputs(
+    spec, batch=2, length=length, heads=4, kv_heads=4 - length % 2 * 2, head_dim=head_dim
+  )
   do = np.random.default_rng(1).standard_normal(q.shape)
   low = lambda *arrays: [jnp.asarray(x, jnp.bfloat16) for x in arrays]
   # Parameters, such as an extra key, are small compared with the tokens, as in a model.
@@ -55,6 +60,7 @@ def with_gradients(spec, implementation, arrays):
 
 def errors(computed, true):
   """|computed - true| / |true| of the output and every gradient; of a zero gradient its norm."""
+
   def error(x, y):
     x, y = (np.asarray(a, np.float64) for a in (x, y))
     return np.linalg.norm(x - y) / (np.linalg.norm(y) or 1.0)

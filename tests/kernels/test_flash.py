@@ -44,14 +44,16 @@ def plain_rows(spec, q, k, v):
 
 
 CAPPED = {
-    'capped p-norm': sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)'),
-    'capped': sj.AttentionSpec('CappedExp(cap=1.5)', position='Alibi()'),
+  'capped p-norm': sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)'),
+  'capped': sj.AttentionSpec('CappedExp(cap=1.5)', position='Alibi()'),
 }
 
 
 # One spec for each path through a tile. Components that act outside the tile make no difference.
 @pytest.mark.every(4)
-@pytest.mark.parametrize('name', [
+@pytest.mark.parametrize(
+  'name',
+  [
     'softmax',
     'p-norm softmax 1/2 (Figure 29)',
     'sigmoid (Table 15)',
@@ -60,14 +62,17 @@ CAPPED = {
     'p-norm sigmoid 2 (Figure 29)',
     'normalized identity (Table 15)',
     *CAPPED,
-])
+  ],
+)
 def test_rows_and_all_cotangents(kernels, name):
   """Rows, statistics and all cotangents, against formulas on T x T arrays."""
   spec = (PAPER | CAPPED)[name]
   q, k, v, params = random_inputs(spec, batch=2, length=19, heads=4, kv_heads=2, head_dim=24)
   inputs = *transform_qk(spec, q, k, params), v
-  found, expected = (with_gradients(lambda *x, rows=rows: rows(spec, *x), *inputs)
-                     for rows in (flash.rows, plain_rows))
+  found, expected = (
+    with_gradients(lambda *x, rows=rows: rows(spec, *x), *inputs)
+    for rows in (flash.rows, plain_rows)
+  )
   assert worst_error(found, expected) < FLOAT32
 
 
@@ -75,7 +80,9 @@ def test_vmap_is_a_larger_batch(kernels):
   spec = sj.AttentionSpec(position=sj.Alibi(), kv_bias=sj.KBias())
   q, k, v, params = random_inputs(spec, batch=4, length=9, heads=2, kv_heads=1, head_dim=8)
   split = lambda x: x.reshape(2, 2, *x.shape[1:])
-  f = jax.grad(lambda q, k, v: (sj.attend(spec, q, k, v, params, implementation='pallas')**2).sum())
+  f = jax.grad(
+    lambda q, k, v: (sj.attend(spec, q, k, v, params, implementation='pallas') ** 2).sum()
+  )
   # One array is not mapped, as model parameters would not be.
   one = jax.vmap(f, (0, None, 1), 2)(split(q), k[:2], jnp.moveaxis(split(v), 0, 1))
   expected = jnp.stack([f(split(q)[n], k[:2], split(v)[n]) for n in range(2)], 2)
@@ -85,8 +92,10 @@ def test_vmap_is_a_larger_batch(kernels):
 def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
   small_tiles(monkeypatch, 'tpu')
   mode = pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
-  for spec in (sj.AttentionSpec(mask=sj.Window(size=6)),
-               sj.AttentionSpec('Linear()', 'AbsFloor()')):
+  for spec in (
+    sj.AttentionSpec(mask=sj.Window(size=6)),
+    sj.AttentionSpec('Linear()', 'AbsFloor()'),
+  ):
     q, k, v, _ = random_inputs(spec, length=21, heads=2, kv_heads=1, head_dim=8)
     slopes = jnp.zeros(2)
     out, stat, _ = flash_tpu.forward(spec, slopes, q, k, v, interpret=mode)
@@ -104,7 +113,9 @@ def test_with_an_older_jax_no_kernel_runs_and_it_is_said_once(monkeypatch, caplo
   for _ in range(2):
     sj.attend(sj.AttentionSpec(), x, x, x)
   [record] = caplog.records
-  assert record.levelname == 'WARNING' and 'chunked on cuda; not cudnn: it needs jax' in record.message
+  assert (
+    record.levelname == 'WARNING' and 'chunked on cuda; not cudnn: it needs jax' in record.message
+  )
   for name in ('pallas', 'mosaic', 'cudnn', 'splash'):
     with pytest.raises(NotImplementedError, match='it needs jax 0.10'):
       sj.attend(sj.AttentionSpec(), x, x, x, implementation=name)

@@ -46,21 +46,31 @@ def low(inputs):
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), inputs)
 
 
-@pytest.mark.parametrize('mask, block, spans, length', [
+@pytest.mark.parametrize(
+  'mask, block, spans, length',
+  [
     (sj.Window(size=5), 4, 3, 23),
-    *(pytest.param(*case, marks=pytest.mark.full) for case in (
+    *(
+      pytest.param(*case, marks=pytest.mark.full)
+      for case in (
         (sj.Prefix(length=9), 4, 8, 16),
         (sj.Causal(), 4, 3, 23),
         (sj.Window(size=1), 4, 3, 23),
         (sj.Prefix(length=9), 4, 3, 23),
         (sj.Causal(), 4, 1, 11),
-        (sj.Window(size=5), 8, 2, 7)))])
+        (sj.Window(size=5), 8, 2, 7),
+      )
+    ),
+  ],
+)
 def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length):
   monkeypatch.setattr(chunked, 'BLOCK', block)
   monkeypatch.setattr(chunked, '_SPANS', spans)
-  for components in (dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8)),
-                     dict(normalizer=sj.PNorm(p=0.5), position=sj.Alibi(), kv_bias=sj.KVBias()),
-                     dict(normalizer=sj.Clipped(low=-0.05), kv_bias=sj.KVBias())):
+  for components in (
+    dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8)),
+    dict(normalizer=sj.PNorm(p=0.5), position=sj.Alibi(), kv_bias=sj.KVBias()),
+    dict(normalizer=sj.Clipped(low=-0.05), kv_bias=sj.KVBias()),
+  ):
     spec = sj.AttentionSpec(mask=mask, **components)
     inputs = q, k, _, params = random_inputs(spec, batch=2, length=length, heads=4, kv_heads=2)
     assert error_of(attention('chunked', spec), spec, *inputs) < FLOAT32
@@ -76,14 +86,20 @@ def test_blocks_and_spans_change_nothing(monkeypatch, mask, block, spans, length
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize('kernels', KERNELS)
-@pytest.mark.parametrize('mask', [
+@pytest.mark.parametrize(
+  'mask',
+  [
     sj.Causal(),
     sj.Window(size=1),
     sj.Window(size=5),
     sj.Prefix(length=6),
-    *(pytest.param(mask, marks=pytest.mark.full) for mask in (
-        sj.Window(size=99), sj.Prefix(length=1), sj.Prefix(length=99))),
-], ids=repr)
+    *(
+      pytest.param(mask, marks=pytest.mark.full)
+      for mask in (sj.Window(size=99), sj.Prefix(length=1), sj.Prefix(length=99))
+    ),
+  ],
+  ids=repr,
+)
 def test_tiles_and_padding_change_nothing(kernels, mask, monkeypatch):
   spec = sj.AttentionSpec(mask=mask, normalizer=sj.PNorm(p=0.5), position=sj.Alibi())
   inputs = random_inputs(spec, length=13, heads=2, head_dim=8)
@@ -113,8 +129,11 @@ def test_paper_variants_by_our_kernels(part, monkeypatch, request):
 @pytest.mark.full
 @pytest.mark.parametrize('part', range(6))
 def test_every_pair_of_components_by_our_kernels(part, monkeypatch, request):
-  specs = [spec for spec in pairwise_specs()[0]
-           if not isinstance(spec.normalizer, sj.Clipped) and spec.similarity.kind != 'rectified']
+  specs = [
+    spec
+    for spec in pairwise_specs()[0]
+    if not isinstance(spec.normalizer, sj.Clipped) and spec.similarity.kind != 'rectified'
+  ]
   assert len(specs) >= 20
   for spec in with_kernels(specs[part::6], monkeypatch, request):
     check_at_once(spec, 'pallas', length=9, heads=2, head_dim=8)
@@ -135,11 +154,14 @@ def test_large_scores_stay_exact_and_padding_finite(kernels, monkeypatch):
   assert np.isfinite(error_of(attention('pallas', spec), spec, *inputs))
 
 
-@pytest.mark.parametrize('implementation, kernels', [
+@pytest.mark.parametrize(
+  'implementation, kernels',
+  [
     ('chunked', None),
     ('pallas', 'tpu'),
     ('pallas', 'cuda'),
-])
+  ],
+)
 @pytest.mark.parametrize('name', ['softmax', 'normalized sigmoid (Table 15)'])
 def test_bfloat16_is_near_float32(implementation, kernels, name, monkeypatch):
   if kernels:
@@ -152,8 +174,13 @@ def test_bfloat16_is_near_float32(implementation, kernels, name, monkeypatch):
 
 MASKS = [sj.Causal(), sj.Window(size=200), sj.Prefix(length=5), sj.Prefix(length=200)]
 EXTRA_KEYS = [
-    sj.SinkLogit(), sj.ZeroSink(), sj.KBias(), sj.KVBias(), sj.PseudoMask(context=300),
-    sj.KBias(shared=True, value_norm=2.0, learnable_dims=5)]
+  sj.SinkLogit(),
+  sj.ZeroSink(),
+  sj.KBias(),
+  sj.KVBias(),
+  sj.PseudoMask(context=300),
+  sj.KBias(shared=True, value_norm=2.0, learnable_dims=5),
+]
 _on_a_cpu = functools.partial(functools.partial, interpret=True)
 SPLASH = library_kernels.Library(*map(_on_a_cpu, library_kernels.SPLASH))
 
@@ -173,11 +200,20 @@ def small_splash(monkeypatch):
   library_kernels._splash_kernel.cache_clear()
 
 
-@pytest.mark.parametrize('heads, kv_heads, mask', [
-    pytest.param(*heads, mask, id=f'{mask}-{heads[0]}-{heads[1]}',
-                 # Every mask, and every way of sharing keys, once. --full tests all combinations.
-                 marks=() if heads == (4, 2) or mask == MASKS[0] else pytest.mark.full)
-    for mask in MASKS for heads in [(2, 2), (4, 2), (2, 1)]])
+@pytest.mark.parametrize(
+  'heads, kv_heads, mask',
+  [
+    pytest.param(
+      *heads,
+      mask,
+      id=f'{mask}-{heads[0]}-{heads[1]}',
+      # Every mask, and every way of sharing keys, once. --full tests all combinations.
+      marks=() if heads == (4, 2) or mask == MASKS[0] else pytest.mark.full,
+    )
+    for mask in MASKS
+    for heads in [(2, 2), (4, 2), (2, 1)]
+  ],
+)
 def test_splash(small_splash, mask, heads, kv_heads):
   spec = softmax(mask=mask)
   inputs = library_inputs(spec, 384, heads, kv_heads)
@@ -205,7 +241,7 @@ def cudnn_by_definition(monkeypatch):
 
   def scores(q, k, scale, mask_type, window):
     assert mask_type == fused.MaskType.CAUSAL
-    i, j = np.ogrid[:q.shape[1], :q.shape[1]]
+    i, j = np.ogrid[: q.shape[1], : q.shape[1]]
     k = jnp.repeat(k, q.shape[2] // k.shape[2], 2)
     s = jnp.einsum('bihd,bjhd->bhij', q, k) * scale
     return jnp.where((j <= i) & (i - j < (window or 10**9)), s, -jnp.inf)
@@ -217,8 +253,9 @@ def cudnn_by_definition(monkeypatch):
 
   class Backward:
     @staticmethod
-    def bind(q, k, v, *arrays, scale, mask_type, layout, sliding_window_length, dropout_rate,
-             **rest):
+    def bind(
+      q, k, v, *arrays, scale, mask_type, layout, sliding_window_length, dropout_rate, **rest
+    ):
       *unused, lse, out, do = arrays
       assert len(unused) == 7 and not any(x.size for x in unused) and not dropout_rate
       assert layout == fused.AttentionLayout.BTNH.value
@@ -228,9 +265,11 @@ def cudnn_by_definition(monkeypatch):
       p = jnp.exp(scores(q, k, scale, mask_type, sliding_window_length) - lse[..., None])
       read = jnp.einsum('bihd,bihd->bhi', do, out)[..., None]
       ds = p * (jnp.einsum('bihd,bjhd->bhij', do, repeated(v)) - read) * scale
-      return (jnp.einsum('bhij,bjhd->bihd', ds, repeated(k)),
-              grouped(jnp.einsum('bhij,bihd->bjhd', ds, q)),
-              grouped(jnp.einsum('bhij,bihd->bjhd', p, do)))
+      return (
+        jnp.einsum('bhij,bjhd->bihd', ds, repeated(k)),
+        grouped(jnp.einsum('bhij,bihd->bjhd', ds, q)),
+        grouped(jnp.einsum('bhij,bihd->bjhd', p, do)),
+      )
 
   monkeypatch.setattr(fused, 'dot_product_attention', forward)
   monkeypatch.setattr(fused, '_dot_product_attention_bwd_p_wrapper', Backward)
@@ -244,8 +283,9 @@ def test_an_extra_key_joins_the_softmax_of_cudnn(cudnn_by_definition, kv_bias, m
   assert error_of(by_library(library_kernels.CUDNN, spec), spec, *inputs) < FLOAT32
 
 
-@pytest.mark.parametrize('mask', [
-    sj.Causal(), *(sj.Window(size=size) for size in (1, 7, 30, 31))], ids=str)
+@pytest.mark.parametrize(
+  'mask', [sj.Causal(), *(sj.Window(size=size) for size in (1, 7, 30, 31))], ids=str
+)
 def test_cudnn_gets_arguments_that_mean_the_definition(monkeypatch, mask):
   """jax's other implementation of the same function defines what the arguments mean."""
   original, asked = jax.nn.dot_product_attention, []

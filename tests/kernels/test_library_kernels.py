@@ -53,7 +53,9 @@ def test_splash_scales_queries_without_a_common_error(monkeypatch):
   assert abs(float(jnp.bfloat16(1 / math.sqrt(48))) * math.sqrt(48) - 1) > 1e-3
 
 
-@pytest.mark.parametrize('mask, length, head_dim, dtype, block', [
+@pytest.mark.parametrize(
+  'mask, length, head_dim, dtype, block',
+  [
     (sj.Causal(), 2048, 128, jnp.bfloat16, 1024),
     (sj.Causal(), 2048, 192, jnp.bfloat16, 512),
     (sj.Causal(), 2048, 64, jnp.float32, 512),
@@ -61,19 +63,24 @@ def test_splash_scales_queries_without_a_common_error(monkeypatch):
     (sj.Causal(), 2176, 64, jnp.bfloat16, 128),
     (sj.Window(size=32), 2048, 96, jnp.bfloat16, 256),
     (sj.Window(size=600), 2048, 96, jnp.bfloat16, 512),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_splash_tiles_divide_the_length_and_fit(mask, length, head_dim, dtype, block):
   assert library_kernels._block(mask, shapes(length, head_dim=head_dim, dtype=dtype)[0]) == block
 
 
-@pytest.mark.parametrize('kernels, platform, calls', [(SPLASH, 'tpu', 3), (CUDNN, 'cuda', 2)],
-                         ids=['splash', 'cudnn'])
+@pytest.mark.parametrize(
+  'kernels, platform, calls', [(SPLASH, 'tpu', 3), (CUDNN, 'cuda', 2)], ids=['splash', 'cudnn']
+)
 def test_an_extra_key_lowers_to_the_kernels_of_plain_softmax(cudnn_here, kernels, platform, calls):
   spec = softmax(kv_bias=sj.SinkLogit(), mask=sj.Window(size=256))
   params = {'kv_bias': {'logit': jnp.zeros(8)}}
   programs = []
-  for attend in (functools.partial(library_kernels.attend, kernels, spec, params=params),
-                 functools.partial(kernels.rows, softmax(mask=spec.mask))):
+  for attend in (
+    functools.partial(library_kernels.attend, kernels, spec, params=params),
+    functools.partial(kernels.rows, softmax(mask=spec.mask)),
+  ):
     text = lowered(gradient(attend), shapes(kv_heads=2), platform)
     assert '2048x2048' not in text
     name = 'tpu_custom_call|__cudnn[^(]*'
@@ -86,8 +93,9 @@ def test_an_extra_key_lowers_to_the_kernels_of_plain_softmax(cudnn_here, kernels
 def test_a_gradient_in_a_program_that_forbids_promotion(cudnn_here, kernels):
   """The gradient of a jitted function calls rules of `custom_vjp` after the function returned."""
   params = {'kv_bias': {name: jnp.zeros((8, 96)) for name in ('key', 'value')}}
-  attend = standard_promotion()(functools.partial(
-      library_kernels.attend, kernels, softmax(kv_bias=sj.KVBias()), params=params))
+  attend = standard_promotion()(
+    functools.partial(library_kernels.attend, kernels, softmax(kv_bias=sj.KVBias()), params=params)
+  )
   with jax.numpy_rank_promotion('raise'), jax.numpy_dtype_promotion('strict'):
     traced = jax.jit(gradient(jax.jit(attend))).trace(*shapes(kv_heads=2))
   assert len(traced.out_info) == 3
@@ -109,8 +117,9 @@ def test_splash_lowers_for_tpus(mask, kv_heads):
 def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
   """A plan compiles for TPU devices, although this machine has none."""
   device = jax.sharding.AbstractDevice(device_kind='TPU v5e', num_cores=1, platform='tpu')
-  mesh = jax.sharding.AbstractMesh((1,), ('data',), (jax.sharding.AxisType.Auto,),
-                                   abstract_device=device)
+  mesh = jax.sharding.AbstractMesh(
+    (1,), ('data',), (jax.sharding.AxisType.Auto,), abstract_device=device
+  )
   config = sj.sized('tiny', vocab_size=11)
   library_kernels._splash_kernel.cache_clear()
 
@@ -125,12 +134,16 @@ def test_a_model_on_tpus_trains_by_splash_wherever_it_is_traced():
   assert training_implementation(config, 256) == 'chunked'  # on this machine
 
 
-@pytest.mark.parametrize('mask, window', [
+@pytest.mark.parametrize(
+  'mask, window',
+  [
     (sj.Causal(), 0),
     (sj.Window(size=256), 256),
     (sj.Window(size=1), 1),
     (sj.Window(size=2048), 0),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_cudnn_is_called_with_the_mask(cudnn_here, mask, window):
   f = functools.partial(library_kernels.cudnn, softmax(mask=mask))
   text = lowered(gradient(f), shapes(kv_heads=2), 'cuda')

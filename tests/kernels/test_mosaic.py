@@ -31,22 +31,34 @@ def spec(**components):
 
 # {name: (spec, length, heads, key heads, head dimension, (warpgroups, rows of other tiles))}
 CASES = {
-    'softmax': (spec(), 256, 2, 1, 64, (1, 64)),
-    'sigmoid': (spec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()),
-                100, 1, 1, 64, (1, 64)),
-    'window': (spec(mask=sj.Window(size=40), normalizer=sj.PNorm(p=2.0)), 180, 2, 1, 96, (2, 128)),
-    'prefix': (spec(mask=sj.Prefix(length=70), similarity=sj.Sigmoid(), normalizer=sj.PNorm(p=0.5)),
-               130, 2, 2, 128, (1, 64)),
-    'capped': (spec(position=sj.Alibi(), similarity=sj.CappedExp(cap=2.0)), 130, 2, 1, 64, (1, 64)),
-    'identity': (spec(similarity=sj.Linear(), normalizer=sj.AbsFloor()), 128, 4, 2, 64, (2, 64)),
-    'squared relu': (spec(similarity=sj.SquaredRelu(), normalizer=sj.Count()),
-                     70, 1, 1, 32, (1, 128)),
+  'softmax': (spec(), 256, 2, 1, 64, (1, 64)),
+  'sigmoid': (spec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), 100, 1, 1, 64, (1, 64)),
+  'window': (spec(mask=sj.Window(size=40), normalizer=sj.PNorm(p=2.0)), 180, 2, 1, 96, (2, 128)),
+  'prefix': (
+    spec(mask=sj.Prefix(length=70), similarity=sj.Sigmoid(), normalizer=sj.PNorm(p=0.5)),
+    130,
+    2,
+    2,
+    128,
+    (1, 64),
+  ),
+  'capped': (spec(position=sj.Alibi(), similarity=sj.CappedExp(cap=2.0)), 130, 2, 1, 64, (1, 64)),
+  'identity': (spec(similarity=sj.Linear(), normalizer=sj.AbsFloor()), 128, 4, 2, 64, (2, 64)),
+  'squared relu': (
+    spec(similarity=sj.SquaredRelu(), normalizer=sj.Count()),
+    70,
+    1,
+    1,
+    32,
+    (1, 128),
+  ),
 }
 FEW = ('softmax', 'sigmoid', 'window')
 
 
 def computed(rows, inputs, cotangents):
   """Leaves of rows(*inputs) and, given cotangents, of the cotangents of the inputs; float32."""
+
   def both(inputs, cotangents):
     if cotangents is None:
       return rows(*inputs)
@@ -61,6 +73,7 @@ def prepared(name):
   from jax.experimental.pallas import mosaic_gpu as plgpu
 
   from sink_jax.kernels import flash_mosaic
+
   attention, length, heads, kv_heads, head_dim, (warpgroups, other) = CASES[name]
   blocks = flash_mosaic.MosaicBlocks(warpgroups, other, 2)
   flash_mosaic.BLOCKS = dict.fromkeys(flash_mosaic.BLOCKS, blocks)
@@ -73,8 +86,10 @@ def prepared(name):
   # Leaves out the primitive. It declares no effects, but the interpreter has effects.
   flash._on_every_device = interpreted
   rng = np.random.default_rng(0)
-  q, k, v = (jnp.asarray(rng.standard_normal((1, length, h, head_dim)), jnp.bfloat16)
-             for h in (heads, kv_heads, kv_heads))
+  q, k, v = (
+    jnp.asarray(rng.standard_normal((1, length, h, head_dim)), jnp.bfloat16)
+    for h in (heads, kv_heads, kv_heads)
+  )
   return attention, lambda *inputs: flash.rows(attention, *inputs, 'mosaic'), (q, k, v)
 
 
@@ -100,8 +115,13 @@ def check(name, gradients=True):
 
 # {planted error: how it is detected}. The waits come in the order of the program: for a free
 # buffer, for what belongs to a warpgroup, for a tile without the mask.
-ERRORS = {'wait 0': 'race', 'wait 1': 'race', 'wait 2': 'race', 'commit': 'race',
-          'mask': 'out has an error'}
+ERRORS = {
+  'wait 0': 'race',
+  'wait 1': 'race',
+  'wait 2': 'race',
+  'commit': 'race',
+  'mask': 'out has an error',
+}
 
 
 def check_finds(name):
@@ -109,11 +129,15 @@ def check_finds(name):
   from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
   from sink_jax.kernels import flash_mosaic
+
   calls, wait = itertools.count(), flash_mosaic.plgpu.barrier_wait
   with pytest.MonkeyPatch.context() as patch:
     if name.startswith('wait'):
-      patch.setattr(flash_mosaic.plgpu, 'barrier_wait', lambda barrier: (
-          None if next(calls) == int(name.split()[1]) else wait(barrier)))
+      patch.setattr(
+        flash_mosaic.plgpu,
+        'barrier_wait',
+        lambda barrier: None if next(calls) == int(name.split()[1]) else wait(barrier),
+      )
     elif name == 'commit':
       patch.setattr(flash_mosaic.plgpu, 'commit_smem', lambda: None)
     else:

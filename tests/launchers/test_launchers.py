@@ -18,12 +18,13 @@ from packaging.utils import canonicalize_name
 from tests.launch_clone import ROOT, pinned
 
 pytestmark = pytest.mark.skipif(
-    sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash')
+  sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash'
+)
 
 # Stands for python -m sink_jax train --config=CODES --workdir=SECONDS. Process i of SLURM exits with code i
-# of CODES; a negative code is a signal, one below -100 that of its shell. SIGTERM changes the code to 42.
-# A dry run prints its arguments.
-JOB = '''
+# of CODES; a negative code is a signal, one below -100 that of its shell. SIGTERM changes the code
+# to 42. A dry run prints its arguments.
+JOB = """
 import json, os, signal, sys, time
 if '--dry_run' in sys.argv:
   sys.exit(print('checked', *sys.argv[1:]))
@@ -36,10 +37,10 @@ code = int(codes.split(',')[int(os.environ.get('SLURM_PROCID', 0))])
 if code < 0:
   os.kill(os.getppid() if code < -100 else os.getpid(), -code % 100)
 sys.exit(code)
-'''
-# gcloud answers `describe` with the next word of STATES, and runs the command of an ssh in the folder HOST.
-# srun starts two tasks and returns the highest code.
-PROGRAM = '''#!/usr/bin/env bash
+"""
+# gcloud answers `describe` with the next word of STATES, and runs the command of an ssh in the
+# folder HOST. srun starts two tasks and returns the highest code.
+PROGRAM = """#!/usr/bin/env bash
 printf '%s\\0' "${0##*/}" "$@" >>"$CALLS" && echo >>"$CALLS"
 case "${0##*/} $*" in
   gcloud*describe*) read -r state rest <"$STATES" && echo "$rest" >"$STATES" && echo "$state" ;;
@@ -48,11 +49,11 @@ case "${0##*/} $*" in
     SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@" & wait %1 || one=$?; wait %2 || two=$?
     exit $((one > two ? one : two)) ;;
 esac
-'''
-SETTINGS = '''NAME=first CONFIG=0 WORKDIR=gs://0 PROJECT=mine ZONE=here TPU_TYPE=v6e-16 TPU_NAME=pod
+"""
+SETTINGS = """NAME=first CONFIG=0 WORKDIR=gs://0 PROJECT=mine ZONE=here TPU_TYPE=v6e-16 TPU_NAME=pod
 TPU_RUNTIME=v2-alpha-tpuv6e CLUSTER=ours IMAGE=registry/sink-jax:tpu RESTARTS=7 GRACE=90
 ARGUMENTS=("--a=a b" "--b=it's")
-'''
+"""
 ARGUMENTS = ['train', '--config=0', '--workdir=gs://0', '--a=a b', "--b=it's"]
 
 
@@ -63,7 +64,6 @@ def _hears_signals():
 
 
 class Launchers:
-
   def __init__(self, folder):
     self.root, self.calls, self.started = folder / 'a clone', folder / 'calls', folder / 'started'
     shutil.copytree(ROOT / 'launch', self.root / 'launch', ignore=lambda *_: ['settings.sh'])
@@ -74,19 +74,34 @@ class Launchers:
       (folder / 'bin' / name).write_text(PROGRAM)
       (folder / 'bin' / name).chmod(0o755)
     self.settings(SETTINGS)
-    self.environment = {k: v for k, v in os.environ.items() if not k.startswith(('SLURM', 'PYTHON'))}
+    self.environment = {
+      k: v for k, v in os.environ.items() if not k.startswith(('SLURM', 'PYTHON'))
+    }
     self.environment |= dict(
-        PATH=f'{folder}/bin:{os.environ["PATH"]}', CALLS=str(self.calls), STARTED=str(self.started),
-        VENV='none', PYTHON=sys.executable, RESTART_DELAY='0', POLL_SECONDS='0', HOST=str(folder))
+      PATH=f'{folder}/bin:{os.environ["PATH"]}',
+      CALLS=str(self.calls),
+      STARTED=str(self.started),
+      VENV='none',
+      PYTHON=sys.executable,
+      RESTART_DELAY='0',
+      POLL_SECONDS='0',
+      HOST=str(folder),
+    )
 
   def settings(self, text):
     (self.root / 'launch' / 'settings.sh').write_text(text)
 
   def start(self, script, *arguments, **variables):
     return subprocess.Popen(
-        ['bash', f'launch/{script}', *arguments], cwd=self.root, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment | variables,
-        preexec_fn=_hears_signals)
+      ['bash', f'launch/{script}', *arguments],
+      cwd=self.root,
+      text=True,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      env=self.environment | variables,
+      preexec_fn=_hears_signals,
+    )
 
   def __call__(self, *arguments, **variables):
     """(exit code, standard output, standard error) of a launcher."""
@@ -130,9 +145,15 @@ def test_a_signal_saves_and_ends_the_restarts(launchers, number):
   assert process.returncode == 42 and len(launchers.jobs()) == 1
 
 
-@pytest.mark.parametrize('script, words', [
-    ('local.sh', ['--dry_run', *ARGUMENTS]), ('slurm.sbatch', ['--dry_run', *ARGUMENTS]),
-    ('tpu_vm.sh', ['run', '--dry_run']), ('xpk.sh', ['create', '--dry_run'])])
+@pytest.mark.parametrize(
+  'script, words',
+  [
+    ('local.sh', ['--dry_run', *ARGUMENTS]),
+    ('slurm.sbatch', ['--dry_run', *ARGUMENTS]),
+    ('tpu_vm.sh', ['run', '--dry_run']),
+    ('xpk.sh', ['create', '--dry_run']),
+  ],
+)
 def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, words):
   code, output, errors = launchers(script, *words)
   remote = script in ('tpu_vm.sh', 'xpk.sh')
@@ -143,7 +164,8 @@ def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, w
   assert set(ARGUMENTS) <= set(shlex.split(shown[-1]) if remote else shown)
   # A wrong config launches nothing.
   (launchers.root / 'sink_jax' / '__main__.py').write_text(
-      'import sys; sys.exit("error: no such trial")')
+    'import sys; sys.exit("error: no such trial")'
+  )
   code, output, errors = launchers(script, *words)
   assert code == 1 and 'no such trial' in errors and not output
   if remote:  # nor do settings that make no sense
@@ -153,15 +175,33 @@ def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, w
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('devices, words, code, message', [
+@pytest.mark.parametrize(
+  'devices, words, code, message',
+  [
     (256, ['--config=configs/paper.py:1b-softmax'], 0, '40,000 steps of 512'),
     (0, ['--config=configs/paper.py:1b-softmx'], 1, 'Did you mean 1b-softmax'),
-    (7, [], 1, 'batch_size'), (8, ['--config.mesh.fsdp=16'], 1, 'mesh.fsdp')])
+    (7, [], 1, 'batch_size'),
+    (8, ['--config.mesh.fsdp=16'], 1, 'mesh.fsdp'),
+  ],
+)
 def test_the_check_of_a_job(devices, words, code, message):
   done = subprocess.run(
-      [sys.executable, '-P', '-m', 'sink_jax', 'train', '--workdir=gs://none', '--dry_run',
-       f'--devices={devices}', *words], cwd=ROOT,
-      env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
+    [
+      sys.executable,
+      '-P',
+      '-m',
+      'sink_jax',
+      'train',
+      '--workdir=gs://none',
+      '--dry_run',
+      f'--devices={devices}',
+      *words,
+    ],
+    cwd=ROOT,
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
+    capture_output=True,
+    text=True,
+  )
   assert done.returncode == code and message in done.stdout + done.stderr
 
 
@@ -171,9 +211,19 @@ def test_a_tpu_is_asked_for_and_waited_for(launchers, tmp_path):
   code, _, errors = launchers('tpu_vm.sh', 'create', STATES=str(tmp_path / 'states'))
   assert code == 0 and 'pod is WAITING_FOR_RESOURCES' in errors and 'pod is ACTIVE' in errors
   assert launchers.called()[0] == [
-      'gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'pod', '--node-id=pod',
-      '--project=mine', '--zone=here', '--accelerator-type=v6e-16',
-      '--runtime-version=v2-alpha-tpuv6e', '--spot']
+    'gcloud',
+    'compute',
+    'tpus',
+    'queued-resources',
+    'create',
+    'pod',
+    '--node-id=pod',
+    '--project=mine',
+    '--zone=here',
+    '--accelerator-type=v6e-16',
+    '--runtime-version=v2-alpha-tpuv6e',
+    '--spot',
+  ]
   (tmp_path / 'states').write_text('SUSPENDED\n')
   assert launchers('tpu_vm.sh', 'create', STATES=str(tmp_path / 'states'))[0] == 1
 
@@ -182,7 +232,7 @@ def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
   launchers.settings(SETTINGS + 'WORKDIR=gs://60')
   shutil.copytree(launchers.root, tmp_path / 'sink_jax')  # a host's home folder
   assert launchers('tpu_vm.sh', 'run')[0] == 0
-  (_, arguments), = launchers.jobs(1)
+  ((_, arguments),) = launchers.jobs(1)
   assert arguments == [*ARGUMENTS[:2], '--workdir=gs://60', *ARGUMENTS[3:]]
   code, output, _ = launchers('tpu_vm.sh', 'run')
   assert code == 1 and 'a job runs here' in output
@@ -198,35 +248,75 @@ def test_a_plan_is_of_the_settings(launchers, script, slices):
   launchers.settings(SETTINGS + f'SLICES={slices} DATA=gs://b/tokens')
   code, output, _ = launchers(script, 'plan', '--dry_run')
   assert code == 0 and shlex.split(output)[-7:] == [
-      'plan', '--topology=v6e-16', f'--slices={slices}', '--config=0',
-      "--config.data.source=PackedDataset(path='gs://b/tokens')", *ARGUMENTS[3:]]
-  assert launchers(script, 'plan')[0] == 1 and len(launchers.jobs()) == 1  # the stand-in's plan fails
+    'plan',
+    '--topology=v6e-16',
+    f'--slices={slices}',
+    '--config=0',
+    "--config.data.source=PackedDataset(path='gs://b/tokens')",
+    *ARGUMENTS[3:],
+  ]
+  assert (
+    launchers(script, 'plan')[0] == 1 and len(launchers.jobs()) == 1
+  )  # the stand-in's plan fails
   assert not launchers.called()  # and creates nothing
 
 
 def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
-  launchers.settings(SETTINGS + 'JOB=sweep SHARDS=2 PROVISIONING=spot DATA=gs://b/tokens SLICES=2 '
-                     'COMPILER_FLAGS="--xla_a=true --xla_b=2"')
+  launchers.settings(
+    SETTINGS + 'JOB=sweep SHARDS=2 PROVISIONING=spot DATA=gs://b/tokens SLICES=2 '
+    'COMPILER_FLAGS="--xla_a=true --xla_b=2"'
+  )
   code, _, errors = launchers('xpk.sh', 'create')
   assert code == 0, errors
   for k, call in enumerate(launchers.called(), 1):
     assert call[:4] == ['xpk', 'workload', 'create', f'--workload=first-{k}']
-    assert {'--spot', '--max-restarts=7', '--termination-grace-period-seconds=90', '--num-slices=2',
-            '--tpu-type=v6e-16', '--docker-image=registry/sink-jax:tpu'} <= set(call)
+    assert {
+      '--spot',
+      '--max-restarts=7',
+      '--termination-grace-period-seconds=90',
+      '--num-slices=2',
+      '--tpu-type=v6e-16',
+      '--docker-image=registry/sink-jax:tpu',
+    } <= set(call)
     assert shlex.split(call[-1].removeprefix('--command=exec ')) == [
-        'env', 'LIBTPU_INIT_ARGS=--xla_a=true --xla_b=2', 'python', '-P', '-m', 'sink_jax', 'sweep',
-        *ARGUMENTS[1:3],
-        "--config.data.source=PackedDataset(path='gs://b/tokens')", *ARGUMENTS[3:], f'--shard={k}/2']
+      'env',
+      'LIBTPU_INIT_ARGS=--xla_a=true --xla_b=2',
+      'python',
+      '-P',
+      '-m',
+      'sink_jax',
+      'sweep',
+      *ARGUMENTS[1:3],
+      "--config.data.source=PackedDataset(path='gs://b/tokens')",
+      *ARGUMENTS[3:],
+      f'--shard={k}/2',
+    ]
   assert k == 2
 
 
-@pytest.mark.parametrize('codes, before, expected, queued', [
-    ('0,0', 0, 0, False), ('42,42', 0, 42, True), ('42,-9', 2, 137, True), ('-6,1', 0, 1, False),
-    ('42,42', 3, 42, False), ('-109,-109', 0, 137, True)])
+@pytest.mark.parametrize(
+  'codes, before, expected, queued',
+  [
+    ('0,0', 0, 0, False),
+    ('42,42', 0, 42, True),
+    ('42,-9', 2, 137, True),
+    ('-6,1', 0, 1, False),
+    ('42,42', 3, 42, False),
+    ('-109,-109', 0, 137, True),
+  ],
+)
 def test_a_slurm_job_queues_again_or_not(launchers, codes, before, expected, queued):
   code, _, errors = launchers(
-      'slurm.sbatch', 'train', f'--config={codes}', '--workdir=0', RESTARTS='3', SLURM_JOB_ID='17',
-      SLURM_RESTART_COUNT=str(before), SLURM_ARRAY_TASK_ID='2', SLURM_ARRAY_TASK_COUNT='8')
+    'slurm.sbatch',
+    'train',
+    f'--config={codes}',
+    '--workdir=0',
+    RESTARTS='3',
+    SLURM_JOB_ID='17',
+    SLURM_RESTART_COUNT=str(before),
+    SLURM_ARRAY_TASK_ID='2',
+    SLURM_ARRAY_TASK_COUNT='8',
+  )
   assert code == expected, errors
   assert (['scontrol', 'requeue', '17'] in launchers.called()) == queued
   assert [words[-1] for _, words in launchers.jobs()] == ['--shard=2/8'] * 2
@@ -237,24 +327,44 @@ def test_a_task_of_sky_starts_the_job_on_every_machine():
   assert task['resources']['job_recovery']['recover_on_exit_codes'] == [42]
   show = 'show() { printf "%s\\n" "$JAX_COORDINATOR_ADDRESS" "$JAX_PROCESS_ID" "$@"; }\n'
   done = subprocess.run(
-      ['bash', '-c', show + task['run'].replace('exec bash launch/local.sh', 'show')],
-      capture_output=True, text=True, env=os.environ | {
-          'SKYPILOT_NUM_NODES': '2', 'SKYPILOT_NODE_RANK': '1', 'SKYPILOT_NODE_IPS': '10.0.0.1\n10.0.0.2',
-          'JOB': 'train', 'CONFIG': 'a b', 'WORKDIR': 'gs://b/c', 'ARGUMENTS': "--d='e f'"})
-  assert done.stdout.splitlines() == ['10.0.0.1:8476', '1', '--restarts=10', 'train',
-                                      '--config=a b', '--workdir=gs://b/c', '--d=e f']
+    ['bash', '-c', show + task['run'].replace('exec bash launch/local.sh', 'show')],
+    capture_output=True,
+    text=True,
+    env=os.environ
+    | {
+      'SKYPILOT_NUM_NODES': '2',
+      'SKYPILOT_NODE_RANK': '1',
+      'SKYPILOT_NODE_IPS': '10.0.0.1\n10.0.0.2',
+      'JOB': 'train',
+      'CONFIG': 'a b',
+      'WORKDIR': 'gs://b/c',
+      'ARGUMENTS': "--d='e f'",
+    },
+  )
+  assert done.stdout.splitlines() == [
+    '10.0.0.1:8476',
+    '1',
+    '--restarts=10',
+    'train',
+    '--config=a b',
+    '--workdir=gs://b/c',
+    '--d=e f',
+  ]
 
 
-SCRIPTS = [path for ending in ('sh', 'sbatch')
-           for path in sorted((ROOT / 'launch').glob(f'*.{ending}'))
-           if path.name != 'settings.sh'] + [ROOT / '.ci' / 'run']
+SCRIPTS = [
+  path
+  for ending in ('sh', 'sbatch')
+  for path in sorted((ROOT / 'launch').glob(f'*.{ending}'))
+  if path.name != 'settings.sh'
+] + [ROOT / '.ci' / 'run']
 # A stand-in for Python that logs its arguments and installs nothing.
-PYTHON = '''#!/usr/bin/env bash
+PYTHON = """#!/usr/bin/env bash
 echo "${0##*/} $*" >>"$LOG"
 [[ -z ${FAILS:-} || "$*" != *"$FAILS"* ]] || exit 1
 if [[ $1 == venv ]]; then mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"; fi
 if [[ "$*" == "-m venv "* ]]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi
-'''
+"""
 
 
 class Clone:
@@ -275,9 +385,13 @@ class Clone:
     """Runs a line with the environment's functions: (exit code, errors, the arguments that Python got)."""
     self.log.write_text('')
     done = subprocess.run(
-        ['bash', '-c', f'set -euo pipefail; source launch/environment.sh; {line}'], cwd=self.root,
-        env={'PATH': str(self.bin), 'LOG': str(self.log), **variables}, capture_output=True,
-        text=True, timeout=60)
+      ['bash', '-c', f'set -euo pipefail; source launch/environment.sh; {line}'],
+      cwd=self.root,
+      env={'PATH': str(self.bin), 'LOG': str(self.log), **variables},
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
     return done.returncode, done.stderr, self.log.read_text().splitlines()
 
 
@@ -287,23 +401,32 @@ def test_an_environment_is_made_once_and_has_the_project(tmp_path, uv):
   code, errors, log = clone('prepare_environment')
   pip = f'uv pip install --python {clone.root}/.venv/bin/python' if uv else 'python -m pip install'
   made = 'uv venv --quiet --seed --python 3.12' if uv else 'python3 -m venv'
-  assert (code, log) == (0, [
-      f'{made} {clone.root}/.venv', f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
+  assert (code, log) == (
+    0,
+    [
+      f'{made} {clone.root}/.venv',
+      f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
       f'{pip} --quiet --no-compile --no-deps --editable {clone.root}',
-      f'python -m compileall -qq -j 0 {clone.root}/.venv/lib']), errors
+      f'python -m compileall -qq -j 0 {clone.root}/.venv/lib',
+    ],
+  ), errors
   assert clone('prepare_environment')[2] == ['python -c ']
   (clone.root / 'requirements.txt').write_text('jax==2\n')  # a failed installation is repeated
   code, errors, _ = clone('prepare_environment', FAILS='--requirement')
   assert code == 1 and 'pip install --requirement' in errors
   assert len(clone('prepare_environment')[2]) == (3 if uv else 4)
-  code, _, log = clone('prepare_environment; fetch_model smollm2; "$RUN_PYTHON" "$PYTHONPATH"', VENV='none',
-                       PYTHONPATH='/site')
+  code, _, log = clone(
+    'prepare_environment; fetch_model smollm2; "$RUN_PYTHON" "$PYTHONPATH"',
+    VENV='none',
+    PYTHONPATH='/site',
+  )
   assert code == 0 and log[0].endswith('launch/smollm2.txt --no-index')
   assert log[1] == f'python3 {clone.root}:/site'
 
 
-@pytest.mark.parametrize('fails, commands', [
-    ('', ['evaluate', 'sweep', 'report']), ('smollm2', ['sweep', 'report'])])
+@pytest.mark.parametrize(
+  'fails, commands', [('', ['evaluate', 'sweep', 'report']), ('smollm2', ['sweep', 'report'])]
+)
 def test_the_quick_start_measures_trains_and_reports(tmp_path, fails, commands):
   clone = Clone(tmp_path)
   code, errors, log = clone('bash launch/quickstart.sh "a b"', FAILS=fails)
@@ -317,8 +440,9 @@ def test_the_quick_start_measures_trains_and_reports(tmp_path, fails, commands):
 def test_scripts_are_sound(script):
   subprocess.run(['bash', '-n', script], check=True)
   assert os.access(script, os.X_OK)
-  shellcheck = shutil.which('shellcheck', path=os.pathsep.join(
-      [os.path.dirname(sys.executable), os.environ['PATH']]))
+  shellcheck = shutil.which(
+    'shellcheck', path=os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+  )
   if not shellcheck:  # the package is not available on this platform
     pytest.skip('shellcheck is not installed; bash -n found nothing')
   checked = subprocess.run([shellcheck, '-x', script], cwd=ROOT, capture_output=True, text=True)

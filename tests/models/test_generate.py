@@ -15,8 +15,9 @@ from sink_jax.models.generate import Sampling, _read, stream_texts, text_losses
 from tests.models.test_decode import decoded
 from tests.random_params import random_params
 
-CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=32,
-                        dtype='float32')
+CONFIG = sj.ModelConfig(
+  layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=32, dtype='float32'
+)
 
 
 @pytest.fixture(scope='module')
@@ -73,14 +74,16 @@ def test_a_seed_chooses_the_sample_and_the_size_of_pieces_does_not(run):
   texts = [np.concatenate(stream(run, prompt(), 24, temperature=1.0, **one), 1) for one in options]
   np.testing.assert_array_equal(texts[0], texts[1])
   assert (texts[1] != texts[2]).any()
-  first, second, third = (texts[0][:, i:i + 5] for i in (0, 5, 10))
+  first, second, third = (texts[0][:, i : i + 5] for i in (0, 5, 10))
   assert (first != second).any() and (second != third).any()
 
 
 TIES, SHARES = [1.0, 1.0, 2.0, 1.0], np.log([0.1, 0.4, 0.2, 0.3])
 
 
-@pytest.mark.parametrize('logits, options, kept', [
+@pytest.mark.parametrize(
+  'logits, options, kept',
+  [
     *((TIES, options, {2}) for options in ((1e-40,), (1e-7,), (1e-3,), (1.0, 1))),
     (TIES, (100.0, 2), {0, 2}),
     (TIES, (1e30,), {0, 1, 2, 3}),
@@ -95,7 +98,9 @@ TIES, SHARES = [1.0, 1.0, 2.0, 1.0], np.log([0.1, 0.4, 0.2, 0.3])
     (SHARES, (1.0, 2, 0.56), {1}),
     (SHARES, (1.0, 2, 0.58), {1, 3}),
     (SHARES, (0.5, None, 0.5), {1}),
-], ids=str)  # 16/30 at half the temperature
+  ],
+  ids=str,
+)  # 16/30 at half the temperature
 def test_tokens_that_are_sampled(logits, options, kept):
   """The set of tokens in a few hundred draws."""
   rows = jnp.tile(jnp.asarray(logits), (400, 1))
@@ -119,11 +124,15 @@ def test_a_text_ends_with_its_end_of_text(run):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('options', [
+@pytest.mark.parametrize(
+  'options',
+  [
     {},
     dict(policy=CachePolicy(8, 2)),
     dict(temperature=1.0, top_p=0.9, seed=3),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_padding_changes_nothing(run, options):
   rng, lengths = np.random.default_rng(0), [3, 9, 1]
   texts = [rng.integers(0, 32, n) for n in lengths]
@@ -138,8 +147,9 @@ def test_padding_changes_nothing(run, options):
   ended = run.generate(tokens, 6, mask=mask, eos_token_id=int(found[1, 1]), **options)
   assert (ended[1, 1:] == found[1, 1]).all()
   # Without padding, a mask changes nothing.
-  np.testing.assert_array_equal(run.generate(tokens, 6, **options),
-                                run.generate(tokens, 6, mask=np.ones((3, 9)), **options))
+  np.testing.assert_array_equal(
+    run.generate(tokens, 6, **options), run.generate(tokens, 6, mask=np.ones((3, 9)), **options)
+  )
   first = dataclasses.replace(run, first_token=5).generate(tokens, 6, mask=mask)
   np.testing.assert_array_equal(first[1], run.generate([[5, *texts[1]]], 6)[0])
 
@@ -151,8 +161,9 @@ def test_a_prompt_longer_than_the_cache_is_read_in_pieces(run, policy):
   expected = np.argmax(decoded(run, jnp.asarray(text), policy, 1)[:, -1], -1)
   np.testing.assert_array_equal(run.generate(text, 1, policy=policy)[:, 0], expected)
   pieces = stream(run, [text[0], text[1, :30]], 4, policy=policy)
-  np.testing.assert_array_equal(np.concatenate([piece[0] for piece in pieces]),
-                                run.generate(text, 4, policy=policy)[0])
+  np.testing.assert_array_equal(
+    np.concatenate([piece[0] for piece in pieces]), run.generate(text, 4, policy=policy)[0]
+  )
 
 
 def test_words_in_and_words_out():
@@ -163,9 +174,12 @@ def test_words_in_and_words_out():
     assert words == bytes_.decode(run.generate([bytes_.encode(text)], 8)[0])
   whole = run.generate([bytes_.encode('ab')], 8)[0].tolist()
   stopped = run.generate_texts(texts, 8, eos_token_id=whole[3])
-  assert stopped[0] == bytes_.decode(whole[:whole.index(whole[3])])
-  for bad, options, message in ((['a', ''], {}, "bos='force'"), ('ab', {}, 'several'),
-                                (texts, dict(eos_token_id=258), 'eos_token_id')):
+  assert stopped[0] == bytes_.decode(whole[: whole.index(whole[3])])
+  for bad, options, message in (
+    (['a', ''], {}, "bos='force'"),
+    ('ab', {}, 'several'),
+    (texts, dict(eos_token_id=258), 'eos_token_id'),
+  ):
     with pytest.raises(ValueError, match=message):
       run.generate_texts(bad, 8, **options)
 
@@ -215,30 +229,51 @@ def test_a_text_of_any_length_is_scored_by_one_program(run):
 
 MAMBA = Mamba(inner=20, state=3, conv=4, rank=2)
 SCORED = [
-    {}, dict(attention=sj.AttentionSpec(position=sj.Rope(fraction=0.5))),
-    dict(attention=sj.AttentionSpec(position=sj.Llama3Rope(
-        factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=16))),
-    dict(attention=sj.AttentionSpec(position='Nope()')),
-    dict(attention=sj.AttentionSpec(position='Alibi()')),
-    dict(attention=sj.AttentionSpec(qk_norm=sj.QKNorm(), kv_bias=sj.SinkLogit())),
-    dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
-    dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
-    dict(pattern=(Layer(mask=sj.Window(size=5)), Layer(position=sj.Nope()))),
-    dict(pattern=(Layer(mask=sj.Window(size=20), position=sj.Rope(base=100.0)), Layer())),
-    dict(sink_tokens=1, attention=sj.AttentionSpec(position='Alibi()', head='ElementGate()')),
-    dict(attention=sj.AttentionSpec(kv_bias='KVBias()', value='ValueResidual()'),
-         pattern=(Layer(), Layer(mamba=MAMBA))),
-    dict(attention=sj.AttentionSpec(position='YarnRope(fraction=0.5)', feature_map='EluPlusOne()'))]
-POLICIES = [CachePolicy(9, 1), CachePolicy(9, 4), CachePolicy(9, 4, 'text'), CachePolicy(9),
-            CachePolicy(40, 4), CachePolicy(64)]
+  {},
+  dict(attention=sj.AttentionSpec(position=sj.Rope(fraction=0.5))),
+  dict(
+    attention=sj.AttentionSpec(
+      position=sj.Llama3Rope(
+        factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=16
+      )
+    )
+  ),
+  dict(attention=sj.AttentionSpec(position='Nope()')),
+  dict(attention=sj.AttentionSpec(position='Alibi()')),
+  dict(attention=sj.AttentionSpec(qk_norm=sj.QKNorm(), kv_bias=sj.SinkLogit())),
+  dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
+  dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
+  dict(pattern=(Layer(mask=sj.Window(size=5)), Layer(position=sj.Nope()))),
+  dict(pattern=(Layer(mask=sj.Window(size=20), position=sj.Rope(base=100.0)), Layer())),
+  dict(sink_tokens=1, attention=sj.AttentionSpec(position='Alibi()', head='ElementGate()')),
+  dict(
+    attention=sj.AttentionSpec(kv_bias='KVBias()', value='ValueResidual()'),
+    pattern=(Layer(), Layer(mamba=MAMBA)),
+  ),
+  dict(attention=sj.AttentionSpec(position='YarnRope(fraction=0.5)', feature_map='EluPlusOne()')),
+]
+POLICIES = [
+  CachePolicy(9, 1),
+  CachePolicy(9, 4),
+  CachePolicy(9, 4, 'text'),
+  CachePolicy(9),
+  CachePolicy(40, 4),
+  CachePolicy(64),
+]
 
 
 # With --full every policy, otherwise the first and the second alternately.
 @pytest.mark.every(12)
-@pytest.mark.parametrize('options, policy', [
+@pytest.mark.parametrize(
+  'options, policy',
+  [
     pytest.param(options, policy, marks=() if m == n % 2 else pytest.mark.full)
-    for n, options in enumerate(SCORED) for m, policy in enumerate(POLICIES)
-    if policy.sinks or not options.get('sink_tokens')], ids=str)
+    for n, options in enumerate(SCORED)
+    for m, policy in enumerate(POLICIES)
+    if policy.sinks or not options.get('sink_tokens')
+  ],
+  ids=str,
+)
 def test_tokens_scored_together_have_the_losses_of_one_after_another(options, policy):
   run, text = model(heads=4, kv_heads=2, **options), prompt(length=40)
   log_p = jax.nn.log_softmax(decoded(run, jnp.asarray(text), policy, 1)[:, :-1])
@@ -251,7 +286,9 @@ LEARNED = sj.AttentionSpec(position='Learned(max_length=8)')
 MASK = 'shape of the tokens, .2, 4., and in every row 1'
 
 
-@pytest.mark.parametrize('options, message', [
+@pytest.mark.parametrize(
+  'options, message',
+  [
     (dict(length=0), 'length'),
     (dict(chunk=0), 'chunk'),
     (dict(temperature=-1.0), 'temperature'),
@@ -273,11 +310,17 @@ MASK = 'shape of the tokens, .2, 4., and in every row 1'
     (dict(tokens=np.zeros((2, 0), int)), 'T at least 1'),
     (dict(attention=LEARNED, length=5), '8 learned positions'),
     (dict(attention=LEARNED, length=5, sink_tokens=1), '8 learned positions'),
-    *((dict(sink_tokens=2, length=9, policy=CachePolicy(6, sinks)), 'give it sinks of at least 2')
-      for sinks in (0, 1)),
-    (dict(vocab_size=0, input_features=2, output_features=2, tokens=np.zeros((2, 4, 2))),
-     'no tokens'),
-], ids=str)
+    *(
+      (dict(sink_tokens=2, length=9, policy=CachePolicy(6, sinks)), 'give it sinks of at least 2')
+      for sinks in (0, 1)
+    ),
+    (
+      dict(vocab_size=0, input_features=2, output_features=2, tokens=np.zeros((2, 4, 2))),
+      'no tokens',
+    ),
+  ],
+  ids=str,
+)
 def test_what_cannot_be_generated(options, message):
   changed = {name: options[name] for name in vars(CONFIG).keys() & options.keys()}
   given = {name: value for name, value in options.items() if name not in changed}
@@ -286,13 +329,19 @@ def test_what_cannot_be_generated(options, message):
     run.generate(**dict(tokens=prompt(), length=2) | given)
 
 
-@pytest.mark.parametrize('options, length, policy', [
+@pytest.mark.parametrize(
+  'options, length, policy',
+  [
     # A cache that counts its positions never runs out of them.
     (dict(attention=LEARNED), 20, CachePolicy(8, 2)),
-    *((dict(attention=LEARNED, sink_tokens=1), 4, policy)
-      for policy in (None, CachePolicy(9, 2), CachePolicy(9, 2, 'text'))),
+    *(
+      (dict(attention=LEARNED, sink_tokens=1), 4, policy)
+      for policy in (None, CachePolicy(9, 2), CachePolicy(9, 2, 'text'))
+    ),
     (dict(attention=LEARNED, sink_tokens=1), 12, CachePolicy(9, 2)),
     (dict(sink_tokens=2), 9, CachePolicy(6, 2)),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_all_positions_of_a_cache_can_be_used(options, length, policy):
   assert model(**options).generate(prompt(), length, policy=policy).shape == (2, length)

@@ -32,7 +32,9 @@ def biased(kv_bias):
   return dict(attention=sj.AttentionSpec(kv_bias=kv_bias))
 
 
-@pytest.mark.parametrize('options', [
+@pytest.mark.parametrize(
+  'options',
+  [
     biased('KBias()'),
     biased("KBias(value='first')"),
     biased('KVBias(shared=True)'),
@@ -42,7 +44,9 @@ def biased(kv_bias):
     biased('VBias()') | dict(sink_tokens=1),
     # Blocks that differ, as in gpt-oss: their parameters are one level deeper.
     biased('SinkLogit()') | dict(pattern=(Layer(mask=sj.Window(size=4)), Layer())),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_the_rest_is_a_model_without_it(options):
   full = run(**options)
   bare = without_bias(full)
@@ -62,12 +66,15 @@ def test_what_is_removed_is_said_in_words():
   said = lambda **options: learned_bias(sj.ModelConfig(**TINY | options))
   assert said() == '' and said(sink_tokens=3) == 'the 3 learned sink tokens x*'
   assert said(sink_tokens=1, **biased('VBias()')) == (
-      'the learned sink token x* and the value bias v*')
+    'the learned sink token x* and the value bias v*'
+  )
 
 
 def leaves(params):
-  return {'/'.join(key.key for key in path): np.asarray(x)
-          for path, x in jax.tree_util.tree_leaves_with_path(params)}
+  return {
+    '/'.join(key.key for key in path): np.asarray(x)
+    for path, x in jax.tree_util.tree_leaves_with_path(params)
+  }
 
 
 def grafted(full, attention, **options):
@@ -83,14 +90,25 @@ HYBRID = (Layer(mamba=Mamba(inner=8, state=4, conv=3, rank=2)), Layer())
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('options, attention, new', [
+@pytest.mark.parametrize(
+  'options, attention, new',
+  [
     ({}, {'head': 'HeadGate(scale=2)', 'kv_bias': 'VBias()'}, ['head_kernel', 'kv_bias_value']),
     (dict(pattern=WINDOWS), {'value': 'ValueScale()'}, ['value_scale'] * 2),
-    ({}, {'value': 'ValueResidual()', 'head': "ElementGate(source='value', scale=2)"},
-     ['head_kernel', 'value_first', 'value_own']),
-    pytest.param(dict(pattern=HYBRID), {'head': 'ElementGate(scale=2)'}, ['head_kernel'],
-                 marks=pytest.mark.full),
-], ids=str)
+    (
+      {},
+      {'value': 'ValueResidual()', 'head': "ElementGate(source='value', scale=2)"},
+      ['head_kernel', 'value_first', 'value_own'],
+    ),
+    pytest.param(
+      dict(pattern=HYBRID),
+      {'head': 'ElementGate(scale=2)'},
+      ['head_kernel'],
+      marks=pytest.mark.full,
+    ),
+  ],
+  ids=str,
+)
 def test_what_starts_like_the_source_changes_no_logit(options, attention, new, capsys):
   full = run(implementation='reference', kv_heads=2, **options)
   other = grafted(full, attention)
@@ -105,22 +123,27 @@ def test_what_starts_like_the_source_changes_no_logit(options, attention, new, c
     np.testing.assert_array_equal(bits(other, TOKENS[:, :5]), bits(full, TOKENS[:, :5]))
 
 
-@pytest.mark.parametrize('head, opens', [
+@pytest.mark.parametrize(
+  'head, opens',
+  [
     ('HeadGate()', False),
     ('HeadNorm()', False),
     ('Exclusive()', False),
     ("HeadGate(source='slice', opening=0.3)", False),
     ("HeadGate(source='slice', scale=2)", True),
     ("ElementGate(source='value', scale=2)", True),
-])
+  ],
+)
 def test_gates_start_at_one_where_they_can(head, opens):
   # Without a bias, gates with other numbers have no start at which they are one for all tokens.
   gate = sj.AttentionSpec(head=head).head
   start = start_like(sj.PlainOutput(), gate)
   assert (start is not None) == opens and start_like(sj.HeadNorm(eps=0.1), gate) is None
   if opens:
-    params = {name: np.full(p.shape, start[name], np.float32)
-              for name, p in gate.params(sj.Dims(4, 4, 2)).items()}
+    params = {
+      name: np.full(p.shape, start[name], np.float32)
+      for name, p in gate.params(sj.Dims(4, 4, 2)).items()
+    }
     o, x = np.random.default_rng(0).standard_normal((2, 1, 3, 4, 2), np.float32)
     np.testing.assert_allclose(gate.output(o, x, x.reshape(1, 3, 8), params), o, rtol=1e-6)
 
@@ -131,8 +154,11 @@ def test_a_sink_logit_starts_below_the_rows_of_its_head():
   # Attention passes nothing to the next block, so both models' blocks read the same inputs.
   for block in full.params['blocks'].values():
     block['attention']['out']['kernel'] *= 0
-  maps = grafted(full, {'kv_bias': 'SinkLogit()'}, offset=-2.0).record(
-      TEXT, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
+  maps = (
+    grafted(full, {'kv_bias': 'SinkLogit()'}, offset=-2.0)
+    .record(TEXT, sj.RecordOptions(attention=sj.maps))
+    .layers.attention.weights_BxHxTxT
+  )
   # In a row with the sum e^l, the tokens keep e^l / (e^l + e^logit).
   kept = np.asarray(maps, np.float64).sum(-1)
   np.testing.assert_allclose(np.log(kept / (1 - kept)).mean((1, 3)), 2, atol=1e-4)
@@ -158,18 +184,28 @@ def next_token_loss(r, text=TEXT):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize('changes, new, removed', [
+@pytest.mark.parametrize(
+  'changes, new, removed',
+  [
     (dict(sink_tokens=1), ['sink_tokens'], []),
-    (dict(attention={'kv_bias': 'KBias()', 'mask': 'Window(size=4)'}),
-     ['blocks/attention/kv_bias_key'], []),
+    (
+      dict(attention={'kv_bias': 'KBias()', 'mask': 'Window(size=4)'}),
+      ['blocks/attention/kv_bias_key'],
+      [],
+    ),
     pytest.param(dict(attention={'kv_bias': 'ZeroSink()'}), [], [], marks=pytest.mark.full),
-    pytest.param(dict(norm='layernorm'), ['blocks/norm1/bias', 'blocks/norm2/bias',
-                                          'final_norm/bias'], [], marks=pytest.mark.full),
+    pytest.param(
+      dict(norm='layernorm'),
+      ['blocks/norm1/bias', 'blocks/norm2/bias', 'final_norm/bias'],
+      [],
+      marks=pytest.mark.full,
+    ),
     # The gain becomes one number; it was a vector.
     (dict(norm='single'), *[['blocks/norm1/gain', 'blocks/norm2/gain', 'final_norm/gain']] * 2),
     (dict(attention={'head': 'HeadGate()'}, start='random'), ['blocks/attention/head_kernel'], []),
-],
-    ids=str)
+  ],
+  ids=str,
+)
 def test_the_rest_starts_as_in_a_fresh_model_and_its_loss_is_measured(changes, new, removed):
   full = run()
   other = sj.graft(full, tokens=TEXT, seed=3, **changes)
@@ -211,8 +247,10 @@ def test_a_removal_is_a_graft():
   assert without_bias(sj.graft(bare, sink_tokens=1)).graft is None
 
 
-@pytest.mark.parametrize('options, changes, words', [
-    ({}, {}, "changes nothing.*HeadGate"),
+@pytest.mark.parametrize(
+  'options, changes, words',
+  [
+    ({}, {}, 'changes nothing.*HeadGate'),
     ({}, dict(attention={'head': 'PlainOutput()'}, norm='rmsnorm'), 'changes nothing'),
     ({}, dict(attention={'gate': 'HeadGate()'}), "no component 'gate'.*head"),
     ({}, dict(attention={'head': 'HeadGat()'}), 'Did you mean HeadGate'),
@@ -220,11 +258,16 @@ def test_a_removal_is_a_graft():
     (dict(pattern=WINDOWS), dict(attention={'mask': 'Prefix()'}), 'a mask of their own'),
     ({}, dict(sink_tokens=1, start='zero'), "start 'zero'. Choices: identity, random"),
     ({}, dict(sink_tokens=1, tokens=None), 'no probe inputs.*tokens='),
-    (dict(vocab_size=0, input_features=3, output_features=2), dict(sink_tokens=1),
-     'continuous inputs'),
+    (
+      dict(vocab_size=0, input_features=3, output_features=2),
+      dict(sink_tokens=1),
+      'continuous inputs',
+    ),
     ({}, dict(sink_tokens=1, tokens=TEXT[0]), r'shape \(S, T\)'),
     ({}, dict(sink_tokens=1, tokens=TEXT + 1), 'vocabulary has 11'),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_grafts_without_meaning_are_refused(options, changes, words):
   config = sj.ModelConfig(**TINY | options)
   with pytest.raises(ValueError, match=words):  # raised before the parameters are read

@@ -14,7 +14,13 @@ from sink_jax.models import generate, run
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.decode import empty_state
 from sink_jax.models.record import (
-  RecordOptions, largest_logit, last_row, maps, queries_keys, states)
+  RecordOptions,
+  largest_logit,
+  last_row,
+  maps,
+  queries_keys,
+  states,
+)
 from sink_jax.models.sizes import parameter_shapes
 
 CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11)
@@ -37,9 +43,18 @@ def begin(config):
 def read(config, together):
   carry = jnp.zeros((2, 11)), jax.eval_shape(lambda: empty_state(config, POLICY, 2))
   return generate._read.lower(
-      config, None, POLICY, parameter_shapes(config),
-      generate.Sampling() if together == 1 else None, together, carry, jax.random.key(0), 0,
-      jax.ShapeDtypeStruct((2, 4), jnp.int32), jnp.zeros(2, jnp.int32))
+    config,
+    None,
+    POLICY,
+    parameter_shapes(config),
+    generate.Sampling() if together == 1 else None,
+    together,
+    carry,
+    jax.random.key(0),
+    0,
+    jax.ShapeDtypeStruct((2, 4), jnp.int32),
+    jnp.zeros(2, jnp.int32),
+  )
 
 
 def precisions(lowered):
@@ -51,13 +66,16 @@ def precisions(lowered):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize('program', [
+@pytest.mark.parametrize(
+  'program',
+  [
     logits,
     lambda config: record(config, RecordOptions()),
     begin,
     lambda config: read(config, 1),
     lambda config: read(config, 4),
-])
+  ],
+)
 def test_products_of_float32_are_float32_on_every_device(program):
   config = lambda dtype: dataclasses.replace(CONFIG, dtype=dtype)
   assert precisions(program(config('float32'))) == {'HIGHEST'}
@@ -65,14 +83,22 @@ def test_products_of_float32_are_float32_on_every_device(program):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('options', [
+@pytest.mark.parametrize(
+  'options',
+  [
     dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'), implementation='chunked'),
     dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias()), implementation='reference'),
     dict(attention=sj.AttentionSpec(similarity='Linear()', normalizer='AbsFloor()'), sink_tokens=1),
-    dict(pattern=(Layer(mamba=Mamba(inner=16, state=4, conv=2, rank=2)),
-                  Layer(experts=Experts(count=2, active=1))), combine_heads='add'),
-],
-    ids=['sigmoid', 'reference', 'linear', 'jamba'])
+    dict(
+      pattern=(
+        Layer(mamba=Mamba(inner=16, state=4, conv=2, rank=2)),
+        Layer(experts=Experts(count=2, active=1)),
+      ),
+      combine_heads='add',
+    ),
+  ],
+  ids=['sigmoid', 'reference', 'linear', 'jamba'],
+)
 def test_so_are_those_of_the_variants_and_of_all_that_is_recorded(options):
   config = dataclasses.replace(CONFIG, **options)
   functions = maps, last_row, queries_keys, largest_logit, query_key_angles
@@ -82,8 +108,10 @@ def test_so_are_those_of_the_variants_and_of_all_that_is_recorded(options):
 
 
 def test_it_neither_leaks_nor_compiles_a_model_twice():
-  model = sj.Run(dataclasses.replace(CONFIG, dtype='float32'),
-                 jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parameter_shapes(CONFIG)))
+  model = sj.Run(
+    dataclasses.replace(CONFIG, dtype='float32'),
+    jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parameter_shapes(CONFIG)),
+  )
   tokens = jnp.zeros((2, 8), jnp.int32)
   before = run.record._cache_size()
   sj.probe(model, tokens)

@@ -33,8 +33,9 @@ def test_the_vector_is_the_singular_one(shape):
 
 
 def test_the_vector_is_that_of_the_new_kernel_when_another_value_overtakes():
-  left, right = (np.linalg.qr(np.random.default_rng(i).standard_normal((2, 24, 24)))[0]
-                 for i in (0, 1))
+  left, right = (
+    np.linalg.qr(np.random.default_rng(i).standard_normal((2, 24, 24)))[0] for i in (0, 1)
+  )
   for gap in (1e-3, 1e-2, 0.3):
     values = np.r_[1, 1 + gap, np.linspace(0.9, 0.1, 22)]
     kernels = np.float32(np.einsum('lij,j,ljk->lik', left, values, right))

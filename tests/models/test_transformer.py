@@ -21,10 +21,15 @@ EVERY = sj.RecordOptions(attention=maps, hidden=states)
 TINY = dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32')
 
 
-AFTER = dict(norm_location='after', ffn='tanh_geglu', logit_cap=2.0, attention=sj.AttentionSpec(
-    position='Nope()', qk_norm='ProjectionQKNorm(eps=0.1)'))
-PROTECTED = dict(norm_location='protected', attention=sj.AttentionSpec(
-    position='Nope()', qk_norm='QKNorm()'))
+AFTER = dict(
+  norm_location='after',
+  ffn='tanh_geglu',
+  logit_cap=2.0,
+  attention=sj.AttentionSpec(position='Nope()', qk_norm='ProjectionQKNorm(eps=0.1)'),
+)
+PROTECTED = dict(
+  norm_location='protected', attention=sj.AttentionSpec(position='Nope()', qk_norm='QKNorm()')
+)
 
 
 def model(**options):
@@ -40,20 +45,25 @@ def logits(config, params, inputs):
   return np.asarray(Transformer(config).apply({'params': params}, inputs))
 
 
-@pytest.mark.parametrize('size, vocab_size, body, total', [
+@pytest.mark.parametrize(
+  'size, vocab_size, body, total',
+  [
     # the paper's
     ('60m', 50432, 58_998_528, 136_462_080),
     ('1b', 50432, 1_130_457_088, 1_337_026_560),
     # LLaMA 2
     ('7b', 32000, 6_476_271_616, 6_738_415_616),
     ('13b', 32000, 12_688_184_320, 13_015_864_320),
-])
+  ],
+)
 def test_parameter_counts(size, vocab_size, body, total):
   config = sj.sized(size, vocab_size=vocab_size)
   assert (sj.parameter_count(config, embeddings=False), sj.parameter_count(config)) == (body, total)
 
 
-@pytest.mark.parametrize('options, extra', [
+@pytest.mark.parametrize(
+  'options, extra',
+  [
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())), 3 * 4 * 4),
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(shared=True, learnable_dims=2))), 3 * 2),
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias())), 3 * 2 * 4 * 4),
@@ -62,8 +72,10 @@ def test_parameter_counts(size, vocab_size, body, total):
     (dict(attention=sj.AttentionSpec(head=sj.HeadGate())), 3 * 16 * 4),
     (dict(attention=sj.AttentionSpec(head=sj.HeadGate(source='slice', opening=0.25))), 3 * 4 * 5),
     (dict(attention=sj.AttentionSpec(head=sj.ElementGate())), 3 * 16 * 16),
-    (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
-     3 * (8 * 16 - 2 * 16 * 8)),
+    (
+      dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
+      3 * (8 * 16 - 2 * 16 * 8),
+    ),
     (dict(attention=sj.AttentionSpec(head=sj.HeadNorm())), 3 * 4),
     (dict(sink_tokens=1), 16),
     (dict(sink_tokens=3), 3 * 16),
@@ -80,7 +92,8 @@ def test_parameter_counts(size, vocab_size, body, total):
     (dict(norm='layernorm'), 7 * 16),
     (dict(norm='single'), -7 * (16 - 1)),
     (dict(norm='dyt'), 7 * (16 + 1)),
-])
+  ],
+)
 def test_what_options_add_to_the_parameters(options, extra):
   count = lambda **o: sj.parameter_count(sj.ModelConfig(**TINY | o))
   assert count(**options) - count() == extra
@@ -96,7 +109,9 @@ def test_flops_are_those_of_the_matrices_and_the_visible_keys():
   assert math.isclose(flops_per_token(window, 2048), 3 * (2 * matrices + 4 * 10 * 768))
 
 
-@pytest.mark.parametrize('options, matrices, head_keys', [
+@pytest.mark.parametrize(
+  'options, matrices, head_keys',
+  [
     # A tied unembedding multiplies as much as an untied one, and a narrow table multiplies in two
     # steps.
     (dict(tied=True), 0, 3 * 4 * 4.5),
@@ -105,12 +120,20 @@ def test_flops_are_those_of_the_matrices_and_the_visible_keys():
     (dict(head_dim=8), 3 * 4 * 16 * 16, 3 * 8 * 4.5),
     # Three blocks: one with the window of a single key, one with full attention, and one without
     # attention.
-    (dict(pattern=(Layer(mask=sj.Window(size=1)), Layer(), Layer(mamba=Mamba(32, 4, 3, 2)))),
-     -4 * 16 * 16 + 16 * 64 + 3 * 32 + 32 * 10 + 2 * 32 + 32 * 16, 4 * 4.5 + 4),
+    (
+      dict(pattern=(Layer(mask=sj.Window(size=1)), Layer(), Layer(mamba=Mamba(32, 4, 3, 2)))),
+      -4 * 16 * 16 + 16 * 64 + 3 * 32 + 32 * 10 + 2 * 32 + 32 * 16,
+      4 * 4.5 + 4,
+    ),
     # Each of the four heads computes its four gates from the values of both key heads.
-    (dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
-     3 * (16 * 8 - 2 * 16 * 8), 3 * 4 * 4.5),
-], ids=['tied', 'narrow table', 'wide heads', 'pattern', 'gates'])
+    (
+      dict(attention=sj.AttentionSpec(head=sj.ElementGate(source='value')), kv_heads=2),
+      3 * (16 * 8 - 2 * 16 * 8),
+      3 * 4 * 4.5,
+    ),
+  ],
+  ids=['tied', 'narrow table', 'wide heads', 'pattern', 'gates'],
+)
 def test_flops_count_what_each_block_multiplies(options, matrices, head_keys):
   config, plain = sj.ModelConfig(**TINY | options), sj.ModelConfig(**TINY)
   attention = 4 * 4 * head_keys  # 8 queries see 4.5 keys on average
@@ -136,11 +159,18 @@ def numpy_model(config, params, inputs, before_norm=None):
     return rms(x) * own['gain'] + own.get('bias', 0)
 
   erf = np.vectorize(math.erf)
-  act = {'relu': lambda x: np.maximum(x, 0), 'gelu': lambda x: x * (1 + erf(x / 2**0.5)) / 2,
-         'swish': lambda x: x / (1 + np.exp(-x)),
-         'gelu_tanh': lambda x: x / 2 * (1 + np.tanh((2 / math.pi)**0.5 * (x + 0.044715 * x**3)))}
-  act |= {'reglu': act['relu'], 'geglu': act['gelu'], 'swiglu': act['swish'],
-          'tanh_geglu': act['gelu_tanh']}
+  act = {
+    'relu': lambda x: np.maximum(x, 0),
+    'gelu': lambda x: x * (1 + erf(x / 2**0.5)) / 2,
+    'swish': lambda x: x / (1 + np.exp(-x)),
+    'gelu_tanh': lambda x: x / 2 * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))),
+  }
+  act |= {
+    'reglu': act['relu'],
+    'geglu': act['gelu'],
+    'swiglu': act['swish'],
+    'tanh_geglu': act['gelu_tanh'],
+  }
 
   def linear(x, own):
     kernel = own['kernel']
@@ -162,15 +192,18 @@ def numpy_model(config, params, inputs, before_norm=None):
     return linear(h, own['w_out'])
 
   def attention(x, own):
-    q, k, v = (np.stack(np.split(linear(x, own[n]), config.heads, -1)) for n in
-               ('query', 'key', 'value'))
+    q, k, v = (
+      np.stack(np.split(linear(x, own[n]), config.heads, -1)) for n in ('query', 'key', 'value')
+    )
     gains = [own.get(f'qk_norm_{name}_gain') for name in ('query', 'key')]
     if config.attention.qk_norm == sj.QKNorm():
       q, k = (rms(x, 1e-6) * gain for x, gain in zip((q, k), gains))
     # (H, B, T, Dh), one mean over all heads
     if isinstance(config.attention.qk_norm, sj.ProjectionQKNorm):
-      q, k = (rms(x, config.attention.qk_norm.eps, (0, -1)) * gain[:, None, None]
-              for x, gain in zip((q, k), gains))
+      q, k = (
+        rms(x, config.attention.qk_norm.eps, (0, -1)) * gain[:, None, None]
+        for x, gain in zip((q, k), gains)
+      )
     s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
     s = np.where(np.tril(np.ones(s.shape[-2:])), s, -np.inf)
     a = np.exp(s - s.max(-1, keepdims=True))
@@ -214,7 +247,9 @@ def numpy_model(config, params, inputs, before_norm=None):
 
 
 @pytest.mark.every(8)
-@pytest.mark.parametrize('options', [
+@pytest.mark.parametrize(
+  'options',
+  [
     *(dict(ffn=kind) for kind in CHOICES['ffn']),
     dict(biases=('qkv', 'out', 'ffn', 'unembed')),
     dict(parallel_residual=True),
@@ -239,8 +274,9 @@ def numpy_model(config, params, inputs, before_norm=None):
     PROTECTED | dict(norm='layernorm', ffn='relu'),
     dict(linear='sigma_reparam', biases=('qkv', 'out', 'ffn')),
     dict(linear='sigma_reparam', norm='none', ffn='gelu', combine_heads='add'),
-],
-    ids=str)
+  ],
+  ids=str,
+)
 def test_the_decoder_is_equations_2_to_4(options):
   options = dict(options)
   spec = sj.AttentionSpec(position=sj.Nope(), head=options.pop('head', 'PlainOutput()'))
@@ -248,8 +284,9 @@ def test_the_decoder_is_equations_2_to_4(options):
   config = sj.ModelConfig(**TINY | dict(attention=spec) | options)
   params, inputs = random_params(config), tokens()
   expected = numpy_model(config, params, inputs)
-  np.testing.assert_allclose(logits(config, params, inputs), expected,
-                             atol=1e-5 * np.abs(expected).max())
+  np.testing.assert_allclose(
+    logits(config, params, inputs), expected, atol=1e-5 * np.abs(expected).max()
+  )
 
 
 def test_what_the_backward_pass_recomputes(monkeypatch):
@@ -259,12 +296,17 @@ def test_what_the_backward_pass_recomputes(monkeypatch):
   def counts(**options):
     config = sj.ModelConfig(**TINY | dict(d_model=32, implementation='pallas') | options)
     loss = lambda params, x: Transformer(config).apply({'params': params}, x).sum()
-    text = jax.jit(jax.grad(loss)).trace(parameter_shapes(config), inputs).lower(
-        lowering_platforms=('tpu',)).as_text()
+    text = (
+      jax.jit(jax.grad(loss))
+      .trace(parameter_shapes(config), inputs)
+      .lower(lowering_platforms=('tpu',))
+      .as_text()
+    )
     return text.count('stablehlo.dot_general'), text.count('custom_call @tpu_custom_call')
 
-  (products, kernels), *others = (counts(remat=remat) for remat in (
-      'none', 'save_matmuls', 'save_attention', 'blocks'))
+  (products, kernels), *others = (
+    counts(remat=remat) for remat in ('none', 'save_matmuls', 'save_attention', 'blocks')
+  )
   assert kernels == 3  # forward, dq, dk with dv
   # The block's seven products are recomputed, except for the last, which no gradient needs.
   assert others == [(products, 3), (products + 6, 3), (products + 6, 4)]
@@ -295,8 +337,9 @@ def test_initialisations():
   assert abs(std(p['blocks']['ffn']['w_out']['kernel']) * math.sqrt(512) * 2 - 1) < 0.02
   p = init_params(sj.ModelConfig(**big, init='tinyllama', ffn='geglu'), 0)  # no depth scaling
   assert abs(std(p['blocks']['ffn']['w_out']['kernel']) / math.sqrt(2 / (5 * 512)) - 1) < 0.02
-  p = init_params(sj.ModelConfig(**big, norm='dyt', attention=sj.AttentionSpec(
-      kv_bias=sj.KBias())), 0)
+  p = init_params(
+    sj.ModelConfig(**big, norm='dyt', attention=sj.AttentionSpec(kv_bias=sj.KBias())), 0
+  )
   assert {float(x) for x in (*p['blocks']['norm1']['alpha'], p['final_norm']['alpha'])} == {0.5}
   assert abs(std(p['blocks']['attention']['kv_bias_key']) / 0.02 - 1) < 0.1
 
@@ -309,11 +352,17 @@ def test_layers_start_different_and_seeds_matter():
   np.testing.assert_array_equal(params['embed'], again['embed'])
 
 
-SHOWN = [dict(), dict(norm_location='post'), dict(norm_location='sandwich'),
-         PROTECTED, dict(sink_tokens=1), dict(kv_heads=2),
-         dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
-         dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
-         dict(sink_tokens=3, attention=sj.AttentionSpec(mask=sj.Prefix(length=5)))]
+SHOWN = [
+  dict(),
+  dict(norm_location='post'),
+  dict(norm_location='sandwich'),
+  PROTECTED,
+  dict(sink_tokens=1),
+  dict(kv_heads=2),
+  dict(attention=sj.AttentionSpec(kv_bias=sj.KBias())),
+  dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
+  dict(sink_tokens=3, attention=sj.AttentionSpec(mask=sj.Prefix(length=5))),
+]
 
 
 @pytest.mark.every(3)
@@ -321,25 +370,37 @@ SHOWN = [dict(), dict(norm_location='post'), dict(norm_location='sandwich'),
 def test_a_record_shows_the_forward_pass_it_belongs_to(options):
   config, params = model(**options)
   inputs = tokens()
-  hidden, record, _ = Transformer(config).apply(
-      {'params': params}, inputs, EVERY, method='hidden')
+  hidden, record, _ = Transformer(config).apply({'params': params}, inputs, EVERY, method='hidden')
   shown = Transformer(config).apply({'params': params}, hidden, method='logits')
   np.testing.assert_array_equal(shown, logits(config, params, inputs))
   layers = record.layers
   # The maps give the importances, and the hidden states give the norms.
-  np.testing.assert_allclose(sj.importance(np.asarray(layers.attention.weights_BxHxTxT), raw=True),
-                             layers.importance.raw, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(sj.importance(np.asarray(layers.attention.proxy_BxHxTxT)),
-                             layers.importance.normalized, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    sj.importance(np.asarray(layers.attention.weights_BxHxTxT), raw=True),
+    layers.importance.raw,
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  np.testing.assert_allclose(
+    sj.importance(np.asarray(layers.attention.proxy_BxHxTxT)),
+    layers.importance.normalized,
+    rtol=1e-5,
+    atol=1e-6,
+  )
   if config.sink_tokens or config.attention.kv_bias.has_extra_key:
-    np.testing.assert_allclose(1 - np.asarray(layers.attention.proxy_BxHxTxT).sum(-1).mean(-1),
-                               layers.importance.extra_key, rtol=1e-4)
-  np.testing.assert_allclose(np.linalg.norm(layers.hidden, axis=-1),
-                             layers.hidden_norm_BxT, rtol=1e-5)
+    np.testing.assert_allclose(
+      1 - np.asarray(layers.attention.proxy_BxHxTxT).sum(-1).mean(-1),
+      layers.importance.extra_key,
+      rtol=1e-4,
+    )
+  np.testing.assert_allclose(
+    np.linalg.norm(layers.hidden, axis=-1), layers.hidden_norm_BxT, rtol=1e-5
+  )
   assert layers.importance.raw.shape == (3, 2, 4, 9)
   assert layers.key_norm_BxHxT.shape == (3, 2, config.dims.kv_heads, 9)
-  np.testing.assert_allclose(record.embedding_norm_BxT,
-                             np.linalg.norm(params['embed'][inputs], axis=-1), rtol=1e-5)
+  np.testing.assert_allclose(
+    record.embedding_norm_BxT, np.linalg.norm(params['embed'][inputs], axis=-1), rtol=1e-5
+  )
   # The last hidden state gives the logits.
   h = np.asarray(layers.hidden[-1], np.float64)
   if config.norm_location != 'post':
@@ -354,8 +415,9 @@ def test_what_enters_the_last_norm_of_a_post_norm_block_is_recorded():
   before = []
   numpy_model(config, params, tokens(), before)
   record = sj.Run(config, params).record(tokens())
-  np.testing.assert_allclose(record.layers.hidden_before_norm_BxT,
-                             np.linalg.norm(before, axis=-1), rtol=1e-5)
+  np.testing.assert_allclose(
+    record.layers.hidden_before_norm_BxT, np.linalg.norm(before, axis=-1), rtol=1e-5
+  )
 
 
 @pytest.mark.every(2)
@@ -394,7 +456,9 @@ def test_bfloat16_activations_float32_parameters_and_logits():
 HYBRID = dict(layers=2, pattern=(Layer(), Layer(mamba=Mamba(8, 2, 2, 2))))
 
 
-@pytest.mark.parametrize('options, words', [
+@pytest.mark.parametrize(
+  'options, words',
+  [
     (dict(ffn='swigloo'), 'model.ffn.*swiglu'),
     (dict(heads=3), 'must divide model.d_model'),
     (dict(kv_heads=3), 'must divide model.heads'),
@@ -417,11 +481,14 @@ HYBRID = dict(layers=2, pattern=(Layer(), Layer(mamba=Mamba(8, 2, 2, 2))))
     (dict(layers=1, pattern=(Layer(mamba=Mamba(8, 2, 2, 2)),)), 'no block with attention'),
     (dict(layers=2, pattern=(Layer(position=sj.Alibi()), Layer())), 'blocks differ in rotary'),
     (dict(sink_tokens=1, attention=sj.AttentionSpec(kv_bias=sj.KBias())), 'choose one'),
-    (dict(sink_tokens=4, attention=sj.AttentionSpec(mask=sj.Prefix(length=3))),
-     'which is shorter: give Prefix.length=4'),
+    (
+      dict(sink_tokens=4, attention=sj.AttentionSpec(mask=sj.Prefix(length=3))),
+      'which is shorter: give Prefix.length=4',
+    ),
     (dict(attention=sj.AttentionSpec(value='ValueResidual()'), layers=1), 'two layers or more'),
     (dict(attention=sj.AttentionSpec(kv_bias=sj.KBias(learnable_dims=9))), 'exceeds'),
-])
+  ],
+)
 def test_bad_options_are_explained(options, words):
   with pytest.raises(ValueError, match=words):
     sj.ModelConfig(**TINY | options)
@@ -429,10 +496,16 @@ def test_bad_options_are_explained(options, words):
 
 def test_the_implementation_is_that_of_every_block(monkeypatch):
   config = sj.ModelConfig(**TINY | dict(layers=4, pattern=(Layer(), Layer(mask=sj.Window(size=4)))))
-  monkeypatch.setattr(attention, 'choose', lambda spec, q, k: (
-      'splash' if spec.mask == sj.Causal() else 'chunked'))
-  monkeypatch.setattr(attention, 'unsupported', lambda name, spec, q, k: (
-      'no windows' if name == 'splash' and spec.mask != sj.Causal() else None))
+  monkeypatch.setattr(
+    attention, 'choose', lambda spec, q, k: 'splash' if spec.mask == sj.Causal() else 'chunked'
+  )
+  monkeypatch.setattr(
+    attention,
+    'unsupported',
+    lambda name, spec, q, k: (
+      'no windows' if name == 'splash' and spec.mask != sj.Causal() else None
+    ),
+  )
   assert attention.training_implementation(config, 8) == 'splash, chunked'
   with pytest.raises(ValueError, match="model.implementation = 'splash'.*no windows"):
     attention.training_implementation(dataclasses.replace(config, implementation='splash'), 8)
@@ -455,34 +528,51 @@ def assert_close(ours, theirs):
 
 def loss_and_gradients(config, params):
   apply = Transformer(config).apply
-  return jax.jit(jax.value_and_grad(
-      lambda p: jnp.mean(jax.nn.logsumexp(apply({'params': p}, tokens()), -1) ** 2)))(params)
+  return jax.jit(
+    jax.value_and_grad(
+      lambda p: jnp.mean(jax.nn.logsumexp(apply({'params': p}, tokens()), -1) ** 2)
+    )
+  )(params)
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('options, unroll', [
+@pytest.mark.parametrize(
+  'options, unroll',
+  [
     pytest.param({}, 2, marks=pytest.mark.full),
-    (dict(sink_tokens=1, norm='dyt', linear='sigma_reparam',
-          attention=sj.AttentionSpec(value='ValueResidual()')), 99),
+    (
+      dict(
+        sink_tokens=1,
+        norm='dyt',
+        linear='sigma_reparam',
+        attention=sj.AttentionSpec(value='ValueResidual()'),
+      ),
+      99,
+    ),
     (TWO | dict(norm_location='sandwich', norm='single'), 4),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_loss_and_gradients_are_those_of_the_loop(options, unroll):
   config = sj.ModelConfig(**TINY | options)
   laid_out = dataclasses.replace(config, unroll=unroll)
   params = init_params(laid_out, 0)
   jax.tree.map(np.testing.assert_array_equal, params, init_params(config, 0))
   assert_close(loss_and_gradients(laid_out, params), loss_and_gradients(config, params))
-  assert_close(*(sj.Run(config, params).record(tokens(), EVERY)
-                 for config in (laid_out, config)))
+  assert_close(*(sj.Run(config, params).record(tokens(), EVERY) for config in (laid_out, config)))
 
 
-@pytest.mark.parametrize('options, loops', [
+@pytest.mark.parametrize(
+  'options, loops',
+  [
     ({}, 2),
     (dict(unroll=3), 0),
     (dict(unroll=3, remat='blocks'), 2),
     (TWO | dict(unroll=4), 0),
     (TWO | dict(unroll=3), 2),
-], ids=str)
+  ],
+  ids=str,
+)
 def test_loops_over_blocks_that_remain(options, loops):
   """One forward and one backward loop; none if one iteration has all blocks, without a remat."""
   config = sj.ModelConfig(**TINY | options, implementation='reference')  # without loops inside

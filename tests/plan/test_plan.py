@@ -12,9 +12,17 @@ from sink_jax.plan.estimate import as_text
 from sink_jax.train.config import Experiment, changed
 from sink_jax.train.memory import Memory, memory
 
-TINY = {'model.size': 'tiny', 'model.d_model': 32, 'model.ffn_hidden': 32, 'model.layers': 1,
-        'model.vocab_size': 300, 'data.context': 32, 'batch_size': 64, 'probe.sequences': 50,
-        'probe.length': 32}
+TINY = {
+  'model.size': 'tiny',
+  'model.d_model': 32,
+  'model.ffn_hidden': 32,
+  'model.layers': 1,
+  'model.vocab_size': 300,
+  'data.context': 32,
+  'batch_size': 64,
+  'probe.sequences': 50,
+  'probe.length': 32,
+}
 ONE = chips.parse('v5e:1x1')
 
 
@@ -31,19 +39,33 @@ def with_memory(monkeypatch, size):
   monkeypatch.setitem(chips.CHIPS, 'v5e', chips.CHIPS['v5e']._replace(usable=size))
 
 
-@pytest.mark.parametrize('call, words', [
+@pytest.mark.parametrize(
+  'call, words',
+  [
     (lambda: chips.parse('h100:8'), 'v5e, v5p'),
     (lambda: chips.parse('v5e'), '2 dimensions'),
     (lambda: chips.parse('v5p:4x4xx'), '3 dimensions'),
     (lambda: chips.parse('v5e:3x4'), 'even'),
     (lambda: chips.parse('v5e:32x32'), '256'),
-    (lambda: chips.parse('v5litepod-12'), '--topology=v5litepod-12: accelerator types have a power of two'),
+    (
+      lambda: chips.parse('v5litepod-12'),
+      '--topology=v5litepod-12: accelerator types have a power of two',
+    ),
     (lambda: command.Options(topology='v5e:1x1', slices=0), '--slices=0'),
     (lambda: job.plan(config(mesh__fsdp=3), ONE), 'mesh.fsdp'),
     (lambda: job.plan(config(batch_size=6), chips.parse('v5e:2x2')), 'batch_size'),
-    (lambda: job.plan(config(model__vocab_size=None, data__tokenizer="HuggingFace(path='none')"),
-                      ONE), '--config.model.vocab_size'),
-    (lambda: command.main(command.Options(topology='v5e:1x1'), config(init__train='new')), 'init.train')])
+    (
+      lambda: job.plan(
+        config(model__vocab_size=None, data__tokenizer="HuggingFace(path='none')"), ONE
+      ),
+      '--config.model.vocab_size',
+    ),
+    (
+      lambda: command.main(command.Options(topology='v5e:1x1'), config(init__train='new')),
+      'init.train',
+    ),
+  ],
+)
 def test_what_cannot_be_planned(call, words, on_a_cpu):
   with pytest.raises(ValueError) as raised:
     call()
@@ -52,10 +74,15 @@ def test_what_cannot_be_planned(call, words, on_a_cpu):
 
 def test_slices():
   for name, count, compiler_name, devices, number in (
-      ('V5P:16x16x16', 1, 'v5p:16x16x16', 4096, 4096), ('v7x:4x4x8', 1, 'tpu7x:4x4x8', 256, 128),
-      ('v5e:16x16', 2, 'v5e:16x16', 512, 512), ('v5litepod-8', 1, 'v5e:2x4', 8, 8),
-      ('v6e-64', 1, 'v6e:8x8', 64, 64), ('v5p-8', 1, 'v5p:2x2x1', 4, 4), ('v5p-32', 1, 'v5p:2x2x4', 16, 16),
-      ('tpu7x-8', 1, 'tpu7x:2x2x1', 8, 4)):
+    ('V5P:16x16x16', 1, 'v5p:16x16x16', 4096, 4096),
+    ('v7x:4x4x8', 1, 'tpu7x:4x4x8', 256, 128),
+    ('v5e:16x16', 2, 'v5e:16x16', 512, 512),
+    ('v5litepod-8', 1, 'v5e:2x4', 8, 8),
+    ('v6e-64', 1, 'v6e:8x8', 64, 64),
+    ('v5p-8', 1, 'v5p:2x2x1', 4, 4),
+    ('v5p-32', 1, 'v5p:2x2x4', 16, 16),
+    ('tpu7x-8', 1, 'tpu7x:2x2x1', 8, 4),
+  ):
     where = chips.parse(name, count)
     assert (where.compiler_name, where.devices, where.chips) == (compiler_name, devices, number)
 
@@ -63,7 +90,8 @@ def test_slices():
 def test_a_plan_has_the_memory_of_training_validation_and_the_probe(on_a_cpu, monkeypatch):
   compiled = []
   monkeypatch.setattr(
-      job, 'memory', lambda program: compiled.append(memory(program)) or compiled[-1])
+    job, 'memory', lambda program: compiled.append(memory(program)) or compiled[-1]
+  )
   whole = job.plan(config(), ONE)
   assert list(whole.peaks) == ['training', 'validation', 'probe'] and whole.fits
   training, *others = (needed.total for needed in compiled)
@@ -82,13 +110,22 @@ def test_a_plan_has_the_memory_of_training_validation_and_the_probe(on_a_cpu, mo
 
 def planned(topology='v5p:4x4x4', count=1, remat='none', mesh=(4, 16, 1), **changes):
   """A plan without compilation."""
-  experiment = changed(Experiment(), {
-      'model.size': '1b', 'model.vocab_size': 50432, 'batch_size': 128} | changes)
+  experiment = changed(
+    Experiment(), {'model.size': '1b', 'model.vocab_size': 50432, 'batch_size': 128} | changes
+  )
   model = dataclasses.replace(experiment.model_config(), remat=remat)
   step = Memory(2 * chips.GIB, 10 * chips.GIB, 0)
-  return job.Plan(experiment, chips.parse(topology, count), model,
-                  dict(zip(('data', 'fsdp', 'tensor'), mesh)), 'splash', chips.GIB, chips.GIB,
-                  step, {'training': step.total})
+  return job.Plan(
+    experiment,
+    chips.parse(topology, count),
+    model,
+    dict(zip(('data', 'fsdp', 'tensor'), mesh)),
+    'splash',
+    chips.GIB,
+    chips.GIB,
+    step,
+    {'training': step.total},
+  )
 
 
 def test_the_estimate_is_that_of_a_roofline():
@@ -112,7 +149,9 @@ def test_the_estimate_is_that_of_a_roofline():
   assert again['compute'] == pytest.approx((flops + blocks / 3) / (0.6 * chip.peak))
   assert again['links'] > seconds['links'] and again['memory'] > seconds['memory']
   tensor = lambda **changes: estimate.step_seconds(planned(mesh=(1, 1, 64), **changes))['links']
-  assert tensor(remat='blocks') == pytest.approx(1.5 * tensor())  # three passes have sums instead of two
+  assert tensor(remat='blocks') == pytest.approx(
+    1.5 * tensor()
+  )  # three passes have sums instead of two
 
 
 def test_the_text_has_totals_and_smaller_configs_keep_the_batch():
@@ -122,10 +161,15 @@ def test_the_text_has_totals_and_smaller_configs_keep_the_batch():
   plan = planned('v5e:2x2', mesh=(4, 1, 1), batch_size=64)
   found = list(job.smaller(plan))
   assert [(e.model.remat, e.mesh.fsdp, e.microbatches) for e in found] == [
-      ('blocks', 1, 1), (None, 4, 1), ('blocks', 4, 1), *(('blocks', 4, n) for n in (2, 4, 8, 16))]
+    ('blocks', 1, 1),
+    (None, 4, 1),
+    ('blocks', 4, 1),
+    *(('blocks', 4, n) for n in (2, 4, 8, 16)),
+  ]
   assert {e.batch_size for e in found} == {64}
-  first = planned('v5e:2x2', mesh=(4, 1, 1), **{
-      'batch_size': 64, 'mesh.fsdp': 4, 'model.remat': 'blocks'})
+  first = planned(
+    'v5e:2x2', mesh=(4, 1, 1), **{'batch_size': 64, 'mesh.fsdp': 4, 'model.remat': 'blocks'}
+  )
   # None is compiled again.
   assert [e.microbatches for e in job.smaller(first)] == [2, 4, 8, 16]
 

@@ -10,33 +10,54 @@ from tests.pretrained import tiny
 # The same model as tiny.LLAMA, but with two key heads: permuting only one would prove little.
 LLAMA = tiny.LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
 GEMMA3 = dict(
-    model_type='gemma3_text', vocab_size=16, hidden_size=32, intermediate_size=48,
-    num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    rms_norm_eps=1e-5, rope_theta=1e6, rope_local_base_freq=1e4, sliding_window=4,
-    query_pre_attn_scalar=16, tie_word_embeddings=True)
-TOKENIZER = {'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'smollm',
-             'tokenizer.ggml.tokens': ['<s>', '</s>', *'abcdefghi01', 'ab', 'abc', 'Ġ'],
-             'tokenizer.ggml.token_type': [3, 3, *[1] * 14],
-             'tokenizer.ggml.merges': ['a b', 'ab c'],
-             'tokenizer.ggml.bos_token_id': 0, 'tokenizer.ggml.eos_token_id': 1}
+  model_type='gemma3_text',
+  vocab_size=16,
+  hidden_size=32,
+  intermediate_size=48,
+  num_hidden_layers=7,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  head_dim=16,
+  rms_norm_eps=1e-5,
+  rope_theta=1e6,
+  rope_local_base_freq=1e4,
+  sliding_window=4,
+  query_pre_attn_scalar=16,
+  tie_word_embeddings=True,
+)
+TOKENIZER = {
+  'tokenizer.ggml.model': 'gpt2',
+  'tokenizer.ggml.pre': 'smollm',
+  'tokenizer.ggml.tokens': ['<s>', '</s>', *'abcdefghi01', 'ab', 'abc', 'Ġ'],
+  'tokenizer.ggml.token_type': [3, 3, *[1] * 14],
+  'tokenizer.ggml.merges': ['a b', 'ab c'],
+  'tokenizer.ggml.bos_token_id': 0,
+  'tokenizer.ggml.eos_token_id': 1,
+}
 
 
 def metadata(hf):
   """The metadata that a converter writes for the model of a config.json."""
   name = hf['model_type'].removesuffix('_text')
   values = {
-      'embedding_length': hf['hidden_size'], 'block_count': hf['num_hidden_layers'],
-      'feed_forward_length': hf['intermediate_size'], 'context_length': 64,
-      'attention.head_count': hf['num_attention_heads'],
-      'attention.head_count_kv': hf['num_key_value_heads'],
-      'attention.layer_norm_rms_epsilon': hf['rms_norm_eps'],
-      'rope.freq_base': hf['rope_theta']}
+    'embedding_length': hf['hidden_size'],
+    'block_count': hf['num_hidden_layers'],
+    'feed_forward_length': hf['intermediate_size'],
+    'context_length': 64,
+    'attention.head_count': hf['num_attention_heads'],
+    'attention.head_count_kv': hf['num_key_value_heads'],
+    'attention.layer_norm_rms_epsilon': hf['rms_norm_eps'],
+    'rope.freq_base': hf['rope_theta'],
+  }
   if 'head_dim' in hf:
     values |= {'attention.key_length': hf['head_dim'], 'attention.value_length': hf['head_dim']}
   if name == 'gemma3':
     values |= {'attention.sliding_window': hf['sliding_window']}
-  return {'general.architecture': name, **{f'{name}.{k}': v for k, v in values.items()},
-          **TOKENIZER}
+  return {
+    'general.architecture': name,
+    **{f'{name}.{k}': v for k, v in values.items()},
+    **TOKENIZER,
+  }
 
 
 def tensors(hf, arrays):
@@ -62,8 +83,13 @@ def write(path, values, arrays, types=None):
   """Writes a file; types: {tensor: name of its type}, F32 unless given."""
   writer = gguf.GGUFWriter(str(path), values['general.architecture'])
   for key, value in values.items():
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
-           str: writer.add_string, list: writer.add_array}[type(value)]
+    add = {
+      bool: writer.add_bool,
+      int: writer.add_uint32,
+      float: writer.add_float32,
+      str: writer.add_string,
+      list: writer.add_array,
+    }[type(value)]
     if key != 'general.architecture':
       add(key, value)
   for name, x in arrays.items():

@@ -3,12 +3,12 @@
     python tests/pretrained/make_fixtures.py --out=DIR [--only=llama] [--seed=1]
     python tests/pretrained/make_fixtures.py EXPORT...
 
-It needs torch and transformers. A folder of fixtures/ has the config.json and the safetensors files of a
-checkpoint, laid out like published ones. It also has expected.safetensors: tokens, logits, hidden_states.0
-to .N as transformers returns them (the last one after the final norm), last_block (before that norm), and
-attentions.i of every attention layer. Without --seed the weights and tokens are the stored ones, so the
-files come out unchanged. A new folder needs only a config.json. An export with tokens.npy gets its
-expected.safetensors, and generated.npy: 32 tokens, chosen greedily.
+It needs torch and transformers. A folder of fixtures/ has the config.json and the safetensors files
+of a checkpoint, laid out like published ones. It also has expected.safetensors: tokens, logits,
+hidden_states.0 to .N as transformers returns them (the last one after the final norm), last_block
+(before that norm), and attentions.i of every attention layer. Without --seed the weights and tokens
+are the stored ones, so the files come out unchanged. A new folder needs only a config.json. An
+export with tokens.npy gets its expected.safetensors, and generated.npy: 32 tokens, chosen greedily.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ SEQUENCES, LENGTH = 2, 14
 
 def with_sink_share(attention):
   """GraniteSWA's attention returns the weights of softmax; this returns those that act on values."""
+
   def wrapped(module, query, key, value, mask, scaling, **options):
     out, weights = attention(module, query, key, value, mask, scaling, **options)
     keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query @ keys.mT * scaling + (0 if mask is None else mask)
     total = torch.logaddexp(scores.logsumexp(-1), module.sinks[:, None])
     return out, (scores - total[..., None]).exp()
+
   return wrapped
 
 
 modeling_granite_swa.eager_attention_forward = with_sink_share(
-    modeling_granite_swa.eager_attention_forward)
+  modeling_granite_swa.eager_attention_forward
+)
 
 
 def draw(name, x, generator, gains):
@@ -71,7 +74,11 @@ def draw(name, x, generator, gains):
   if name.endswith('experts.gate_up_proj'):
     # The input of gpt-oss's gated unit has to reach the limit at which it is clamped.
     scale = 4
-  elif name.endswith(('mamba.out_proj.weight', 'w2.weight')) or 'expert' in name and 'down_proj' in name:
+  elif (
+    name.endswith(('mamba.out_proj.weight', 'w2.weight'))
+    or 'expert' in name
+    and 'down_proj' in name
+  ):
     # Long sums and products come out large, and would drown everything before them.
     scale = 0.3
   return scale * noise / min(x.shape[-2:]) ** 0.5
@@ -95,10 +102,15 @@ def readable(folder, scratch):
     return folder
   tensors = load_file(folder / 'model.safetensors')
   if images:
-    tensors = {name.removeprefix('language_model.'): x for name, x in tensors.items()
-               if name.startswith('language_model.')}
+    tensors = {
+      name.removeprefix('language_model.'): x
+      for name, x in tensors.items()
+      if name.startswith('language_model.')
+    }
   for name in [name.removesuffix('_blocks') for name in tensors if name.endswith('_blocks')]:
-    tensors[name] = convert_moe_packed_tensors(tensors.pop(f'{name}_blocks'), tensors.pop(f'{name}_scales'))
+    tensors[name] = convert_moe_packed_tensors(
+      tensors.pop(f'{name}_blocks'), tensors.pop(f'{name}_scales')
+    )
   (scratch / 'config.json').write_text(json.dumps(images or config))
   save_file(tensors, scratch / 'model.safetensors', {'format': 'pt'})
   return scratch
@@ -107,15 +119,16 @@ def readable(folder, scratch):
 def expected(folder, tokens):
   """The results of transformers in float32 with the files of a folder."""
   model, info = AutoModelForCausalLM.from_pretrained(
-      folder, dtype=torch.float32, attn_implementation='eager', output_loading_info=True)
+    folder, dtype=torch.float32, attn_implementation='eager', output_loading_info=True
+  )
   assert not info['missing_keys'] and not info['mismatched_keys'], info
   last = []
   blocks = next(x for name, x in model.named_modules() if name.split('.')[-1] in ('layers', 'h'))
-  blocks[-1].register_forward_hook(lambda module, inputs, output: last.append(
-      output[0] if isinstance(output, tuple) else output))
+  blocks[-1].register_forward_hook(
+    lambda module, inputs, output: last.append(output[0] if isinstance(output, tuple) else output)
+  )
   with torch.no_grad():
-    out = model.eval()(tokens, output_hidden_states=True, output_attentions=True,
-                       use_cache=False)
+    out = model.eval()(tokens, output_hidden_states=True, output_attentions=True, use_cache=False)
   result = {'tokens': tokens.int(), 'logits': out.logits, 'last_block': last[0].clone()}
   result |= {f'hidden_states.{i}': x for i, x in enumerate(out.hidden_states)}
   result |= {f'attentions.{i}': x for i, x in enumerate(out.attentions)}
@@ -139,8 +152,11 @@ def make(source, out, seed):
         gains = 0 if text['model_type'].startswith('gemma') else 1
         tensors = {name: draw(name, x, generator, gains).to(x.dtype) for name, x in tensors.items()}
       save_file(tensors, out / path.name, {'format': 'pt'})
-    tokens = (torch.randint(text['vocab_size'], (SEQUENCES, LENGTH), generator=generator) if fresh
-              else load_file(source / 'expected.safetensors')['tokens'].long())
+    tokens = (
+      torch.randint(text['vocab_size'], (SEQUENCES, LENGTH), generator=generator)
+      if fresh
+      else load_file(source / 'expected.safetensors')['tokens'].long()
+    )
     save_file(expected(readable(out, Path(scratch)), tokens), out / 'expected.safetensors')
 
 
@@ -148,11 +164,18 @@ def run_export(folder):
   """The results of transformers with an export, and the continuation that it generates with its cache."""
   tokens = torch.from_numpy(np.load(folder / 'tokens.npy')).long()
   save_file(expected(folder, tokens), folder / 'expected.safetensors')
-  model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation='eager')
+  model = AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32, attn_implementation='eager'
+  )
   model.generation_config.eos_token_id = None  # no token ends a text
-  out = model.eval().generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False,
-                              max_new_tokens=32, min_new_tokens=32)
-  np.save(folder / 'generated.npy', out[:, tokens.shape[1]:].numpy())
+  out = model.eval().generate(
+    tokens,
+    attention_mask=torch.ones_like(tokens),
+    do_sample=False,
+    max_new_tokens=32,
+    min_new_tokens=32,
+  )
+  np.save(folder / 'generated.npy', out[:, tokens.shape[1] :].numpy())
 
 
 def main():

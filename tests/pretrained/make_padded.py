@@ -17,9 +17,17 @@ import torch
 import transformers
 
 LENGTHS = (12, 5, 9, 2)
-SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.5,
-             attn_implementation='eager')
+SIZES = dict(
+  vocab_size=64,
+  hidden_size=32,
+  intermediate_size=48,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  head_dim=8,
+  initializer_range=0.5,
+  attn_implementation='eager',
+)
 
 
 def run(model, tokens, mask):
@@ -27,13 +35,23 @@ def run(model, tokens, mask):
   positions = (mask.cumsum(1) - 1).clamp(min=0)
   cache = transformers.DynamicCache()  # the one that Mistral makes drops keys before the window
   with torch.no_grad():
-    out = model(tokens, attention_mask=mask, position_ids=positions, output_attentions=True,
-                output_hidden_states=True, use_cache=True, past_key_values=cache)
+    out = model(
+      tokens,
+      attention_mask=mask,
+      position_ids=positions,
+      output_attentions=True,
+      output_hidden_states=True,
+      use_cache=True,
+      past_key_values=cache,
+    )
   stack = lambda parts: torch.stack(list(parts), 1).numpy()
   # The first hidden state is the embedding, and the last one is taken after the final norm.
-  return {'attentions': stack(out.attentions), 'hidden': stack(out.hidden_states[1:-1]),
-          'keys': stack(x.keys for x in out.past_key_values.layers),
-          'values': stack(x.values for x in out.past_key_values.layers)}
+  return {
+    'attentions': stack(out.attentions),
+    'hidden': stack(out.hidden_states[1:-1]),
+    'keys': stack(x.keys for x in out.past_key_values.layers),
+    'values': stack(x.values for x in out.past_key_values.layers),
+  }
 
 
 def main(folder):

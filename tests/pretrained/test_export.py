@@ -20,23 +20,42 @@ from sink_jax.train.loop import train
 from tests.random_params import random_params
 from tests.train import runs
 
-TINY = dict(layers=3, d_model=32, heads=4, kv_heads=2, ffn_hidden=40, vocab_size=64, norm_eps=0.003,
-            dtype='float32')
+TINY = dict(
+  layers=3,
+  d_model=32,
+  heads=4,
+  kv_heads=2,
+  ffn_hidden=40,
+  vocab_size=64,
+  norm_eps=0.003,
+  dtype='float32',
+)
 TEXTS = ['Hello, world!\n\tdéjà vu 😀', 'def f(x):\n  return "<0x41>"', '']
 TOKENS = np.random.default_rng(1).integers(64, size=(2, 14), dtype=np.int32)
 NORM = 'QKNorm(eps=0.003)'
 # Name: class, options of the model, components of its attention.
 CASES = {
-    'llama': ('llama', {}, {}), 'tied': ('llama', dict(tied=True, head_dim=12, kv_heads=None), {}),
-    'linear': ('llama', dict(biases=('qkv', 'out', 'ffn')), dict(position='Rope(factor=2.0)')),
-    'window': ('mistral', {}, dict(mask='Window(size=4)', position='Rope(base=500.0)')),
-    'qk_norm': ('qwen3', dict(head_dim=12), dict(qk_norm=NORM)),
-    'qk_norm_windows': ('qwen3', dict(biases=('qkv', 'out'), pattern=(
-        Layer(mask=Causal()), Layer(), Layer())), dict(qk_norm=NORM, mask='Window(size=4)')),
-    'sink_logit': ('granite_swa', {}, dict(kv_bias='SinkLogit()', position='Rope(base=100.0)')),
-    'sink_logit_pattern': ('granite_swa', dict(biases=('qkv', 'out', 'ffn'), tied=True, pattern=(
-        Layer(), Layer(mask=Window(size=5)), Layer(position=sj.Rope(base=500.0)))), dict(
-            kv_bias='SinkLogit()', position='Nope()'))}
+  'llama': ('llama', {}, {}),
+  'tied': ('llama', dict(tied=True, head_dim=12, kv_heads=None), {}),
+  'linear': ('llama', dict(biases=('qkv', 'out', 'ffn')), dict(position='Rope(factor=2.0)')),
+  'window': ('mistral', {}, dict(mask='Window(size=4)', position='Rope(base=500.0)')),
+  'qk_norm': ('qwen3', dict(head_dim=12), dict(qk_norm=NORM)),
+  'qk_norm_windows': (
+    'qwen3',
+    dict(biases=('qkv', 'out'), pattern=(Layer(mask=Causal()), Layer(), Layer())),
+    dict(qk_norm=NORM, mask='Window(size=4)'),
+  ),
+  'sink_logit': ('granite_swa', {}, dict(kv_bias='SinkLogit()', position='Rope(base=100.0)')),
+  'sink_logit_pattern': (
+    'granite_swa',
+    dict(
+      biases=('qkv', 'out', 'ffn'),
+      tied=True,
+      pattern=(Layer(), Layer(mask=Window(size=5)), Layer(position=sj.Rope(base=500.0))),
+    ),
+    dict(kv_bias='SinkLogit()', position='Nope()'),
+  ),
+}
 
 
 def run_of(case):
@@ -53,24 +72,35 @@ def test_an_exported_run_comes_back(tmp_path, case):
   assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == hf
   assert hf['max_position_embeddings'] == 32 and hf['model_type'] == CASES[case][0]
   back = sj.load_pretrained(tmp_path / 'out')
-  # The importer gives the model the components of the first block, and overrides them in other blocks.
+  # The importer gives the model the components of the first block, and overrides them in other
+  # blocks.
   assert list(map(back.config.attention_of, back.config.pattern)) == list(
-      map(run.config.attention_of, run.config.pattern))
+    map(run.config.attention_of, run.config.pattern)
+  )
   if len(run.config.pattern) == 1:
     assert back.config == run.config
   jax.tree.map(np.testing.assert_array_equal, back.params, run.params)
   if case.startswith('sink_logit'):  # transformers' defaults are those of a published model
     assert hf['attention_multiplier'] == 1 / np.sqrt(8) and hf['logits_scaling'] == 1
     assert hf['embedding_multiplier'] == hf['residual_multiplier'] == 1
-    assert {'sliding_window', 'layer_types', 'layer_rope_theta', 'attention_bias', 'mlp_bias'} < set(hf)
+    assert {
+      'sliding_window',
+      'layer_types',
+      'layer_rope_theta',
+      'attention_bias',
+      'mlp_bias',
+    } < set(hf)
 
 
 def test_bfloat16(tmp_path):
   run = run_of('llama')
   assert export_checkpoint(run, tmp_path, dtype='bfloat16')['torch_dtype'] == 'bfloat16'
   assert {entry.dtype for entry in Checkpoint(tmp_path).entries.values()} == {'BF16'}
-  jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.asarray(y).astype('bfloat16')),
-               sj.load_pretrained(tmp_path, dtype='bfloat16').params, run.params)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_array_equal(x, np.asarray(y).astype('bfloat16')),
+    sj.load_pretrained(tmp_path, dtype='bfloat16').params,
+    run.params,
+  )
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -84,7 +114,9 @@ def spec(**components):
   return dict(attention=sj.AttentionSpec(**components))
 
 
-@pytest.mark.parametrize('options, part', [
+@pytest.mark.parametrize(
+  'options, part',
+  [
     (spec(similarity='Sigmoid()', normalizer='Unnormalized()'), 'attention.similarity = Sigmoid'),
     (spec(similarity='CappedExp()'), 'attention.similarity = CappedExp'),
     (spec(normalizer='RowSum(scale=3.0)'), 'attention.normalizer = RowSum'),
@@ -99,20 +131,28 @@ def spec(**components):
     (spec(value='ValueResidual()'), 'attention.value = ValueResidual'),
     (spec(head='HeadGate()'), 'attention.head = HeadGate'),
     (spec(qk_norm='QKNorm(eps=0.5)'), 'attention.qk_norm = QKNorm'),
-    (dict(ffn='gelu'), "model.ffn = 'gelu'"), (dict(norm='layernorm'), "model.norm = 'layernorm'"),
+    (dict(ffn='gelu'), "model.ffn = 'gelu'"),
+    (dict(norm='layernorm'), "model.norm = 'layernorm'"),
     (dict(norm_location='post'), "model.norm_location = 'post'"),
     (dict(linear='sigma_reparam'), "model.linear = 'sigma_reparam'"),
-    (dict(logit_cap=30.0), 'model.logit_cap = 30.0'), (dict(sink_tokens=1), 'model.sink_tokens = 1'),
+    (dict(logit_cap=30.0), 'model.logit_cap = 30.0'),
+    (dict(sink_tokens=1), 'model.sink_tokens = 1'),
     (dict(combine_heads='add'), "model.combine_heads = 'add'"),
-    (dict(biases=('qkv',)), 'model.biases'), (dict(biases=('unembed',)), 'model.biases'),
+    (dict(biases=('qkv',)), 'model.biases'),
+    (dict(biases=('unembed',)), 'model.biases'),
     (dict(biases=('ffn',)) | spec(mask='Window()'), 'mistral has no model.biases'),
     (dict(pattern=(Layer(mask=Window(size=2)), Layer(), Layer())), 'attention.mask'),
-    (dict(pattern=(Layer(mask=Window(size=2)), Layer(mask=Window(size=3)), Layer()))
-     | spec(qk_norm=NORM), 'qwen3 has no attention.mask'),
+    (
+      dict(pattern=(Layer(mask=Window(size=2)), Layer(mask=Window(size=3)), Layer()))
+      | spec(qk_norm=NORM),
+      'qwen3 has no attention.mask',
+    ),
     (dict(pattern=(Layer(position=sj.Rope(base=5.0)), Layer(), Layer())), 'attention.position'),
     (dict(embedding_dim=8), 'model.embedding_dim = 8'),
     (dict(parallel_residual=True), 'model.parallel_residual'),
-    (dict(vocab_size=0, input_features=4, output_features=4), 'model.input_features')])
+    (dict(vocab_size=0, input_features=4, output_features=4), 'model.input_features'),
+  ],
+)
 def test_what_has_no_counterpart_is_named_and_nothing_is_written(tmp_path, options, part):
   run = sj.Run(sj.ModelConfig(**TINY | options), {})
   with pytest.raises(ValueError) as caught:
@@ -126,7 +166,10 @@ def test_a_class_may_be_named(tmp_path):
     export_checkpoint(run_of('qk_norm'), tmp_path / 'out', target='llama')
   with pytest.raises(ValueError, match='--as=bert: no such class; choices: llama, mistral, qwen3'):
     export_checkpoint(run_of('llama'), tmp_path / 'out', target='bert')
-  assert export_checkpoint(run_of('llama'), tmp_path / 'out', target='mistral')['model_type'] == 'mistral'
+  assert (
+    export_checkpoint(run_of('llama'), tmp_path / 'out', target='mistral')['model_type']
+    == 'mistral'
+  )
   assert sj.load_pretrained(tmp_path / 'out').config == run_of('llama').config
 
 
@@ -151,7 +194,9 @@ def trained_bpe(tmp_path_factory):
 
 @pytest.mark.parametrize('word', ['<|padding|>', 'the', '$'])
 @pytest.mark.parametrize('kind', ['bytes', 'bpe'])
-def test_a_first_token_is_put_before_texts_which_encode_as_before(tmp_path, trained_bpe, kind, word):
+def test_a_first_token_is_put_before_texts_which_encode_as_before(
+  tmp_path, trained_bpe, kind, word
+):
   plain = Bytes().open() if kind == 'bytes' else trained_bpe
   first = 1 if word == '<|padding|>' else plain.encode(word)[0]
   files = {}
@@ -175,13 +220,23 @@ def test_a_first_token_is_put_before_texts_which_encode_as_before(tmp_path, trai
 
 
 def test_a_workdir_is_exported_with_its_tokenizer_and_first_token(tmp_path):
-  train(runs.config(steps=1, checkpoint_every=0, data__context=16, data__tokenizer='Bytes()',
-                    data__source='Stdlib(max_files=6)',
-                    data__interventions='FixedToken(position=1, token=70)'),
-        tmp_path / 'run', show_progress=False)
+  train(
+    runs.config(
+      steps=1,
+      checkpoint_every=0,
+      data__context=16,
+      data__tokenizer='Bytes()',
+      data__source='Stdlib(max_files=6)',
+      data__interventions='FixedToken(position=1, token=70)',
+    ),
+    tmp_path / 'run',
+    show_progress=False,
+  )
   lines = export_workdir(tmp_path / 'run', tmp_path / 'out')
-  assert lines == [f'{tmp_path / "out" / "config.json"}: LlamaForCausalLM, step 1, float32',
-                   f'{tmp_path / "out" / "tokenizer.json"}: 258 tokens']
+  assert lines == [
+    f'{tmp_path / "out" / "config.json"}: LlamaForCausalLM, step 1, float32',
+    f'{tmp_path / "out" / "tokenizer.json"}: 258 tokens',
+  ]
   run, back = sj.load_run(tmp_path / 'run'), sj.load_pretrained(tmp_path / 'out')
   hf = json.loads((tmp_path / 'out' / 'config.json').read_text())
   assert hf['bos_token_id'] == 70 and hf['eos_token_id'] == 0 and back.bos == 'tokenizer'

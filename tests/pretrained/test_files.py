@@ -26,18 +26,22 @@ def test_tensors_are_listed_file_after_file_and_read_one_by_one(tmp_path, files)
 
 def index_of(change):
   """Changes the index that says which file has which tensor."""
+
   def edit(folder):
     index = json.loads((folder / INDEX).read_text())
     (folder / INDEX).write_text(json.dumps(change(index)))
+
   return edit
 
 
 def only(name, content=b''):
   """Replaces all weight files by one file."""
+
   def edit(folder):
     for path in folder.glob('*.safetensors*'):
       path.unlink()
     (folder / name).write_bytes(content)
+
   return edit
 
 
@@ -49,7 +53,9 @@ def content(name, data):
   return lambda folder: (folder / name).write_bytes(data)
 
 
-@pytest.mark.parametrize('edit, said', [
+@pytest.mark.parametrize(
+  'edit, said',
+  [
     (content(SECOND, POINTER), [SECOND, 'git lfs pull']),
     (content(INDEX, POINTER), [INDEX, 'git lfs pull']),
     (content('config.json', POINTER), ['config.json', 'git lfs pull']),
@@ -63,10 +69,15 @@ def content(name, data):
     (only('data.json', b'{}'), ['run trained with sink_jax', '--workdir']),
     (only('adapter_config.json', b'{}'), ['adapter', 'merge_and_unload']),
     (lambda folder: (folder / SECOND).unlink(), [SECOND]),
-    (lambda folder: (folder / SECOND).write_bytes((folder / SECOND).read_bytes()[:100]),
-     [SECOND, 'damaged or incomplete', 'download it again']),
-    (index_of(lambda index: {}), [INDEX, 'weight_map']), (index_of(lambda index: []), [INDEX]),
-    (index_of(lambda index: {'weight_map': {'x': 5, 'y': 'z'}}), [INDEX])])
+    (
+      lambda folder: (folder / SECOND).write_bytes((folder / SECOND).read_bytes()[:100]),
+      [SECOND, 'damaged or incomplete', 'download it again'],
+    ),
+    (index_of(lambda index: {}), [INDEX, 'weight_map']),
+    (index_of(lambda index: []), [INDEX]),
+    (index_of(lambda index: {'weight_map': {'x': 5, 'y': 'z'}}), [INDEX]),
+  ],
+)
 def test_what_is_wrong_with_a_folder_is_named(tmp_path, edit, said):
   tiny.write(tmp_path, files=3)
   edit(tmp_path)
@@ -76,11 +87,15 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, edit, said):
   assert str(tmp_path) in str(caught.value) and '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize('renamed, said', [
+@pytest.mark.parametrize(
+  'renamed, said',
+  [
     (lambda name: f'_orig_mod.{name}', ['torch.compile', '_orig_mod']),
     (lambda name: name.replace('mlp', 'mlp._orig_mod'), ['torch.compile', '_orig_mod']),
     (lambda name: f'module.{name}', ['DistributedDataParallel', 'module.']),
-    (lambda name: f'base_model.model.{name}', ['merge_and_unload', 'base_model.model.'])])
+    (lambda name: f'base_model.model.{name}', ['merge_and_unload', 'base_model.model.']),
+  ],
+)
 def test_a_model_that_was_saved_in_its_wrapper_is_named(tmp_path, renamed, said):
   arrays = {renamed(name): x for name, x in tiny.tensors(tiny.LLAMA).items()}
   tiny.write(tmp_path, arrays=arrays)

@@ -9,8 +9,15 @@ from tests.pretrained import tiny
 
 HEADS, KEYS, CHANNELS = 4, 2, 6
 HF = tiny.LLAMA | dict(
-    model_type='qwen3', num_hidden_layers=2, num_attention_heads=HEADS, num_key_value_heads=KEYS,
-    head_dim=CHANNELS, rms_norm_eps=0.003, rope_theta=100.0, use_qk_norm=True)
+  model_type='qwen3',
+  num_hidden_layers=2,
+  num_attention_heads=HEADS,
+  num_key_value_heads=KEYS,
+  head_dim=CHANNELS,
+  rms_norm_eps=0.003,
+  rope_theta=100.0,
+  use_qk_norm=True,
+)
 
 
 def norm(x, gain):
@@ -34,9 +41,9 @@ def attention(x, w, kind):
   out = []
   for head in range(HEADS):
     shared, own = divmod(head, group)
-    q = whole[:, shared, own * CHANNELS:(own + 1) * CHANNELS]
+    q = whole[:, shared, own * CHANNELS : (own + 1) * CHANNELS]
     first = group * CHANNELS + own * gates
-    gate = whole[:, shared, first:first + gates]
+    gate = whole[:, shared, first : first + gates]
     q = rotated(norm(q[:, None], w['q_norm']))[:, 0]
     scores = np.where(np.tri(length, dtype=bool), q @ k[:, shared].T / np.sqrt(CHANNELS), -np.inf)
     weights = np.exp(scores - scores.max(1, keepdims=True))
@@ -49,8 +56,11 @@ def logits(arrays, tokens, kind):
   x = arrays['model.embed_tokens.weight'][tokens]
   for layer in range(2):
     start = f'model.layers.{layer}.'
-    w = {name.removeprefix(start).removesuffix('.weight').rpartition('.')[2]: array
-         for name, array in arrays.items() if name.startswith(start)}
+    w = {
+      name.removeprefix(start).removesuffix('.weight').rpartition('.')[2]: array
+      for name, array in arrays.items()
+      if name.startswith(start)
+    }
     x = x + attention(norm(x, w['input_layernorm']), w, kind)
     y = norm(x, w['post_attention_layernorm'])
     gate = y @ w['gate_proj'].T
@@ -58,18 +68,25 @@ def logits(arrays, tokens, kind):
   return norm(x, arrays['model.norm.weight']) @ arrays['lm_head.weight'].T
 
 
-@pytest.mark.parametrize('kind, head, rows', [
+@pytest.mark.parametrize(
+  'kind, head, rows',
+  [
     ('headwise', HeadGate(), HEADS * (CHANNELS + 1)),
-    ('elementwise', ElementGate(), 2 * HEADS * CHANNELS)])
+    ('elementwise', ElementGate(), 2 * HEADS * CHANNELS),
+  ],
+)
 def test_logits(tmp_path, kind, head, rows):
   hf = HF | {f'{kind}_attn_output_gate': True}
-  arrays = {name: x / np.sqrt(x.shape[-1]).astype(np.float32) if x.ndim == 2 else x
-            for name, x in tiny.tensors(hf).items()}
+  arrays = {
+    name: x / np.sqrt(x.shape[-1]).astype(np.float32) if x.ndim == 2 else x
+    for name, x in tiny.tensors(hf).items()
+  }
   assert arrays['model.layers.1.self_attn.q_proj.weight'].shape == (rows, 8)
   tiny.write(tmp_path, hf, arrays)
   run = sj.load_pretrained(tmp_path)
   assert run.config.attention.head == head
   tokens = np.random.default_rng(1).integers(16, size=9, dtype=np.int32)
   expected = logits({name: x.astype(np.float64) for name, x in arrays.items()}, tokens, kind)
-  np.testing.assert_allclose(run.logits(tokens[None])[0], expected, rtol=0,
-                             atol=1e-5 * np.abs(expected).max())
+  np.testing.assert_allclose(
+    run.logits(tokens[None])[0], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+  )

@@ -29,8 +29,9 @@ def test_every_type_is_read_as_gguf_dequantises_it(tmp_path, name):
   else:
     data = gguf.quants.quantize(x, kind)
   arrays = {'before': np.ones(7, np.float32), 'x': data}
-  path = gguf_files.write(tmp_path / 'x.gguf', {'general.architecture': 'llama'}, arrays,
-                          {'x': name})
+  path = gguf_files.write(
+    tmp_path / 'x.gguf', {'general.architecture': 'llama'}, arrays, {'x': name}
+  )
   file = GgufFile(path)
   assert file.tensors['x'].shape == x.shape and file.tensors['x'].type == name
   found = file.read('x')
@@ -44,27 +45,49 @@ BIASED = gguf_files.LLAMA | {'attention_bias': True, 'mlp_bias': True}
 SCALED = {'gemma3.rope.scaling.type': 'linear', 'gemma3.rope.scaling.factor': 8.0}
 
 
-@pytest.mark.parametrize('hf, values, tolerance, rounding', [
-    (BIASED, {}, 1e-5, 0), (BIASED | {'tie_word_embeddings': True}, {}, 1e-5, 0),
+@pytest.mark.parametrize(
+  'hf, values, tolerance, rounding',
+  [
+    (BIASED, {}, 1e-5, 0),
+    (BIASED | {'tie_word_embeddings': True}, {}, 1e-5, 0),
     # The seventh layer begins a second period. The file stores 1 + w, rounded.
     (gguf_files.GEMMA3, {}, 1e-4, 3e-7),
-    (gguf_files.GEMMA3 | {'rope_scaling': {'rope_type': 'linear', 'factor': 8}},
-     SCALED, 1e-4, 3e-7),
-    (gguf_files.GEMMA3 | {'sliding_window_pattern': 2},
-     {'gemma3.attention.sliding_window_pattern': 2}, 1e-4, 3e-7),
-    (gguf_files.GEMMA3 | {'sliding_window_pattern': 1},
-     {'gemma3.attention.sliding_window': 0}, 1e-4, 3e-7)])
+    (
+      gguf_files.GEMMA3 | {'rope_scaling': {'rope_type': 'linear', 'factor': 8}},
+      SCALED,
+      1e-4,
+      3e-7,
+    ),
+    (
+      gguf_files.GEMMA3 | {'sliding_window_pattern': 2},
+      {'gemma3.attention.sliding_window_pattern': 2},
+      1e-4,
+      3e-7,
+    ),
+    (
+      gguf_files.GEMMA3 | {'sliding_window_pattern': 1},
+      {'gemma3.attention.sliding_window': 0},
+      1e-4,
+      3e-7,
+    ),
+  ],
+)
 def test_a_file_equals_its_safetensors(tmp_path, hf, values, tolerance, rounding):
   arrays = tiny.write(tmp_path / 'hf', hf)
-  path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf) | values,
-                          gguf_files.tensors(hf, arrays))
+  path = gguf_files.write(
+    tmp_path / 'x.gguf', gguf_files.metadata(hf) | values, gguf_files.tensors(hf, arrays)
+  )
   ours, theirs = sj.load_pretrained(path), sj.load_pretrained(tmp_path / 'hf')
   assert (ours.name, ours.bos) == ('x', 'none') and ours.config.tied == theirs.config.tied
   assert ours.config.pattern == theirs.config.pattern
   tokens = np.arange(10)[None] % 16
   # The file stores eps and the base in float32.
-  np.testing.assert_allclose(ours.logits(tokens), theirs.logits(tokens), rtol=tolerance, atol=tolerance / 10)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 0, rounding), ours.params, theirs.params)
+  np.testing.assert_allclose(
+    ours.logits(tokens), theirs.logits(tokens), rtol=tolerance, atol=tolerance / 10
+  )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, 0, rounding), ours.params, theirs.params
+  )
   np.testing.assert_array_equal(sj.tokenize(ours, 'abc 01')[0], [14, 15, 11, 12])
 
 
@@ -90,8 +113,12 @@ def test_qwen2_equals_transformers(tmp_path):
 
 
 def test_llama3_scaling_is_found_in_its_factors(tmp_path):
-  size, rope = 64, Llama3Rope(base=5e5, factor=32, low_frequency_factor=1, high_frequency_factor=4,
-                              original_length=8192)
+  size, rope = (
+    64,
+    Llama3Rope(
+      base=5e5, factor=32, low_frequency_factor=1, high_frequency_factor=4, original_length=8192
+    ),
+  )
   hf = gguf_files.LLAMA | {'rope_theta': 5e5, 'hidden_size': 4 * size}
   inverse = 5e5 ** (-np.arange(0, size, 2) / size)
   wavelengths = 2 * np.pi / inverse
@@ -100,7 +127,7 @@ def test_llama3_scaling_is_found_in_its_factors(tmp_path):
   arrays = gguf_files.tensors(hf, tiny.tensors(hf)) | {'rope_freqs.weight': factors.astype('f4')}
   path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf), arrays)
   assert sj.load_pretrained(path).config.attention.position == rope
-  arrays['rope_freqs.weight'] = (factors ** 1.1).astype('f4')
+  arrays['rope_freqs.weight'] = (factors**1.1).astype('f4')
   with pytest.raises(ValueError, match='rope_freqs.weight'):
     sj.load_pretrained(gguf_files.write(tmp_path / 'y.gguf', gguf_files.metadata(hf), arrays))
   arrays['rope_freqs.weight'] = factors.astype('f4')
@@ -127,16 +154,27 @@ def quantised(path, values={}):
 
 def test_names_say_that_weights_are_quantised(tmp_path):
   mixture, unknown = {'general.file_type': 15}, {'general.file_type': 999}
-  for file, values, name in (('x.gguf', {}, 'x (Q4_0)'), ('y.gguf', mixture, 'y (Q4_K_M)'),
-                             ('z.q4_0.gguf', {}, 'z.q4_0'), ('u.gguf', unknown, 'u (Q4_0)')):
+  for file, values, name in (
+    ('x.gguf', {}, 'x (Q4_0)'),
+    ('y.gguf', mixture, 'y (Q4_K_M)'),
+    ('z.q4_0.gguf', {}, 'z.q4_0'),
+    ('u.gguf', unknown, 'u (Q4_0)'),
+  ):
     assert sj.load_pretrained(quantised(tmp_path / file, values)).name == name
 
 
-@pytest.mark.parametrize('values, factor', [
-    ({}, 1.0), ({'scaling.factor': 4.0}, 4.0), ({'scaling.type': 'linear'}, 1.0),
+@pytest.mark.parametrize(
+  'values, factor',
+  [
+    ({}, 1.0),
+    ({'scaling.factor': 4.0}, 4.0),
+    ({'scaling.type': 'linear'}, 1.0),
     ({'scaling.type': 'none', 'scaling.factor': 4.0}, 1.0),
     # The old name of the factor counts if there is no new one.
-    ({'scale_linear': 4.0}, 4.0), ({'scale_linear': 4.0, 'scaling.factor': 0.0}, 1.0)])
+    ({'scale_linear': 4.0}, 4.0),
+    ({'scale_linear': 4.0, 'scaling.factor': 0.0}, 1.0),
+  ],
+)
 def test_linear_scaling_is_the_default_as_in_llama_cpp(tmp_path, values, factor):
   hf = gguf_files.LLAMA
   metadata = gguf_files.metadata(hf) | {f'llama.rope.{key}': value for key, value in values.items()}
@@ -146,20 +184,43 @@ def test_linear_scaling_is_the_default_as_in_llama_cpp(tmp_path, values, factor)
 
 # By the namespaces of llama.cpp: nothing reads the first ones, and the others say its defaults.
 OUTSIDE = {
-    'mradermacher.quantize_version': '2', 'mergekit.weight': [0.5, 0.25],
-    'quantize.imatrix.file': 'x',
-    'anything': True, 'qwen2.expert_count': 8, 'general.file_type': 999, 'general.type': 'model',
-    'general.tags': ['a', 'b'], 'general.sampling.temp': 0.5, 'split.no': 0, 'split.count': 1,
-    'split.tensors.count': 9}
+  'mradermacher.quantize_version': '2',
+  'mergekit.weight': [0.5, 0.25],
+  'quantize.imatrix.file': 'x',
+  'anything': True,
+  'qwen2.expert_count': 8,
+  'general.file_type': 999,
+  'general.type': 'model',
+  'general.tags': ['a', 'b'],
+  'general.sampling.temp': 0.5,
+  'split.no': 0,
+  'split.count': 1,
+  'split.tensors.count': 9,
+}
 NO_CHANGE = {
-    'expert_count': 0, 'expert_used_count': 0, 'attention.causal': True, 'attention.scale': 0.0,
-    'attention.clamp_kqv': 0.0, 'attention.sliding_window': 0, 'logit_scale': 1.0,
-    'embedding_scale': 0.0, 'pooling_type': 0, 'leading_dense_block_count': 0,
-    'rope.scale_linear': 1.0, 'rope.scaling.factor': 0.0, 'rope.scaling.attn_factor': 1.0,
-    'rope.scaling.original_context_length': 4, 'rope.scaling.finetuned': True,
-    'rope.scaling.type': 'none', 'rope.dimension_count': 8, 'attention.value_length_swa': 8,
-    'tensor_data_layout': 'Meta AI original pth', 'attention.head_count': [4, 4, 4],
-    'attention.head_count_kv': [2, 2, 2], 'feed_forward_length': [12, 12, 12]}
+  'expert_count': 0,
+  'expert_used_count': 0,
+  'attention.causal': True,
+  'attention.scale': 0.0,
+  'attention.clamp_kqv': 0.0,
+  'attention.sliding_window': 0,
+  'logit_scale': 1.0,
+  'embedding_scale': 0.0,
+  'pooling_type': 0,
+  'leading_dense_block_count': 0,
+  'rope.scale_linear': 1.0,
+  'rope.scaling.factor': 0.0,
+  'rope.scaling.attn_factor': 1.0,
+  'rope.scaling.original_context_length': 4,
+  'rope.scaling.finetuned': True,
+  'rope.scaling.type': 'none',
+  'rope.dimension_count': 8,
+  'attention.value_length_swa': 8,
+  'tensor_data_layout': 'Meta AI original pth',
+  'attention.head_count': [4, 4, 4],
+  'attention.head_count_kv': [2, 2, 2],
+  'feed_forward_length': [12, 12, 12],
+}
 
 
 @pytest.fixture(scope='module')
@@ -169,8 +230,9 @@ def logits_with(tmp_path_factory):
   arrays = gguf_files.tensors(hf, tiny.tensors(hf))
 
   def logits(values):
-    kept = {key: value for key, value in (gguf_files.metadata(hf) | values).items()
-            if value is not None}
+    kept = {
+      key: value for key, value in (gguf_files.metadata(hf) | values).items() if value is not None
+    }
     path = gguf_files.write(folder / 'x.gguf', kept, arrays)
     return np.asarray(sj.load_pretrained(path).logits(np.arange(10)[None])), path
 
@@ -185,28 +247,53 @@ def test_metadata_that_change_no_result_are_ignored(logits_with):
   np.testing.assert_array_equal(logits_with({'llama.logit_scale': 0.0})[0], plain)
 
 
-@pytest.mark.parametrize('key, value', [
-    ('llama.embedding_length', None), ('llama.block_count', None),
-    ('llama.attention.head_count', 0), ('llama.attention.head_count_kv', [2, 1, 2]),
-    ('llama.attention.head_count_kv', [2, 2]), ('llama.feed_forward_length', [12, 12, 8]),
-    ('llama.expert_count', 8), ('llama.expert_used_count', 2), ('llama.attention.causal', False),
-    ('llama.attention.clamp_kqv', 8.0), ('llama.attention.scale', 0.125),
-    ('llama.attention.sliding_window', 4), ('llama.logit_scale', 0.5), ('llama.pooling_type', 3),
-    ('llama.final_logit_softcapping', 30.0), ('llama.a_new_key', 1),
-    ('llama.rope.scaling.type', 'yarn'), ('llama.rope.scaling.attn_factor', 1.5),
-    ('llama.rope.dimension_count', 4), ('llama.attention.value_length', 4),
-    ('llama.rope.dimension_count_swa', 4), ('general.type', 'adapter'),
-    ('general.architecture', 'bert')])
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('llama.embedding_length', None),
+    ('llama.block_count', None),
+    ('llama.attention.head_count', 0),
+    ('llama.attention.head_count_kv', [2, 1, 2]),
+    ('llama.attention.head_count_kv', [2, 2]),
+    ('llama.feed_forward_length', [12, 12, 8]),
+    ('llama.expert_count', 8),
+    ('llama.expert_used_count', 2),
+    ('llama.attention.causal', False),
+    ('llama.attention.clamp_kqv', 8.0),
+    ('llama.attention.scale', 0.125),
+    ('llama.attention.sliding_window', 4),
+    ('llama.logit_scale', 0.5),
+    ('llama.pooling_type', 3),
+    ('llama.final_logit_softcapping', 30.0),
+    ('llama.a_new_key', 1),
+    ('llama.rope.scaling.type', 'yarn'),
+    ('llama.rope.scaling.attn_factor', 1.5),
+    ('llama.rope.dimension_count', 4),
+    ('llama.attention.value_length', 4),
+    ('llama.rope.dimension_count_swa', 4),
+    ('general.type', 'adapter'),
+    ('general.architecture', 'bert'),
+  ],
+)
 def test_metadata_that_change_a_result_are_refused(logits_with, key, value):
   with pytest.raises(ValueError, match=key) as error:
     logits_with({key: value})
   assert 'x.gguf' in str(error.value) and '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('pattern, full', [
-    (None, [6]), (3, [3, 6]), (1, [1, 2, 3, 4, 5, 6, 7]), (0, []),
-    ([True, True, True, True, True, False, True], [6]), ([True, False] * 3 + [True], None),
-    ([1] * 7, None), (True, None)])
+@pytest.mark.parametrize(
+  'pattern, full',
+  [
+    (None, [6]),
+    (3, [3, 6]),
+    (1, [1, 2, 3, 4, 5, 6, 7]),
+    (0, []),
+    ([True, True, True, True, True, False, True], [6]),
+    ([True, False] * 3 + [True], None),
+    ([1] * 7, None),
+    (True, None),
+  ],
+)
 def test_the_pattern_of_gemma3_says_which_layers_have_no_window(tmp_path, pattern, full):
   hf, key = gguf_files.GEMMA3, 'gemma3.attention.sliding_window_pattern'
   values = gguf_files.metadata(hf) | ({} if pattern is None else {key: pattern})
@@ -222,8 +309,11 @@ def test_the_pattern_of_gemma3_says_which_layers_have_no_window(tmp_path, patter
 
 
 def test_a_part_of_a_split_model_says_how_to_merge(logits_with, tmp_path):
-  later = gguf_files.write(tmp_path / 'x-00002-of-00003.gguf', {
-      'general.architecture': 'llama', 'split.no': 1, 'split.count': 3}, {'x': np.ones(4, 'f4')})
+  later = gguf_files.write(
+    tmp_path / 'x-00002-of-00003.gguf',
+    {'general.architecture': 'llama', 'split.no': 1, 'split.count': 3},
+    {'x': np.ones(4, 'f4')},
+  )
   for load in (lambda: logits_with({'split.count': 3}), lambda: sj.load_pretrained(later)):
     with pytest.raises(ValueError, match='split.count.*llama-gguf-split --merge'):
       load()
@@ -245,8 +335,11 @@ def test_tensors_are_named_as_in_the_file(tmp_path):
   hf = gguf_files.LLAMA
   arrays = gguf_files.tensors(hf, tiny.tensors(hf))
   for name in ('blk.1.ffn_up.weight', 'token_embd.weight'):
-    path = gguf_files.write(tmp_path / 'x.gguf', gguf_files.metadata(hf),
-                            {other: x for other, x in arrays.items() if other != name})
+    path = gguf_files.write(
+      tmp_path / 'x.gguf',
+      gguf_files.metadata(hf),
+      {other: x for other, x in arrays.items() if other != name},
+    )
     with pytest.raises(ValueError, match=f'x.gguf.*{name}'):
       sj.load_pretrained(path)
 
@@ -262,7 +355,14 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path):
 def test_damaged_files_are_refused(tmp_path):
   good = quantised(tmp_path / 'x.gguf').read_bytes()
   bad = tmp_path / 'bad.gguf'
-  for data in (b'', good[:10], good[:400], good[:-8], b'PK\x03\x04' * 30, b'GGUF\x01\0\0\0' + b'\0' * 64):
+  for data in (
+    b'',
+    good[:10],
+    good[:400],
+    good[:-8],
+    b'PK\x03\x04' * 30,
+    b'GGUF\x01\0\0\0' + b'\0' * 64,
+  ):
     bad.write_bytes(data)
     with pytest.raises(ValueError, match='bad.gguf'):
       sj.load_pretrained(bad)
@@ -289,8 +389,12 @@ def install(tmp_path, monkeypatch):
 
 def test_models_of_installed_packages_are_found_by_name(install, monkeypatch):
   one = hub.Packaged(('some-model',), 'owner/one')
-  two = hub.Packaged(('part-1', 'part-2'), 'owner/two', 'two.gguf',
-                          '2e99758548972a8e8822ad47fa1017ff72f06f3ff6a016851f45c398732bc50c')
+  two = hub.Packaged(
+    ('part-1', 'part-2'),
+    'owner/two',
+    'two.gguf',
+    '2e99758548972a8e8822ad47fa1017ff72f06f3ff6a016851f45c398732bc50c',
+  )
   monkeypatch.setattr(hub, 'PACKAGED', {'Model-One': one, 'Model-Two': two})
   asked = []
   monkeypatch.setattr(hub, '_downloaded', lambda name, *_: asked.append(name) or name)

@@ -36,24 +36,48 @@ def downloads(tmp_path, monkeypatch):
   return downloads
 
 
-@pytest.mark.parametrize('text, repo, revision, name', [
+@pytest.mark.parametrize(
+  'text, repo, revision, name',
+  [
     ('Pythia-14M', 'EleutherAI/pythia-14m', None, 'Pythia-14M'),
     ('LLaMA2-7B chat', 'meta-llama/Llama-2-7b-chat-hf', None, 'LLaMA2-7B Chat'),
     ('facebook/opt-125m', 'facebook/opt-125m', None, 'OPT-125M'),
     ('Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B', None, 'Qwen/Qwen3-0.6B'),
     ('pythia-14m@step1000', 'EleutherAI/pythia-14m', 'step1000', 'Pythia-14M@step1000'),
-    ('Qwen/Qwen3-0.6B@refs/pr/3', 'Qwen/Qwen3-0.6B', 'refs/pr/3', 'Qwen/Qwen3-0.6B@refs/pr/3')])
+    ('Qwen/Qwen3-0.6B@refs/pr/3', 'Qwen/Qwen3-0.6B', 'refs/pr/3', 'Qwen/Qwen3-0.6B@refs/pr/3'),
+  ],
+)
 def test_names_are_found_and_downloaded(downloads, text, repo, revision, name):
   assert hub.resolve(text) == (downloads.answer, name)
-  (asked, options), = downloads.calls
+  ((asked, options),) = downloads.calls
   assert (asked, options.pop('revision')) == (repo, revision)
-  kept = list(huggingface_hub.utils.filter_repo_objects(
-      ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors', 'merges.txt',
-       'model.safetensors.index.json', 'tokenizer.model', 'pytorch_model.bin', 'tf_model.h5',
-       'qwen.tiktoken', 'original/model.safetensors', 'consolidated.safetensors'], **options))
-  assert kept == ['config.json', 'model.safetensors', 'model-00001-of-00002.safetensors',
-                  'merges.txt', 'model.safetensors.index.json', 'tokenizer.model',
-                  'qwen.tiktoken']
+  kept = list(
+    huggingface_hub.utils.filter_repo_objects(
+      [
+        'config.json',
+        'model.safetensors',
+        'model-00001-of-00002.safetensors',
+        'merges.txt',
+        'model.safetensors.index.json',
+        'tokenizer.model',
+        'pytorch_model.bin',
+        'tf_model.h5',
+        'qwen.tiktoken',
+        'original/model.safetensors',
+        'consolidated.safetensors',
+      ],
+      **options,
+    )
+  )
+  assert kept == [
+    'config.json',
+    'model.safetensors',
+    'model-00001-of-00002.safetensors',
+    'merges.txt',
+    'model.safetensors.index.json',
+    'tokenizer.model',
+    'qwen.tiktoken',
+  ]
 
 
 def test_a_folder_goes_first(downloads, tmp_path, monkeypatch):
@@ -66,7 +90,9 @@ def test_a_folder_goes_first(downloads, tmp_path, monkeypatch):
   assert run.name == 'Pythia-14M' and run.bos == 'none' and run.folder == 'Pythia-14M'
 
 
-@pytest.mark.parametrize('text', ['no/such/folder', './missing', '', '/missing/model', 'Pythia-15M'])
+@pytest.mark.parametrize(
+  'text', ['no/such/folder', './missing', '', '/missing/model', 'Pythia-15M']
+)
 def test_what_is_no_name_is_not_asked_for(downloads, text):
   with pytest.raises(ValueError, match='neither a folder nor a known model.*Jamba-v0.1'):
     hub.resolve(text)
@@ -82,9 +108,13 @@ def test_downloads_that_fail_say_what_to_do(downloads):
     hub.resolve('SmolLM2-135M-Instruct@main')
 
 
-@pytest.mark.parametrize('file, said', [
+@pytest.mark.parametrize(
+  'file, said',
+  [
     ('adapter_config.json', r"adapter.*from_pretrained\('a/lora'\).merge_and_unload"),
-    ('notes.txt', r"run any code.*from_pretrained\('a/lora'\)")])
+    ('notes.txt', r"run any code.*from_pretrained\('a/lora'\)"),
+  ],
+)
 def test_models_without_safetensors_are_explained(downloads, file, said):
   (downloads.answer / 'model.safetensors').unlink()
   (downloads.answer / file).write_text('{}')

@@ -42,8 +42,10 @@ def test_every_tensor_has_its_place_and_linear_layers_are_transposed(tmp_path):
   np.testing.assert_array_equal(params['unembed']['kernel'], arrays['lm_head.weight'].T)
   np.testing.assert_array_equal(params['blocks']['ffn']['w1']['kernel'][1], arrays[GATE].T)
   for layer in range(3):
-    np.testing.assert_array_equal(params['blocks']['norm2']['gain'][layer],
-                                  arrays[f'model.layers.{layer}.post_attention_layernorm.weight'])
+    np.testing.assert_array_equal(
+      params['blocks']['norm2']['gain'][layer],
+      arrays[f'model.layers.{layer}.post_attention_layernorm.weight'],
+    )
   assert run.logits(np.zeros((1, 4), np.int32)).shape == (1, 4, 16)
 
 
@@ -58,8 +60,9 @@ def test_dtypes(tmp_path, stored, dtype):
   assert run.config.dtype == dtype
   assert {x.dtype for x in jax.tree.leaves(run.params)} == {np.dtype(dtype)}
   # As in PyTorch, float64 becomes float32 before it becomes bfloat16; the others are exact.
-  np.testing.assert_array_equal(run.params['blocks']['ffn']['w1']['kernel'][1],
-                                arrays[GATE].T.astype('float32').astype(dtype))
+  np.testing.assert_array_equal(
+    run.params['blocks']['ffn']['w1']['kernel'][1], arrays[GATE].T.astype('float32').astype(dtype)
+  )
 
 
 TIED = tiny.LLAMA | dict(tie_word_embeddings=True)
@@ -68,38 +71,104 @@ EMBED, EXPERTS = 'model.embed_tokens.weight', 'model.layers.1.mlp.experts.gate_u
 
 def changed(name, index, value, stored='float32'):
   """Changes one number of a tensor, after storing all tensors in the dtype `stored`."""
+
   def change(own):
     own = {name: x if x.dtype == np.uint8 else x.astype(stored) for name, x in own.items()}
     own[name][index] = value
     return own
+
   return change
 
 
-@pytest.mark.parametrize('hf, change, dtype, said', [
-    (tiny.LLAMA, lambda own: {GATE: own[GATE].astype('float8_e4m3fn')}, 'float32', [GATE, 'F8', 'BF16']),
-    (tiny.GPT_OSS, lambda own: {f'{EXPERTS}_blocks': own[f'{EXPERTS}_blocks'].astype('f4')}, 'float32',
-     [f'{EXPERTS}_blocks is', 'F32, and not', 'U8']),
-    (tiny.LLAMA, lambda own: {GATE: own[GATE][:-1]}, 'float32',
-     ['of-00003.safetensors', GATE, '(11, 8)', '(12, 8)']),
-    (tiny.LLAMA, lambda own: dict.fromkeys(name for name in own if 'self_attn' in name), 'float32',
-     ['lacks tensors', 'model.layers.1.self_attn.q_proj.weight and 7 more', 'config.json']),
-    (tiny.LLAMA, lambda own: {'model.layers.3.mlp.gate_proj.weight': own[GATE]}, 'float32',
-     ['has unknown tensors', 'model.layers.3.mlp.gate_proj.weight', 'config.json']),
-    (tiny.LLAMA, lambda own: {'norm.weight': own['model.norm.weight']}, 'float32', ['a tensor twice']),
-    (TIED, lambda own: {'lm_head.weight': own[EMBED] + 1}, 'float32',
-     ['tie_word_embeddings', 'lm_head.weight']),
-    *((tiny.LLAMA, changed(GATE, (3, 5), value, stored), dtype,
-       ['of-00003.safetensors: the tensor ' + GATE, f'{value} at [3, 5]', 'download the file again'])
-      for value in (np.nan, -np.inf) for stored, dtype in (
-          ('float32', 'float32'), ('bfloat16', 'float32'), ('float16', 'bfloat16'))),
-    (tiny.LLAMA, changed(GATE, (3, 5), -3.4e38), 'bfloat16',
-     [GATE, 'holds 3.4e+38, which bfloat16 cannot hold', '--dtype=float32']),
-    (tiny.LLAMA, changed(GATE, (3, 5), 1e300, 'float64'), 'float32',
-     [GATE, 'holds 1e+300, which float32 cannot hold']),
-    (TIED, lambda own: (own := changed(EMBED, (1, 1), np.nan)(own)) | {'lm_head.weight': own[EMBED]},
-     'float32', ['nan at [1, 1]']),
-    (tiny.GPT_OSS, changed(f'{EXPERTS}_scales', (0, 0, 0), 255), 'float32',
-     [f'the tensor {EXPERTS}_blocks with {EXPERTS}_scales holds'])])
+@pytest.mark.parametrize(
+  'hf, change, dtype, said',
+  [
+    (
+      tiny.LLAMA,
+      lambda own: {GATE: own[GATE].astype('float8_e4m3fn')},
+      'float32',
+      [GATE, 'F8', 'BF16'],
+    ),
+    (
+      tiny.GPT_OSS,
+      lambda own: {f'{EXPERTS}_blocks': own[f'{EXPERTS}_blocks'].astype('f4')},
+      'float32',
+      [f'{EXPERTS}_blocks is', 'F32, and not', 'U8'],
+    ),
+    (
+      tiny.LLAMA,
+      lambda own: {GATE: own[GATE][:-1]},
+      'float32',
+      ['of-00003.safetensors', GATE, '(11, 8)', '(12, 8)'],
+    ),
+    (
+      tiny.LLAMA,
+      lambda own: dict.fromkeys(name for name in own if 'self_attn' in name),
+      'float32',
+      ['lacks tensors', 'model.layers.1.self_attn.q_proj.weight and 7 more', 'config.json'],
+    ),
+    (
+      tiny.LLAMA,
+      lambda own: {'model.layers.3.mlp.gate_proj.weight': own[GATE]},
+      'float32',
+      ['has unknown tensors', 'model.layers.3.mlp.gate_proj.weight', 'config.json'],
+    ),
+    (
+      tiny.LLAMA,
+      lambda own: {'norm.weight': own['model.norm.weight']},
+      'float32',
+      ['a tensor twice'],
+    ),
+    (
+      TIED,
+      lambda own: {'lm_head.weight': own[EMBED] + 1},
+      'float32',
+      ['tie_word_embeddings', 'lm_head.weight'],
+    ),
+    *(
+      (
+        tiny.LLAMA,
+        changed(GATE, (3, 5), value, stored),
+        dtype,
+        [
+          'of-00003.safetensors: the tensor ' + GATE,
+          f'{value} at [3, 5]',
+          'download the file again',
+        ],
+      )
+      for value in (np.nan, -np.inf)
+      for stored, dtype in (
+        ('float32', 'float32'),
+        ('bfloat16', 'float32'),
+        ('float16', 'bfloat16'),
+      )
+    ),
+    (
+      tiny.LLAMA,
+      changed(GATE, (3, 5), -3.4e38),
+      'bfloat16',
+      [GATE, 'holds 3.4e+38, which bfloat16 cannot hold', '--dtype=float32'],
+    ),
+    (
+      tiny.LLAMA,
+      changed(GATE, (3, 5), 1e300, 'float64'),
+      'float32',
+      [GATE, 'holds 1e+300, which float32 cannot hold'],
+    ),
+    (
+      TIED,
+      lambda own: (own := changed(EMBED, (1, 1), np.nan)(own)) | {'lm_head.weight': own[EMBED]},
+      'float32',
+      ['nan at [1, 1]'],
+    ),
+    (
+      tiny.GPT_OSS,
+      changed(f'{EXPERTS}_scales', (0, 0, 0), 255),
+      'float32',
+      [f'the tensor {EXPERTS}_blocks with {EXPERTS}_scales holds'],
+    ),
+  ],
+)
 def test_tensors_that_cannot_be_the_model_s_are_named(tmp_path, hf, change, dtype, said):
   arrays = tiny.tensors(hf)
   arrays |= change(arrays)
@@ -112,11 +181,14 @@ def test_buffers_the_prefix_and_the_unembedding_of_a_tied_model_may_be_there(tmp
   expected = sj.load_pretrained(tmp_path / 'whole').params
   assert 'unembed' not in expected
   for name, other in (
-      ('bare', {name.removeprefix('model.'): x for name, x in arrays.items()}),
-      ('twice', arrays | {'lm_head.weight': arrays[EMBED]}),
-      ('buffers', arrays | {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)})):
+    ('bare', {name.removeprefix('model.'): x for name, x in arrays.items()}),
+    ('twice', arrays | {'lm_head.weight': arrays[EMBED]}),
+    ('buffers', arrays | {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(2, np.float32)}),
+  ):
     tiny.write(tmp_path / name, TIED, other)
-    jax.tree.map(np.testing.assert_array_equal, sj.load_pretrained(tmp_path / name).params, expected)
+    jax.tree.map(
+      np.testing.assert_array_equal, sj.load_pretrained(tmp_path / name).params, expected
+    )
   refused(tmp_path / 'whole', "dtype = 'int8'", 'bfloat16', dtype='int8')
 
 
@@ -134,23 +206,32 @@ def headless(tmp_path):
 @pytest.mark.parametrize('name', ['without', 'bare'])
 def test_sinks_need_no_unembedding(headless, name, caplog):
   whole, run = sj.load_pretrained(headless / 'whole'), sj.load_pretrained(headless / name)
-  remark, = caplog.messages
+  (remark,) = caplog.messages
   assert str(headless / name) in remark and 'lm_head.weight' in remark
   assert 'unembed' not in run.params
   size = lambda run: sum(x.size for x in jax.tree.leaves(run.params))
   assert sj.parameter_count(run.config) == size(run) == size(whole) - 258 * 8
   tokens = np.random.default_rng(0).integers(0, 258, (3, 9))
-  of = lambda run: (sj.probe(run, tokens).importance,
-                    run.record(tokens, sj.RecordOptions(attention=sj.maps, hidden=states)))
+  of = lambda run: (
+    sj.probe(run, tokens).importance,
+    run.record(tokens, sj.RecordOptions(attention=sj.maps, hidden=states)),
+  )
   jax.tree.map(np.testing.assert_array_equal, of(run), of(whole))
 
 
-@pytest.mark.parametrize('call', [
-    lambda run, tokens: run.logits(tokens), lambda run, tokens: run.generate(tokens, 3),
-    lambda run, tokens: next(text_losses(run.config, run.params, tokens, sj.CachePolicy(8, positions='text'))),
+@pytest.mark.parametrize(
+  'call',
+  [
+    lambda run, tokens: run.logits(tokens),
+    lambda run, tokens: run.generate(tokens, 3),
+    lambda run, tokens: next(
+      text_losses(run.config, run.params, tokens, sj.CachePolicy(8, positions='text'))
+    ),
     lambda run, tokens: sj.graft(run, tokens=tokens, attention={'head': 'HeadGate(scale=2)'}),
     lambda run, tokens: sj.analyse('edits', run, tokens),
-    lambda run, tokens: open_source(run.folder)])
+    lambda run, tokens: open_source(run.folder),
+  ],
+)
 def test_what_needs_an_unembedding_is_refused_without_one(headless, call):
   run = sj.load_pretrained(headless / 'without')
   with pytest.raises(ValueError, match='no unembedding .*whole model') as caught:
@@ -162,13 +243,16 @@ def test_the_first_parameter_that_is_not_finite_is_named_by_its_layer():
   params = {'a': jax.numpy.ones(()), 'b': {'c': jax.numpy.ones((3, 4), 'bfloat16')}}
   assert first_not_finite(params) is None
   for value in (np.nan, np.inf, -np.inf):
-    assert first_not_finite({**params, 'b': {'c': params['b']['c'].at[2, 1].set(value)}}) == 'b/c[2]'
+    assert (
+      first_not_finite({**params, 'b': {'c': params['b']['c'].at[2, 1].set(value)}}) == 'b/c[2]'
+    )
     assert first_not_finite({**params, 'a': jax.numpy.float32(value)}) == 'a'
 
 
 def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
-  hf = tiny.LLAMA | dict(model_type='mixtral', num_hidden_layers=1, num_local_experts=2,
-                         num_experts_per_tok=1)
+  hf = tiny.LLAMA | dict(
+    model_type='mixtral', num_hidden_layers=1, num_local_experts=2, num_experts_per_tok=1
+  )
   both = tiny.write(tmp_path / 'both', hf)
   old, new = 'model.layers.0.block_sparse_moe', 'model.layers.0.mlp'
   refused(tmp_path / 'both', 'has unknown tensors', old, 'and 2 more')
@@ -176,12 +260,15 @@ def test_a_checkpoint_has_one_layout_of_the_two_of_its_family(tmp_path):
   both[f'{new}.gate.weight'] = both[f'{old}.gate.weight']
   both[f'{new}.experts.gate_up_proj'] = np.concatenate([of_all('w1'), of_all('w3')], 1)
   both[f'{new}.experts.down_proj'] = of_all('w2')
-  apart, fused = ({name: x for name, x in both.items() if other not in name}
-                  for other in (new, old))
+  apart, fused = (
+    {name: x for name, x in both.items() if other not in name} for other in (new, old)
+  )
   tiny.write(tmp_path / 'apart', hf, apart)
   tiny.write(tmp_path / 'fused', hf, fused)
-  jax.tree.map(np.testing.assert_array_equal, *(
-      sj.load_pretrained(tmp_path / layout).params for layout in ('apart', 'fused')))
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    *(sj.load_pretrained(tmp_path / layout).params for layout in ('apart', 'fused')),
+  )
   del fused[f'{new}.experts.down_proj']
   tiny.write(tmp_path / 'lacks', hf, fused)
   refused(tmp_path / 'lacks', 'lacks tensors', f'{old}.experts.0.w2.weight')
@@ -227,9 +314,15 @@ def test_tables_that_do_not_fill_the_tree_are_found_out(tmp_path, monkeypatch):
   tiny.write(tmp_path)
   family, gain = FAMILIES['llama'], LeafPart('final_norm/gain')
   for parts in ((), (gain, gain), (LeafPart('final_norm/gain', take=lambda x: x[:4]),)):
-    monkeypatch.setitem(FAMILIES, 'llama', family._replace(
-        stored_tensors=lambda *a, parts=parts: family.stored_tensors(*a) | {
-            'model.norm.weight': StoredTensor((8,), parts)}))
+    monkeypatch.setitem(
+      FAMILIES,
+      'llama',
+      family._replace(
+        stored_tensors=lambda *a, parts=parts: (
+          family.stored_tensors(*a) | {'model.norm.weight': StoredTensor((8,), parts)}
+        )
+      ),
+    )
     with pytest.raises(AssertionError, match='final_norm/gain'):
       sj.load_pretrained(tmp_path)
 
@@ -258,8 +351,14 @@ def test_a_sharded_load_is_the_same_load(tmp_path):
   tiny.write(tmp_path / 'llama', files=2)
   tiny.write(tmp_path / 'gpt_oss', tiny.GPT_OSS)
   done = subprocess.run(
-      [sys.executable, '-c', SHARDED, str(tmp_path / 'llama'), str(tmp_path / 'gpt_oss')],
-      capture_output=True, text=True, cwd=ROOT,
-      env=os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': os.environ['XLA_FLAGS']
-                        + ' --xla_force_host_platform_device_count=8'})
+    [sys.executable, '-c', SHARDED, str(tmp_path / 'llama'), str(tmp_path / 'gpt_oss')],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env=os.environ
+    | {
+      'PYTHONPATH': str(ROOT),
+      'XLA_FLAGS': os.environ['XLA_FLAGS'] + ' --xla_force_host_platform_device_count=8',
+    },
+  )
   assert done.returncode == 0, done.stderr

@@ -1,7 +1,8 @@
 """Imported checkpoints compute the same as transformers.
 
-The stored fixtures have the results of transformers. `launch/test.sh --parity` also makes fresh fixtures,
-with other weights and tokens, by the transformers that it installs next to the environment.
+The stored fixtures have the results of transformers. `launch/test.sh --parity` also makes fresh
+fixtures, with other weights and tokens, by the transformers that it installs next to the
+environment.
 """
 
 import functools
@@ -27,9 +28,9 @@ PACKAGES = os.environ.get('PARITY_PACKAGES')
 with_transformers = pytest.mark.skipif(not PACKAGES, reason='needs transformers: run with --parity')
 EPSILON = 0.3
 
-# Relative to the largest entry. Measured, float32 against float32: at most 2e-6 without experts, 6e-6 with
-# them. Fresh weights of Jamba once gave 1.7e-5. The float32 numbers of transformers differ as much from its
-# float64 numbers.
+# Relative to the largest entry. Measured, float32 against float32: at most 2e-6 without experts,
+# 6e-6 with them. Fresh weights of Jamba once gave 1.7e-5. The float32 numbers of transformers
+# differ as much from its float64 numbers.
 TOLERANCE = 3e-5
 
 
@@ -43,8 +44,12 @@ def assert_close(actual, expected, what, tolerance):
 def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=None):
   """Compares every number of expected.safetensors, and the metrics of its attention maps in float64."""
   expected, run = load_file(folder / 'expected.safetensors'), run or sj.load_pretrained(folder)
-  tokens, numbered = expected['tokens'], lambda name: [
-      expected[f'{name}.{i}'] for i in range(sum(key.startswith(f'{name}.') for key in expected))]
+  tokens, numbered = (
+    expected['tokens'],
+    lambda name: [
+      expected[f'{name}.{i}'] for i in range(sum(key.startswith(f'{name}.') for key in expected))
+    ],
+  )
   if run.config.unembedding:
     assert_close(run.logits(tokens), expected['logits'], 'logits', tolerance)
 
@@ -55,7 +60,9 @@ def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=N
   for block, (ours, theirs) in enumerate(zip(record.layers.hidden, hidden, strict=True)):
     assert_close(ours, theirs, f'hidden state of block {block}', tolerance)
   maps_NxSxHxTxT = np.stack(numbered('attentions')).astype(np.float64)
-  for layer, (ours, theirs) in enumerate(zip(record.layers.attention.weights_BxHxTxT, maps_NxSxHxTxT, strict=True)):
+  for layer, (ours, theirs) in enumerate(
+    zip(record.layers.attention.weights_BxHxTxT, maps_NxSxHxTxT, strict=True)
+  ):
     assert_close(ours, theirs, f'attention {layer}', of_maps or tolerance)
 
   report, length = sj.probe(run, tokens), tokens.shape[1]
@@ -63,7 +70,9 @@ def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=N
   np.testing.assert_allclose(sj.importance(maps_NxSxHxTxT.swapaxes(0, 1)), alpha, atol=1e-6)
   for name in ('importance', 'raw_importance'):
     assert_close(getattr(report, name), alpha, name, of_importance or tolerance)
-  np.testing.assert_allclose(report.sink_rates(EPSILON), (alpha > EPSILON).mean((0, 1, 2)), rtol=1e-6)
+  np.testing.assert_allclose(
+    report.sink_rates(EPSILON), (alpha > EPSILON).mean((0, 1, 2)), rtol=1e-6
+  )
   slot = 1 - maps_NxSxHxTxT.sum(-1).mean(-1).swapaxes(0, 1)
   if report.extra_key is None:
     assert np.abs(slot).max() < tolerance  # the maps contain all weights
@@ -72,33 +81,52 @@ def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=N
 
 
 # Each differs from others of its family in something that one line of the importer reads.
-VARIATIONS = ('falcon_grouped', 'falcon_sequential', 'gemma2_uncapped', 'gemma3_new',
-              'gpt2_inverse_layer', 'gpt_neox_sequential', 'granite', 'jamba_biases',
-              'llama_linear', 'mixtral_fused', 'olmo3_plain', 'opt_post_norm', 'smollm3_listed')
+VARIATIONS = (
+  'falcon_grouped',
+  'falcon_sequential',
+  'gemma2_uncapped',
+  'gemma3_new',
+  'gpt2_inverse_layer',
+  'gpt_neox_sequential',
+  'granite',
+  'jamba_biases',
+  'llama_linear',
+  'mixtral_fused',
+  'olmo3_plain',
+  'opt_post_norm',
+  'smollm3_listed',
+)
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize('case', [
-    pytest.param(case, marks=pytest.mark.full if case in VARIATIONS else ()) for case in CASES])
+@pytest.mark.parametrize(
+  'case',
+  [pytest.param(case, marks=pytest.mark.full if case in VARIATIONS else ()) for case in CASES],
+)
 def test_stored_fixtures(case):
   compare(FIXTURES / case)
 
 
 def test_a_model_that_sees_images_may_have_newer_names(tmp_path):
   folder = FIXTURES / 'gemma3_images'
-  tensors = {re.sub('^language_model.model', 'model.language_model', name): x
-             for name, x in load_file(folder / 'model.safetensors').items()}
+  tensors = {
+    re.sub('^language_model.model', 'model.language_model', name): x
+    for name, x in load_file(folder / 'model.safetensors').items()
+  }
   tensors = {re.sub('^(vision|multi)', r'model.\1', name): x for name, x in tensors.items()}
   assert not any(name.startswith('language_model') for name in tensors)
   save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
   shutil.copy(folder / 'config.json', tmp_path)
   tokens = load_file(folder / 'expected.safetensors')['tokens']
-  np.testing.assert_array_equal(sj.load_pretrained(tmp_path).logits(tokens),
-                                sj.load_pretrained(folder).logits(tokens))
+  np.testing.assert_array_equal(
+    sj.load_pretrained(tmp_path).logits(tokens), sj.load_pretrained(folder).logits(tokens)
+  )
 
 
-@pytest.mark.parametrize('case, name', [
-    ('gpt_neox', 'embed_out.weight'), ('jamba', 'lm_head.weight'), ('gpt_oss', 'lm_head.weight')])
+@pytest.mark.parametrize(
+  'case, name',
+  [('gpt_neox', 'embed_out.weight'), ('jamba', 'lm_head.weight'), ('gpt_oss', 'lm_head.weight')],
+)
 def test_sinks_of_a_model_without_its_unembedding(case, name, tmp_path):
   shutil.copytree(FIXTURES / case, tmp_path, dirs_exist_ok=True)
   tensors = load_file(tmp_path / 'model.safetensors')
@@ -116,16 +144,19 @@ def test_bfloat16_is_near(case):
   expected = load_file(FIXTURES / case / 'expected.safetensors')
   run = sj.load_pretrained(FIXTURES / case, dtype='bfloat16')
   logits = np.asarray(run.logits(expected['tokens']), np.float64)
-  # The median, because a rounding has a large effect on a few tokens of Mamba models. At most 0.03 was
-  # measured.
+  # The median, because a rounding has a large effect on a few tokens of Mamba models. At most 0.03
+  # was measured.
   difference = np.median(np.abs(logits - expected['logits']))
   assert difference < 0.05 * np.abs(expected['logits']).mean(), difference
 
 
 def make(*arguments):
   """Runs make_fixtures.py with the installed transformers."""
-  subprocess.run([sys.executable, Path(__file__).with_name('make_fixtures.py'), *arguments], check=True,
-                 env=os.environ | {'PYTHONPATH': PACKAGES})
+  subprocess.run(
+    [sys.executable, Path(__file__).with_name('make_fixtures.py'), *arguments],
+    check=True,
+    env=os.environ | {'PYTHONPATH': PACKAGES},
+  )
 
 
 @pytest.fixture(scope='module')
@@ -156,16 +187,22 @@ def exported(tmp_path_factory):
 @pytest.mark.parametrize('case', test_export.CASES)
 def test_transformers_computes_what_an_exported_run_does(case, exported):
   run = test_export.run_of(case)
-  compare(exported / case, run, 1e-5)  # measured with sink logits: at most 5e-7, float32 against float32
-  np.testing.assert_array_equal(run.generate(test_export.TOKENS, 32),
-                                np.load(exported / case / 'generated.npy'))
+  compare(
+    exported / case, run, 1e-5
+  )  # measured with sink logits: at most 5e-7, float32 against float32
+  np.testing.assert_array_equal(
+    run.generate(test_export.TOKENS, 32), np.load(exported / case / 'generated.npy')
+  )
 
 
 @pytest.fixture(scope='module')
 def padded(tmp_path_factory):
   folder = tmp_path_factory.mktemp('padded')
-  subprocess.run([sys.executable, Path(__file__).with_name('make_padded.py'), folder], check=True,
-                 env=os.environ | {'PYTHONPATH': PACKAGES})
+  subprocess.run(
+    [sys.executable, Path(__file__).with_name('make_padded.py'), folder],
+    check=True,
+    env=os.environ | {'PYTHONPATH': PACKAGES},
+  )
   return folder
 
 
@@ -204,8 +241,11 @@ def test_a_padded_batch_is_measured_text_by_text(case, side, padded):
 
   def card(attentions, **arrays):
     rows = from_arrays(attentions=list(attentions.swapaxes(0, 1)), **arrays)
-    return {(row['measure'], row['block'], row['head']): row['value'] for row in rows
-            if row['measure'] in linear}
+    return {
+      (row['measure'], row['block'], row['head']): row['value']
+      for row in rows
+      if row['measure'] in linear
+    }
 
   ours = card(**batch, mask=mask)
   alone = [card(**{name: arrays[f'{s}.{name}'] for name in names}) for s in range(len(lengths))]

@@ -14,17 +14,31 @@ from sink_jax.report.claims import NOT_REPRODUCED, NOT_TESTABLE, OPEN, REPRODUCE
 from sink_jax.report.runs import read_runs, table
 
 # By seed, with the columns of `runs.table`. The untrained model has no sink.
-COLUMNS = dict(budget='desk', protocol='paper', content='text', status='done', valid='', heads=8, steps=100,
-               settings='{}', untrained_sink_1=0.0, converges=1.0, window=math.nan, length=64)
+COLUMNS = dict(
+  budget='desk',
+  protocol='paper',
+  content='text',
+  status='done',
+  valid='',
+  heads=8,
+  steps=100,
+  settings='{}',
+  untrained_sink_1=0.0,
+  converges=1.0,
+  window=math.nan,
+  length=64,
+)
 
 
 def runs(trial, values=(26.0, 25.0, 27.0), metric='sink_1', **columns):
-  return [COLUMNS | {'trial': trial, 'seed': seed, metric: value} | columns
-          for seed, value in enumerate(values, 1)]
+  return [
+    COLUMNS | {'trial': trial, 'seed': seed, metric: value} | columns
+    for seed, value in enumerate(values, 1)
+  ]
 
 
 def judged(conditions, rows, needs=''):
-  claim, = claims.parse(f'key | 4 | A sentence. | {conditions} | {needs}')
+  (claim,) = claims.parse(f'key | 4 | A sentence. | {conditions} | {needs}')
   return claims.judge(claim, pd.DataFrame(rows))
 
 
@@ -35,7 +49,9 @@ def test_every_trial_and_metric_of_the_file_is_known():
     for metric, names, _, _, other in claim.conditions + claim.needs:
       for name in filter(None, (*names, other)):
         if name in MODELS:
-          assert metric.split('_')[0] in ('kinds', 'norms', 'angles', 'domains', 'positions'), claim.key
+          assert metric.split('_')[0] in ('kinds', 'norms', 'angles', 'domains', 'positions'), (
+            claim.key
+          )
         else:
           assert name in {*trials.TRIALS, 'untrained'} and metric in known, claim.key
   assert len({claim.key for claim in claims.CLAIMS}) == len(claims.CLAIMS) == 59
@@ -43,20 +59,29 @@ def test_every_trial_and_metric_of_the_file_is_known():
 
 
 def test_conditions():
-  claim, = claims.parse('*a | 4 | B. | sink_1: c, d < 5 and e > f * 1.25 | ')
+  (claim,) = claims.parse('*a | 4 | B. | sink_1: c, d < 5 and e > f * 1.25 | ')
   assert claim.headline and claim.conditions == [
-      ('sink_1', ['c', 'd'], '<', 5.0, ''), ('sink_1', ['e'], '>', math.log(1.25), 'f')]
-  claim, = claims.parse('a | 4 | B. | sink_1: c > d > e + 2 | diverges: f and valid_loss: c = d +- 0.1')
-  assert claim.conditions == [('sink_1', ['c'], '>', -1, 'd'), ('sink_1', ['d'], '>', -1, 'e'),
-                              ('sink_1', ['c'], '>', 2.0, 'e')]
+    ('sink_1', ['c', 'd'], '<', 5.0, ''),
+    ('sink_1', ['e'], '>', math.log(1.25), 'f'),
+  ]
+  (claim,) = claims.parse(
+    'a | 4 | B. | sink_1: c > d > e + 2 | diverges: f and valid_loss: c = d +- 0.1'
+  )
+  assert claim.conditions == [
+    ('sink_1', ['c'], '>', -1, 'd'),
+    ('sink_1', ['d'], '>', -1, 'e'),
+    ('sink_1', ['c'], '>', 2.0, 'e'),
+  ]
   assert claim.needs == [('converges', ['f'], '<', 0.5, ''), ('valid_loss', ['c'], '=', 0.1, 'd')]
   for line in ('a | 4 | B.', 'a | 4 | B. | sink_1: c | ', 'a | 4 | B. | c > 5 | '):
     with pytest.raises(ValueError, match='line 2'):
       claims.parse(f'# comment\n{line}')
 
 
-@pytest.mark.parametrize(('values', 'verdict'), [
-    ((26, 25, 27), REPRODUCED), ((0, 0, 0), NOT_REPRODUCED), ((0, 27, 26), OPEN), ((26, 27), OPEN)])
+@pytest.mark.parametrize(
+  ('values', 'verdict'),
+  [((26, 25, 27), REPRODUCED), ((0, 0, 0), NOT_REPRODUCED), ((0, 27, 26), OPEN), ((26, 27), OPEN)],
+)
 def test_a_level(values, verdict):
   found = judged('sink_1: default > 10 and untrained < 10', runs('default', values))
   assert (found.verdict, found.n) == (verdict, len(values))
@@ -64,16 +89,23 @@ def test_a_level(values, verdict):
 
 
 def test_a_comparison_is_paired_by_seed():
-  base, shifted = (10.0, 40.0, 70.0), (40.2, 70.0, 100.0)  # seeds differ widely, but each gains 30 points
+  base, shifted = (
+    (10.0, 40.0, 70.0),
+    (40.2, 70.0, 100.0),
+  )  # seeds differ widely, but each gains 30 points
   rows = runs('default', base) + runs('v-bias', shifted)
   assert judged('sink_1: v-bias > default + 2', rows).verdict == REPRODUCED
   assert judged('sink_1: v-bias < default', rows).verdict == NOT_REPRODUCED
-  other = runs('default', base) + [row | {'seed': row['seed'] + 3} for row in runs('v-bias', shifted)]
+  other = runs('default', base) + [
+    row | {'seed': row['seed'] + 3} for row in runs('v-bias', shifted)
+  ]
   assert judged('sink_1: v-bias > default + 2', other).verdict == OPEN
 
 
 def test_no_difference_of_losses_and_of_rates():
-  rows = runs('default', (3.0, 3.1, 3.2), 'valid_loss') + runs('k-bias', (3.01, 3.09, 3.2), 'valid_loss')
+  rows = runs('default', (3.0, 3.1, 3.2), 'valid_loss') + runs(
+    'k-bias', (3.01, 3.09, 3.2), 'valid_loss'
+  )
   assert judged('valid_loss: k-bias = default +- 0.1', rows).verdict == REPRODUCED
   rows = runs('default', (25, 25, 25)) + runs('k-bias', (25, 25, 25))
   found = judged('sink_1: k-bias = default +- 2', rows)
@@ -89,8 +121,11 @@ def test_the_rule_reproduces_the_paper():
         if row['trial'] and value is not None:
           # A range of a rate: its end, as in "below 1".
           numbers[row['trial']][metric] = value[1] if isinstance(value, list) else value
-  ours = [row | {'heads': 80, **numbers[trial], 'lead_1': numbers[trial].get('sink_1')}
-          for trial in numbers for row in runs(trial, metric='unused')]
+  ours = [
+    row | {'heads': 80, **numbers[trial], 'lead_1': numbers[trial].get('sink_1')}
+    for trial in numbers
+    for row in runs(trial, metric='unused')
+  ]
   judged, lacking = {}, {}
   for claim in claims.CLAIMS:
     if claim.headline and claim.section != '3.3':
@@ -106,8 +141,9 @@ def test_dead_and_other_invalid_runs_are_no_evidence():
   good, bad = runs('default'), runs('sigmoid', (0, 0, 0), valid='dead')
   found = judged('sink_1: sigmoid < 5', good + bad, 'sink_1: default > 10')
   assert found.verdict == NOT_TESTABLE and found.n == 0 and '3 of 3 runs dead' in found.why
-  mixed = runs('sigmoid', (0, 0, 0, 0)) + [row | {'seed': 9, 'valid': 'dead', 'sink_1': 99.0}
-                                           for row in bad[:1]]
+  mixed = runs('sigmoid', (0, 0, 0, 0)) + [
+    row | {'seed': 9, 'valid': 'dead', 'sink_1': 99.0} for row in bad[:1]
+  ]
   found = judged('sink_1: sigmoid < 5', good + mixed)
   assert (found.verdict, found.n, found.measured) == (REPRODUCED, 4, 'Sink_1: sigmoid 0.00')
   found = judged('sink_1: sigmoid < 5', good + mixed[:2] + mixed[4:])
@@ -129,7 +165,9 @@ def test_what_is_missing_or_half_run():
 
 
 def test_diverged_runs_are_evidence_of_divergence_only():
-  rows = runs('softmax-p-2', (0.0, 0.0, 0.0), 'converges', status='diverged', valid='diverged', sink_1=0.0)
+  rows = runs(
+    'softmax-p-2', (0.0, 0.0, 0.0), 'converges', status='diverged', valid='diverged', sink_1=0.0
+  )
   assert judged('diverges: softmax-p-2', rows).verdict == REPRODUCED
   assert judged('trains: softmax-p-2', rows).verdict == NOT_REPRODUCED
   assert judged('sink_1: softmax-p-2 < 5', rows).verdict == NOT_TESTABLE
@@ -147,7 +185,9 @@ def test_mixed_data_and_what_is_presupposed():
   assert judged('sink_1: k-bias < 5', without, 'sink_1: default > 10').verdict == NOT_TESTABLE
   unlike = runs('default', (0, 25, 0)) + rows[3:]
   assert judged('sink_1: k-bias < 5', unlike, 'sink_1: default > 10').verdict == OPEN
-  edited = [row | {'settings': json.dumps({'data.interventions': ['FixedToken()']})} for row in rows]
+  edited = [
+    row | {'settings': json.dumps({'data.interventions': ['FixedToken()']})} for row in rows
+  ]
   needs = 'edited_sequences: default < 0.5'
   assert judged('sink_1: k-bias < 5', edited, needs).verdict == NOT_TESTABLE
   assert judged('sink_1: k-bias < 5', rows, needs).verdict == REPRODUCED
@@ -156,32 +196,56 @@ def test_mixed_data_and_what_is_presupposed():
 def test_windows_that_are_too_small_for_a_sink_prove_nothing():
   small = runs('window-32', (0, 0, 0), window=19.0)  # at most 19 / 64 < 0.3 of the attention
   assert judged('sink_1: window-32 < 5', small).verdict == NOT_TESTABLE
-  assert judged('sink_1: window-32 < 5', runs('window-32', (0, 0, 0), window=20.0)).verdict == REPRODUCED
+  assert (
+    judged('sink_1: window-32 < 5', runs('window-32', (0, 0, 0), window=20.0)).verdict == REPRODUCED
+  )
 
 
 def test_a_sink_that_never_emerges_comes_last():
-  rows = runs('default', (20, 20, 30), 'emergence_step') + runs('lr-1e-4', (math.inf,) * 3, 'emergence_step')
+  rows = runs('default', (20, 20, 30), 'emergence_step') + runs(
+    'lr-1e-4', (math.inf,) * 3, 'emergence_step'
+  )
   assert judged('emergence_step: default < lr-1e-4', rows).verdict == REPRODUCED
   assert judged('emergence_step: default < lr-1e-4', rows).measured.endswith('lr-1e-4 100')
 
 
 def test_one_measurement_of_a_published_model_decides(tmp_path):
-  rows = [{'model': model, 'kind': kind, 'epsilon': epsilon, 'sink_1': rate + 50 * (epsilon == 0.1)}
-          for model, rates in {'GPT2-XL': (77, 70, 62), 'Another': (0, 1, 2)}.items()
-          for kind, rate in zip(('natural', 'random', 'repeat'), rates) for epsilon in (0.1, 0.3)]
+  rows = [
+    {'model': model, 'kind': kind, 'epsilon': epsilon, 'sink_1': rate + 50 * (epsilon == 0.1)}
+    for model, rates in {'GPT2-XL': (77, 70, 62), 'Another': (0, 1, 2)}.items()
+    for kind, rate in zip(('natural', 'random', 'repeat'), rates)
+    for epsilon in (0.1, 0.3)
+  ]
   (tmp_path / 'kinds.json').write_text(json.dumps({'analysis': 'kinds', 'rows': rows}))
-  angles = [{'model': 'GPT2-XL', 'block': 1, 'head': head, 'importance': 0.2 * head, 'cosine_first': 0.5,
-             'cosine_others': 0.1 * head} for head in (1, 2, 3)]
+  angles = [
+    {
+      'model': 'GPT2-XL',
+      'block': 1,
+      'head': head,
+      'importance': 0.2 * head,
+      'cosine_first': 0.5,
+      'cosine_others': 0.1 * head,
+    }
+    for head in (1, 2, 3)
+  ]
   (tmp_path / 'angles.json').write_text(json.dumps({'analysis': 'angles', 'rows': angles}))
   (tmp_path / 'plan.json').write_text('{}')
   edits = [{'model': 'GPT2-XL', 'head': 3, 'change': 2.5}]  # as in the analyses of a sink card
   (tmp_path / 'edits.json').write_text(json.dumps({'analysis': 'edits', 'rows': edits}))
-  both = pd.concat([pd.DataFrame(runs('default')), paper.open_models(sorted(tmp_path.glob('*.json')))])
+  both = pd.concat(
+    [pd.DataFrame(runs('default')), paper.open_models(sorted(tmp_path.glob('*.json')))]
+  )
   found = claims.judge(claims.parse('a | 3.3 | B. | kinds_repeat_sink_1: GPT2-XL > 10 | ')[0], both)
-  assert found.verdict == REPRODUCED and 'Another 2' in found.measured  # shown, but not part of the verdict
+  assert (
+    found.verdict == REPRODUCED and 'Another 2' in found.measured
+  )  # shown, but not part of the verdict
   assert found.paper == 'Sink_1 (repeat): GPT2-XL 62.28'
-  assert claims.judge(claims.parse('a | 3.3 | B. | kinds_random_sink_1: GPT2-XL, Mistral-7B > 10 | ')[0],
-                      both).verdict == NOT_TESTABLE
+  assert (
+    claims.judge(
+      claims.parse('a | 3.3 | B. | kinds_random_sink_1: GPT2-XL, Mistral-7B > 10 | ')[0], both
+    ).verdict
+    == NOT_TESTABLE
+  )
   # Heads 2 and 3 have a sink: 0.5 - 0.25.
   assert both.set_index('trial').angles_cosine_lead['GPT2-XL'] == pytest.approx(0.25)
   assert len(paper.open_models([])) == 0

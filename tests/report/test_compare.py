@@ -12,10 +12,25 @@ from sink_jax.report.compare import MEASURES, against, written
 
 def table(trials, **columns):
   """A table of runs: trials of {name: Sink_1 by seed}."""
-  rows = [{'trial': trial, 'seed': seed, 'content': 'data', 'steps': 100, 'valid': '', 'heads': 8.0,
-           'budget': 'desk', 'protocol': '', 'sink_1': value, 'sink_star': math.nan,
-           'valid_loss': 3.0 + seed / 100, 'value_ratio': 0.2, 'hidden_ratio': 3.0}
-          for trial, values in trials.items() for seed, value in enumerate(values)]
+  rows = [
+    {
+      'trial': trial,
+      'seed': seed,
+      'content': 'data',
+      'steps': 100,
+      'valid': '',
+      'heads': 8.0,
+      'budget': 'desk',
+      'protocol': '',
+      'sink_1': value,
+      'sink_star': math.nan,
+      'valid_loss': 3.0 + seed / 100,
+      'value_ratio': 0.2,
+      'hidden_ratio': 3.0,
+    }
+    for trial, values in trials.items()
+    for seed, value in enumerate(values)
+  ]
   return pd.DataFrame(rows).assign(**columns)
 
 
@@ -34,38 +49,63 @@ def test_differences_are_paired_by_seed():
   low, high = stats.t.interval(0.99, 2, differences.mean(), stats.sem(differences))
   np.testing.assert_allclose([row.difference, row.low, row.high], [differences.mean(), low, high])
   assert row.n == 3 and row.p == pytest.approx(stats.ttest_rel(gate, softmax).pvalue)
-  assert written(row, MEASURES['sink_1']) == f'{differences.mean():+.1f} ({low:+.1f} to {high:+.1f}), n = 3'
+  assert (
+    written(row, MEASURES['sink_1'])
+    == f'{differences.mean():+.1f} ({low:+.1f} to {high:+.1f}), n = 3'
+  )
 
 
 def test_ratios_are_compared_as_logarithms():
-  found = against(table({'softmax': [25.0] * 3, 'gate': [0.0] * 3}).assign(
-      value_ratio=[0.1, 0.2, 0.4, 0.2, 0.4, 0.8]), 'softmax')
+  found = against(
+    table({'softmax': [25.0] * 3, 'gate': [0.0] * 3}).assign(
+      value_ratio=[0.1, 0.2, 0.4, 0.2, 0.4, 0.8]
+    ),
+    'softmax',
+  )
   row = found[found.metric == 'value_ratio'].iloc[0]
   assert row.difference == pytest.approx(math.log(2))
   assert written(row, MEASURES['value_ratio']).startswith('2.00')
 
 
 def test_verdicts():
-  runs = table({'softmax': [23.5, 25.0, 25.0], 'gone': [0.0, 0.0, 1.0], 'key': [0.0, 1.0, 0.0],
-                'weaker': [10.0, 11.0, 12.0], 'same': [24.0, 25.0, 26.0], 'unlike': [0.0, 50.0, 20.0],
-                'few': [0.0, 0.0], 'dead': [0.0] * 3})
+  runs = table(
+    {
+      'softmax': [23.5, 25.0, 25.0],
+      'gone': [0.0, 0.0, 1.0],
+      'key': [0.0, 1.0, 0.0],
+      'weaker': [10.0, 11.0, 12.0],
+      'same': [24.0, 25.0, 26.0],
+      'unlike': [0.0, 50.0, 20.0],
+      'few': [0.0, 0.0],
+      'dead': [0.0] * 3,
+    }
+  )
   runs.loc[runs.trial == 'key', 'sink_star'] = 40.0
   runs.loc[(runs.trial == 'dead') & (runs.seed > 0), 'valid'] = 'dead'
   found = against(runs, 'softmax')
   assert verdicts(found) == {
-      'gone': 'removed', 'key': 'moved to the extra key', 'weaker': 'lower',
-      'same': 'no difference in 3 seeds', 'unlike': 'open', 'few': 'open', 'dead': 'not testable'}
+    'gone': 'removed',
+    'key': 'moved to the extra key',
+    'weaker': 'lower',
+    'same': 'no difference in 3 seeds',
+    'unlike': 'open',
+    'few': 'open',
+    'dead': 'not testable',
+  }
   assert set(verdicts(found, 'valid_loss').values()) == {'no difference', 'open', 'not testable'}
   assert found[found.trial == 'dead'].invalid.iloc[0] == 'dead 2'
 
 
 def test_softmax_without_a_sink_leaves_nothing_to_remove():
   assert verdicts(against(table({'softmax': [0.0, 1.0, 0.0], 'gate': [0.0] * 3}), 'softmax')) == {
-      'gate': 'nothing to change'}
+    'gate': 'nothing to change'
+  }
 
 
 def test_other_data_steps_or_budgets_make_no_pairs():
-  runs = table({'softmax': [25.0, 24.0, 23.0], **dict.fromkeys(('gate', 'long', 'wide'), [0.0, 1.0, 0.0])})
+  runs = table(
+    {'softmax': [25.0, 24.0, 23.0], **dict.fromkeys(('gate', 'long', 'wide'), [0.0, 1.0, 0.0])}
+  )
   runs.loc[runs.trial == 'gate', 'content'] = 'other'
   runs.loc[runs.trial == 'long', 'steps'] = 200
   runs.loc[runs.trial == 'wide', 'budget'] = 'full'
@@ -76,7 +116,9 @@ def test_other_data_steps_or_budgets_make_no_pairs():
 
 def test_a_seed_counts_once_however_many_budgets_ran_it():
   desk = table({'softmax': [25.0, 24.0], 'gate': [1.0, 2.0]})
-  found = against(pd.concat([desk, desk.assign(budget='tenth', sink_1=desk.sink_1 + [4, 4, 0, 0])]), 'softmax')
+  found = against(
+    pd.concat([desk, desk.assign(budget='tenth', sink_1=desk.sink_1 + [4, 4, 0, 0])]), 'softmax'
+  )
   row = found[found.metric == 'sink_1'].iloc[0]
   assert row.n == 2 and row.difference == pytest.approx(-25) and row.verdict == 'open'
 
@@ -94,8 +136,13 @@ def test_unlike_seeds_seldom_give_a_wrong_verdict(scenario, pytestconfig):
       share, loss = {'one head': (0.2, 25.0), 'collapse': (0.1, 50.0)}.get(scenario, (0, 0))
       of -= loss * (draw.random(3) < share)
       trials[f'remedy-{i}'] = of
-    right = {'lower', 'removed'} if scenario in ('one head', 'collapse') else (
-        {'higher'} if scenario == 'unstable softmax' else set())
-    found = set(verdicts(against(table(trials), 'softmax', {'sink_1': MEASURES['sink_1']})).values())
+    right = (
+      {'lower', 'removed'}
+      if scenario in ('one head', 'collapse')
+      else ({'higher'} if scenario == 'unstable softmax' else set())
+    )
+    found = set(
+      verdicts(against(table(trials), 'softmax', {'sink_1': MEASURES['sink_1']})).values()
+    )
     wrong += bool(found & ({'lower', 'removed', 'higher', 'no difference'} - right))
   assert wrong <= 0.05 * experiments

@@ -48,8 +48,10 @@ def links(text):
 
 def check_links(page):
   text = page.read_text()
-  anchors = {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
-             for heading in re.findall(r'^#+ (.*)', text, re.MULTILINE)}
+  anchors = {
+    re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
+    for heading in re.findall(r'^#+ (.*)', text, re.MULTILINE)
+  }
   for target in links(text):
     path, _, anchor = target.partition('#')
     assert anchor in anchors if anchor else (page.parent / path).exists(), target
@@ -59,7 +61,7 @@ def test_nothing_run(tmp_path, undrawn):
   (tmp_path / 'runs').mkdir()
   files, summary = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
-  assert summary == ['Run: nothing yet. The tables have the paper\'s numbers only.']
+  assert summary == ["Run: nothing yet. The tables have the paper's numbers only."]
   assert text.count('not testable here') >= len(claims.CLAIMS)
   assert 'not run' in files[1].read_text() and files[1].name == 'reproduction.md'
   with pytest.raises(ValueError, match='--runs'):
@@ -72,7 +74,9 @@ def test_nothing_run(tmp_path, undrawn):
 
 def test_a_run_with_other_settings_is_not_a_seed_of_its_trial(tmp_path, undrawn):
   for seed in range(4):
-    write_run(tmp_path / 'runs', seed=seed, config={'optimizer.learning_rate': 1.0} if seed == 3 else None)
+    write_run(
+      tmp_path / 'runs', seed=seed, config={'optimizer.learning_rate': 1.0} if seed == 3 else None
+    )
   (page, *_), _ = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = page.read_text()
   assert '18.18 | 25.0 (25.0 to 25.0) | 3, 1 invalid |' in text
@@ -85,12 +89,15 @@ def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn)
   assert '8 runs of 4 experiments' in text and '1 to 3 seeds' in text
   assert 'Invalid and crossed out: 3 dead.' in text
   last = table(read_runs(planted))
-  judged = {claim.key: claims.judge(claim, last).verdict for claim in claims.CLAIMS if claim.headline}
+  judged = {
+    claim.key: claims.judge(claim, last).verdict for claim in claims.CLAIMS if claim.headline
+  }
   verdicts = ('reproduced', 'not reproduced', 'open')
   for verdict, line in zip(verdicts, sentences, strict=True):
     named = line.split('. ')[0]
-    assert all((key.replace('-', ' ') in named) == (found == verdict)
-               for key, found in judged.items())
+    assert all(
+      (key.replace('-', ' ') in named) == (found == verdict) for key, found in judged.items()
+    )
   dots, rank, _ = paper.agreement(paper.beside(last))
   assert f'each of {len(dots)} experiments' in text and f'correlation is {rank:.2f}.' in text
   assert '| softmax (default) | Sink\\_1 | 18.18 | 25.0 (20.0 to 30.0) | 3 |' in text
@@ -110,9 +117,13 @@ def test_mixed_data_are_not_compared(tmp_path, undrawn):
 
 def test_runs_that_are_no_evidence_are_crossed_out_and_in_no_mean(planted):
   runs = read_runs(planted)
-  grey = lambda figure: [line for line in figure.axes[0].get_lines() if line.get_color() == figures.GREY]
-  softmax, sigmoid, k_bias = (figures.curves(runs, table(runs), [trial], ['sink_1'])
-                              for trial in ('default', 'sigmoid', 'k-bias'))
+  grey = lambda figure: [
+    line for line in figure.axes[0].get_lines() if line.get_color() == figures.GREY
+  ]
+  softmax, sigmoid, k_bias = (
+    figures.curves(runs, table(runs), [trial], ['sink_1'])
+    for trial in ('default', 'sigmoid', 'k-bias')
+  )
   assert not grey(softmax)
   mean = max(softmax.axes[0].get_lines(), key=lambda line: line.get_linewidth())
   np.testing.assert_allclose(mean.get_ydata(), np.linspace(0, 25, 11))
@@ -124,11 +135,19 @@ def test_runs_that_are_no_evidence_are_crossed_out_and_in_no_mean(planted):
 
 def test_names_in_the_scatter_cover_nothing():
   draw = np.random.default_rng(0)
-  dots = pd.DataFrame({'trial': [f'trial-{i}' for i in range(30)], 'value': draw.uniform(10, 60, 30),
-                       'mean': draw.uniform(0, 2, 30), 'crossed': [True, *[False] * 29]})
+  dots = pd.DataFrame(
+    {
+      'trial': [f'trial-{i}' for i in range(30)],
+      'value': draw.uniform(10, 60, 30),
+      'mean': draw.uniform(0, 2, 30),
+      'crossed': [True, *[False] * 29],
+    }
+  )
   figure = figures.scatter(dots, 'title')
   figure.draw_without_rendering()
-  boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]  # without the lines to the dots
+  boxes = [
+    Text.get_window_extent(text) for text in figure.axes[0].texts
+  ]  # without the lines to the dots
   assert len(boxes) == 12
   assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
@@ -149,11 +168,13 @@ def test_what_is_missing_is_said_and_in_no_mean(tmp_path, undrawn):
     blind = write_run(tmp_path / 'runs', 'blind', seed, task='', content='other') / 'metrics.jsonl'
     blind.write_text(re.sub('.*"probe".*\n', '', blind.read_text()))
   cut = whole / 'metrics.jsonl'
-  cut.write_bytes(cut.read_bytes()[:cut.stat().st_size // 2])
+  cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
   (whole.parent / 'soft-seed-1/status.json').write_text('{')
   files, words = make_report(tmp_path / 'out', tmp_path / 'runs', maps=False)
   text = files[1].read_text()
-  assert '| soft | softmax | 1 of 3 | 25.0 | - |' in text and 'unreadable: metrics.jsonl ends at' in text
+  assert (
+    '| soft | softmax | 1 of 3 | 25.0 | - |' in text and 'unreadable: metrics.jsonl ends at' in text
+  )
   assert any('nothing can be said' in line for line in words) and 'Stdlib, Bytes (data 2)' in text
   assert any('(soft). 2 of 3 runs are invalid' in line for line in words)
 
@@ -174,9 +195,17 @@ def test_other_budgets_and_tasks_are_counted_and_seeds_once(tmp_path, undrawn):
 def test_other_runs_are_side_by_side(tmp_path):
   for seed in range(2):
     write_run(tmp_path / 'runs', 'soft', seed, task='', sink_1=20.0 + 10 * seed)
-    write_run(tmp_path / 'runs', 'sigmoid', seed, task='', sink_1=0.0, config={
-        'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'})
-  changed = write_run(tmp_path / 'runs', 'soft', 7, task='', config={'attention.position': 'Alibi()'})
+    write_run(
+      tmp_path / 'runs',
+      'sigmoid',
+      seed,
+      task='',
+      sink_1=0.0,
+      config={'attention.similarity': 'Sigmoid()', 'attention.normalizer': 'Unnormalized()'},
+    )
+  changed = write_run(
+    tmp_path / 'runs', 'soft', 7, task='', config={'attention.position': 'Alibi()'}
+  )
   changed.rename(changed.with_name('soft-alibi'))  # not a third seed of `soft`
   write_run(tmp_path / 'runs', 'other', task='', content='other', status='diverged')
   (tmp_path / 'runs/damaged').mkdir()
@@ -189,7 +218,9 @@ def test_other_runs_are_side_by_side(tmp_path):
   assert '**soft**: A sink in 2 of 2 seeds: Sink\\_1 25.0 (20.0 to 30.0), n = 2 (in %)' in text
   assert 'A sink in 0 of 2 seeds: Sink\\_1\\* 0.0' in text and '1 of 1 runs diverged' in text
   assert 'unreadable' in text and 'No attention map of soft-seed-0' in text
-  assert '`attention.similarity = Sigmoid()`' in text and '`steps = 100`' in text.split('Shared:')[1]
+  assert (
+    '`attention.similarity = Sigmoid()`' in text and '`steps = 100`' in text.split('Shared:')[1]
+  )
   check_links(files[1])
   assert not re.search(r'(src|href)="(?!data:|#)', page)
   assert page.count('<img') == page.count('data:image/png') == 2
@@ -201,7 +232,9 @@ def test_the_page_begins_with_a_measured_model(tmp_path, monkeypatch, undrawn):
   (tmp_path / 'model').mkdir()
   (tmp_path / 'model/norms.png').write_bytes(b'norms')
   write_run(tmp_path / 'runs', task='')
-  files, _ = make_report(tmp_path / 'out', tmp_path / 'runs', evaluation=tmp_path / 'model', maps=False)
+  files, _ = make_report(
+    tmp_path / 'out', tmp_path / 'runs', evaluation=tmp_path / 'model', maps=False
+  )
   assert files[1].read_text().startswith('# The model')
   assert (tmp_path / 'out/norms.png').read_bytes() == b'norms'
 
@@ -217,9 +250,20 @@ def test_nothing_is_beyond_the_screen_of_a_phone(tmp_path):
     frame.onload = () => document.title = frame.contentDocument.documentElement.scrollWidth;
     document.body.append(frame);</script>""")
   shown = subprocess.run(
-      [str(BROWSER), '--headless', '--no-sandbox', '--disable-gpu', '--virtual-time-budget=20000',
-       f'--user-data-dir={tmp_path / "browser"}', '--dump-dom', probe.as_uri()],
-      capture_output=True, text=True, timeout=120).stdout
+    [
+      str(BROWSER),
+      '--headless',
+      '--no-sandbox',
+      '--disable-gpu',
+      '--virtual-time-budget=20000',
+      f'--user-data-dir={tmp_path / "browser"}',
+      '--dump-dom',
+      probe.as_uri(),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=120,
+  ).stdout
   assert 300 < int(re.findall('<title>(.*?)</title>', shown)[0]) <= 390
 
 
@@ -262,7 +306,9 @@ def test_the_first_sentences_are_recomputed(stored):
   assert f'{len(mine)} runs of {len(set(mine.trial))} experiment' in text
   numbers = json.loads((ROOT / 'sink_jax/report/numbers.json').read_text())
   theirs = {}  # the first number of a trial that several tables have
-  for row in (row for item in numbers['tables'] + numbers['text'] for row in item['rows'] if row['trial']):
+  for row in (
+    row for item in numbers['tables'] + numbers['text'] for row in item['rows'] if row['trial']
+  ):
     if isinstance(rate := row['values'].get('sink_1'), (int, float)):
       theirs.setdefault(row['trial'], rate)
   ours = mine[(mine.valid == '') & mine.sink_1.notna()].groupby('trial').sink_1.mean()
@@ -281,38 +327,59 @@ def test_the_first_sentences_are_recomputed(stored):
 def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   """Each number of docs/results.md appears here, next to its computation."""
   text = ' '.join((ROOT / 'docs/results.md').read_text().split())
-  of = lambda task, trial: stored[(stored.task == task) & (stored.trial == trial) & (stored.valid == '')]
-  sinks = lambda trial: f'{(of("quickstart", trial).sink_1 >= 10).sum()} of {len(of("quickstart", trial))}'
-  expected = [f'{sinks("text-softmax")} seeds with softmax',
-              f'{sinks("text-sigmoid")} with sigmoid without normalisation']
+  of = lambda task, trial: stored[
+    (stored.task == task) & (stored.trial == trial) & (stored.valid == '')
+  ]
+  sinks = lambda trial: (
+    f'{(of("quickstart", trial).sink_1 >= 10).sum()} of {len(of("quickstart", trial))}'
+  )
+  expected = [
+    f'{sinks("text-softmax")} seeds with softmax',
+    f'{sinks("text-sigmoid")} with sigmoid without normalisation',
+  ]
   ends = stored[(stored.task == 'graft') & (stored.valid == '')]
   assert set(ends.steps) == {400} and set(ends.tokens) == {204_800}
   new = ends[ends.trial.str.startswith('only-')].set_index('trial')
   drawn = ends.set_index('trial').loc[['random-kv-bias', 'random-continued']]
   ends = ends[~ends.trial.isin([*new.index, *drawn.index])]
   seeds = ends.groupby('trial').seed.agg(list)
-  assert seeds.pop('continued') == seeds.pop('graft-kv-bias') == [0, 1, 2] and list(seeds) == [[0]] * 5
+  assert (
+    seeds.pop('continued') == seeds.pop('graft-kv-bias') == [0, 1, 2] and list(seeds) == [[0]] * 5
+  )
   sinks = ends.set_index('trial').sink_1
   assert (sinks.idxmin(), sinks.idxmax()) == ('graft-kv-bias', 'graft-gate')
   biased, control = (sinks[trial].tolist() for trial in ('graft-kv-bias', 'continued'))
   found = stats.compare(dict(enumerate(biased)), dict(enumerate(control)))
-  expected += [f'{sinks.min():.0f} % (KV bias)', f'{sinks.max():.0f} % (head gate)',
-               f'{ends.sink_star.max():.1f} %', f'{sinks["graft-sigmoid-normalized"]:.0f} % as well',
-               f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
-               'by {:+.1f} points; with the others it differs by {:+.1f} and {:+.1f}'.format(
-                   *np.subtract(biased, control))]
+  expected += [
+    f'{sinks.min():.0f} % (KV bias)',
+    f'{sinks.max():.0f} % (head gate)',
+    f'{ends.sink_star.max():.1f} %',
+    f'{sinks["graft-sigmoid-normalized"]:.0f} % as well',
+    f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
+    'by {:+.1f} points; with the others it differs by {:+.1f} and {:+.1f}'.format(
+      *np.subtract(biased, control)
+    ),
+  ]
   assert len(new) == 4 and set(new.seed) == {0}
   (bias, slot), (control, _) = drawn[['sink_1', 'sink_star']].to_numpy()
-  expected += [f'{bias:.0f} % with a KV bias (Sink_* {slot:.1f} %) and at {control:.0f} % in the control',
-               f'ended at {min(biased):.0f} to {max(biased):.0f} %']
-  bias, both, logit, gate = (new.loc[f'only-{name}'] for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate'))
+  expected += [
+    f'{bias:.0f} % with a KV bias (Sink_* {slot:.1f} %) and at {control:.0f} % in the control',
+    f'ended at {min(biased):.0f} to {max(biased):.0f} %',
+  ]
+  bias, both, logit, gate = (
+    new.loc[f'only-{name}'] for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate')
+  )
   control = ends[ends.trial == 'continued']
-  expected += [f'{bias.sink_1:.0f} % with a K bias (Sink_* {bias.sink_star:.1f} %)',
-               f'{both.sink_1:.0f} % with a KV bias (Sink_* {both.sink_star:.1f} %)',
-               f'{logit.sink_1:.0f} % with a sink logit (Sink_* {logit.sink_star:.1f} %)',
-               f'{gate.sink_1:.0f} % with a head gate, against {control.sink_1.mean():.0f} % in the control',
-               '{:,.0f}, {:,.0f}, {:,.0f} and {:,.0f} medians, against {:,.0f} in the control'.format(
-                   *(trial.max_over_median for trial in (bias, both, logit, gate)), control.max_over_median.mean())]
+  expected += [
+    f'{bias.sink_1:.0f} % with a K bias (Sink_* {bias.sink_star:.1f} %)',
+    f'{both.sink_1:.0f} % with a KV bias (Sink_* {both.sink_star:.1f} %)',
+    f'{logit.sink_1:.0f} % with a sink logit (Sink_* {logit.sink_star:.1f} %)',
+    f'{gate.sink_1:.0f} % with a head gate, against {control.sink_1.mean():.0f} % in the control',
+    '{:,.0f}, {:,.0f}, {:,.0f} and {:,.0f} medians, against {:,.0f} in the control'.format(
+      *(trial.max_over_median for trial in (bias, both, logit, gate)),
+      control.max_over_median.mean(),
+    ),
+  ]
   for words in expected:
     assert words in text
   rest = text

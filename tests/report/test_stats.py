@@ -14,8 +14,9 @@ def test_an_interval_is_that_of_the_one_sample_test():
   expected = scipy_stats.ttest_1samp(x, 0)
   found = stats.interval(x)
   low, high = expected.confidence_interval(0.99)
-  np.testing.assert_allclose([found.mean, found.low, found.high, found.p],
-                             [np.mean(x), low, high, expected.pvalue])
+  np.testing.assert_allclose(
+    [found.mean, found.low, found.high, found.p], [np.mean(x), low, high, expected.pvalue]
+  )
   assert (found.n, found.unseen) == (4, 0)
 
 
@@ -26,7 +27,7 @@ def test_one_value_and_equal_values():
 
 
 def test_seeds_that_agree_leave_the_rule_of_three_open():
-  assert stats.unseen(3) == pytest.approx(1 - 0.05**(1 / 3))
+  assert stats.unseen(3) == pytest.approx(1 - 0.05 ** (1 / 3))
   assert stats.unseen(1000) == pytest.approx(3 / 1000, rel=0.01)
   agree = stats.interval([25.0, 26.0, 27.0], head=12.5)
   assert agree.unseen == stats.unseen(3)
@@ -40,16 +41,19 @@ def test_differences_pair_by_seed():
   a, b = {1: 5.0, 2: 6.0, 3: 8.0, 9: 100.0}, {1: 4.0, 2: 4.5, 3: 7.5, 7: -100.0}
   paired = scipy_stats.ttest_rel([5, 6, 8], [4, 4.5, 7.5])
   found = stats.compare(a, b)
-  np.testing.assert_allclose([found.low, found.high, found.p],
-                             [*paired.confidence_interval(0.99), paired.pvalue])
+  np.testing.assert_allclose(
+    [found.low, found.high, found.p], [*paired.confidence_interval(0.99), paired.pvalue]
+  )
   assert stats.compare({1: 5.0, 2: 6.0}, {4: 4.0, 5: 4.5})[:4] == (1.25, -math.inf, math.inf, 2)
 
 
 def test_equality_is_two_one_sided_tests():
   for differences in ([0.02, -0.03, 0.05, 0.01], [0.05, 0.08, 0.02, 0.05], [0.3, 0.2, 0.1, 0.4]):
     for margin in (0.03, 0.07, 0.1, 0.5):
-      p = max(scipy_stats.ttest_1samp(differences, -margin, alternative='greater').pvalue,
-              scipy_stats.ttest_1samp(differences, margin, alternative='less').pvalue)
+      p = max(
+        scipy_stats.ttest_1samp(differences, -margin, alternative='greater').pvalue,
+        scipy_stats.ttest_1samp(differences, margin, alternative='less').pvalue,
+      )
       assert stats.equal(differences, margin) == (p < 0.05), (differences, margin)
   assert not stats.equal([0.0] * 50, 5, head=12.5)  # 50 seeds cannot exclude 5.8 points
   assert stats.equal([0.0] * 60, 5, head=12.5)
@@ -73,47 +77,99 @@ def rates(rng, n, usual, odd, share, noise=0.0):
 
 # Points per head; seeds; usual rate, odd rate and share of odd seeds, for a and for the baseline b;
 # conditions that are true of their means; conditions that are false.
-@pytest.mark.parametrize(('head', 'n', 'a', 'b', 'true', 'false'), [
-    pytest.param(25, 3, (50, 25, .2), (50, 50, 0), ['a > 10', 'a < b - 2'], ['a = b +- 2', 'a > b', 'a < 5'],
-                 id='one of four heads is off in one of five seeds'),
-    pytest.param(12.5, 3, (27, 0, .1), (27, 27, 0), ['a > 10', 'a < b - 2'], ['a = b +- 2', 'a > b', 'a < 5'],
-                 id='collapse in one of ten seeds'),
-    pytest.param(12.5, 50, (0, 0, 0), (0, 0, 0), ['a < 5', 'a = b +- 2'], ['a > b', 'a < b', 'a > 10'],
-                 id='0 in all of 50 seeds'),
-    pytest.param(12.5, 3, (27, 27, 0), (27, 0, .1), ['b > 10', 'a > b + 2'], ['a = b +- 2', 'a < b', 'b < 5'],
-                 id='softmax itself collapses in one of ten seeds')])
+@pytest.mark.parametrize(
+  ('head', 'n', 'a', 'b', 'true', 'false'),
+  [
+    pytest.param(
+      25,
+      3,
+      (50, 25, 0.2),
+      (50, 50, 0),
+      ['a > 10', 'a < b - 2'],
+      ['a = b +- 2', 'a > b', 'a < 5'],
+      id='one of four heads is off in one of five seeds',
+    ),
+    pytest.param(
+      12.5,
+      3,
+      (27, 0, 0.1),
+      (27, 27, 0),
+      ['a > 10', 'a < b - 2'],
+      ['a = b +- 2', 'a > b', 'a < 5'],
+      id='collapse in one of ten seeds',
+    ),
+    pytest.param(
+      12.5,
+      50,
+      (0, 0, 0),
+      (0, 0, 0),
+      ['a < 5', 'a = b +- 2'],
+      ['a > b', 'a < b', 'a > 10'],
+      id='0 in all of 50 seeds',
+    ),
+    pytest.param(
+      12.5,
+      3,
+      (27, 27, 0),
+      (27, 0, 0.1),
+      ['b > 10', 'a > b + 2'],
+      ['a = b +- 2', 'a < b', 'b < 5'],
+      id='softmax itself collapses in one of ten seeds',
+    ),
+  ],
+)
 @pytest.mark.parametrize('noise', [0, 1.5])
-def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(head, n, a, b, true, false, noise, request):
+def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(
+  head, n, a, b, true, false, noise, request
+):
   runs = 10_000 if request.config.getoption('--full') else 250
   rng, wrong = np.random.default_rng(0), dict.fromkeys([*true, *false], 0)
   for _ in range(runs):
     seeds = {'a': rates(rng, n, *a, noise), 'b': rates(rng, n, *b, noise)}
     for text in wrong:
       asked = condition(text)
-      decided, _ = claims.decide(asked, seeds[asked.trials[0]], seeds['b'] if asked.other else {}, head)
+      decided, _ = claims.decide(
+        asked, seeds[asked.trials[0]], seeds['b'] if asked.other else {}, head
+      )
       wrong[text] += decided == (-1 if text in true else 1)
   assert max(wrong.values()) <= 0.01 * runs, wrong
 
 
-# Heads; the condition; the true rate of a head, in percent; the most experiments, in percent, that may call
-# the condition true. A head of a run is a coin, so that seeds differ and often agree within a head.
-@pytest.mark.parametrize(('heads', 'text', 'rate', 'most'), [
-    (8, 'a > 10', 10, 1), (8, 'a > 10', 5, 1), (80, 'a > 10', 10, 1),
-    (8, 'a > b + 2', 2, 1.5), (80, 'a > b + 2', 2, 1.5), (8, 'a > b', 0, 1.5), (80, 'a > b', 0, 1.5)])
+# Heads; the condition; the true rate of a head, in percent; the most experiments, in percent, that
+# may call the condition true. A head of a run is a coin, so that seeds differ and often agree
+# within a head.
+@pytest.mark.parametrize(
+  ('heads', 'text', 'rate', 'most'),
+  [
+    (8, 'a > 10', 10, 1),
+    (8, 'a > 10', 5, 1),
+    (80, 'a > 10', 10, 1),
+    (8, 'a > b + 2', 2, 1.5),
+    (80, 'a > b + 2', 2, 1.5),
+    (8, 'a > b', 0, 1.5),
+    (80, 'a > b', 0, 1.5),
+  ],
+)
 def test_a_boundary_is_seldom_called_crossed(heads, text, rate, most, request):
   runs = 20_000 if request.config.getoption('--full') else 1_000
   rng, asked = np.random.default_rng(0), condition(text)
   draw = lambda percent: dict(enumerate(100 * rng.binomial(heads, percent / 100, 3) / heads))
   base = 20 if asked.other else 0
-  said = [claims.decide(asked, draw(base + rate), draw(base) if asked.other else {}, 100 / heads)[0]
-          for _ in range(runs)]
+  said = [
+    claims.decide(asked, draw(base + rate), draw(base) if asked.other else {}, 100 / heads)[0]
+    for _ in range(runs)
+  ]
   allowed = most / 100 * runs
   assert sum(one == 1 for one in said) <= allowed + 3 * math.sqrt(allowed)
 
 
 def test_far_from_a_level_seeds_that_agree_decide():
   for heads, rates, decided in (
-      (8, (25, 25, 25), 1), (8, (12.5, 12.5, 12.5), 0), (8, (0, 0, 0), -1), (80, (12.5,) * 3, 1)):
+    (8, (25, 25, 25), 1),
+    (8, (12.5, 12.5, 12.5), 0),
+    (8, (0, 0, 0), -1),
+    (80, (12.5,) * 3, 1),
+  ):
     assert claims.decide(condition('a > 10'), dict(enumerate(rates)), {}, 100 / heads)[0] == decided
   # Below 5 points three seeds of 8 heads speak for themselves, and six for others too.
   for n in (3, 6):
@@ -125,8 +181,10 @@ def test_far_from_a_level_seeds_that_agree_decide():
 def test_a_share_of_seeds_beyond_the_stated_one_is_missed_in_one_experiment_of_twenty(request):
   runs = 10_000 if request.config.getoption('--full') else 500
   rng = np.random.default_rng(0)
-  said = [claims.decide(condition('a < 5'), rates(rng, 3, 0, 25, stats.unseen(3)), {}, 12.5)[0]
-          for _ in range(runs)]
+  said = [
+    claims.decide(condition('a < 5'), rates(rng, 3, 0, 25, stats.unseen(3)), {}, 12.5)[0]
+    for _ in range(runs)
+  ]
   assert np.mean(np.equal(said, 1)) == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / runs))
 
 
@@ -134,4 +192,6 @@ def test_fifty_seeds_without_a_sink_are_enough_for_a_verdict_on_it():
   a = dict.fromkeys(range(50), 0.0)
   assert claims.decide(condition('a < 5'), a, {}, 12.5)[0] == 1
   decided, x = claims.decide(condition('a = b +- 2'), a, a, 12.5)
-  assert decided == 0 and x.high == pytest.approx(100 * stats.unseen(50))  # 50 seeds cannot exclude this
+  assert decided == 0 and x.high == pytest.approx(
+    100 * stats.unseen(50)
+  )  # 50 seeds cannot exclude this

@@ -16,7 +16,7 @@ from tests.commands import run_here
 from tests.train import runs
 
 ROOT = Path(__file__).parents[2]
-TABLE = '''
+TABLE = """
 from configs import base, remedies
 from tests.train.runs import SMALL
 
@@ -27,11 +27,11 @@ TRIALS = {trials}
 
 def get_config(name):
   return base.trial(TRIALS, name)
-'''
+"""
 THREE = """{'a': SMALL, 'b': SMALL | {'seed': 1},
             'bad': SMALL | {'data.source': "Jsonl(path='x')"}}"""
-# Remedies with fewer steps and more checkpoints. The models are so small that one thread computes the sums of
-# a step. Sums by several threads may differ in the last digit.
+# Remedies with fewer steps and more checkpoints. The models are so small that one thread computes
+# the sums of a step. Sums by several threads may differ in the last digit.
 REMEDIES = """{name: remedies.TRIALS[name] | {
     'steps': 80, 'checkpoint_every': 8, 'log_every': 5, 'probe.every': 40, 'validation.every': 40,
     'batch_size': 8, 'model.d_model': 16}
@@ -42,9 +42,20 @@ SLOW = "{name: SLOW | {'seed': i} for i, name in enumerate('abc')}"
 def start(folder, trials, *options):
   (folder / 'table.py').write_text(TABLE.format(trials=trials))
   return subprocess.Popen(
-      [sys.executable, '-m', 'sink_jax', 'sweep', f'--config={folder / "table.py"}',
-       f'--workdir={folder / "runs"}', *options], text=True, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE, env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)))
+    [
+      sys.executable,
+      '-m',
+      'sink_jax',
+      'sweep',
+      f'--config={folder / "table.py"}',
+      f'--workdir={folder / "runs"}',
+      *options,
+    ],
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
+  )
 
 
 def workers_of(process):
@@ -77,14 +88,19 @@ def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   assert again.returncode == 0 and out.splitlines() == [f'{name}: done' for name in (*first, last)]
   assert re.search(r'\[3/3\] \S+: done', err) and 'next: python -m sink_jax report' in err
   summary = (tmp_path / 'runs/summary.md').read_text()
-  assert '# Not running' in summary and '3 done' in summary and f'| {last} | done | 80 of 80 |' in summary
+  assert (
+    '# Not running' in summary
+    and '3 done' in summary
+    and f'| {last} | done | 80 of 80 |' in summary
+  )
   for name, trial in load_trials(tmp_path / 'table.py').items():
     run_trial(trial, tmp_path / 'whole', show_progress=False)
     assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
 
 
-@pytest.mark.parametrize('options', [
-    pytest.param((), marks=pytest.mark.full), ('--processes=2',)], ids=['one', 'two'])
+@pytest.mark.parametrize(
+  'options', [pytest.param((), marks=pytest.mark.full), ('--processes=2',)], ids=['one', 'two']
+)
 def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
   sweep = start(tmp_path, SLOW, *options)
   runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / 'a') > 20, sweep)
@@ -99,15 +115,19 @@ def test_status_shards_and_costs_without_running(tmp_path):
   (tmp_path / 'table.py').write_text(TABLE.format(trials=THREE))
 
   def here(*options):
-    code, out, err = run_here('sweep', f'--config={tmp_path / "table.py"}',
-                              f'--workdir={tmp_path / "runs"}', *options)
+    code, out, err = run_here(
+      'sweep', f'--config={tmp_path / "table.py"}', f'--workdir={tmp_path / "runs"}', *options
+    )
     assert code == 0, err
     return out
 
   out = here('--status', '--shard=1/2')
   assert '2 not run' in out and '| bad |' in out and '| b |' not in out
   assert here('--list', '--seeds=0,1', '--only=a,b-seed-1').split() == [
-      'a-seed-0', 'a-seed-1', 'b-seed-1']
+    'a-seed-0',
+    'a-seed-1',
+    'b-seed-1',
+  ]
   out = here('--dry_run', '--only=a,b')
   assert re.search(r'^a +6,480 +4,432 +1,024 ', out, re.M) and 'timed steps of a' in out
   assert not (tmp_path / 'runs').exists()

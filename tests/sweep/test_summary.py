@@ -21,8 +21,10 @@ def test_each_running_trial_has_a_line_until_it_ends(tmp_path, monkeypatch):
   trials = {name: Trial(name, runs.config(steps=200)) for name in ('one', 'two', 'three')}
   for step, name in ((40, 'one'), (80, 'two')):
     (tmp_path / name).mkdir()
-    rows = [{'kind': 'probe', 'step': step, 'sink_1': 12.5},
-            {'kind': 'train', 'step': step, 'loss': 2.25}]
+    rows = [
+      {'kind': 'probe', 'step': step, 'sink_1': 12.5},
+      {'kind': 'train', 'step': step, 'loss': 2.25},
+    ]
     (tmp_path / name / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
   monkeypatch.setattr(sys, 'stderr', terminal := Terminal())
   monkeypatch.setattr(summary, '_READ_EVERY', 0)

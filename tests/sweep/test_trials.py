@@ -20,8 +20,10 @@ FAST = dict(steps=2, probe__every=0, validation__every=0)
 
 
 def run(root, **experiments):
-  return {name: run_trial(Trial(name, experiment), root, show_progress=False)
-          for name, experiment in experiments.items()}
+  return {
+    name: run_trial(Trial(name, experiment), root, show_progress=False)
+    for name, experiment in experiments.items()
+  }
 
 
 def stored(folder):
@@ -30,10 +32,17 @@ def stored(folder):
 
 def test_failures_do_not_stop_the_rest(tmp_path, capsys):
   statuses = run(
-      tmp_path, bad=runs.config(**FAST, data__source="TextFolder(path='no/such/folder')"),
-      diverging=runs.config(**FAST | dict(steps=40), optimizer__rule='Sgd()', model__norm='none',
-                            optimizer__learning_rate=1e7, optimizer__clip=0.0),
-      good=runs.config(**FAST))
+    tmp_path,
+    bad=runs.config(**FAST, data__source="TextFolder(path='no/such/folder')"),
+    diverging=runs.config(
+      **FAST | dict(steps=40),
+      optimizer__rule='Sgd()',
+      model__norm='none',
+      optimizer__learning_rate=1e7,
+      optimizer__clip=0.0,
+    ),
+    good=runs.config(**FAST),
+  )
   assert statuses == {'bad': 'failed', 'diverging': 'diverged', 'good': 'done'}
   assert 'no/such/folder' in read_status(tmp_path / 'bad')['error']
   for name in ('diverging', 'good'):  # neither is trained again
@@ -52,18 +61,30 @@ def test_how_a_process_ends_is_the_status_of_its_trial(tmp_path, monkeypatch, co
   monkeypatch.setattr(pool, '_started', started)
   trials = {'a': Trial('a', runs.config(**FAST))}
   assert list(pool.run_in_parallel(trials, tmp_path, 1)) == [('a', status)]
-  assert (tmp_path / 'a' / 'status.json').exists() == (status == 'failed')  # a trial itself writes the others
+  assert (tmp_path / 'a' / 'status.json').exists() == (
+    status == 'failed'
+  )  # a trial itself writes the others
 
 
-def test_a_damaged_busy_or_failing_trial_stops_nothing_and_loses_nothing(tmp_path, capsys, monkeypatch):
+def test_a_damaged_busy_or_failing_trial_stops_nothing_and_loses_nothing(
+  tmp_path, capsys, monkeypatch
+):
   monkeypatch.setattr('sink_jax.train.workdir._PATIENCE', 0.1)
   run(tmp_path, a=runs.config(**FAST), b=runs.config(**FAST))
   (tmp_path / 'a' / 'config.json').write_text('{')
   kept = (tmp_path / 'b' / 'status.json').read_text()
   (tmp_path / 'file').touch()  # a file at the path of a trial's folder
-  with Workdir(tmp_path / 'busy', runs.config(**FAST), {'content': ''}):  # in use by another process
-    statuses = run(tmp_path, a=runs.config(**FAST), file=runs.config(**FAST), busy=runs.config(**FAST),
-                   b=runs.config(**FAST, seed=1), c=runs.config(**FAST))
+  with Workdir(
+    tmp_path / 'busy', runs.config(**FAST), {'content': ''}
+  ):  # in use by another process
+    statuses = run(
+      tmp_path,
+      a=runs.config(**FAST),
+      file=runs.config(**FAST),
+      busy=runs.config(**FAST),
+      b=runs.config(**FAST, seed=1),
+      c=runs.config(**FAST),
+    )
   assert statuses == {'a': 'failed', 'file': 'failed', 'busy': 'busy', 'b': 'failed', 'c': 'done'}
   assert not (tmp_path / 'busy' / 'status.json').exists()
   assert (tmp_path / 'b' / 'status.json').read_text() == kept
@@ -84,21 +105,42 @@ def test_what_a_budget_cannot_express_is_recorded(tmp_path):
   trial = load_trials(CONFIGS / 'paper.py', {'budget': 'desk', 'protocol': 'released'})['heads-1']
   assert run_trial(trial, tmp_path) == 'not expressible'
   status = read_status(tmp_path / 'heads-1')
-  assert status['label'] == {'trial': 'heads-1', 'task': 'paper', 'budget': 'desk', 'protocol': 'released'}
+  assert status['label'] == {
+    'trial': 'heads-1',
+    'task': 'paper',
+    'budget': 'desk',
+    'protocol': 'released',
+  }
   assert status['reason']
 
 
 def test_options_seeds_and_settings_reach_the_config():
-  trials = load_trials(CONFIGS / 'paper.py', {'budget': 'desk', 'protocol': 'released'}, [3, 5],
-                       {'steps': '50', 'data.cache_dir': 'elsewhere', 'log_every': '7',
-                        'data.interventions': 'FixedToken(position=2)', 'data.max_tokens': '9000'})
+  trials = load_trials(
+    CONFIGS / 'paper.py',
+    {'budget': 'desk', 'protocol': 'released'},
+    [3, 5],
+    {
+      'steps': '50',
+      'data.cache_dir': 'elsewhere',
+      'log_every': '7',
+      'data.interventions': 'FixedToken(position=2)',
+      'data.max_tokens': '9000',
+    },
+  )
   trial = trials['window-32-seed-5']
   run = trial.experiment
   assert (run.seed, run.steps, run.log_every) == (5, 50, 7)
   # The label has settings that change the computation, and none that only say where it runs.
-  assert trial.label == run.label == Label(
-      trial='window-32', task='paper', protocol='released',
-      budget='desk with steps=50, data.interventions=FixedToken(position=2), data.max_tokens=9000')
+  assert (
+    trial.label
+    == run.label
+    == Label(
+      trial='window-32',
+      task='paper',
+      protocol='released',
+      budget='desk with steps=50, data.interventions=FixedToken(position=2), data.max_tokens=9000',
+    )
+  )
   seeded = load_trials(CONFIGS / 'paper.py', {'budget': 'desk'}, settings={'seed': '3'})
   assert {trial.label.budget for trial in seeded.values()} == {'desk'}  # it is a seed of its trial
 
@@ -113,8 +155,9 @@ def test_shards_are_a_partition():
       select_shard(trials, wrong)
 
 
-@pytest.mark.parametrize('line', [
-    '{"kind": ["valid"], "step": 2, "valid": 9}', '["kind", "step"]', '\0' * 99])
+@pytest.mark.parametrize(
+  'line', ['{"kind": ["valid"], "step": 2, "valid": 9}', '["kind", "step"]', '\0' * 99]
+)
 def test_a_damaged_row_costs_a_summary_no_other(tmp_path, line):
   write_status(tmp_path / 'a', 'interrupted')
   row = '{"kind": "valid", "step": 1, "valid": 3.25}'

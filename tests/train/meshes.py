@@ -18,36 +18,62 @@ from sink_jax.train.optimizer import Muon, OptimizerConfig, OrthoAdam, Sgd
 from sink_jax.train.step import init_state, make_train_step
 
 CASES = {
-    'alibi': (dict(position=sj.Alibi(), kv_bias=sj.KBias()),
-              dict(implementation='pallas', kv_heads=4, remat='save_attention')),
-    'relative': (dict(position=sj.Relative(), kv_bias=sj.SinkLogit(), head=sj.HeadNorm()),
-                 dict(implementation='pallas')),
-    'sink': (dict(kv_bias=sj.SinkLogit(), value=sj.ValueScale(),
-                  head=sj.ElementGate(opening=0.25)),
-             dict(implementation='chunked', kv_heads=4)),
-    'sigmoid': (dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8), value=sj.ValueResidual()),
-                dict(implementation='chunked', remat='save_matmuls')),
-    'linear': (dict(similarity=sj.Linear(), normalizer=sj.AbsFloor(),
-                     head=sj.HeadGate(source='value')),
-               dict(implementation='chunked', kv_heads=4)),
-    'reference': (dict(kv_bias=sj.VBias(shared=True)),
-                  dict(implementation='reference', combine_heads='add', norm_location='post')),
-    'biases': (dict(feature_map=sj.Mlp(), qk_norm=sj.QKNorm(), temperature=sj.LogLength()),
-               dict(norm='layernorm', biases=('qkv', 'out', 'ffn'), remat='blocks')),
-    'sigma': (dict(qk_norm=sj.QKNorm()), dict(
-        implementation='chunked', linear='sigma_reparam', norm_location='sandwich', norm='single')),
-    'token': ({}, dict(implementation='pallas', sink_tokens=1)),
-    'softpick': (dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
-                 dict(implementation='chunked', norm='dyt', sink_tokens=3)),
-    'protected': (dict(qk_norm=sj.QKNorm()),
-                  dict(implementation='chunked', norm_location='protected')),
-    'after': (dict(similarity=sj.CappedExp(cap=1.5), qk_norm=sj.ProjectionQKNorm()),
-              dict(implementation='pallas', kv_heads=4, norm_location='after', ffn='tanh_geglu',
-                   logit_cap=2.0, tied=True)),
+  'alibi': (
+    dict(position=sj.Alibi(), kv_bias=sj.KBias()),
+    dict(implementation='pallas', kv_heads=4, remat='save_attention'),
+  ),
+  'relative': (
+    dict(position=sj.Relative(), kv_bias=sj.SinkLogit(), head=sj.HeadNorm()),
+    dict(implementation='pallas'),
+  ),
+  'sink': (
+    dict(kv_bias=sj.SinkLogit(), value=sj.ValueScale(), head=sj.ElementGate(opening=0.25)),
+    dict(implementation='chunked', kv_heads=4),
+  ),
+  'sigmoid': (
+    dict(similarity=sj.Sigmoid(), normalizer=sj.RowSum(eps=1e-8), value=sj.ValueResidual()),
+    dict(implementation='chunked', remat='save_matmuls'),
+  ),
+  'linear': (
+    dict(similarity=sj.Linear(), normalizer=sj.AbsFloor(), head=sj.HeadGate(source='value')),
+    dict(implementation='chunked', kv_heads=4),
+  ),
+  'reference': (
+    dict(kv_bias=sj.VBias(shared=True)),
+    dict(implementation='reference', combine_heads='add', norm_location='post'),
+  ),
+  'biases': (
+    dict(feature_map=sj.Mlp(), qk_norm=sj.QKNorm(), temperature=sj.LogLength()),
+    dict(norm='layernorm', biases=('qkv', 'out', 'ffn'), remat='blocks'),
+  ),
+  'sigma': (
+    dict(qk_norm=sj.QKNorm()),
+    dict(implementation='chunked', linear='sigma_reparam', norm_location='sandwich', norm='single'),
+  ),
+  'token': ({}, dict(implementation='pallas', sink_tokens=1)),
+  'softpick': (
+    dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
+    dict(implementation='chunked', norm='dyt', sink_tokens=3),
+  ),
+  'protected': (
+    dict(qk_norm=sj.QKNorm()),
+    dict(implementation='chunked', norm_location='protected'),
+  ),
+  'after': (
+    dict(similarity=sj.CappedExp(cap=1.5), qk_norm=sj.ProjectionQKNorm()),
+    dict(
+      implementation='pallas',
+      kv_heads=4,
+      norm_location='after',
+      ffn='tanh_geglu',
+      logit_cap=2.0,
+      tied=True,
+    ),
+  ),
 }
 MICROBATCHES = {'token': 2, 'sink': 4, 'biases': 2, 'after': 2}
-# Adam's first steps are signs of gradients, which magnify rounding near zero. An eps as large as the
-# gradients prevents this.
+# Adam's first steps are signs of gradients, which magnify rounding near zero. An eps as large as
+# the gradients prevents this.
 RULES = {'alibi': OrthoAdam(eps=0.1), 'sink': Muon(eps=0.1)}
 VOCAB, HEADS, BATCH, LENGTH, STEPS = 24, 8, 8, 16, 3
 
@@ -57,8 +83,18 @@ def train(case, mesh):
   slots, options = CASES[case]
   microbatches = MICROBATCHES.get(case, 1)
   sequences = BATCH * microbatches
-  config = sj.ModelConfig(**dict(layers=2, d_model=64, heads=HEADS, ffn_hidden=48, dtype='float32',
-                                 vocab_size=VOCAB, attention=sj.AttentionSpec(**slots)) | options)
+  config = sj.ModelConfig(
+    **dict(
+      layers=2,
+      d_model=64,
+      heads=HEADS,
+      ffn_hidden=48,
+      dtype='float32',
+      vocab_size=VOCAB,
+      attention=sj.AttentionSpec(**slots),
+    )
+    | options
+  )
   optimizer = OptimizerConfig(rule=RULES.get(case, Sgd()), learning_rate=1e-2)
   rate = optimizer.learning_rate
   state = init_state(config, optimizer, 0, mesh)
@@ -66,8 +102,11 @@ def train(case, mesh):
   tokens = rng.integers(0, VOCAB, (sequences, LENGTH + 1)).astype(np.int32)
   weights = (rng.random((sequences, LENGTH)) > 0.3).astype(np.float32)
   batch = jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], weights), batch_sharding(mesh))
-  step = make_train_step(config, optimizer, mesh, microbatches if mesh.size > 1 else 1).lower(
-      state, batch, rate).compile()
+  step = (
+    make_train_step(config, optimizer, mesh, microbatches if mesh.size > 1 else 1)
+    .lower(state, batch, rate)
+    .compile()
+  )
   curve = []
   for _ in range(STEPS):
     state, metrics = step(state, batch, rate)
@@ -82,9 +121,10 @@ def odd_loss(mesh):
   rng = np.random.default_rng(0)
   h, kernel = rng.standard_normal((3, 13, 8), np.float32), rng.standard_normal((8, 11), np.float32)
   with mesh_context(mesh):
-    return jax.jit(jax.value_and_grad(cross_entropy, argnums=(0, 1)),
-                   out_shardings=replicated(mesh) if mesh else None)(
-        h, kernel, rng.integers(0, 11, (3, 13)), rng.random((3, 13), np.float32))
+    return jax.jit(
+      jax.value_and_grad(cross_entropy, argnums=(0, 1)),
+      out_shardings=replicated(mesh) if mesh else None,
+    )(h, kernel, rng.integers(0, 11, (3, 13)), rng.random((3, 13), np.float32))
 
 
 def compare(case, sizes, one):
@@ -92,12 +132,18 @@ def compare(case, sizes, one):
   mesh = make_mesh(*sizes)
   curve, params, importance, program = train(case, mesh)
   np.testing.assert_allclose(curve, one[0], rtol=1e-6)
-  distance = jax.tree.map(lambda a, b: np.linalg.norm(a - np.asarray(b)) / np.linalg.norm(b),
-                          jax.tree.map(np.asarray, params), one[1])
+  distance = jax.tree.map(
+    lambda a, b: np.linalg.norm(a - np.asarray(b)) / np.linalg.norm(b),
+    jax.tree.map(np.asarray, params),
+    one[1],
+  )
   assert max(jax.tree.leaves(distance)) < 1e-6, distance
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), importance, one[2])
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-               odd_loss(mesh), odd_loss(None))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    odd_loss(mesh),
+    odd_loss(None),
+  )
   largest = max((np.abs(curve / one[0] - 1).max(), max(jax.tree.leaves(distance))))
   print(f'{case} {sizes}: {largest:.1e}')
   if sizes[1:] == (1, 1):

@@ -16,8 +16,17 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.train.optimizer import UpdateRule
 from sink_jax.train.plugins import plugins_of
 from sink_jax.train.config import (
-    Experiment, ModelOptions, as_config_dict, as_dict, differences, from_dict, keys_as_text,
-    known_part, resolved, where_keys)
+  Experiment,
+  ModelOptions,
+  as_config_dict,
+  as_dict,
+  differences,
+  from_dict,
+  keys_as_text,
+  known_part,
+  resolved,
+  where_keys,
+)
 from tests.train import runs
 
 
@@ -33,7 +42,9 @@ def test_the_defaults_are_the_papers():
   assert (probe.sequences, probe.length, probe.epsilon) == (100, 64, 0.3)
 
 
-@pytest.mark.parametrize('key, value, words', [
+@pytest.mark.parametrize(
+  'key, value, words',
+  [
     ('optimizer__learning_rate', float('nan'), 'optimizer.learning_rate must be'),
     ('optimizer__final_fraction', 7.0, 'at least 0 and at most 1, not 7'),
     ('optimizer__decay', 'some', 'optimizer.decay .*all, matrices'),
@@ -42,7 +53,9 @@ def test_the_defaults_are_the_papers():
     ('model__pattern', 'Layer(window=4)', "no argument 'window'.*mask, "),
     ('model__pattern', 'Layer(position=Alibi()); Layer()', 'blocks differ in rotary encodings'),
     ('model__pattern', 'Layer(experts=Experts(count=2))', 'Experts needs active'),
-    ('model__pattern', 'Layer(experts=2)', 'Layer.experts = 2 must be Experts')])
+    ('model__pattern', 'Layer(experts=2)', 'Layer.experts = 2 must be Experts'),
+  ],
+)
 def test_values_out_of_their_range_are_refused(key, value, words):
   with pytest.raises(ValueError, match=words):
     runs.config(**{key: value})
@@ -88,8 +101,10 @@ def test_a_key_is_declared_once_and_listed():
   # A model that is trained has an unembedding.
   keys = {f.name for f in dataclasses.fields(ModelConfig)} - {'attention', 'unembedding'}
   assert {f.name for f in dataclasses.fields(ModelOptions)} == keys | {'size'}
-  lines = dict(line.split(' = ', 1) if ' = ' in line else (line.split(' =')[0], '') for line in
-               keys_as_text().splitlines())
+  lines = dict(
+    line.split(' = ', 1) if ' = ' in line else (line.split(' =')[0], '')
+    for line in keys_as_text().splitlines()
+  )
   assert {f'  {key}' for key in where_keys()} < set(lines) and len(lines) > 80
   assert {'mesh.data', 'model.remat', 'data.cache_dir'} < set(where_keys())
   # The dataclasses define the defaults, so the config derived from them gives them back.
@@ -110,35 +125,46 @@ def test_resolved_configs_hold_the_sizes_of_the_data():
 
 def test_a_config_names_the_files_of_its_components(tmp_path):
   file = tmp_path / 'mine.py'
-  file.write_text('from configs import base\nfrom sink_jax.attention import mask\n'
-                  'class MyMask(mask.Window):\n  pass\n'
-                  "TRIALS = {'mine': {'model.layers': 2,\n"
-                  "                   'model.pattern': 'Layer(mask=MyMask(size=4)); Layer()'}}\n"
-                  "get_config = lambda name: base.trial(TRIALS, name, 'mine')\n")
+  file.write_text(
+    'from configs import base\nfrom sink_jax.attention import mask\n'
+    'class MyMask(mask.Window):\n  pass\n'
+    "TRIALS = {'mine': {'model.layers': 2,\n"
+    "                   'model.pattern': 'Layer(mask=MyMask(size=4)); Layer()'}}\n"
+    "get_config = lambda name: base.trial(TRIALS, name, 'mine')\n"
+  )
   # For the processes of a sweep.
   assert plugins_of(load_trials(file)['mine'].experiment) == str(file)
   assert resolved(runs.config(attention__mask='MyMask(size=4)'), Data).plugins == str(file)
 
 
 def test_components_that_are_not_imported_are_left_out(tmp_path):
-  config = as_dict(runs.config(
-      model__pattern='Layer(position=Nope()); Layer()', model__vocab_size=8,
-      attention__position='Nope()', attention__similarity='Sigmoid()',
-      attention__normalizer='Unnormalized()'))
+  config = as_dict(
+    runs.config(
+      model__pattern='Layer(position=Nope()); Layer()',
+      model__vocab_size=8,
+      attention__position='Nope()',
+      attention__similarity='Sigmoid()',
+      attention__normalizer='Unnormalized()',
+    )
+  )
   whole, others = known_part(config)
   assert whole == from_dict(config) and not others
   # Softmax without a normalizer is refused: the parts that are left must fit each other.
   config['attention'] |= {'similarity': 'Other(power=3)'}
   part, others = known_part(config)
-  assert others == {'attention.similarity': 'Other(power=3)',
-                    'attention.normalizer': 'Unnormalized()'}
+  assert others == {
+    'attention.similarity': 'Other(power=3)',
+    'attention.normalizer': 'Unnormalized()',
+  }
   spec = AttentionSpec(position=whole.attention.position)
   assert part == dataclasses.replace(whole, attention=spec)
   config['data'] |= {'source': 'Documents()'}
   config['model'] |= {'pattern': 'Layer(mask=Other()); Layer()'}
   part, more = known_part(config)
-  assert more == others | {'data.source': 'Documents()',
-                           'model.pattern': 'Layer(mask=Other()); Layer()'}
+  assert more == others | {
+    'data.source': 'Documents()',
+    'model.pattern': 'Layer(mask=Other()); Layer()',
+  }
   assert part.model.pattern is None and part.steps == whole.steps
   config['attention'] |= {'similarity': 'Exp(7)'}  # known, but wrong
   with pytest.raises(ValueError, match='Exp'):

@@ -110,8 +110,9 @@ def stop_after(monkeypatch, step):
   monkeypatch.setattr(loop, 'make_train_step', make)
 
 
-@pytest.mark.parametrize('rule', [
-    None, pytest.param(Muon(), marks=pytest.mark.full), OrthoAdam(longest=16)], ids=str)
+@pytest.mark.parametrize(
+  'rule', [None, pytest.param(Muon(), marks=pytest.mark.full), OrthoAdam(longest=16)], ids=str
+)
 def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch):
   changes, workdir = {}, tmp_path / 'stopped'
   if rule:
@@ -135,9 +136,18 @@ def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir, monkeyp
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
   monkeypatch.setattr(prepare, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError) as error:
-    go(runs.config(optimizer__learning_rate=1e-3, attention__mask='Window(size=4)', model__d_model=None), workdir)
-  for line in ('optimizer.learning_rate: 0.01 -> 0.001', 'model.d_model: 16 -> None',
-               'attention.mask: Causal() -> Window(size=4)', '--workdir'):
+    go(
+      runs.config(
+        optimizer__learning_rate=1e-3, attention__mask='Window(size=4)', model__d_model=None
+      ),
+      workdir,
+    )
+  for line in (
+    'optimizer.learning_rate: 0.01 -> 0.001',
+    'model.d_model: 16 -> None',
+    'attention.mask: Causal() -> Window(size=4)',
+    '--workdir',
+  ):
     assert line in str(error.value)
   assert_same_run(workdir, whole)
   (workdir / 'config.json').unlink()
@@ -187,7 +197,9 @@ def test_a_saved_parameter_that_is_not_finite_is_named(workdir):
   checkpoints = Checkpoints(workdir)
   checkpoints.save(9, {'params': jax.tree.map(lambda x: x * np.nan, sj.load_run(workdir).params)})
   checkpoints.close()
-  with pytest.raises(ValueError, match='at step 9 the parameter .* is not finite: remove checkpoints/9'):
+  with pytest.raises(
+    ValueError, match='at step 9 the parameter .* is not finite: remove checkpoints/9'
+  ):
     sj.load_run(workdir)
 
 
@@ -207,7 +219,8 @@ def test_a_run_that_was_killed_before_its_status_has_its_last_numbers(whole, wor
   go(runs.config(), workdir)
   after = json.loads((workdir / 'status.json').read_text())
   assert [after[key] for key in ('status', 'sink_1', 'valid')] == [
-      before[key] for key in ('status', 'sink_1', 'valid')]
+    before[key] for key in ('status', 'sink_1', 'valid')
+  ]
   assert_same_run(workdir, whole)
 
 
@@ -217,9 +230,16 @@ def test_a_validation_set_in_which_no_token_counts_is_left_out(tmp_path):
 
 
 DIVERGING = dict(
-    optimizer__learning_rate=1e6, optimizer__rule='Sgd()', optimizer__clip=0.0,
-    optimizer__warmup_steps=0, steps=60, checkpoint_every=1, probe__every=0, validation__every=0,
-    model__norm='none')
+  optimizer__learning_rate=1e6,
+  optimizer__rule='Sgd()',
+  optimizer__clip=0.0,
+  optimizer__warmup_steps=0,
+  steps=60,
+  checkpoint_every=1,
+  probe__every=0,
+  validation__every=0,
+  model__norm='none',
+)
 
 
 def test_divergence_is_recorded_and_the_last_good_checkpoint_is_on_the_disk(tmp_path):
@@ -234,11 +254,17 @@ def test_divergence_is_recorded_and_the_last_good_checkpoint_is_on_the_disk(tmp_
   assert np.isfinite(losses).all() and len(losses) == status['step'] - 1
 
 
-@pytest.mark.parametrize('changes, words', [
+@pytest.mark.parametrize(
+  'changes, words',
+  [
     (dict(optimizer__learning_rate=3e38), ''),  # the loss of step 1 is finite, but not its update
     (dict(optimizer__learning_rate=3e38, checkpoint_every=0, probe__every=1), 'its loss is'),
-    (dict(optimizer__learning_rate=1e30, checkpoint_every=0, probe__every=1),
-     'its parameters are, so activations overflow')])
+    (
+      dict(optimizer__learning_rate=1e30, checkpoint_every=0, probe__every=1),
+      'its parameters are, so activations overflow',
+    ),
+  ],
+)
 def test_parameters_that_are_not_finite_are_neither_saved_nor_probed(tmp_path, changes, words):
   with pytest.raises(Diverged, match=f'Step 1 diverged: .*{words}'):
     go(runs.config(**DIVERGING | changes, optimizer__weight_decay=10.0), tmp_path)
@@ -251,8 +277,12 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
   corpus = tmp_path / 'corpus'
   corpus.mkdir()
   write = lambda word: [(corpus / f'{i}.txt').write_text(f'{word} {i} ' * 40) for i in range(30)]
-  config = runs.config(data__source=f'TextFolder(path={str(corpus)!r})', steps=2,
-                       data__cache_dir=str(tmp_path / 'cache'), data__valid_fraction=0.3)
+  config = runs.config(
+    data__source=f'TextFolder(path={str(corpus)!r})',
+    steps=2,
+    data__cache_dir=str(tmp_path / 'cache'),
+    data__valid_fraction=0.3,
+  )
   write('some')
   go(config, tmp_path / 'run')
   probe_tokens = (tmp_path / 'run' / 'probe_tokens.npy').read_bytes()
@@ -264,7 +294,9 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
   assert (tmp_path / 'run' / 'probe_tokens.npy').read_bytes() == probe_tokens
 
 
-@pytest.mark.parametrize('place, name', [(loop, 'state_layout'), (evaluation.Evaluation, '__call__')])
+@pytest.mark.parametrize(
+  'place, name', [(loop, 'state_layout'), (evaluation.Evaluation, '__call__')]
+)
 def test_a_stop_before_the_first_step_compiles_no_step(tmp_path, monkeypatch, place, name):
   original = getattr(place, name)
 
@@ -299,13 +331,23 @@ def test_two_processes_cannot_train_in_one_workdir(tmp_path, monkeypatch):
     process.communicate()
 
 
-@pytest.mark.parametrize('name, change, words', [
+@pytest.mark.parametrize(
+  'name, change, words',
+  [
     ('config.json', lambda text: text[:99], 'config.json is damaged'),
     ('probe_tokens.npy', lambda text: text[:6], 'probe_tokens.npy is damaged'),
-    ('config.json', lambda text: text.replace(b'"layers": null', b'"layers": 2.0'),
-     'model.layers = 2.0 must be int'),
-    ('config.json', lambda text: text.replace(b'Causal()', b'Window(size=1000000000000)'),
-     'size must be a whole number')])
+    (
+      'config.json',
+      lambda text: text.replace(b'"layers": null', b'"layers": 2.0'),
+      'model.layers = 2.0 must be int',
+    ),
+    (
+      'config.json',
+      lambda text: text.replace(b'Causal()', b'Window(size=1000000000000)'),
+      'size must be a whole number',
+    ),
+  ],
+)
 def test_a_damaged_file_is_named_before_anything_is_made(workdir, name, change, words):
   (workdir / name).write_bytes(change((workdir / name).read_bytes()))
   with pytest.raises(ValueError, match=words):
@@ -313,9 +355,16 @@ def test_a_damaged_file_is_named_before_anything_is_made(workdir, name, change, 
   assert saved_steps(workdir) == [8, 4]
 
 
-@pytest.mark.parametrize('name, content', [
-    ('status.json', b'\xff\xfe'), ('metrics.jsonl', b'\xff[1]\n{"kind'), ('checksums/8.0.json', b''),
-    ('data.json', b'{'), ('checkpoints/00009/file', b'x')])
+@pytest.mark.parametrize(
+  'name, content',
+  [
+    ('status.json', b'\xff\xfe'),
+    ('metrics.jsonl', b'\xff[1]\n{"kind'),
+    ('checksums/8.0.json', b''),
+    ('data.json', b'{'),
+    ('checkpoints/00009/file', b'x'),
+  ],
+)
 def test_damage_that_matters_little_stops_nothing(workdir, name, content):
   (workdir / name).parent.mkdir(exist_ok=True)
   (workdir / name).write_bytes(content)
@@ -323,21 +372,33 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
   assert sj.load_run(workdir).step == 8
 
 
-@pytest.mark.parametrize('changes, words', [
+@pytest.mark.parametrize(
+  'changes, words',
+  [
     (dict(data__source="TextFolder(path='no/such/folder')"), 'no/such/folder'),
-    (dict(data__context=17), 'length'), (dict(model__vocab_size=10), 'raise model.vocab_size'),
-    *((dict(changes, data__source='Stdlib()'), words) for changes, words in (
+    (dict(data__context=17), 'length'),
+    (dict(model__vocab_size=10), 'raise model.vocab_size'),
+    *(
+      (dict(changes, data__source='Stdlib()'), words)
+      for changes, words in (
         (dict(microbatches=3), 'microbatches = 3 must divide'),
         (dict(gradient_dtype='float16'), 'gradient_dtype .*float32, bfloat16'),
         (dict(attention__similarity='Softmax()'), 'Choices: .*Exp, .*Sigmoid'),
-        (dict(attention__normalizer='Unnormalized()'), 'RowSum'), (dict(seed=3000000000), 'seed'),
-        (dict(validation__batches=0), 'batches'), (dict(model__size='2b'), 'tiny, 60m, 1b'),
+        (dict(attention__normalizer='Unnormalized()'), 'RowSum'),
+        (dict(seed=3000000000), 'seed'),
+        (dict(validation__batches=0), 'batches'),
+        (dict(model__size='2b'), 'tiny, 60m, 1b'),
         (dict(model__d_model=12), 'even head dimension'),
         (dict(model__implementation='splash'), 'needs a TPU'),
         (dict(attention__position='Learned(max_length=8)'), 'max_length'),
-        (dict(mesh__fsdp=5), 'do not fit'), (dict(wandb='sinks'), 'pip install wandb'),
+        (dict(mesh__fsdp=5), 'do not fit'),
+        (dict(wandb='sinks'), 'pip install wandb'),
         (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
-        (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens')))])
+        (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens'),
+      )
+    ),
+  ],
+)
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatch, changes, words):
   if changes.get('data__source') == 'Stdlib()':  # checks without data come before data are opened
     monkeypatch.setattr(prepare, 'open_data', lambda config: pytest.fail('the data were opened'))
@@ -347,13 +408,31 @@ def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatc
 
 
 def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
-  (tmp_path / 'talks.jsonl').write_text(''.join(json.dumps({'messages': [
-      {'role': 'user', 'content': f'What is {i} + {i}?' * (1 + i % 7)},
-      {'role': 'assistant', 'content': f'{2 * i}. ' * (1 + i % 11)}]}) + '\n' for i in range(200)))
+  (tmp_path / 'talks.jsonl').write_text(
+    ''.join(
+      json.dumps(
+        {
+          'messages': [
+            {'role': 'user', 'content': f'What is {i} + {i}?' * (1 + i % 7)},
+            {'role': 'assistant', 'content': f'{2 * i}. ' * (1 + i % 11)},
+          ]
+        }
+      )
+      + '\n'
+      for i in range(200)
+    )
+  )
   # At this rate float32 parameters do not change, so one model has all the losses.
-  go(runs.config(steps=2, data__valid_fraction=0.3, validation__batches=3,
-                 data__source=f"ChatJsonl(path='{tmp_path}/talks.jsonl', loss='answers')",
-                 optimizer__learning_rate=1e-30), tmp_path)
+  go(
+    runs.config(
+      steps=2,
+      data__valid_fraction=0.3,
+      validation__batches=3,
+      data__source=f"ChatJsonl(path='{tmp_path}/talks.jsonl', loss='answers')",
+      optimizer__learning_rate=1e-30,
+    ),
+    tmp_path,
+  )
   run = sj.load_run(tmp_path)
   data = open_data(from_dict(read_config(tmp_path)).data)
 
@@ -376,8 +455,18 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
 
 
 def test_squared_errors_of_continuous_targets_train_too(tmp_path):
-  run = go(runs.config(data__source='TriggerAveraging()', model__layers=1, model__heads=1, model__ffn='none',
-                       steps=3, probe__every=3, validation__every=3), tmp_path)
+  run = go(
+    runs.config(
+      data__source='TriggerAveraging()',
+      model__layers=1,
+      model__heads=1,
+      model__ffn='none',
+      steps=3,
+      probe__every=3,
+      validation__every=3,
+    ),
+    tmp_path,
+  )
   assert np.isfinite([row['loss'] for row in runs.rows(tmp_path, 'train')]).all()
   assert sj.load_run(tmp_path).config == run.config and not run.config.vocab_size
 
@@ -394,7 +483,9 @@ def test_a_step_that_is_saved_again_is_not_judged_by_its_old_checksums(workdir, 
 
 # The failure cancels coroutines of the writer, about which asyncio warns.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_a_save_that_fails_in_the_background_is_named_and_the_run_resumes(whole, tmp_path, monkeypatch):
+def test_a_save_that_fails_in_the_background_is_named_and_the_run_resumes(
+  whole, tmp_path, monkeypatch
+):
   limit, save = resource.getrlimit(resource.RLIMIT_FSIZE), Checkpoints.save
 
   def full(self, step, state):
@@ -475,13 +566,19 @@ def test_a_trace_of_a_few_steps_is_written(tmp_path):
 
 
 @pytest.mark.parametrize('limit, fits', [(2**40, True), (2**10, False)])
-def test_a_training_prints_whether_its_step_fits_the_device(limit, fits, tmp_path, monkeypatch, caplog):
+def test_a_training_prints_whether_its_step_fits_the_device(
+  limit, fits, tmp_path, monkeypatch, caplog
+):
   needed = []
   monkeypatch.setattr(loop, 'device_memory', lambda: limit)
   monkeypatch.setattr(loop, 'memory', lambda program: needed.append(memory(program)) or needed[0])
   with jax.log_compiles():
-    run = go(runs.config(loss_logits=limit // 8), tmp_path)  # a step that no other test has compiled
+    run = go(
+      runs.config(loss_logits=limit // 8), tmp_path
+    )  # a step that no other test has compiled
   state = 3 * sum(x.nbytes for x in jax.tree.leaves(run.params))  # with both moments of AdamW
   assert state < needed[0].total < 100 * state
   assert 'GiB of a device' in caplog.text and (REMEDY not in caplog.text) == fits
-  assert caplog.text.count('Compiling jit(update)') == 1  # the training uses the program of the check
+  assert (
+    caplog.text.count('Compiling jit(update)') == 1
+  )  # the training uses the program of the check

@@ -10,16 +10,25 @@ from sink_jax.train.optimizer import AdamW, Muon, OptimizerConfig, OrthoAdam
 from sink_jax.train.step import state_layout
 from tests.train import meshes, runs
 
-FULL = [f'{case}:{shape}' for case in meshes.CASES
-        for shape in ('8x1x1', '1x8x1', '2x4x1', '4x1x2', '2x2x2', '1x2x4', '1x1x8')
-        if shape != '1x1x8' or 'kv_heads' not in meshes.CASES[case][1]]
+FULL = [
+  f'{case}:{shape}'
+  for case in meshes.CASES
+  for shape in ('8x1x1', '1x8x1', '2x4x1', '4x1x2', '2x2x2', '1x2x4', '1x1x8')
+  if shape != '1x1x8' or 'kv_heads' not in meshes.CASES[case][1]
+]
 
 
-@pytest.mark.parametrize('arguments', [
+@pytest.mark.parametrize(
+  'arguments',
+  [
     # Four micro-batches, on all axes at the same time.
     pytest.param(['sink:2x2x2'], id='sink-2x2x2'),
-    *(pytest.param([a for a in FULL if a.startswith(f'{case}:')], id=case, marks=pytest.mark.full)
-      for case in meshes.CASES)])
+    *(
+      pytest.param([a for a in FULL if a.startswith(f'{case}:')], id=case, marks=pytest.mark.full)
+      for case in meshes.CASES
+    ),
+  ],
+)
 def test_eight_devices_train_as_one_does(arguments):
   out = runs.run_python('-m', 'tests.train.meshes', *arguments, devices=8)
   print(out)
@@ -32,21 +41,26 @@ def abstract(*sizes):
 
 def layout(mesh, rule=AdamW(), **options):
   """{path: axes of the mesh} of parameters and of the optimiser's first moments."""
-  config = sj.ModelConfig(**dict(layers=3, d_model=32, heads=8, kv_heads=4, ffn_hidden=48,
-                                 vocab_size=100) | options)
+  config = sj.ModelConfig(
+    **dict(layers=3, d_model=32, heads=8, kv_heads=4, ffn_hidden=48, vocab_size=100) | options
+  )
   state = state_layout(config, OptimizerConfig(rule=rule), mesh)
-  flat = lambda tree: {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(
-      x.sharding.spec) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  flat = lambda tree: {
+    jax.tree_util.keystr(path, simple=True, separator='/'): tuple(x.sharding.spec)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
   params = flat(state.params)
-  moments = {path.partition('/mu/')[2]: spec for path, spec in flat(state.opt_state).items()
-             if '/mu/' in path}
+  moments = {
+    path.partition('/mu/')[2]: spec
+    for path, spec in flat(state.opt_state).items()
+    if '/mu/' in path
+  }
   assert moments == params
   return params
 
 
 def test_parameters_are_split_by_the_table():
-  biased = dict(biases=('qkv', 'out', 'ffn'),
-                attention=sj.AttentionSpec(kv_bias=sj.KVBias()))
+  biased = dict(biases=('qkv', 'out', 'ffn'), attention=sj.AttentionSpec(kv_bias=sj.KVBias()))
   specs = layout(abstract(1, 2, 4), **biased)
   for rule in (Muon(), OrthoAdam()):
     assert layout(abstract(1, 2, 4), rule, **biased) == specs
@@ -62,14 +76,21 @@ def test_parameters_are_split_by_the_table():
   shared = sj.AttentionSpec(kv_bias=sj.KBias(shared=True))
   assert layout(abstract(1, 1, 4), attention=shared)['blocks/attention/kv_bias_key'] == ()
   for heads, expected in (
-      (dict(kv_bias=sj.SinkLogit()), {'kv_bias_logit': (None, 'tensor')}),
-      (dict(temperature=sj.LogLength(), value=sj.ValueScale()),
-       dict.fromkeys(('temperature_scale', 'value_scale'), (None, 'tensor'))),
-      (dict(head=sj.ElementGate(opening=0.25)),
-       {'head_kernel': (None, 'fsdp', 'tensor'), 'head_bias': (None, 'tensor')}),
-      (dict(head=sj.HeadNorm()), {'head_gain': (None, 'fsdp')}),
-      (dict(qk_norm=sj.ProjectionQKNorm()), dict.fromkeys(
-          ('qk_norm_query_gain', 'qk_norm_key_gain'), (None, 'tensor', 'fsdp')))):
+    (dict(kv_bias=sj.SinkLogit()), {'kv_bias_logit': (None, 'tensor')}),
+    (
+      dict(temperature=sj.LogLength(), value=sj.ValueScale()),
+      dict.fromkeys(('temperature_scale', 'value_scale'), (None, 'tensor')),
+    ),
+    (
+      dict(head=sj.ElementGate(opening=0.25)),
+      {'head_kernel': (None, 'fsdp', 'tensor'), 'head_bias': (None, 'tensor')},
+    ),
+    (dict(head=sj.HeadNorm()), {'head_gain': (None, 'fsdp')}),
+    (
+      dict(qk_norm=sj.ProjectionQKNorm()),
+      dict.fromkeys(('qk_norm_query_gain', 'qk_norm_key_gain'), (None, 'tensor', 'fsdp')),
+    ),
+  ):
     specs = layout(abstract(1, 2, 4), attention=sj.AttentionSpec(**heads))
     assert {name: specs[f'blocks/attention/{name}'] for name in expected} == expected
   logits = layout(abstract(1, 3, 1), attention=sj.AttentionSpec(kv_bias=sj.SinkLogit()))
@@ -78,6 +99,7 @@ def test_parameters_are_split_by_the_table():
 
 def test_imported_layers_keep_their_layout():
   from sink_jax.models.config import Experts, Layer, Mamba
+
   pattern = Layer(experts=Experts(4, 2)), Layer(mamba=Mamba(64, 4, 4, 4)), Layer()
   split, whole = (layout(abstract(1, 2, n), pattern=pattern) for n in (4, 1))
   same = lambda path: 'mamba' in path or 'layer0/ffn' in path
@@ -86,14 +108,21 @@ def test_imported_layers_keep_their_layout():
   assert not any('tensor' in spec for spec in whole.values())
 
 
-@pytest.mark.parametrize('devices, changes, message', [
-    (8, dict(model__heads=6, mesh__tensor=4),
-     r'mesh.tensor = 4 does not divide model.heads = 6: .* mesh.tensor = 2'),
+@pytest.mark.parametrize(
+  'devices, changes, message',
+  [
+    (
+      8,
+      dict(model__heads=6, mesh__tensor=4),
+      r'mesh.tensor = 4 does not divide model.heads = 6: .* mesh.tensor = 2',
+    ),
     (8, dict(model__kv_heads=2, mesh__tensor=4), r'model.kv_heads = 2: .* mesh.tensor = 2'),
     (8, dict(model__ffn_hidden=50, mesh__tensor=4), r'model.ffn_hidden = 50: .* mesh.tensor = 2'),
     (32, dict(mesh__tensor=4, mesh__fsdp=2), None),  # a batch of 8 for 8 groups
     (32, dict(mesh__tensor=2), 'mesh.fsdp = 16 must divide .* batch_size = 16'),
-    (32, dict(mesh__tensor=5), 'mesh.tensor = 5 do not fit 32 devices')])
+    (32, dict(mesh__tensor=5), 'mesh.tensor = 5 do not fit 32 devices'),
+  ],
+)
 def test_what_does_not_divide_is_refused(devices, changes, message, monkeypatch):
   config = dict(model__heads=8, model__d_model=48, model__ffn_hidden=64, model__vocab_size=11)
   monkeypatch.setattr(jax, 'device_count', lambda: devices)

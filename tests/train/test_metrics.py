@@ -17,8 +17,8 @@ def shown(files):
   points = {}
   for data in files:
     while data:
-      size, = struct.unpack_from('<Q', data)
-      event, data = Event.FromString(data[12:12 + size]), data[16 + size:]
+      (size,) = struct.unpack_from('<Q', data)
+      event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
       if event.HasField('session_log') and event.session_log.status == SessionLog.START:
         points = {tag: [s for s in steps if s < event.step] for tag, steps in points.items()}
       for value in event.summary.value:
@@ -40,9 +40,13 @@ def begin(workdir, start, steps):
   return metrics
 
 
-@pytest.mark.parametrize('starts, steps', [
+@pytest.mark.parametrize(
+  'starts, steps',
+  [
     ([(0, [0, 1, 2]), (0, [0, 1])], [0, 1]),  # killed before its first checkpoint
-    ([(0, [0, 1, 2, 3]), (2, [3, 4]), (4, [5])], [0, 1, 2, 3, 4, 5])])
+    ([(0, [0, 1, 2, 3]), (2, [3, 4]), (4, [5])], [0, 1, 2, 3, 4, 5]),
+  ],
+)
 def test_a_resumed_run_shows_every_step_once(tmp_path, starts, steps):
   for start, written in starts:  # starts in the same second need separate files
     with open(tmp_path / 'metrics.jsonl', 'a') as file:
@@ -80,7 +84,14 @@ def test_weights_and_biases_gets_the_same_points(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', Wandb)
   metrics = Metrics(tmp_path, 'sinks', {'steps': 3})
   metrics.resume(0)
-  others = {'words': 'x', 'list': [1.0], 'nan': float('nan'), 'inf': float('inf'), 'none': None, 'table': {}}
+  others = {
+    'words': 'x',
+    'list': [1.0],
+    'nan': float('nan'),
+    'inf': float('inf'),
+    'none': None,
+    'table': {},
+  }
   metrics.write('train', 1, {'loss': 1.0} | others)  # plots need finite numbers
   metrics.close()
   assert board(tmp_path) == {'train/loss': [1]}

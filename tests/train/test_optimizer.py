@@ -11,7 +11,15 @@ from sink_jax.component import from_string
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.sizes import parameter_shapes, sized
 from sink_jax.train.optimizer import (
-    AdamW, Muon, OptimizerConfig, OrthoAdam, Sgd, UpdateRule, learning_rate, make_optimizer)
+  AdamW,
+  Muon,
+  OptimizerConfig,
+  OrthoAdam,
+  Sgd,
+  UpdateRule,
+  learning_rate,
+  make_optimizer,
+)
 
 
 def adam_directions(rule, gradients):
@@ -35,8 +43,9 @@ def muon_directions(rule, gradients):
   m = 0
   for t, g in enumerate(gradients, 1):
     m = rule.momentum * m + (1 - rule.momentum) * g
-    nesterov = (rule.momentum * m / (1 - rule.momentum**(t + 1))
-                + (1 - rule.momentum) * g / (1 - rule.momentum**t))
+    nesterov = rule.momentum * m / (1 - rule.momentum ** (t + 1)) + (1 - rule.momentum) * g / (
+      1 - rule.momentum**t
+    )
     direction = np.empty_like(nesterov)
     for index in np.ndindex(g.shape[:-2]):
       x = nesterov[index]
@@ -45,8 +54,9 @@ def muon_directions(rule, gradients):
         a = x @ x.T
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
       rows, columns = x.shape
-      direction[index] = x * (max(1, columns / rows)**0.5 if rule.rms is None
-                              else rule.rms * max(rows, columns)**0.5)
+      direction[index] = x * (
+        max(1, columns / rows) ** 0.5 if rule.rms is None else rule.rms * max(rows, columns) ** 0.5
+      )
     yield direction
 
 
@@ -69,20 +79,36 @@ def draws(count, *shape):
   return [rng.standard_normal(shape) for _ in range(count)]
 
 
-@pytest.mark.parametrize('rule', [
-    AdamW(), AdamW(b1=0.8, b2=0.9, eps=1e-3), Sgd(), Sgd(momentum=0.5), Muon(),
-    Muon(momentum=0.8, rms=None, b1=0.8, b2=0.9, eps=1e-6), OrthoAdam(),
-    OrthoAdam(b1=0.8, b2=0.9, eps=1e-6, seed=3)], ids=str)
+@pytest.mark.parametrize(
+  'rule',
+  [
+    AdamW(),
+    AdamW(b1=0.8, b2=0.9, eps=1e-3),
+    Sgd(),
+    Sgd(momentum=0.5),
+    Muon(),
+    Muon(momentum=0.8, rms=None, b1=0.8, b2=0.9, eps=1e-6),
+    OrthoAdam(),
+    OrthoAdam(b1=0.8, b2=0.9, eps=1e-6, seed=3),
+  ],
+  ids=str,
+)
 def test_three_updates_are_those_of_the_formula(rule):
   """Includes clipping by the norm of all gradients, and decoupled weight decay as in torch.optim.AdamW."""
   shapes = {'wide': (2, 3, 5), 'tall': (2, 5, 3), 'gain': (2, 4)}
   # Needs float64, because Newton-Schulz magnifies roundings along small singular values 480 times.
   with jax.enable_x64(True):
-    tree = lambda leaves: {'blocks': {
-        name: {'gain' if name == 'gain' else 'kernel': x} for name, x in leaves.items()}}
+    tree = lambda leaves: {
+      'blocks': {name: {'gain' if name == 'gain' else 'kernel': x} for name, x in leaves.items()}
+    }
     steps = {name: draws(3, *shape) for name, shape in shapes.items()}
-    clipped = {name: [g * min(1, 6 / np.sqrt(sum((x[t]**2).sum() for x in steps.values())))
-                      for t, g in enumerate(gradients)] for name, gradients in steps.items()}
+    clipped = {
+      name: [
+        g * min(1, 6 / np.sqrt(sum((x[t] ** 2).sum() for x in steps.values())))
+        for t, g in enumerate(gradients)
+      ]
+      for name, gradients in steps.items()
+    }
     config = OptimizerConfig(rule=rule, learning_rate=0.1, weight_decay=0.3, clip=6.0)
     p = tree({name: draws(4, *shape)[3] for name, shape in shapes.items()})
     optimizer = make_optimizer(config, 0.1)
@@ -90,8 +116,10 @@ def test_three_updates_are_those_of_the_formula(rule):
     expected = dict(p['blocks'])
     if isinstance(rule, OrthoAdam):
       rotations = state[1].rotations['blocks']
-      directions = {name: ortho_adam_directions(rule, g, next(iter(rotations[name].values())))
-                    for name, g in clipped.items()}
+      directions = {
+        name: ortho_adam_directions(rule, g, next(iter(rotations[name].values())))
+        for name, g in clipped.items()
+      }
     else:
       formula = {AdamW: adam_directions, Sgd: sgd_directions, Muon: muon_directions}[type(rule)]
       of = lambda name: adam_directions if isinstance(rule, Muon) and name == 'gain' else formula
@@ -102,23 +130,35 @@ def test_three_updates_are_those_of_the_formula(rule):
       for name in shapes:
         [(leaf, before)] = expected[name].items()
         expected[name] = {leaf: before * (1 - 0.1 * 0.3) - 0.1 * directions[name][t]}
-        np.testing.assert_allclose(p['blocks'][name][leaf], expected[name][leaf], rtol=1e-6,
-                                   atol=1e-9)
+        np.testing.assert_allclose(
+          p['blocks'][name][leaf], expected[name][leaf], rtol=1e-6, atol=1e-9
+        )
 
 
 def paths(tree):
-  return {jax.tree_util.keystr(path, simple=True, separator='.')
-          for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='.')
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+  }
 
 
 def test_muon_takes_the_matrices_of_hidden_layers():
-  shapes = parameter_shapes(sized(
-      'tiny', vocab_size=10, embedding_dim=8, biases=('qkv', 'ffn'), norm='layernorm',
+  shapes = parameter_shapes(
+    sized(
+      'tiny',
+      vocab_size=10,
+      embedding_dim=8,
+      biases=('qkv', 'ffn'),
+      norm='layernorm',
       pattern=(Layer(experts=Experts(4, 2)), Layer(mamba=Mamba(32, 4, 4, 4))),
-      attention=sj.AttentionSpec('Exp()', 'RowSum()', 'Mlp()', kv_bias='KBias()')))
+      attention=sj.AttentionSpec('Exp()', 'RowSum()', 'Mlp()', kv_bias='KBias()'),
+    )
+  )
   state = jax.eval_shape(make_optimizer(OptimizerConfig(rule=Muon()), 0.1).init, shapes)
-  parts = {name: {path.partition('.mu.')[2] for path in paths(state) if f'.{name}.' in path} - {''}
-           for name in ('muon', 'adamw')}
+  parts = {
+    name: {path.partition('.mu.')[2] for path in paths(state) if f'.{name}.' in path} - {''}
+    for name in ('muon', 'adamw')
+  }
   assert parts['muon'] | parts['adamw'] == paths(shapes)
   kernels = {path for path in paths(shapes) if path.endswith('.kernel')}
   assert {'unembed.kernel', 'blocks.layer1.mamba.conv.kernel'} == kernels & parts['adamw']
@@ -132,9 +172,14 @@ def test_rotations_are_of_a_seed_a_path_and_a_layer():
 
   w = {'w': jnp.ones((2, 3, 4))}
   first, same, more, other = (
-      rotations(rule, {'blocks': w, **rest}) for rule, rest in (
-          (OrthoAdam(), {}), (OrthoAdam(b1=0.5, longest=4), {}), (OrthoAdam(), {'embed': w['w']}),
-          (OrthoAdam(seed=1), {})))
+    rotations(rule, {'blocks': w, **rest})
+    for rule, rest in (
+      (OrthoAdam(), {}),
+      (OrthoAdam(b1=0.5, longest=4), {}),
+      (OrthoAdam(), {'embed': w['w']}),
+      (OrthoAdam(seed=1), {}),
+    )
+  )
   for kept in (same, more):
     jax.tree.map(np.testing.assert_array_equal, kept['blocks'], first['blocks'])
   distance = lambda a, b: float(jnp.abs(a - b).max())
@@ -147,19 +192,34 @@ def test_rotations_are_of_a_seed_a_path_and_a_layer():
   assert set(rotations(OrthoAdam(longest=3), {'blocks': w})['blocks']['w']) == {'rows'}
 
 
-@pytest.mark.parametrize('text, words', [
-    ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'), ('AdamW(b1=1.0)', 'b[12] must be in'),
-    ('AdamW(eps=0.0)', 'eps must be > 0'), ('Sgd(momentum=1.0)', 'momentum must be in'),
-    ('Muon(rms=0.0)', 'rms must be > 0, or None')])
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ('Adam()', 'Choices: .*AdamW.*Muon.*OrthoAdam.*Sgd'),
+    ('AdamW(b1=1.0)', 'b[12] must be in'),
+    ('AdamW(eps=0.0)', 'eps must be > 0'),
+    ('Sgd(momentum=1.0)', 'momentum must be in'),
+    ('Muon(rms=0.0)', 'rms must be > 0, or None'),
+  ],
+)
 def test_bad_rules_are_explained(text, words):
   with pytest.raises(ValueError, match=words):
     from_string(UpdateRule, text)
 
 
 def test_decay_on_matrices_spares_embeddings_gains_and_biases():
-  config = sized('tiny', vocab_size=10, attention=sj.AttentionSpec(
-      'Exp()', 'RowSum()', 'Mlp()', 'Learned(max_length=8)', kv_bias='KBias()',
-      head='HeadGate(opening=0.25)'))
+  config = sized(
+    'tiny',
+    vocab_size=10,
+    attention=sj.AttentionSpec(
+      'Exp()',
+      'RowSum()',
+      'Mlp()',
+      'Learned(max_length=8)',
+      kv_bias='KBias()',
+      head='HeadGate(opening=0.25)',
+    ),
+  )
   ones = jax.tree.map(lambda x: jnp.ones(x.shape), parameter_shapes(config))
   zero = jax.tree.map(jnp.zeros_like, ones)
   decayed = {}
@@ -171,20 +231,40 @@ def test_decay_on_matrices_spares_embeddings_gains_and_biases():
   everything = paths(ones)
   assert decayed['all'] == everything
   assert everything - decayed['matrices'] == {
-      'embed', 'positions', 'final_norm.gain', 'blocks.norm1.gain', 'blocks.norm2.gain',
-      'blocks.attention.kv_bias_key', 'blocks.attention.head_bias'}
+    'embed',
+    'positions',
+    'final_norm.gain',
+    'blocks.norm1.gain',
+    'blocks.norm2.gain',
+    'blocks.attention.kv_bias_key',
+    'blocks.attention.head_bias',
+  }
 
 
-@pytest.mark.parametrize('options', [
-    {}, dict(schedule='constant'), dict(schedule='constant', warmup_steps=0),
-    dict(warmup_steps=5, final_fraction=0.0), dict(warmup_steps=1, learning_rate=0.02)])
+@pytest.mark.parametrize(
+  'options',
+  [
+    {},
+    dict(schedule='constant'),
+    dict(schedule='constant', warmup_steps=0),
+    dict(warmup_steps=5, final_fraction=0.0),
+    dict(warmup_steps=1, learning_rate=0.02),
+  ],
+)
 def test_the_schedule_is_optax_s(options):
   config, steps = OptimizerConfig(**options), 120
   peak, warmup = config.learning_rate, config.warmup_steps
-  after = (optax.constant_schedule(peak) if config.schedule == 'constant' else
-           optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction))
+  after = (
+    optax.constant_schedule(peak)
+    if config.schedule == 'constant'
+    else optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction)
+  )
   warm = optax.linear_schedule(peak / max(1, warmup), peak, max(1, warmup - 1))
   theirs = optax.join_schedules([warm, after], [warmup]) if warmup else after
   # Optax computes this in float32.
-  np.testing.assert_allclose([learning_rate(config, steps, s) for s in range(steps)],
-                             [float(theirs(s)) for s in range(steps)], rtol=1e-5, atol=1e-9)
+  np.testing.assert_allclose(
+    [learning_rate(config, steps, s) for s in range(steps)],
+    [float(theirs(s)) for s in range(steps)],
+    rtol=1e-5,
+    atol=1e-9,
+  )

@@ -114,8 +114,9 @@ def test_runs_with_a_component_of_ones_own_are_resumed_swept_and_read(tmp_path):
   file.write_text(VARIANT)
   one, two = root / 'one', root / 'two'
   python = lambda *words: runs.run_python(*words, SINK_JAX_CACHE=str(tmp_path / 'cache'))
-  sweep = lambda processes: python('-m', 'sink_jax', 'sweep', f'--config={file}',
-                                   f'--workdir={root}', f'--processes={processes}')
+  sweep = lambda processes: python(
+    '-m', 'sink_jax', 'sweep', f'--config={file}', f'--workdir={root}', f'--processes={processes}'
+  )
   assert sweep(2) == 'one: done\ntwo: done\n'
   rows, written = runs.rows(one), (two / 'status.json').stat().st_mtime_ns
   # As if killed after step 4 of a trial, which is resumed; the other one is not trained again.

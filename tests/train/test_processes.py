@@ -88,9 +88,13 @@ def test_a_dead_process_ends_the_job_and_only_unsaved_steps_are_lost(tmp_path):
   assert sj.load_run(tmp_path).step == saved_steps(tmp_path)[0] >= 4  # step 8 was being saved
 
 
-@pytest.mark.parametrize('seeds, words', [
+@pytest.mark.parametrize(
+  'seeds, words',
+  [
     ((0, 1), ['Process 1 has another config'] * 2),
-    pytest.param((0, -1), ['process 1: seed must be', 'seed must be'], marks=pytest.mark.full)])
+    pytest.param((0, -1), ['process 1: seed must be', 'seed must be'], marks=pytest.mark.full),
+  ],
+)
 def test_what_one_process_cannot_begin_ends_all(tmp_path, seeds, words):
   port = runs.free_port()
   job = [runs.start(tmp_path / 'run', job=(port, 2, i), seed=seed) for i, seed in enumerate(seeds)]
@@ -99,9 +103,13 @@ def test_what_one_process_cannot_begin_ends_all(tmp_path, seeds, words):
   assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize('settings', [
+@pytest.mark.parametrize(
+  'settings',
+  [
     dict(JAX_NUM_PROCESSES='2'),
-    dict(JAX_COORDINATOR_ADDRESS='a', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='0')])
+    dict(JAX_COORDINATOR_ADDRESS='a', JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='0'),
+  ],
+)
 def test_settings_of_a_job_that_are_wrong_are_refused(settings, monkeypatch):
   for name, value in settings.items():
     monkeypatch.setenv(name, value)

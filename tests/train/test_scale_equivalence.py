@@ -1,8 +1,8 @@
 """Scaling the normalisation equals scaling W_O or W_V and how they learn (Equations 29 to 42).
 
-Take a model whose rows of attention sum to alpha, and a second model with an output projection (or value
-projection) that starts alpha times as large. If only this projection has a different learning rate, eps
-and weight decay, both are the same model at every step: W_hat = alpha W.
+Take a model whose rows of attention sum to alpha, and a second model with an output projection (or
+value projection) that starts alpha times as large. If only this projection has a different learning
+rate, eps and weight decay, both are the same model at every step: W_hat = alpha W.
 """
 
 import functools
@@ -19,12 +19,19 @@ from sink_jax.train.loss import summed_loss
 from tests.random_params import random_params
 
 STEPS, BATCH, LENGTH = 8, 4, 10
-TINY = dict(layers=2, d_model=16, heads=4, ffn_hidden=24, vocab_size=11, dtype='float32',
-            implementation='reference')  # the fastest to compile
+TINY = dict(
+  layers=2,
+  d_model=16,
+  heads=4,
+  ffn_hidden=24,
+  vocab_size=11,
+  dtype='float32',
+  implementation='reference',
+)  # the fastest to compile
 RATE = {'sgd': 0.3, 'adamw': 0.01}
 EPS, DECAY = 1e-2, 0.3  # gradients of W_O are 0.02 on average, so eps matters
-# A weight of 0.7 rounds by 6e-8 of itself in each of 8 steps, and moves by 0.07 in all. That is an error of
-# up to 5e-6 of the movement, and as much again where the gradients round.
+# A weight of 0.7 rounds by 6e-8 of itself in each of 8 steps, and moves by 0.07 in all. That is an
+# error of up to 5e-6 of the movement, and as much again where the gradients round.
 LOSS, WEIGHTS = 1e-6, 3e-5
 
 
@@ -49,8 +56,9 @@ def trajectory(config, kind, params, own):
     params, memory = state
     ones = jnp.ones((BATCH, LENGTH))
     batch = Batch(tokens[:, :-1], tokens[:, 1:], ones)
-    loss, grads = jax.value_and_grad(
-        lambda p: summed_loss(config, p, batch, ones) / ones.size)(params)
+    loss, grads = jax.value_and_grad(lambda p: summed_loss(config, p, batch, ones) / ones.size)(
+      params
+    )
     updates, memory = groups.update(grads, memory, params)
     return (optax.apply_updates(params, updates), memory), loss
 
@@ -64,17 +72,25 @@ def pair(kind, name, alpha, own):
   config, scaled = (sj.ModelConfig(**TINY, attention=spec(s)) for s in (1.0, alpha))
   params = random_params(config)
   attention = params['blocks']['attention']
-  larger = params | {'blocks': params['blocks'] | {'attention': attention | {
-      name: {'kernel': alpha * attention[name]['kernel']}}}}
+  larger = params | {
+    'blocks': params['blocks']
+    | {'attention': attention | {name: {'kernel': alpha * attention[name]['kernel']}}}
+  }
   same = dict.fromkeys(('out', 'value', 'rest'), (RATE[kind], EPS, DECAY))
   wanted, last = trajectory(scaled, kind, params, same)
   losses, changed = trajectory(config, kind, larger, same | {name: own})
   assert len(losses) == STEPS and np.ptp(losses) > 0.1  # it trains
   scale = jax.tree.map(jnp.ones_like, params)  # alpha for the projection, one for the rest
   scale['blocks']['attention'][name]['kernel'] *= alpha
-  off = jax.tree.map(lambda a, start, end, own: float(
-      jnp.abs(a - own * end).max() / jnp.abs(own * (end - start)).max()),
-                     changed, params, last, scale)
+  off = jax.tree.map(
+    lambda a, start, end, own: float(
+      jnp.abs(a - own * end).max() / jnp.abs(own * (end - start)).max()
+    ),
+    changed,
+    params,
+    last,
+    scale,
+  )
   return np.abs(losses / wanted - 1).max(), max(jax.tree.leaves(off))
 
 
@@ -94,8 +110,7 @@ def test_a_scale_is_another_start_and_learning_rate(name, kind, alpha):
   assert loss < LOSS and weights < WEIGHTS
 
 
-@pytest.mark.parametrize('kind, kept', [
-    ('sgd', 0), ('adamw', 0), ('adamw', 1), ('adamw', 2)])
+@pytest.mark.parametrize('kind, kept', [('sgd', 0), ('adamw', 0), ('adamw', 1), ('adamw', 2)])
 @pytest.mark.parametrize('name', ['out', 'value'])
 def test_each_part_of_it_is_needed(name, kind, kept):
   # kept: which of learning rate, eps and weight decay stays at the value of the rest.

@@ -21,8 +21,9 @@ from tests.train.runs import run_python
 
 
 def small_model(**options):
-  return sj.ModelConfig(**dict(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11,
-                               dtype='float32') | options)
+  return sj.ModelConfig(
+    **dict(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32') | options
+  )
 
 
 def batch(size=8, length=12, seed=0):
@@ -54,8 +55,9 @@ def test_runs_that_differ_in_seed_or_learning_rate_share_a_program():
     state = init_state(config, OptimizerConfig(), seed, mesh)
     params = jax.tree.map(np.asarray, state.params)
     new, _ = shared(state, batch(), rate)
-    moved = any(np.any(a != b) for a, b in zip(jax.tree.leaves(params),
-                                               jax.tree.leaves(new.params)))
+    moved = any(
+      np.any(a != b) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(new.params))
+    )
     assert moved == (rate > 0)
   assert shared._cache_size() <= before + 1
 
@@ -68,11 +70,13 @@ def test_cross_entropy_in_chunks(logits):  # chunks of all 7 positions, of 4 (pa
   p = np.exp(h @ kernel) / np.exp(h @ kernel).sum(-1, keepdims=True)
   nats = -np.log(np.take_along_axis(p, targets[..., None], -1))[..., 0]
   inputs = [jnp.asarray(x, jnp.float32) for x in (h, kernel)]
-  value, (dh, dkernel) = jax.value_and_grad(lambda h, k: 2 * loss.cross_entropy(
-      h, k, targets, jnp.asarray(weights), logits), argnums=(0, 1))(*inputs)
+  value, (dh, dkernel) = jax.value_and_grad(
+    lambda h, k: 2 * loss.cross_entropy(h, k, targets, jnp.asarray(weights), logits), argnums=(0, 1)
+  )(*inputs)
   dlogits = 2 * (p - np.eye(11)[targets]) * weights[..., None]
-  np.testing.assert_allclose(loss.cross_entropy(*inputs, targets, weights, logits),
-                             (nats * weights).sum(), rtol=1e-5)
+  np.testing.assert_allclose(
+    loss.cross_entropy(*inputs, targets, weights, logits), (nats * weights).sum(), rtol=1e-5
+  )
   np.testing.assert_allclose(value, 2 * (nats * weights).sum(), rtol=1e-5)
   np.testing.assert_allclose(dh, dlogits @ kernel.T, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(dkernel, np.einsum('btd,btv->dv', h, dlogits), rtol=1e-4, atol=1e-5)
@@ -81,32 +85,47 @@ def test_cross_entropy_in_chunks(logits):  # chunks of all 7 positions, of 4 (pa
 def test_the_loss_needs_no_logits_of_all_positions():
   h, kernel = jnp.zeros((8, 1024, 8)), jnp.zeros((8, 50432))
   targets, weights = jnp.zeros((8, 1024), jnp.int32), jnp.ones((8, 1024))
-  size = lambda f: jax.jit(jax.grad(f, argnums=(0, 1))).lower(
-      h, kernel, targets, weights).compile().memory_analysis().temp_size_in_bytes
+  size = lambda f: (
+    jax.jit(jax.grad(f, argnums=(0, 1)))
+    .lower(h, kernel, targets, weights)
+    .compile()
+    .memory_analysis()
+    .temp_size_in_bytes
+  )
   all_logits = 8 * 1024 * 50432 * 4
   assert size(plain_cross_entropy) > all_logits  # this test can detect full logits
   assert size(loss.cross_entropy) < all_logits
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize('options', [
-    dict(tied=True), dict(embedding_dim=6, tied=True), dict(biases=('out', 'ffn', 'unembed')),
-    dict(tied=True, logit_cap=1.5, norm_location='after')],
-    ids=str)
+@pytest.mark.parametrize(
+  'options',
+  [
+    dict(tied=True),
+    dict(embedding_dim=6, tied=True),
+    dict(biases=('out', 'ffn', 'unembed')),
+    dict(tied=True, logit_cap=1.5, norm_location='after'),
+  ],
+  ids=str,
+)
 def test_gradients_of_every_unembedding(options):
   config = small_model(attention=sj.AttentionSpec(position=sj.Nope()), **options)
   params, data = random_params(config), batch(2, 5)
-  ours = functools.partial(loss.summed_loss, config, batch=data, weights_BxT=data.weights,
-                           logits=22)
+  ours = functools.partial(
+    loss.summed_loss, config, batch=data, weights_BxT=data.weights, logits=22
+  )
   grads = jax.grad(lambda p: ours(params=p))(params)
   # Compare with the definition, through logits of all positions, and JAX's derivatives of it.
   dense = lambda p: plain_cross_entropy(
-      Transformer(config).apply({'params': p}, data.tokens), jnp.eye(11), data.targets,
-      data.weights)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max()),
-               grads, jax.grad(dense)(params))
-  # Compare with finite differences of a NumPy float64 model, in a direction of all parameters and in one of
-  # only the table.
+    Transformer(config).apply({'params': p}, data.tokens), jnp.eye(11), data.targets, data.weights
+  )
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max()),
+    grads,
+    jax.grad(dense)(params),
+  )
+  # Compare with finite differences of a NumPy float64 model, in a direction of all parameters and
+  # in one of only the table.
   rng = np.random.default_rng(3)
 
   def numpy_loss(p):
@@ -117,8 +136,10 @@ def test_gradients_of_every_unembedding(options):
 
   for names in (params.keys(), ['embed']):
     params64 = jax.tree.map(np.float64, params)
-    direction = {name: jax.tree.map(lambda x: rng.standard_normal(x.shape) * (name in names), p)
-                 for name, p in params64.items()}
+    direction = {
+      name: jax.tree.map(lambda x: rng.standard_normal(x.shape) * (name in names), p)
+      for name, p in params64.items()
+    }
     at = lambda step: numpy_loss(jax.tree.map(lambda x, d: x + step * d, params64, direction))
     slope = (at(1e-5) - at(-1e-5)) / 2e-5
     found = sum(jax.tree.leaves(jax.tree.map(lambda g, d: float(np.sum(g * d)), grads, direction)))
@@ -131,14 +152,15 @@ def test_squared_error():
   params = init_params(config, 0)
   data = Batch(*(rng.standard_normal(s).astype(np.float32) for s in ((2, 4, 5), (2, 4, 3), (2, 4))))
   outputs = sj.Run(config, params).logits(data.tokens)
-  expected = (((outputs - data.targets)**2).sum(-1) * data.weights).sum()
+  expected = (((outputs - data.targets) ** 2).sum(-1) * data.weights).sum()
   assert loss.summed_loss(config, params, data, data.weights) == pytest.approx(float(expected))
 
 
 def test_a_prefix_of_p_drops_the_first_p_minus_1_targets():
   ones = jnp.ones((2, 6))
-  weights = lambda mask, **options: training_weights(ones, small_model(
-      attention=sj.AttentionSpec(mask=mask), **options))
+  weights = lambda mask, **options: training_weights(
+    ones, small_model(attention=sj.AttentionSpec(mask=mask), **options)
+  )
   kept = weights(sj.Prefix(length=4))
   np.testing.assert_array_equal(kept[0], [0, 0, 0, 1, 1, 1])  # x_5 is the first target
   np.testing.assert_array_equal(weights(sj.Prefix(length=4), sink_tokens=1)[0], [0, 0, 1, 1, 1, 1])
@@ -151,9 +173,14 @@ def test_singular_vectors_follow_their_kernels():
   optimizer = OptimizerConfig(learning_rate=3e-4, weight_decay=1.0)
   state = init_state(config, optimizer, 0, mesh)
   train = make_train_step(config, optimizer, mesh)
-  layers = lambda params: [params['blocks'][room][name] for room, names in (
-      ('attention', ('query', 'key', 'value', 'out')), ('ffn', ('w1', 'w2', 'w_out')))
-      for name in names]
+  layers = lambda params: [
+    params['blocks'][room][name]
+    for room, names in (
+      ('attention', ('query', 'key', 'value', 'out')),
+      ('ffn', ('w1', 'w2', 'w_out')),
+    )
+    for name in names
+  ]
   first = jax.tree.map(np.array, layers(state.params))
   for seed in range(50):
     state, metrics = train(state, batch(seed=seed), optimizer.learning_rate)
@@ -162,7 +189,8 @@ def test_singular_vectors_follow_their_kernels():
     assert np.all(old['gamma'] == 1) and np.all(new['gamma'] != 1)
     for layer, kernel in enumerate(new['kernel'].astype(np.float64)):
       error = lambda own: abs(
-          np.linalg.norm(own['singular'][layer] @ kernel) / np.linalg.norm(kernel, 2) - 1)
+        np.linalg.norm(own['singular'][layer] @ kernel) / np.linalg.norm(kernel, 2) - 1
+      )
       errors.append(error(new))
       stale.append(error(old))
       assert np.linalg.norm(new['singular'][layer]) == pytest.approx(1, rel=1e-6)
@@ -172,8 +200,8 @@ def test_singular_vectors_follow_their_kernels():
 
 @pytest.mark.parametrize('microbatches', [2, 8])
 def test_microbatches_change_nothing(microbatches):
-  # The weights differ between sequences, so that a mean of means would be wrong. The rule is SGD, because
-  # Adam's first step is the sign of the gradient, which magnifies rounding near zero.
+  # The weights differ between sequences, so that a mean of means would be wrong. The rule is SGD,
+  # because Adam's first step is the sign of the gradient, which magnifies rounding near zero.
   whole, parts = (step(small_model(), batch(), m, rule=Sgd()) for m in (1, microbatches))
   for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -181,10 +209,17 @@ def test_microbatches_change_nothing(microbatches):
 
 def test_gradients_are_rounded_as_asked_on_one_device_too():
   # At rate 1, from parameters near 0, SGD without clipping moves by the gradient.
-  given = init_state(small_model(), OptimizerConfig(), 0, make_mesh()).params['blocks']['ffn']['w1']['kernel']
+  given = init_state(small_model(), OptimizerConfig(), 0, make_mesh()).params['blocks']['ffn'][
+    'w1'
+  ]['kernel']
   options = dict(rule=Sgd(), learning_rate=1.0, weight_decay=0.0, clip=0.0)
-  exact, rounded = (given - step(small_model(), batch(), gradient_dtype=dtype, **options)[0].params[
-      'blocks']['ffn']['w1']['kernel'] for dtype in ('float32', 'bfloat16'))
+  exact, rounded = (
+    given
+    - step(small_model(), batch(), gradient_dtype=dtype, **options)[0].params['blocks']['ffn'][
+      'w1'
+    ]['kernel']
+    for dtype in ('float32', 'bfloat16')
+  )
   np.testing.assert_allclose(rounded, rounded.astype(jnp.bfloat16).astype(jnp.float32), atol=1e-7)
   np.testing.assert_allclose(rounded, exact, rtol=2**-8, atol=1e-7)
   assert np.abs(rounded - exact).max() > 1e-6
@@ -193,10 +228,14 @@ def test_gradients_are_rounded_as_asked_on_one_device_too():
 def test_a_golden_step():
   # Guards the complete step, including initialisation, against unnoticed changes.
   state, metrics = step(small_model(), batch())
-  numbers = [float(metrics['loss']), float(metrics['grad_norm']),
-             float(sum(jnp.abs(x).sum() for x in jax.tree.leaves(state.params)))]
+  numbers = [
+    float(metrics['loss']),
+    float(metrics['grad_norm']),
+    float(sum(jnp.abs(x).sum() for x in jax.tree.leaves(state.params))),
+  ]
   np.testing.assert_allclose(
-      numbers, [2.5172600746154785, 0.5337172150611877, 762.8805541992188], rtol=1e-5)
+    numbers, [2.5172600746154785, 0.5337172150611877, 762.8805541992188], rtol=1e-5
+  )
 
 
 SHARDED = """

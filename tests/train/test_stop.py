@@ -50,7 +50,10 @@ def test_what_was_ignored_stays_ignored(number):
 
 
 def test_the_second_interrupt_ends_and_other_signals_do_not_count():
-  with pytest.raises(Unsaved, match='second Ctrl-C.*the same command resumes'), StopHandler() as stop:
+  with (
+    pytest.raises(Unsaved, match='second Ctrl-C.*the same command resumes'),
+    StopHandler() as stop,
+  ):
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
       signal.raise_signal(number)
     assert stop.asked
@@ -63,9 +66,19 @@ def test_an_interrupt_while_preparing_is_one_line(tmp_path, command):
   config = runs.ROOT / 'configs' / ('base.py' if command == 'train' else 'quickstart.py')
   signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup; the process inherits it
   process = subprocess.Popen(
-      [sys.executable, '-m', 'sink_jax', command, f'--config={config}',
-       f'--workdir={tmp_path / "run"}'], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-      env=dict(os.environ, PYTHONPATH=str(runs.ROOT)))
+    [
+      sys.executable,
+      '-m',
+      'sink_jax',
+      command,
+      f'--config={config}',
+      f'--workdir={tmp_path / "run"}',
+    ],
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    env=dict(os.environ, PYTHONPATH=str(runs.ROOT)),
+  )
   status = Path(f'/proc/{process.pid}/status')
   caught = lambda: int(re.search(r'SigCgt:\s*(\w+)', status.read_text())[1], 16)
   runs.wait_for(lambda: caught() >> (signal.SIGTERM - 1) & 1, process)
@@ -73,6 +86,8 @@ def test_an_interrupt_while_preparing_is_one_line(tmp_path, command):
   process.send_signal(signal.SIGINT)
   out, err = process.communicate(timeout=60)
   assert process.returncode == EXIT_SAVED and not out
-  assert err.split('\n')[1:] == ['Stopped; nothing was being trained. The same command continues '
-                                 'from here.', ''], err
+  assert err.split('\n')[1:] == [
+    'Stopped; nothing was being trained. The same command continues from here.',
+    '',
+  ], err
   assert not (tmp_path / 'run').exists()
