@@ -5,8 +5,7 @@ run}}.
     --workdir=runs/desk
 
 Figures 4, 7, 8, 28 and 29 show the course of these runs, and need no further trials. A sweep trains
-in this
-order: first the main results of the paper, last the 1B models.
+in this order: first the main results of the paper, last the 1B models.
 """
 
 from ml_collections import ConfigDict

@@ -76,8 +76,7 @@ def linear(x: jax.Array, kernel_IxO: jax.Array, dtype: DTypeLike | None = None) 
 
   On a CPU the product is taken on rows (n, I). With more axes the gradient of W contracts several:
   XLA's back end for CPUs then transposes the operands first, and takes twice to three times as
-  long. Compiled for TPUs
-  and GPUs, rows cost copies: the layouts of (B, T, I) and of rows differ.
+  long. Compiled for TPUs and GPUs, rows cost copies: the layouts of (B, T, I) and of rows differ.
   """
   if platform() != 'cpu':
     return jnp.einsum('...i,io->...o', x, kernel_IxO, preferred_element_type=dtype)

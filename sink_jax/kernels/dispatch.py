@@ -1,8 +1,7 @@
 """`attend`: one entry to every implementation of attention, and the choice among them.
 
 The choice reads the platform, shapes and the spec; it never tries and catches. A named
-implementation
-runs or raises: a sweep that silently changed kernels would give a wrong table.
+implementation runs or raises: a sweep that silently changed kernels would give a wrong table.
 """
 
 from __future__ import annotations

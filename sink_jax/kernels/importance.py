@@ -1,12 +1,12 @@
 """Importance of every key without a T x T map (Section 3.2).
 
 The definition gives the rows of attention for a block of queries at a time, and each column is
-summed
-over the blocks: O(T) memory at any length.
+summed over the blocks: O(T) memory at any length.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -104,7 +104,22 @@ def streaming_importance(
     length_B = texts.length_S
   for name, x in (('queries', q), ('keys', k)):
     check_entries(name, library(x).isfinite(x), x, 'it must be finite')
-  qk = transform_qk(spec, q, k, params)
+  return _importance(spec, q, k, params, keys=keys, entropy=entropy, length_B=length_B)
+
+
+# One program also for a caller who does not compile: each operation alone would be a program.
+@functools.partial(jax.jit, static_argnames=('spec', 'keys', 'entropy'))
+def _importance(
+  spec: AttentionSpec,
+  q_BxTxHxDh: jax.Array,
+  k_BxTxHkvxDh: jax.Array,
+  params: LayerParams,
+  *,
+  keys: int | None,
+  entropy: bool,
+  length_B: jax.Array | None,
+) -> Importance:
+  qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
   return transformed_importance(spec, qk, params, keys=keys, entropy=entropy, length_B=length_B)
 
 

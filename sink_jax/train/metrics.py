@@ -205,10 +205,8 @@ class Clock:
     """Since the last reading: (tokens per second and MFU, or 'n/a'; seconds of a step by part).
 
     MFU is the share of the datasheet's peak; neither number counts probes and saves. Parts are in
-    seconds per
-    step: `step` on the devices, which includes `data`, the wait for a batch; next to it `probe`
-      (with
-    validation) and `save`.
+    seconds per step: `step` on the devices, which includes `data`, the wait for a batch; next to it
+    `probe` (with validation) and `save`.
     """
     if not self._steps or self._since is None:
       return {'tokens_per_second': 'n/a', 'mfu': 'n/a'}, {}
