@@ -11,10 +11,10 @@ except ImportError:
   if not TYPE_CHECKING:
     from jax import Array
 
-    class Unchecked:
+    class _Unchecked:
       """Stands for the types of jaxtyping: `Float[Array, 'H T']` is any object."""
 
       def __class_getitem__(cls, axes: Any) -> type:
         return object
 
-    Bool = Float = Integer = Real = Shaped = Unchecked
+    Bool = Float = Integer = Real = Shaped = _Unchecked

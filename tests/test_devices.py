@@ -13,6 +13,7 @@ import pytest
 from sink_jax import devices
 from tests.commands import run_here
 from tests.documents import ROOT
+from tests.train.runs import SMALL
 
 # glibc maps blocks of more than 32 MB, and returns them to the kernel at once.
 PROGRAM = """
@@ -74,17 +75,11 @@ def test_a_machine_that_falls_back_to_its_cpu_is_refused(
   try:
     with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext():
       devices.refuse_silent_cpu()
-    code, _, error = run_here(
-      'train',
-      f'--config={ROOT}/configs/quickstart.py:text-softmax',
-      f'--workdir={tmp_path}',
-      '--config.steps=2',
-      '--config.probe.sequences=4',
-      '--config.validation.batches=1',
-    )
-    assert code == bool(words) and ('JAX_PLATFORMS=cpu' if words else ' on 1 x cpu,') in error, (
-      error
-    )
+    options = [f'--config.{key}={value}' for key, value in (SMALL | {'steps': 2}).items()]
+    config = f'--config={ROOT}/configs/base.py'
+    code, _, error = run_here('train', config, f'--workdir={tmp_path}', *options)
+    said = 'JAX_PLATFORMS=cpu' if words else ' on 1 x cpu,'
+    assert code == bool(words) and said in error, error
   finally:
     jax.config.update('jax_platforms', asked)
 

@@ -217,8 +217,29 @@ READ_BY_REPORT = ['config.json', 'status.json', 'data.json', 'metrics.jsonl', 'a
   ],
 )
 def test_a_link_out_of_the_folder_is_refused(planted, tmp_path, sweep_file, name):
-  outside = tmp_path / 'outside/moved'
-  link = planted / name
+  link, outside = linked_out(planted, name, tmp_path / 'outside/moved')
+  with nothing_opened(tmp_path / 'outside'):
+    with pytest.raises(ValueError, match=f'{link} .*link'):
+      sj.load_run(planted)
+    [row] = sj.read_runs(planted.parent).runs.itertuples()
+    _, table, _ = status_of_sweep(planted, sweep_file)
+  assert (row.status == 'unreadable') == (name in READ_BY_REPORT)
+  assert ('not read' in table) == (name in ('status.json', 'metrics.jsonl'))
+
+
+@pytest.mark.parametrize('name', ['status.json', 'checkpoints/4/state', 'evaluation'])
+def test_no_command_follows_a_link_out_of_the_folder(planted, tmp_path, name):
+  link, outside = linked_out(planted, name, tmp_path / 'outside/moved')
+  with nothing_opened(tmp_path / 'outside'):
+    for words in commands(planted, tmp_path):
+      code, _, error = run_here(*words)
+      assert words[0] == 'report' or code == 1 and str(link) in error, words
+  assert not (outside / 'index.html').exists()
+
+
+def linked_out(folder, name, outside):
+  """Moves a file or folder outside, or makes one there, and links it; returns the link and its end."""
+  link = folder / name
   if link.exists():
     link.rename(outside)
   elif name.endswith('json'):
@@ -226,17 +247,7 @@ def test_a_link_out_of_the_folder_is_refused(planted, tmp_path, sweep_file, name
   else:
     outside.mkdir()
   link.symlink_to(outside)
-  with nothing_opened(tmp_path / 'outside'):
-    with pytest.raises(ValueError, match=f'{link} .*link'):
-      sj.load_run(planted)
-    for words in commands(planted, tmp_path):
-      code, _, error = run_here(*words)
-      assert words[0] == 'report' or code == 1 and str(link) in error, words
-    [row] = sj.read_runs(planted.parent).runs.itertuples()
-    _, table, _ = status_of_sweep(planted, sweep_file)
-  assert (row.status == 'unreadable') == (name in READ_BY_REPORT)
-  assert ('not read' in table) == (name in ('status.json', 'metrics.jsonl'))
-  assert not (outside / 'index.html').exists()
+  return link, outside
 
 
 def test_links_within_the_folder_and_to_the_folder_are_followed(planted):
