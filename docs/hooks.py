@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-  """Rewrites links between docs/ and the rest, which have the same top in the site; renders <details>."""
+  """Rewrites links between docs/ and the rest, which share a top in the site; renders <details>."""
   path = page.file.src_uri
   inside = (ROOT / 'docs' / path).is_file()
   folder = posixpath.dirname(f'docs/{path}' if inside else path)

@@ -1,4 +1,4 @@
-"""Installs this repository for the kernel of a notebook; the first cell of each runs it in the clone.
+"""Installs this repository for a notebook's kernel; the first cell of each runs it in the clone.
 
 Packages that are there keep their versions: the ranges of pyproject.toml hold what Colab has. It
 raises a RuntimeError where the kernel has imported another version of a package than is installed.

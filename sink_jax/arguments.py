@@ -9,7 +9,7 @@ import numpy as np
 
 
 def check_known(name: str, choices: Iterable[str], what: str) -> None:
-  """Raises a ValueError such as "WHAT 'nme'. Did you mean name? Choices: ..." unless a name is a choice."""
+  """Raises a ValueError "WHAT 'nme'. Did you mean name? Choices: ..." if a name is not a choice."""
   choices = list(choices)
   if name in choices:
     return
@@ -20,7 +20,7 @@ def check_known(name: str, choices: Iterable[str], what: str) -> None:
 
 
 def check_least(options: object, **least: int | float) -> None:
-  """Raises a ValueError that names the first option with a number below its least value; None passes."""
+  """Raises a ValueError that names the first option below its least value; None passes."""
   for name, bound in least.items():
     value = getattr(options, name)
     numbers = [] if value is None else np.ravel(value).tolist()

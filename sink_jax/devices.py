@@ -1,4 +1,4 @@
-"""The platform that programs run on, the cores of a CPU, and the memory that a process keeps there."""
+"""The platform that programs run on, the cores of a CPU, and the memory that a process keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT_AT_MOST, _KEPT_BLOCK = 2**31 - 1, 2**30
 
 
 def platform() -> str:
-  """Returns 'cpu', 'tpu', 'cuda' (NVIDIA, from Ampere on), 'gpu' (without kernels here), or another name.
+  """Returns 'cpu', 'tpu', 'cuda' (NVIDIA from Ampere on), 'gpu' (without kernels) or another name.
 
   It is the platform of the mesh in context (`kernels.shard.mesh_context`), whose devices may be
   simulated; without a mesh it is the platform of the default device.
@@ -42,7 +42,7 @@ def platform() -> str:
 
 
 def cores() -> int:
-  """The cores that this process may use: a container or `taskset` may leave it fewer than there are."""
+  """The cores that this process may use: a container or `taskset` may leave it only some."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
@@ -88,7 +88,7 @@ def _cuda_extra() -> str:
 
 
 def keep_freed_memory() -> None:
-  """Lets this process keep the memory that it frees, where JAX runs on a CPU and glibc is the C library.
+  """Lets this process keep the memory that it frees, where JAX runs on a CPU with glibc.
 
   XLA allocates the temporary memory of a program in every call. glibc returns large blocks to the
   kernel, so that each training step begins with pages that the kernel has to clear. Call it once,

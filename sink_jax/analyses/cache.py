@@ -1,4 +1,4 @@
-"""Cache advice: how much attention a cache of the first and the last tokens keeps, and the smallest safe one.
+"""Cache advice: the attention that a cache of first and last tokens keeps; the smallest safe cache.
 
 A cache of the first s and the last W tokens (StreamingLLM, arXiv:2309.17453) drops the attention
 mass on the tokens between them. A head that needs only a few first tokens and a short window
@@ -220,7 +220,7 @@ def _mass_rows(
 def _cache_row(
   model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float, full_SxT: np.ndarray
 ) -> Row:
-  """The loss by sequence with a cache and with the full cache, or the reason why it was not tried."""
+  """The loss by sequence with a cache and with the full cache, or why it was not tried."""
   row = {
     'part': 'cache',
     'first': policy.sinks,
@@ -254,7 +254,7 @@ def _cache_row(
 
 
 def cached_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:
-  """The losses (S, T - 1) of the tokens of each text except its first, in float64; shows its progress."""
+  """The losses (S, T - 1) of the tokens of each text but its first, float64; shows its progress."""
   pieces, name = [], f'{model.run.name}, {policy.sinks} + {policy.recent}'
   with contextlib.closing(Progress(name, tokens_SxT.shape[1] - 1, unit='token')) as progress:
     for piece in text_losses(model.run.config, model.run.params, tokens_SxT, policy):

@@ -87,7 +87,7 @@ class Card:
 
 @standard_promotion()
 def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card:
-  """Measures a model with all four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
+  """Measures a model by four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
 
   Args:
     say: called with a line after each part.
@@ -121,7 +121,7 @@ def cost(run: Run) -> str:
 
 @standard_promotion()
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:
-  """The card of a model of another library, from its arrays; the other three analyses need the model.
+  """The card of another library's model, from its arrays; the other three analyses need the model.
 
   Without lengths or mask, padding on the right counts as text, since it cannot be recognised.
 
@@ -174,16 +174,16 @@ _massive = functools.partial(
   _effect,
   'massive activation',
   (
-    'Token {position} has a massive activation in channel {channel} after block {block}: {value:,.0f} times '
-    'the median ({nulls}).'
+    'Token {position} has a massive activation in channel {channel} after block {block}: '
+    '{value:,.0f} times the median ({nulls}).'
   ),
 )
 _drained = functools.partial(
   _effect,
   'value norm ratio',
   (
-    'The value of the first token is {value:.2f} times as long as those of the others in block {block} '
-    '({nulls}).'
+    'The value of the first token is {value:.2f} times as long as those of the others in block '
+    '{block} ({nulls}).'
   ),
 )
 
@@ -227,8 +227,8 @@ def _cache(rows: Sequence[Row]) -> str:
   words = advice['words']
   if at is best:
     words += (
-      f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the loss '
-      f'by {best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).'
+      f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the '
+      f'loss by {best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).'
     )
   control = _first(tried, size=at['size'], first=0)
   return words + (
@@ -289,7 +289,7 @@ def _first(rows: Sequence[Row], **values: Any) -> Row | None:
 
 
 def _nulls(row: Row, times: float = 1) -> str:
-  """The nulls of a measure and its control, such as 'nulls: no effect 0, untrained 0; shuffled text 72.8'."""
+  """The nulls and control of a measure: 'nulls: no effect 0, untrained 0; shuffled text 72.8'."""
   number = lambda x: f'{times * x:,.0f}' if times * x >= 1000 else f'{times * x:.3g}'
   words = {'uniform': 'no effect', 'random_positions': 'random positions', 'untrained': 'untrained'}
   nulls = ', '.join(

@@ -1,4 +1,4 @@
-"""Importance of the first tokens, by input, sequence, block and head, grouped in six ways, and Table 7.
+"""Importance of the first tokens by input, sequence, block and head, in six groupings; Table 7.
 
 Kinds of input and chat models (Table 1), length (Figure 3), size (Figure 4 left, 10), domain
 (Figure 9), head (Figures 19 to 24, 27). The threshold applies to each sequence, before the mean
@@ -45,7 +45,7 @@ def first_tokens(model: Model, tokens: np.ndarray, count: int = 1) -> np.ndarray
 
 
 def rates(alpha_SxNxHxK: np.ndarray, epsilons: Sequence[float]) -> list[Row]:
-  """A row for each epsilon: Sink_1 .. Sink_K in percent, and the mean importance of the first token."""
+  """A row for each epsilon: Sink_1 .. Sink_K in percent, and the first token's mean importance."""
   importance = float(alpha_SxNxHxK[..., 0].mean(dtype=np.float64))
   return [
     {
@@ -251,7 +251,7 @@ def heads(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
 def published(
   inputs: dict[str, Any], epsilon: float, table: str, setting: str, metric: str, name: str = 'paper'
 ) -> Row:
-  """{name: the paper's number} where these inputs have its protocol and it has a number, else {}."""
+  """{name: the paper's number} where inputs have its protocol and it has a number, else {}."""
   bos = 'tokenizer' if inputs['kind'] == 'natural' else 'none'  # as the paper's inputs begin
   if inputs['length'] != 64 or epsilon != EPSILON or inputs['bos']['protocol'] != bos:
     return {}

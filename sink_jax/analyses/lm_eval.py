@@ -199,7 +199,7 @@ def generation(
 def loglikelihoods(
   run: Run, pairs: Sequence[tuple[list[int], list[int]]], most: int, batch_size: int | None = None
 ) -> list[tuple[float, bool]]:
-  """The log-probability in nats of every ending after its context, and whether it is the greedy one.
+  """The log-probability (nats) of every ending after its context, and whether it is the greedy one.
 
   pairs: token ids (context, ending), neither of them empty. most: the most tokens that the model
   reads, the last ones of a longer text. A ValueError says that an ending is longer, or a

@@ -114,7 +114,7 @@ class Model:
     return inputs
 
   def batches(self, tokens: np.ndarray, size: int | None = None) -> Iterator[np.ndarray]:
-    """Batches of tokens (S, T) one after another, `size` sequences each; shows how many are done."""
+    """Batches of tokens (S, T) in turn, `size` sequences each; shows how many are done."""
     size = size or self.options.at_a_time(tokens.shape[1])
     with contextlib.closing(
       Progress(

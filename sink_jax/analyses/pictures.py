@@ -119,7 +119,7 @@ def lines(
 
 
 def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) -> Figure:
-  """Draws a group of bars for each value of `x`, in percent; a line across a bar is the paper's number."""
+  """Draws a group of bars (percent) for each value of `x`; a line across is the paper's number."""
   width = max(4.0, 2 + 0.3 * len(rows), 0.1 * sum(map(len, {row[x] for row in rows})))
   figure, panels = _panels(rows, panel, width, 3.6, columns=1)
   series = list(_groups(rows, by))
@@ -183,7 +183,7 @@ def intervals(
 
 
 def heat_maps(rows: Sequence[Row], columns: Columns, title: str = '') -> Figure:
-  """Draws the maps (T, T) of some columns, queries down and keys across; a row fills in the `title`."""
+  """Draws the maps (T, T) of columns, queries down and keys across; a row fills in the `title`."""
   shown = [(row, column) for row in rows for column in columns if row.get(column) is not None]
   drawn = sum(row.get(columns[0]) is not None for row in rows)
   across = len(columns) if len(shown) == len(columns) * drawn > drawn else 4
@@ -201,7 +201,7 @@ def heat_maps(rows: Sequence[Row], columns: Columns, title: str = '') -> Figure:
 
 
 def grids(rows: Sequence[Row], value: str) -> Figure:
-  """Draws a value from 0 to 1 of every head, blocks down and heads across, a panel for each model."""
+  """Draws a value in [0, 1] of every head, blocks down and heads across, a panel for each model."""
   figure, panels = _panels(rows, ('model',), 4.0, 3.6)
   for ax, (title, inside) in panels:
     blocks, heads = (sorted({row[name] for row in inside}) for name in ('block', 'head'))

@@ -56,7 +56,7 @@ RECORDED = RecordOptions(attention=_maps_and_queries_keys, hidden=states)
 
 
 def _models() -> list[Run]:
-  """A small model of random parameters for each proposition, and Proposition 2 with the negative of Eq. 6."""
+  """Small random models, one for each proposition, and Proposition 2 with the negative of Eq. 6."""
   runs = []
   for position in (Nope(), Relative(), Relative(decreasing=True), Alibi(), Rope()):
     config = ModelConfig(
@@ -103,12 +103,13 @@ def _draw(rows: list[Row]) -> Figure:
 
 @analysis('Propositions 1 to 4', _draw, models=_models, inputs='repeat', sequences=2)
 def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
-  """Attention on one token repeated, and what the propositions derive; without a model, small random ones.
+  """Attention on one repeated token and its derived form; without a model, small random ones.
 
-  A row for each head: `hidden_difference`, the largest |h_t - h_1| / |h_1|; `difference`, the largest
-  |A - closed form|, or A - bound; `importance` of the first token and `closed_importance` by the form
-  or bound; whether the proposition `holds`, and the `premise` that the bias does not increase with
-  the distance; `sink`: whether a sink of the first token follows. float32, one sequence at a time.
+  A row for each head: `hidden_difference`, the largest |h_t - h_1| / |h_1|; `difference`, the
+  largest |A - closed form|, or A - bound; `importance` of the first token and `closed_importance`
+  by the form or bound; whether the proposition `holds`, and the `premise` that the bias does not
+  increase with the distance; `sink`: whether a sink of the first token follows. float32, one
+  sequence at a time.
   """
   run, number, tokens_SxT = model.run, proposition_number(model.run.config), model.inputs().tokens
   if (tokens_SxT != tokens_SxT[:, :1]).any():
@@ -152,7 +153,7 @@ def propositions(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
 
 
 def proposition_number(config: ModelConfig) -> int:
-  """The proposition that applies to this model, 1 to 4; a ValueError gives the reasons if none does."""
+  """The proposition, 1 to 4, that applies to a model; a ValueError gives reasons if none does."""
   spec = config.attention
   number = next((n for kind, n in _NUMBERS.items() if isinstance(spec.position, kind)), None)
   # Appendix B.1 goes from block to block: equal hidden states give equal values, and a mean of
@@ -179,7 +180,7 @@ def proposition_number(config: ModelConfig) -> int:
 
 
 def compared(config: ModelConfig, layers: LayerRecord) -> dict[str, Any]:
-  """Differences, importances (N, H) and weights of the last query (N, H, T) of the record of one sequence."""
+  """Of a recorded sequence: differences, importances (N, H), the last query's weights (N, H, T)."""
   attention, qk = layers.attention
   maps_NxHxTxT = np.asarray(attention.weights_BxHxTxT, np.float64)[:, 0]
   hidden_NxTxD = np.asarray(layers.hidden, np.float64)[:, 0]
@@ -206,7 +207,7 @@ def compared(config: ModelConfig, layers: LayerRecord) -> dict[str, Any]:
 
 
 def closed_form(spec: AttentionSpec, heads: int, length: int) -> np.ndarray:
-  """Weights (H, T, T) of equal scores, the softmax of only the bias: 1/t (Eq. 18), Eq. 20 and Eq. 22."""
+  """Weights (H, T, T) of equal scores, the softmax of the bias: 1/t (Eq. 18), Eq. 20 and Eq. 22."""
   i, j = np.arange(length)[:, None], np.arange(length)[None, :]
   keep, scores_HxTxT = np.asarray(spec.mask.keep(i, j)), np.zeros((heads, length, length))
   if spec.position.has_bias:
@@ -220,7 +221,8 @@ def closed_form(spec: AttentionSpec, heads: int, length: int) -> np.ndarray:
 def rotary_bound(xi: ArrayLike, mask: Mask, length: int) -> np.ndarray:
   """The bound of Eq. 28 on weights (H, T, T), zero where the mask is.
 
-  xi: |q||k| / sqrt(Dh) of the heads (H,); the paper leaves the scale out. All scores lie in [-xi, xi].
+  xi: |q||k| / sqrt(Dh) of the heads (H,); the paper leaves the scale out. All scores lie in
+  [-xi, xi].
   """
   keep = np.asarray(mask.keep(np.arange(length)[:, None], np.arange(length)[None, :]))
   others = keep.sum(-1, keepdims=True) - 1  # the t - 1 of Eq. 28

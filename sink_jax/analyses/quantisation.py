@@ -1,4 +1,4 @@
-"""Quantisation: the loss with quantised activations or keys and values, with and without some tokens."""
+"""Quantisation: the loss with quantised activations, or keys and values; some tokens are spared."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
 
   Activations are the inputs of the linear layers of attention and of dense feed-forward networks;
   Mamba mixers, experts, weights and (un)embeddings keep their values. The cache has keys as
-  attention reads them, and the values. A scale, max|x| / (2^(bits - 1) - 1), serves one sequence (per tensor) or one token.
+  attention reads them, and the values. A scale, max|x| / (2^(bits - 1) - 1), serves one sequence
+  (per tensor) or one token.
 
   Spared tokens keep their values and do not count for the scale: none, the `first`, the sinks
   (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and
@@ -118,7 +119,7 @@ def quantised(
   per_token: jax.Array | bool,
   spared_BxT: jax.Array | np.ndarray,
 ) -> jax.Array:
-  """Values (B, T, ...) rounded to symmetric integers up to `levels`, ties to even; see `quantisation`."""
+  """Values (B, T, ...) rounded to integers of +-`levels`, ties to even; see `quantisation`."""
   x = x_BxTx.astype(jnp.float32)
   spared = jnp.reshape(spared_BxT, (*x.shape[:2], *[1] * (x.ndim - 2)))
   token = jnp.where(spared, 0, jnp.abs(x)).max(tuple(range(2, x.ndim)), keepdims=True)
@@ -128,7 +129,7 @@ def quantised(
 
 
 def _spared(shape: tuple[int, int], first: int, sinks: np.ndarray) -> dict[str, np.ndarray]:
-  """{words: masks (R, S, T)} of spared tokens; random ones are neither sinks nor among the first."""
+  """{words: masks (R, S, T)} of spared tokens; random ones are neither sinks nor the first."""
   at = np.arange(shape[1])
   others = np.setdiff1d(at[first:], sinks)
   count = min(len(sinks), len(others))
@@ -175,7 +176,7 @@ def _losses(
   bits: int,
   per_token: bool,
 ) -> np.ndarray:
-  """Mean losses (S,) in nats, float64; `on` says of a block from 1 and a layer if it is quantised."""
+  """Mean losses (S,), nats, float64; `on` says of a block from 1 and a layer if it is quantised."""
   run, config, losses = model.run, probed(model.run.config, model.options.dtype), []
   edits = unflatten_dict(
     {
@@ -214,7 +215,7 @@ def _batch_losses(
   levels: jax.Array,
   per_token: jax.Array,
 ) -> jax.Array:
-  """Losses (B, T - 1) where `edits` says which modules are quantised; learned sink tokens are not spared."""
+  """Losses (B, T - 1) with the modules of `edits` quantised; learned sink tokens are not spared."""
   spared_BxT = jnp.pad(spared_BxT, ((0, 0), (config.sink_tokens, 0)))
 
   def edited(function, args, kwargs, context):

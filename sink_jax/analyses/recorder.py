@@ -1,4 +1,4 @@
-"""A recorder of sinks for any training loop in JAX: statistics of queries, keys and hidden states."""
+"""A recorder of sinks for any JAX training loop: statistics of queries, keys and hidden states."""
 
 from __future__ import annotations
 

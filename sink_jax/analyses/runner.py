@@ -53,7 +53,7 @@ _TITLES = 3  # models whose findings are the title of a picture; of more the pic
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """An analysis: its function, figure and picture, and the inputs and models that it has by default.
+  """An analysis: its function, figure and picture, and its default inputs and models.
 
   finding: says in a sentence what the rows of one model show.
   """
@@ -108,7 +108,7 @@ def analysis(
   models: Callable[[], list[Run]] | None = None,
   **inputs: Any,
 ) -> Callable:
-  """Registers a function as the analysis of a figure; `inputs` are defaults of `InputOptions` that differ."""
+  """Registers a function as the analysis of a figure; `inputs`: its defaults of `InputOptions`."""
 
   def register(function):
     ANALYSES[function.__name__] = Analysis(
@@ -149,7 +149,7 @@ class Result:
     return figure
 
   def __str__(self) -> str:
-    """The rows as a table for a terminal, without lists; a long table is cut. Rates have their unit."""
+    """The rows as a table for a terminal, without lists, cut if long. Rates have their unit."""
     columns = list(
       dict.fromkeys(
         name
@@ -174,7 +174,7 @@ def measure(
   options: dict[str, Any],
   tokens: Inputs | None = None,
 ) -> Result:
-  """Measures one model; a ValueError names an option that does not fit it, or a number that is not finite."""
+  """Measures one model; a ValueError names an option that does not fit, or a number not finite."""
   for name in {'epsilon', 'epsilons'} & set(options):
     if not all(0 < epsilon < 1 for epsilon in np.ravel(options[name])):
       raise ValueError(f'--{name} must lie between 0 and 1; the paper has 0.3.')
@@ -253,7 +253,7 @@ def checkpoint(run: Run) -> dict[str, str | int | None]:
 
 
 def named_heads(model: Model, heads: Sequence[str]) -> list[tuple[int, int]]:
-  """(n, h), from 0, of heads BLOCK.HEAD; n counts blocks with attention. A ValueError names a wrong head."""
+  """(n, h), from 0, of heads BLOCK.HEAD; n counts attention blocks. ValueError: a wrong head."""
   names = {
     f'{block}.{head + 1}': (n, head)
     for n, block in enumerate(model.blocks)

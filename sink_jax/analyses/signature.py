@@ -1,4 +1,4 @@
-"""The signature of sinks: where they are, and what goes with them, each number next to its nulls."""
+"""The signature of sinks: where they are and what goes with them, each number next to its nulls."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def _measured(model: Model, run: Run, tokens_SxT: np.ndarray) -> Arrays:
 
 
 def _activations(found: Any, size: int) -> Arrays:
-  """Statistics (S, M) of hidden states of `size` numbers; normal: the activation of normal numbers."""
+  """Statistics (S, M) of hidden states of `size` numbers; normal: the activation of normal ones."""
   ratio = np.asarray(found.activation_max) / np.maximum(found.activation_median, 1e-30)
   return {
     'activation': ratio,
@@ -287,7 +287,7 @@ def _activations(found: Any, size: int) -> Arrays:
 
 
 def _values(found: Arrays, at_S: np.ndarray) -> Arrays:
-  """The arrays that measures reduce, by sequence, block and head if any, at a position (from 0) of each."""
+  """The arrays that measures reduce, by sequence, block and any head, at positions (S,) from 0."""
   s, result = (
     np.arange(len(at_S)),
     {key: found[key] for key in ('entropy', 'activation', 'kurtosis') if key in found},

@@ -118,7 +118,8 @@ def _exp(loss: float) -> float | None:
 
 def _strongest_layer(rows: list[Row]) -> str:
   row = max(rows, key=lambda row: row['attention'])
-  return f'the last token gives the first {row["attention"]:.0%} of its attention in layer {row["layer"]}'
+  share, layer = row['attention'], row['layer']
+  return f'the last token gives the first {share:.0%} of its attention in layer {layer}'
 
 
 @analysis(

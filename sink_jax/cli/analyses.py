@@ -56,7 +56,7 @@ class Options:
 
 
 def options_of(words: Sequence[str]) -> type[Options]:
-  """The options of the analysis that the first word names: the signature of its function makes them."""
+  """The options of the analysis that the first word names, made from its function's signature."""
   if not words or words[0].startswith('-'):
     return Options
   chosen = find(words[0])

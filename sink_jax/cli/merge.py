@@ -7,10 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Adds the rows of finished runs to metrics.csv.gz and runs.csv.gz, so that a lost machine loses little.
+  """Adds rows of finished runs to metrics.csv.gz and runs.csv.gz: a lost machine then loses little.
 
       python -m sink_jax merge --runs=runs/desk --into=results
-      python -m sink_jax sweep --config=configs/paper.py --budget=desk --seeds=1,2,3 --done=results --workdir=runs/desk
+      python -m sink_jax sweep --config=configs/paper.py --budget=desk --seeds=1,2,3 \\
+        --done=results --workdir=runs/desk
 
   A run takes the place of a stored one of the same task, budget, protocol, trial and seed. The
   second command goes on with the trials that are not stored, on this machine or another.

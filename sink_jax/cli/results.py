@@ -72,7 +72,7 @@ def write_found(path: AnyPath, found: dict[str, Any]) -> None:
 
 
 def to_json(value: Any) -> str:
-  """A value as indented JSON, innermost lists and objects on one line; non-finite numbers are null."""
+  """A value as indented JSON, innermost lists and objects on a line; NaN and infinity: null."""
   # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
   text = json.dumps(
     _mapped(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False

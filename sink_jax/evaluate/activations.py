@@ -1,4 +1,4 @@
-"""Statistics of activations, computed while a model records them, and the error for those that overflow.
+"""Statistics of activations, computed while a model records them, and the error for an overflow.
 
 Massive activations lie in fixed channels of the first token's hidden states (Section 3.1, Figures 2
 and 7; Sun et al., arXiv 2402.17762: above 100, and about 1,000 times the median). The key of that
@@ -67,7 +67,7 @@ def describe(hidden_BxTxD: Float[Array, 'B T D']) -> Activations:
 
 
 def medians(x_SxN: jax.Array) -> jax.Array:
-  """The exact medians (S,) of numbers that are not negative; on a CPU 30 times as fast as by sorting."""
+  """The exact medians (S,) of numbers from 0 on; on a CPU 30 times as fast as by sorting."""
   # The bits of such floats, read as integers, have the order of the floats.
   bits_SxN, rank = jax.lax.bitcast_convert_type(x_SxN, jnp.int32), (x_SxN.shape[1] - 1) // 2
 

@@ -52,7 +52,7 @@ def natural(
   length: int = 64,
   bos: str = 'tokenizer',
 ) -> Inputs:
-  """The first tokens of the first documents that are long enough; a ValueError if there are too few."""
+  """The first tokens of the first documents of that length; a ValueError if there are too few."""
   heads = list(itertools.islice(_heads(tokenizer, source, length, bos), sequences))
   if len(heads) < sequences:
     raise ValueError(

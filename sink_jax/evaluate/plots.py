@@ -85,7 +85,7 @@ def head_maps(run: Run, tokens: ModelInputs) -> HeadMaps:
 
 
 def importance_map(report: Any, epsilon: float) -> Figure:
-  """Draws the first token's importance of a SinkReport, blocks across and heads down (Figures 19 to 24)."""
+  """Draws first-token importance of a SinkReport, blocks across, heads down (Figures 19 to 24)."""
   values_HxN, blocks = report.head_importance().T, report.protocol['blocks']
   heads, layers = values_HxN.shape
   numbers = (
@@ -126,7 +126,10 @@ def importance_map(report: Any, epsilon: float) -> Figure:
 def attention_panel(
   ax: Axes, map_TxT: ArrayLike, title: str, kind: str, signed: bool = False
 ) -> None:
-  """Draws one map, queries down and keys across; `kind` names its colours; signed: with negative weights."""
+  """Draws one map, queries down and keys across.
+
+  kind: the name of the colours. signed: whether weights may be negative.
+  """
   weights_TxT = np.array(map_TxT, float)
   length = len(weights_TxT)
   if not np.triu(weights_TxT, 1).any():  # causal: above the diagonal nothing is drawn
@@ -157,7 +160,7 @@ def attention_panel(
 def canvas(
   width: float, height: float, rows: int = 1, columns: int = 1, panels: int | None = None
 ) -> tuple[Figure, np.ndarray]:
-  """A white figure of a size in inches, and its axes (rows, columns); panels: how many are switched on."""
+  """A white figure (inches) and its axes (rows, columns); panels: how many are switched on."""
   figure = Figure(
     (width, height), facecolor='white', layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
   )

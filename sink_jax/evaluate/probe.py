@@ -140,14 +140,14 @@ def probed(config: ModelConfig, dtype: str) -> ModelConfig:
 
 
 def first_token_limits(config: ModelConfig, length: int) -> list[float]:
-  """The share of queries that see the first of `length` tokens by block, which bounds its importance."""
+  """By block, the share of queries that see the first of `length` tokens: a bound of importance."""
   queries = np.arange(length)
   seeing = [np.broadcast_to(spec.mask.keep(queries, 0), length) for spec in config.attention_specs]
   return [float(np.mean(seeing_T)) for seeing_T in seeing]
 
 
 def _to_host(record: Record) -> tuple[dict[str, Any], Activations]:
-  """The fields of SinkReport as NumPy arrays with their sequences first, to join batches along them."""
+  """The fields of SinkReport as NumPy arrays, sequences first, to join batches along them."""
   layers = record.layers
   first = lambda x: None if x is None else np.moveaxis(np.asarray(x), 1, 0)
   after = lambda h0, h: np.concatenate(

@@ -96,7 +96,7 @@ class SinkReport:
     return cls(alpha, alpha, None, None, {}, None, protocol, lengths=length_S)
 
   def sink_rates(self, epsilon: float = EPSILON) -> Float[np.ndarray, ' T']:
-    """Returns Sink_k^epsilon of every token (T,), as shares (`summary` has percent); entry 0 is Sink_1.
+    """Returns Sink_k^epsilon (T,) of tokens as shares (`summary` has percent); entry 0 is Sink_1.
 
     For a padded batch the rate of token k is a mean over the texts that have a token k.
     """
@@ -110,7 +110,7 @@ class SinkReport:
     return float(rates_T[position - 1])
 
   def sink_positions(self) -> np.ndarray:
-    """Returns the positions, from 1, of the sinks: those whose rate is at least half of the largest rate.
+    """Returns the positions, from 1, of the sinks: the rate there is at least half of the largest.
 
     Only those of the first half, since few rows see a later token; position 1 where no head has a
     sink.
@@ -120,11 +120,11 @@ class SinkReport:
     return np.flatnonzero(rates_T >= rates_T.max() / 2) + 1 if rates_T.any() else np.array([1])
 
   def head_importance(self) -> Float[np.ndarray, 'N H']:
-    """Returns the importance of the first token by layer and head (N, H), averaged over sequences."""
+    """Returns the first token's importance by layer and head (N, H), a mean over sequences."""
     return self.importance[..., 0].mean(0)
 
   def norm_ratio(self, kind: str) -> Float[np.ndarray, ' layers']:
-    """Returns, per layer, the mean norm of the first token over that of all others (Figures 7 and 8).
+    """Returns, by layer, the mean norm of the first token over that of others (Figures 7 and 8).
 
     kind: a key of `norms` except 'sink_token'. Not finite if all other norms are zero.
     """
@@ -196,7 +196,7 @@ class SinkReport:
     }
 
   def plot(self, path: str | os.PathLike | None = None, epsilon: float = EPSILON) -> Figure:
-    """Draws the first token's importance, blocks across and heads down, on a figure that a notebook shows.
+    """Draws the first token's importance, blocks across and heads down, on a figure for a notebook.
 
     path: the PNG file to write, or None. epsilon: the threshold of the Sink_1 in the title.
     """

@@ -315,7 +315,7 @@ def emergence_step(
   rate: Real[Array | np.ndarray, ' P'] | Sequence[float],
   level: float = 0.1,
 ) -> int | None:
-  """Returns the first of ascending steps from which on `rate` stays at or above `level`; None without one.
+  """Returns the first of ascending steps from which on `rate` stays at or above `level`, or None.
 
   Raises a ValueError unless both are one-dimensional and equally long, with finite rates.
   """

@@ -51,7 +51,7 @@ _TENSOR = (
 def make_mesh(
   data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence | None = None
 ) -> Mesh:
-  """A (data, fsdp, tensor) mesh over all devices, or the given ones; -1 takes the devices that remain.
+  """A (data, fsdp, tensor) mesh over all devices, or the given ones; -1 takes those that remain.
 
   Devices of a tensor group are in one process, or neighbours on a TPU: they add up activations
   twice in every block, for which only the fastest links suffice. With several slices of TPUs only

@@ -225,7 +225,7 @@ def rope_by_kind(hf: Json, full: float, sliding: float) -> tuple[Rope, Rope]:
 
 
 def masks(hf: Json, slides: Callable[[int], bool], window: int | None) -> list[Mask]:
-  """The mask of every layer, by `layer_types`; without it, `slides` says which layers have a window."""
+  """The mask of every layer by `layer_types`; without it, `slides` says which have a window."""
   layers, kinds = take(hf, 'num_hidden_layers', int), hf.get('layer_types')
   kinds = [SLIDING if slides(i) else FULL for i in range(layers)] if kinds is None else kinds
   if not isinstance(kinds, list) or len(kinds) != layers:

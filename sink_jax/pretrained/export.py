@@ -188,7 +188,7 @@ def _parts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _stored(run: Run, tensor: StoredTensor, dtype: str) -> np.ndarray:
-  """The tensor in its stored form; each fills one part unchanged, so that no `take` has to be undone."""
+  """The tensor in its stored form; each fills one part unchanged, so no `take` has to be undone."""
   (part,) = tensor.parts
   leaf: Any = run.params
   for key in part.path.split('/'):

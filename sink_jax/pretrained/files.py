@@ -143,9 +143,9 @@ def check_weights(folder: Path, source: str = '') -> None:
   if source or any(path.suffix in ('.bin', '.pth', '.pt', '.ckpt') for path in folder.glob('*')):
     raise ValueError(
       f'{name} has no {WEIGHTS}. Pickled weights can run any code when they are read, so sink_jax '
-      'does not read them: if you trust them, convert them where torch and transformers are installed, by '
-      f"AutoModelForCausalLM.from_pretrained('{name}').save_pretrained('{new}') and the same of "
-      'AutoTokenizer, and load that folder.'
+      'does not read them: if you trust them, convert them where torch and transformers are '
+      f"installed, by AutoModelForCausalLM.from_pretrained('{name}').save_pretrained('{new}') and "
+      'the same of AutoTokenizer, and load that folder.'
     )
   raise ValueError(
     f'{folder} has no {WEIGHTS} or {INDEX}: the download is incomplete, or this is not '

@@ -325,7 +325,7 @@ def _slides(pattern: Any, layers: int) -> list[bool]:
 
 
 def _llama3_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
-  """The scaling of LLaMA 3 with the factors in the file; published scalings differ in one number."""
+  """The scaling of LLaMA 3 with the factors of the file; published ones differ in one number."""
   factors, size = file.read(_ROPE_FACTORS), config['head_dim']
   low, high, length, most = 1.0, 4.0, 8192, float(factors.max())
   wavelengths = 2 * math.pi * config['rope_theta'] ** (np.arange(0, size, 2) / size)

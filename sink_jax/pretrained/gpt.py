@@ -48,7 +48,7 @@ def _model(
   sizes: tuple[str, str, str] = ('num_hidden_layers', 'hidden_size', 'num_attention_heads'),
   **options: Any,
 ) -> ModelConfig:
-  """The model; activation: its key, and the family's default. sizes: keys of layers, width, heads."""
+  """The model; activation: its key and the family's default; sizes: keys of layers, D, heads."""
   keys.check_not_quantized(hf)
   ffn = _ACTIVATIONS[take(hf, activation[0], (activation[1], *_ACTIVATIONS))]
   layers, width, heads = (take(hf, key, int) for key in sizes)

@@ -218,8 +218,8 @@ def _downloaded(hub: str, revision: str, other: str = '') -> Path:
   except Exception as error:  # errors of the hub, of its HTTP client, and of the system
     raise ValueError(
       f'there is no folder {hub!r}, and it could not be downloaded from the hub '
-      f'({" ".join(str(error).split())[:300]}). For a gated or private model accept its licence there '
-      f'and set HF_TOKEN; offline, give the folder of a model{other}.'
+      f'({" ".join(str(error).split())[:300]}). For a gated or private model accept its licence '
+      f'there and set HF_TOKEN; offline, give the folder of a model{other}.'
     ) from error
   check_weights(folder, hub)
   return folder

@@ -245,7 +245,7 @@ def qwen3(hf: Json) -> ModelConfig:
 
 
 def _qwen3_tensors(hf: Json, config: ModelConfig) -> Table:
-  """The projection of queries also gives the gates: for each key head, its queries and their gates."""
+  """The projection of queries also gives gates: for each key head, its queries and their gates."""
   tensors, dims, head = table(hf, config), config.dims, config.attention.head
   if head == PlainOutput():
     return tensors
@@ -339,7 +339,7 @@ def _of_text(hf: Json) -> Json:
 
 
 def _gemma_tensors(hf: Json, config: ModelConfig) -> Table:
-  """Folds constants into the weights: embeddings times sqrt(D), gains plus one, the scale of scores."""
+  """Folds constants into weights: embeddings times sqrt(D), gains plus one, the scale of scores."""
   embedding = math.sqrt(config.d_model)
   scores = math.sqrt(config.dims.head_dim / take(hf, 'query_pre_attn_scalar', float, 256))
   # QK-norm would cancel a factor on the weights of queries, so the scale goes into its gain.

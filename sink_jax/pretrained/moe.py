@@ -49,7 +49,7 @@ def _experts(hf: Json) -> Experts:
 
 
 def mixtral(hf: Json) -> ModelConfig:
-  """Mistral with experts; keys that only training needs, such as the router's noise, are left unread."""
+  """Mistral with experts; keys for training only, such as the router's noise, are left unread."""
   return llama_like(
     hf,
     kv_heads=8,
@@ -107,7 +107,7 @@ def _mixtral_tensors(hf: Json, config: ModelConfig) -> Table:
 
 
 def gpt_oss(hf: Json) -> ModelConfig:
-  """gpt-oss: sink logits, windows in every other layer, experts; bfloat16 or, as published, MXFP4."""
+  """gpt-oss: sink logits, windows in every other layer, experts; bfloat16, or published MXFP4."""
   if _packed(hf):  # hidden from `llama_like`, which refuses quantised weights
     hf = {key: value for key, value in hf.items() if key != 'quantization_config'}
   for key, value in (('swiglu_alpha', 1.702), ('swiglu_limit', 7.0)):

@@ -132,7 +132,7 @@ def _not_finite(where: str, x: np.ndarray, dtype: str) -> str:
 
 
 def _check_covered(tensors: Table, shapes: dict[str, Any]) -> None:
-  """Asserts that a family's table fills every leaf once; a missing part would silently stay zero."""
+  """Asserts that a family's table fills each leaf once; a missing part would silently stay zero."""
   indices: dict[str, list[tuple[int, ...]]] = {path: [] for path in shapes}
   for tensor in tensors.values():
     for part in tensor.parts:
@@ -164,7 +164,7 @@ def _write_part(leaf: jax.Array, part: LeafPart, x: np.ndarray) -> tuple[jax.Arr
 
 
 def _part_sharding(sharding: Sharding, axes: int, depth: int, transposed: bool) -> Sharding:
-  """The sharding of a part of a leaf with `axes` axes, the first `depth` of which index the part."""
+  """The sharding of a part of a leaf with `axes` axes; the first `depth` of them index the part."""
   if not isinstance(sharding, NamedSharding):
     return sharding
   # Axes that the spec leaves out are not split; the part lacks the axes of the index.

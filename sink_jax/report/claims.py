@@ -45,7 +45,7 @@ _RATIO = re.compile('massive|window_|.+_ratio')
 
 
 class Condition(NamedTuple):
-  """The metric of each trial, or its difference from `other` by seed, against a level; = is within +-."""
+  """Metrics of trials, or differences from `other` by seed, against a level; = is within +-."""
 
   metric: str
   trials: list[str]
@@ -67,7 +67,7 @@ class Claim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """The verdict is one of VERDICTS; n: the fewest seeds of a trial; measured, paper: means, with other n."""
+  """verdict: one of VERDICTS; n: fewest seeds of a trial; measured, paper: means, with other n."""
 
   verdict: str
   n: int
@@ -77,7 +77,7 @@ class Verdict(NamedTuple):
 
 
 class ClaimPart(NamedTuple):
-  """A trial of a condition: decided for (1) or against (-1) it, open (0), or nothing to judge (None)."""
+  """A trial of a condition: decided for (1) or against (-1) it, open (0) or not judged (None)."""
 
   decided: int | None
   n: int
@@ -135,7 +135,7 @@ def _conditions(text: str) -> Iterator[Condition]:
 
 
 def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
-  """The verdict on a claim. table: `runs.table` of one task, with the rows of `paper.open_models`."""
+  """The verdict on a claim. table: `runs.table` of one task, with rows of `paper.open_models`."""
   pairs = dict.fromkeys(
     (metric, trial)
     for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
@@ -296,7 +296,7 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
 
 
 def _published(trial: str) -> bool:
-  """True for a published model: its name begins with a capital, and the name of a trial does not."""
+  """True for a published model: its name begins with a capital, and that of a trial does not."""
   return trial[0].isupper()
 
 
@@ -313,7 +313,7 @@ def metric_name(metric: str) -> str:
 
 
 def _text(metric: str, value: float) -> str:
-  """A rate with two decimals, a loss with three; a ratio, whose value is a logarithm, as the ratio."""
+  """A rate with two decimals, a loss with three; a ratio, given as a logarithm, as the ratio."""
   if metric == 'converges' or metric.endswith('_step'):
     return f'{100 * value:.0f} %' if metric == 'converges' else f'{value:,.0f}'
   value = math.exp(min(value, 700)) if _RATIO.match(metric) else value

@@ -118,7 +118,7 @@ def _verdict(row: Mapping[str, Any], p: float, measure: Measure) -> str:
 
 
 def written(row: Any, measure: Measure) -> str:
-  """'-23.4 (-28.7 to -18.1), n = 3' of a row, '0.83 (0.70 to 0.98), n = 5' of a ratio, '-' without pairs."""
+  """'-23.4 (-28.7 to -18.1), n = 3'; '0.83 (0.70 to 0.98), n = 5' of a ratio; '-' without pairs."""
   if not row.n:
     return '-'
   show = (
@@ -132,4 +132,5 @@ def written(row: Any, measure: Measure) -> str:
 
 def excluded(n: int) -> str:
   """The possibility that n seeds that agree cannot exclude, in words."""
-  return f'{n} seeds that agree leave open whether up to {100 * unseen(n):.0f} % of all seeds do otherwise'
+  share = f'{100 * unseen(n):.0f} %'
+  return f'{n} seeds that agree leave open whether up to {share} of all seeds do otherwise'

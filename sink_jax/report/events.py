@@ -25,7 +25,7 @@ TRIALS = 'default', 'sigmoid-normalized', 'sigmoid'
 
 
 class Event(NamedTuple):
-  """words: what happens. beyond: (values, the first one, importance of uniform attention) -> bools."""
+  """words: what happens. beyond: (values, the first, importance of uniform attention) -> bools."""
 
   words: str
   beyond: Callable[[np.ndarray, float, float], np.ndarray]
@@ -43,7 +43,7 @@ THRESHOLDS = 'written', 'half of the final change'
 
 
 def stays(steps: Sequence[float], beyond: Sequence[bool]) -> float:
-  """The first step from which `beyond` holds to the last; infinite if it does not hold at the end."""
+  """The first step from which `beyond` holds to the last; infinite if it fails at the end."""
   since = math.inf
   for step, holds in zip(steps, beyond):
     since = min(since, step) if holds else math.inf
@@ -86,7 +86,7 @@ def events(runs: Runs, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def ordered(found: pd.DataFrame, trial: str) -> list[tuple[str, str]]:
-  """The pairs of events (earlier, later) of a trial that are ordered in every seed by both thresholds."""
+  """Pairs of events (earlier, later) of a trial that every seed orders so by both thresholds."""
   of_trial = found[found.trial == trial]
   steps = of_trial.pivot_table('step', ['seed', 'threshold'], 'event')
   return [

@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn from their tables: a thin line or a dot for a run, a thick line for a mean.
+"""Pictures of runs, drawn from tables: a thin line or a dot for a run, a thick line for a mean.
 
 Runs that are not valid evidence are grey, dashed and end in a cross; means leave them out.
 """
@@ -52,7 +52,7 @@ def lines(
   x: str,
   style: str = '-',
 ) -> bool:
-  """Draws a metric of a trial against 'step', or 'block' at the last probe; returns whether it exists."""
+  """Draws a trial's metric by 'step', or by 'block' at the last probe; True if it exists."""
   data = runs.metrics[
     runs.metrics.metric.eq(metric) & runs.metrics.run.isin(table.run[table.trial == trial])
   ]
@@ -107,7 +107,10 @@ def curves(
   title: str = '',
   dotted: str = 'sink_star',
 ) -> Figure:
-  """A panel for each available metric, a colour for each trial; `dotted` is drawn in that of Sink_1 or of blocks."""
+  """A panel for each available metric, a colour for each trial.
+
+  dotted: the metric that is drawn into the panel of Sink_1, and into every panel of blocks.
+  """
   known = set(runs.metrics.metric[runs.metrics.run.isin(table.run[table.trial.isin(trials)])])
   shown = [metric for metric in metrics if metric in known] or metrics[:1]
   figure, axes = canvas(WIDTH, 2.7 * len(shown) + 0.6 + 0.2 * len(trials), len(shown))
@@ -150,7 +153,7 @@ def sweep(
 
 
 def events(found: pd.DataFrame) -> Figure:
-  """When each event comes, a panel for each trial, a dot for each seed; `found`: of `events.events`."""
+  """When each event comes: a panel for each trial, a dot for each seed. found: `events.events`."""
   shown = [trial for trial in TRIALS if trial in set(found.trial)]
   names = {name: event.words for name, event in EVENTS.items()}
   last = found.step[np.isfinite(found.step)].max()
@@ -221,7 +224,7 @@ def scatter(pairs: pd.DataFrame, title: str) -> Figure:
 
 
 def _names(ax: Axes, dots: pd.DataFrame) -> None:
-  """Writes names next to dots, each at the nearest position where it covers no other name and no dot."""
+  """Writes names next to dots, each at the nearest place where it covers no other name or dot."""
   (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
   w, h = (right - left) / 100, (top - bottom) / 100
   taken = [
@@ -261,7 +264,7 @@ def _names(ax: Axes, dots: pd.DataFrame) -> None:
 
 
 def forest(rows: pd.DataFrame, title: str, measures: Mapping[str, Measure]) -> Figure:
-  """Differences from a baseline, as `compare.against` finds them, a row for a trial; intervals at 99 %.
+  """Differences from a baseline (of `compare.against`), a row for a trial; intervals at 99 %.
 
   The trials are sorted by the first measure. Intervals of few seeds are cut at the ends of the
   axis.

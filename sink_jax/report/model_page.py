@@ -22,8 +22,12 @@ from sink_jax.io.terminal import escaped, markdown_table
 
 PICTURES = {
   'importance.png': 'Mean attention of all queries to the first token, by block and head.',
-  'attention_maps.png': 'Attention of heads with the most and the least attention to the first token.',
-  'norms.png': 'Norms of hidden states, keys and values: the first token, and the mean of the others.',
+  'attention_maps.png': (
+    'Attention of heads with the most and the least attention to the first token.'
+  ),
+  'norms.png': (
+    'Norms of hidden states, keys and values: the first token, and the mean of the others.'
+  ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Pages with pictures, made from the tables of runs: the paper's results, or any runs side by side."""
+"""Pages with pictures, made from tables of runs: the paper's results, or any runs side by side."""
 # pandas does not say whether an expression is a table or a column.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 # pyright: reportGeneralTypeIssues=false
@@ -52,7 +52,8 @@ def write(
 
   Args:
     root: the folder of the runs' workdirs, whose checkpoints give the maps; None draws none.
-    analyses: files that `python -m sink_jax analyses` wrote. evaluation: a folder that `evaluate` wrote.
+    analyses: files that `python -m sink_jax analyses` wrote.
+    evaluation: a folder that `evaluate` wrote.
   """
   out.mkdir(parents=True, exist_ok=True)
   of_paper = set(runs.runs.task) & {'paper', 'synthetic', 'graft', 'sft', *REMEDIES}
@@ -66,7 +67,7 @@ def write(
 
 
 def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = True) -> str:
-  """'27.0 (23.5 to 33.9), n = 5': the mean, the least and the largest of what is known; '-' for nothing."""
+  """'27.0 (23.5 to 33.9), n = 5': the mean, least and largest of what is known; '-' for nothing."""
   known = [value for value in values if not math.isnan(value)]
   finite = [value for value in known if not math.isinf(value)]
   if not finite:

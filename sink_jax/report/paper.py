@@ -125,7 +125,7 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
-  """Sink_1 of every trial that the paper and we have (rows of `beside`: value is the paper's, mean ours).
+  """Sink_1 of every trial that both have (rows of `beside`: value is the paper's, mean ours).
 
   Returns:
     These rows, Spearman's rank correlation, and how many trials lie on the same side of 10 %.
@@ -199,7 +199,7 @@ def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def open_models(paths: Sequence[AnyPath]) -> pd.DataFrame:
-  """Numbers of published models as rows of the form of `runs.table`, from files of `sink_jax analyses`.
+  """Numbers of published models as rows of `runs.table`, from files of `sink_jax analyses`.
 
   Columns: ANALYSIS_[KIND_]COLUMN, the mean over the rows of a model; ..._range, the largest minus
   the least; X_lead from X_first and X_others. They are at epsilon 0.3, and over heads with a sink.

@@ -1,4 +1,4 @@
-"""Training runs as two tables of pandas, read from their workdirs or from the CSV files that keep them."""
+"""Training runs as two tables of pandas, read from workdirs or from CSV files that keep them."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def read_runs(folder: str | AnyPath) -> Runs:
 
 
 def write_runs(runs: Runs, folder: str | AnyPath) -> None:
-  """Writes metrics.csv.gz and runs.csv.gz, the same bytes for the same runs; six digits of a measurement."""
+  """Writes metrics.csv.gz and runs.csv.gz, equal bytes for equal runs; measurements to 6 digits."""
   root = to_path(folder)
   root.mkdir(parents=True, exist_ok=True)
   for name, keys, digits in (
@@ -230,7 +230,7 @@ def merged(stored: Runs, new: Runs, folder: str = '') -> Runs:
 
 
 def table(runs: Runs) -> pd.DataFrame:
-  """One row for each run: the columns of `runs.runs`, the last measurements, and `valid` and `known`.
+  """A row for each run: the columns of `runs.runs`, the last measurements, `valid` and `known`.
 
   massive: above 1 exactly if activations are massive by Sun et al. (arXiv 2402.17762): the largest
   exceeds 100 medians, and the first token's norm ratio exceeds its value before training. lead_k:

@@ -199,8 +199,8 @@ def learning_rates(grid: pd.DataFrame) -> str:
     [
       '## How the learning rate was chosen',
       '',
-      f'Before all other runs, by the least validation loss of softmax and nothing else: {best.rate:g}, '
-      "at the paper's product of rate, decay and updates, 0.8. One seed each.",
+      'Before all other runs, by the least validation loss of softmax and nothing else: '
+      f"{best.rate:g}, at the paper's product of rate, decay and updates, 0.8. One seed each.",
       '',
       *markdown_table(['rate', 'validation loss, nats', 'Sink_1 %'], rows, left=()),
     ]

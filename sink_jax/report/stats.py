@@ -35,7 +35,7 @@ class Interval(NamedTuple):
   unseen: float = 0.0
 
   def widened(self) -> Interval:
-    """The interval of a difference of rates, extended to the means if all unseen seeds lie at -100, or at 100."""
+    """The interval of a difference of rates, extended to its means with unseen seeds at +-100."""
     low, high = (self.mean + self.unseen * (end - self.mean) for end in (-100, 100))
     return self._replace(low=min(self.low, low), high=max(self.high, high))
 
@@ -68,7 +68,7 @@ def interval(values: Sequence[float], level: float = LEVEL, head: float = 0.0) -
 
 
 def compare(a: Mapping[int, float], b: Mapping[int, float], head: float = 0.0) -> Interval:
-  """The interval of a - b, both {seed: value}, by seed; infinite where fewer than two seeds are in both.
+  """The interval of a - b, both {seed: value}, by seed; infinite if they share fewer than two.
 
   Runs of one seed share initial weights and batches; a seed that only one side has is left out.
   """
@@ -80,7 +80,7 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], head: float = 0.0) -
 
 
 def equal(differences: Sequence[float], margin: float, head: float = 0.0) -> bool:
-  """True if the mean of differences by seed lies within +-margin: two one-sided tests (Schuirmann 1987).
+  """True if the mean of differences is within +-margin: two one-sided tests (Schuirmann 1987).
 
   Differences of rates (head: points of one head) that agree are widened to +-100.
   """
