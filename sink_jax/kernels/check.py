@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,8 @@ _KNOWN = {
     cotangent=False
   ),
 }
+_ROUNDED = 'off as by sums in 16 bits; sum in float32'
+_UNKNOWN = 'wrong, for none of the known reasons'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,22 +94,15 @@ def check_sink_gradients(
   inputs = q, k, v, sinks
   mask = Window(window) if window else Causal()
   spec = AttentionSpec(position=Nope(), kv_bias=SinkLogit(), mask=mask)
-  careful = lambda q, k, v, sinks: chunked.attend(
-    spec, q, k, v, {'kv_bias': {'logit': sinks}}
-  ).astype(q.dtype)
 
-  def results(f: Callable[..., jax.Array]) -> list[np.ndarray]:
-    out, vjp = jax.vjp(f, *inputs)
-    if out.shape != q.shape:
-      raise ValueError(
-        f'attention returned an output of shape {out.shape}, not that of the queries, {q.shape}.'
-      )
-    return [np.asarray(x, np.float64) for x in (out, *vjp(do.astype(out.dtype)))]
+  def careful(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+    return chunked.attend(spec, q, k, v, {'kv_bias': {'logit': sinks}}).astype(q.dtype)
 
   wide = [np.asarray(x, np.float64) for x in (*inputs, do)]
-  exact = lambda **known: _definition(*wide, window=window, **known)
-  truth, found = exact(), results(attention)
-  allowed = [max(_MARGIN * x, 1e-6) for x in _errors(results(careful), truth)]
+  exact = functools.partial(_definition, *wide, window=window)
+  truth, found = exact(), _with_gradients(attention, inputs, do)
+  careful_errors = _errors(_with_gradients(careful, inputs, do), truth)
+  allowed = [max(_MARGIN * error, 1e-6) for error in careful_errors]
   rows = [
     {'array': name, 'error': error, 'allowed': most, 'ok': error <= most}  # NaN is not
     for name, error, most in zip(_NAMES, _errors(found, truth), allowed)
@@ -120,12 +116,21 @@ def check_sink_gradients(
     if all(map(operator.le, _errors(found, exact(**known)), allowed))
   )
   rounded = all(row['error'] < 0.1 for row in rows) and jnp.dtype(dtype).itemsize == 2
-  other = (
-    'off as by sums in 16 bits; sum in float32'
-    if rounded
-    else 'wrong, for none of the known reasons'
-  )
-  return SinkCheck(rows, [f'{wrong}: {next(reasons, other)}.'])
+  reason = next(reasons, _ROUNDED if rounded else _UNKNOWN)
+  return SinkCheck(rows, [f'{wrong}: {reason}.'])
+
+
+def _with_gradients(
+  f: Callable[..., jax.Array], inputs: tuple[jax.Array, ...], do: jax.Array
+) -> list[np.ndarray]:
+  """The output of f and the gradients of its inputs, queries first, in float64."""
+  out, vjp = jax.vjp(f, *inputs)
+  expected = inputs[0].shape
+  if out.shape != expected:
+    raise ValueError(
+      f'attention returned an output of shape {out.shape}, not that of the queries, {expected}.'
+    )
+  return [np.asarray(x, np.float64) for x in (out, *vjp(do.astype(out.dtype)))]
 
 
 def _errors(found: list[np.ndarray], truth: list[np.ndarray]) -> list[float]:

@@ -106,11 +106,7 @@ def call(
   by_queries = kernel != 'dkv'
   q, k = (own[0], other[0]) if by_queries else (other[0], own[0])
   batch, length, programs, head_dim = own[0].shape
-  blocks = (
-    _FLOAT32
-    if q.dtype == jnp.float32
-    else next(blocks for limit, blocks in BLOCKS[kernel].items() if head_dim <= limit)
-  )
+  blocks = _blocks_of(kernel, q)
   padding = -length % max(blocks.own, blocks.other)  # powers of two
   ranges = tiles_of(spec.mask, length, blocks.own, blocks.other, by_queries)
   tiles = (length + padding) // blocks.own
@@ -133,11 +129,7 @@ def call(
       )
     return pl.BlockSpec((None, block_heads, size), lambda n, h, b: (b, lax.div(h, shared), at(n)))
 
-  def padded(x: jax.Array) -> jax.Array:
-    return jnp.pad(
-      x, [(0, padding if axis == (1 if x.ndim == 4 else 2) else 0) for axis in range(x.ndim)]
-    )
-
+  padded = functools.partial(_padded, padding)
   tables = jnp.asarray(np.stack(ranges)), slopes_H
   arrays = [padded(x) for x in (*own, *other)]
   shapes = [jax.eval_shape(padded, x) for x in results]
@@ -154,6 +146,20 @@ def call(
     interpret=interpret,
   )(*tables, *arrays)
   return tuple(x[:, :length] if x.ndim == 4 else x[..., :length] for x in out)
+
+
+def _blocks_of(kernel: str, q_BxTxHxDh: jax.Array) -> TritonBlocks:
+  """The tile sizes of a kernel for the dtype and the head dimension of the queries."""
+  if q_BxTxHxDh.dtype == jnp.float32:
+    return _FLOAT32
+  head_dim = q_BxTxHxDh.shape[-1]
+  return next(blocks for limit, blocks in BLOCKS[kernel].items() if head_dim <= limit)
+
+
+def _padded(tokens: int, x: jax.Array) -> jax.Array:
+  """An array (B, T, H, Dh), or rows (B, H, T), with more tokens, which are zeros."""
+  sizes = (0, tokens, 0, 0) if x.ndim == 4 else (0, 0, tokens)
+  return jnp.pad(x, [(0, size) for size in sizes])
 
 
 def _own_tile(n, tiles: int, by_queries: bool):

@@ -125,25 +125,18 @@ def call(
 
   arrays = [padded(x) for x in (*own, *other)]
   shapes = [jax.eval_shape(padded, x) for x in results]
-  ends = len(own), len(arrays)
+  first, end = len(own), len(arrays)  # of `other`
 
   def body(ranges_ref, slopes_ref, *refs, **scratch):
-    _block(
-      tiling,
-      _STEPS[kernel],
-      ranges_ref,
-      slopes_ref,
-      refs[: ends[0]],
-      refs[ends[0] : ends[1]],
-      refs[ends[1] :],
-      **scratch,
-    )
+    of_own, of_other, of_results = refs[:first], refs[first:end], refs[end:]
+    tables = ranges_ref, slopes_ref
+    _block(tiling, _STEPS[kernel], *tables, of_own, of_other, of_results, **scratch)
 
   out = plgpu.kernel(
     body,
     out_type=shapes,
     kernel_name=f'attention_{kernel}',
-    scratch_types=_scratch(blocks, arrays[: ends[0]], arrays[ends[0] :], shapes, bool(interpret)),
+    scratch_types=_scratch(blocks, arrays[:first], arrays[first:], shapes, bool(interpret)),
     grid=(heads, tiling.tiles, batch),
     grid_names=('head', 'tile', 'batch'),
     num_threads=blocks.warpgroups + 1,

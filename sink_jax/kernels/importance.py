@@ -145,26 +145,16 @@ def transformed_importance(
   if length_B is not None:  # a prefix mask shows keys beyond the end of a text
     params = {**params, 'edit': {'keep': jnp.arange(length) < length_Bx1x1}}
   raw = normalized = jnp.zeros((batch, heads, keys))
-  has_extra = spec.kv_bias.has_extra_key
   zeros = jnp.zeros((batch, heads))
-  extra, entropies = zeros if has_extra else None, zeros if entropy else None
+  extra = zeros if spec.kv_bias.has_extra_key else None
+  entropies = zeros if entropy else None
   for first, last, lo, hi in chunked.spans(spec, length):
     count = max(0, min(hi, keys) - lo)  # the requested keys of this span
 
     def add_block(sums, block):
       i_L, q_BxLxHxDh = block
       rows = reference.rows(spec, q_BxLxHxDh, k[:, lo:hi], params, i_L, jnp.arange(lo, hi))
-      real_Bx1xL = i_L < length_Bx1x1  # padding rows do not count
-      columns = lambda a: jnp.sum(jnp.where(real_Bx1xL[..., None], a[..., :count], 0), axis=-2)
-      mass = lambda a_BxHxL: jnp.sum(jnp.where(real_Bx1xL, a_BxHxL, 0), axis=-1)
-      proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL
-      of_extra = 0 if extra_proxy is None else entr(extra_proxy)
-      added = (
-        columns(rows.weights_BxHxLxT),
-        columns(proxy),
-        mass(extra_proxy) if has_extra else None,
-        mass(entr(proxy).sum(-1) + of_extra) if entropy else None,
-      )
+      added = _block_sums(rows, i_L < length_Bx1x1, count, entropy)
       return jax.tree.map(jnp.add, sums, added), None
 
     size = chunked.BLOCK
@@ -183,9 +173,7 @@ def transformed_importance(
   mean = lambda sums: jnp.where(rows_seeing_k > 0, sums / jnp.maximum(rows_seeing_k, 1), jnp.nan)
   length_Bx1 = length_Bx1x1[..., 0]
   if entropies is not None:
-    i_T = jnp.arange(length)
-    visible_BxT = jnp.maximum(spec.mask.visible(i_T, length_Bx1) + has_extra, 1)
-    uniform_Bx1 = jnp.where(i_T < length_Bx1, jnp.log(visible_BxT), 0).sum(-1, keepdims=True)
+    uniform_Bx1 = _uniform_entropy(spec, jnp.arange(length), length_Bx1)
     entropies = (entropies + 1e-9) / (uniform_Bx1 + 1e-9)  # 1 where every row sees one key
   return Importance(
     mean(raw),
@@ -194,3 +182,29 @@ def transformed_importance(
     None if extra is None else (1 + extra) / (length_Bx1 + 1),
     entropies,
   )
+
+
+def _block_sums(
+  rows: reference.Rows, real_Bx1xL: jax.Array, count: int, entropy: bool
+) -> tuple[jax.Array | None, ...]:
+  """Sums over a block of rows: weights and proxies of the first `count` keys (B, H, count).
+
+  After them the extra key's proxy and the entropy (B, H), or None. Rows of padding do not count.
+  """
+  proxy, extra_proxy = rows.proxy_BxHxLxT, rows.extra_proxy_BxHxL
+  columns = lambda a: jnp.sum(jnp.where(real_Bx1xL[..., None], a[..., :count], 0), axis=-2)
+  mass = lambda a_BxHxL: jnp.sum(jnp.where(real_Bx1xL, a_BxHxL, 0), axis=-1)
+  of_extra = 0 if extra_proxy is None else entr(extra_proxy)
+  return (
+    columns(rows.weights_BxHxLxT),
+    columns(proxy),
+    None if extra_proxy is None else mass(extra_proxy),
+    mass(entr(proxy).sum(-1) + of_extra) if entropy else None,
+  )
+
+
+def _uniform_entropy(spec: AttentionSpec, i_T: jax.Array, length_Bx1: jax.Array) -> jax.Array:
+  """The entropy (B, 1) of uniform attention, summed over the rows of each text."""
+  visible_BxT = spec.mask.visible(i_T, length_Bx1) + spec.kv_bias.has_extra_key
+  log_BxT = jnp.log(jnp.maximum(visible_BxT, 1))
+  return jnp.where(i_T < length_Bx1, log_BxT, 0).sum(-1, keepdims=True)

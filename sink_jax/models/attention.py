@@ -58,16 +58,7 @@ class Attention(nn.Module):
     v_BxTxHkvxDh = self._heads('value', dims.kv_heads, x_BxTxD)
     params = self._params()
     normalized = q, k = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-    projected_BxTxHkvxDh = v_BxTxHkvxDh
-    v_BxTxHkvxDh = spec.value.values(
-      v_BxTxHkvxDh, params.get('value', {}), None if first is None else first.v_BxTxHkvxDh
-    )
-    if first is not None:
-      # One program serves all blocks of a loop: in the first, the values stay as they are.
-      v_BxTxHkvxDh = jnp.where(first.read, v_BxTxHkvxDh, projected_BxTxHkvxDh)
-      first = FirstValues(
-        jnp.where(first.read, first.v_BxTxHkvxDh, projected_BxTxHkvxDh), jnp.ones_like(first.read)
-      )
+    v_BxTxHkvxDh, first = _mixed(spec, v_BxTxHkvxDh, params, first)
     gate_BxTxD = x_BxTxD if spec.head.reads_input else None
     seen = new = None
     if positions is not None:
@@ -134,6 +125,20 @@ class Attention(nn.Module):
   def edit_outputs(self, o_BxTxHxDh: jax.Array) -> jax.Array:
     """Returns the heads' outputs, which W_O reads; analyses intercept it like `edit_inputs`."""
     return o_BxTxHxDh
+
+
+def _mixed(
+  spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: LayerParams, first: FirstValues | None
+) -> tuple[jax.Array, FirstValues | None]:
+  """The values of `spec.value` from projected ones, and the first block's for later blocks."""
+  of_first_BxTxHkvxDh = None if first is None else first.v_BxTxHkvxDh
+  mixed_BxTxHkvxDh = spec.value.values(v_BxTxHkvxDh, params.get('value', {}), of_first_BxTxHkvxDh)
+  if first is None:
+    return mixed_BxTxHkvxDh, None
+  # One program serves all blocks of a loop: in the first, the values stay as they are.
+  mixed_BxTxHkvxDh = jnp.where(first.read, mixed_BxTxHkvxDh, v_BxTxHkvxDh)
+  kept_BxTxHkvxDh = jnp.where(first.read, first.v_BxTxHkvxDh, v_BxTxHkvxDh)
+  return mixed_BxTxHkvxDh, FirstValues(kept_BxTxHkvxDh, jnp.ones_like(first.read))
 
 
 def _record(options: RecordOptions, seen: Seen, normed: tuple[jax.Array, ...]) -> LayerRecord:

@@ -158,7 +158,13 @@ class ModelConfig:
 
   def _conflicts(self) -> Iterator[tuple[object, str]]:
     """Pairs of a condition that must not hold, and its error; later ones rely on earlier ones."""
-    layers, spec, sinks = self.pattern, self.attention, self.sink_tokens
+    yield from self._conflicts_of_pattern()
+    yield from self._conflicts_of_blocks()
+    yield from self._conflicts_of_vocabulary()
+    yield from self._conflicts_of_attention()
+
+  def _conflicts_of_pattern(self) -> Iterator[tuple[object, str]]:
+    layers, spec = self.pattern, self.attention
     yield (
       self.head_dim is None and self.d_model % self.heads,
       f'model.heads = {self.heads} must divide model.d_model = {self.d_model}.',
@@ -183,24 +189,27 @@ class ModelConfig:
       ),
       'model.pattern: blocks differ in rotary encodings, Rope() and others, or Nope() only.',
     )
+
+  def _conflicts_of_blocks(self) -> Iterator[tuple[object, str]]:
+    layers, protected = self.pattern, self.norm_location == 'protected'
+    yield not 0 < self.norm_eps <= 1, f'model.norm_eps must be > 0 and <= 1, not {self.norm_eps}.'
     yield (
       self.parallel_residual and self.norm_location != 'pre',
       "model.parallel_residual needs model.norm_location = 'pre'.",
     )
     yield (
-      (self.linear != 'plain' or self.norm_location == 'protected')
+      (self.linear != 'plain' or protected)
       and any(layer.mamba or layer.experts for layer in layers),
       f'model.linear = {self.linear!r} and model.norm_location = {self.norm_location!r} need '
       'a pattern without Mamba mixers and experts.',
     )
     yield (
-      self.norm_location == 'protected' and spec.qk_norm == NoQKNorm(),
+      protected and self.attention.qk_norm == NoQKNorm(),
       "model.norm_location = 'protected' needs attention.qk_norm = 'QKNorm()', without which "
       'nothing bounds the scores.',
     )
     yield (
-      self.norm_location == 'protected'
-      and (self.linear != 'plain' or self.init != 'torch_default'),
+      protected and (self.linear != 'plain' or self.init != 'torch_default'),
       "model.norm_location = 'protected' needs model.linear = 'plain' and model.init = "
       "'torch_default', on which its factors rely.",
     )
@@ -208,6 +217,8 @@ class ModelConfig:
       self.ffn == 'none' and any(layer.experts for layer in layers),
       "model.ffn = 'none' leaves the experts of model.pattern without an activation.",
     )
+
+  def _conflicts_of_vocabulary(self) -> Iterator[tuple[object, str]]:
     yield (
       self.tied and 'unembed' in self.biases,
       "model.biases: 'unembed' is a bias of an unembedding that model.tied leaves out.",
@@ -228,7 +239,9 @@ class ModelConfig:
       not 0 <= self.logit_cap < math.inf,
       f'model.logit_cap = {self.logit_cap} must be finite and at least 0 (no cap).',
     )
-    yield not 0 < self.norm_eps <= 1, f'model.norm_eps must be > 0 and <= 1, not {self.norm_eps}.'
+
+  def _conflicts_of_attention(self) -> Iterator[tuple[object, str]]:
+    layers, spec, sinks = self.pattern, self.attention, self.sink_tokens
     yield (
       sinks and spec.kv_bias.has_extra_key,
       f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose one.',

@@ -118,24 +118,7 @@ def graft_to(
   seed: int = 0,
 ) -> Run:
   """`graft` to the model of a config, which may differ in nothing else; prints nothing."""
-  parts = [('attention', name, run.config.attention, config.attention) for name in COMPONENTS]
-  parts += [('model', name, run.config, config) for name in ('norm', 'sink_tokens')]
-  changes = {
-    f'{where}.{name}': (a, b)
-    for where, name, source, target in parts
-    if (a := getattr(source, name)) != (b := getattr(target, name))
-  }
-  if not changes:
-    raise ValueError(
-      'The graft changes nothing: give attention, norm or sink_tokens another '
-      "value, such as attention={'head': 'HeadGate(scale=2)'}."
-    )
-  for name in ('mask', 'position'):
-    if f'attention.{name}' in changes and any(getattr(layer, name) for layer in config.pattern):
-      raise ValueError(
-        f'Blocks of this model have a {name} of their own, which a graft of '
-        'attention would not change: graft another component.'
-      )
+  changes = _changes(run.config, config)
   check_known(start, STARTS, 'Unknown start')
   batch, same = _batch(run, tokens), start == 'identity'
   known, shapes = _shapes(run.config), _shapes(config)
@@ -180,6 +163,29 @@ def graft_to(
       names(fresh),
     ),
   )
+
+
+def _changes(before: ModelConfig, after: ModelConfig) -> dict[str, tuple[Any, Any]]:
+  """{key: (value before, value after)} of a graft; a ValueError if there are none, or no effect."""
+  parts = [('attention', name, before.attention, after.attention) for name in COMPONENTS]
+  parts += [('model', name, before, after) for name in ('norm', 'sink_tokens')]
+  changes = {
+    f'{where}.{name}': (a, b)
+    for where, name, source, target in parts
+    if (a := getattr(source, name)) != (b := getattr(target, name))
+  }
+  if not changes:
+    raise ValueError(
+      'The graft changes nothing: give attention, norm or sink_tokens another '
+      "value, such as attention={'head': 'HeadGate(scale=2)'}."
+    )
+  for name in ('mask', 'position'):
+    if f'attention.{name}' in changes and any(getattr(layer, name) for layer in after.pattern):
+      raise ValueError(
+        f'Blocks of this model have a {name} of their own, which a graft of '
+        'attention would not change: graft another component.'
+      )
+  return changes
 
 
 def learned_bias(config: ModelConfig) -> str:

@@ -347,23 +347,7 @@ class MambaMixer(nn.Module):
     batch, length, _ = x_BxTxD.shape
     layer = lambda features, name, group: Dense(features, config, group=group, name=name)
     x, gate = jnp.split(layer(2 * sizes.inner, 'in', 'mamba')(x_BxTxD), 2, -1)
-
-    # The last tap is for the token itself.
-    taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), config, name='conv')()
-    assert bias_I is not None
-    before = (
-      jnp.zeros((batch, sizes.conv - 1, sizes.inner), x.dtype)
-      if cache is None
-      else cache.inputs_BxKxI.astype(x.dtype)
-    )
-    # The K - 1 inputs before these tokens, or zeros, make the convolution causal.
-    inputs = jnp.concatenate([before, x], 1)
-    x = sum(
-      (inputs[:, i : i + length] * taps_KxI[i].astype(x.dtype) for i in range(sizes.conv)),
-      start=jnp.zeros((), x.dtype),
-    )
-    x_BxTxI = jax.nn.silu(x + bias_I.astype(x.dtype))
-
+    x_BxTxI, inputs = self._convolved(x, cache)
     parts = jnp.split(
       layer(sizes.rank + 2 * sizes.state, 'x', '')(x_BxTxI),
       (sizes.rank, sizes.rank + sizes.state),
@@ -403,3 +387,23 @@ class MambaMixer(nn.Module):
     out = layer(config.d_model, 'out', 'mamba')(y.astype(gate.dtype))
     # The convolution of the next token reads the last K - 1 of these K - 1 + T inputs.
     return out, None if cache is None else MambaCache(inputs[:, length:], state)
+
+  def _convolved(self, x_BxTxI: jax.Array, cache: MambaCache | None) -> tuple[jax.Array, jax.Array]:
+    """silu(causal convolution of x) (B, T, I), and the inputs (B, K - 1 + T, I) that it reads."""
+    sizes, dtype = self.sizes, x_BxTxI.dtype
+    batch, length, _ = x_BxTxI.shape
+    # The last tap is for the token itself.
+    taps_KxI, bias_I = Weights((sizes.conv, sizes.inner), self.config, name='conv')()
+    assert bias_I is not None
+    before = (
+      jnp.zeros((batch, sizes.conv - 1, sizes.inner), dtype)
+      if cache is None
+      else cache.inputs_BxKxI.astype(dtype)
+    )
+    # The K - 1 inputs before these tokens, or zeros, make the convolution causal.
+    inputs = jnp.concatenate([before, x_BxTxI], 1)
+    x = sum(
+      (inputs[:, i : i + length] * taps_KxI[i].astype(dtype) for i in range(sizes.conv)),
+      start=jnp.zeros((), dtype),
+    )
+    return jax.nn.silu(x + bias_I.astype(dtype)), inputs

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sink_jax.data.batches import Batch
 from sink_jax.data.token_edits import first_token
 from sink_jax.evaluate.probe import first_token_limits
 from sink_jax.evaluate.sink_report import limit_note
@@ -127,22 +128,12 @@ def _steps(
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
   _catch_up(state, last, stop, folder, evaluation)
-  update = make_train_step(
-    job.model,
-    job.optimizer,
-    job.mesh,
-    experiment.microbatches,
-    loss_logits=experiment.loss_logits,
-    gradient_dtype=experiment.gradient_dtype,
-  )
-  to_global = GlobalBatches(job.mesh, experiment.batch_size)
-  batches = job.data.batches(start, experiment.batch_size, experiment.seed, to_global.rows)
+  update = _update(job)
+  batches = _batches(job, start, log.clock)
   with contextlib.ExitStack() as trace:
     for step in range(start + 1, last + 1):
       _trace(trace, job, folder, step - start)
-      with log.clock.spent_on('data'):
-        batch = next(batches)
-      batch = to_global.make_global_batch(batch)
+      batch = next(batches)
       # Steps are numbered by the updates done, from 1; the schedule counts updates from 0.
       rate = learning_rate(job.optimizer, last, step - 1)
       if step == start + 1 and (limit := device_memory()):
@@ -172,6 +163,29 @@ def _steps(
       with log.clock.spent_on('probe'):
         evaluation(step, state.params)
   return state
+
+
+def _update(job: Job) -> jax.stages.Wrapped:
+  """The compiled step of a job."""
+  return make_train_step(
+    job.model,
+    job.optimizer,
+    job.mesh,
+    job.experiment.microbatches,
+    loss_logits=job.experiment.loss_logits,
+    gradient_dtype=job.experiment.gradient_dtype,
+  )
+
+
+def _batches(job: Job, start: int, clock: Clock) -> Iterator[Batch]:
+  """The global batches after step `start`; the clock counts the time in which they are read."""
+  experiment = job.experiment
+  to_global = GlobalBatches(job.mesh, experiment.batch_size)
+  batches = job.data.batches(start, experiment.batch_size, experiment.seed, to_global.rows)
+  while True:
+    with clock.spent_on('data'):
+      batch = next(batches)
+    yield to_global.make_global_batch(batch)
 
 
 def _catch_up(

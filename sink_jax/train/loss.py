@@ -65,6 +65,10 @@ def training_weights(
   return weights_BxT * (jnp.arange(weights_BxT.shape[1]) >= dropped)
 
 
+# Factors are in the dtype of h, and sums of products in float32, as matrix units have them.
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def cross_entropy(
   h_BxTxD: jax.Array,
@@ -95,9 +99,6 @@ def _forward(
   most_logits: int | None,
   cap: float,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  # Factors are in the dtype of h, and sums of products in float32, as matrix units have them.
-  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-
   def share(
     h: jax.Array, targets: jax.Array, weights: jax.Array, kernel: jax.Array
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -122,20 +123,11 @@ def _forward(
       inputs: tuple[jax.Array, ...],
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
       h, targets, weights = inputs
-      logits = soft_cap(product(f'{axes}d,dv->{axes}v', h, kernel), cap)
-      # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so
-      # that no exp overflows.
-      lse = jax.nn.logsumexp(logits, -1)
-      chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-      loss = jnp.sum((lse - chosen) * weights)
-      # d loss / d logits = w (softmax - one-hot), in the dtype of h for the next two products.
-      one_hot = jax.nn.one_hot(targets, vocabulary, dtype=jnp.float32)
-      dlogits = (jnp.exp(logits - lse[..., None]) - one_hot) * weights[..., None]
-      if cap:
-        dlogits *= soft_cap_slope(logits, cap)
-      dlogits = dlogits.astype(h.dtype)
-      dh = product(f'{axes}v,dv->{axes}d', dlogits, kernel).astype(h.dtype)
-      return (sums[0] + loss, sums[1] + product(f'{axes}d,{axes}v->dv', h, dlogits)), dh
+      logits = soft_cap(_product(f'{axes}d,dv->{axes}v', h, kernel), cap)
+      loss, dlogits = _loss_of_logits(logits, targets, weights, cap)
+      dlogits = dlogits.astype(h.dtype)  # for the next two products
+      dh = _product(f'{axes}v,dv->{axes}d', dlogits, kernel).astype(h.dtype)
+      return (sums[0] + loss, sums[1] + _product(f'{axes}d,{axes}v->dv', h, dlogits)), dh
 
     zeros = jnp.zeros(()), jnp.zeros(kernel.shape, jnp.float32)
     (loss, dkernel), dh = jax.lax.scan(chunk, zeros, tuple(map(split, (h, targets, weights))))
@@ -153,6 +145,23 @@ def _forward(
     kernel_DxV.astype(h_BxTxD.dtype),
   )
   return loss, (dh, dkernel.astype(kernel_DxV.dtype))
+
+
+def _loss_of_logits(
+  logits: jax.Array, targets: jax.Array, weights: jax.Array, cap: float
+) -> tuple[jax.Array, jax.Array]:
+  """The summed loss of capped logits (..., V), and its gradient by the logits before the cap."""
+  # -log softmax(logits)[target] = lse - logits[target]; logsumexp subtracts the maximum, so that no
+  # exp overflows.
+  lse = jax.nn.logsumexp(logits, -1)
+  chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+  loss = jnp.sum((lse - chosen) * weights)
+  # d loss / d logits = w (softmax - one-hot).
+  one_hot = jax.nn.one_hot(targets, logits.shape[-1], dtype=jnp.float32)
+  dlogits = (jnp.exp(logits - lse[..., None]) - one_hot) * weights[..., None]
+  if cap:
+    dlogits *= soft_cap_slope(logits, cap)
+  return loss, dlogits
 
 
 def _backward(
