@@ -111,7 +111,7 @@ def cache(model: Model) -> list[Row]:
   """
   # Documents, since parts of one document are too alike: their interval would not hold for other
   # texts.
-  run, (tokens_SxT, others_SxT) = model.run, np.array_split(model.inputs().tokens, 2)
+  tokens_SxT, others_SxT = np.array_split(model.inputs().tokens, 2)
   length = tokens_SxT.shape[1]
   if len(others_SxT) < 2:
     raise ValueError(
@@ -124,45 +124,34 @@ def cache(model: Model) -> list[Row]:
     if size > first
   ]
   grid = dict.fromkeys([*itertools.product(FIRST, RECENT), *caches])
-  pairs, config = (
-    tuple(pair for pair in grid if sum(pair) < length),
-    probed(run.config, model.options.dtype),
-  )
-  mass_SxNxHxG = np.concatenate(
-    [
-      np.moveaxis(
-        np.asarray(_masses(config, mesh_of(run.params), pairs, run.params, batch_BxT)), 1, 0
-      )
-      for batch_BxT in model.batches(tokens_SxT)
-    ]
-  )
-  rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
-  full = CachePolicy(length + run.config.sink_tokens, positions='text')
-  full_SxT = cached_losses(model, tokens_SxT, full)
+  pairs = tuple(pair for pair in grid if sum(pair) < length)
+  mass_SxNxHxG = _masses(model, pairs, tokens_SxT)
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
-  tried = [
-    _cache_row(
-      model, tokens_SxT, CachePolicy(first + recent, first, 'text'), kept_G[first, recent], full_SxT
-    )
-    for first, recent in caches
-  ]
+  rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
+  full = CachePolicy(length + model.run.config.sink_tokens, positions='text')
+  full_SxT = cached_losses(model, tokens_SxT, full)
+  tried = []
+  for first, recent in caches:
+    policy = CachePolicy(first + recent, first, 'text')
+    tried.append(_cache_row(model, tokens_SxT, policy, kept_G[first, recent], full_SxT))
   if not (safe := [row for row in tried if row.get('safe')]):
-    return [
-      *rows,
-      *tried,
-      {'part': 'advice', 'words': 'Keep the full cache: none of those tried is safe.'},
-    ]
+    words = 'Keep the full cache: none of those tried is safe.'
+    return [*rows, *tried, {'part': 'advice', 'words': words}]
   best = min(safe, key=lambda row: (row['size'], row['change']))
+  size, first, kept = best['size'], best['first'], best['kept']
+  full_of_others_SxT = cached_losses(model, others_SxT, full)
+  policy = CachePolicy(size, first, 'text')
+  held = _cache_row(model, others_SxT, policy, kept, full_of_others_SxT) | {'part': 'held out'}
+  renumbered = _cache_row(model, tokens_SxT, CachePolicy(size, first), kept, full_SxT)
+  return [*rows, *tried, renumbered, held, _advice(best, held, renumbered, length)]
+
+
+def _advice(best: Row, held: Row, renumbered: Row, length: int) -> Row:
+  """The advice on texts of `length` tokens; held, renumbered: other measurements of its cache."""
   size, first, recent = best['size'], best['first'], best['recent']
-  held = _cache_row(
-    model,
-    others_SxT,
-    CachePolicy(size, first, 'text'),
-    kept_G[first, recent],
-    cached_losses(model, others_SxT, full),
-  ) | {'part': 'held out'}
-  renumbered = _cache_row(
-    model, tokens_SxT, CachePolicy(size, first), kept_G[first, recent], full_SxT
+  kept = f'the first {first} and the last {recent}' if first else f'the last {recent}'
+  change, held_change = (
+    f'{row["change"]:+.2f} % ({row["low"]:+.2f} to {row["high"]:+.2f})' for row in (best, held)
   )
   advice = {
     'part': 'advice',
@@ -170,18 +159,27 @@ def cache(model: Model) -> list[Row]:
     'sinks': first,
     'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
     'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
-    'words': f'Keep {f"the first {first} and " * bool(first)}the last {recent} of {length} tokens: '
-    f'the loss changes by {best["change"]:+.2f} % ({best["low"]:+.2f} to '
-    f'{best["high"]:+.2f}), and on documents that did not choose it by '
-    f'{held["change"]:+.2f} % ({held["low"]:+.2f} to {held["high"]:+.2f}).',
+    'words': f'Keep {kept} of {length} tokens: the loss changes by {change}, and on documents '
+    f'that did not choose it by {held_change}.',
   }
   if renumbered.get('safe'):  # llama.cpp has no other positions
     advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
-  return [*rows, *tried, renumbered, held, advice]
+  return advice
+
+
+def _masses(model: Model, pairs: tuple[tuple[int, int], ...], tokens_SxT: np.ndarray) -> np.ndarray:
+  """`kept_mass` (S, N, H, G) of all sequences, in the blocks with attention."""
+  run = model.run
+  config, mesh = probed(run.config, model.options.dtype), mesh_of(run.params)
+  masses = [
+    np.asarray(_batch_masses(config, mesh, pairs, run.params, batch_BxT))
+    for batch_BxT in model.batches(tokens_SxT)
+  ]
+  return np.concatenate([np.moveaxis(mass_NxBxHxG, 1, 0) for mass_NxBxHxG in masses])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _masses(
+def _batch_masses(
   config: ModelConfig,
   mesh: Mesh | None,
   pairs: tuple[tuple[int, int], ...],

@@ -60,62 +60,63 @@ def lines(
   names: list[str] = [y] if isinstance(y, str) else [*y]
   styles = dict(zip(names, itertools.repeat(style) if isinstance(style, str) else style))
   for ax, (title, inside) in panels:
-    for i, (column, (words, group)) in enumerate(
-      itertools.product(names, _groups(inside, by).items())
-    ):
+    groups = _groups(inside, by)
+    for i, (column, (words, group)) in enumerate(itertools.product(names, groups.items())):
       points = sorted((row for row in group if row.get(column) is not None), key=lambda row: row[x])
       if not points:
         continue
       across, up = ([row[key] for row in points] for key in (x, column))
       words = ', '.join(filter(None, [_word(column) if len(names) > 1 else '', words]))
       shape = styles[column]
-      # Where the colours begin again, the markers have moved on by one.
-      look: dict[str, Any] = dict(
-        color=plots.COLOURS[i % 7],
-        label=words or _word(column),
-        linewidth=2,
-        markersize=5,
-        marker='os^Dv<>'[(i + i // 7) % 7] if 'o' in shape else '',
-      )
+      look = _look(i, words or _word(column), 'o' in shape)
       if error:
-        shift = 0.12 * (i - (len(_groups(inside, by)) - 1) / 2)  # side by side
+        shift = 0.12 * (i - (len(groups) - 1) / 2)  # side by side
         bounds = [row[error] for row in points]
         ax.errorbar(np.add(across, shift), up, bounds, capsize=3, linestyle='', **look)
       else:
         ax.plot(across, up, linestyle='-' if '-' in shape else '', **look)
       if paper := [(row[x], row[f'paper_{column}']) for row in points if f'paper_{column}' in row]:
-        ax.plot(
-          *zip(*paper),
-          'x',
-          color=look['color'],
-          markersize=9,
-          markeredgewidth=2,
-          label=f'{words or "Sink_1"}: the paper',
-        )
-    ax.set(xscale='log' if 'x' in log else 'linear', yscale='log' if 'y' in log else 'linear')
-    if 'x' not in log:
-      ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        cross: dict[str, Any] = dict(color=look['color'], markersize=9, markeredgewidth=2)
+        ax.plot(*zip(*paper), 'x', label=f'{words or "Sink_1"}: the paper', **cross)
+    _set_scales(ax, log, sorted({row[x] for row in inside}) if 'x' in log else ())
     if percent:
       ax.set_ylim(-4, 104)
-    if 'x' in log and len(ticks := sorted({row[x] for row in inside})) < 9 and ticks[-1] < 10_000:
-      ax.set_xticks(ticks, labels=map(str, ticks))
-      ax.minorticks_off()
-    if 'y' in log:
-      ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-      ax.yaxis.set_minor_locator(NullLocator())
-      ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.grid(alpha=0.25)
-    drawn = len(ax.get_lines())
-    place: dict[str, Any] = (
-      dict(loc='upper left', bbox_to_anchor=(1, 1))
-      if drawn > 8
-      else dict(loc='upper center', bbox_to_anchor=(0.5, -0.22), ncols=2)
-      if drawn > 3
-      else {}
-    )
-    ax.legend(fontsize=8, frameon=False, **place)
+    ax.legend(fontsize=8, frameon=False, **_place_of_legend(len(ax.get_lines())))
     plots.label(ax, title, _word(x), label or _word(names[0]))
   return figure
+
+
+def _look(number: int, words: str, marked: bool) -> dict[str, Any]:
+  """Colour, marker and label of a line; where the colours begin again, markers move on by one."""
+  return dict(
+    color=plots.COLOURS[number % 7],
+    label=words,
+    linewidth=2,
+    markersize=5,
+    marker='os^Dv<>'[(number + number // 7) % 7] if marked else '',
+  )
+
+
+def _set_scales(ax: Axes, log: str, ticks: Sequence[float]) -> None:
+  """Makes the axes in `log` logarithmic; ticks: of a logarithmic x, shown if they are few."""
+  ax.set(xscale='log' if 'x' in log else 'linear', yscale='log' if 'y' in log else 'linear')
+  if 'x' not in log:
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+  elif len(ticks) < 9 and ticks[-1] < 10_000:
+    ax.set_xticks(ticks, labels=map(str, ticks))
+    ax.minorticks_off()
+  if 'y' in log:
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(ScalarFormatter())
+
+
+def _place_of_legend(drawn: int) -> dict[str, Any]:
+  """Where the legend of so many lines covers none of them."""
+  if drawn > 8:
+    return dict(loc='upper left', bbox_to_anchor=(1, 1))
+  return dict(loc='upper center', bbox_to_anchor=(0.5, -0.22), ncols=2) if drawn > 3 else {}
 
 
 def bars(rows: Sequence[Row], x: str, y: str, by: Columns, panel: Columns = ()) -> Figure:

@@ -66,7 +66,7 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   if not 0 < first < tokens_SxT.shape[1]:
     raise ValueError(f'--first={first} must be between 1 and {tokens_SxT.shape[1] - 1}.')
   sinks = model.report(tokens_SxT).sink_positions() - 1
-  choices, rows = _spared(tokens_SxT.shape, first, sinks), []
+  choices = _spared(tokens_SxT.shape, first, sinks)
   named = {
     'none': '',
     f'first {first}': f'1 to {first}',
@@ -76,34 +76,20 @@ def quantisation(model: Model, *, first: First = 4) -> list[Row]:
   measure = functools.partial(_losses, model, tokens_SxT)
   none_SxT = choices['none'][0]
   base_S = measure(lambda block, layer: False, none_SxT, 8, False)
+  rows = []
   for what, bits, scale in itertools.product(
     ('activations', _CACHE), (8, 4), ('per tensor', 'per token')
   ):
     on = lambda block, layer: (layer == _CACHE) == (what == _CACHE)
-    changes = {
-      name: np.stack(
-        [measure(on, mask_SxT, bits, scale == 'per token') - base_S for mask_SxT in masks_RxSxT]
-      )
-      for name, masks_RxSxT in choices.items()
-    }
+    case = {'part': 'all', 'what': what, 'bits': bits, 'scale': scale}
+    changes = {}
+    for name, masks_RxSxT in choices.items():
+      losses = [measure(on, mask_SxT, bits, scale == 'per token') for mask_SxT in masks_RxSxT]
+      changes[name] = np.stack(losses) - base_S
     for name, change_RxS in changes.items():
-      row = {
-        'part': 'all',
-        'what': what,
-        'bits': bits,
-        'scale': scale,
-        'spared': name,
-        'positions': named[name],
-      } | _change(base_S, change_RxS.mean(0))
-      recovered_S = changes['none'][0] - change_RxS.mean(0)
-      low, high = bootstrap(recovered_S)
-      if name != 'none':
-        row |= dict(
-          recovered=float(recovered_S.mean()), recovered_low=float(low), recovered_high=float(high)
-        )
-      if name == 'random':
-        row |= {'least': float(change_RxS.mean(1).min()), 'most': float(change_RxS.mean(1).max())}
-      rows.append(row)
+      row = case | {'spared': name, 'positions': named[name]}
+      change = _change(base_S, change_RxS.mean(0))
+      rows.append(row | change | _recovered(name, changes))
   setting = {'what': 'activations', 'bits': 8, 'scale': 'per tensor', 'spared': 'none'}
   kinds = dict.fromkeys(('module', layer) for _, layer in _modules(model.run) if layer != _CACHE)
   for part, value in [*kinds, *(('block', n + 1) for n in range(model.run.config.layers))]:
@@ -151,6 +137,24 @@ def _change(base_S: np.ndarray, change_S: np.ndarray) -> Row:
     'high': float(high),
     'destroyed': change >= math.log(10),
   }
+
+
+def _recovered(name: str, changes: dict[str, np.ndarray]) -> Row:
+  """How much a choice of spared tokens recovers, and the range of its draws if it is random."""
+  if name == 'none':
+    return {}
+  change_RxS = changes[name]
+  recovered_S = changes['none'][0] - change_RxS.mean(0)
+  low, high = bootstrap(recovered_S)
+  row = {
+    'recovered': float(recovered_S.mean()),
+    'recovered_low': float(low),
+    'recovered_high': float(high),
+  }
+  if name != 'random':
+    return row
+  change_R = change_RxS.mean(1)
+  return row | {'least': float(change_R.min()), 'most': float(change_R.max())}
 
 
 def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:

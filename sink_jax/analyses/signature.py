@@ -173,16 +173,7 @@ def from_arrays(
     found |= {'importance': report.importance, 'entropy': _entropy(layers, texts)}
   elif 'importance' in given:
     found['importance'] = sinks.checked_importance(given['importance'], lengths, mask)
-  norms = {
-    key: _norms(key, given[key], texts)
-    for key in ('hidden', 'values', 'keys', 'heads')
-    if key in given
-  }
-  if 'hidden' in norms:
-    found |= {'hidden': norms['hidden']} | _activations_of_texts(given['hidden'], texts)
-  found |= {key: norms[f'{key}s'].mean(2) for key in ('value', 'key') if f'{key}s' in norms}
-  if 'heads' in norms:
-    found['head'] = mean_of_text(norms['heads'])
+  found |= _of_vectors(given, texts)
   blocks = range(1, 1 + max(x.shape[1] for x in found.values()))
   return [{'model': name or 'model'} | row for row in _rows(found, {}, blocks)]
 
@@ -209,6 +200,22 @@ def _sizes(given: Arrays, layers: Sequence[Any]) -> dict[str, int]:
           f'{other} has {expected}: give arrays of the same batch.'
         )
   return {axis: size for axis, (size, _) in sizes.items()}
+
+
+def _of_vectors(given: Arrays, texts: Texts | None) -> Arrays:
+  """Norms of hidden states, values, keys and outputs of heads, and activations, where given."""
+  norms = {
+    key: _norms(key, given[key], texts)
+    for key in ('hidden', 'values', 'keys', 'heads')
+    if key in given
+  }
+  found: Arrays = {}
+  if 'hidden' in norms:
+    found = {'hidden': norms['hidden']} | _activations_of_texts(given['hidden'], texts)
+  found |= {key: norms[f'{key}s'].mean(2) for key in ('value', 'key') if f'{key}s' in norms}
+  if 'heads' in norms:
+    found['head'] = mean_of_text(norms['heads'])
+  return found
 
 
 def _norms(name: str, x: np.ndarray, texts: Texts | None) -> np.ndarray:
@@ -309,50 +316,39 @@ def _uniform_importance(length: int, at: int) -> float:
   return (1 / np.arange(at + 1, length + 1)).sum() / (length - at)
 
 
-def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> list[Row]:
-  sequences = len(next(iter(found.values())))
-  of_tokens = [found[key] for key in ('importance', 'hidden', 'value', 'key') if key in found]
-  length_S = sinks.text_lengths(of_tokens[0]) if of_tokens else np.full(sequences, 2)
-  draws = [
-    {key: x.mean(0) for key, x in _values(found, at_S).items()}
-    for at_S in sinks.random_targets(length_S)
-  ]
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+  """The arrays of a model and of the `others` of which its nulls are, and how measures read them.
 
-  def row(measure: str, at: int) -> Row:
+  blocks: numbers, from 1, of the blocks with attention. length_S: of texts. draws: what measures
+  reduce at random positions, means over sequences.
+  """
+
+  found: Arrays
+  others: dict[str, Arrays]
+  blocks: Sequence[int]
+  length_S: np.ndarray
+  draws: list[Arrays]
+
+  def row(self, measure: str, at: int) -> Row:
+    """A measure at a position, from 0, with its bounds and nulls."""
     key, statistic, sign, least = MEASURES[measure]
-    at_S, reduce = np.full(sequences, at), _STATISTICS[statistic]
-    x = _values(found, at_S)[key].astype(np.float64)
+    reduce = _STATISTICS[statistic]
+    x = _values(self.found, np.full(len(self.length_S), at))[key].astype(np.float64)
     least = 1 / x[0].size if least is None else least
-    x_SxC = x.reshape(sequences, -1)
+    x_SxC = x.reshape(len(x), -1)
     if statistic == 'mean':
       x_SxC = x_SxC.mean(1, keepdims=True)
     mean_C, bounds = x_SxC.mean(0), np.stack(bootstrap(x_SxC))
     where: Row = dict.fromkeys(('block', 'head', 'position', 'text', 'channel'))
     if statistic in ('max', 'min'):
-      bounds = bounds[:, [chosen := int((sign * mean_C).argmax())]]
-      n, *head = map(int, np.unravel_index(chosen, x.shape[1:]))
-      where |= {
-        'block': n + 1 if key in _OF_HIDDEN else blocks[n],
-        'head': head[0] + 1 if head else None,
-      }
-      if key == 'activation':
-        where |= {
-          'position': int(mode(found['token'][:, n]).mode),
-          'channel': int(mode(found['channel'][:, n]).mode),
-        }
-    low, high = sorted(float(reduce(bound)) for bound in bounds)
-    masses = [_uniform_importance(n, at) for n in length_S]
-    none = {'alpha': np.mean(masses), 'rate': np.greater(masses, EPSILON).mean(), 'kurtosis': 3} | (
-      {'activation': found['normal'].mean(dtype=np.float64)} if key == 'activation' else {}
-    )
-    nulls: Row = dict.fromkeys(('random_positions', 'shuffled', 'untrained'))
-    nulls['uniform'] = float(reduce(np.asarray([none.get(key, 1)])))
-    nulls |= {name: float(reduce(_values(x, at_S)[key].mean(0))) for name, x in others.items()}
+      chosen = int((sign * mean_C).argmax())
+      bounds = bounds[:, [chosen]]
+      where |= self._place(key, np.unravel_index(chosen, x.shape[1:]))
     if key in _OF_POSITION:
       where['position'] = at + 1
-      nulls['random_positions'] = float(
-        np.percentile([reduce(draw[key]) for draw in draws], 50 + 49 * sign)
-      )
+    low, high = sorted(float(reduce(bound)) for bound in bounds)
+    nulls = self._nulls(measure, at)
     bound = low if sign > 0 else -high
     beaten = [
       sign * null for name, null in nulls.items() if name != 'shuffled' and null is not None
@@ -367,18 +363,63 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
       **where,
     }
 
-  rows = [row(measure, 0) for measure, (key, *_) in MEASURES.items() if key in draws[0]]
+  def _place(self, key: str, index: Sequence[Any]) -> Row:
+    """Block and head, if any; of an activation also the commonest position and channel."""
+    n, *head = map(int, index)
+    place: Row = {
+      'block': n + 1 if key in _OF_HIDDEN else self.blocks[n],
+      'head': head[0] + 1 if head else None,
+    }
+    if key == 'activation':
+      place['position'] = int(mode(self.found['token'][:, n]).mode)
+      place['channel'] = int(mode(self.found['channel'][:, n]).mode)
+    return place
+
+  def _nulls(self, measure: str, at: int) -> Row:
+    """The measure without an effect, at random positions, and of the others."""
+    key, statistic, sign, _ = MEASURES[measure]
+    reduce, at_S = _STATISTICS[statistic], np.full(len(self.length_S), at)
+    masses = [_uniform_importance(length, at) for length in self.length_S]
+    closed = {'alpha': np.mean(masses), 'rate': np.greater(masses, EPSILON).mean(), 'kurtosis': 3}
+    if key == 'activation':
+      closed[key] = self.found['normal'].mean(dtype=np.float64)
+    nulls: Row = dict.fromkeys(('random_positions', 'shuffled', 'untrained'))
+    nulls['uniform'] = float(reduce(np.asarray([closed.get(key, 1)])))
+    for name, arrays in self.others.items():
+      nulls[name] = float(reduce(_values(arrays, at_S)[key].mean(0)))
+    if key in _OF_POSITION:
+      drawn = [reduce(draw[key]) for draw in self.draws]
+      nulls['random_positions'] = float(np.percentile(drawn, 50 + 49 * sign))
+    return nulls
+
+
+def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> list[Row]:
+  sequences = len(next(iter(found.values())))
+  of_tokens = [found[key] for key in ('importance', 'hidden', 'value', 'key') if key in found]
+  length_S = sinks.text_lengths(of_tokens[0]) if of_tokens else np.full(sequences, 2)
+  draws = [
+    {key: x.mean(0) for key, x in _values(found, at_S).items()}
+    for at_S in sinks.random_targets(length_S)
+  ]
+  measured = _Measured(found, others, blocks, length_S, draws)
+  rows = [measured.row(name, 0) for name, (key, *_) in MEASURES.items() if key in draws[0]]
   if 'importance' not in found:
     return rows
   alpha_SxNxHxT = found['importance']
   sinks_T = (alpha_SxNxHxT > EPSILON).sum((0, 1, 2))  # must be at least one head, the least effect
-  rows += [row('sink rate', k) for k in range(1, length_S.min() // 2) if sinks_T[k] >= sequences]
-  uniform = float(np.mean([_uniform_importance(n, 0) for n in length_S]))
-  means_NxH, (low_NxH, high_NxH) = alpha_SxNxHxT[..., 0].mean(0), bootstrap(alpha_SxNxHxT[..., 0])
-  return rows + [
+  further = [k for k in range(1, length_S.min() // 2) if sinks_T[k] >= sequences]
+  rows += [measured.row('sink rate', k) for k in further]
+  uniform = float(np.mean([_uniform_importance(length, 0) for length in length_S]))
+  return rows + _head_rows(alpha_SxNxHxT[..., 0], uniform, blocks)
+
+
+def _head_rows(alpha_SxNxH: np.ndarray, uniform: float, blocks: Sequence[int]) -> list[Row]:
+  """The first token's importance by head."""
+  mean_NxH, (low_NxH, high_NxH) = alpha_SxNxH.mean(0), bootstrap(alpha_SxNxH)
+  return [
     {
       'measure': 'importance',
-      'value': float(means_NxH[n, h]),
+      'value': float(mean_NxH[n, h]),
       'low': float(low_NxH[n, h]),
       'high': float(high_NxH[n, h]),
       'uniform': uniform,
@@ -387,5 +428,5 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
       'position': 1,
       'text': None,
     }
-    for n, h in np.ndindex(*means_NxH.shape)
+    for n, h in np.ndindex(*mean_NxH.shape)
   ]

@@ -70,20 +70,24 @@ def probe(
     tokens = [row[: min(map(len, rows))] for row in rows]
     # These texts begin as the tokenizer prescribes, unlike the inputs of a run.
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
-  tokens = np.asarray(as_array(tokens, 'probe tokens'))
-  config = probed(run.config, dtype)
-  if (
-    tokens.ndim < 2 or not len(tokens) or tokens.shape[1] < 2
-  ):  # a ratio divides by the other tokens
+  run = dataclasses.replace(run, config=probed(run.config, dtype))
+  tokens = _checked(tokens, run.config.vocab_size)
+  padded = texts_in(lengths, mask, *tokens.shape[:2], least=2)
+  return _report(run, tokens, padded, batch_size or len(tokens), dtype)
+
+
+def _checked(tokens: ModelInputs | None, vocabulary: int) -> np.ndarray:
+  """Probe tokens as an array; a ValueError if their shape or their ids do not fit."""
+  checked = np.asarray(as_array(tokens, 'probe tokens'))
+  # A ratio divides by the other tokens.
+  if checked.ndim < 2 or not len(checked) or checked.shape[1] < 2:
     raise ValueError(
-      f'probe tokens must have shape (S, T) with T > 1, not {tokens.shape}; strings are '
+      f'probe tokens must have shape (S, T) with T > 1, not {checked.shape}; strings are '
       'texts=[...].'
     )
-  if config.vocab_size:
-    check_ids(tokens, config.vocab_size, 'probe tokens')
-  padded = texts_in(lengths, mask, *tokens.shape[:2], least=2)
-  run = dataclasses.replace(run, config=config)
-  return _report(run, tokens, padded, batch_size or len(tokens), dtype)
+  if vocabulary:
+    check_ids(checked, vocabulary, 'probe tokens')
+  return checked
 
 
 def _report(run: Run, tokens: np.ndarray, texts: Texts | None, size: int, dtype: str) -> SinkReport:

@@ -246,7 +246,6 @@ def table_rows(
 ) -> list[tuple[str, str, str]]:
   """Name, value and meaning of each number of a summary that is shown."""
   star = '' if protocol['scores'] == _EXACT else '*'
-  size = lambda x: f'{x:.2f}' if x < 100 else f'{x:,.0f}'
   rows = [
     (
       'Sink_1',
@@ -278,6 +277,15 @@ def table_rows(
     rows.append(('raw mass', raw, f'weight of the first token, of {row} in a row'))
   if 'value_ratio' not in summary:  # of only maps
     return rows
+  return rows + _state_rows(summary, protocol)
+
+
+def _state_rows(
+  summary: Mapping[str, Any], protocol: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+  """The rows of `table_rows` about values and hidden states."""
+  rows = []
+  size = lambda x: f'{x:.2f}' if x < 100 else f'{x:,.0f}'
   blocks = range(len(summary['hidden_ratio']))  # 0 is the embedding
   for name, of, end, which in (
     ('value', protocol['blocks'], min, 'smallest'),
