@@ -3,9 +3,11 @@
 import ast
 import collections
 import graphlib
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,18 @@ ROOMS = [
   'sweep',
   'cli',
 ]
+COLUMNS = 100  # of a line, also of a comment, a docstring or a string
+FUNCTION_LINES = 60
+TOKENS_A_LINE = 7.5  # of a room: names, numbers, strings and operators, over all of its lines
+LAYOUT = {
+  tokenize.COMMENT,
+  tokenize.NL,
+  tokenize.NEWLINE,
+  tokenize.INDENT,
+  tokenize.DEDENT,
+  tokenize.ENCODING,
+  tokenize.ENDMARKER,
+}
 BANNED = {'tensorflow', 'torch', 'configs', 'tests', 'pickle', 'shelve'}
 
 
@@ -102,6 +116,37 @@ def test_files_are_short_and_say_what_they_are(path):
     for n in ast.walk(ast.parse(text))
     if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
   } & {'eval', 'exec', '__import__'}
+
+
+def files_by_room():
+  """{room: its Python files}; those next to the rooms of the package are the room 'sink_jax'."""
+  rooms = {name: sorted((ROOT / name).rglob('*.py')) for name in ('configs', 'docs', 'launch')}
+  for path in FILES:
+    rooms.setdefault(path.parent.name, []).append(path)
+  return rooms
+
+
+@pytest.mark.parametrize(('room', 'files'), files_by_room().items(), ids=files_by_room())
+def test_code_is_easy_to_read(room, files):
+  lines = tokens = 0
+  wide, long = [], []
+  for path in files:
+    text, name = path.read_text(), path.relative_to(ROOT)
+    for number, line in enumerate(text.splitlines(), 1):
+      lines += 1
+      if len(line) > COLUMNS:
+        wide.append(f'{name}:{number}')
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+      tokens += token.type not in LAYOUT
+    for node in ast.walk(ast.parse(text)):
+      if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if node.end_lineno - node.lineno + 1 > FUNCTION_LINES:
+          long.append(f'{name}:{node.lineno} {node.name}')
+  assert not wide, f'lines of more than {COLUMNS} columns'
+  assert not long, f'functions of more than {FUNCTION_LINES} lines'
+  assert tokens <= TOKENS_A_LINE * lines, (
+    f'{room}: a thought a line, names for intermediate results'
+  )
 
 
 def test_the_layout_is_that_of_the_formatter():

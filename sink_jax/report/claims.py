@@ -95,21 +95,23 @@ def parse(text: str) -> list[Claim]:
   for number, line in enumerate(text.splitlines(), 1):
     if line and not line.startswith('#'):
       try:
-        key, section, sentence, criterion, needs = (field.strip() for field in line.split('|'))
-        claims.append(
-          Claim(
-            key.lstrip('*'),
-            section,
-            sentence,
-            criterion,
-            [*_conditions(criterion)],
-            [*_conditions(needs)],
-            key.startswith('*'),
-          )
-        )
+        claims.append(_claim(line))
       except ValueError as error:
         raise ValueError(f'claims.txt, line {number}: {error}') from None
   return claims
+
+
+def _claim(line: str) -> Claim:
+  key, section, sentence, criterion, needs = (field.strip() for field in line.split('|'))
+  return Claim(
+    key.lstrip('*'),
+    section,
+    sentence,
+    criterion,
+    [*_conditions(criterion)],
+    [*_conditions(needs)],
+    headline=key.startswith('*'),
+  )
 
 
 def _conditions(text: str) -> Iterator[Condition]:
@@ -117,21 +119,27 @@ def _conditions(text: str) -> Iterator[Condition]:
   for part in filter(None, text.split(' and ')):
     found = _PART.fullmatch(part)
     named, trials, sign, rest, how, size = found.groups() if found else [''] * 6
-    metric, names = named or metric, trials.split(', ')
+    metric = named or metric
+    names = trials.split(', ')
     if metric in _ENDS:
       yield Condition('converges', names, _ENDS[metric], 0.5)
     elif not metric or not rest:
       raise ValueError(f'"{part}" is not METRIC: TRIALS > LEVEL, A > B + MARGIN or A = B +- MARGIN')
     elif re.fullmatch(r'[\d.]+', rest):
-      yield Condition(
-        metric, names, sign, math.log(float(rest)) if _RATIO.match(metric) else float(rest)
-      )
+      level = float(rest)
+      yield Condition(metric, names, sign, math.log(level) if _RATIO.match(metric) else level)
     else:
-      row, margin = [trials, *rest.split(f' {sign} ')], float(size or 0) * (-1 if how == '-' else 1)
-      noise = (NOISE if _RATE.match(metric) else margin / 20) * (1 if sign == '<' else -1)
+      row = [trials, *rest.split(f' {sign} ')]
+      margin = float(size or 0)
+      if how == '-':
+        margin = -margin
+      noise = NOISE if _RATE.match(metric) else margin / 20
+      if sign != '<':
+        noise = -noise
       for a, b in pairwise(row) if len(row) > 2 else ():
         yield Condition(metric, [a], sign, noise, b)
-      yield Condition(metric, names, sign, math.log(margin) if how == '*' else margin, row[-1])
+      level = math.log(margin) if how == '*' else margin
+      yield Condition(metric, names, sign, level, row[-1])
 
 
 def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
@@ -143,16 +151,17 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
     if trial
   )
   trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
-  models = (
-    {trial for trial in table.trial if _published(trial)} if any(map(_published, trials)) else set()
-  )
-  rows = [
-    row | {'edited_sequences': float('"data.interventions"' in str(row['settings']))}
-    for row in table.query(f'trial in {[*trials, *models]}').to_dict('records')
-  ]
-  needs, parts = _parts(claim.needs, rows, 'needs '), _parts(claim.conditions, rows)
+  models = set()
+  if any(map(_published, trials)):
+    models = {trial for trial in table.trial if _published(trial)}
+  rows = table.query(f'trial in {[*trials, *models]}').to_dict('records')
+  for row in rows:
+    row['edited_sequences'] = float('"data.interventions"' in str(row['settings']))
+  needs = _parts(claim.needs, rows, 'needs ')
+  parts = _parts(claim.conditions, rows)
   for key in ('budget', 'protocol', 'content'):
-    if len({row[key] for row in rows if isinstance(row[key], str)}) > 1:
+    different = {row[key] for row in rows if isinstance(row[key], str)}
+    if len(different) > 1:
       needs.append(ClaimPart(None, 0, f'its runs differ in {key}'))
   # One refuted part is enough, also if the runs of others are missing.
   order = (
@@ -175,25 +184,31 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   why = [part.words for part in deciding if verdict != REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
-  # Numbers of other published models are shown, but decide nothing.
   n = min(part.n for part in (*deciding, *needs, *parts))
-  ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
+  # Numbers of other published models are shown, but decide nothing.
   others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
-  for metric, trial in dict.fromkeys([*pairs, *others]):
-    if values := seeds_of(rows, metric, trial)[0]:
+  measured, reported = _numbers(rows, dict.fromkeys([*pairs, *others]), n)
+  return Verdict(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
+
+
+def _numbers(rows: list[dict], pairs: Iterable[tuple[str, str]], n: int) -> tuple[str, str]:
+  """Our means and the paper's numbers of pairs (metric, trial), in words; n: without other n."""
+  ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
+  for metric, trial in pairs:
+    values, _ = seeds_of(rows, metric, trial)
+    if values:
       mean = statistics.fmean(values.values())
       if _RATIO.match(metric):  # the arithmetic mean of ratios, as in the tables
         mean = math.log(statistics.fmean(map(math.exp, values.values())))
-      ours[metric].append(
-        f'{trial} {_text(metric, mean)}' + f' (n = {len(values)})' * (len(values) != n)
-      )
+      other_n = f' (n = {len(values)})' * (len(values) != n)
+      ours[metric].append(f'{trial} {_text(metric, mean)}{other_n}')
     if number := paper.number(trial, metric):
       theirs[metric].append(f'{trial} {number}')
   measured, reported = (
     '; '.join(f'{metric_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
     for of in (ours, theirs)
   )
-  return Verdict(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
+  return measured, reported
 
 
 def seeds_of(
@@ -209,24 +224,30 @@ def seeds_of(
     return None, ''
   values, reasons = collections.defaultdict[int, list[float]](list), []
   for row in runs:
-    value, reason = row.get(metric, math.nan), row['valid']
-    if metric == 'converges' and row['status'] in ('done', 'diverged'):  # both are outcomes of it
-      reason = ''
-    elif metric == 'sink_1' and row.get('window', math.nan) <= EPSILON * row.get(
-      'length', math.nan
-    ):
-      reason = 'with a window too small for a sink'  # the first token has window / length at most
+    value = row.get(metric, math.nan)
+    reason = _reason_against(row, metric)
     if reason:
       reasons.append(reason)
     elif not math.isnan(value):
-      value = (
-        min(value, row['steps']) if metric.endswith('_step') else value
-      )  # infinite: it never emerges
-      values[row['seed']].append(math.log(max(value, 1e-9)) if _RATIO.match(metric) else value)
+      if metric.endswith('_step'):
+        value = min(value, row['steps'])  # infinite: it never emerges
+      if _RATIO.match(metric):
+        value = math.log(max(value, 1e-9))
+      values[row['seed']].append(value)
   words = f'{metric_name(metric)} of {trial} was not measured' if not values else ''
   if reasons:
     words = f'{trial}: {len(reasons)} of {len(runs)} runs {", ".join(dict.fromkeys(reasons))}'
   return {seed: sum(of) / len(of) for seed, of in values.items()}, words
+
+
+def _reason_against(row: Mapping, metric: str) -> str:
+  """Why a run is no evidence for a metric; '' if it is."""
+  if metric == 'converges' and row['status'] in ('done', 'diverged'):  # both are outcomes of it
+    return ''
+  least_window = EPSILON * row.get('length', math.nan)
+  if metric == 'sink_1' and row.get('window', math.nan) <= least_window:
+    return 'with a window too small for a sink'  # the first token has window / length at most
+  return row['valid']
 
 
 def decide(
@@ -248,12 +269,13 @@ def decide(
   elif sign == '>' or other or level > x.unseen * head:
     x = x.moved(head)
   if sign == '=':
-    differences = [x.mean] * SEEDS if exact else [a[seed] - b[seed] for seed in a.keys() & b.keys()]
-    return 1 if equal(differences, level, head=head) else -1 if max(
-      x.low, -x.high
-    ) > level else 0, x
-  low, high, end = (x.low, x.high, level) if sign == '>' else (-x.high, -x.low, -level)
-  return 1 if low > end else -1 if high < end else 0, x
+    differences = [a[seed] - b[seed] for seed in a.keys() & b.keys()]
+    if equal([x.mean] * SEEDS if exact else differences, level, head=head):
+      return 1, x
+    return -1 if max(x.low, -x.high) > level else 0, x
+  above, below = x.low > level, x.high < level
+  holds, fails = (above, below) if sign == '>' else (below, above)
+  return 1 if holds else -1 if fails else 0, x
 
 
 def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') -> list[ClaimPart]:
@@ -268,31 +290,38 @@ def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') 
       if not all(values for values, _ in found):
         parts.append(ClaimPart(None, 0, remarks))
         continue
-      heads = [
-        row['heads']
-        for row in rows
-        if row['trial'] in (trial, other, 'default') and row['heads'] > 0
-      ]
-      head = (
-        0.5 if metric == 'converges' else 100 / min(heads) if heads and _RATE.match(metric) else 0.0
-      )
+      head = _one_head(metric, [row for row in rows if row['trial'] in (trial, other, 'default')])
       decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
-      if _RATE.match(metric) and not other:
-        x = x._replace(low=max(x.low, 0.0), high=min(x.high, 100.0))
-      mean, low, high, level = (_text(metric, value) for value in (*x[:3], condition.level))
-      than = f' {"over" if _RATIO.match(metric) else "minus"} {other}' * bool(other)
-      sign = 'within +-' if condition.sign == '=' else f'{condition.sign} '
-      words = f'{prefix}{metric_name(metric)} of {trial}{than} {sign}{level}: '
-      words += (
-        'geometric mean ' * bool(_RATIO.match(metric))
-        + f'{mean} ('
-        + f'{low} to {high}, ' * (x.n > 1)
-      )
+      words = prefix + _measurement(condition, trial, x)
+      if remarks:
+        words += f' ({remarks})'
       unseen = x.unseen if decided or condition.sign == '=' else 0.0
-      parts.append(
-        ClaimPart(decided, x.n, words + f'n = {x.n})' + f' ({remarks})' * bool(remarks), unseen)
-      )
+      parts.append(ClaimPart(decided, x.n, words, unseen))
   return parts
+
+
+def _one_head(metric: str, rows: Iterable[Mapping]) -> float:
+  """The points of one head of a rate, of the model with the fewest; 0 for other quantities."""
+  if metric == 'converges':
+    return 0.5
+  heads = [row['heads'] for row in rows if row['heads'] > 0]
+  return 100 / min(heads) if heads and _RATE.match(metric) else 0.0
+
+
+def _measurement(condition: Condition, trial: str, x: Interval) -> str:
+  """'Sink_1 of sigmoid minus default < -5.00: -21.00 (-25.00 to -17.00, n = 3)'."""
+  metric, other = condition.metric, condition.other
+  if _RATE.match(metric) and not other:
+    x = x._replace(low=max(x.low, 0.0), high=min(x.high, 100.0))
+  values = x.mean, x.low, x.high, condition.level
+  mean, low, high, level = (_text(metric, value) for value in values)
+  is_ratio = bool(_RATIO.match(metric))
+  sign = 'within +-' if condition.sign == '=' else f'{condition.sign} '
+  than = f' {"over" if is_ratio else "minus"} {other}' if other else ''
+  kind = 'geometric mean ' if is_ratio else ''
+  bounds = f'{low} to {high}, ' if x.n > 1 else ''
+  claimed = f'{metric_name(metric)} of {trial}{than} {sign}{level}'
+  return f'{claimed}: {kind}{mean} ({bounds}n = {x.n})'
 
 
 def _published(trial: str) -> bool:
@@ -316,14 +345,11 @@ def _text(metric: str, value: float) -> str:
   """A rate with two decimals, a loss with three; a ratio, given as a logarithm, as the ratio."""
   if metric == 'converges' or metric.endswith('_step'):
     return f'{100 * value:.0f} %' if metric == 'converges' else f'{value:,.0f}'
-  value = math.exp(min(value, 700)) if _RATIO.match(metric) else value
-  return (
-    f'{value:.2f}'
-    if _RATE.match(metric)
-    else f'{value:.3f}'
-    if 'loss' in metric
-    else f'{value:.3g}'
-  )
+  if _RATIO.match(metric):
+    value = math.exp(min(value, 700))
+  if _RATE.match(metric):
+    return f'{value:.2f}'
+  return f'{value:.3f}' if 'loss' in metric else f'{value:.3g}'
 
 
 CLAIMS = parse((resources.files('sink_jax.report') / 'claims.txt').read_text('utf-8'))

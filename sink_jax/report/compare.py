@@ -59,8 +59,10 @@ def against(
   """
   rows = []
   for metric, measure in measures.items():
-    known = table[table.valid.eq('') & table[metric].notna()].fillna({'content': ''})
-    values = known.pivot_table(metric, ['seed', 'content', 'steps', 'budget', 'protocol'], 'trial')
+    known = table[table.valid.eq('') & table[metric].notna()]
+    known = known.fillna({'content': ''})
+    same = ['seed', 'content', 'steps', 'budget', 'protocol']
+    values = known.pivot_table(metric, same, 'trial')
     if baseline not in values:
       continue
     scale = cast(Any, np.log if measure.ratio else np.positive)  # of Series
@@ -91,9 +93,8 @@ def against(
         }
       )
     adjusted = holm([row['p'] if row['n'] >= LEAST else math.nan for row in of_metric])
-    rows += [
-      row | {'p': p, 'verdict': _verdict(row, p, measure)} for row, p in zip(of_metric, adjusted)
-    ]
+    for row, p in zip(of_metric, adjusted):
+      rows.append(row | {'p': p, 'verdict': _verdict(row, p, measure)})
   return pd.DataFrame(rows)
 
 
@@ -104,13 +105,14 @@ def _verdict(row: Mapping[str, Any], p: float, measure: Measure) -> str:
   if measure.present is not None and (row['base'] < measure.present) != measure.small:
     return 'nothing to change'
   sinks = row['metric'] == 'sink_1'
-  if (
-    sinks and row['widest'] <= measure.margin
-  ):  # seeds that agree prove nothing about others: see `excluded`
+  if sinks and row['widest'] <= measure.margin:
+    # Seeds that agree prove nothing about others: see `excluded`.
     return f'no difference in {row["n"]} seeds'
   if not sinks and row['same']:
     return 'no difference'
-  if not p < ERROR or row['low'] <= 0 <= row['high'] or abs(row['difference']) <= measure.margin:
+  if not p < ERROR or row['low'] <= 0 <= row['high']:
+    return 'open'
+  if abs(row['difference']) <= measure.margin:
     return 'open'
   if sinks and row['difference'] < 0 and row['most'] < NO_SINK:
     return 'moved to the extra key' if row['star'] >= EMERGED else 'removed'
@@ -121,11 +123,11 @@ def written(row: Any, measure: Measure) -> str:
   """'-23.4 (-28.7 to -18.1), n = 3'; '0.83 (0.70 to 0.98), n = 5' of a ratio; '-' without pairs."""
   if not row.n:
     return '-'
-  show = (
-    (lambda x: f'{math.exp(min(x, 99)):.2f}')
-    if measure.ratio
-    else (lambda x: f'{x:+.{3 if "nats" in measure.heading else 1}f}')
-  )
+  if measure.ratio:
+    show = lambda x: f'{math.exp(min(x, 99)):.2f}'
+  else:
+    digits = 3 if 'nats' in measure.heading else 1
+    show = lambda x: f'{x:+.{digits}f}'
   bounds = f' ({show(row.low)} to {show(row.high)})' if math.isfinite(row.high) else ''
   return f'{show(row.difference)}{bounds}, n = {row.n}'
 

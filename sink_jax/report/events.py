@@ -63,8 +63,10 @@ def events(runs: Runs, table: pd.DataFrame) -> pd.DataFrame:
   (updates between two probes).
   """
   rows = []
-  for run in table[table.trial.isin(TRIALS) & table.valid.eq('')].itertuples():
-    of_run = runs.metrics[runs.metrics.run.eq(run.run) & runs.metrics.block.isna()]
+  valid = table[table.trial.isin(TRIALS) & table.valid.eq('')]
+  of_models = runs.metrics[runs.metrics.block.isna()]
+  for run in valid.itertuples():
+    of_run = of_models[of_models.run == run.run]
     for name, event in EVENTS.items():
       course = of_run[of_run.metric.eq(name)].sort_values('step')
       steps, values = course.step.to_numpy(float), course.value.to_numpy(float)

@@ -20,20 +20,19 @@ from sink_jax.report.runs import EMERGED
 from sink_jax.train.workdir import read_object
 
 _CONTENT = json.loads((resources.files('sink_jax.report') / 'numbers.json').read_text('utf-8'))
-TABLES: list[dict[str, Any]] = (
-  _CONTENT['tables'] + _CONTENT['text']
-)  # and numbers of the running text
+# Tables, and numbers of the running text.
+TABLES: list[dict[str, Any]] = _CONTENT['tables'] + _CONTENT['text']
 FIGURES: list[dict[str, Any]] = _CONTENT['figures']
 
 
 def name_of(item: Mapping[str, Any]) -> str:
   """'Table 10 (left)', 'StreamingLLM, Figure 12'; the title of numbers of the text."""
   kind = 'Figure' if 'caption' in item else 'Table'
-  half, other = (
-    f' ({item["half"]})' * bool(item['half']),
-    f'{item.get("paper")}, ' * bool(item.get('paper')),
-  )
-  return f'{other}{kind} {item["number"]}{half}' if item['number'] else item['title']
+  if not item['number']:
+    return item['title']
+  half = f' ({item["half"]})' if item['half'] else ''
+  other = f'{item["paper"]}, ' if item.get('paper') else ''
+  return f'{other}{kind} {item["number"]}{half}'
 
 
 def _text(metric: str, value: float | list | None) -> str:
@@ -87,22 +86,15 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
   """
   rows, finished = [], _finished(table)
   absent = set(table.trial[table.status.eq('not expressible')])
-  for item, row in ((item, row) for item in TABLES for row in item['rows'] if row['trial']):
+  numbers = [(item, row) for item in TABLES for row in item['rows'] if row['trial']]
+  for item, row in numbers:
     runs = [run for run in finished if run['trial'] == row['trial']]
     for metric in item['metrics']:
       value = row['values'].get(metric)
-      text = _text(metric, value) + '*' * (row.get('proxy', False) and metric.startswith('sink'))
+      is_proxy = row.get('proxy', False) and metric.startswith('sink')
+      text = _text(metric, value) + '*' * is_proxy
       valid = [run for run in runs if not run['valid'] or metric == 'converges']
-      values = pd.DataFrame(
-        [(run['seed'], run.get(metric)) for run in valid], columns=['seed', 'value']
-      )
-      if metric.endswith('_step'):  # infinite if no sink emerges
-        values = values.assign(
-          value=values.value.clip(upper=max((run.get('steps', 0) for run in valid), default=0))
-        )
-      ours = pd.Series(
-        values.dropna().astype(float).groupby('seed').value.mean()
-      )  # runs may share a seed
+      ours = _by_seed(valid, metric)
       rows.append(
         {
           'table': item['key'],
@@ -124,6 +116,17 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
   return pd.DataFrame(rows)
 
 
+def _by_seed(runs: list[dict[str, Any]], metric: str) -> pd.Series:
+  """The known values of a metric by seed, means of runs that share one."""
+  known = [(run['seed'], run.get(metric)) for run in runs]
+  values = pd.DataFrame(known, columns=['seed', 'value'])
+  if metric.endswith('_step'):  # infinite if no sink emerges
+    most = max((run.get('steps', 0) for run in runs), default=0)
+    values = values.assign(value=values.value.clip(upper=most))
+  by_seed = values.dropna().astype(float).groupby('seed')
+  return pd.Series(by_seed.value.mean())
+
+
 def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
   """Sink_1 of every trial that both have (rows of `beside`: value is the paper's, mean ours).
 
@@ -131,10 +134,10 @@ def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
     These rows, Spearman's rank correlation, and how many trials lie on the same side of 10 %.
   """
   dots = both.query('metric == "sink_1" and n > 0').dropna(subset='value').drop_duplicates('trial')
-  same = sum(
-    (theirs >= EMERGED) == (ours >= EMERGED) for theirs, ours in zip(dots['value'], dots['mean'])
-  )
-  return dots, float(np.asarray(stats.spearmanr(dots['value'], dots['mean']))[0]), same
+  theirs, ours = dots['value'], dots['mean']
+  same = int(((theirs >= EMERGED) == (ours >= EMERGED)).sum())
+  rank, _ = np.asarray(stats.spearmanr(theirs, ours))
+  return dots, float(rank), same
 
 
 def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd.DataFrame:
@@ -167,18 +170,7 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
         run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)
       ]
       absent = table[table.status.eq('not expressible') & table.trial.isin(trials)]
-      parts = []
-      for budget in sorted({run['budget'] for run in runs}):
-        of = [run for run in runs if run['budget'] == budget]
-        ours, lacks = (
-          {run['trial'] for run in of},
-          sorted(set(absent.trial[absent.budget == budget])),
-        )
-        parts.append(
-          f'{budget}: {len(ours)} of {len(trials) or len(ours)} trials, {len(of)} run{"s" * (len(of) > 1)}'
-          + f' (the budget has no {", ".join(lacks)})' * bool(lacks)
-        )
-      run = '; '.join(parts)
+      run = _counts(runs, trials, absent)
     title = item.get('title') or item['caption']
     if item['needs'] == 'fine-tuning':
       title = title.removesuffix('.') + ', after the trainings in docs/experiments.md.'
@@ -192,6 +184,21 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       }
     )
   return pd.DataFrame(rows)
+
+
+def _counts(runs: list[dict[str, Any]], trials: list[str], absent: pd.DataFrame) -> str:
+  """'desk: 3 of 4 trials, 9 runs (the budget has no x)'; trials: of the item, or none for all."""
+  parts = []
+  for budget in sorted({run['budget'] for run in runs}):
+    of_budget = [run for run in runs if run['budget'] == budget]
+    ours = {run['trial'] for run in of_budget}
+    plural = 's' if len(of_budget) > 1 else ''
+    words = f'{budget}: {len(ours)} of {len(trials) or len(ours)} trials'
+    words += f', {len(of_budget)} run{plural}'
+    if lacks := sorted(set(absent.trial[absent.budget == budget])):
+      words += f' (the budget has no {", ".join(lacks)})'
+    parts.append(words)
+  return '; '.join(parts)
 
 
 def _finished(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -210,30 +217,26 @@ def open_models(paths: Sequence[AnyPath]) -> pd.DataFrame:
   for path in paths:
     content = read_object(path)
     for row in content.get('rows', ()):
-      if row.get('epsilon', EPSILON) == EPSILON and not (
-        'head' in row and row.get('importance', 1) <= EPSILON
-      ):
-        kind = next(
-          (x for key in ('kind', 'change') if isinstance(x := row.get(key), str)), ''
-        ).replace(' ', '_')
-        leads = {
-          f'{name[:-6]}_lead': value - row[f'{name[:-6]}_others']
-          for name, value in row.items()
-          if name.endswith('_first')
-        }
-        for name, value in (row | leads).items():
-          if isinstance(value, (int, float)):
-            found[row['model']]['_'.join(filter(None, (content['analysis'], kind, name)))].append(
-              value
-            )
-  return pd.DataFrame(
-    [
-      {'trial': model, 'seed': 0, 'status': 'done', 'valid': ''}
-      | {
-        key: value
-        for name, of in numbers.items()
-        for key, value in ((name, sum(of) / len(of)), (f'{name}_range', max(of) - min(of)))
+      without_sink = 'head' in row and row.get('importance', 1) <= EPSILON
+      if without_sink or row.get('epsilon', EPSILON) != EPSILON:
+        continue
+      kinds = (row.get(key) for key in ('kind', 'change'))
+      kind = next((kind for kind in kinds if isinstance(kind, str)), '').replace(' ', '_')
+      leads = {
+        f'{name[:-6]}_lead': value - row[f'{name[:-6]}_others']
+        for name, value in row.items()
+        if name.endswith('_first')
       }
-      for model, numbers in found.items()
-    ]
-  )
+      for name, value in (row | leads).items():
+        if isinstance(value, (int, float)):
+          key = '_'.join(filter(None, (content['analysis'], kind, name)))
+          found[row['model']][key].append(value)
+  return pd.DataFrame([_model_row(model, numbers) for model, numbers in found.items()])
+
+
+def _model_row(model: str, numbers: Mapping[str, list[float]]) -> dict[str, Any]:
+  row = {'trial': model, 'seed': 0, 'status': 'done', 'valid': ''}
+  for name, values in numbers.items():
+    row[name] = sum(values) / len(values)
+    row[f'{name}_range'] = max(values) - min(values)
+  return row

@@ -152,33 +152,27 @@ def read_runs(folder: str | AnyPath) -> Runs:
     rows.append({**row, 'run': run})
     points += [(run, *point) for point in measured]
   runs = pd.DataFrame(rows, columns=list(_RUNS))
-  metrics = pd.DataFrame(points, columns=['run', *list(_METRICS)[-4:]]).merge(
-    runs[list(_KEYS)], on='run'
-  )
+  metrics = pd.DataFrame(points, columns=['run', *list(_METRICS)[-4:]])
+  metrics = metrics.merge(runs[list(_KEYS)], on='run')
   found = [[metrics[list(_METRICS)], runs]]
   if (root / 'runs.csv.gz').is_file():
-    found.append(
-      [
-        pd.read_csv(
-          io.BytesIO(inside(root, f'{name}.csv.gz').read_bytes()),
-          compression='gzip',
-          low_memory=False,
-        )
-        for name in Runs._fields
-      ]
-    )
+    found.append([_stored(root, name) for name in Runs._fields])
   return Runs(
     *(
-      pd.concat(
-        [
-          frame.fillna({'proxy': 0}).astype(types).fillna(dict.fromkeys(_TEXTS, ''))
-          for frame in frames
-        ],
-        ignore_index=True,
-      )
+      pd.concat([_typed(frame, types) for frame in frames], ignore_index=True)
       for types, *frames in zip((_METRICS, _RUNS), *found)
     )
   )
+
+
+def _stored(root: AnyPath, name: str) -> pd.DataFrame:
+  stored = io.BytesIO(inside(root, f'{name}.csv.gz').read_bytes())
+  return pd.read_csv(stored, compression='gzip', low_memory=False)
+
+
+def _typed(frame: pd.DataFrame, types: Mapping[str, Any]) -> pd.DataFrame:
+  typed = frame.fillna({'proxy': 0}).astype(types)
+  return typed.fillna(dict.fromkeys(_TEXTS, ''))
 
 
 def write_runs(runs: Runs, folder: str | AnyPath) -> None:
@@ -189,13 +183,15 @@ def write_runs(runs: Runs, folder: str | AnyPath) -> None:
     ('metrics', ['run', 'metric', 'block', 'step'], 6),
     ('runs', ['run'], 12),
   ):
-    text = getattr(runs, name).sort_values(keys).to_csv(index=False, float_format=f'%.{digits}g')
+    rows = getattr(runs, name).sort_values(keys)
+    text = rows.to_csv(index=False, float_format=f'%.{digits}g')
     (root / f'{name}.csv.gz').write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def identities(runs: Any) -> list[tuple]:
   """The `IDENTITY` of each row of a table `Runs.runs`; a trial that never began may lack a seed."""
-  return [*map(tuple, runs[IDENTITY].fillna({'seed': NO_SEED}).values.tolist())]
+  rows = runs[IDENTITY].fillna({'seed': NO_SEED})
+  return [*map(tuple, rows.values.tolist())]
 
 
 def no_runs() -> Runs:
@@ -225,7 +221,8 @@ def merged(stored: Runs, new: Runs, folder: str = '') -> Runs:
   for before, after in zip(stored, new):
     old = before[before.run.isin(stored.runs.run[kept])]
     added = after[after.run.isin(names)]
-    frames.append(pd.concat([old, added.assign(run=added.run.map(names))], ignore_index=True))
+    renamed = added.assign(run=added.run.map(names))
+    frames.append(pd.concat([old, renamed], ignore_index=True))
   return Runs(*frames)
 
 
@@ -239,55 +236,52 @@ def table(runs: Runs) -> pd.DataFrame:
   over blocks, but for values the least.
   """
   metrics = runs.metrics.sort_values('step', kind='stable')
-  of_blocks, whole = metrics.loc[metrics.block > 0], metrics.loc[metrics.block.isna()]
-  last = whole.drop_duplicates(['run', 'metric'], keep='last').pivot(
-    index='run', columns='metric', values='value'
-  )
+  of_blocks = metrics.loc[metrics.block > 0]
+  whole = metrics.loc[metrics.block.isna()]
+  last = whole.drop_duplicates(['run', 'metric'], keep='last')
+  last = last.pivot(index='run', columns='metric', values='value')
   sinks = [f'sink_{k}' for k in range(1, FIRST + 1)]
-  t = runs.runs.set_index('run').join(
-    last.reindex(columns=list(dict.fromkeys([*last, *sinks, *_EVERY, *_FINAL, *_WHOLE])))
-  )
+  columns = dict.fromkeys([*last, *sinks, *_EVERY, *_FINAL, *_WHOLE])
+  t = runs.runs.set_index('run').join(last.reindex(columns=list(columns)))
   curve = lambda metric: whole.loc[whole.metric == metric].set_index('run')
   untrained = lambda metric: curve(metric).value[curve(metric).step == 0]
-  largest = lambda metric: of_blocks.loc[of_blocks.metric == metric].groupby('run').value.max()
-  for k in (1, 2, 3):
-    t[f'lead_{k}'] = t[f'sink_{k}'] - t[sinks].drop(columns=f'sink_{k}').max(axis=1)
-  t['largest_sink'], t['untrained_sink_1'] = t[sinks].max(axis=1), untrained('sink_1')
-  t['emergence_step'] = pd.Series(
-    {
-      run: emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
-      for run, rows in curve('sink_1').groupby('run')
-    },
-    dtype=float,
-  ).fillna(math.inf)
+  by_run = lambda metric: of_blocks.loc[of_blocks.metric == metric].groupby('run')
+  for name in ('sink_1', 'sink_2', 'sink_3'):
+    others = t[sinks].drop(columns=name)
+    t[name.replace('sink', 'lead')] = t[name] - others.max(axis=1)
+  t['largest_sink'] = t[sinks].max(axis=1)
+  t['untrained_sink_1'] = untrained('sink_1')
+  emerged = {
+    run: emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
+    for run, rows in curve('sink_1').groupby('run')
+  }
+  t['emergence_step'] = pd.Series(emerged, dtype=float).fillna(math.inf)
   train = curve('train_loss')
-  ending = train.step > (1 - _LAST) * train.groupby('run').step.transform('max')
+  last_step = train.groupby('run').step.transform('max')
+  ending = train.step > (1 - _LAST) * last_step
   t['train_loss'] = train.value[ending].groupby('run').mean()
   t['overfitting'] = t.valid_loss - t.train_loss
   for name in t:
-    if (
-      ''.join(filter(str.isalpha, name.partition(':')[2].lower())) == 'pilecc'
-    ):  # as the paper's loss is
+    part = name.partition(':')[2].lower()
+    if ''.join(filter(str.isalpha, part)) == 'pilecc':  # as the paper's loss is
       t['valid_loss'] = t[name].fillna(t.valid_loss)
   t['converges'] = t.status.map({'done': 1.0, 'diverged': 0.0})
-  t['massive'] = np.minimum(
-    t.max_over_median / BEYOND[0], t.hidden_ratio / untrained('hidden_ratio')
-  )
-  t['massive_before_norm'] = largest('hidden_before_norm_ratio')
-  t['massive_sink_token'] = largest('sink_token_ratio')
-  in_prefix = t[sinks].where(np.arange(1, FIRST + 1) <= t.prefix.to_numpy()[:, None])
-  t['prefix_sink'] = in_prefix.sum(axis=1).where(t.sink_1.notna() & (t.prefix <= FIRST))
+  grown = t.hidden_ratio / untrained('hidden_ratio')
+  t['massive'] = np.minimum(t.max_over_median / BEYOND[0], grown)
+  t['massive_before_norm'] = by_run('hidden_before_norm_ratio').value.max()
+  t['massive_sink_token'] = by_run('sink_token_ratio').value.max()
+  places = np.arange(1, FIRST + 1)
+  in_prefix = t[sinks].where(places <= t.prefix.to_numpy()[:, None])
+  is_known = t.sink_1.notna() & (t.prefix <= FIRST)
+  t['prefix_sink'] = in_prefix.sum(axis=1).where(is_known)
   t['prefix_first'] = 100 * t.sink_1 / t.prefix_sink.where(t.prefix_sink > 0)
   return t.join(validity.judge(t)).reset_index()
 
 
 def describe_attention(experiment: Experiment) -> str:
   """The attention operation in words, e.g. 'sigmoid without normalisation, K bias'."""
-  spec, f, z = (
-    experiment.attention,
-    experiment.attention.similarity,
-    experiment.attention.normalizer,
-  )
+  spec = experiment.attention
+  f, z = spec.similarity, spec.normalizer
   named = lambda component: _WORDS.get(short_text(component), str(component))
   # exp(score) divided by the sum of its row is softmax, however its parts are named.
   if f.kind == 'exponential' and isinstance(z, RowSum):
@@ -301,18 +295,16 @@ def describe_attention(experiment: Experiment) -> str:
     )
   features = f'feature map {spec.feature_map}' if named(spec.feature_map) else ''
   sink_token = 'a learned sink token' if experiment.model.sink_tokens else ''
-  return ', '.join(
-    filter(
-      None,
-      [
-        words,
-        features,
-        *map(named, (spec.temperature, spec.value, spec.kv_bias)),
-        sink_token,
-        named(spec.head),
-      ],
-    )
-  )
+  parts = [
+    words,
+    features,
+    named(spec.temperature),
+    named(spec.value),
+    named(spec.kv_bias),
+    sink_token,
+    named(spec.head),
+  ]
+  return ', '.join(filter(None, parts))
 
 
 def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
@@ -320,15 +312,13 @@ def _read_run(workdir: AnyPath) -> tuple[dict[str, Any], list[_Point]]:
   row: dict[str, Any] = {}
   try:
     status = read_status(workdir)
-    row |= {'status': status['status'], 'reason': status.get('error') or status.get('reason')}
-    row |= {key: status.get(key) for key in ('step', 'command', 'code')} | (
-      status.get('label') or {}
-    )
+    row['status'] = status['status']
+    row['reason'] = status.get('error') or status.get('reason')
+    row |= {key: status.get(key) for key in ('step', 'command', 'code')}
+    row |= status.get('label') or {}
     if 'hardware' in status:
-      row |= {
-        'hardware': f'{status["hardware"]}; jax {status["jax"]}',
-        'date': status['date'].split('T')[0],
-      }
+      row['hardware'] = f'{status["hardware"]}; jax {status["jax"]}'
+      row['date'] = status['date'].split('T')[0]
     if not (workdir / 'config.json').exists() and row['status'] in ('failed', 'not expressible'):
       return row, []  # it never began
     experiment, unknown = known_part(read_config(workdir))
@@ -386,15 +376,17 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
     'prefix': mask.prefix,
     'unigram_loss': data.get('unigram_loss', data.get('loss_of_zero')),
     'uniform_importance': np.mean(uniform) if uniform else None,
-    'settings': json.dumps(
-      {
-        key: value
-        for (key, value, about), (_, default, _) in zip(leaves(experiment), leaves(Experiment()))
-        if value != default and not about.get('where')
-      },
-      default=short_text,
-    ),
-  }  # of components
+    'settings': _settings_of(experiment),
+  }
+
+
+def _settings_of(experiment: Experiment) -> str:
+  """What differs from the defaults, as JSON."""
+  settings = {}
+  for (key, value, about), (_, default, _) in zip(leaves(experiment), leaves(Experiment())):
+    if value != default and not about.get('where'):
+      settings[key] = value
+  return json.dumps(settings, default=short_text)  # of components
 
 
 def _facts_of_unknown(unknown: Mapping[str, str], settings: str) -> dict[str, Any]:
@@ -448,55 +440,48 @@ def _measured(
       if name not in ('kind', 'step'):
         name = 'valid_loss' if name == 'valid' else f'valid_loss:{name}'
         yield name, row['step'], None, value if _is_finite(value) else math.nan
+  trained = [row for row in rows if row['kind'] == 'train']
   for metric, key in (('train_loss', 'loss'), ('grad_norm', 'grad_norm'))[: 1 + gradients]:
-    course = [
-      (row['step'], row[key]) for row in rows if row['kind'] == 'train' and _is_finite(row.get(key))
-    ]
+    course = [(row['step'], row[key]) for row in trained if _is_finite(row.get(key))]
     # A long course is shortened: means of several rows, counted from its end, at the step of their
     # last one.
     size = math.ceil(len(course) / _POINTS) or 1
     for end in range(len(course), 0, -size):
       steps, values = zip(*course[max(0, end - size) : end])
       yield metric, steps[-1], None, statistics.fmean(values)
-  if rates := [
-    (row['step'], rate) for row in rows if _is_finite(rate := row.get('tokens_per_second'))
-  ]:
-    yield 'tokens_per_second', rates[-1][0], None, statistics.median_high(rate for _, rate in rates)
+  timed = [row for row in rows if _is_finite(row.get('tokens_per_second'))]
+  if timed:
+    median = statistics.median_high(row['tokens_per_second'] for row in timed)
+    yield 'tokens_per_second', timed[-1]['step'], None, median
 
 
 def _probed(row: Mapping[str, Any], blocks: Sequence[int], is_last: bool) -> Iterator[_Point]:
   """The points of a row of the probe; entry 0 of quantities between blocks is the embedding."""
   medians = list(zip(row['activation_max'], row['activation_median'], strict=True))[1:]
-  nulls, found = row.get('null_p99') or {}, {(name, None): row[key] for name, key in _EVERY.items()}
-  found['value_ratio', None] = min(row['value_ratio'], default=None)
-  found['hidden_ratio', None] = max(filter(_is_finite, row['hidden_ratio'][1:]), default=None)
-  found['max_over_median', None] = max(
-    (largest / median for largest, median in medians if _is_finite(largest) and median),
-    default=None,
-  )
+  peaks = [largest / median for largest, median in medians if _is_finite(largest) and median]
+  nulls = row.get('null_p99') or {}
+  of_model = {name: row[key] for name, key in _EVERY.items()}
+  of_model['value_ratio'] = min(row['value_ratio'], default=None)
+  of_model['hidden_ratio'] = max(filter(_is_finite, row['hidden_ratio'][1:]), default=None)
+  of_model['max_over_median'] = max(peaks, default=None)
   if is_last or row['step'] == 0:
-    found['null_hidden_ratio', None] = nulls.get('hidden_ratio')
+    of_model['null_hidden_ratio'] = nulls.get('hidden_ratio')
   if is_last:
-    found |= {(f'sink_{k}', None): rate for k, rate in enumerate(row['sink'][1:FIRST], 2)}
-    found |= {(name, None): row.get(key) for name, key in _FINAL.items()}
-    found['null_sink_1', None] = nulls.get('sink_1')
-    found['least_entropy', None] = min(
-      filter(_is_finite, itertools.chain.from_iterable(row.get('entropy_ratio') or ())),
-      default=None,
-    )
+    of_model |= {f'sink_{k}': rate for k, rate in enumerate(row['sink'][1:FIRST], 2)}
+    of_model |= {name: row.get(key) for name, key in _FINAL.items()}
+    of_model['null_sink_1'] = nulls.get('sink_1')
+    entropies = itertools.chain.from_iterable(row.get('entropy_ratio') or ())
+    of_model['least_entropy'] = min(filter(_is_finite, entropies), default=None)
+  for name, value in of_model.items():
+    if _is_finite(value):
+      yield name, row['step'], None, value
   for key in _BLOCKS if is_last else ['hidden_ratio'] * (row['step'] == 0):
-    numbers = (
-      blocks
-      if key in ('value_ratio', 'key_ratio')
-      else range(key == 'hidden_before_norm_ratio', len(medians) + 1)
-    )
-    found |= {
-      (key.removeprefix('activations_'), block): value
-      for block, value in zip(numbers, row.get(key) or ())
-    }
-  return (
-    (name, row['step'], block, value) for (name, block), value in found.items() if _is_finite(value)
-  )
+    numbers = range(key == 'hidden_before_norm_ratio', len(medians) + 1)
+    if key in ('value_ratio', 'key_ratio'):
+      numbers = blocks
+    for block, value in zip(numbers, row.get(key) or ()):
+      if _is_finite(value):
+        yield key.removeprefix('activations_'), row['step'], block, value
 
 
 def _analysed(results: Mapping[str, Any], step: int) -> Iterator[_Point]:

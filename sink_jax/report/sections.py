@@ -96,7 +96,8 @@ def runs_sentence(shown: pd.DataFrame) -> str:
   mine = shown[shown.status == 'done']
   if mine.empty:
     return "**Run:** nothing yet. The tables have the paper's numbers only."
-  seeds, bad = mine.groupby('trial').seed.nunique(), mine.valid[mine.valid != ''].value_counts()
+  seeds = mine.groupby('trial').seed.nunique()
+  bad = mine.valid[mine.valid != ''].value_counts()
   span = f'{seeds.min()} to {seeds.max()}' if seeds.max() > seeds.min() else f'{seeds.max()}'
   trials = mine.trial.nunique()
   words = (
@@ -169,13 +170,8 @@ def _order_sentence(found: pd.DataFrame, trial: str) -> str:
   words = [
     f'{events.EVENTS[first].words} before {events.EVENTS[second].words}' for first, second in pairs
   ]
-  never = [
-    name
-    for name in events.EVENTS
-    if np.isinf(
-      of_trial[of_trial.event.eq(name) & of_trial.threshold.eq(events.THRESHOLDS[0])].step
-    ).all()
-  ]
+  written = of_trial[of_trial.threshold == events.THRESHOLDS[0]]
+  never = [name for name in events.EVENTS if np.isinf(written.step[written.event == name]).all()]
   text = f'With {HEADLINE[trial]} (n = {seeds}), ' + (
     '; '.join(words) if words else 'no two events are ordered in every seed by both thresholds'
   )
@@ -187,7 +183,8 @@ def _order_sentence(found: pd.DataFrame, trial: str) -> str:
 def learning_rates(grid: pd.DataFrame) -> str:
   """How the rate of a budget was chosen. grid: rows of `runs.table` of the task 'grid'."""
   rates = pd.to_numeric(grid.trial.str.removeprefix('rate-'), errors='coerce')
-  done = grid.assign(rate=rates)[grid.status.eq('done') & rates.notna()]
+  done = grid.assign(rate=rates)
+  done = done[done.status.eq('done') & done.rate.notna()]
   if done.empty:
     return ''
   rows = [

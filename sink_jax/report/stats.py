@@ -36,12 +36,14 @@ class Interval(NamedTuple):
 
   def widened(self) -> Interval:
     """The interval of a difference of rates, extended to its means with unseen seeds at +-100."""
-    low, high = (self.mean + self.unseen * (end - self.mean) for end in (-100, 100))
+    low = self.mean + self.unseen * (-100 - self.mean)
+    high = self.mean + self.unseen * (100 - self.mean)
     return self._replace(low=min(self.low, low), high=max(self.high, high))
 
   def moved(self, points: float) -> Interval:
     """The interval with both ends moved outwards: if all unseen seeds lie so many points away."""
-    return self._replace(low=self.low - self.unseen * points, high=self.high + self.unseen * points)
+    distance = self.unseen * points
+    return self._replace(low=self.low - distance, high=self.high + distance)
 
 
 def unseen(n: int) -> float:
@@ -56,7 +58,8 @@ def interval(values: Sequence[float], level: float = LEVEL, head: float = 0.0) -
   Values within one head of each other agree.
   """
   x = np.asarray(values, float)
-  n, mean = len(x), float(x.mean()) if len(x) else math.nan
+  n = len(x)
+  mean = float(x.mean()) if n else math.nan
   if n < 2:
     return Interval(mean, -math.inf, math.inf, n)
   share = unseen(n) if np.ptp(x) < head else 0.0
@@ -64,7 +67,8 @@ def interval(values: Sequence[float], level: float = LEVEL, head: float = 0.0) -
   if not error:  # SciPy's intervals of it are NaN
     return Interval(mean, mean, mean, n, float(mean == 0), share)
   low, high = map(float, stats.t.interval(level, n - 1, mean, error))
-  return Interval(mean, low, high, n, 2 * float(stats.t.sf(abs(mean) / error, n - 1)), share)
+  p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
+  return Interval(mean, low, high, n, p, share)
 
 
 def compare(a: Mapping[int, float], b: Mapping[int, float], head: float = 0.0) -> Interval:
@@ -75,8 +79,9 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], head: float = 0.0) -
   shared = a.keys() & b.keys()
   if len(shared) > 1:
     return interval([a[seed] - b[seed] for seed in shared], head=head)
-  mean = float(np.mean([*a.values()]) - np.mean([*b.values()]))
-  return Interval(mean, -math.inf, math.inf, min(len(a), len(b)))
+  mean_a, mean_b = (np.mean([*values.values()]) for values in (a, b))
+  n = min(len(a), len(b))
+  return Interval(float(mean_a - mean_b), -math.inf, math.inf, n)
 
 
 def equal(differences: Sequence[float], margin: float, head: float = 0.0) -> bool:
@@ -91,7 +96,9 @@ def equal(differences: Sequence[float], margin: float, head: float = 0.0) -> boo
 def holm(p_values: Sequence[float]) -> list[float]:
   """p values adjusted for their number (Holm 1979); NaN stays NaN and is not counted."""
   p = np.asarray(p_values, float)
-  order = np.argsort(p)[: np.count_nonzero(~np.isnan(p))]  # NaN comes last
+  known = np.count_nonzero(~np.isnan(p))
+  order = np.argsort(p)[:known]  # NaN comes last
+  products = p[order] * np.arange(known, 0, -1)
   adjusted = np.full(len(p), math.nan)
-  adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1)
+  adjusted[order] = np.minimum(np.maximum.accumulate(products), 1)
   return adjusted.tolist()

@@ -17,8 +17,10 @@ def uniform_importance(spec: AttentionSpec, length: int, sink_tokens: int = 0) -
   T = 64. sink_tokens: learned tokens before the first one.
   """
   queries = np.arange(sink_tokens, sink_tokens + length)
-  keys = np.asarray(spec.mask.visible(queries, sink_tokens + length)) + spec.kv_bias.has_extra_key
-  return float(np.mean(np.asarray(spec.mask.keep(queries, sink_tokens)) / keys))
+  visible = np.asarray(spec.mask.visible(queries, sink_tokens + length))
+  keys = visible + spec.kv_bias.has_extra_key
+  sees_first = np.asarray(spec.mask.keep(queries, sink_tokens))
+  return float(np.mean(sees_first / keys))
 
 
 def judge(table: pd.DataFrame) -> pd.DataFrame:
