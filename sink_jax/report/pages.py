@@ -1,7 +1,7 @@
 """Pages with pictures, made from tables of runs: the paper's results, or any runs side by side."""
 # pandas does not say whether an expression is a table or a column.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportAssignmentType=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def agreement(both: pd.DataFrame) -> tuple[pd.DataFrame, float, int]:
   """
   dots = both.query('metric == "sink_1" and n > 0').dropna(subset='value').drop_duplicates('trial')
   theirs, ours = dots['value'], dots['mean']
-  same = int(((theirs >= EMERGED) == (ours >= EMERGED)).sum())
+  same = int(np.count_nonzero((theirs >= EMERGED) == (ours >= EMERGED)))
   rank, _ = np.asarray(stats.spearmanr(theirs, ours))
   return dots, float(rank), same
 
@@ -169,7 +169,7 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
       runs = [
         run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)
       ]
-      absent = table[table.status.eq('not expressible') & table.trial.isin(trials)]
+      absent = table.loc[table.status.eq('not expressible') & table.trial.isin(trials)]
       run = _counts(runs, trials, absent)
     title = item.get('title') or item['caption']
     if item['needs'] == 'fine-tuning':
