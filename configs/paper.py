@@ -1,5 +1,4 @@
-"""Every training experiment of the paper: {experiment: {trial: what it changes of the default
-run}}.
+"""Every training experiment of the paper: {experiment: {trial: what differs from the default run}}.
 
   python -m sink_jax sweep --config=configs/paper.py --budget=desk --only="window-*" \\
     --workdir=runs/desk

@@ -172,13 +172,13 @@ class ZeroSink(ExtraKeyValue):
 class PseudoMask(ExtraKeyValue):
   """Z_i gains sum_j exp(-m_h j) over j = i+1 .. context - 1, for 0-based i and j.
 
-  These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779). They take
-  the positions of the keys that a causal mask hides, and their weights multiply no value. Their sum
-  shrinks from position to position, which tells a model without position embeddings where it is. We
-  could not read the paper: a summary gives the score -gamma (j - 1) for the j-th position. The
-  slopes m_h are those of the authors' code (MikaStars39/StableMask). Its src/model.py has the
-  scores -m_h (j - i + 1) at commit 8adc057, and zeros in later commits, because two axes are
-  swapped.
+  These are the pseudo-attention scores of StableMask (Yin et al. 2024, arXiv:2402.04779). They
+  take the positions of the keys that a causal mask hides, and their weights multiply no value.
+  Their sum shrinks from position to position, which tells a model without position embeddings where
+  it is. We could not read the paper: a summary gives the score -gamma (j - 1) for the j-th
+  position. The slopes m_h are those of the authors' code (MikaStars39/StableMask). Its src/model.py
+  has the scores -m_h (j - i + 1) at commit 8adc057, and zeros in later commits, because two axes
+  are swapped.
 
   context: the number of positions, usually the length of the training sequences. It is fixed, so
   that decoding gives the same result as one pass; beyond it attention is plain softmax. gamma: one

@@ -149,8 +149,7 @@ class GlobalBatches:
   """Puts batches of one size onto a mesh.
 
   rows: the rows of a global batch that the devices of this process hold, and that it therefore
-  makes.
-    Processes whose devices share rows make the same ones.
+  makes. Processes whose devices share rows make the same ones.
   """
 
   def __init__(self, mesh: Mesh, batch_size: int):

@@ -152,8 +152,8 @@ class OrthoAdam(AdamW):
   divides. The formula is from descriptions of the paper and an independent reproduction
   (Tristan22400/xai-outlier-repro). A Q of all entries of a matrix does not fit a device, so here,
   as there, it is a Kronecker product: the gradient G (m, n) becomes R G C^T. Each layer and each
-  expert has separate rotations. The state holds the
-  rotations: at 60m with 50432 tokens they have 1.1 times the bytes of the parameters.
+  expert has separate rotations. The state holds the rotations: at 60m with 50432 tokens they have
+  1.1 times the bytes of the parameters.
 
   b1, b2, eps: as in AdamW. seed: of the rotations.
   longest: longer axes are not rotated, such as the axis of a large vocabulary; 1 is AdamW.

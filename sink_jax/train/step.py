@@ -127,9 +127,9 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
   """Returns jitted `update(state, batch, rate) -> (state, metrics)`; the state is donated.
 
-  The loss is the weighted mean over the batch. With microbatches, gradients are
-  summed over equal slices of the batch, each divided by the weight of the batch. How the devices of
-  the mesh add them up:
+  The loss is the weighted mean over the batch. With microbatches, gradients are summed over equal
+  slices of the batch, each divided by the weight of the batch. How the devices of the mesh add them
+  up:
 
     over 'data': once in a step, after the last micro-batch, in `gradient_dtype`. The products of
       the backward pass are in the dtype of the model; their sums are float32.
