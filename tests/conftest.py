@@ -93,7 +93,7 @@ def rounds(request):
 
 # JAX keeps every program that it has lowered, with more than a megabyte for each, and four memory mappings, of
 # which Linux allows a process 65,530. Programs are compiled twice as fast where memory is used again.
-_KEPT = 100
+_KEPT = 300
 _lowered: list[str] = []
 
 
