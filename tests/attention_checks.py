@@ -12,6 +12,7 @@ from tests.attention_specs import attend, random_inputs
 
 # Float32 rounding of sums of 7 to 20 terms of order one, relative to the largest entry.
 TOLERANCE = 1e-5
+SIZES = dict(batch=2, heads=4, kv_heads=2)
 
 
 def assert_close(actual, expected, what, operands=0.0):
@@ -22,55 +23,67 @@ def assert_close(actual, expected, what, operands=0.0):
   assert error < TOLERANCE, f'{what}: relative error {error:.2e}'
 
 
-def check_values(spec, implementations, **sizes):
-  """Compares the outputs of each implementation, the maps and the importance with the oracle."""
+def check_values(spec, **sizes):
+  """The definition's output and maps against the oracle; not compiled, as every spec differs."""
+  inputs = q, k, _, params, *_ = random_inputs(spec, **sizes)
+  expected = oracle.attention(spec, *inputs)
+  out = attend(spec, *inputs, implementation='reference')
+  assert_close(out, expected.out, spec, expected.operands)
+  for proxy, what in ((False, 'weights'), (True, 'proxy')):
+    found = sj.attention_map(spec, q, k, params, proxy=proxy)
+    assert_close(found, getattr(expected, what), f'{what} {spec}')
+
+
+def check_gradient(spec, implementation, importance=False, **sizes):
+  """Output and gradient of an implementation against the oracle, and the importance of keys."""
   inputs = random_inputs(spec, **sizes)
-  out, weights, proxy, slot, operands = oracle.attention(spec, *inputs)
-  for implementation in implementations:
-    assert_close(
-      attend(spec, *inputs, implementation=implementation),
-      out,
-      f'{implementation} {spec}',
-      operands,
-    )
-  q, k, _, params, *_ = inputs
-  assert_close(sj.attention_map(spec, q, k, params), weights, f'map {spec}')
-  assert_close(sj.attention_map(spec, q, k, params, proxy=True), proxy, f'proxy {spec}')
-  assert_importance(
-    sj.streaming_importance(spec, q, k, params, entropy=True), weights, proxy, slot, spec
-  )
+  expected = oracle.attention(spec, *inputs)
+  projection, direction, derivative = random_derivative(spec, inputs)
+
+  @jax.jit
+  def found(*inputs):
+    q, k, _, params, *_ = inputs
+    out, pull = jax.vjp(functools.partial(attend, spec, implementation=implementation), *inputs)
+    measured = sj.streaming_importance(spec, q, k, params, entropy=True) if importance else None
+    return out, pull(jnp.asarray(projection, out.dtype)), measured
+
+  out, gradients, measured = found(*inputs)
+  assert_close(out, expected.out, f'{implementation} {spec}', expected.operands)
+  assert_derivative(gradients, direction, derivative, f'{implementation} {spec}')
+  if importance:
+    assert_importance(measured, expected, spec)
 
 
-def assert_importance(alpha, weights, proxy, slot, spec):
+def assert_importance(found, expected, spec):
+  """Importance against means over the oracle's maps."""
+  weights, proxy, extra = expected.weights, expected.proxy, expected.extra_proxy
+  length = weights.shape[-1]
   # ReLU may give a first token no weight at all, as if it were padding; the lengths say otherwise.
-  lengths = np.full(len(weights), weights.shape[-1])
+  lengths = np.full(len(weights), length)
   raw = sj.importance(weights, raw=True, lengths=lengths)
-  assert_close(alpha.raw, raw, f'raw importance {spec}')
-  assert_close(alpha.normalized, sj.importance(proxy, lengths=lengths), f'importance {spec}')
+  assert_close(found.raw, raw, f'raw importance {spec}')
+  assert_close(found.normalized, sj.importance(proxy, lengths=lengths), f'importance {spec}')
   if spec.kv_bias.has_extra_key:
-    assert_close(alpha.extra_key, slot.mean(-1), f'slot {spec}')
-    assert_close(alpha.extra_key_released, (1 + slot.sum(-1)) / (slot.shape[-1] + 1), f'{spec}')
-    proxy = np.concatenate([slot[..., None], proxy], -1)
-  tokens = np.arange(weights.shape[-1])
-  seen = np.asarray(spec.mask.keep(tokens[:, None], tokens)).sum(-1) + spec.kv_bias.has_extra_key
+    released = (1 + extra.sum(-1)) / (length + 1)
+    assert_close(found.extra_key, extra.mean(-1), f'extra key {spec}')
+    assert_close(found.extra_key_released, released, f'extra key as released {spec}')
+    proxy = np.concatenate([extra[..., None], proxy], -1)
+  tokens = np.arange(length)
+  keep = np.asarray(spec.mask.keep(tokens[:, None], tokens))
+  uniform = np.log(keep.sum(-1) + spec.kv_bias.has_extra_key).mean()
   entropy = -(proxy * np.log(np.maximum(proxy, 1e-300))).sum(-1).mean(-1)
-  uniform = np.log(seen).mean()
-  assert_close(
-    alpha.entropy, entropy / uniform if uniform else np.ones_like(entropy), f'entropy {spec}'
-  )
+  # A query that sees one key has uniform attention.
+  relative = entropy / uniform if uniform else np.ones_like(entropy)
+  assert_close(found.entropy, relative, f'entropy {spec}')
 
 
 def with_gradients(f, *inputs):
-  """f(*inputs), and the gradients of all inputs for a random cotangent, in one program."""
-
-  def run(*inputs):
-    out, pull = jax.vjp(f, *inputs)
-    normal = np.random.default_rng(9).standard_normal
-    # Rounded to bfloat16, so that functions of any dtype get the same numbers.
-    draw = lambda x: jnp.asarray(normal(x.shape), jnp.bfloat16).astype(x.dtype)
-    return out, pull(jax.tree.map(draw, out))
-
-  return jax.jit(run)(*inputs)
+  """f(*inputs), and the gradients of all inputs for a random cotangent."""
+  out, pull = jax.vjp(f, *inputs)
+  normal = np.random.default_rng(9).standard_normal
+  # Rounded to bfloat16, so that functions of any dtype get the same numbers.
+  draw = lambda x: jnp.asarray(normal(x.shape), jnp.bfloat16).astype(x.dtype)
+  return out, pull(jax.tree.map(draw, out))
 
 
 def worst_error(found, expected):
@@ -89,9 +102,14 @@ def worst_error(found, expected):
 
 def error_of(f, spec, *inputs):
   """`worst_error` of an implementation f; the definition reads the same numbers in float32."""
-  exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), inputs)
   definition = functools.partial(sj.attend, spec, implementation='reference')
-  return worst_error(with_gradients(f, *inputs), with_gradients(definition, *exact))
+
+  @jax.jit
+  def both(*inputs):
+    exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), inputs)
+    return with_gradients(f, *inputs), with_gradients(definition, *exact)
+
+  return worst_error(*both(*inputs))
 
 
 def random_derivative(spec, inputs):
@@ -125,36 +143,3 @@ def assert_derivative(gradients, direction, expected, what):
   scale = max(sum(abs(float(p)) for p in products), abs(expected[1])) + 1e-3
   error = abs(sum(float(p) for p in products) - expected[0]) / scale
   assert error < 5e-5, f'{what}: relative error {error:.2e}'
-
-
-def check_gradient(spec, implementation):
-  """Compares the directional derivative of a random projection with central differences."""
-  inputs = random_inputs(spec, length=5, heads=2)
-  projection, direction, expected = random_derivative(spec, inputs)
-  loss = lambda *args: jnp.sum(attend(spec, *args, implementation=implementation) * projection)
-  gradients = jax.jit(jax.grad(loss, argnums=tuple(range(len(inputs)))))(*inputs)
-  assert_derivative(gradients, direction, expected, f'{implementation} {spec}')
-
-
-def check_at_once(spec, implementation, **sizes):
-  """Checks output and gradient in one compiled function, for implementations that compile slowly."""
-  inputs = random_inputs(spec, **sizes)
-  projection, direction, expected = random_derivative(spec, inputs)
-  out, *_, operands = oracle.attention(spec, *inputs)
-
-  @jax.jit
-  def run(*inputs):
-    loss = lambda *x: (lambda o: (jnp.sum(o * projection), o))(
-      attend(spec, *x, implementation=implementation)
-    )
-    (_, o), gradients = jax.value_and_grad(loss, argnums=tuple(range(len(inputs))), has_aux=True)(
-      *inputs
-    )
-    return o, gradients
-
-  o, gradients = run(*inputs)
-  assert_close(o, out, f'{implementation} {spec}', operands)
-  assert_derivative(gradients, direction, expected, f'{implementation} {spec}')
-
-
-PLAIN = ('reference', 'chunked')  # without kernels; they run every spec

@@ -19,7 +19,7 @@ def slot_values():
   }
 
 
-def legal(**slots):
+def legal(slots):
   """The spec, or None if the combination is refused."""
   try:
     return sj.AttentionSpec(**slots)
@@ -27,50 +27,46 @@ def legal(**slots):
     return None
 
 
-def pairwise_specs(values=None):
-  """A small set of specs that contains every legal pair of slot values; the same on every call.
+def parts(spec):
+  """What a spec combines: its values, ((component, value),), and its pairs of classes."""
+  chosen = [(name, getattr(spec, name)) for name in COMPONENTS]
+  classes = [(name, type(value)) for name, value in chosen]
+  return {*zip(chosen), *itertools.combinations(classes, 2)}
 
-  values: {slot: values}, by default all values of every slot.
+
+def pairwise_specs():
+  """Specs with every value and every legal pair of classes, and the pairs that no spec has.
+
+  They are few, and the same on every call.
   """
-  values = values or slot_values()
-  names = list(values)
-  rng = np.random.default_rng(0)
-  pairs_of = lambda s: {
-    (a, getattr(s, a), b, getattr(s, b)) for a, b in itertools.combinations(names, 2)
-  }
-  missing = {
-    (a, x, b, y) for a, b in itertools.combinations(names, 2) for x in values[a] for y in values[b]
-  }
+  values, rng = slot_values(), np.random.default_rng(0)
+  missing = {((name, x),) for name, own in values.items() for x in own}
+  for a, b in itertools.combinations(values, 2):
+    missing |= {((a, type(x)), (b, type(y))) for x in values[a] for y in values[b]}
   specs, impossible = [], set()
-  for a, x, b, y in sorted(missing, key=repr):
-    if (a, x, b, y) not in missing:
+  for part in sorted(missing, key=repr):
+    if part not in missing:
       continue
-    candidates = []
-    for _ in range(200):
-      drawn = {n: vs[rng.integers(len(vs))] for n, vs in values.items()} | {a: x, b: y}
-      spec = legal(**drawn)
-      if spec is not None:
-        candidates.append((len(pairs_of(spec) & missing), len(candidates), spec))
-        if len(candidates) == 20:
-          break
-    if not candidates:
-      impossible.add((a, x, b, y))
-      missing.discard((a, x, b, y))
-      continue
-    best = max(candidates)[2]
-    specs.append(best)
-    missing -= pairs_of(best)
+    fits = {name: [x for x in values[name] if what in (x, type(x))] for name, what in part}
+    draw = lambda own: own[rng.integers(len(own))]
+    drawn = ({name: draw(own) for name, own in (values | fits).items()} for _ in range(200))
+    some = itertools.islice(filter(None, map(legal, drawn)), 20)
+    best = max(some, key=lambda spec: len(parts(spec) & missing), default=None)
+    if best is None:
+      impossible.add(part)
+    else:
+      specs.append(best)
+      missing -= parts(best)
   return specs, impossible
 
 
 _SIGMOID, _LINEAR, _ELU = sj.Sigmoid(), sj.Linear(), sj.EluPlusOne()
 
-# What the paper trains, by table, and operations beyond it.
+# What the paper trains, by table, and operations beyond it. Absolute and learnable positions join
+# embeddings: for attention they are NoPE.
 PAPER = {
   'softmax': {},
   'nope (Table 3)': dict(position=sj.Nope()),
-  'absolute (Table 3)': dict(position=sj.Sinusoidal()),
-  'learnable (Table 3)': dict(position=sj.Learned()),
   'relative (Table 3)': dict(position=sj.Relative()),
   'alibi (Table 3)': dict(position=sj.Alibi()),
   'window (Figure 6)': dict(mask=sj.Window(size=3)),

@@ -1,5 +1,7 @@
 """The Pallas kernels for TPUs and for GPUs, interpreted: statistics, vmap, races, imports."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,15 +15,9 @@ from sink_jax.attention.spec import transform_qk
 from sink_jax.kernels import flash, flash_tpu
 from sink_jax.kernels.epilogue import PartialAttention
 from tests.attention_checks import with_gradients, worst_error
-from tests.attention_specs import PAPER, random_inputs
-from tests.kernels.test_implementations import FLOAT32, KERNELS, small_tiles
+from tests.attention_specs import random_inputs
+from tests.kernels.test_implementations import FLOAT32, small_tiles
 from tests.train.runs import run_python
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request, monkeypatch):
-  """Prepares each of the two families of kernels."""
-  small_tiles(monkeypatch, request.param)
 
 
 def plain_rows(spec, q, k, v):
@@ -43,87 +39,81 @@ def plain_rows(spec, q, k, v):
   return PartialAttention(jnp.einsum('bhlt,bthd->blhd', f, v), stat, power_stat)
 
 
-CAPPED = {
-  'capped p-norm': sj.AttentionSpec('CappedExp(cap=1.5)', 'PNorm(p=2.0)'),
-  'capped': sj.AttentionSpec('CappedExp(cap=1.5)', position='Alibi()'),
-}
-
-
-# One spec for each path through a tile. Components that act outside the tile make no difference.
-@pytest.mark.every(4)
+# One row for each path through a tile: powers, caps, biases, and what is summed. Components that
+# act outside the tile make no difference.
 @pytest.mark.parametrize(
-  'name',
+  'kernels, components',
   [
-    'softmax',
-    'p-norm softmax 1/2 (Figure 29)',
-    'sigmoid (Table 15)',
-    'alibi (Table 3)',
-    'normalized sigmoid (Table 15)',
-    'p-norm sigmoid 2 (Figure 29)',
-    'normalized identity (Table 15)',
-    *CAPPED,
+    ('tpu', dict(similarity='CappedExp(cap=1.5)', normalizer='PNorm(p=2.0)')),
+    ('tpu', dict(similarity='Sigmoid()', normalizer='Unnormalized()')),
+    ('cuda', dict(similarity='CappedExp(cap=1.5)', position='Alibi()')),
+    ('cuda', dict(normalizer='PNorm(p=0.5)')),
+    ('cuda', dict(similarity='Linear()', normalizer='AbsFloor()')),
   ],
+  ids=str,
 )
-def test_rows_and_all_cotangents(kernels, name):
+def test_rows_and_all_cotangents(kernels, components, monkeypatch):
   """Rows, statistics and all cotangents, against formulas on T x T arrays."""
-  spec = (PAPER | CAPPED)[name]
-  q, k, v, params = random_inputs(spec, batch=2, length=19, heads=4, kv_heads=2, head_dim=24)
-  inputs = *transform_qk(spec, q, k, params), v
-  found, expected = (
-    with_gradients(lambda *x, rows=rows: rows(spec, *x), *inputs)
-    for rows in (flash.rows, plain_rows)
-  )
-  assert worst_error(found, expected) < FLOAT32
+  small_tiles(monkeypatch, kernels)
+  spec = sj.AttentionSpec(**components)
+  q, k, v, _ = random_inputs(spec, batch=2, length=19, heads=4, kv_heads=2, head_dim=24)
+
+  @jax.jit
+  def both(*inputs):
+    parts = (functools.partial(rows, spec) for rows in (flash.rows, plain_rows))
+    return [with_gradients(rows, *inputs) for rows in parts]
+
+  assert worst_error(*both(*transform_qk(spec, q, k, {}), v)) < FLOAT32
 
 
-def test_vmap_is_a_larger_batch(kernels):
+def test_vmap_is_a_larger_batch(monkeypatch):
+  small_tiles(monkeypatch, 'cuda')
   spec = sj.AttentionSpec(position=sj.Alibi(), kv_bias=sj.KBias())
   q, k, v, params = random_inputs(spec, batch=4, length=9, heads=2, kv_heads=1, head_dim=8)
-  split = lambda x: x.reshape(2, 2, *x.shape[1:])
-  f = jax.grad(
-    lambda q, k, v: (sj.attend(spec, q, k, v, params, implementation='pallas') ** 2).sum()
-  )
+  q, v = (x.reshape(2, 2, *x.shape[1:]) for x in (q, v))
+  attend = functools.partial(sj.attend, spec, params=params, implementation='pallas')
+  slope = jax.grad(lambda q, k, v: (attend(q, k, v) ** 2).sum())
   # One array is not mapped, as model parameters would not be.
-  one = jax.vmap(f, (0, None, 1), 2)(split(q), k[:2], jnp.moveaxis(split(v), 0, 1))
-  expected = jnp.stack([f(split(q)[n], k[:2], split(v)[n]) for n in range(2)], 2)
+  one = jax.jit(jax.vmap(slope, (0, None, 1), 2))(q, k[:2], jnp.moveaxis(v, 0, 1))
+  in_turn = jax.jit(slope)
+  expected = jnp.stack([in_turn(q[n], k[:2], v[n]) for n in range(2)], 2)
   np.testing.assert_allclose(one, expected, rtol=1e-6)
 
 
 def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
   small_tiles(monkeypatch, 'tpu')
   mode = pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
-  for spec in (
-    sj.AttentionSpec(mask=sj.Window(size=6)),
+  softmax, sums = (
+    sj.AttentionSpec(mask='Window(size=6)'),
     sj.AttentionSpec('Linear()', 'AbsFloor()'),
-  ):
-    q, k, v, _ = random_inputs(spec, length=21, heads=2, kv_heads=1, head_dim=8)
-    slopes = jnp.zeros(2)
-    out, stat, _ = flash_tpu.forward(spec, slopes, q, k, v, interpret=mode)
-    np.testing.assert_allclose(out, plain_rows(spec, q, k, v)[0], rtol=1e-4, atol=1e-5)
-    rows = (stat, 0 * stat) if spec.similarity.kind == 'exponential' else (0 * stat,)
-    results = flash_tpu.backward(spec, slopes, q, k, v, q, *rows, interpret=mode)
-    assert all(np.isfinite(x).all() for x in results)
+  )
+  q, k, v, _ = random_inputs(softmax, length=17, heads=2, kv_heads=1, head_dim=8)
+  run = lambda kernels, spec, *x: jax.jit(
+    functools.partial(kernels, spec, jnp.zeros(2), interpret=mode)
+  )(*x)
+  for spec in (softmax, sums):
+    out, stat, _ = run(flash_tpu.forward, spec, q, k, v)
+    expected = jax.jit(functools.partial(plain_rows, spec))(q, k, v)
+    np.testing.assert_allclose(out, expected.out_BxTxHxDh, rtol=1e-4, atol=1e-5)
+    if spec == softmax:
+      results = run(flash_tpu.backward, spec, q, k, v, q, stat, 0 * stat)
+      assert all(np.isfinite(x).all() for x in results)
     assert not interpreter.races.races_found
 
 
 def test_with_an_older_jax_no_kernel_runs_and_it_is_said_once(monkeypatch, caplog):
-  x = jnp.zeros((1, 8, 2, 64), 'bfloat16')
+  x = jax.ShapeDtypeStruct((1, 8, 2, 64), 'bfloat16')
+  attend = lambda *x, **options: sj.attend(sj.AttentionSpec(), *x, **options)
   monkeypatch.setattr('sink_jax.kernels.dispatch.platform', lambda: 'cuda')
   monkeypatch.setattr(jax, '__version_info__', (0, 7, 2))
   for _ in range(2):
-    sj.attend(sj.AttentionSpec(), x, x, x)
+    jax.eval_shape(lambda *x: attend(*x), x, x, x)
   [record] = caplog.records
-  assert (
-    record.levelname == 'WARNING' and 'chunked on cuda; not cudnn: it needs jax' in record.message
-  )
+  assert record.levelname == 'WARNING'
+  assert 'chunked on cuda; not cudnn: it needs jax' in record.message
   for name in ('pallas', 'mosaic', 'cudnn', 'splash'):
     with pytest.raises(NotImplementedError, match='it needs jax 0.10'):
-      sj.attend(sj.AttentionSpec(), x, x, x, implementation=name)
-
-
-@pytest.mark.full
-def test_slots_of_a_user_run_everywhere():
-  run_python('-m', 'tests.kernels.own_slots')
+      jax.eval_shape(functools.partial(attend, implementation=name), x, x, x)
 
 
 # jax may drop Triton, so only a program for a GPU may need it. The same holds for the TPU compilers
@@ -134,15 +124,16 @@ for name in ('', '.triton', '.tpu', '.mosaic_gpu', '.ops.tpu.splash_attention'):
   assert f'jax.experimental.pallas{name}' not in sys.modules
   sys.modules[f'jax.experimental.pallas{name}'] = None
 import jax, numpy as np, sink_jax as sj
-from sink_jax.models.transformer import Transformer, init_params
+from sink_jax.models.sizes import parameter_shapes
+from sink_jax.models.transformer import Transformer
 x = np.ones((1, 9, 2, 8), np.float32)
-sj.attend(sj.AttentionSpec(), x, x, x)
-sj.streaming_importance(sj.AttentionSpec(), x, x)
-config = sj.sized('tiny', vocab_size=11)
+spec, config = sj.AttentionSpec(), sj.sized('tiny', vocab_size=11)
 loss = lambda p: Transformer(config).apply({'params': p}, np.zeros((1, 9), np.int32)).sum()
-assert np.isfinite(jax.jit(jax.grad(loss))(init_params(config, 0))['embed']).all()
+jax.jit(lambda x: sj.attend(spec, x, x, x)).lower(x)
+jax.jit(lambda x: sj.streaming_importance(spec, x, x)).lower(x)
+jax.jit(jax.grad(loss)).lower(parameter_shapes(config))
 try:
-  sj.attend(sj.AttentionSpec(), x, x, x, implementation='pallas')
+  jax.jit(lambda x: sj.attend(spec, x, x, x, implementation='pallas')).lower(x)
 except ImportError:
   print('only the kernels need it')
 """
