@@ -22,8 +22,8 @@ from sink_jax.models.record import (
   states,
 )
 from sink_jax.models.sizes import parameter_shapes
+from tests.random_params import tiny, tiny_config
 
-CONFIG = sj.ModelConfig(layers=2, d_model=16, heads=2, ffn_hidden=24, vocab_size=11)
 TOKENS = jax.ShapeDtypeStruct((2, 8), jnp.int32)
 POLICY = sj.CachePolicy(size=6, sinks=1)
 
@@ -32,7 +32,12 @@ def logits(config):
   return run.logits.lower(config, None, parameter_shapes(config), TOKENS)
 
 
-def record(config, options):
+def record(config):
+  functions = maps, last_row, queries_keys, largest_logit, query_key_angles
+  every = RecordOptions(attention=lambda seen: [f(seen) for f in functions], hidden=states)
+  # Some of what can be recorded is float32 in any dtype.
+  options = every if config.dtype == 'float32' else RecordOptions()
+  config = probed(config, config.dtype)
   return run.record.lower(config, options, None, parameter_shapes(config), TOKENS)
 
 
@@ -40,20 +45,29 @@ def begin(config):
   return generate._begin.lower(config, None, POLICY, parameter_shapes(config), TOKENS)
 
 
-def read(config, together):
-  carry = jnp.zeros((2, 11)), jax.eval_shape(lambda: empty_state(config, POLICY, 2))
+def sample(config):
+  return read(config, generate.Sampling(), 1)
+
+
+def score(config):
+  return read(config, None, 4)
+
+
+def read(config, sampling, together):
+  state = jax.eval_shape(lambda: empty_state(config, POLICY, 2))
+  given, counts = jax.ShapeDtypeStruct((2, 4), jnp.int32), jnp.zeros(2, jnp.int32)
   return generate._read.lower(
     config,
     None,
     POLICY,
     parameter_shapes(config),
-    generate.Sampling() if together == 1 else None,
+    sampling,
     together,
-    carry,
+    (jnp.zeros((2, 32)), state),
     jax.random.key(0),
     0,
-    jax.ShapeDtypeStruct((2, 4), jnp.int32),
-    jnp.zeros(2, jnp.int32),
+    given,
+    counts,
   )
 
 
@@ -65,54 +79,32 @@ def precisions(lowered):
   return {word for match in found for word in (match.groups() if match else ['DEFAULT'])}
 
 
-@pytest.mark.every(3)
+def attention(**components):
+  return dict(attention=sj.AttentionSpec(**components))
+
+
+JAMBA = (Layer(mamba=Mamba(inner=16, state=4, conv=2, rank=2)), Layer(experts=Experts(2, 1)))
+
+
 @pytest.mark.parametrize(
-  'program',
+  'program, options',
   [
-    logits,
-    lambda config: record(config, RecordOptions()),
-    begin,
-    lambda config: read(config, 1),
-    lambda config: read(config, 4),
+    (logits, attention(similarity='Sigmoid()', normalizer='Unnormalized()')),
+    (record, attention(kv_bias='KVBias()') | dict(implementation='reference')),
+    (record, dict(pattern=JAMBA, combine_heads='add')),
+    (begin, attention(similarity='Linear()', normalizer='AbsFloor()') | dict(sink_tokens=1)),
+    (sample, {}),
+    (score, {}),
   ],
 )
-def test_products_of_float32_are_float32_on_every_device(program):
-  config = lambda dtype: dataclasses.replace(CONFIG, dtype=dtype)
+def test_products_of_float32_are_float32_on_every_device(program, options):
+  config = lambda dtype: dataclasses.replace(tiny_config(**options), dtype=dtype)
   assert precisions(program(config('float32'))) == {'HIGHEST'}
   assert precisions(program(config('bfloat16'))) == {'DEFAULT'}
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-  'options',
-  [
-    dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()'), implementation='chunked'),
-    dict(attention=sj.AttentionSpec(kv_bias=sj.KVBias()), implementation='reference'),
-    dict(attention=sj.AttentionSpec(similarity='Linear()', normalizer='AbsFloor()'), sink_tokens=1),
-    dict(
-      pattern=(
-        Layer(mamba=Mamba(inner=16, state=4, conv=2, rank=2)),
-        Layer(experts=Experts(count=2, active=1)),
-      ),
-      combine_heads='add',
-    ),
-  ],
-  ids=['sigmoid', 'reference', 'linear', 'jamba'],
-)
-def test_so_are_those_of_the_variants_and_of_all_that_is_recorded(options):
-  config = dataclasses.replace(CONFIG, **options)
-  functions = maps, last_row, queries_keys, largest_logit, query_key_angles
-  every = RecordOptions(attention=lambda seen: [f(seen) for f in functions], hidden=states)
-  assert precisions(record(probed(config, 'float32'), every)) == {'HIGHEST'}
-  assert precisions(record(probed(config, 'bfloat16'), RecordOptions())) == {'DEFAULT'}
-
-
 def test_it_neither_leaks_nor_compiles_a_model_twice():
-  model = sj.Run(
-    dataclasses.replace(CONFIG, dtype='float32'),
-    jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parameter_shapes(CONFIG)),
-  )
-  tokens = jnp.zeros((2, 8), jnp.int32)
+  model, tokens = tiny(), jnp.zeros((2, 8), jnp.int32)
   before = run.record._cache_size()
   sj.probe(model, tokens)
   model.record(tokens, PROBE_OPTIONS)
