@@ -8,18 +8,35 @@ import numpy as np
 import sink_jax as sj
 
 _erf = np.vectorize(math.erf)
+
+
+def _gelu_tanh(x):
+  inner = (2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)
+  return x / 2 * (1 + np.tanh(inner))
+
+
+def _sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
 _ACTIVATIONS = {
   'relu': lambda x: np.maximum(x, 0),
   'gelu': lambda x: x * (1 + _erf(x / 2**0.5)) / 2,
-  'swish': lambda x: x / (1 + np.exp(-x)),
-  'gelu_tanh': lambda x: x / 2 * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))),
+  'swish': lambda x: x * _sigmoid(x),
+  'gelu_tanh': _gelu_tanh,
 }
-_GATED = {'reglu': 'relu', 'geglu': 'gelu', 'swiglu': 'swish', 'tanh_geglu': 'gelu_tanh'}
+_GATED = {
+  'reglu': 'relu',
+  'geglu': 'gelu',
+  'swiglu': 'swish',
+  'tanh_geglu': 'gelu_tanh',
+}
 
 
 def numpy_model(config, params, inputs, before_norm=None):
   """Logits; `before_norm` is a list that gets what enters the last norm of each post-norm block."""
-  p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  exact = lambda x: np.asarray(x, np.float64)
+  p = jax.tree.map(exact, params)
   h = p['embed'][inputs]
   if config.embedding_dim:
     h = _linear(h, p['embed_in'])
@@ -30,7 +47,10 @@ def numpy_model(config, params, inputs, before_norm=None):
     h = _norm(config, h, p.get('final_norm'))
   if config.embedding_dim:
     h = _linear(h, p['embed_out'])
-  logits = h @ p['embed'].T if config.tied else _linear(h, p['unembed'])
+  if config.tied:
+    logits = h @ p['embed'].T
+  else:
+    logits = _linear(h, p['unembed'])
   cap = config.logit_cap
   return cap * np.tanh(logits / cap) if cap else logits
 
@@ -59,7 +79,8 @@ def _block(config, h, own, before_norm):
 
 
 def _rms(x, eps=1e-5, axis=-1):
-  return x / np.sqrt((x**2).mean(axis, keepdims=True) + eps)
+  mean_square = (x**2).mean(axis, keepdims=True)
+  return x / np.sqrt(mean_square + eps)
 
 
 def _norm(config, x, own):
@@ -85,8 +106,9 @@ def _feed_forward(config, x, own):
   h = _linear(x, own['w1'])
   if config.ffn == 'clamped_swiglu':
     h = np.minimum(h, 7)
-    h = h / (1 + np.exp(-1.702 * h)) * (np.clip(_linear(x, own['w2']), -7, 7) + 1)
-    return _linear(h, own['w_out'])
+    gate = h * _sigmoid(1.702 * h)
+    factor = np.clip(_linear(x, own['w2']), -7, 7)
+    return _linear(gate * (factor + 1), own['w_out'])
   if config.norm_location == 'protected':
     h = 3**0.5 * h
   h = _ACTIVATIONS[_GATED.get(config.ffn, config.ffn)](h)
@@ -97,20 +119,27 @@ def _feed_forward(config, x, own):
 
 def _attention(config, x, own):
   of_heads = lambda x: np.stack(np.split(x, config.heads, -1))  # (H, B, T, Dh)
-  q, k, v = (of_heads(_linear(x, own[name])) for name in ('query', 'key', 'value'))
   norm = config.attention.qk_norm
-  if norm != sj.NoQKNorm():
-    gains = (own[f'qk_norm_{name}_gain'] for name in ('query', 'key'))
-    if isinstance(norm, sj.ProjectionQKNorm):  # one mean over all heads
-      pairs = zip((q, k), gains)
-      q, k = (_rms(x, norm.eps, (0, -1)) * gain[:, None, None] for x, gain in pairs)
-    else:
-      q, k = (_rms(x, norm.eps) * gain for x, gain in zip((q, k), gains))
+  q, k = (
+    _qk_norm(norm, of_heads(_linear(x, own[name])), own.get(f'qk_norm_{name}_gain'))
+    for name in ('query', 'key')
+  )
+  v = of_heads(_linear(x, own['value']))
   s = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
-  s = np.where(np.tril(np.ones(s.shape[-2:])), s, -np.inf)
+  seen = np.tri(s.shape[-1], dtype=bool)
+  s = np.where(seen, s, -np.inf)
   a = np.exp(s - s.max(-1, keepdims=True))
   o = a / a.sum(-1, keepdims=True) @ v
   if 'head_kernel' in own:
-    o = o / (1 + np.exp(-of_heads(x @ own['head_kernel'])))
-  o = o.sum(0) if config.combine_heads == 'add' else np.concatenate(o, -1)
-  return _linear(o, own['out'])
+    o = o * _sigmoid(of_heads(x @ own['head_kernel']))
+  if config.combine_heads == 'add':
+    return _linear(o.sum(0), own['out'])
+  return _linear(np.concatenate(o, -1), own['out'])
+
+
+def _qk_norm(norm, x, gain):
+  if norm == sj.NoQKNorm():
+    return x
+  if isinstance(norm, sj.ProjectionQKNorm):  # one mean over all heads
+    return _rms(x, norm.eps, (0, -1)) * gain[:, None, None]
+  return _rms(x, norm.eps) * gain

@@ -91,31 +91,36 @@ def test_a_cache_of_everything_equals_the_forward_pass(name):
     first, _, state = model(text[:, :5], None, state, begun, method='hidden')
     later = policy.next_positions(state.tokens_read, 6)
     rest, _, _ = model(text[:, 5:], None, state, later, method='hidden')
-    return model(text), model(jnp.concatenate([first, rest], 1), method='logits')
+    hidden = jnp.concatenate([first, rest], 1)
+    return model(text), model(hidden, method='logits')
 
   expected, found = both(run.params, text)
   np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
 def losses(run, text, policy):
-  return np.concatenate(list(text_losses(run.config, run.params, text, policy)), 1)
+  pieces = text_losses(run.config, run.params, text, policy)
+  return np.concatenate(list(pieces), 1)
 
 
 def test_a_bounded_cache_is_the_forward_pass_of_what_it_keeps():
   """StreamingLLM: one layer sees the kept tokens as if they were the whole text."""
   spec = attention(position='YarnRope()', feature_map='EluPlusOne()')
-  run, text, policy = tiny(layers=1, kv_heads=2, **spec), random_tokens(1, 17), CachePolicy(5, 2)
-  kept = [[0, 1, t - 2, t - 1, t] for t in range(4, 16)]
-  windows = np.take(text[0], [[*tokens, tokens[-1] + 1] for tokens in kept])
+  run, policy = tiny(layers=1, kv_heads=2, **spec), CachePolicy(5, sinks=2)
+  text = random_tokens(1, 17)
+  # Two sinks, three recent tokens, and the one to predict.
+  windows = [text[0, [0, 1, t - 2, t - 1, t, t + 1]] for t in range(4, 16)]
+  windows = np.stack(windows)
   expected = next_token_losses(run.logits(windows[:, :-1]), windows)[:, -1]
-  np.testing.assert_allclose(losses(run, text, policy)[0, 4:], expected, rtol=1e-5, atol=1e-5)
+  found = losses(run, text, policy)[0, 4:]
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.typed
 def test_a_sliding_window_that_forgets_is_the_window_mask():
   """With no sinks and one layer, the cache holds and counts just the keys that the mask shows."""
-  text, mask = random_tokens(length=11), sj.Window(size=4)
-  run = tiny(layers=1, kv_heads=2, **attention(temperature='LogLength()', mask=mask))
+  spec = attention(temperature='LogLength()', mask='Window(size=4)')
+  run, text = tiny(layers=1, kv_heads=2, **spec), random_tokens(length=11)
   expected = next_token_losses(run.logits(text), text)
   for positions in ('text', 'cache'):  # the distances are the same
     found = losses(run, text, CachePolicy(4, positions=positions))
@@ -123,19 +128,27 @@ def test_a_sliding_window_that_forgets_is_the_window_mask():
 
 
 @pytest.mark.parametrize(
-  'name, policy', [('features', CachePolicy(9, 4)), ('gpt-oss', CachePolicy(9, 4, 'text'))]
+  'name, policy',
+  [('features', CachePolicy(9, 4)), ('gpt-oss', CachePolicy(9, 4, 'text'))],
 )
 def test_tokens_read_together_have_the_losses_of_one_after_another(name, policy):
   run, text = variant(name), random_tokens(length=40)
-  model, counts = (run.config, None, policy, run.params), np.full(2, 40)
-  begun = _begin(*model, text[:, :1])
-  _, expected = _read(*model, None, 1, begun, jax.random.key(0), 1, text[:, 1:], counts)
+  _, expected = read_one_by_one(run, text, policy)
   # Both are float32 but sum in a different order. The largest measured difference is 2e-6.
-  np.testing.assert_allclose(losses(run, text, policy), expected, rtol=1e-5, atol=1e-5)
+  found = losses(run, text, policy)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def read_one_by_one(run, text, policy):
+  """((logits after the text, state), losses) of one token after another."""
+  model, counts = (run.config, None, policy, run.params), np.full(len(text), text.shape[1])
+  begun, key = _begin(*model, text[:, :1]), jax.random.key(0)
+  return _read(*model, None, 1, begun, key, 1, text[:, 1:], counts)
 
 
 def test_positions_in_the_cache_do_not_know_how_long_the_text_is():
-  run, policy, text = tiny(kv_heads=2), CachePolicy(5, 2), random_tokens(length=11)
+  run, policy = tiny(kv_heads=2), CachePolicy(5, 2)
+  text = random_tokens(length=11)
 
   @jax.jit
   def read(state, token):
@@ -146,35 +159,45 @@ def test_positions_in_the_cache_do_not_know_how_long_the_text_is():
 
   _, state = _begin(run.config, None, policy, run.params, text[:, :5])
   # Stands for many laps of the ring. After a full number of laps, the entries are where they were.
-  late = state._replace(tokens_read=state.tokens_read + 300_000_000 * policy.recent)
-  for t in range(5, 11):
-    h, state = read(state, text[:, t : t + 1])
-    found, late = read(late, text[:, t : t + 1])
+  many = 300_000_000 * policy.recent
+  late = state._replace(tokens_read=state.tokens_read + many)
+  for token in np.split(text[:, 5:], 6, axis=1):
+    h, state = read(state, token)
+    found, late = read(late, token)
     np.testing.assert_array_equal(found, h)
 
 
 @pytest.mark.parametrize(
   'policy',
-  [CachePolicy(5, 2), CachePolicy(5, 2, 'text'), CachePolicy(7, 3, 'text'), CachePolicy(4)],
+  [
+    CachePolicy(5, 2),
+    CachePolicy(5, 2, 'text'),
+    CachePolicy(7, 3, 'text'),
+    CachePolicy(4),
+  ],
   ids=str,
 )
 def test_positions_are_those_of_the_tokens_in_the_cache(policy):
   next_positions = jax.jit(policy.next_positions, static_argnums=1)
-  held = {}  # entry: token
+  held = [None] * policy.size  # the token in each entry
   for read in range(17):
     for count in range(1, policy.recent + 1):
       positions = jax.device_get(next_positions(read, count))
-      new = range(read, read + count)
-      tokens_E = [*(held.get(entry) for entry in range(policy.size)), *new]
-      for i, token in enumerate(new):
-        recent = token - policy.recent
-        kept = [
-          t for t in range(token + 1) if t < policy.sinks or t > recent or token < policy.size
-        ]
-        expected = {t: t if policy.positions == 'text' else n for n, t in enumerate(kept)}
+      tokens_E = [*held, *range(read, read + count)]
+      for i in range(count):
+        expected = kept_positions(policy, read + i)
         keys = zip(tokens_E, positions.keys_LxE[i])
         assert {token: at for token, at in keys if at != EMPTY} == expected
-        assert positions.queries_L[i] == expected[token]
+        assert positions.queries_L[i] == expected[read + i]
       if policy.positions == 'text':
         np.testing.assert_array_equal(positions.kept_L, positions.queries_L)
-    held[int(positions.entries_L[0])] = read
+    held[positions.entries_L[0]] = read
+
+
+def kept_positions(policy, newest):
+  """{token in the cache: its position} when the newest token has been written."""
+  kept = range(newest + 1)
+  if newest >= policy.size:
+    kept = [*kept[: policy.sinks], *kept[newest + 1 - policy.recent :]]
+  places = kept if policy.positions == 'text' else range(len(kept))
+  return dict(zip(kept, places))

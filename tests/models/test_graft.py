@@ -21,7 +21,8 @@ from tests.random_params import next_token_losses, random_params, random_tokens,
 TEXT = random_tokens(1, 10)
 TOKENS = TEXT[:, :-1]
 WINDOWS = (Layer(mask=sj.Window(size=4)), Layer())
-HYBRID = (Layer(mamba=Mamba(inner=8, state=4, conv=3, rank=2)), Layer())
+MAMBA = Mamba(inner=8, state=4, conv=3, rank=2)
+HYBRID = (Layer(mamba=MAMBA), Layer())
 
 
 def biased(kv_bias):
@@ -51,18 +52,21 @@ def test_the_rest_is_a_model_without_it(options):
   full = dataclasses.replace(tiny(**options), name='biased', step=3)
   bare = without_bias(full)
   plain = tiny_config(pattern=full.config.pattern)
-  assert bare.config == plain and (bare.name, bare.step) == ('biased', 3)
-  shapes = lambda params: {path: x.shape for path, x in leaves(params).items()}
-  assert shapes(bare.params) == shapes(parameter_shapes(plain))
+  assert bare.config == plain
+  assert (bare.name, bare.step) == ('biased', 3)
   # The remaining parameters are unchanged: this is the plain model with them.
-  theirs = leaves(full.params)
-  assert all(x is theirs.pop(path) for path, x in leaves(bare.params).items())
-  assert theirs and all('kv_bias' in path or 'sink_tokens' in path for path in theirs)
+  left, theirs = leaves(bare.params), leaves(full.params)
+  assert left.keys() == leaves(parameter_shapes(plain)).keys()
+  for path, x in left.items():
+    assert x is theirs.pop(path)
+  assert theirs
+  assert all('kv_bias' in path or 'sink_tokens' in path for path in theirs)
 
 
 def test_what_is_removed_is_said_in_words():
   said = lambda **options: learned_bias(tiny_config(**options))
-  assert said() == '' and said(sink_tokens=3) == 'the 3 learned sink tokens x*'
+  assert said() == ''
+  assert said(sink_tokens=3) == 'the 3 learned sink tokens x*'
   both = said(sink_tokens=1, **biased('VBias()'))
   assert both == 'the learned sink token x* and the value bias v*'
 
@@ -101,11 +105,16 @@ def test_what_starts_like_the_source_changes_no_logit(options, attention, new, c
   assert [path.split('/')[-1] for path in report.new] == new
   # Compiled, so not bit for bit.
   assert report.loss_after == pytest.approx(report.loss_before, rel=1e-6)
-  np.testing.assert_allclose(other.logits(TOKENS), full.logits(TOKENS), rtol=1e-6, atol=1e-6)
+  found, expected = other.logits(TOKENS), full.logits(TOKENS)
+  np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
   if not options:
     with jax.disable_jit():
-      apply = lambda run: Transformer(run.config).apply({'params': run.params}, TOKENS[:, :3])
-      np.testing.assert_array_equal(apply(other), apply(full))
+      np.testing.assert_array_equal(not_compiled(other), not_compiled(full))
+
+
+def not_compiled(run):
+  model = Transformer(run.config)
+  return model.apply({'params': run.params}, TOKENS[:, :3])
 
 
 @pytest.mark.parametrize(
@@ -123,12 +132,14 @@ def test_gates_start_at_one_where_they_can(head, opens):
   # Without a bias, gates with other numbers have no start at which they are one for all tokens.
   gate = sj.AttentionSpec(head=head).head
   start = start_like(sj.PlainOutput(), gate)
-  assert (start is not None) == opens and start_like(sj.HeadNorm(eps=0.1), gate) is None
+  assert (start is not None) == opens
+  assert start_like(sj.HeadNorm(eps=0.1), gate) is None
   if opens:
-    shapes = gate.params(sj.Dims(4, 4, 2))
-    params = {name: np.full(p.shape, start[name], np.float32) for name, p in shapes.items()}
-    o, x = np.random.default_rng(0).standard_normal((2, 1, 3, 4, 2), np.float32)
-    np.testing.assert_allclose(gate.output(o, x, x.reshape(1, 3, 8), params), o, rtol=1e-6)
+    shape = gate.params(sj.Dims(4, 4, 2))['kernel'].shape
+    params = {'kernel': np.full(shape, start['kernel'], np.float32)}
+    o, v = np.random.default_rng(0).standard_normal((2, 1, 3, 4, 2), np.float32)
+    found = gate.output(o, v, v.reshape(1, 3, 8), params)
+    np.testing.assert_allclose(found, o, rtol=1e-6)
 
 
 @pytest.mark.typed
@@ -138,21 +149,24 @@ def test_a_sink_logit_starts_below_the_rows_of_its_head():
   for block in full.params['blocks'].values():
     block['attention']['out']['kernel'] *= 0
   other = grafted(full, {'kv_bias': 'SinkLogit()'}, offset=-2.0)
-  weights = other.record(TEXT, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
+  record = other.record(TEXT, sj.RecordOptions(attention=sj.maps))
+  weights = record.layers.attention.weights_BxHxTxT
   # In a row with the sum e^l, the tokens keep e^l / (e^l + e^logit).
   kept = np.asarray(weights, np.float64).sum(-1)
-  np.testing.assert_allclose(np.log(kept / (1 - kept)).mean((1, 3)), 2, atol=1e-4)
+  log_odds = np.log(kept / (1 - kept))
+  np.testing.assert_allclose(log_odds.mean((1, 3)), 2, atol=1e-4)
 
 
 def test_a_far_sink_logit_changes_nothing_and_a_near_one_little():
   config, sink = tiny_config(kv_heads=2), {'kv_bias': 'SinkLogit()'}
   full = sj.Run(config, random_params(config, seed=1))
   logits = full.logits(TOKENS)
-  far, near = (grafted(full, sink, offset=offset) for offset in (-30.0, -8.0))
+  far = grafted(full, sink, offset=-30.0)
   np.testing.assert_allclose(far.logits(TOKENS), logits, rtol=1e-6, atol=1e-6)
-  assert 1e-5 < np.abs(near.logits(TOKENS) - logits).max() < 0.1
+  near = grafted(full, sink)
+  difference = near.logits(TOKENS) - logits
+  assert 1e-5 < np.abs(difference).max() < 0.1
   assert not near.graft.exact and not near.graft.fresh
-  assert grafted(full, sink).graft == near.graft
   at_zero = grafted(full, sink, start='random')
   assert not at_zero.params['blocks']['attention']['kv_bias_logit'].any()
 
@@ -184,16 +198,21 @@ def test_the_rest_starts_as_in_a_fresh_model_and_its_loss_is_measured(changes, n
   full = tiny()
   other = sj.graft(full, tokens=TEXT, seed=3, **changes)
   report = other.graft
-  assert (list(report.new), list(report.removed), report.exact) == (new, removed, False)
-  fresh = leaves(init_params(other.config, 3)) if new else {}
-  theirs = leaves(full.params)
+  assert list(report.new) == list(report.fresh) == new
+  assert list(report.removed) == removed
+  assert not report.exact
+  expected = leaves(full.params)
+  if new:
+    fresh = leaves(init_params(other.config, 3))
+    expected |= {path: fresh[path] for path in new}
   for path, x in leaves(other.params).items():
-    np.testing.assert_array_equal(x, fresh[path] if path in new else theirs[path], path)
+    np.testing.assert_array_equal(x, expected[path], path)
   assert report.loss_before == pytest.approx(loss(full), rel=1e-6)
   assert report.loss_after == pytest.approx(loss(other), rel=1e-6)
   assert abs(report.loss_after - report.loss_before) > 1e-3
   assert f'{report.loss_after:.4f} nats' in str(report)
-  assert list(report.fresh) == json.loads(json.dumps(dataclasses.asdict(report)))['new'] == new
+  stored = json.dumps(dataclasses.asdict(report))
+  assert json.loads(stored)['new'] == new
   # The report says what happened, not what was requested.
   assert 'start: identity' not in str(report)
 
@@ -209,13 +228,16 @@ def test_a_published_model_is_measured_on_text_by_its_tokenizer(tmp_path):
   np.testing.assert_array_equal(model.make_tokens(model), text)
   short = dataclasses.replace(model, make_tokens=lambda run: TEXT)
   report = sj.graft(short, **gate).graft
-  assert report.exact and report.loss_before == pytest.approx(loss(model), rel=1e-6)
+  assert report.exact
+  assert report.loss_before == pytest.approx(loss(model), rel=1e-6)
 
 
 def test_a_removal_is_a_graft():
   full = dataclasses.replace(tiny(**biased('KVBias()')), probe_tokens=TEXT)
-  bare = sj.graft(full, attention=sj.AttentionSpec())
-  assert bare.graft.removed == ('blocks/attention/kv_bias_key', 'blocks/attention/kv_bias_value')
-  assert jax.tree.all(jax.tree.map(lambda x, y: x is y, bare.params, without_bias(full).params))
-  assert bare.graft.loss_after == pytest.approx(loss(without_bias(full)), rel=1e-6)
+  bare, expected = sj.graft(full, attention=sj.AttentionSpec()), without_bias(full)
+  removed = 'blocks/attention/kv_bias_key', 'blocks/attention/kv_bias_value'
+  assert bare.graft.removed == removed
+  pairs = zip(jax.tree.leaves(bare.params), jax.tree.leaves(expected.params), strict=True)
+  assert all(x is y for x, y in pairs)
+  assert bare.graft.loss_after == pytest.approx(loss(expected), rel=1e-6)
   assert without_bias(sj.graft(bare, sink_tokens=1)).graft is None

@@ -51,7 +51,10 @@ CONFIGS = [
   (dict(linear='sigma_reparam') | HYBRID, 'without Mamba'),
   (dict(layers=3, pattern=(Layer(), Layer())), 'a multiple of the 2 blocks'),
   (dict(layers=1, pattern=(MAMBA,)), 'no block with attention'),
-  (dict(pattern=(Layer(position=sj.Alibi()), Layer())), 'blocks differ in rotary'),
+  (
+    dict(pattern=(Layer(position=sj.Alibi()), Layer())),
+    'blocks differ in rotary',
+  ),
   (attention(kv_bias='KBias()') | dict(sink_tokens=1), 'choose one'),
   (attention(mask='Prefix(length=3)') | dict(sink_tokens=4), 'shorter: give Prefix.length=4'),
   (attention(value='ValueResidual()') | dict(layers=1), 'two layers or more'),
@@ -79,34 +82,39 @@ def test_a_cache_without_room(options):
     CachePolicy(**options)
 
 
-# What depends on the length of the text needs its positions.
-LOG, PSEUDO = attention(temperature='LogLength()'), attention(kv_bias='PseudoMask(context=9)')
+LOG = attention(temperature='LogLength()')
+LOG_OF_WINDOW = attention(temperature='LogLength()', mask='Window(size=5)')
+PSEUDO = attention(kv_bias='PseudoMask(context=9)')
 LEARNED = attention(position='Learned(max_length=8)')
+LEARNED_AND_TOKEN = LEARNED | dict(sink_tokens=1)
+TWO_TOKENS = dict(sink_tokens=2)
 CACHES = [
+  # What depends on the length of the text needs its positions.
   (LOG, CachePolicy(5, 2), 11, "positions='text', or a size of at least 11"),
   (LOG, CachePolicy(5, 2, 'text'), 11, None),
   (LOG, CachePolicy(11), 11, None),
   # If the cache holds the window, both have the same keys.
-  (attention(temperature='LogLength()', mask='Window(size=5)'), CachePolicy(5, 2), 11, None),
+  (LOG_OF_WINDOW, CachePolicy(5, 2), 11, None),
   (PSEUDO, CachePolicy(8, 2), 11, "positions='text', or a size of at least 9"),
   (PSEUDO, CachePolicy(8, 2, 'text'), 11, None),
   (PSEUDO, CachePolicy(9, 2), 11, None),
   # A cache that counts its positions never runs out of them.
   (LEARNED, CachePolicy(8, 2), 24, None),
   (LEARNED, CachePolicy(9), 9, '8 learned positions'),
-  (LEARNED | dict(sink_tokens=1), CachePolicy(9, 2, 'text'), 8, None),
-  (LEARNED | dict(sink_tokens=1), CachePolicy(9, 2), 16, None),
-  (LEARNED | dict(sink_tokens=1), CachePolicy(9, 2, 'text'), 9, '8 learned positions'),
-  (dict(sink_tokens=2), CachePolicy(6, 2), 13, None),
-  (dict(sink_tokens=2), CachePolicy(6, 1), 13, 'give it sinks of at least 2'),
-  (dict(sink_tokens=2), CachePolicy(6), 13, 'give it sinks of at least 2'),
+  (LEARNED_AND_TOKEN, CachePolicy(9, 2), 16, None),
+  (LEARNED_AND_TOKEN, CachePolicy(9, 2, 'text'), 8, None),
+  (LEARNED_AND_TOKEN, CachePolicy(9, 2, 'text'), 9, '8 learned positions'),
+  (TWO_TOKENS, CachePolicy(6, 2), 13, None),
+  (TWO_TOKENS, CachePolicy(6, 1), 13, 'give it sinks of at least 2'),
+  (TWO_TOKENS, CachePolicy(6), 13, 'give it sinks of at least 2'),
 ]
 
 
 @pytest.mark.parametrize('options, policy, length, words', CACHES, ids=str)
 def test_a_cache_that_cannot_read_the_text(options, policy, length, words):
+  config = tiny_config(**options)
   with refused(words):
-    check_policy(tiny_config(**options), policy, length)
+    check_policy(config, policy, length)
 
 
 PROMPT = random_tokens(2, 4)
@@ -114,36 +122,44 @@ MASK = 'shape of the tokens, .2, 4., and in every row 1'
 GENERATION = [
   (dict(length=0), 'length'),
   (dict(chunk=0), 'chunk'),
-  *((dict(temperature=value), 'temperature') for value in (-1.0, float('nan'), float('inf'))),
-  *((dict(top_k=value), 'top_k') for value in (0, 33)),
-  *((dict(top_p=value), 'top_p') for value in (0.0, 1.1)),
-  *((dict(seed=value), 'seed') for value in (-1, 2**40)),
+  (dict(temperature=-1.0), 'temperature'),
+  (dict(temperature=float('nan')), 'temperature'),
+  (dict(temperature=float('inf')), 'temperature'),
+  (dict(top_k=0), 'top_k'),
+  (dict(top_k=33), 'top_k'),
+  (dict(top_p=0.0), 'top_p'),
+  (dict(top_p=1.1), 'top_p'),
+  (dict(seed=-1), 'seed'),
+  (dict(seed=2**40), 'seed'),
   (dict(eos_token_id=32), 'eos_token_id'),
-  (dict(mask=[[1, 0, 1, 1], [1, 1, 1, 1]]), MASK),
-  (dict(mask=[[1, 1, 1, 1], [0, 0, 0, 0]]), MASK),
-  (dict(mask=np.ones((2, 3))), MASK),
-  (dict(mask=2 * np.ones((2, 4))), MASK),
+  (dict(mask=[[1, 0, 1, 1], [1] * 4]), MASK),
+  (dict(mask=[[1] * 4, [0] * 4]), MASK),
+  (dict(mask=[[1] * 3] * 2), MASK),
+  (dict(mask=[[2] * 4] * 2), MASK),
   (dict(tokens=PROMPT + 31), 'vocabulary has 32'),
   (dict(tokens=PROMPT[0]), r'shape \(S, T\)'),
-  (dict(tokens=np.zeros((2, 0), int)), 'T at least 1'),
+  (dict(tokens=PROMPT[:, :0]), 'T at least 1'),
 ]
 
 
 @pytest.mark.parametrize('options, words', GENERATION, ids=str)
 def test_what_cannot_be_generated(options, words):
+  run, given = sj.Run(tiny_config(), {}), dict(tokens=PROMPT, length=2)
   with refused(words):
-    sj.Run(tiny_config(), {}).generate(**dict(tokens=PROMPT, length=2) | options)
+    run.generate(**given | options)
 
 
 @pytest.mark.parametrize('length, words', [(4, None), (5, '8 learned positions')])
 def test_a_cache_of_everything_needs_a_position_for_every_token(length, words):
+  config = tiny_config(**LEARNED_AND_TOKEN)
   with refused(words):
-    stream_texts(tiny_config(**LEARNED, sink_tokens=1), {}, PROMPT, length)
+    stream_texts(config, {}, PROMPT, length)
 
 
 def test_a_model_without_tokens_generates_none():
+  run = sj.Run(tiny_config(**CONTINUOUS), {})
   with refused('no tokens'):
-    sj.Run(tiny_config(**CONTINUOUS), {}).generate(np.zeros((2, 4, 2)), 2)
+    run.generate(np.zeros((2, 4, 2)), 2)
 
 
 TOKEN = dict(sink_tokens=1)
@@ -172,5 +188,6 @@ GRAFTS = [
 
 @pytest.mark.parametrize('options, changes, words', GRAFTS, ids=str)
 def test_a_graft_without_meaning(options, changes, words):
+  run = sj.Run(tiny_config(**options), {})
   with refused(words):
-    sj.graft(sj.Run(tiny_config(**options), {}), **dict(tokens=PROMPT) | changes)
+    sj.graft(run, **dict(tokens=PROMPT) | changes)
