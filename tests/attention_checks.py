@@ -19,7 +19,8 @@ def assert_close(actual, expected, what, operands=0.0):
   # XSA under Window(size=1) takes a difference of equal vectors. The result is only their rounding
   # error. Relative to that, any error is large, so errors are compared with the operands.
   scale = max(np.abs(expected).max(), np.abs(operands).max(), 1e-3)
-  error = np.abs(np.asarray(actual, np.float64) - expected).max() / scale
+  difference = np.asarray(actual, np.float64) - expected
+  error = np.abs(difference).max() / scale
   assert error < TOLERANCE, f'{what}: relative error {error:.2e}'
 
 
@@ -42,10 +43,13 @@ def check_gradient(spec, implementation, importance=False, **sizes):
 
   @jax.jit
   def found(*inputs):
+    f = functools.partial(attend, spec, implementation=implementation)
+    out, pull = jax.vjp(f, *inputs)
+    gradients = pull(jnp.asarray(projection, out.dtype))
+    if not importance:
+      return out, gradients, None
     q, k, _, params, *_ = inputs
-    out, pull = jax.vjp(functools.partial(attend, spec, implementation=implementation), *inputs)
-    measured = sj.streaming_importance(spec, q, k, params, entropy=True) if importance else None
-    return out, pull(jnp.asarray(projection, out.dtype)), measured
+    return out, gradients, sj.streaming_importance(spec, q, k, params, entropy=True)
 
   out, gradients, measured = found(*inputs)
   assert_close(out, expected.out, f'{implementation} {spec}', expected.operands)
@@ -70,8 +74,10 @@ def assert_importance(found, expected, spec):
     proxy = np.concatenate([extra[..., None], proxy], -1)
   tokens = np.arange(length)
   keep = np.asarray(spec.mask.keep(tokens[:, None], tokens))
-  uniform = np.log(keep.sum(-1) + spec.kv_bias.has_extra_key).mean()
-  entropy = -(proxy * np.log(np.maximum(proxy, 1e-300))).sum(-1).mean(-1)
+  keys = keep.sum(-1) + spec.kv_bias.has_extra_key
+  uniform = np.log(keys).mean()
+  terms = proxy * np.log(np.maximum(proxy, 1e-300))
+  entropy = -terms.sum(-1).mean(-1)
   # A query that sees one key has uniform attention.
   relative = entropy / uniform if uniform else np.ones_like(entropy)
   assert_close(found.entropy, relative, f'entropy {spec}')
@@ -91,13 +97,12 @@ def worst_error(found, expected):
 
   Arrays may vanish, such as gradients of scores if a query sees one key: what is left is rounding.
   """
-  arrays = (
-    [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)] for tree in (found, expected)
-  )
-  pairs = list(zip(*arrays, strict=True))
-  largest = np.max([abs(y).max() for _, y in pairs])
+  exact = lambda tree: [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
+  pairs = [*zip(exact(found), exact(expected), strict=True)]
+  sizes = np.array([abs(y).max() for _, y in pairs])
+  errors = np.array([abs(x - y).max() for x, y in pairs])
   # NumPy's maximum, unlike Python's, is NaN if an error is.
-  return np.max([abs(x - y).max() / (abs(y).max() + 0.1 * largest) for x, y in pairs])
+  return np.max(errors / (sizes + 0.1 * sizes.max()))
 
 
 def error_of(f, spec, *inputs):
@@ -106,7 +111,8 @@ def error_of(f, spec, *inputs):
 
   @jax.jit
   def both(*inputs):
-    exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), inputs)
+    float32 = lambda x: jnp.asarray(x, jnp.float32)
+    exact = jax.tree.map(float32, inputs)
     return with_gradients(f, *inputs), with_gradients(definition, *exact)
 
   return worst_error(*both(*inputs))
@@ -126,9 +132,10 @@ def random_derivative(spec, inputs):
     direction = jax.tree.map(lambda x: rng.standard_normal(x.shape), inputs)
 
     def along(step):
-      moved = jax.tree.map(lambda x, d: np.asarray(x, np.float64) + step * d, inputs, direction)
-      found = oracle.attention(spec, *moved)
-      return np.array([(x * projection).sum() for x in (found.out, found.operands)])
+      move = lambda x, d: np.asarray(x, np.float64) + step * d
+      found = oracle.attention(spec, *jax.tree.map(move, inputs, direction))
+      of = lambda x: (x * projection).sum()
+      return np.array([of(found.out), of(found.operands)])
 
     whole, half = ((along(step) - along(-step)) / (2 * step) for step in (1e-6, 5e-7))
     if abs(whole[0] - half[0]) < 1e-5 * abs(whole[0]) + 1e-6:
@@ -137,9 +144,10 @@ def random_derivative(spec, inputs):
 
 
 def assert_derivative(gradients, direction, expected, what):
-  products = jax.tree.leaves(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction))
+  product = lambda gradient, direction: float((gradient * direction).sum())
+  products = jax.tree.leaves(jax.tree.map(product, gradients, direction))
   # The error is relative to the sum of the parts, which may cancel, or to the operands of the last
   # difference, see `assert_close`. Differences are accurate to about 1e-8.
-  scale = max(sum(abs(float(p)) for p in products), abs(expected[1])) + 1e-3
-  error = abs(sum(float(p) for p in products) - expected[0]) / scale
+  scale = max(sum(map(abs, products)), abs(expected[1])) + 1e-3
+  error = abs(sum(products) - expected[0]) / scale
   assert error < 5e-5, f'{what}: relative error {error:.2e}'

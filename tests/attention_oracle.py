@@ -4,10 +4,10 @@ It shares no code with the package. The formula of a component comes from its en
 `tests.attention_variants`, so a new class fails here until somebody writes its formula there.
 """
 
-import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from sink_jax.attention.spec import COMPONENTS
@@ -15,84 +15,117 @@ from tests.attention_variants import variant
 
 
 class Attention(NamedTuple):
+  """operands: errors of the output are relative to these: the output, or the input of `head`."""
+
   out: np.ndarray  # (B, T, H, Dh)
   weights: np.ndarray  # (B, H, T, T)
   proxy: np.ndarray  # (B, H, T, T)
   extra_proxy: np.ndarray  # of the extra key, (B, H, T)
-  operands: (
-    np.ndarray
-  )  # errors of the output are relative to these: the output, or the input of `head`
+  operands: np.ndarray
 
 
 def attention(spec, q, k, v, params, x=None, first=None):
   """The attention of a variant. first: the values of the first block, if this is a later one."""
-  q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
-  x = None if x is None else np.asarray(x, np.float64)
-  params = {
-    name: {n: np.asarray(a, np.float64) for n, a in own.items()} for name, own in params.items()
-  }
-  of = lambda name: params.get(name, {})
-  formula = {name: variant(name, getattr(spec, name)).formula for name in COMPONENTS}
-  bound = lambda name: functools.partial(formula[name], getattr(spec, name))
-  f, z, visible, norm, extra_of, temperature, changed, head_output = map(
-    bound,
-    ('similarity', 'normalizer', 'mask', 'qk_norm', 'kv_bias', 'temperature', 'value', 'head'),
-  )
-  phi = lambda x: formula['feature_map'](spec.feature_map, x, of('feature_map'))
-  position = formula['position']
+  arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), (q, k, v, params, x, first))
+  formulas = {name: variant(name, getattr(spec, name)).formula for name in COMPONENTS}
+  case = _Case(spec, formulas, *arrays)
   batch, length, heads, dh = q.shape
-  group = heads // k.shape[2]
   out, mixed = np.zeros(q.shape), np.zeros(q.shape)
   weights = np.zeros((batch, heads, length, length))
   proxy, extra_proxy = np.zeros_like(weights), np.zeros((batch, heads, length))
-
-  def transformed(x_HxDh, h, t, kind, factor=1.0):
-    return phi(position.rotate(spec.position, factor * norm(x_HxDh, h, of('qk_norm'), kind), t))
-
-  def value_at(b, t, head):
-    return changed(v[b, t, head], None if first is None else first[b, t, head], head, of('value'))
-
-  for b in range(batch):
-    for h in range(heads):
-      extra = extra_of(of('kv_bias'), h, dh)
-      for i in range(length):
-        keys = sum(visible(i, j) for j in range(length))
-        factor = temperature(i, h, keys, of('temperature'))
-        qi = transformed(q[b, i], h, i, 'query', factor)
-        sims, values, where = [], [], []
-        for j in range(length):
-          if not visible(i, j):
-            continue
-          s = qi @ transformed(k[b, j], h // group, j, 'key') / math.sqrt(dh)
-          sims.append(f(s + position.bias(spec.position, h, heads, i - j)))
-          values.append(value_at(b, j, h // group))
-          where.append(j)
-        logit = extra.logit(i, heads) if callable(extra.logit) else extra.logit
-        if extra.key is not None:  # the feature map applies to it as to any key
-          logit = qi @ phi(extra.key) / math.sqrt(dh)
-        if logit is not None:
-          uncapped = type(spec.similarity).__name__ == 'CappedExp' and extra.key is None
-          sims.append(math.exp(logit) if uncapped else f(logit))
-          values.append(np.broadcast_to(extra.value, dh))
-        sims = np.array(sims)
-        zi = z(sims)
-        clipped, softpick = np.ndim(zi) == 1, type(spec.similarity).__name__ == 'Softpick'
-        if softpick:
-          sims = np.maximum(sims, 0)
-        # A row of zeros, as relu may give, is zero and not 0 / 0.
-        row = zi if clipped else sims / (zi or 1.0)
-        mixed[b, i, h] = (row[:, None] * np.array(values)).sum(0) + extra.added
-        own = [value_at(b, i, head) for head in range(v.shape[2])]
-        out[b, i, h] = head_output(
-          mixed[b, i, h], None if x is None else x[b, i], own[h // group], own, of('head'), h
-        )
-        # Softpick's similarities may be far beyond any eps, so its weights are used here.
-        size = np.abs(row if clipped or softpick else sims)
-        # Softmax sums are never empty and need no guard. For the rest the official code adds 1e-8.
-        softmax = type(spec.similarity).__name__ in ('Exp', 'CappedExp') and not clipped
-        shares = size / (size.sum() + (0 if softmax else 1e-8))
-        weights[b, h, i, where] = row[: len(where)]
-        proxy[b, h, i, where] = shares[: len(where)]
-        extra_proxy[b, h, i] = shares[len(where)] if logit is not None else 0
+  for b, h, i in np.ndindex(batch, heads, length):
+    keys, similarities, values, added = case.row(b, h, i)
+    row, shares = _normalized(spec, case.of('normalizer', similarities), similarities)
+    mixed[b, i, h] = (row[:, None] * values).sum(0) + added
+    out[b, i, h] = case.output(mixed[b, i, h], b, h, i)
+    weights[b, h, i, keys] = row[: len(keys)]
+    proxy[b, h, i, keys] = shares[: len(keys)]
+    extra_proxy[b, h, i] = shares[len(keys) :].sum()
   operands = mixed if variant('head', spec.head).cancels else out
   return Attention(out, weights, proxy, extra_proxy, operands)
+
+
+def _normalized(spec, z, similarities):
+  """The weights of a row, and its shares of the sum; z: what the normalizer returns."""
+  clipped = np.ndim(z) == 1
+  softpick = type(spec.similarity).__name__ == 'Softpick'
+  if softpick:
+    similarities = np.maximum(similarities, 0)
+  # A row of zeros, as relu may give, is zero and not 0 / 0.
+  row = z if clipped else similarities / (z or 1.0)
+  # Softpick's similarities may be far beyond any eps, so its weights are used here.
+  size = np.abs(row if clipped or softpick else similarities)
+  # Softmax sums are never empty and need no guard. For the rest the official code adds 1e-8.
+  softmax = type(spec.similarity).__name__ in ('Exp', 'CappedExp') and not clipped
+  return row, size / (size.sum() + (0 if softmax else 1e-8))
+
+
+class _Case(NamedTuple):
+  """The formulas of a spec and the arrays that they read, for one query, key or head at a time."""
+
+  spec: Any
+  formulas: dict
+  q: np.ndarray
+  k: np.ndarray
+  v: np.ndarray
+  params: dict
+  x: np.ndarray | None
+  first: np.ndarray | None
+
+  def of(self, name, *arguments):
+    """The formula of a component."""
+    return self.formulas[name](getattr(self.spec, name), *arguments)
+
+  def own(self, name):
+    """The parameters of a component."""
+    return self.params.get(name, {})
+
+  def row(self, b, h, i):
+    """(keys, similarities with the extra key as the last, their values, what the output gains)."""
+    _, length, heads, dh = self.q.shape
+    keys = [j for j in range(length) if self.of('mask', i, j)]
+    factor = self.of('temperature', i, h, len(keys), self.own('temperature'))
+    query = self.features(self.q[b, i], h, i, 'query', factor)
+    own = h // (heads // self.k.shape[2])
+    similarities = []
+    for j in keys:
+      s = query @ self.features(self.k[b, j], own, j, 'key') / math.sqrt(dh)
+      bias = self.formulas['position'].bias(self.spec.position, h, heads, i - j)
+      similarities.append(self.of('similarity', s + bias))
+    values = [self.value(b, j, own) for j in keys]
+    extra = self.of('kv_bias', self.own('kv_bias'), h, dh)
+    similarity = self.extra_similarity(extra, query, i)
+    if similarity is not None:
+      similarities.append(similarity)
+      values.append(np.broadcast_to(extra.value, dh))
+    return keys, np.array(similarities), np.array(values), extra.added
+
+  def features(self, x_HxDh, h, t, kind, factor=1.0):
+    """The features of a query or key."""
+    x = factor * self.of('qk_norm', x_HxDh, h, self.own('qk_norm'), kind)
+    x = self.formulas['position'].rotate(self.spec.position, x, t)
+    return self.of('feature_map', x, self.own('feature_map'))
+
+  def extra_similarity(self, extra, query, i):
+    """f of the score of the extra key; None without one."""
+    logit, (*_, heads, dh) = extra.logit, self.q.shape
+    if callable(logit):
+      logit = logit(i, heads)
+    if extra.key is not None:  # the feature map applies to it as to any key
+      key = self.of('feature_map', extra.key, self.own('feature_map'))
+      logit = query @ key / math.sqrt(dh)
+    elif logit is not None and type(self.spec.similarity).__name__ == 'CappedExp':
+      return math.exp(logit)  # only products with keys are capped
+    return None if logit is None else self.of('similarity', logit)
+
+  def value(self, b, t, head):
+    first = None if self.first is None else self.first[b, t, head]
+    return self.of('value', self.v[b, t, head], first, head, self.own('value'))
+
+  def output(self, mixed, b, h, i):
+    """What W_O receives."""
+    heads, kv_heads = self.q.shape[2], self.v.shape[2]
+    values = [self.value(b, i, head) for head in range(kv_heads)]
+    own = values[h // (heads // kv_heads)]
+    x = None if self.x is None else self.x[b, i]
+    return self.of('head', mixed, x, own, values, self.own('head'), h)

@@ -13,10 +13,11 @@ from tests.attention_variants import variant
 
 def slot_values():
   """{slot: every value to test}. New slot classes are included automatically."""
-  return {
-    slot: [x for cls in registry(base).values() for x in [cls(), *variant(slot, cls()).more]]
-    for slot, base in COMPONENTS.items()
-  }
+  values = {}
+  for slot, base in COMPONENTS.items():
+    defaults = [cls() for cls in registry(base).values()]
+    values[slot] = [x for value in defaults for x in (value, *variant(slot, value).more)]
+  return values
 
 
 def legal(slots):
@@ -41,16 +42,19 @@ def pairwise_specs():
   """
   values, rng = slot_values(), np.random.default_rng(0)
   missing = {((name, x),) for name, own in values.items() for x in own}
-  for a, b in itertools.combinations(values, 2):
-    missing |= {((a, type(x)), (b, type(y))) for x in values[a] for y in values[b]}
+  classes = {name: {(name, type(x)) for x in own} for name, own in values.items()}
+  for two in itertools.combinations(classes.values(), 2):
+    missing |= {*itertools.product(*two)}
   specs, impossible = [], set()
   for part in sorted(missing, key=repr):
     if part not in missing:
       continue
-    fits = {name: [x for x in values[name] if what in (x, type(x))] for name, what in part}
-    draw = lambda own: own[rng.integers(len(own))]
-    drawn = ({name: draw(own) for name, own in (values | fits).items()} for _ in range(200))
-    some = itertools.islice(filter(None, map(legal, drawn)), 20)
+    choices = dict(values)
+    for name, what in part:
+      choices[name] = [x for x in values[name] if what in (x, type(x))]
+    draw = lambda: {name: own[rng.integers(len(own))] for name, own in choices.items()}
+    drawn = (legal(draw()) for _ in range(200))
+    some = itertools.islice(filter(None, drawn), 20)
     best = max(some, key=lambda spec: len(parts(spec) & missing), default=None)
     if best is None:
       impossible.add(part)
@@ -60,46 +64,46 @@ def pairwise_specs():
   return specs, impossible
 
 
-_SIGMOID, _LINEAR, _ELU = sj.Sigmoid(), sj.Linear(), sj.EluPlusOne()
-
 # What the paper trains, by table, and operations beyond it. Absolute and learnable positions join
 # embeddings: for attention they are NoPE.
 PAPER = {
   'softmax': {},
-  'nope (Table 3)': dict(position=sj.Nope()),
-  'relative (Table 3)': dict(position=sj.Relative()),
-  'alibi (Table 3)': dict(position=sj.Alibi()),
-  'window (Figure 6)': dict(mask=sj.Window(size=3)),
-  'prefix (Figure 5)': dict(mask=sj.Prefix(length=3)),
-  'kv bias (Table 4)': dict(kv_bias=sj.KVBias()),
-  'k bias (Table 4)': dict(kv_bias=sj.KBias()),
-  'v bias (Table 4)': dict(kv_bias=sj.VBias()),
-  'v* = 5 v1 (Table 5)': dict(kv_bias=sj.KBias(value='first', value_norm=5.0)),
-  'v* = 5 v2 (Table 5)': dict(kv_bias=sj.KBias(value='uniform', value_norm=5.0)),
-  'd_a = 2 (Table 13)': dict(kv_bias=sj.KBias(learnable_dims=2)),
-  'shared kv bias (Table 12)': dict(kv_bias=sj.KVBias(shared=True)),
-  'shared k bias (Table 12)': dict(kv_bias=sj.KBias(shared=True)),
-  'scale (Table 14)': dict(normalizer=sj.RowSum(scale=0.2)),
-  'p-norm softmax 1/2 (Figure 29)': dict(normalizer=sj.PNorm(p=0.5)),
-  'p-norm softmax 2 (Figure 29)': dict(normalizer=sj.PNorm(p=2.0)),
-  'p-norm sigmoid 2 (Figure 29)': dict(similarity=_SIGMOID, normalizer=sj.PNorm(p=2.0)),
-  'sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.Unnormalized()),
-  'normalized sigmoid (Table 15)': dict(similarity=_SIGMOID, normalizer=sj.RowSum(eps=1e-8)),
-  'elu (Table 15)': dict(similarity=_ELU, normalizer=sj.Unnormalized()),
-  'normalized elu (Table 15)': dict(similarity=_ELU, normalizer=sj.RowSum(eps=1e-8)),
+  'nope (Table 3)': dict(position='Nope()'),
+  'relative (Table 3)': dict(position='Relative()'),
+  'alibi (Table 3)': dict(position='Alibi()'),
+  'window (Figure 6)': dict(mask='Window(size=3)'),
+  'prefix (Figure 5)': dict(mask='Prefix(length=3)'),
+  'kv bias (Table 4)': dict(kv_bias='KVBias()'),
+  'k bias (Table 4)': dict(kv_bias='KBias()'),
+  'v bias (Table 4)': dict(kv_bias='VBias()'),
+  'v* = 5 v1 (Table 5)': dict(kv_bias="KBias(value='first', value_norm=5.0)"),
+  'v* = 5 v2 (Table 5)': dict(kv_bias="KBias(value='uniform', value_norm=5.0)"),
+  'd_a = 2 (Table 13)': dict(kv_bias='KBias(learnable_dims=2)'),
+  'shared kv bias (Table 12)': dict(kv_bias='KVBias(shared=True)'),
+  'shared k bias (Table 12)': dict(kv_bias='KBias(shared=True)'),
+  'scale (Table 14)': dict(normalizer='RowSum(scale=0.2)'),
+  'p-norm softmax 1/2 (Figure 29)': dict(normalizer='PNorm(p=0.5)'),
+  'p-norm softmax 2 (Figure 29)': dict(normalizer='PNorm(p=2.0)'),
+  'p-norm sigmoid 2 (Figure 29)': dict(similarity='Sigmoid()', normalizer='PNorm(p=2.0)'),
+  'sigmoid (Table 15)': dict(similarity='Sigmoid()', normalizer='Unnormalized()'),
+  'normalized sigmoid (Table 15)': dict(similarity='Sigmoid()', normalizer='RowSum(eps=1e-8)'),
+  'elu (Table 15)': dict(similarity='EluPlusOne()', normalizer='Unnormalized()'),
+  'normalized elu (Table 15)': dict(similarity='EluPlusOne()', normalizer='RowSum(eps=1e-8)'),
   'normalized elu map (Table 15)': dict(
-    similarity=_LINEAR, feature_map=_ELU, normalizer=sj.RowSum(eps=1e-8)
+    similarity='Linear()', feature_map='EluPlusOne()', normalizer='RowSum(eps=1e-8)'
   ),
-  'elu map (Table 15)': dict(similarity=_LINEAR, feature_map=_ELU, normalizer=sj.Unnormalized()),
-  'normalized identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.AbsFloor()),
-  'identity (Table 15)': dict(similarity=_LINEAR, normalizer=sj.Unnormalized()),
+  'elu map (Table 15)': dict(
+    similarity='Linear()', feature_map='EluPlusOne()', normalizer='Unnormalized()'
+  ),
+  'normalized identity (Table 15)': dict(similarity='Linear()', normalizer='AbsFloor()'),
+  'identity (Table 15)': dict(similarity='Linear()', normalizer='Unnormalized()'),
   'normalized mlp (Table 15)': dict(
-    similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.AbsFloor()
+    similarity='Linear()', feature_map='Mlp()', normalizer='AbsFloor()'
   ),
-  'mlp (Table 15)': dict(similarity=_LINEAR, feature_map=sj.Mlp(), normalizer=sj.Unnormalized()),
-  'softpick': dict(similarity=sj.Softpick(), normalizer=sj.AbsSum()),
+  'mlp (Table 15)': dict(similarity='Linear()', feature_map='Mlp()', normalizer='Unnormalized()'),
+  'softpick': dict(similarity='Softpick()', normalizer='AbsSum()'),
 }
-PAPER = {name: sj.AttentionSpec(**slots) for name, slots in PAPER.items()}
+PAPER = {name: sj.AttentionSpec(**components) for name, components in PAPER.items()}
 
 
 def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, seed=0):
@@ -113,9 +117,9 @@ def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, s
   q = normal(batch, length, heads, head_dim)
   k, v = normal(2, batch, length, kv_heads, head_dim)
   dims = sj.Dims(heads, kv_heads, head_dim, heads * head_dim)
-  params = jax.tree.map(
-    lambda p: normal(*p.shape), spec.params(dims), is_leaf=lambda x: isinstance(x, sj.Param)
-  )
+  wanted = spec.params(dims)
+  is_leaf = lambda x: isinstance(x, sj.Param)
+  params = jax.tree.map(lambda p: normal(*p.shape), wanted, is_leaf=is_leaf)
   gate = [normal(batch, length, heads * head_dim)] * spec.head.reads_input
   return q, k, v, params, *gate
 

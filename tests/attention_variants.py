@@ -227,7 +227,7 @@ _POSITIONS = {
 
 # kv_bias: what head h with dh channels sees besides the tokens, given the parameters.
 class _Extra(NamedTuple):
-  """key: k*, before the feature map. logit, instead of a key: a score that does not depend on the query.
+  """key: k*, before the feature map. logit, instead of a key: a score that no query changes.
 
   The logit may be a function of the query's 0-based position and the number of heads. It returns
   None where nothing is added.

@@ -24,15 +24,19 @@ CASES = [
 def test_product_and_gradients_equal_float64(monkeypatch, platform, shape, dtype):
   monkeypatch.setattr('sink_jax.attention.platform', lambda: platform)
   random = np.random.default_rng(0)
-  draw = lambda *shape: random.integers(-4, 5, shape).astype(np.float64) / 4
-  x, kernel, cotangent = draw(*shape), draw(6, 3), draw(*shape[:-1], 3)
+  draw = lambda *shape: random.integers(-4, 5, shape) / 4
+  x, kernel = draw(*shape), draw(6, 3)
+  cotangent = draw(*shape[:-1], 3)
   given = [jnp.asarray(array, dtype) for array in (x, kernel)]
   out, pull = jax.vjp(lambda *arrays: linear(*arrays, jnp.float32), *given)
   dx, dkernel = pull(jnp.asarray(cotangent, jnp.float32))
-  rows = x.reshape(-1, 6).T @ cotangent.reshape(-1, 3)
-  pairs = (out, x @ kernel), (dx, cotangent @ kernel.T), (dkernel, rows)
-  for ours, right in pairs:
+  for ours, right in (
+    (out, x @ kernel),
+    (dx, cotangent @ kernel.T),
+    (dkernel, x.reshape(-1, 6).T @ cotangent.reshape(-1, 3)),
+  ):
     assert ours.shape == right.shape
-    np.testing.assert_allclose(np.asarray(ours, np.float64), right, rtol=ROUNDING[dtype], atol=1e-7)
+    found = np.asarray(ours, np.float64)
+    np.testing.assert_allclose(found, right, rtol=ROUNDING[dtype], atol=1e-7)
   assert out.dtype == jnp.float32
   assert dx.dtype == dkernel.dtype == linear(*given).dtype == dtype

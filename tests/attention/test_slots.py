@@ -52,7 +52,15 @@ def test_a_new_slot_class_is_a_choice_at_once():
   assert 'Everything' not in registry(Mask)
 
 
-@pytest.mark.parametrize('eps, expected', [(0.0, True), (1e-8, True), (1e-3, False), (1.0, False)])
+@pytest.mark.parametrize(
+  'eps, expected',
+  [
+    (0.0, True),
+    (1e-8, True),
+    (1e-3, False),
+    (1.0, False),
+  ],
+)
 def test_rows_sum_to_one_unless_eps_takes_a_share(eps, expected):
   spec = sj.AttentionSpec('Sigmoid()', sj.RowSum(eps=eps))
   zeros = np.zeros((1, 4, 1, 2), np.float32)
@@ -61,8 +69,10 @@ def test_rows_sum_to_one_unless_eps_takes_a_share(eps, expected):
 
 
 def test_alibi_slopes():
-  np.testing.assert_allclose(sj.Alibi().slopes(8), [2.0**-h for h in range(1, 9)])
-  np.testing.assert_allclose(sj.Alibi().slopes(6), [alibi_slope(h, 6) for h in range(6)])
+  halves = [2.0**-h for h in range(1, 9)]
+  np.testing.assert_allclose(sj.Alibi().slopes(8), halves)
+  of_six = [alibi_slope(h, 6) for h in range(6)]
+  np.testing.assert_allclose(sj.Alibi().slopes(6), of_six)
 
 
 def test_relative_buckets_are_those_of_t5():
@@ -71,21 +81,26 @@ def test_relative_buckets_are_those_of_t5():
   np.testing.assert_array_equal(sj.Relative().distance_bias(d), expected)
   decreasing = sj.Relative(decreasing=True).distance_bias(d)
   np.testing.assert_array_equal(decreasing, np.negative(expected))
-  assert expected[15] == 15 and expected[16] == 16 and expected[127] == 31 == expected[299]
+  assert [expected[i] for i in (15, 16, 127, 299)] == [15, 16, 31, 31]
 
 
 def test_the_released_relative_bias_makes_a_sink_without_any_content():
   zeros = np.zeros((1, 64, 1, 2), np.float32)
-  first = lambda spec: sj.streaming_importance(spec, zeros, zeros).normalized[0, 0, 0]
-  assert abs(first(sj.AttentionSpec(position=sj.Relative())) - 0.334) < 1e-3
-  assert first(sj.AttentionSpec(position=sj.Relative(decreasing=True))) < 0.05
+
+  def first(position):
+    spec = sj.AttentionSpec(position=position)
+    return sj.streaming_importance(spec, zeros, zeros).normalized[0, 0, 0]
+
+  assert abs(first('Relative()') - 0.334) < 1e-3
+  assert first('Relative(decreasing=True)') < 0.05
 
 
 def test_sinusoidal_is_equation_5():
   p = np.asarray(sj.Sinusoidal().embedding(np.arange(9), 6, {}))
   t, i = 5, 3  # position, 1-based frequency
   omega = 1 / 10000 ** (2 * (i - 1) / 6)
-  np.testing.assert_allclose(p[t, 4:6], [np.sin(omega * t), np.cos(omega * t)], rtol=1e-6)
+  angle = omega * t
+  np.testing.assert_allclose(p[t, 4:6], [np.sin(angle), np.cos(angle)], rtol=1e-6)
   np.testing.assert_allclose(p[0], [0, 1] * 3)
 
 
@@ -102,16 +117,17 @@ def test_sinusoidal_is_equation_5():
 )
 def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
   length = 12
-  keep = np.asarray(mask.keep(np.arange(length)[:, None], np.arange(length)[None, :]))
+  tokens = np.arange(length)
+  keep = np.asarray(mask.keep(tokens[:, None], tokens))
   for first in range(length):
     for last in range(first, length):
       visible = np.flatnonzero(keep[first : last + 1].any(0))
       assert mask.key_range(first, last, length) == (visible[0], visible[-1] + 1)
-  np.testing.assert_array_equal(mask.visible(np.arange(length), length), keep.sum(1))
+  np.testing.assert_array_equal(mask.visible(tokens, length), keep.sum(1))
 
 
 def test_specs_are_static_arguments_of_jit():
   x = np.ones((1, 4, 2, 4), np.float32)
-  np.testing.assert_allclose(
-    jax.jit(sj.attend, static_argnums=0)(sj.AttentionSpec(), x, x, x), x, rtol=1e-6
-  )
+  attend = jax.jit(sj.attend, static_argnums=0)
+  found = attend(sj.AttentionSpec(), x, x, x)
+  np.testing.assert_allclose(found, x, rtol=1e-6)

@@ -10,24 +10,28 @@ from sink_jax.kernels.block_mask import key_tiles, query_tiles
 
 MASKS = [
   sj.Causal(),
-  *(sj.Window(size=size) for size in (1, 5, 99)),
-  *(sj.Prefix(length=length) for length in (1, 6, 99)),
+  sj.Window(size=1),
+  sj.Window(size=5),
+  sj.Window(size=99),
+  sj.Prefix(length=1),
+  sj.Prefix(length=6),
+  sj.Prefix(length=99),
 ]
 
 
 def tiled(seen, block_q, block_k):
   """(tiles of queries, tiles of keys, block_q, block_k), where padding sees and shows nothing."""
-  padding = [(0, -size % block) for size, block in zip(seen.shape, (block_q, block_k))]
-  seen = np.pad(seen, padding)
-  return seen.reshape(-1, block_q, seen.shape[1] // block_k, block_k).swapaxes(1, 2)
+  length, _ = seen.shape
+  seen = np.pad(seen, [(0, -length % block_q), (0, -length % block_k)])
+  columns = seen.shape[1] // block_k
+  return seen.reshape(-1, block_q, columns, block_k).swapaxes(1, 2)
 
 
 @pytest.mark.parametrize('mask', MASKS, ids=str)
 def test_tiles_hold_all_that_is_visible_and_full_ones_nothing_else(mask):
   for length, block_q, block_k in itertools.product((1, 8, 13, 24), (4, 8), (4, 8)):
-    i = np.arange(length)
-    seen = np.array(np.broadcast_to(mask.keep(i[:, None], i), (length, length)))
-    tiles = tiled(seen, block_q, block_k)
+    i, j = np.indices((length, length))
+    tiles = tiled(np.asarray(mask.keep(i, j)), block_q, block_k)
     some, every = tiles.any((2, 3)), tiles.all((2, 3))
     for found, axis in ((key_tiles, 0), (query_tiles, 1)):
       ranges = found(mask, length, block_q, block_k)

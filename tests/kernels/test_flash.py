@@ -69,28 +69,33 @@ def test_rows_and_all_cotangents(kernels, components, monkeypatch):
 def test_vmap_is_a_larger_batch(monkeypatch):
   small_tiles(monkeypatch, 'cuda')
   spec = sj.AttentionSpec(position=sj.Alibi(), kv_bias=sj.KBias())
-  q, k, v, params = random_inputs(spec, batch=4, length=9, heads=2, kv_heads=1, head_dim=8)
-  q, v = (x.reshape(2, 2, *x.shape[1:]) for x in (q, v))
-  attend = functools.partial(sj.attend, spec, params=params, implementation='pallas')
-  slope = jax.grad(lambda q, k, v: (attend(q, k, v) ** 2).sum())
+  sizes = dict(batch=2, length=9, heads=2, kv_heads=1, head_dim=8)
+  q, k, v, params = random_inputs(spec, **sizes)
+  other_q, _, other_v, _ = random_inputs(spec, seed=1, **sizes)
+
+  def loss(q, k, v):
+    out = sj.attend(spec, q, k, v, params, implementation='pallas')
+    return (out**2).sum()
+
+  slope = jax.grad(loss)
+  expected = jax.jit(slope)(q, k, v), jax.jit(slope)(other_q, k, other_v)
   # One array is not mapped, as model parameters would not be.
-  one = jax.jit(jax.vmap(slope, (0, None, 1), 2))(q, k[:2], jnp.moveaxis(v, 0, 1))
-  in_turn = jax.jit(slope)
-  expected = jnp.stack([in_turn(q[n], k[:2], v[n]) for n in range(2)], 2)
-  np.testing.assert_allclose(one, expected, rtol=1e-6)
+  mapped = jax.jit(jax.vmap(slope, (0, None, 1), 2))
+  found = mapped(np.stack([q, other_q]), k, np.stack([v, other_v], 1))
+  np.testing.assert_allclose(found, np.stack(expected, 2), rtol=1e-6)
 
 
 def test_tpu_kernels_neither_race_nor_read_what_nobody_wrote(monkeypatch):
   small_tiles(monkeypatch, 'tpu')
   mode = pltpu.InterpretParams(detect_races=True, uninitialized_memory='nan')
-  softmax, sums = (
-    sj.AttentionSpec(mask='Window(size=6)'),
-    sj.AttentionSpec('Linear()', 'AbsFloor()'),
-  )
+  softmax = sj.AttentionSpec(mask='Window(size=6)')
+  sums = sj.AttentionSpec('Linear()', 'AbsFloor()')
   q, k, v, _ = random_inputs(softmax, length=17, heads=2, kv_heads=1, head_dim=8)
-  run = lambda kernels, spec, *x: jax.jit(
-    functools.partial(kernels, spec, jnp.zeros(2), interpret=mode)
-  )(*x)
+
+  def run(kernels, spec, *inputs):
+    program = functools.partial(kernels, spec, jnp.zeros(2), interpret=mode)
+    return jax.jit(program)(*inputs)
+
   for spec in (softmax, sums):
     out, stat, _ = run(flash_tpu.forward, spec, q, k, v)
     expected = jax.jit(functools.partial(plain_rows, spec))(q, k, v)

@@ -56,15 +56,22 @@ CASES = [
 
 @pytest.mark.parametrize('names, components, case, words', CASES)
 def test_reasons(monkeypatch, names, components, case, words):
+  spec = sj.AttentionSpec(**dict(position='Nope()') | components)
   for name in names.split():
     if name == 'mosaic' and not HAS_MOSAIC:
       words = 'needs jax 0.11.2 or newer'
-    monkeypatch.setattr(dispatch, 'platform', lambda: case.get('platform', PLATFORMS[name]))
-    shape = lambda heads: (2, case.get('length', 2048), heads, case.get('head_dim', 96))
-    q, k = (jax.ShapeDtypeStruct(shape(n), case.get('dtype', 'bfloat16')) for n in (8, 2))
-    spec = sj.AttentionSpec(**{'position': sj.Nope(), **components})
-    told = dispatch.unsupported(name, spec, q, k)
-    assert told is None if words is None else re.search(words, told or ''), told
+    platform = case.get('platform', PLATFORMS[name])
+    monkeypatch.setattr(dispatch, 'platform', lambda: platform)
+    told = dispatch.unsupported(name, spec, *queries_and_keys(**case))
+    if words is None:
+      assert told is None
+    else:
+      assert re.search(words, told or '')
+
+
+def queries_and_keys(length=2048, head_dim=96, dtype='bfloat16', platform=None):
+  for heads in (8, 2):
+    yield jax.ShapeDtypeStruct((2, length, heads, head_dim), dtype)
 
 
 def test_a_named_implementation_runs_or_raises():
@@ -76,9 +83,15 @@ def test_a_named_implementation_runs_or_raises():
 
 def test_a_second_derivative_is_refused():
   q, k, v, _ = random_inputs(sj.AttentionSpec(), length=5, head_dim=8)
-  out = lambda q: sj.attend(sj.AttentionSpec(), q, k, v, implementation='pallas').sum()
+
+  def out(q):
+    return sj.attend(sj.AttentionSpec(), q, k, v, implementation='pallas').sum()
+
+  def slope(q):
+    return jax.grad(out)(q).sum()
+
   with pytest.raises(NotImplementedError, match='second derivative .*chunked'):
-    jax.grad(lambda q: jax.grad(out)(q).sum())(q)
+    jax.grad(slope)(q)
 
 
 def test_an_importance_of_more_keys_than_there_are_is_refused():
