@@ -1,4 +1,4 @@
-"""Runs commands inside the process of a test, which saves the seconds that a new process needs to start."""
+"""Runs commands inside the process of a test: a new process takes seconds to start."""
 
 import contextlib
 import io

@@ -91,8 +91,9 @@ def rounds(request):
   return request.config.getoption('--rounds')
 
 
-# JAX keeps every program that it has lowered, with more than a megabyte for each, and four memory mappings, of
-# which Linux allows a process 65,530. Programs are compiled twice as fast where memory is used again.
+# JAX keeps every program that it has lowered, with more than a megabyte for each, and four memory
+# mappings, of which Linux allows a process 65,530. Programs are compiled twice as fast where memory
+# is used again.
 _KEPT = 300
 _lowered: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Public functions refuse arguments out of range: an error names them, and no number is returned."""
+"""Public functions refuse arguments out of range: an error names them, no number comes back."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Every trial of every config file builds, traces at full size, and has the settings of its name."""
+"""Every trial of every config file builds, traces at full size, has the settings of its name."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Readers of config strings and downloaded files return a value or refuse, for input that others wrote.
+"""Readers of config strings and downloaded files return a value or refuse what others wrote.
 
 With --full each test reads 10,000 inputs.
 """

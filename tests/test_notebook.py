@@ -1,4 +1,4 @@
-"""The notebooks of launch/ run from the first cell to the last, with --full also where Colab's packages are."""
+"""The notebooks of launch/ run from the first cell to the last, with --full also as in Colab."""
 
 import json
 import os

@@ -238,7 +238,7 @@ def test_no_command_follows_a_link_out_of_the_folder(planted, tmp_path, name):
 
 
 def linked_out(folder, name, outside):
-  """Moves a file or folder outside, or makes one there, and links it; returns the link and its end."""
+  """Moves a file or folder outside, or makes one, and links it; returns the link and its end."""
   link = folder / name
   if link.exists():
     link.rename(outside)

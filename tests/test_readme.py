@@ -1,4 +1,4 @@
-"""The examples of README.md, with --full those of docs/ too, run unchanged but with shortened trials."""
+"""The examples of README.md, with --full of docs/ too, run unchanged but with short trials."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def add_module(title, source):
 
 @pytest.fixture(scope='module')
 def project(tmp_path_factory, request):
-  """A folder with the configs, after all examples have run, and the names that the Python examples define."""
+  """A folder with the configs, after all examples have run, and the names that they define."""
   folder = tmp_path_factory.mktemp('project')
   shutil.copytree(ROOT / 'configs', folder / 'configs')
   trials = folder / 'configs' / 'quickstart.py'

@@ -1,4 +1,4 @@
-"""The shape of the code base: imports between rooms run one way, only models/ uses Linen, files are short."""
+"""The shape of the code: imports between rooms run one way, files and functions are short."""
 
 import ast
 import collections
@@ -42,7 +42,10 @@ ROOMS = [
 ]
 COLUMNS = 100  # of a line, also of a comment, a docstring or a string
 FUNCTION_LINES = 60
-TOKENS_A_LINE = 7.5  # of a room: names, numbers, strings and operators, over all of its lines
+# Of a room: names, numbers, strings and operators, over all of its lines.
+TOKENS_A_LINE = 7.5
+TOKENS_A_LINE_OF_TESTS = 8.5
+UNFINISHED = {f'tests/{room}' for room in ('analyses', 'data', 'evaluate', 'plan', 'report')}
 LAYOUT = {
   tokenize.COMMENT,
   tokenize.NL,
@@ -72,7 +75,7 @@ def room_of(path):
 
 
 def imports(path):
-  """The modules that a file imports, also inside functions. An import of ours gives the exact file."""
+  """The modules that a file imports, also inside functions; of ours the exact file."""
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -119,11 +122,11 @@ def test_files_are_short_and_say_what_they_are(path):
 
 
 def files_by_room():
-  """{room: its Python files}; those next to the rooms of the package are the room 'sink_jax'."""
+  """{folder: its Python files} of the package, of its tests, and of what lies next to them."""
   rooms = {name: sorted((ROOT / name).rglob('*.py')) for name in ('configs', 'docs', 'launch')}
-  for path in FILES:
-    rooms.setdefault(path.parent.name, []).append(path)
-  return rooms
+  for path in [*FILES, *sorted((ROOT / 'tests').rglob('*.py'))]:
+    rooms.setdefault(str(path.parent.relative_to(ROOT)), []).append(path)
+  return {name: files for name, files in rooms.items() if name not in UNFINISHED}
 
 
 @pytest.mark.parametrize(('room', 'files'), files_by_room().items(), ids=files_by_room())
@@ -144,9 +147,8 @@ def test_code_is_easy_to_read(room, files):
           long.append(f'{name}:{node.lineno} {node.name}')
   assert not wide, f'lines of more than {COLUMNS} columns'
   assert not long, f'functions of more than {FUNCTION_LINES} lines'
-  assert tokens <= TOKENS_A_LINE * lines, (
-    f'{room}: a thought a line, names for intermediate results'
-  )
+  most = TOKENS_A_LINE_OF_TESTS if room.startswith('tests') else TOKENS_A_LINE
+  assert tokens <= most * lines, f'{room}: a thought a line, names for intermediate results'
 
 
 def test_the_layout_is_that_of_the_formatter():

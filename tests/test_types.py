@@ -1,4 +1,4 @@
-"""A type checker accepts the annotations, and tests that are marked typed check them as they run."""
+"""A type checker accepts the annotations; tests that are marked typed check them as they run."""
 
 import json
 import subprocess

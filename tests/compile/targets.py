@@ -69,7 +69,7 @@ def asked_for() -> list[str]:
 def compile_for(
   target: str, f: Callable[..., Any], *args: Any, options: dict[str, str | bool] | None = None
 ) -> jax.stages.Compiled:
-  """Compiles a function for one device of the target, or a jitted one for the devices of its shardings.
+  """Compiles a function for a device of the target, a jitted one for those of its shardings.
 
   options: for the compiler, such as {'xla_dump_to': directory}.
   """
@@ -89,7 +89,7 @@ def topology_devices(target: str, count: int | None = None) -> Sequence[Any]:
 
 
 def lowered_text(platform: str, f: Callable[..., Any], *args: Any) -> str:
-  """The lowered program for 'tpu' or 'cuda'. Lowering needs no compiler, and a compiler may refuse more."""
+  """The lowered program for 'tpu' or 'cuda', without a compiler, which may refuse more."""
   with _abstract_gpu() if platform == 'cuda' else contextlib.nullcontext():
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
@@ -130,7 +130,7 @@ def _gpus():
 
 
 def _tracing_for(target):
-  """jax 0.11 lowers Triton kernels for the default device, a CPU here. This names an H200 instead."""
+  """Names an H200: jax 0.11 lowers Triton kernels for the default device, a CPU here."""
   if target != 'h200' or jax.__version_info__ < (0, 11):
     return contextlib.nullcontext()
   from jax._src.pallas.triton import gpu_info

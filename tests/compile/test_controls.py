@@ -11,7 +11,7 @@ from tests.compile.targets import compile_for, memory, ptx_report, struct
 
 
 def double(rows, limit=None):
-  """A TPU kernel that keeps a block of `rows` x 1024 float32 in VMEM twice, as input and as output."""
+  """A TPU kernel with `rows` x 1024 float32 in VMEM twice, as input and as output."""
 
   def kernel(x, o):
     o[...] = 2 * x[...]
@@ -57,7 +57,7 @@ def test_a_program_must_fit_the_memory_of_the_chip(tpu):
 
 
 def matmul(block):
-  """A Triton kernel for (1024, 1024) bfloat16 matrices: square blocks, 64 of the inner axis per step."""
+  """A Triton kernel for (1024, 1024) bfloat16 matrices: square blocks, 64 inner ones a step."""
 
   def kernel(x, y, o):
     def step(i, total):

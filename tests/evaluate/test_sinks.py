@@ -338,7 +338,8 @@ def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
 def test_metrics_need_numpy_and_jax_and_attention_jaxtyping():
   code = """
 import sys
-for name in ('flax', 'ml_collections', 'optax', 'orbax', 'grain', 'tensorflow_datasets', 'jaxtyping'):
+absent = 'flax ml_collections optax orbax grain tensorflow_datasets jaxtyping'
+for name in absent.split():
   sys.modules[name] = None
 import jax, numpy as np
 rooms = lambda: {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)

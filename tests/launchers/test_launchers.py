@@ -1,4 +1,4 @@
-"""The launchers and scripts, run with stand-in programs that exit as configured and log their arguments."""
+"""The launchers and scripts, run with stand-ins that exit as configured and log their arguments."""
 
 import json
 import os
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(
   sys.platform == 'win32' or not shutil.which('bash'), reason='needs bash'
 )
 
-# Stands for python -m sink_jax train --config=CODES --workdir=SECONDS. Process i of SLURM exits with code i
-# of CODES; a negative code is a signal, one below -100 that of its shell. SIGTERM changes the code
-# to 42. A dry run prints its arguments.
+# Stands for python -m sink_jax train --config=CODES --workdir=SECONDS. Process i of SLURM exits
+# with code i of CODES; a negative code is a signal, one below -100 that of its shell. SIGTERM
+# changes the code to 42. A dry run prints its arguments.
 JOB = """
 import json, os, signal, sys, time
 if '--dry_run' in sys.argv:
@@ -382,7 +382,7 @@ class Clone:
       (self.bin / name).chmod(0o755)
 
   def __call__(self, line, **variables):
-    """Runs a line with the environment's functions: (exit code, errors, the arguments that Python got)."""
+    """Runs a line with the environment's functions: (exit code, errors, arguments of Python)."""
     self.log.write_text('')
     done = subprocess.run(
       ['bash', '-c', f'set -euo pipefail; source launch/environment.sh; {line}'],

@@ -1,4 +1,4 @@
-"""Makes checkpoints of every family with other weights, and stores what transformers computes with them.
+"""Makes a checkpoint of every family with other weights, and stores what transformers computes.
 
     python tests/pretrained/make_fixtures.py --out=DIR [--only=llama] [--seed=1]
     python tests/pretrained/make_fixtures.py EXPORT...
@@ -32,7 +32,7 @@ SEQUENCES, LENGTH = 2, 14
 
 
 def with_sink_share(attention):
-  """GraniteSWA's attention returns the weights of softmax; this returns those that act on values."""
+  """GraniteSWA's attention returns the weights of softmax; here those that act on values."""
 
   def wrapped(module, query, key, value, mask, scaling, **options):
     out, weights = attention(module, query, key, value, mask, scaling, **options)
@@ -50,7 +50,7 @@ modeling_granite_swa.eager_attention_forward = with_sink_share(
 
 
 def draw(name, x, generator, gains):
-  """Weights that reveal mistakes: gains away from one, biases away from zero, attention far from uniform.
+  """Weights that reveal mistakes: gains are not one, biases not zero, attention not uniform.
 
   gains: the centre of their values; 0 for Gemma, which adds one to them.
   """
@@ -92,7 +92,7 @@ def new_weights(source, scratch):
 
 
 def readable(folder, scratch):
-  """A checkpoint that transformers can read: 4-bit numbers unpacked, and the part for images left out.
+  """A checkpoint for transformers: 4-bit numbers unpacked, the part for images left out.
 
   transformers can unpack the numbers too, but it needs the package accelerate for that.
   """
@@ -161,7 +161,7 @@ def make(source, out, seed):
 
 
 def run_export(folder):
-  """The results of transformers with an export, and the continuation that it generates with its cache."""
+  """The results of transformers with an export, and what it generates with its cache."""
   tokens = torch.from_numpy(np.load(folder / 'tokens.npy')).long()
   save_file(expected(folder, tokens), folder / 'expected.safetensors')
   model = AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""config.json: how it is read, and that settings which change a model's function are never ignored."""
+"""config.json: how it is read; a setting that changes a model's function is never ignored."""
 
 import json
 import math
@@ -94,6 +94,9 @@ def test_what_config_json_leaves_out_is_the_familys():
   }
   assert found['qwen2'].biases == ('qkv',) and found['granite'].biases == ()
   assert found['mixtral'].pattern == (Layer(experts=Experts(4, 2, renormalize=True)),)
+
+
+def test_what_other_config_json_leaves_out_is_the_familys():
   assert (
     read('gpt2', n_inner=None).ffn_hidden
     == read('falcon', ffn_hidden_size=None).ffn_hidden
@@ -108,20 +111,18 @@ def test_what_config_json_leaves_out_is_the_familys():
   granite = read('granite_swa', layer_types=None, layer_rope_theta=None)
   assert [granite.attention_of(layer).mask.window for layer in granite.pattern] == [None, 4, 4, 4]
   assert {layer.position for layer in granite.pattern} == {None}
-  gemma = read(
-    'gemma2',
-    **dict.fromkeys(
-      (
-        'attn_logit_softcapping',
-        'final_logit_softcapping',
-        'tie_word_embeddings',
-        'sliding_window',
-        'head_dim',
-        'num_key_value_heads',
-      ),
-      MISSING,
-    ),
+
+
+def test_what_config_json_of_gemma_leaves_out():
+  absent = (
+    'attn_logit_softcapping',
+    'final_logit_softcapping',
+    'tie_word_embeddings',
+    'sliding_window',
+    'head_dim',
+    'num_key_value_heads',
   )
+  gemma = read('gemma2', **dict.fromkeys(absent, MISSING))
   assert (gemma.attention.similarity, gemma.logit_cap) == (sj.CappedExp(cap=50.0), 30.0)
   assert gemma.tied and (gemma.dims.head_dim, gemma.kv_heads) == (256, None)
   assert [gemma.attention_of(layer).mask for layer in gemma.pattern] == [

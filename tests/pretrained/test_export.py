@@ -1,4 +1,4 @@
-"""Training runs as checkpoints: importing an export gives the same run, and refusals state a reason."""
+"""Training runs as checkpoints: an imported export is the same run; refusals state a reason."""
 
 import json
 import shutil

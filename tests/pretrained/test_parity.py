@@ -42,7 +42,7 @@ def assert_close(actual, expected, what, tolerance):
 
 
 def compare(folder, run=None, tolerance=TOLERANCE, of_maps=None, of_importance=None):
-  """Compares every number of expected.safetensors, and the metrics of its attention maps in float64."""
+  """Compares every number of expected.safetensors, and the metrics of its maps in float64."""
   expected, run = load_file(folder / 'expected.safetensors'), run or sj.load_pretrained(folder)
   tokens, numbered = (
     expected['tokens'],

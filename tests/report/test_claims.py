@@ -113,7 +113,7 @@ def test_no_difference_of_losses_and_of_rates():
 
 
 def test_the_rule_reproduces_the_paper():
-  """The paper's means, as if they were of three seeds with its 80 heads, are what its claims say."""
+  """The paper's means, as if of three seeds with its 80 heads, are what its claims say."""
   numbers = collections.defaultdict(dict)
   for item in paper.TABLES:
     for row in item['rows']:

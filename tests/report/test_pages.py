@@ -32,7 +32,7 @@ def undrawn(monkeypatch):
 
 @pytest.fixture
 def planted(tmp_path):
-  """Three seeds of softmax, dead ones of sigmoid, one diverged, one half way, one seed of a V bias."""
+  """Three seeds of softmax, dead ones of sigmoid, one diverged, one half way; one of a V bias."""
   folder = tmp_path / 'runs'
   for seed, rate in enumerate((20.0, 25.0, 30.0)):
     write_run(folder, seed=seed, sink_1=rate)

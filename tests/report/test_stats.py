@@ -70,7 +70,7 @@ def condition(text):
 
 
 def rates(rng, n, usual, odd, share, noise=0.0):
-  """Rates in percent of n seeds, a share of which is odd. Seeds with a sink also have sequence noise."""
+  """Rates in percent of n seeds, a share of which is odd; with a sink also noise of sequences."""
   values = np.where(rng.random(n) < share, odd, usual)
   return dict(enumerate(np.clip(values + noise * rng.standard_normal(n) * (values > 0), 0, 100)))
 

@@ -13,7 +13,7 @@ from sink_jax.train.metrics import Clock, Metrics, read_metrics
 
 
 def shown(files):
-  """{tag: [step, ...]} of event files in order. As in TensorBoard, a start drops its step and later ones."""
+  """{tag: [step, ...]} of event files in order; a start drops its step and later ones."""
   points = {}
   for data in files:
     while data:

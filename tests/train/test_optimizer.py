@@ -61,7 +61,7 @@ def muon_directions(rule, gradients):
 
 
 def ortho_adam_directions(rule, gradients, rotations):
-  """Kaul et al., Algorithm 1, on the flattened parameter of each layer, with one Q for all of it."""
+  """Kaul et al., Algorithm 1, on the flat parameter of each layer, with one Q for all of it."""
   gradients = np.array(gradients)
   layers = gradients.reshape(len(gradients), 2, -1).swapaxes(0, 1)
   turned = []
@@ -94,7 +94,7 @@ def draws(count, *shape):
   ids=str,
 )
 def test_three_updates_are_those_of_the_formula(rule):
-  """Includes clipping by the norm of all gradients, and decoupled weight decay as in torch.optim.AdamW."""
+  """Includes clipping by the norm of all gradients, and decoupled decay as in torch.optim.AdamW."""
   shapes = {'wide': (2, 3, 5), 'tall': (2, 5, 3), 'gain': (2, 4)}
   # Needs float64, because Newton-Schulz magnifies roundings along small singular values 480 times.
   with jax.enable_x64(True):

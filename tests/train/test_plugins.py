@@ -1,4 +1,4 @@
-"""Files of components: a training records those that it used, and a stored run imports no others."""
+"""Files of components: a training records those that it used; a stored run imports no others."""
 
 import json
 import os

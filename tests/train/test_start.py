@@ -1,4 +1,4 @@
-"""Training from a checkpoint, with its attention or another: what starts where, moves, and is refused."""
+"""Training from a checkpoint, with its attention or another: what moves, what is refused."""
 
 import dataclasses
 import json
