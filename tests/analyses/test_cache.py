@@ -118,7 +118,9 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
     losses = []
     for t in range(start, 48):
       kept_t = np.unique([*range(min(first, t)), *range(max(0, t - recent), t)])
-      x = np.asarray(run.logits(ids[:, kept_t]), float)[:, -1]
+      padded = np.zeros_like(ids)  # on the right, which the last kept token does not see
+      padded[:, : len(kept_t)] = ids[:, kept_t]
+      x = np.asarray(run.logits(padded), float)[:, len(kept_t) - 1]
       losses.append(np.log(np.exp(x).sum(-1)) - x[range(4), ids[:, t]])
     return np.mean(losses, 0)
 
