@@ -44,7 +44,6 @@ def read(case, **changes):
   return made(json.loads((FIXTURES / case / 'config.json').read_text()), changes)
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize('kind', FAMILIES)
 @pytest.mark.parametrize('changes', [{}, dict(attention_bias=True, tie_word_embeddings=True)])
 def test_the_table_fills_the_tree(kind, changes):
