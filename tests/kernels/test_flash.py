@@ -45,10 +45,9 @@ def plain_rows(spec, q, k, v):
   'kernels, components',
   [
     ('tpu', dict(similarity='CappedExp(cap=1.5)', normalizer='PNorm(p=2.0)')),
-    ('tpu', dict(similarity='Sigmoid()', normalizer='Unnormalized()')),
+    ('tpu', dict(similarity='Linear()', normalizer='AbsFloor()')),
     ('cuda', dict(similarity='CappedExp(cap=1.5)', position='Alibi()')),
-    ('cuda', dict(normalizer='PNorm(p=0.5)')),
-    ('cuda', dict(similarity='Linear()', normalizer='AbsFloor()')),
+    ('cuda', dict(similarity='Sigmoid()', normalizer='PNorm(p=0.5)')),
   ],
   ids=str,
 )

@@ -148,7 +148,7 @@ def test_one_token_by_our_kernels(kernels, monkeypatch):
   check_gradient(sj.AttentionSpec(kv_bias=sj.KVBias()), 'pallas', length=1, head_dim=8)
 
 
-@pytest.mark.full  # half a minute for each part, as every spec is two programs
+@pytest.mark.full  # a part takes half a minute: each of its twenty specs is a program
 @BOTH_KERNELS
 @pytest.mark.parametrize('part', range(6))
 def test_every_pair_of_components_by_our_kernels(part, kernels, monkeypatch):
@@ -212,7 +212,7 @@ def test_components_of_a_user(kernels, components, monkeypatch):
   assert error_of(attention('pallas', spec), spec, q, k, v) < FLOAT32
 
 
-MASKS = [sj.Causal(), sj.Window(size=200), sj.Prefix(length=5), sj.Prefix(length=200)]
+MASKS = [sj.Causal(), sj.Window(size=200), sj.Prefix(length=200)]
 EXTRA_KEYS = [
   sj.SinkLogit(),
   sj.ZeroSink(),
@@ -240,7 +240,7 @@ def small_splash(monkeypatch):
   library_kernels._splash_kernel.cache_clear()
 
 
-@pytest.mark.parametrize('mask, heads', [*zip(MASKS, [(2, 2), (4, 2), (2, 1), (4, 2)])], ids=str)
+@pytest.mark.parametrize('mask, heads', [*zip(MASKS, [(2, 2), (4, 2), (2, 1)])], ids=str)
 def test_splash(small_splash, mask, heads):
   spec = softmax(mask=mask)
   inputs = library_inputs(spec, 384, *heads)
@@ -255,9 +255,8 @@ def test_splash_in_bfloat16(small_splash, monkeypatch, kv_bias, fused):
   assert error_of(by_library(SPLASH, spec), spec, *low(qkv), params) < BFLOAT16
 
 
-@pytest.mark.parametrize('kv_bias', [sj.SinkLogit(), sj.KVBias()], ids=str)
-def test_an_extra_key_joins_the_softmax_of_splash(small_splash, kv_bias):
-  spec = softmax(kv_bias=kv_bias, mask=sj.Window(size=100), normalizer=sj.RowSum(scale=0.7))
+def test_an_extra_key_joins_the_softmax_of_splash(small_splash):
+  spec = softmax(kv_bias='KVBias()', mask='Window(size=100)', normalizer='RowSum(scale=0.7)')
   assert error_of(by_library(SPLASH, spec), spec, *library_inputs(spec, 256)) < FLOAT32
 
 

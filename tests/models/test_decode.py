@@ -103,10 +103,18 @@ def losses(run, text, policy):
   return np.concatenate(list(pieces), 1)
 
 
-def test_a_bounded_cache_is_the_forward_pass_of_what_it_keeps():
+@pytest.mark.parametrize(
+  'components',
+  [
+    dict(position='YarnRope()', feature_map='EluPlusOne()'),
+    dict(position='Alibi()'),
+  ],
+  ids=str,
+)
+def test_a_bounded_cache_is_the_forward_pass_of_what_it_keeps(components):
   """StreamingLLM: one layer sees the kept tokens as if they were the whole text."""
-  spec = attention(position='YarnRope()', feature_map='EluPlusOne()')
-  run, policy = tiny(layers=1, kv_heads=2, **spec), CachePolicy(5, sinks=2)
+  run = tiny(layers=1, kv_heads=2, **attention(**components))
+  policy = CachePolicy(5, sinks=2)
   text = random_tokens(1, 17)
   # Two sinks, three recent tokens, and the one to predict.
   windows = [text[0, [0, 1, t - 2, t - 1, t, t + 1]] for t in range(4, 16)]

@@ -120,6 +120,14 @@ def test_flops_count_what_each_block_multiplies(options, matrices, head_keys):
   assert math.isclose(flops_per_token(config, 8), expected)
 
 
+POST_NORM = dict(
+  ffn='gelu',
+  norm='layernorm',
+  norm_location='post',
+  remat='blocks',
+  head='HeadGate()',
+)
+PROTECTED = dict(norm_location='protected', qk_norm='QKNorm()')
 # Every network, norm and place of the norms; every bias, table and way to combine heads.
 DECODERS = [
   dict(
@@ -129,13 +137,8 @@ DECODERS = [
   ),
   dict(ffn='geglu', norm='single', tied=True, embedding_dim=6),
   dict(ffn='reglu', norm='layernorm', tied=True, head_dim=6),
-  dict(
-    ffn='gelu',
-    norm='layernorm',
-    norm_location='post',
-    remat='blocks',
-    head='HeadGate()',
-  ),
+  POST_NORM,
+  PROTECTED,
   dict(ffn='gelu_tanh', norm_location='sandwich', embedding_dim=6),
   dict(ffn='none', norm_location='sandwich', norm='dyt', heads=1),
   dict(
@@ -156,7 +159,6 @@ DECODERS = [
     linear='sigma_reparam',
     biases=('qkv', 'out', 'ffn'),
   ),
-  dict(ffn='swiglu', norm_location='protected', qk_norm='QKNorm()'),
 ]
 
 
@@ -199,14 +201,15 @@ def test_what_the_backward_pass_recomputes(monkeypatch):
   assert counts(**gated) == (products + 3, 3)
   monkeypatch.setattr(dispatch, 'platform', lambda: 'tpu')
   # Splash has one forward and one backward kernel.
-  splash = dict(implementation='splash', heads=2) | spec(kv_bias='SinkLogit()')
+  splash = dict(implementation='splash', heads=2)
   assert counts(remat='save_attention', **splash)[1] == 2
-  assert counts(remat='blocks', **splash)[1] == 3
-  plain = splash | spec(kv_bias='NoBias()')
-  assert counts(remat='save_attention', **plain)[1] == 2
+  with_key = splash | spec(kv_bias='SinkLogit()')
+  assert counts(remat='save_attention', **with_key)[1] == 2
+  assert counts(remat='blocks', **with_key)[1] == 3
 
 
 WIDE = dict(d_model=64, ffn_hidden=128, vocab_size=500)
+TINYLLAMA = math.sqrt(2 / (5 * 64))
 
 
 @pytest.mark.parametrize(
@@ -215,16 +218,11 @@ WIDE = dict(d_model=64, ffn_hidden=128, vocab_size=500)
     # U(-1/sqrt(n), 1/sqrt(n)) for n inputs.
     (dict(init='torch_default'), 1, 1 / math.sqrt(3 * 64), 1 / math.sqrt(3 * 128)),
     # The last matrix is scaled by the depth.
-    (
-      dict(init='tinyllama'),
-      math.sqrt(2 / (5 * 64)),
-      math.sqrt(2 / (5 * 64)),
-      1 / (math.sqrt(128) * 2),
-    ),
+    (dict(init='tinyllama'), TINYLLAMA, TINYLLAMA, 1 / (math.sqrt(128) * 2)),
     (
       dict(init='tinyllama', ffn='geglu'),
-      math.sqrt(2 / (5 * 64)),
-      math.sqrt(2 / (5 * 64)),
+      TINYLLAMA,
+      TINYLLAMA,
       math.sqrt(2 / (5 * 128)),
     ),
   ],
@@ -265,8 +263,8 @@ def test_layers_start_different_and_seeds_matter():
 
 
 RECORDED = {
-  'post-norm': lambda: without_positions(**DECODERS[3]),
-  'protected': lambda: without_positions(**DECODERS[9]),
+  'post-norm': lambda: without_positions(**POST_NORM),
+  'protected': lambda: without_positions(**PROTECTED),
   'sink tokens': lambda: tiny(sink_tokens=3, kv_heads=2, **spec(mask='Prefix(length=5)')),
   'extra key': lambda: tiny(
     norm_location='sandwich',
@@ -376,35 +374,40 @@ def test_runs_are_compared_and_hashed_by_identity():
   assert len({one, other}) == 2
 
 
-@pytest.mark.parametrize(
-  'options, unroll',
-  [
-    (dict(layers=3, sink_tokens=1, norm='dyt') | spec(value='ValueResidual()'), 2),
-    (TWO | dict(norm_location='sandwich', norm='single'), 4),
-  ],
-  ids=['two of three', 'all'],
-)
-def test_loss_gradients_and_record_are_those_of_the_loop(options, unroll):
-  run = tiny(**options)
-  laid_out = dataclasses.replace(run.config, unroll=unroll)
+def assert_close(ours, theirs):
+  atol = 1e-5 * np.abs(theirs).max()
+  np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=atol)
+
+
+def test_loss_and_gradients_are_those_of_the_loop():
+  run = tiny(layers=3, sink_tokens=1, norm='dyt', **spec(value='ValueResidual()'))
+  laid_out = dataclasses.replace(run.config, unroll=2)
 
   @jax.jit
   def both(params):
     def loss(params, config):
-      model = functools.partial(apply, Transformer(config), params)
-      options = sj.RecordOptions(hidden=states)
-      h, record, _ = model(TOKENS, options, method='hidden')
-      logits = model(h, method='logits')
-      return jnp.mean(jax.nn.logsumexp(logits, -1) ** 2), record
+      logits = apply(Transformer(config), params, TOKENS)
+      return jnp.mean(jax.nn.logsumexp(logits, -1) ** 2)
 
-    slope = jax.value_and_grad(loss, has_aux=True)
+    slope = jax.value_and_grad(loss)
     return slope(params, laid_out), slope(params, run.config)
 
-  def close(ours, theirs):
-    atol = 1e-5 * np.abs(theirs).max()
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=atol)
+  jax.tree.map(assert_close, *both(run.params))
 
-  jax.tree.map(close, *both(run.params))
+
+@pytest.mark.parametrize(
+  'options, unroll',
+  [
+    (dict(layers=3, sink_tokens=1), 2),
+    (TWO | dict(norm_location='sandwich', norm='single'), 4),
+  ],
+  ids=['two of three', 'all'],
+)
+def test_a_record_is_that_of_the_loop(options, unroll):
+  run = tiny(**options)
+  laid_out = dataclasses.replace(run, config=dataclasses.replace(run.config, unroll=unroll))
+  ours, theirs = laid_out.record(TOKENS, EVERY), run.record(TOKENS, EVERY)
+  jax.tree.map(assert_close, ours, theirs)
 
 
 @pytest.mark.parametrize(
