@@ -262,6 +262,7 @@ def test_layers_start_different_and_seeds_matter():
   np.testing.assert_array_equal(first['embed'], again['embed'])
 
 
+TWO = dict(layers=4, pattern=(Layer(), Layer(mask=sj.Window(size=2))))
 RECORDED = {
   'post-norm': lambda: without_positions(**POST_NORM),
   'protected': lambda: without_positions(**PROTECTED),
@@ -295,6 +296,15 @@ def test_recorded_maps_give_the_importances(recorded):
   if run.config.sink_tokens or run.config.attention.kv_bias.has_extra_key:
     rest = 1 - proxy.sum(-1).mean(-1)
     np.testing.assert_allclose(rest, found.extra_key, rtol=1e-4)
+
+
+def test_recorded_maps_are_those_of_their_layers():
+  record = tiny(**TWO).record(TOKENS, EVERY)
+  i, j = np.ogrid[:9, :9]
+  beyond = (j <= i) & (i - j >= 2)
+  weights = np.asarray(record.layers.attention.weights_BxHxTxT)
+  sees = weights[..., beyond].any((1, 2, 3))
+  assert sees.tolist() == [True, False, True, False]
 
 
 def test_recorded_states_give_the_norms(recorded):
@@ -350,9 +360,6 @@ def test_bfloat16_activations_float32_parameters_and_logits():
   # A dozen roundings of 2^-9 occur in two blocks.
   error = np.abs(found - expected).max() / np.abs(expected).max()
   assert 0 < error < 0.05
-
-
-TWO = dict(layers=4, pattern=(Layer(), Layer(mask=sj.Window(size=2))))
 
 
 def test_the_implementation_is_that_of_every_block(monkeypatch):
