@@ -107,8 +107,9 @@ PAPER = {name: sj.AttentionSpec(**components) for name, components in PAPER.item
 
 
 def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, seed=0):
-  """q, k, v and parameters of the slots, standard normal, float32.
+  """q, k, v and parameters of the components, standard normal, float32.
 
+  Kernels of feature maps are divided by sqrt(head_dim), as scores of hundreds would be rounded.
   If the spec reads the block's input, it comes as a fifth array, see `attend`.
   """
   rng = np.random.default_rng(seed)
@@ -120,6 +121,8 @@ def random_inputs(spec, batch=1, length=7, heads=3, kv_heads=None, head_dim=4, s
   wanted = spec.params(dims)
   is_leaf = lambda x: isinstance(x, sj.Param)
   params = jax.tree.map(lambda p: normal(*p.shape), wanted, is_leaf=is_leaf)
+  for kernel in params.get('feature_map', {}).values():
+    kernel /= head_dim**0.5
   gate = [normal(batch, length, heads * head_dim)] * spec.head.reads_input
   return q, k, v, params, *gate
 

@@ -148,7 +148,7 @@ def test_one_token_by_our_kernels(kernels, monkeypatch):
   check_gradient(sj.AttentionSpec(kv_bias=sj.KVBias()), 'pallas', length=1, head_dim=8)
 
 
-@pytest.mark.full  # a part takes half a minute: each of its twenty specs is a program
+@pytest.mark.full  # a part takes ten seconds: each of its twenty specs is a program
 @BOTH_KERNELS
 @pytest.mark.parametrize('part', range(6))
 def test_every_pair_of_components_by_our_kernels(part, kernels, monkeypatch):

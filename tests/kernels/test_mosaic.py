@@ -162,7 +162,7 @@ def test_values_and_gradients_without_races():
 
 
 @needs_mosaic
-@pytest.mark.full
+@pytest.mark.full  # the interpreter takes several seconds for each case
 def test_more_values_and_gradients():
   run(*(CASES.keys() - set(FEW)))
 
