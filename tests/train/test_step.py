@@ -15,7 +15,7 @@ from sink_jax.train import loss
 from sink_jax.train.loss import training_weights
 from sink_jax.train.optimizer import OptimizerConfig, Sgd
 from sink_jax.train.step import init_state, make_train_step
-from tests.models.test_transformer import numpy_model
+from tests.models.numpy_model import numpy_model
 from tests.random_params import random_params
 from tests.train.runs import run_python
 
