@@ -37,12 +37,12 @@ if [[ -n $dry_run ]]; then check_job 0 "$@"; else prepare_environment; fi
 command=("$RUN_PYTHON" -P -m sink_jax "$@")
 if [[ -n $dry_run ]]; then quoted "${command[@]}" && exit; fi
 
-asked_to_stop=''
+asked_to_stop='' pid=''
 trap 'asked_to_stop=yes; kill -TERM "$pid" 2>/dev/null || true' TERM INT HUP
 for ((left = 10#$restarts; ; left--)); do
   "${command[@]}" </dev/null &
   pid=$!
-  if [[ -n $asked_to_stop ]]; then kill -TERM "$pid"; fi # it came between two starts
+  if [[ -n $asked_to_stop ]]; then kill -TERM "$pid" 2>/dev/null || true; fi # it came between two starts
   code=0
   wait "$pid" || code=$?
   # A signal ends `wait` before the process has ended.

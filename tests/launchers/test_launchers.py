@@ -15,6 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.commands import run_here
 from tests.launch_clone import ROOT, pinned
 
 pytestmark = pytest.mark.skipif(
@@ -54,6 +55,7 @@ SETTINGS = """NAME=first CONFIG=0 WORKDIR=gs://0 PROJECT=mine ZONE=here TPU_TYPE
 TPU_RUNTIME=v2-alpha-tpuv6e CLUSTER=ours IMAGE=registry/sink-jax:tpu RESTARTS=7 GRACE=90
 ARGUMENTS=("--a=a b" "--b=it's")
 """
+DATA = "--config.data.source=PackedDataset(path='gs://b/tokens')"
 ARGUMENTS = ['train', '--config=0', '--workdir=gs://0', '--a=a b', "--b=it's"]
 
 
@@ -139,10 +141,17 @@ def test_what_is_started_again(launchers, code, ended, starts):
 def test_a_signal_saves_and_ends_the_restarts(launchers, number):
   process = launchers.start('local.sh', '--restarts=9', 'train', '--config=0', '--workdir=60')
   launchers.jobs(1)
-  time.sleep(0.2)
   process.send_signal(number)
   process.communicate(timeout=20)
   assert process.returncode == 42 and len(launchers.jobs()) == 1
+
+
+def test_a_signal_before_the_launcher_knows_its_job_ends_both(launchers, tmp_path):
+  early = tmp_path / 'early.sh'
+  early.write_text("trap 'if [[ $BASH_COMMAND == pid=* ]]; then kill -TERM $$; fi' DEBUG\n")
+  words = ('--restarts=9', 'train', '--config=0', '--workdir=60')
+  code, _, errors = launchers('local.sh', *words, BASH_ENV=str(early))
+  assert code in (42, 128 + signal.SIGTERM) and not errors  # 42 once Python handles signals
 
 
 @pytest.mark.parametrize(
@@ -177,30 +186,15 @@ def test_a_dry_run_checks_the_config_and_prints_the_command(launchers, script, w
 @pytest.mark.parametrize(
   'devices, words, code, message',
   [
-    (256, ['--config=configs/paper.py:1b-softmax'], 0, '40,000 steps of 512'),
+    (256, [f'--config={ROOT}/configs/paper.py:1b-softmax'], 0, '40,000 steps of 512'),
     (7, [], 1, 'batch_size'),
     (8, ['--config.mesh.fsdp=16'], 1, 'mesh.fsdp'),
   ],
 )
 def test_the_check_of_a_job(devices, words, code, message):
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-P',
-      '-m',
-      'sink_jax',
-      'train',
-      '--workdir=gs://none',
-      '--dry_run',
-      f'--devices={devices}',
-      *words,
-    ],
-    cwd=ROOT,
-    env=os.environ | {'PYTHONPATH': str(ROOT)},
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == code and message in done.stdout + done.stderr
+  job = ('train', '--workdir=gs://none', '--dry_run', f'--devices={devices}', *words)
+  got, output, errors = run_here(*job)
+  assert got == code and message in output + errors
 
 
 def test_a_tpu_is_asked_for_and_waited_for(launchers, tmp_path):
@@ -208,20 +202,9 @@ def test_a_tpu_is_asked_for_and_waited_for(launchers, tmp_path):
   (tmp_path / 'states').write_text('WAITING_FOR_RESOURCES PROVISIONING ACTIVE\n')
   code, _, errors = launchers('tpu_vm.sh', 'create', STATES=str(tmp_path / 'states'))
   assert code == 0 and 'pod is WAITING_FOR_RESOURCES' in errors and 'pod is ACTIVE' in errors
-  assert launchers.called()[0] == [
-    'gcloud',
-    'compute',
-    'tpus',
-    'queued-resources',
-    'create',
-    'pod',
-    '--node-id=pod',
-    '--project=mine',
-    '--zone=here',
-    '--accelerator-type=v6e-16',
-    '--runtime-version=v2-alpha-tpuv6e',
-    '--spot',
-  ]
+  asked = 'gcloud compute tpus queued-resources create pod --node-id=pod --project=mine --zone=here'
+  of_type = ' --accelerator-type=v6e-16 --runtime-version=v2-alpha-tpuv6e --spot'
+  assert ' '.join(launchers.called()[0]) == asked + of_type
   (tmp_path / 'states').write_text('SUSPENDED\n')
   assert launchers('tpu_vm.sh', 'create', STATES=str(tmp_path / 'states'))[0] == 1
 
@@ -234,7 +217,6 @@ def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
   assert arguments == [*ARGUMENTS[:2], '--workdir=gs://60', *ARGUMENTS[3:]]
   code, output, _ = launchers('tpu_vm.sh', 'run')
   assert code == 1 and 'a job runs here' in output
-  time.sleep(0.2)
   assert launchers('tpu_vm.sh', 'stop')[0] == 0 and len(launchers.jobs()) == 1
   process = int((tmp_path / 'sink_jax' / 'run.pid').read_text())
   with pytest.raises(ProcessLookupError):
@@ -245,18 +227,10 @@ def test_a_tpu_host_runs_a_job_and_stops_it(launchers, tmp_path):
 def test_a_plan_is_of_the_settings(launchers, script, slices):
   launchers.settings(SETTINGS + f'SLICES={slices} DATA=gs://b/tokens')
   code, output, _ = launchers(script, 'plan', '--dry_run')
-  assert code == 0 and shlex.split(output)[-7:] == [
-    'plan',
-    '--topology=v6e-16',
-    f'--slices={slices}',
-    '--config=0',
-    "--config.data.source=PackedDataset(path='gs://b/tokens')",
-    *ARGUMENTS[3:],
-  ]
-  assert (
-    launchers(script, 'plan')[0] == 1 and len(launchers.jobs()) == 1
-  )  # the stand-in's plan fails
-  assert not launchers.called()  # and creates nothing
+  planned = ['plan', '--topology=v6e-16', f'--slices={slices}', '--config=0', DATA, *ARGUMENTS[3:]]
+  assert code == 0 and shlex.split(output)[-7:] == planned
+  assert launchers(script, 'plan')[0] == 1  # the stand-in's plan fails
+  assert len(launchers.jobs()) == 1 and not launchers.called()  # and creates nothing
 
 
 def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
@@ -268,27 +242,18 @@ def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
   assert code == 0, errors
   for k, call in enumerate(launchers.called(), 1):
     assert call[:4] == ['xpk', 'workload', 'create', f'--workload=first-{k}']
-    assert {
-      '--spot',
-      '--max-restarts=7',
-      '--termination-grace-period-seconds=90',
-      '--num-slices=2',
-      '--tpu-type=v6e-16',
-      '--docker-image=registry/sink-jax:tpu',
-    } <= set(call)
-    assert shlex.split(call[-1].removeprefix('--command=exec ')) == [
+    options = (
+      '--spot --max-restarts=7 --termination-grace-period-seconds=90 '
+      '--num-slices=2 --tpu-type=v6e-16 --docker-image=registry/sink-jax:tpu'
+    )
+    assert set(options.split()) <= set(call)
+    sweep = [
       'env',
       'LIBTPU_INIT_ARGS=--xla_a=true --xla_b=2',
-      'python',
-      '-P',
-      '-m',
-      'sink_jax',
-      'sweep',
-      *ARGUMENTS[1:3],
-      "--config.data.source=PackedDataset(path='gs://b/tokens')",
-      *ARGUMENTS[3:],
-      f'--shard={k}/2',
+      *'python -P -m sink_jax sweep'.split(),
     ]
+    sweep += [*ARGUMENTS[1:3], DATA, *ARGUMENTS[3:], f'--shard={k}/2']
+    assert shlex.split(call[-1].removeprefix('--command=exec ')) == sweep
   assert k == 2
 
 
@@ -305,15 +270,9 @@ def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
 )
 def test_a_slurm_job_queues_again_or_not(launchers, codes, before, expected, queued):
   code, _, errors = launchers(
-    'slurm.sbatch',
-    'train',
-    f'--config={codes}',
-    '--workdir=0',
-    RESTARTS='3',
-    SLURM_JOB_ID='17',
-    SLURM_RESTART_COUNT=str(before),
-    SLURM_ARRAY_TASK_ID='2',
-    SLURM_ARRAY_TASK_COUNT='8',
+    *('slurm.sbatch', 'train', f'--config={codes}', '--workdir=0'),
+    **dict(RESTARTS='3', SLURM_JOB_ID='17', SLURM_RESTART_COUNT=str(before)),
+    **dict(SLURM_ARRAY_TASK_ID='2', SLURM_ARRAY_TASK_COUNT='8'),
   )
   assert code == expected, errors
   assert (['scontrol', 'requeue', '17'] in launchers.called()) == queued
@@ -323,31 +282,19 @@ def test_a_slurm_job_queues_again_or_not(launchers, codes, before, expected, que
 def test_a_task_of_sky_starts_the_job_on_every_machine():
   task = yaml.safe_load((ROOT / 'launch' / 'sky.yaml').read_text())
   assert task['resources']['job_recovery']['recover_on_exit_codes'] == [42]
+  machine = dict(SKYPILOT_NUM_NODES='2', SKYPILOT_NODE_RANK='1')
+  machine |= dict(SKYPILOT_NODE_IPS='10.0.0.1\n10.0.0.2')
   show = 'show() { printf "%s\\n" "$JAX_COORDINATOR_ADDRESS" "$JAX_PROCESS_ID" "$@"; }\n'
   done = subprocess.run(
     ['bash', '-c', show + task['run'].replace('exec bash launch/local.sh', 'show')],
     capture_output=True,
     text=True,
     env=os.environ
-    | {
-      'SKYPILOT_NUM_NODES': '2',
-      'SKYPILOT_NODE_RANK': '1',
-      'SKYPILOT_NODE_IPS': '10.0.0.1\n10.0.0.2',
-      'JOB': 'train',
-      'CONFIG': 'a b',
-      'WORKDIR': 'gs://b/c',
-      'ARGUMENTS': "--d='e f'",
-    },
+    | machine
+    | dict(JOB='train', CONFIG='a b', WORKDIR='gs://b/c', ARGUMENTS="--d='e f'"),
   )
-  assert done.stdout.splitlines() == [
-    '10.0.0.1:8476',
-    '1',
-    '--restarts=10',
-    'train',
-    '--config=a b',
-    '--workdir=gs://b/c',
-    '--d=e f',
-  ]
+  started = '10.0.0.1:8476\n1\n--restarts=10\ntrain\n--config=a b\n--workdir=gs://b/c\n--d=e f\n'
+  assert done.stdout == started
 
 
 SCRIPTS = [
@@ -399,15 +346,13 @@ def test_an_environment_is_made_once_and_has_the_project(tmp_path, uv):
   code, errors, log = clone('prepare_environment')
   pip = f'uv pip install --python {clone.root}/.venv/bin/python' if uv else 'python -m pip install'
   made = 'uv venv --quiet --seed --python 3.12' if uv else 'python3 -m venv'
-  assert (code, log) == (
-    0,
-    [
-      f'{made} {clone.root}/.venv',
-      f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
-      f'{pip} --quiet --no-compile --no-deps --editable {clone.root}',
-      f'python -m compileall -qq -j 0 {clone.root}/.venv/lib',
-    ],
-  ), errors
+  assert code == 0, errors
+  assert log == [
+    f'{made} {clone.root}/.venv',
+    f'{pip} --quiet --no-compile --requirement {clone.root}/requirements.txt',
+    f'{pip} --quiet --no-compile --no-deps --editable {clone.root}',
+    f'python -m compileall -qq -j 0 {clone.root}/.venv/lib',
+  ]
   assert clone('prepare_environment')[2] == ['python -c ']
   (clone.root / 'requirements.txt').write_text('jax==2\n')  # a failed installation is repeated
   code, errors, _ = clone('prepare_environment', FAILS='--requirement')
