@@ -241,7 +241,7 @@ FAULTS = [
     'sink_jax/train/loop.py',
     'job.data.batches(start, ',
     'job.data.batches(max(0, start - 1), ',
-    'tests/train/test_loop.py::test_stopped_and_resumed_equals_in_one_go[None]',
+    'tests/train/test_loop.py::test_stopped_and_resumed_equals_in_one_go[as it is]',
   ),
   Fault(
     'SIGTERM ends a run without a save',

@@ -23,9 +23,10 @@ from sink_jax.train.evaluation import Diverged
 from sink_jax.train.memory import REMEDY, memory
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.multihost import Interrupted, Unsaved
-from sink_jax.train.optimizer import Muon, OrthoAdam, learning_rate
+from sink_jax.train.optimizer import learning_rate
 from sink_jax.train.step import init_state, make_train_step
 from sink_jax.train.workdir import Workdir, WorkdirLocked, read_config, read_status
+from tests.random_params import next_token_losses
 from tests.train import runs
 
 
@@ -62,7 +63,7 @@ def test_a_run_is_a_loop_over_steps_and_leaves_a_full_record(whole):
   assert [s for k, s in kinds if k == 'train'] == list(range(1, 9))
   assert [s for k, s in kinds if k == 'probe'] == [0, 4, 8]
   assert [s for k, s in kinds if k == 'valid'] == [0, 4, 8]
-  status = json.loads((workdir / 'status.json').read_text())
+  status = read_status(workdir)
   assert status['status'] == 'done' and status['step'] == 8 and status['jax'] == jax.__version__
   assert saved_steps(workdir) == [8, 4]
   assert verify(workdir, 8) is None and (workdir / 'checksums' / '8.0.json').exists()
@@ -110,21 +111,29 @@ def stop_after(monkeypatch, step):
   monkeypatch.setattr(loop, 'make_train_step', make)
 
 
-@pytest.mark.parametrize(
-  'rule', [None, pytest.param(Muon(), marks=pytest.mark.full), OrthoAdam(longest=16)], ids=str
-)
-def test_stopped_and_resumed_equals_in_one_go(rule, whole, tmp_path, monkeypatch):
-  changes, workdir = {}, tmp_path / 'stopped'
-  if rule:
-    changes = dict(optimizer__rule=repr(rule), probe__every=0, validation__every=0)
-    whole = tmp_path / 'whole', go(runs.config(**changes), tmp_path / 'whole')
+QUIET = dict(probe__every=0, validation__every=0)
+RESUMED = {
+  'as it is': {},
+  'with rotations': QUIET | dict(optimizer__rule='OrthoAdam(longest=16)'),
+  'of a part': QUIET | dict(init__source='WHOLE', init__train='attention'),
+}
+
+
+@pytest.mark.parametrize('changes', RESUMED.values(), ids=RESUMED)
+def test_stopped_and_resumed_equals_in_one_go(changes, whole, tmp_path, monkeypatch):
+  workdir = tmp_path / 'stopped'
+  if 'init__source' in changes:
+    changes = changes | dict(init__source=str(whole[0]))
+  config = runs.config(**changes)
+  if changes:
+    whole = tmp_path / 'whole', go(config, tmp_path / 'whole')
   for step in (6, 7):  # between two checkpoints, then right after resuming
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match='same command resumes'):
       stop_after(patch, step)
-      go(runs.config(**changes), workdir)
-    status = json.loads((workdir / 'status.json').read_text())
+      go(config, workdir)
+    status = read_status(workdir)
     assert (status['status'], status['step']) == ('interrupted', step)
-  go(runs.config(**changes), workdir)
+  go(config, workdir)
   assert_same_run(workdir, whole)
 
 
@@ -135,19 +144,10 @@ def test_a_workdir_of_another_config_is_refused_and_kept(whole, workdir, monkeyp
   # Cadences and paths may change.
   go(runs.config(log_every=3, checkpoint_every=2, data__cache_dir='elsewhere'), workdir)
   monkeypatch.setattr(prepare, 'open_data', lambda config: pytest.fail('the data were opened'))
+  other = runs.config(optimizer__learning_rate=1e-3, model__d_model=None)
   with pytest.raises(ValueError) as error:
-    go(
-      runs.config(
-        optimizer__learning_rate=1e-3, attention__mask='Window(size=4)', model__d_model=None
-      ),
-      workdir,
-    )
-  for line in (
-    'optimizer.learning_rate: 0.01 -> 0.001',
-    'model.d_model: 16 -> None',
-    'attention.mask: Causal() -> Window(size=4)',
-    '--workdir',
-  ):
+    go(other, workdir)
+  for line in ('learning_rate: 0.01 -> 0.001', 'model.d_model: 16 -> None', '--workdir'):
     assert line in str(error.value)
   assert_same_run(workdir, whole)
   (workdir / 'config.json').unlink()
@@ -171,7 +171,7 @@ def damage(folder, how):
     folder.mkdir()
 
 
-@pytest.mark.parametrize('how', ['flipped bit', 'missing file', 'empty folder'])
+@pytest.mark.parametrize('how', ['missing file', 'empty folder'])
 def test_a_damaged_checkpoint_is_named_and_the_older_one_used(whole, workdir, how, caplog):
   damage(step_folder(workdir, 8), how)
   assert sj.load_run(workdir).step == 4
@@ -214,13 +214,12 @@ def test_too_little_memory_is_not_damage(whole, workdir, monkeypatch):
 
 
 def test_a_run_that_was_killed_before_its_status_has_its_last_numbers(whole, workdir):
-  before = json.loads((workdir / 'status.json').read_text())
+  before = read_status(workdir)
   (workdir / 'status.json').write_text('{"status": "running"}')
   go(runs.config(), workdir)
-  after = json.loads((workdir / 'status.json').read_text())
-  assert [after[key] for key in ('status', 'sink_1', 'valid')] == [
-    before[key] for key in ('status', 'sink_1', 'valid')
-  ]
+  after = read_status(workdir)
+  for key in ('status', 'sink_1', 'valid'):
+    assert after[key] == before[key]
   assert_same_run(workdir, whole)
 
 
@@ -230,14 +229,13 @@ def test_a_validation_set_in_which_no_token_counts_is_left_out(tmp_path):
 
 
 DIVERGING = dict(
+  QUIET,
   optimizer__learning_rate=1e6,
   optimizer__rule='Sgd()',
   optimizer__clip=0.0,
   optimizer__warmup_steps=0,
   steps=60,
   checkpoint_every=1,
-  probe__every=0,
-  validation__every=0,
   model__norm='none',
 )
 
@@ -247,7 +245,7 @@ def test_divergence_is_recorded_and_the_last_good_checkpoint_is_on_the_disk(tmp_
   _, error = process.communicate(timeout=120)
   assert process.returncode == 1 and 'diverged' in error and 'Traceback' not in error
   assert 'attention: ' not in error and 'WARNING' not in error
-  status = json.loads((tmp_path / 'status.json').read_text())
+  status = read_status(tmp_path)
   assert status['status'] == 'diverged' and status['step'] > 1
   assert status['last_good_checkpoint'] == status['step'] - 1 == sj.load_run(tmp_path).step
   losses = [row['loss'] for row in runs.rows(tmp_path, 'train')]
@@ -270,7 +268,7 @@ def test_parameters_that_are_not_finite_are_neither_saved_nor_probed(tmp_path, c
     go(runs.config(**DIVERGING | changes, optimizer__weight_decay=10.0), tmp_path)
   assert saved_steps(tmp_path) == []
   assert {row['step'] for row in runs.rows(tmp_path, 'probe')} <= {0}
-  assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'diverged'
+  assert read_status(tmp_path)['status'] == 'diverged'
 
 
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
@@ -308,7 +306,7 @@ def test_a_stop_before_the_first_step_compiles_no_step(tmp_path, monkeypatch, pl
   monkeypatch.setattr(loop, 'make_train_step', lambda *_, **__: lambda *_: pytest.fail('compiled'))
   with pytest.raises(Interrupted, match='at step 0 of 8'):
     go(runs.config(), tmp_path)
-  assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
+  assert read_status(tmp_path)['status'] == 'interrupted'
 
 
 def test_a_stored_config_is_read_once(workdir, monkeypatch):
@@ -372,77 +370,53 @@ def test_damage_that_matters_little_stops_nothing(workdir, name, content):
   assert sj.load_run(workdir).step == 8
 
 
+NO_DATA = dict(data__source='Stdlib()')
+
+
 @pytest.mark.parametrize(
   'changes, words',
   [
     (dict(data__source="TextFolder(path='no/such/folder')"), 'no/such/folder'),
     (dict(data__context=17), 'length'),
     (dict(model__vocab_size=10), 'raise model.vocab_size'),
-    *(
-      (dict(changes, data__source='Stdlib()'), words)
-      for changes, words in (
-        (dict(microbatches=3), 'microbatches = 3 must divide'),
-        (dict(gradient_dtype='float16'), 'gradient_dtype .*float32, bfloat16'),
-        (dict(attention__similarity='Softmax()'), 'Choices: .*Exp, .*Sigmoid'),
-        (dict(attention__normalizer='Unnormalized()'), 'RowSum'),
-        (dict(seed=3000000000), 'seed'),
-        (dict(validation__batches=0), 'batches'),
-        (dict(model__size='2b'), 'tiny, 60m, 1b'),
-        (dict(model__d_model=12), 'even head dimension'),
-        (dict(model__implementation='splash'), 'needs a TPU'),
-        (dict(attention__position='Learned(max_length=8)'), 'max_length'),
-        (dict(mesh__fsdp=5), 'do not fit'),
-        (dict(wandb='sinks'), 'pip install wandb'),
-        (dict(probe__length=99), 'probe.length = 99 must be at most 17'),
-        (dict(data__interventions='FixedToken(position=18)'), 'rows have only 17 tokens'),
-      )
-    ),
+    # Checks without data come before data are opened.
+    (dict(NO_DATA, model__d_model=12), 'even head dimension'),
+    (dict(NO_DATA, model__implementation='splash'), 'needs a TPU'),
+    (dict(NO_DATA, attention__position='Learned(max_length=8)'), 'max_length'),
+    (dict(NO_DATA, mesh__fsdp=5), 'do not fit'),
+    (dict(NO_DATA, wandb='sinks'), 'pip install wandb'),
   ],
 )
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, monkeypatch, changes, words):
-  if changes.get('data__source') == 'Stdlib()':  # checks without data come before data are opened
+  config = runs.config(**changes)
+  if NO_DATA.items() <= changes.items():
     monkeypatch.setattr(prepare, 'open_data', lambda config: pytest.fail('the data were opened'))
   with pytest.raises(ValueError, match=words):
-    go(runs.config(**changes), tmp_path / 'run')
+    go(config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
 def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
-  (tmp_path / 'talks.jsonl').write_text(
-    ''.join(
-      json.dumps(
-        {
-          'messages': [
-            {'role': 'user', 'content': f'What is {i} + {i}?' * (1 + i % 7)},
-            {'role': 'assistant', 'content': f'{2 * i}. ' * (1 + i % 11)},
-          ]
-        }
-      )
-      + '\n'
-      for i in range(200)
-    )
+  with open(tmp_path / 'talks.jsonl', 'w') as file:
+    for i in range(200):
+      question = {'role': 'user', 'content': f'What is {i} + {i}?' * (1 + i % 7)}
+      answer = {'role': 'assistant', 'content': f'{2 * i}. ' * (1 + i % 11)}
+      file.write(json.dumps({'messages': [question, answer]}) + '\n')
+  config = runs.config(
+    steps=2,
+    data__valid_fraction=0.3,
+    validation__batches=3,
+    data__source=f"ChatJsonl(path='{tmp_path}/talks.jsonl', loss='answers')",
+    optimizer__learning_rate=1e-30,  # float32 parameters do not change: one model has all losses
   )
-  # At this rate float32 parameters do not change, so one model has all the losses.
-  go(
-    runs.config(
-      steps=2,
-      data__valid_fraction=0.3,
-      validation__batches=3,
-      data__source=f"ChatJsonl(path='{tmp_path}/talks.jsonl', loss='answers')",
-      optimizer__learning_rate=1e-30,
-    ),
-    tmp_path,
-  )
-  run = sj.load_run(tmp_path)
+  run = go(config, tmp_path)
   data = open_data(from_dict(read_config(tmp_path)).data)
 
   def mean(batches):
     total = weight = 0.0
     for batch in batches:
-      logits = np.asarray(run.logits(batch.tokens), np.float64)
-      scores = np.exp(logits - logits.max(-1, keepdims=True))
-      chosen = np.take_along_axis(scores, batch.targets[..., None], -1)[..., 0]
-      total += (batch.weights * np.log(scores.sum(-1) / chosen)).sum()
+      row = np.hstack([batch.tokens, batch.targets[:, -1:]])
+      total += (batch.weights * next_token_losses(run.logits(batch.tokens), row)).sum()
       weight += batch.weights.sum()
     assert 0 < weight < sum(batch.weights.size for batch in batches)
     return total / weight
@@ -455,18 +429,9 @@ def test_the_loss_of_answers_alone_is_their_weighted_mean(tmp_path):
 
 
 def test_squared_errors_of_continuous_targets_train_too(tmp_path):
-  run = go(
-    runs.config(
-      data__source='TriggerAveraging()',
-      model__layers=1,
-      model__heads=1,
-      model__ffn='none',
-      steps=3,
-      probe__every=3,
-      validation__every=3,
-    ),
-    tmp_path,
-  )
+  small = dict(model__layers=1, model__heads=1, model__ffn='none', steps=3)
+  task = dict(data__source='TriggerAveraging()', probe__every=3, validation__every=3)
+  run = go(runs.config(**small, **task), tmp_path)
   assert np.isfinite([row['loss'] for row in runs.rows(tmp_path, 'train')]).all()
   assert sj.load_run(tmp_path).config == run.config and not run.config.vocab_size
 
@@ -559,7 +524,7 @@ def test_a_request_to_stop_saves_before_it_measures(tmp_path, monkeypatch):
 
 
 def test_a_trace_of_a_few_steps_is_written(tmp_path):
-  go(runs.config(profile__first=2, profile__steps=2, probe__every=0, validation__every=0), tmp_path)
+  go(runs.config(profile__first=2, profile__steps=2, **QUIET), tmp_path)
   assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
   steps = [row['step'] for row in read_metrics(tmp_path) if row['kind'] == 'time']
   assert steps == [2, 3, 4, 5, 6, 7, 8]  # the first step compiles
@@ -573,12 +538,9 @@ def test_a_training_prints_whether_its_step_fits_the_device(
   monkeypatch.setattr(loop, 'device_memory', lambda: limit)
   monkeypatch.setattr(loop, 'memory', lambda program: needed.append(memory(program)) or needed[0])
   with jax.log_compiles():
-    run = go(
-      runs.config(loss_logits=limit // 8), tmp_path
-    )  # a step that no other test has compiled
+    run = go(runs.config(loss_logits=limit // 8), tmp_path)  # a step that no other test compiles
   state = 3 * sum(x.nbytes for x in jax.tree.leaves(run.params))  # with both moments of AdamW
   assert state < needed[0].total < 100 * state
   assert 'GiB of a device' in caplog.text and (REMEDY not in caplog.text) == fits
-  assert (
-    caplog.text.count('Compiling jit(update)') == 1
-  )  # the training uses the program of the check
+  # The training uses the program of the check.
+  assert caplog.text.count('Compiling jit(update)') == 1
