@@ -10,17 +10,17 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.attention.head import HeadGate
-from sink_jax.attention.mask import Causal
+from sink_jax.attention.mask import Causal, Prefix
 from sink_jax.sweep.summary import cost_of
 from sink_jax.train import loop
 from sink_jax.train.checkpoint import step_folder
+from sink_jax.train.config import changed
 from sink_jax.train.export import export_workdir
 from sink_jax.train.metrics import read_metrics
-from sink_jax.train.multihost import Interrupted
 from sink_jax.train.start import completed, parameter_paths
 from sink_jax.train.workdir import changes, read_config
+from tests.random_params import next_token_losses
 from tests.train import runs
-from tests.train.test_loop import stop_after
 
 QUIET = dict(steps=4, checkpoint_every=2, probe__every=0, validation__every=0)
 GATE = 'HeadGate(scale=2.0)'
@@ -61,13 +61,6 @@ def fine(first, text):
   )
 
 
-@pytest.fixture(scope='module')
-def whole(fine, tmp_path_factory):
-  """A run of four steps that trains only attention, without a stop."""
-  workdir = tmp_path_factory.mktemp('whole') / 'run'
-  return workdir, go(fine(init__train='attention'), workdir)
-
-
 def moved(before, after):
   """{path: norm of the change} of the parameters that changed."""
   pairs = zip(
@@ -104,22 +97,11 @@ def test_a_run_begins_where_its_source_ended(first, fine, tmp_path):
   assert runs.rows(tmp_path / 'other') == runs.rows(tmp_path / 'run')
 
 
-def test_stopped_and_resumed_equals_in_one_go(whole, fine, tmp_path, monkeypatch):
-  config = fine(init__train='attention')
-  for step in (1, 3):
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-      stop_after(patch, step)
-      go(config, tmp_path)
-  go(config, tmp_path)
-  assert runs.rows(tmp_path) == runs.rows(whole[0])
-  jax.tree.map(np.testing.assert_array_equal, sj.load_run(tmp_path).params, whole[1].params)
-
-
-def test_what_is_not_trained_stays_and_has_no_state(whole, first):
-  assert moved(sj.load_run(first), sj.load_run(whole[0])).keys() == {
-    f'blocks/attention/{name}/kernel' for name in ('query', 'key', 'value', 'out')
-  }
-  saved = json.loads((step_folder(whole[0], 4) / 'state' / '_METADATA').read_text())
+def test_what_is_not_trained_stays_and_has_no_state(first, fine, tmp_path):
+  after = go(fine(init__train='attention'), tmp_path)
+  names = {f'blocks/attention/{name}/kernel' for name in ('query', 'key', 'value', 'out')}
+  assert moved(sj.load_run(first), after).keys() == names
+  saved = json.loads((step_folder(tmp_path, 4) / 'state' / '_METADATA').read_text())
   moments = {name for name in saved['tree_metadata'] if "'mu'" in name}
   assert len(moments) == 4 and all("'attention'" in name for name in moments)
 
@@ -143,15 +125,7 @@ def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, fine, tmp_p
   assert changed in caplog.text and 'NoBias() -> KBias(' in changed
   tokens = sj.load_run(workdir).probe_tokens
   before = sj.graft(sj.load_run(source), attention=attention, tokens=tokens, seed=1, start='random')
-  loss = lambda r: (
-    -np.mean(
-      np.take_along_axis(
-        np.asarray(jax.nn.log_softmax(r.logits(tokens[:, :-1])), np.float64),
-        tokens[:, 1:, None],
-        -1,
-      )
-    )
-  )
+  loss = lambda run: next_token_losses(run.logits(tokens), tokens).mean()
   assert row['loss_after'] == pytest.approx(loss(before), rel=1e-6)
   assert row['loss_before'] == pytest.approx(loss(sj.load_run(source)), rel=1e-6)
   assert abs(row['loss_after'] - row['loss_before']) > 1e-3
@@ -163,26 +137,12 @@ def test_a_graft_is_measured_and_what_is_new_is_trained_alone(first, fine, tmp_p
   assert runs.rows(workdir) == rows and not moved(after, again)
 
 
-@pytest.mark.full
 def test_a_graft_keeps_what_the_config_leaves_at_its_default(text, fine, tmp_path):
   source, workdir = tmp_path / 'source', tmp_path / 'run'
-  go(
-    runs.config(
-      **QUIET,
-      **text,
-      attention__position='Rope(base=100.0)',
-      attention__mask='Window(size=4)',
-      model__norm='layernorm',
-    ),
-    source,
-  )
-  # 1e-5 as model files store it, in float32.
-  change = dict(
-    init__source=str(source),
-    init__graft='identity',
-    attention__head=GATE,
-    model__norm_eps=9.999999747378752e-06,
-  )
+  attention = dict(attention__position='Rope(base=100.0)', attention__mask='Window(size=4)')
+  go(runs.config(**QUIET, **text, **attention, model__norm='layernorm'), source)
+  change = dict(init__source=str(source), init__graft='identity', attention__head=GATE)
+  change['model__norm_eps'] = 9.999999747378752e-06  # 1e-5 as model files store it, in float32
   config = fine(**change)
   after = go(config, workdir)
   before = sj.load_run(source).config
@@ -192,7 +152,7 @@ def test_a_graft_keeps_what_the_config_leaves_at_its_default(text, fine, tmp_pat
   assert row['exact'] and row['loss_after'] == pytest.approx(row['loss_before'], rel=1e-5)
   # The command that began the run continues it. A config with a different value is refused.
   with pytest.raises(ValueError, match='attention.mask'):
-    go(config | {'attention': config['attention'] | {'mask': 'Prefix()'}}, workdir)
+    go(changed(config, {'attention.mask': Prefix()}), workdir)
   shutil.rmtree(workdir / 'checkpoints' / '4')
   assert go(config, workdir).config == after.config
   # A graft can replace the source's mask by the default if `init.kept` does not list the mask.
