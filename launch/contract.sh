@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Sourced by the launchers: settings, dry runs, the check of a job, and the exit codes.
 #
-# Exit codes of a job: 0 is done; 42 is saved, start it again; 127 and more is dead, start it again;
-# any other is an error that a person must correct.
+# Exit codes of a job: 0 is done; 42 is saved, start it again; 175 is a failure that may pass, and 128 and
+# more is dead: start it again; any other is an error that a person must correct, also 126 and 127, a command
+# that is not there.
 
 # shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 SETTINGS=${SETTINGS:-$ROOT/launch/settings.sh}
 dry_run=''
 
-may_restart() { (($1 == 42 || $1 >= 127)); }
+may_restart() { (($1 == 42 || $1 >= 128)); }
 
 # A command line as a shell reads it.
 quoted() {

@@ -14,7 +14,7 @@ Runs python -m sink_jax train|sweep ARGUMENTS in one process, on all devices of 
 
 SIGTERM, Ctrl-C and SIGHUP reach it as SIGTERM: it saves; under nohup SIGHUP stays ignored.
 
-  --restarts=K   starts again, at most K times, after exit code 42, or 127 or more; 0 by default
+  --restarts=K   starts again, at most K times, after exit code 42, or 128 or more; 0 by default
   --dry_run      loads the config, prints the command and runs nothing
 
 HELP

@@ -16,8 +16,8 @@ With xpk (pip install xpk), by launch/settings.sh:
   delete   the same workloads: they are told to save
   --dry_run  checks the config, prints the commands and runs none
 
-xpk starts all hosts of a workload again after exit code 42, or 127 or more, at most RESTARTS
-times; a person must correct an error (exit code 1).
+xpk starts all hosts of a workload again after exit code 42, or 127 or more (its own rule), at most
+RESTARTS times; a person must correct an error (exit code 1).
 HELP
 }
 

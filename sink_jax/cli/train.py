@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sink_jax.arguments import check_least
 from sink_jax.cli.main import memory_is_full
@@ -27,7 +27,8 @@ class Options:
   --config.KEY=VALUE sets a key, such as --config.steps=100 or
   --config.attention.similarity="Sigmoid()".
   Exit codes: 0 done; 42 stopped and saved, the same command resumes; 1 an error that starting again
-  does not remove; anything from 127 on: died, the same command resumes.
+  does not remove; 175 a failure that may pass, such as a lost connection, and anything from 128 on:
+  died; the same command resumes.
   """
 
   workdir: str  # folder of the run; a folder with the same config is resumed.
@@ -93,10 +94,8 @@ def training_ends(workdir: str | None) -> Iterator[None]:
   workdir: the folder of the run, or of the sweep; None where nothing is trained.
   """
   from sink_jax.io.process import EXIT_SAVED, EXIT_UNSAVED
-  from sink_jax.train.checkpoint import CheckpointError
-  from sink_jax.train.evaluation import Diverged
-  from sink_jax.train.memory import REMEDY
-  from sink_jax.train.multihost import Interrupted, Unsaved, fail
+  from sink_jax.train.failures import passes
+  from sink_jax.train.multihost import Interrupted, Unsaved, end_to_start_again
 
   try:
     yield
@@ -106,22 +105,33 @@ def training_ends(workdir: str | None) -> Iterator[None]:
   except (Interrupted, KeyboardInterrupt) as ended:  # Ctrl-C between the trials of a sweep
     print(str(ended) or 'Stopped and saved; the same command resumes.', file=sys.stderr)
     sys.exit(EXIT_SAVED)
-  except (ValueError, Diverged) as error:  # all processes of a job have raised it
-    fail(f'error: {error}')
-  except CheckpointError as error:  # perhaps only one has met it, in its part of a checkpoint
-    fail(f'error: {error}', alone=True)
-  except OSError as error:  # a full disk, a lost mount
-    fail(
-      f'error: {error}. Checkpoints that were complete are kept in {workdir}; once this is '
-      'solved, the same command resumes.'
-      if workdir
-      else f'error: {error}',
-      alone=True,
-    )
   except Exception as error:
-    fail(
-      f'error: {str(error)[:500]}. Where the memory of the device is full, these help: {REMEDY}'
-      if memory_is_full(error)
-      else traceback.format_exc(),
-      alone=True,
+    if passes(error):
+      end_to_start_again(
+        f'error: {str(error)[:500]}. It may pass: the same command goes on from the last checkpoint.'
+      )
+    _fail(error, workdir)
+
+
+def _fail(error: Exception, workdir: str | None) -> NoReturn:
+  """Ends the process with exit code 1 for an error that stays."""
+  from sink_jax.train.checkpoint import CheckpointError
+  from sink_jax.train.evaluation import Diverged
+  from sink_jax.train.failures import Repeated
+  from sink_jax.train.memory import REMEDY
+  from sink_jax.train.multihost import fail
+
+  if isinstance(error, (ValueError, Diverged)):  # all processes of a job have raised it
+    fail(f'error: {error}')
+  if isinstance(error, (CheckpointError, Repeated)):  # perhaps only one has met it
+    fail(f'error: {error}', alone=True)
+  if isinstance(error, OSError):  # a full disk, a lost mount
+    kept = (
+      f'. Checkpoints that were complete are kept in {workdir}; once this is solved, the same '
+      'command resumes.'
     )
+    fail(f'error: {error}{kept if workdir else ""}', alone=True)
+  if memory_is_full(error):
+    said = f'error: {str(error)[:500]}. Where the memory of the device is full, these help: '
+    fail(f'{said}{REMEDY}', alone=True)
+  fail(''.join(traceback.format_exception(error)), alone=True)

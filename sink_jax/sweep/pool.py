@@ -10,6 +10,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
@@ -146,5 +147,8 @@ def work(
     status = run_trial(trial, root, show_progress=False)
   except Interrupted:
     raise SystemExit(EXIT_SAVED) from None
+  except Exception as error:  # that may pass; the trial has recorded it
+    print(f'{trial.name}: error: {error}', file=sys.stderr)
+    status = 'failed'
   codes = {status: code for code, status in _STATUSES.items()}
   raise SystemExit(codes.get(status, codes['failed']))

@@ -16,6 +16,7 @@ from sink_jax.sweep.trials import Trial
 from sink_jax.train.checkpoint import CheckpointError
 from sink_jax.train.evaluation import Diverged
 from sink_jax.train.config import Experiment
+from sink_jax.train.failures import passes
 from sink_jax.train.loop import train
 from sink_jax.train.multihost import Interrupted, broadcast_from_process0, is_first
 from sink_jax.train.provenance import provenance
@@ -54,8 +55,9 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
     if is_first():
       print(f'{trial.name}: {error}', file=sys.stderr)
   except Exception as error:  # after any error the other trials can still run
-    # Only a ValueError is raised in all processes: after others the rest may wait for this one.
-    if jax.process_count() > 1 and not isinstance(error, ValueError):
+    # Only a ValueError is raised in all processes: after others the rest may wait for this one. After
+    # a failure that may pass the other trials would meet it too.
+    if passes(error) or jax.process_count() > 1 and not isinstance(error, ValueError):
       raise
     _print_error(trial, error)
     if is_first() and not (folder / 'config.json').exists():  # a run that has begun has a record

@@ -27,6 +27,7 @@ from sink_jax.models.sizes import flops_per_token
 from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment
 from sink_jax.train.evaluation import Diverged, Evaluation
+from sink_jax.train.failures import Repeated, forget_starts, may_start_again, passes
 from sink_jax.train.memory import device_memory, memory, memory_note
 from sink_jax.train.metrics import Clock, read_metrics
 from sink_jax.train.multihost import (
@@ -304,13 +305,15 @@ def _recorded(
   job: Job, folder: Workdir, checkpoints: Checkpoints, evaluation: Evaluation
 ) -> Iterator[None]:
   """Writes the status of a run that has begun, however it ends, once its saves are on the disk."""
-  status, details = 'done', {'step': job.experiment.steps}
+  status, details, passing = 'done', {'step': job.experiment.steps}, False
   try:
     yield
     evaluation.metrics.flush()  # a run that is done is never opened again
-  except (WorkdirLocked, Unsaved):  # another job has the workdir, or the run ends as if killed:
+  except (WorkdirLocked, Unsaved) as ended:  # another job has the workdir, or it ends as if killed:
     status = None  # 'running' stays, and no save is awaited
     evaluation.metrics.abandon()
+    if isinstance(ended, Unsaved) and is_first():  # by a person
+      forget_starts(folder.path)
     raise
   except Interrupted as stop:
     status, details = 'interrupted', {'step': stop.step}
@@ -320,6 +323,10 @@ def _recorded(
     raise
   except BaseException as error:
     status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
+    passing = passes(error)
+    if passing and is_first() and not may_start_again(error, folder.path):
+      passing = False
+      raise Repeated(error) from None
     # A failure between processes is a ValueError too, but not a mistake in the config.
     if folder.begun and isinstance(error, ValueError) and jax.process_count() > 1:
       raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
@@ -335,6 +342,8 @@ def _recorded(
       raise
     finally:
       if status is not None and folder.begun:
+        if is_first() and not passing:
+          forget_starts(folder.path)
         with contextlib.suppress(OSError):  # on a full disk only the error is left
           folder.write_status(
             status,

@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sink_jax.io.process import stop_signals
+from sink_jax.train.failures import EXIT_PASSING, passes
 
 # A process that is silent for this time counts as dead, and the others end as well.
 HEARTBEAT_SECONDS = 60
@@ -98,19 +99,22 @@ def on_all_processes(prepare: Callable[[], Value]) -> Value:
   """Calls `prepare` in each process and returns its result; an error of one is raised in all.
 
   Raises:
-    ValueError: the error of another process, with its message.
+    ValueError: the error of another process, with its message. ConnectionError: likewise, of a
+      failure that may pass.
   """
   value, error = None, None
   try:
     value = prepare()
   except Exception as caught:
     error = caught
-  messages = gather(error and str(error))
+  said = gather(None if error is None else [str(error), passes(error)])
   if error is not None:
     raise error
-  for i, message in enumerate(messages):
-    if message is not None:
-      raise ValueError(f'process {i}: {message}')
+  for i, of_process in enumerate(said):
+    if of_process is not None:
+      message, passing = of_process
+      kind = ConnectionError if passing else ValueError
+      raise kind(f'process {i}: {message}')
   return cast(Value, value)  # no process failed, so this one has a value
 
 
@@ -144,6 +148,16 @@ def fail(message: str, alone: bool = False) -> NoReturn:
   elif is_first():
     time.sleep(3)  # the others cannot print their message without the coordinator
   os._exit(1)  # sys.exit would wait for the others
+
+
+def end_to_start_again(message: str) -> NoReturn:
+  """Prints a failure that may pass, and ends this process at once with EXIT_PASSING."""
+  try:
+    name = f'process {jax.process_index()}: ' if jax.process_count() > 1 else ''
+  except RuntimeError:  # there are no devices: that is the failure
+    name = ''
+  print(f'{name}{message}', file=sys.stderr, flush=True)
+  os._exit(EXIT_PASSING)  # sys.exit would wait for other processes, and for threads that save
 
 
 def collective(call: Callable[..., Value], *arguments: Any) -> Value:

@@ -25,7 +25,9 @@ from sink_jax.component import UnknownComponent
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.files import SMALL, read_text_limited, remove_temporaries, write_atomically
 from sink_jax.io.paths import AnyPath, check_links, inside, is_local, is_workdir, to_path
+from sink_jax.train.checkpoint import saved_steps
 from sink_jax.train.config import Experiment, as_dict, differences, from_dict
+from sink_jax.train.failures import count_start
 from sink_jax.train.multihost import broadcast_from_process0, is_first
 from sink_jax.train.plugins import import_plugins, import_recorded, record_plugins
 from sink_jax.train.provenance import provenance
@@ -183,6 +185,7 @@ class Workdir:
     write_atomically(self.path / 'config.json', json.dumps(as_dict(self._experiment), indent=2))
     write_atomically(self.path / 'data.json', json.dumps(self._data, indent=2))
     write_atomically(self.path / 'owner', self._name)
+    count_start(self.path, next(iter(saved_steps(self.path)), None))
     record_plugins(self._experiment.plugins)
 
   def _owner(self) -> str:

@@ -169,6 +169,7 @@ def test_help_names_the_options_and_light_commands_import_no_jax():
       'error: disk full. Checkpoints that were complete are kept in runs/a;',
     ),
     (KeyError('a defect'), 1, 'Traceback'),
+    (ConnectionResetError('by peer'), 175, 'error: by peer. It may pass'),
   ],
   ids=lambda value: type(value).__name__,
 )

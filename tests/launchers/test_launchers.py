@@ -130,7 +130,10 @@ def launchers(tmp_path):
   return Launchers(tmp_path)
 
 
-@pytest.mark.parametrize('code, ended, starts', [(42, 42, 3), (-9, 137, 3), (1, 1, 1), (0, 0, 1)])
+@pytest.mark.parametrize(
+  'code, ended, starts',
+  [(42, 42, 3), (175, 175, 3), (-9, 137, 3), (127, 127, 1), (1, 1, 1), (0, 0, 1)],
+)
 def test_what_is_started_again(launchers, code, ended, starts):
   got, _, errors = launchers('local.sh', '--restarts=2', 'train', f'--config={code}', '--workdir=0')
   assert got == ended and len(launchers.jobs()) == starts
@@ -281,7 +284,7 @@ def test_a_slurm_job_queues_again_or_not(launchers, codes, before, expected, que
 
 def test_a_task_of_sky_starts_the_job_on_every_machine():
   task = yaml.safe_load((ROOT / 'launch' / 'sky.yaml').read_text())
-  assert task['resources']['job_recovery']['recover_on_exit_codes'] == [42]
+  assert task['resources']['job_recovery']['recover_on_exit_codes'] == [42, 175]
   machine = dict(SKYPILOT_NUM_NODES='2', SKYPILOT_NODE_RANK='1')
   machine |= dict(SKYPILOT_NODE_IPS='10.0.0.1\n10.0.0.2')
   show = 'show() { printf "%s\\n" "$JAX_COORDINATOR_ADDRESS" "$JAX_PROCESS_ID" "$@"; }\n'
