@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import tyro
 
 from sink_jax.arguments import check_known
-from sink_jax.io.process import exit_saved_until_training
+from sink_jax.io.process import exit_saved_until_training, use_most_of_a_gpu
 from sink_jax.io.terminal import quiet_logs
 
 # In the order of a user's day.
@@ -57,6 +57,7 @@ def main() -> NoReturn:
     exit_saved_until_training()  # within milliseconds: imports of jax take seconds
   with contextlib.suppress(OSError):  # of a stderr without a file
     faulthandler.enable()  # a crash in compiled code says where it was
+  use_most_of_a_gpu()
   run(name, words)
 
 

@@ -178,6 +178,6 @@ def _one_by_one(trials: Mapping[str, Trial], root: AnyPath) -> Iterator[tuple[st
   # In a job a signal to one process between trials stops all of them.
   with contextlib.nullcontext() if jax.process_count() == 1 else StopHandler() as stop:
     for name, trial in trials.items():
-      if stop and stop.poll(wait=True):
+      if stop and stop.poll(wait=True).stop:
         raise SweepStopped
       yield name, run_trial(trial, root)

@@ -45,6 +45,13 @@ class FixedBatches(Sequence):
   def __len__(self) -> int:
     return -(-len(self._numbers) // self._batch_size)
 
+  def __iter__(self) -> Iterator[Batch]:
+    """The batches in their order; the next one is read while the caller works on one."""
+    import grain
+
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(grain.MapDataset.source(self).to_iter_dataset(ahead))
+
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)

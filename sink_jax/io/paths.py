@@ -50,6 +50,8 @@ def to_path(path: str | os.PathLike) -> AnyPath:
     return path
   # gcsfs remembers listings, and so would miss what another process has written since.
   conf['gcs'] = {**conf.get('gcs', {}), 'use_listings_cache': False}
+  # It would ask for the kind of the bucket, and wait a minute where that interface is unreachable.
+  os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
   try:
     remote = epath.Path(path)
     remote.exists()  # fails here, with a remedy, and not in the middle of a run

@@ -14,7 +14,18 @@ from types import FrameType
 from typing import Any
 
 EXIT_SAVED = 42  # the job was stopped and has saved: start it again
+# The share of a GPU's memory that JAX takes; the second name is deprecated, and both are an error.
+GPU_MEMORY = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
 EXIT_UNSAVED = 128 + signal.SIGINT  # stopped before it had saved; it can be started again too
+
+
+def use_most_of_a_gpu() -> None:
+  """Lets JAX take 92 % of a GPU's memory instead of 75 %, unless the user has said how much.
+
+  It has to be called before jax is imported.
+  """
+  if not any(map(os.environ.get, GPU_MEMORY)):
+    os.environ[GPU_MEMORY[0]] = '0.92'
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -20,7 +20,7 @@ from typing import Any
 from sink_jax.devices import keep_freed_memory
 from sink_jax.io import compile_cache
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.io.process import EXIT_SAVED, call
+from sink_jax.io.process import EXIT_SAVED, GPU_MEMORY, call
 from sink_jax.io.terminal import quiet_logs
 from sink_jax.sweep.runner import record_outcome, run_trial
 from sink_jax.sweep.summary import Bars
@@ -56,12 +56,15 @@ def run_in_parallel(
   Raises:
     SweepStopped: a signal asked for it; the trials that were running have saved their states.
   """
-  # XLA would reserve most of a GPU's memory for the first of the processes.
-  os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / processes:.3f}')
   pass_on_command()
   waiting, running = list(trials), {}  # {place among the processes: (name, process)}
   bars = Bars(trials, to_path(root))
-  with StopHandler() as stop, _ending(running), contextlib.closing(bars):
+  with (
+    StopHandler() as stop,
+    _gpu_memory_divided(processes),
+    _ending(running),
+    contextlib.closing(bars),
+  ):
     # Not `poll`, which asks jax how many processes there are, and so opens the devices.
     while (waiting or running) and not stop.asked:
       for place in range(processes):
@@ -107,6 +110,21 @@ def _started(trial: Trial, root: str | AnyPath, place: int, processes: int) -> B
   finally:
     signal.signal(signal.SIGINT, handler)
   return process
+
+
+@contextlib.contextmanager
+def _gpu_memory_divided(processes: int) -> Iterator[None]:
+  """Gives each process that starts inside its share: the first would take most of a GPU's memory."""
+  name = next(filter(os.environ.get, GPU_MEMORY), GPU_MEMORY[0])
+  before = os.environ.get(name)
+  os.environ[name] = f'{float(before or 0.92) / processes:.3f}'
+  try:
+    yield
+  finally:
+    if before is None:
+      del os.environ[name]
+    else:
+      os.environ[name] = before
 
 
 @contextlib.contextmanager

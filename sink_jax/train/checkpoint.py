@@ -13,6 +13,7 @@ import logging
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,9 +37,10 @@ class CheckpointError(RuntimeError):
 class Checkpoints:
   """The checkpoints of a workdir that is being trained in, by all processes of a job."""
 
-  def __init__(self, workdir: str | AnyPath, kept: int = 2):
-    """kept: how many of the newest steps stay."""
+  def __init__(self, workdir: str | AnyPath, kept: int = 2, minutes: float = 0):
+    """kept: how many of the newest steps stay. minutes: after which a save is due; 0: never."""
     self._workdir, self._kept = to_path(workdir), kept
+    self._seconds, self._since = 60 * minutes, time.monotonic()
     # It knows the steps that existed when it was opened.
     self._manager: ocp.CheckpointManager | None = None
     self._pending: int | None = None  # the step that Orbax is writing
@@ -48,6 +50,14 @@ class Checkpoints:
   def latest(self) -> int | None:
     """The newest step that is saved; None if there is none."""
     return next(iter(saved_steps(self._workdir)), None)
+
+  def due(self) -> bool:
+    """True, once, if the last save is longer ago than `minutes`."""
+    now = time.monotonic()
+    due = 0 < self._seconds <= now - self._since
+    if due:
+      self._since = now
+    return due
 
   def restore(self, target: TrainState) -> TrainState | None:
     """The newest good state, laid out as `target` (shapes with shardings); None if there is none.
@@ -83,23 +93,46 @@ class Checkpoints:
       CheckpointError: this save or the one before could not be written.
     """
     self.poll(wait=True)  # one save at a time: a second would need the host's memory again
+    self._since = time.monotonic()
     with self._explained(step):
       if is_first():
         alive = {str(s) for s in saved_steps(self._workdir)}
         for path in (self._workdir / 'checksums').glob('*.json'):
           if path.name.split('.')[0] not in alive:
             path.unlink(missing_ok=True)
-      self._manager = self._manager or ocp.CheckpointManager(
-        self._workdir / 'checkpoints',
-        item_names=('state',),
-        item_handlers={'state': ocp.StandardCheckpointHandler()},
-        options=ocp.CheckpointManagerOptions(max_to_keep=self._kept, cleanup_tmp_directories=True),
-      )
+      self.open()
+      assert self._manager is not None
       # force: Orbax otherwise skips steps that are not beyond its newest; the caller decides that.
       self._manager.save(
         step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)), force=True
       )
     self._pending = step
+
+  def open(self) -> None:
+    """Makes the writer of checkpoints: in an object store it fails where a permission is missing.
+
+    Raises:
+      ValueError: the store does not let this process write, read and delete.
+    """
+    if self._manager is not None:
+      return
+    try:
+      if not is_local(self._workdir):
+        broadcast_from_process0(lambda: _try_out(self._workdir))
+      self._manager = ocp.CheckpointManager(
+        self._workdir / 'checkpoints',
+        item_names=('state',),
+        item_handlers={'state': ocp.StandardCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(max_to_keep=self._kept, cleanup_tmp_directories=True),
+      )
+    except Exception as error:  # of the libraries of a store
+      if is_local(self._workdir):
+        raise
+      raise ValueError(
+        f'{self._workdir}: checkpoints cannot be written there: {_short(error)}. The account of '
+        'the hosts needs roles/storage.objectAdmin on the bucket, and '
+        'roles/storage.legacyBucketReader for storage.buckets.get.'
+      ) from error
 
   def poll(self, wait: bool = False) -> None:
     """Hashes a save once it is committed; cheap enough to call at every step.
@@ -197,6 +230,15 @@ def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[An
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
       raise  # the disk or the network, not the checkpoint
     return None, f'{type(error).__name__}: {_short(error)}'
+
+
+def _try_out(folder: AnyPath) -> None:
+  """Writes, reads and deletes a small object."""
+  file = folder / f'trial-{uuid.uuid4().hex[:8]}'
+  file.write_bytes(b'sink')
+  if file.read_bytes() != b'sink':
+    raise OSError(f'{file} was not read back as it was written')
+  file.unlink()
 
 
 def _short(error: Exception) -> str:

@@ -197,6 +197,9 @@ class Experiment:
   )
   log_every: int = option(20, 'steps between training metrics', where=True, least=1)
   checkpoint_every: int = option(1_000, 'steps; 0: only after the last one', where=True, least=0)
+  checkpoint_minutes: float = option(
+    15.0, 'after which a checkpoint is saved in any case; 0: only by steps', where=True, least=0
+  )
   checkpoints_kept: int = option(2, 'how many of the newest checkpoints stay', where=True, least=1)
   wandb: str = option('', 'a project of Weights & Biases that gets the metrics too', where=True)
   plugins: str = option('', 'Python files with your components; a run fills it in', where=True)

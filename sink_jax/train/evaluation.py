@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
 import jax
@@ -88,11 +88,21 @@ class Evaluation:
     every = {'probe': self._experiment.probe.every, 'valid': self._experiment.validation.every}
     return [kind for kind, n in every.items() if always or n and step % n == 0]
 
-  def __call__(self, step: int, params: Params, there: Mapping[str, Any] | None = None) -> None:
+  def __call__(
+    self,
+    step: int,
+    params: Params,
+    there: Mapping[str, Any] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+  ) -> bool:
     """Measures and writes what is due at a step, except for the rows in `there`, written already.
 
     Args:
       there: {kind: row}.
+      stop: asked after every batch of the validation; all processes get the same answer.
+
+    Returns:
+      False if it was asked to stop before all was measured.
 
     Raises:
       Diverged: the probe or a validation loss is not finite.
@@ -100,13 +110,16 @@ class Evaluation:
     for kind in self.due(step):
       values = (there or {}).get(kind)
       if values is None:
-        values = self._probe(step, params) if kind == 'probe' else self._losses(step, params)
+        values = self._probe(step, params) if kind == 'probe' else self._losses(step, params, stop)
+        if values is None:
+          return False
         self.metrics.write(kind, step, values)
       self.last |= {
         key: values[key]
         for key in ('sink_1', 'sink_bias_slot', 'valid')
         if values.get(key) is not None
       }
+    return True
 
   def _probe(self, step: int, params: Params) -> dict[str, Any]:
     settings = self._experiment.probe
@@ -116,13 +129,15 @@ class Evaluation:
       raise Diverged(step, math.nan, str(error)) from error
     return report.summary(settings.epsilon)
 
-  def _losses(self, step: int, params: Params) -> dict[str, float]:
+  def _losses(self, step: int, params: Params, stop: Callable[[], bool]) -> dict[str, float] | None:
     losses = {}
     for key, batches in self._sets.items():
       totals = []
       for batch in map(self._global_batches.make_global_batch, batches):
         totals.append(self._validation_step(params, batch))
         jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
+        if stop():
+          return None
       weight = float(sum(t[1] for t in totals))
       if not weight:  # a set in which no token counts
         continue

@@ -77,7 +77,7 @@ def train(experiment: Experiment, workdir: str | AnyPath, *, show_progress: bool
     print(banner(job, path.name), file=sys.stderr, flush=True)
   for remark in job.data.remarks():
     _log_once(remark)
-  checkpoints = Checkpoints(path, experiment.checkpoints_kept)
+  checkpoints = Checkpoints(path, experiment.checkpoints_kept, experiment.checkpoint_minutes)
   with (
     StopHandler() as stop,
     Workdir(path, experiment, job.data.summary(), job.stored) as folder,
@@ -86,6 +86,7 @@ def train(experiment: Experiment, workdir: str | AnyPath, *, show_progress: bool
   ):
     folder.write_inputs(job.probe_tokens, job.data.tokenizer)
     state, graft = checkpoints.restore(state_layout(job.model, job.optimizer, job.mesh)), None
+    checkpoints.open()  # a store that refuses is found out before the first step
     if state is None:
       state, graft = _first_state(job)
     start = int(state.step)
@@ -145,9 +146,10 @@ def _steps(
       log.add(step, values)
       checkpoints.poll()
       # Asked once in a step: with one process the answer may change at any moment.
-      stopping = stop.poll() and step < last
+      asked = stop.poll(save=checkpoints.due())
+      stopping = asked.stop and step < last
       every = experiment.checkpoint_every
-      saving = stopping or step == last or every > 0 and step % every == 0
+      saving = stopping or asked.save or step == last or every > 0 and step % every == 0
       if not (saving or evaluation.due(step)):
         continue
       log.read()
@@ -156,14 +158,25 @@ def _steps(
         raise Diverged(step, values['loss'])
       if saving:
         with log.clock.spent_on('save'):
-          folder.check_owner()
-          evaluation.metrics.flush()  # a checkpoint vouches for the rows up to its step
-          checkpoints.save(step, state)
+          _save(step, state, folder, checkpoints, evaluation)
       if stopping:
         raise Interrupted(step, last)
       with log.clock.spent_on('probe'):
-        evaluation(step, state.params)
+        complete = evaluation(step, state.params, stop=lambda: stop.poll().stop)
+      if not complete:  # the resumed run measures it
+        if not saving:
+          _save(step, state, folder, checkpoints, evaluation)
+        raise Interrupted(step, last)
   return state
+
+
+def _save(
+  step: int, state: TrainState, folder: Workdir, checkpoints: Checkpoints, evaluation: Evaluation
+) -> None:
+  """Starts saving a state, and writes what it vouches for."""
+  folder.check_owner()
+  evaluation.metrics.flush()  # a checkpoint vouches for the rows up to its step
+  checkpoints.save(step, state)
 
 
 def _update(job: Job) -> jax.stages.Wrapped:
@@ -196,14 +209,15 @@ def _catch_up(
   start = int(state.step)
 
   def end_if_stopped() -> None:  # in all processes, before there is anything new to save
-    if start < last and stop.poll(wait=True):
+    if start < last and stop.poll(wait=True).stop:
       raise Interrupted(start, last)
 
   end_if_stopped()
   there = broadcast_from_process0(
     lambda: {row['kind']: row for row in read_metrics(folder.path) if row['step'] == start}
   )
-  evaluation(start, state.params, there)
+  if not evaluation(start, state.params, there, stop=lambda: stop.poll().stop):
+    raise Interrupted(start, last)
   end_if_stopped()  # before the step is compiled, which can take minutes
 
 

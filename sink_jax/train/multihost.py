@@ -8,6 +8,7 @@ part of the arrays.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,9 +16,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +42,12 @@ def init_distributed() -> None:
 
   The job is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if they are
   set, else from its launcher (Cloud TPU, SLURM's srun, Open MPI); otherwise this process is the
-  job. Until the others connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the
+  job, with all devices of the machine. On SLURM each task takes its share of the GPUs it sees. Until the others connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the
   runtime ends it, with exit code 134 and a message.
 
   Raises:
-    ValueError: only some of the variables are set, or one of them is wrong.
+    ValueError: only some of the variables are set, or one of them is wrong. ConnectionError: the
+      TPU's metadata server does not answer.
   """
   for number in stop_signals():
     signal.signal(number, signal.SIG_DFL)  # a Python handler would wait until they connect
@@ -64,15 +66,66 @@ def init_distributed() -> None:
     where = {'coordinator_address': address, 'num_processes': int(count), 'process_id': int(index)}
     if host in ('127.0.0.1', 'localhost'):  # else it listens on all addresses of the machine
       where['coordinator_bind_address'] = address
+  elif _launched_alone():
+    return
+  else:
+    where = {'local_device_ids': _gpus_of_task(os.environ)}
   try:
     jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
   except ValueError:
     if given or any(map(os.environ.get, _CLUSTERS)):
       raise
     return  # not a cluster that jax knows: one process
+  except OSError as error:  # of a request to the metadata server
+    raise ConnectionError(
+      f'JAX cannot ask which other hosts are in this TPU job ({error}). Where there are none, set '
+      'TPU_WORKER_HOSTNAMES=localhost.'
+    ) from error
   if jax.process_count() > 1:
     # On CPUs the first collective has to begin within 30 seconds in all processes.
     collective(multihost_utils.sync_global_devices, 'begun')
+
+
+def _launched_alone() -> bool:
+  """True if a launcher says that it has started one process.
+
+  JAX would then wait minutes for a TPU host named 'local', or take one GPU of eight.
+  """
+  tasks = os.environ.get('SLURM_STEP_NUM_TASKS') or os.environ.get('SLURM_NTASKS')
+  hosts = os.environ.get('TPU_PROCESS_ADDRESSES') or os.environ.get('TPU_WORKER_HOSTNAMES') or ','
+  slices = os.environ.get('MEGASCALE_NUM_SLICES') or '1'
+  return tasks == '1' or len(hosts.split(',')) == 1 and slices in ('0', '1')
+
+
+def _gpus_of_task(environment: Mapping[str, str]) -> list[int] | None:
+  """The GPUs of this SLURM task, by their places among those that it sees; None: JAX decides.
+
+  JAX takes the GPU whose place is the task's place on its node, which is not there where SLURM
+  shows each task only its own GPUs (--gpus-per-task), and leaves GPUs idle where there are more
+  GPUs than tasks.
+  """
+  visible, place = environment.get('CUDA_VISIBLE_DEVICES'), environment.get('SLURM_LOCALID')
+  if not visible or place is None:
+    return None
+  count = len(visible.split(','))
+  tasks = _tasks_of_node(environment)
+  own = environment.get('SLURM_GPUS_PER_TASK') or 'gpu' in environment.get(
+    'SLURM_TRES_PER_TASK', ''
+  )
+  if own or count < tasks:
+    return list(range(count))
+  share = count // tasks
+  return list(range(int(place) * share, (int(place) + 1) * share))
+
+
+def _tasks_of_node(environment: Mapping[str, str]) -> int:
+  """How many tasks of the step run on this node; SLURM writes 8,8,4 as '8(x2),4'."""
+  tasks = []
+  for count, nodes in re.findall(
+    r'(\d+)(?:\(x(\d+)\))?', environment.get('SLURM_STEP_TASKS_PER_NODE', '1')
+  ):
+    tasks += [int(count)] * int(nodes or 1)
+  return tasks[int(environment.get('SLURM_NODEID', 0)) % len(tasks)]
 
 
 def is_first() -> bool:
@@ -188,6 +241,13 @@ class Unsaved(KeyboardInterrupt):
     super().__init__('Ended by a second Ctrl-C before it had saved; the same command resumes.')
 
 
+class Asked(NamedTuple):
+  """What the processes of a job are asked for: to stop, or to save a checkpoint."""
+
+  stop: bool
+  save: bool
+
+
 class StopHandler:
   """Records the signals that ask to stop as a request, so that a step can end and be saved.
 
@@ -200,22 +260,26 @@ class StopHandler:
     self.asked: int | None = None
     self._last_answer: jax.Array | None = None  # of all processes, to the previous poll
 
-  def poll(self, wait: bool = False) -> bool:
-    """True if any process was asked; the same in all processes, which must call it equally often.
+  def poll(self, save: bool = False, wait: bool = False) -> Asked:
+    """What any process was asked for; the same in all processes, which must call it equally often.
 
     A scheduler may signal one process, or all of them at slightly different times, but a step must
     be saved by all or by none. So the devices combine the requests of all processes, and the next
     call reads the result: no step waits for it.
 
     Args:
+      save: whether a checkpoint is due by the clock of this process; only that of process 0 counts.
       wait: whether to wait for the answer to this call.
     """
+    mine = Asked(self.asked is not None, save and is_first())
     if jax.process_count() == 1:
-      return self.asked is not None
-    answer, self._last_answer = self._last_answer, collective(_any, self.asked is not None)
+      return mine
+    answer, self._last_answer = self._last_answer, collective(_any, mine)
     if wait:
       answer = self._last_answer
-    return answer is not None and collective(bool, answer)
+    if answer is None:
+      return Asked(False, False)
+    return Asked(*map(bool, collective(np.asarray, answer)))
 
   def __enter__(self) -> StopHandler:
     self._old = {}
@@ -238,15 +302,15 @@ class StopHandler:
       signal.raise_signal(self.asked)
 
 
-def _any(flag: bool) -> jax.Array:
-  """True if the flag is set in any process; computed by the devices after this has returned."""
+def _any(flags: Asked) -> jax.Array:
+  """Which flags (2,) are set in any process; computed by the devices after this has returned."""
   mesh = Mesh(np.array(jax.devices()), ('device',))
-  # One element for each device of the job; a process fills those of its devices.
+  # One row for each device of the job; a process fills those of its devices.
   return _combined(
     jax.make_array_from_process_local_data(
-      NamedSharding(mesh, PartitionSpec('device')), np.full(jax.local_device_count(), flag)
+      NamedSharding(mesh, PartitionSpec('device')), np.tile(flags, (jax.local_device_count(), 1))
     )
   )
 
 
-_combined = jax.jit(jnp.any)
+_combined = jax.jit(functools.partial(jnp.any, axis=0))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
+from sink_jax.train.failures import EXIT_PASSING
 from sink_jax.train.checkpoint import saved_steps, verify
 from sink_jax.train.loop import train
 from sink_jax.train.multihost import Interrupted, init_distributed
@@ -83,8 +84,8 @@ def test_a_dead_process_ends_the_job_and_only_unsaved_steps_are_lost(tmp_path):
   runs.wait_for(lambda: runs.last_step(tmp_path) >= 9, *job)
   job[0].kill()  # the coordinator: the others notice at once
   codes, said = end(job, seconds=60)
-  assert codes == [-signal.SIGKILL, -signal.SIGABRT], said[1]
-  assert 'another task died' in said[1]
+  # The runtime ends the survivor, unless an operation between them fails first.
+  assert codes[0] == -signal.SIGKILL and codes[1] in (-signal.SIGABRT, EXIT_PASSING), said[1]
   assert sj.load_run(tmp_path).step == saved_steps(tmp_path)[0] >= 4  # step 8 was being saved
 
 
