@@ -7,6 +7,7 @@
 
 # shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+SECRETS='WANDB_API_KEY HF_TOKEN'
 SETTINGS=${SETTINGS:-$ROOT/launch/settings.sh}
 dry_run=''
 
@@ -48,21 +49,43 @@ read_settings() {
   # shellcheck source=settings.example.sh
   source "$SETTINGS"
   need NAME JOB CONFIG WORKDIR PROJECT ZONE TPU_TYPE
+  case $TPU_TYPE in
+    v5e-*) die "TPU_TYPE=$TPU_TYPE: Google Cloud calls it v5litepod-${TPU_TYPE#v5e-}." ;;
+    v7x-*) die "TPU_TYPE=$TPU_TYPE: Google Cloud calls it tpu7x-..., by its cores, two of a chip." ;;
+    v[2-6]*-[0-9]* | tpu7x-[0-9]*) ;;
+    *) die "TPU_TYPE=$TPU_TYPE: an accelerator type, such as v5litepod-256, v5p-128 or v6e-64." ;;
+  esac
   [[ $WORKDIR == gs://* ]] || die "WORKDIR=$WORKDIR: no disk outlives the hosts; it has to be gs://BUCKET/PATH."
   job=("$JOB" "--config=$CONFIG" "--workdir=$WORKDIR")
   if [[ -n $DATA ]]; then job+=("--config.data.source=PackedDataset(path='$DATA')"); fi
   job+=(${ARGUMENTS[@]+"${ARGUMENTS[@]}"})
+  # The hosts share compiled programs: only the first writes them.
+  local next_to=$WORKDIR
+  case $WORKDIR in gs://*/*) next_to=${WORKDIR%/*} ;; esac
   # shellcheck disable=SC2034 # the launchers use it
-  environment=()
-  # shellcheck disable=SC2034
-  if [[ -n $COMPILER_FLAGS ]]; then environment=(env "LIBTPU_INIT_ARGS=$COMPILER_FLAGS"); fi
+  environment=(env "SINK_JAX_COMPILE_CACHE=$next_to/compiled")
+  local flags=$COMPILER_FLAGS
+  # Otherwise a slice whose partner has died waits for it.
+  if ((SLICES > 1)); then flags="--megascale_abort_on_hangs=true${flags:+ $flags}"; fi
+  if [[ -n $flags ]]; then environment+=("LIBTPU_INIT_ARGS=$flags"); fi
+}
+
+# secrets: NAME=VALUE lines of the variables in SECRETS that are set here. They go into files, never into a
+# command line, which is printed and which everybody on a host can read.
+secrets() {
+  local name
+  for name in $SECRETS; do
+    if [[ -n ${!name:-} ]]; then printf '%s=%s\n' "$name" "${!name}"; fi
+  done
 }
 
 # check_job DEVICES JOB ARGUMENTS...: loads the config of a job; of training it compares the mesh and
-# the batch with the devices (0: not known).
+# the batch with the devices (0: not known). remote=yes: other machines have to find the corpus.
+remote=''
 check_job() {
   local dry=(--dry_run)
   if [[ $2 == train ]]; then dry+=("--devices=$1"); fi
+  if [[ -n $remote ]]; then dry+=(--remote); fi
   prepare_environment
   "$RUN_PYTHON" -P -m sink_jax "${@:2}" "${dry[@]}" >&2 || exit 1
 }

@@ -41,8 +41,14 @@ step() {
 }
 
 cd "$ROOT"
-RUN_PYTHON=${PYTHON:-python3}
-[[ -n $dry_run ]] || { prepare_environment && mkdir -p "$out"; }
+if [[ -z $dry_run ]]; then
+  prepare_environment
+  mkdir -p "$out"
+elif [[ $VENV == none ]]; then
+  RUN_PYTHON=${PYTHON:-python3}
+else
+  RUN_PYTHON=$VENV/bin/python # that of the real run
+fi
 export JAX_PLATFORMS=cuda,cpu
 step "$RUN_PYTHON" -P -c 'import jax; print(jax.devices("cuda"))' || die "jax sees no NVIDIA GPU." \
   "CUDA for jax: $RUN_PYTHON -m pip install -c requirements.txt 'jax[cuda13]'"

@@ -10,7 +10,7 @@ DATA=                    # gs://BUCKET/PATH of python -m sink_jax data_build; wi
 ARGUMENTS=()             # more: (--config.mesh.fsdp=16 --config.model.remat=blocks); plan prints them
 RESTARTS=100             # how often a stopped or dead job is started again
 GRACE=120                # seconds that a job gets to save when it is stopped
-COMPILER_FLAGS=          # of XLA for TPUs, such as --xla_tpu_...=true; docs/launching.md says what some change
+COMPILER_FLAGS=          # of XLA for TPUs, such as --xla_tpu_...=true; docs/launching.md has those of others
 
 # The TPUs
 PROJECT=                 # Google Cloud project, as gcloud projects list shows it

@@ -16,14 +16,15 @@ With gcloud, by launch/settings.sh:
   setup    copies the committed state of this repository to all hosts and installs it there, with a
            Python 3.12 that uv installs
   run      starts the job on all hosts and returns; it continues when this machine is off
-  logs     the output of the first host, until Ctrl-C
+  logs     the errors of all hosts, then the output of the first one, until Ctrl-C
   stop     tells all hosts to save and end, and waits for that
-  delete   gives the TPU back
+  delete   gives the TPU back: until then it costs, also when the job is done
   --dry_run  checks the config, prints the commands and runs none
 
 Each host restarts its own process after exit code 42 or a death. After an error on one host the
 others start in vain, five minutes each, until `stop`. xpk restarts all of them together. After a spot
-TPU was taken away: delete, create, setup, run.
+TPU was taken away: delete, create, setup, run. WANDB_API_KEY and HF_TOKEN reach the hosts where they are
+set here. SETTINGS=FILE names other settings, so that two slices can be at work.
 HELP
 }
 
@@ -67,20 +68,41 @@ setup() {
   on_hosts all 'mkdir -p sink_jax && tar -xzf sink_jax.tgz -C sink_jax && cd sink_jax &&
     python3 -m pip install --user --quiet uv && export PATH="$HOME/.local/bin:$PATH" &&
     source launch/environment.sh && prepare_environment &&
-    pip_install --constraint requirements.txt "jax[tpu]" "etils[epath-gcs]"'
+    pip_install --constraint requirements.txt --constraint launch/bucket.txt "jax[tpu]" "etils[epath-gcs]" &&
+    { echo always | sudo -n tee /sys/kernel/mm/transparent_hugepage/enabled >/dev/null || true; }'
+}
+
+# Copies the secrets into a file of the user on each host, readable by nobody else.
+send_secrets() {
+  local file
+  file=$(mktemp) # which only this user may read
+  secrets >"$file"
+  if [[ -s $file ]]; then
+    on_hosts all 'umask 077 && touch sink_jax.secrets && chmod 600 sink_jax.secrets'
+    do_or_say gcloud compute tpus tpu-vm scp "$file" "$TPU_NAME:sink_jax.secrets" "${where[@]}" --worker=all
+  fi
+  rm -f "$file"
 }
 
 run() {
-  check_job "$(tpu_devices "$TPU_TYPE" 1)" "${job[@]}"
-  on_hosts all "cd sink_jax && if kill -0 \$(cat run.pid) 2>/dev/null; then echo 'a job runs here'; exit 1; fi; \
+  remote=yes check_job "$(tpu_devices "$TPU_TYPE" 1)" "${job[@]}"
+  say 'Does it fit? bash launch/tpu_vm.sh plan'
+  send_secrets
+  on_hosts all "cd sink_jax || exit 1; \
+if kill -0 \$(cat run.pid) 2>/dev/null; then echo 'a job runs here'; exit 1; fi; \
+if [ -e ../sink_jax.secrets ]; then set -a; . ../sink_jax.secrets; set +a; fi; \
 nohup $(quoted ${environment[@]+"${environment[@]}"} bash launch/local.sh "--restarts=$RESTARTS" "${job[@]}") >>run.log 2>&1 </dev/null & \
 echo \$! >run.pid"
+  say "It runs on the hosts. When it is done, $TPU_NAME costs until: bash launch/tpu_vm.sh delete"
 }
 
 case $action in
   plan) plan_job 1 ;;
   create | setup | run) "$action" ;;
-  logs) on_hosts 0 'tail -n 100 -F sink_jax/run.log' ;;
+  logs)
+    on_hosts all 'hostname && grep -E "^(process [0-9]+: |error: )" sink_jax/run.log | tail -n 5'
+    on_hosts 0 'tail -n 100 -F sink_jax/run.log'
+    ;;
   stop) on_hosts all "cd sink_jax && kill -TERM \$(cat run.pid) &&
     timeout $GRACE tail --pid=\$(cat run.pid) -f /dev/null; tail -n 3 run.log" ;;
   delete) do_or_say "${resource[@]}" delete "$TPU_NAME" "${where[@]}" --force ;;

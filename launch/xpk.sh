@@ -16,6 +16,7 @@ With xpk (pip install xpk), by launch/settings.sh:
   delete   the same workloads: they are told to save
   --dry_run  checks the config, prints the commands and runs none
 
+WANDB_API_KEY and HF_TOKEN reach the hosts where they are set here.
 xpk starts all hosts of a workload again after exit code 42, or 127 or more (its own rule), at most
 RESTARTS times; a person must correct an error (exit code 1).
 HELP
@@ -32,7 +33,12 @@ case $PROVISIONING in
   reserved) need RESERVATION && options=("--reservation=$RESERVATION") ;;
   *) die "PROVISIONING=$PROVISIONING: on-demand, spot or reserved." ;;
 esac
-if [[ $action == create ]]; then check_job "$(tpu_devices "$TPU_TYPE" "$SLICES")" "${job[@]}"; fi
+if [[ $action == create ]]; then remote=yes check_job "$(tpu_devices "$TPU_TYPE" "$SLICES")" "${job[@]}"; fi
+if [[ $action == create ]]; then say 'Does it fit? bash launch/xpk.sh plan'; fi
+environment_file=$(mktemp) # which only this user may read
+trap 'rm -f "$environment_file"' EXIT
+secrets >"$environment_file"
+if [[ -s $environment_file ]]; then options+=("--env-file=$environment_file"); fi
 ((SHARDS == 1)) || [[ $JOB == sweep ]] || die "SHARDS=$SHARDS: only a sweep has parts."
 for ((k = 1; k <= SHARDS; k++)); do
   name=$NAME part=()

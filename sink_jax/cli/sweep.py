@@ -45,6 +45,9 @@ class Options:
   done: str | None = None  # folder of stored rows, see merge: trials that it has are left out.
   list: bool = False  # print the names of the trials and stop.
   dry_run: bool = False  # check every trial, print what it costs and stop.
+  remote: bool = (
+    False  # with --dry_run: other machines run the trials, and have to find their data.
+  )
   status: bool = False  # print how far every trial is and stop.
 
   def __post_init__(self):
@@ -54,6 +57,8 @@ class Options:
         f'--processes={self.processes}: the processes of a job train each trial '
         'together. Leave it out, or start no job.'
       )
+    if self.remote and not self.dry_run:
+      raise ValueError('--remote is for --dry_run.')
     if not self.workdir and not (self.list or self.dry_run):
       raise ValueError('--workdir is needed: the folder of the trials.')
 
@@ -72,6 +77,9 @@ def main(options: Options, settings: Mapping[str, str]) -> int:
     if options.list:
       print('\n'.join(trials))
     elif options.dry_run:
+      for trial in trials.values():
+        if options.remote and trial.experiment:
+          trial.experiment.data.check_remote()
       print(dry_run(trials))
     elif options.status:
       assert options.workdir

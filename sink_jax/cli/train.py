@@ -35,9 +35,12 @@ class Options:
   config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
   dry_run: bool = False  # check the config, without data, and stop.
   devices: int = 0  # with --dry_run: the devices that the job will have; 0: not known.
+  remote: bool = False  # with --dry_run: other machines run the job, and have to find its data.
 
   def __post_init__(self):
     check_least(self, devices=0)
+    if self.remote and not self.dry_run:
+      raise ValueError('--remote is for --dry_run.')
     if self.devices and not self.dry_run:
       raise ValueError(f'--devices={self.devices} is for --dry_run: a training takes all devices.')
 
@@ -45,7 +48,7 @@ class Options:
 def main(options: Options, experiment: Experiment) -> None:
   """Trains; every way to end has its exit code."""
   if options.dry_run:
-    print(_checked(experiment, options.devices))
+    print(_checked(experiment, options))
     return
   from sink_jax.devices import keep_freed_memory, refuse_silent_cpu
   from sink_jax.io import compile_cache
@@ -77,10 +80,13 @@ def main(options: Options, experiment: Experiment) -> None:
       say(f'next: python -m sink_jax evaluate --workdir={options.workdir}')
 
 
-def _checked(experiment: Experiment, devices: int) -> str:
-  """Describes a job in a line; raises a ValueError if its config does not fit the devices."""
+def _checked(experiment: Experiment, options: Options) -> str:
+  """Describes a job in a line; raises a ValueError if its config does not fit the machines."""
+  devices = options.devices
   if devices and experiment.sizes_are_known:
     experiment.check_devices(devices)
+  if options.remote:
+    experiment.data.check_remote()
   return (
     f'{experiment.label.trial or "the config"}: {experiment.steps:,} steps of '
     f'{experiment.batch_size} sequences, devices: {devices or "not known"}'
@@ -108,7 +114,8 @@ def training_ends(workdir: str | None) -> Iterator[None]:
   except Exception as error:
     if passes(error):
       end_to_start_again(
-        f'error: {str(error)[:500]}. It may pass: the same command goes on from the last checkpoint.'
+        f'error: {str(error)[:500]}. It may pass: the same command goes on from the last '
+        'checkpoint.'
       )
     _fail(error, workdir)
 

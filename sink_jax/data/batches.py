@@ -45,13 +45,6 @@ class FixedBatches(Sequence):
   def __len__(self) -> int:
     return -(-len(self._numbers) // self._batch_size)
 
-  def __iter__(self) -> Iterator[Batch]:
-    """The batches in their order; the next one is read while the caller works on one."""
-    import grain
-
-    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    return iter(grain.MapDataset.source(self).to_iter_dataset(ahead))
-
   def __getitem__(self, index: int) -> Batch:
     if not 0 <= index < len(self):
       raise IndexError(index)
@@ -59,6 +52,14 @@ class FixedBatches(Sequence):
     real = positions < len(self._numbers)
     batch = self._make(self._numbers[np.where(real, positions, 0)])
     return batch._replace(weights=batch.weights * real[:, None].astype(np.float32))
+
+
+def read_ahead(batches: Sequence[Batch]) -> Iterator[Batch]:
+  """Batches in their order; the next two are read while the caller works on one."""
+  import grain
+
+  ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+  return iter(grain.MapDataset.source(batches).to_iter_dataset(ahead))
 
 
 class Dataset:

@@ -23,11 +23,11 @@ from sink_jax.component import from_string, option
 from sink_jax.data import build, chat, counter_rng, stdlib  # noqa: F401
 from sink_jax.data.batches import Batch, Dataset, FixedBatches
 from sink_jax.data.packed import FORMAT, SPLITS, Packed
-from sink_jax.data.sources import DocumentSource, PackedDataset, Source
+from sink_jax.data.sources import DocumentSource, HubDataset, PackedDataset, Source
 from sink_jax.data.synthetic import SyntheticDataset, SyntheticTask
 from sink_jax.data.token_edits import FixedToken, TokenEdit
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, Tokenizer
-from sink_jax.io.paths import cache_root, is_local, to_path
+from sink_jax.io.paths import cache_root, expanded, is_local, to_path
 
 # Keys of `counter_rng`, fixed on purpose: the subset of a smaller data amount and the order of the
 # validation rows must not depend on the seed of a run, or runs could not be compared.
@@ -85,6 +85,18 @@ class DataConfig:
   def __post_init__(self) -> None:
     if not 0 < self.valid_fraction < 1:
       raise ValueError(f'data.valid_fraction={self.valid_fraction} must be between 0 and 1.')
+
+  def check_remote(self) -> None:
+    """Raises a ValueError where a path is of this machine, and other machines run the job."""
+    for key, source in (('source', self.source), ('valid_source', self.valid_source)):
+      path = getattr(source, 'path', None)
+      if not path or isinstance(source, HubDataset):
+        continue
+      if '://' not in path and not expanded(path).is_absolute():
+        raise ValueError(
+          f'data.{key} = {source!r} is a folder of this machine: pack it with python -m sink_jax '
+          'data_build --out=gs://BUCKET/PATH, and name that (DATA in launch/settings.sh).'
+        )
 
   @property
   def sizes(self) -> Sizes:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sink_jax.evaluate.probe import PROBE_OPTIONS, probed
+from sink_jax.io.terminal import say
 from sink_jax.kernels.shard import mesh_context
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
@@ -80,6 +81,7 @@ def plan(experiment: Experiment, where: Slices) -> Plan:
   parameters, optimizer = _bytes(state.params), _bytes(state.opt_state)
   step, peaks, refused = None, {}, ''
   for name, lowered in _programs(experiment, model, mesh, state):
+    say(f'compiling {name} for {where.name}: a minute or more')
     try:
       needed = memory(lowered.compile())
     except jax.errors.JaxRuntimeError as error:

@@ -114,7 +114,7 @@ def _started(trial: Trial, root: str | AnyPath, place: int, processes: int) -> B
 
 @contextlib.contextmanager
 def _gpu_memory_divided(processes: int) -> Iterator[None]:
-  """Gives each process that starts inside its share: the first would take most of a GPU's memory."""
+  """Gives each process that starts inside its share: the first one would take most of a GPU."""
   name = next(filter(os.environ.get, GPU_MEMORY), GPU_MEMORY[0])
   before = os.environ.get(name)
   os.environ[name] = f'{float(before or 0.92) / processes:.3f}'

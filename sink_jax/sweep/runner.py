@@ -55,8 +55,8 @@ def run_trial(trial: Trial, root: str | AnyPath, show_progress: bool = True) -> 
     if is_first():
       print(f'{trial.name}: {error}', file=sys.stderr)
   except Exception as error:  # after any error the other trials can still run
-    # Only a ValueError is raised in all processes: after others the rest may wait for this one. After
-    # a failure that may pass the other trials would meet it too.
+    # Only a ValueError is raised in all processes: after others the rest may wait for this one. A
+    # failure that may pass would meet the other trials too.
     if passes(error) or jax.process_count() > 1 and not isinstance(error, ValueError):
       raise
     _print_error(trial, error)

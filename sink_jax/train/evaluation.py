@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from sink_jax.data.batches import read_ahead
 from sink_jax.data.dataset import Dataset
 from sink_jax.evaluate.activations import NotFinite
 from sink_jax.evaluate.probe import probe
@@ -133,7 +134,7 @@ class Evaluation:
     losses = {}
     for key, batches in self._sets.items():
       totals = []
-      for batch in map(self._global_batches.make_global_batch, batches):
+      for batch in map(self._global_batches.make_global_batch, read_ahead(batches)):
         totals.append(self._validation_step(params, batch))
         jax.block_until_ready(totals[-2:-1])  # so that the device holds two batches at most
         if stop():

@@ -28,7 +28,7 @@ from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment
 from sink_jax.train.evaluation import Diverged, Evaluation
 from sink_jax.train.failures import Repeated, forget_starts, may_start_again, passes
-from sink_jax.train.memory import device_memory, memory, memory_note
+from sink_jax.train.memory import check_fits, device_memory, memory
 from sink_jax.train.metrics import Clock, read_metrics
 from sink_jax.train.multihost import (
   Interrupted,
@@ -140,7 +140,9 @@ def _steps(
       rate = learning_rate(job.optimizer, last, step - 1)
       if step == start + 1 and (limit := device_memory()):
         compiled = update.lower(state, batch, rate).compile()  # once: the call finds it in a cache
-        _log_once(memory_note(memory(compiled).total, limit))
+        split = job.mesh.shape['data'] * job.mesh.shape['fsdp']
+        sequences = experiment.batch_size // split
+        _log_once(check_fits(memory(compiled), limit, experiment.microbatches, sequences))
       state, values = update(state, batch, rate)
       log.read()
       log.add(step, values)

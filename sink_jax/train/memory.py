@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -43,7 +44,41 @@ def device_memory() -> int | None:
   return (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit')
 
 
-def memory_note(needed: int, limit: int) -> str:
-  """Compares the bytes that a training step needs with those of a device, and names what helps."""
-  note = f'the training step needs {needed / 2**30:.1f} of the {limit / 2**30:.1f} GiB of a device'
-  return note if needed <= limit else f'{note}; if it fails, these help: {REMEDY}'
+def check_fits(needed: Memory, limit: int, microbatches: int, sequences: int) -> str:
+  """Says how much of a device's memory the training step takes.
+
+  Args:
+    limit: bytes that JAX may use on a device.
+    microbatches: of the step that was compiled. sequences: of a batch on one device, which bounds
+      their number.
+
+  Raises:
+    ValueError: it does not fit; names the micro-batches with which it would.
+  """
+  gib = lambda size: f'{size / 2**30:.1f}'
+  note = f'the training step needs {gib(needed.total)} of the {gib(limit)} GiB of a device'
+  if needed.total <= limit:
+    return note
+  fixed = needed.arguments + needed.outputs
+  number = fitting_microbatches(needed, limit, microbatches, sequences)
+  if number is not None:
+    remedy = f'--config.microbatches={number} takes the place of {microbatches}'
+  elif fixed >= limit:
+    remedy = f'the state alone takes {gib(fixed)}: mesh.fsdp over several devices, or more of them'
+  else:
+    remedy = REMEDY
+  raise ValueError(f'{note}, which is too much: {remedy}')
+
+
+def fitting_microbatches(
+  needed: Memory, limit: int, microbatches: int, sequences: int
+) -> int | None:
+  """The fewest micro-batches with which a step fits, if activations shrink with their size.
+
+  The arguments are those of `check_fits`. None if not even single sequences fit.
+  """
+  room = limit - needed.arguments - needed.outputs
+  if room <= 0:
+    return None
+  least = microbatches * math.ceil(needed.temporaries / room)
+  return next((n for n in range(least, sequences + 1) if sequences % n == 0), None)

@@ -30,6 +30,8 @@ import json, os, signal, sys, time
 if '--dry_run' in sys.argv:
   sys.exit(print('checked', *sys.argv[1:]))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
+with open(os.environ['STARTED'] + '.key', 'w') as file:
+  file.write(os.environ.get('WANDB_API_KEY', ''))
 with open(os.environ['STARTED'], 'a') as file:
   file.write(json.dumps([os.getpid(), sys.argv[1:]]) + '\\n')
 codes, seconds = (word.partition('=')[2] for word in sys.argv[2:4])
@@ -45,7 +47,9 @@ PROGRAM = """#!/usr/bin/env bash
 printf '%s\\0' "${0##*/}" "$@" >>"$CALLS" && echo >>"$CALLS"
 case "${0##*/} $*" in
   gcloud*describe*) read -r state rest <"$STATES" && echo "$rest" >"$STATES" && echo "$state" ;;
-  gcloud*\\ ssh\\ *) command=${@: -1:1} && cd "$HOST" && bash -c "${command#--command=}" ;;
+  gcloud*\\ ssh\\ *) command=${@: -1:1} && cd "$HOST" &&
+    env -u WANDB_API_KEY bash -c "${command#--command=}" ;;
+  gcloud*\\ scp\\ *:sink_jax.secrets*) cp "$5" "$HOST/sink_jax.secrets" ;;
   srun*) shift && one=0 && two=0
     SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@" & wait %1 || one=$?; wait %2 || two=$?
     exit $((one > two ? one : two)) ;;
@@ -236,6 +240,36 @@ def test_a_plan_is_of_the_settings(launchers, script, slices):
   assert len(launchers.jobs()) == 1 and not launchers.called()  # and creates nothing
 
 
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    ('TPU_TYPE=v5e-16', 'v5litepod-16'),
+    ('TPU_TYPE=v5lite', 'such as v5litepod-256'),
+    ('WORKDIR=runs/a', 'gs://BUCKET/PATH'),
+    ('TPU_NAME=', 'TPU_NAME='),
+  ],
+)
+def test_settings_that_no_cloud_takes_are_named_before_anything_is_rented(launchers, given, words):
+  launchers.settings(SETTINGS + given)
+  code, _, errors = launchers('tpu_vm.sh', 'create', '--dry_run')
+  assert code == 1 and words in errors and not launchers.called()
+
+
+def test_secrets_reach_the_hosts_and_no_command_line(launchers, tmp_path):
+  keys = dict(WANDB_API_KEY='s3cret', HF_TOKEN='')
+  shutil.copytree(launchers.root, tmp_path / 'sink_jax')  # a host's home folder
+  for script, action in (('tpu_vm.sh', 'run'), ('xpk.sh', 'create')):
+    code, output, errors = launchers(script, action, **keys)
+    assert code == 0, errors
+    assert 's3cret' not in output + errors + str(launchers.called())
+  launchers.jobs(1)
+  assert (tmp_path / 'started.key').read_text() == 's3cret'
+  copied, *_ = [call for call in launchers.called() if 'pod:sink_jax.secrets' in call]
+  files = [word.removeprefix('--env-file=') for word in launchers.called()[-1] + copied]
+  assert len({word for word in launchers.called()[-1] if word.startswith('--env-file=')}) == 1
+  assert not any(os.path.exists(word) for word in files if word.startswith('/'))
+
+
 def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
   launchers.settings(
     SETTINGS + 'JOB=sweep SHARDS=2 PROVISIONING=spot DATA=gs://b/tokens SLICES=2 '
@@ -252,7 +286,8 @@ def test_parts_of_a_sweep_are_workloads_of_xpk(launchers):
     assert set(options.split()) <= set(call)
     sweep = [
       'env',
-      'LIBTPU_INIT_ARGS=--xla_a=true --xla_b=2',
+      'SINK_JAX_COMPILE_CACHE=gs://0/compiled',
+      'LIBTPU_INIT_ARGS=--megascale_abort_on_hangs=true --xla_a=true --xla_b=2',
       *'python -P -m sink_jax sweep'.split(),
     ]
     sweep += [*ARGUMENTS[1:3], DATA, *ARGUMENTS[3:], f'--shard={k}/2']

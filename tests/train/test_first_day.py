@@ -1,20 +1,26 @@
-"""What a first job meets on a cluster, a GPU machine, a TPU host and a bucket, simulated on a CPU."""
+"""What a first job meets on a cluster, GPUs, a TPU host and a bucket, simulated on a CPU."""
 
+import dataclasses
 import json
 import os
+import re
 import signal
+import threading
 import types
 
 import jax
 import numpy as np
 import pytest
 
+from sink_jax.data.batches import read_ahead
 from sink_jax.io import compile_cache
 from sink_jax.io.process import GPU_MEMORY, use_most_of_a_gpu
 from sink_jax.models.sharding import make_mesh
-from sink_jax.train import checkpoint, evaluation, multihost
+from sink_jax.train import checkpoint, evaluation, loop, multihost
 from sink_jax.train.checkpoint import Checkpoints, saved_steps
+from sink_jax.train.failures import passes
 from sink_jax.train.loop import train
+from sink_jax.train.memory import Memory, check_fits, fitting_microbatches, memory
 from sink_jax.train.multihost import Interrupted
 from tests.train import runs
 
@@ -203,3 +209,73 @@ def test_a_job_saves_by_the_clock_of_its_first_process(tmp_path):
   said = [process.communicate(timeout=60)[1] for process in job]
   assert [process.returncode for process in job] == [42, 42], said
   assert json.loads((tmp_path / 'status.json').read_text())['status'] == 'interrupted'
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+  'needed, microbatches, sequences, fitting',
+  [
+    (Memory(10 * GIB, 30 * GIB, 0), 1, 32, 8),  # 30 in 5 GiB: 6 at least, which does not divide 32
+    (Memory(10 * GIB, 30 * GIB, 0), 2, 32, 16),
+    (Memory(14 * GIB, 30 * GIB, 0), 1, 32, 32),
+    (Memory(14 * GIB, 40 * GIB, 0), 1, 32, None),  # not even single sequences
+    (Memory(15 * GIB, 1 * GIB, 0), 1, 32, None),  # the state alone
+  ],
+)
+def test_a_step_that_does_not_fit_says_what_would(needed, microbatches, sequences, fitting):
+  limit = 15 * GIB
+  assert fitting_microbatches(needed, limit, microbatches, sequences) == fitting
+  with pytest.raises(ValueError) as refused:
+    check_fits(needed, limit, microbatches, sequences)
+  said = str(refused.value)
+  assert 'of the 15.0 GiB of a device' in said
+  assert (f'--config.microbatches={fitting} ' in said) if fitting else ('mesh.fsdp' in said)
+  assert not passes(refused.value)
+
+
+def test_micro_batches_that_are_named_do_fit(tmp_path, monkeypatch):
+  """By the compiled step of the small run, on a device that has less memory than it needs."""
+  config = runs.config(batch_size=64, model__d_model=8, steps=1)
+  wants = []
+
+  def measured(program):
+    wants.append(memory(program))
+    return wants[-1]
+
+  monkeypatch.setattr(loop, 'memory', measured)
+  monkeypatch.setattr(loop, 'device_memory', lambda: 2**40)
+  train(config, tmp_path / 'a', show_progress=False)
+  limit = wants[0].arguments + wants[0].outputs + wants[0].temporaries // 3
+  monkeypatch.setattr(loop, 'device_memory', lambda: limit)
+  with pytest.raises(ValueError, match='config.microbatches=') as refused:
+    train(config, tmp_path / 'b', show_progress=False)
+  number = int(re.search(r'microbatches=(\d+)', str(refused.value))[1])
+  assert 1 < number < 64
+  train(dataclasses.replace(config, microbatches=number), tmp_path / 'c', show_progress=False)
+  assert wants[-1].total <= limit
+
+
+def test_other_machines_need_a_corpus_that_they_can_reach():
+  for source in ('TextFolder(path="data/pile")', 'PackedDataset(path="tokens")'):
+    with pytest.raises(ValueError, match='data_build --out=gs://'):
+      runs.config(data__source=source).data.check_remote()
+  for source in ('Stdlib()', 'PackedDataset(path="gs://bucket/tokens")', 'Tfds(name="a")'):
+    runs.config(data__source=source).data.check_remote()
+
+
+def test_a_validation_reads_ahead():
+  """While the caller works on the first batch, the next one is read."""
+  read = threading.Event()
+
+  class Batches(list):
+    def __getitem__(self, index):
+      if index == 1:
+        read.set()
+      return super().__getitem__(index)
+
+  batches = read_ahead(Batches([np.zeros(1), np.ones(1), np.full(1, 2)]))
+  assert next(batches) == 0
+  assert read.wait(10)
+  assert [int(batch[0]) for batch in batches] == [1, 2]

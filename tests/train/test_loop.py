@@ -20,7 +20,7 @@ from sink_jax.train.checkpoint import CheckpointError, Checkpoints, saved_steps,
 from sink_jax.train.config import from_dict
 from sink_jax.train.loop import train
 from sink_jax.train.evaluation import Diverged
-from sink_jax.train.memory import REMEDY, memory
+from sink_jax.train.memory import memory
 from sink_jax.train.metrics import read_metrics
 from sink_jax.train.multihost import Interrupted, Unsaved
 from sink_jax.train.optimizer import learning_rate
@@ -530,17 +530,14 @@ def test_a_trace_of_a_few_steps_is_written(tmp_path):
   assert steps == [2, 3, 4, 5, 6, 7, 8]  # the first step compiles
 
 
-@pytest.mark.parametrize('limit, fits', [(2**40, True), (2**10, False)])
-def test_a_training_prints_whether_its_step_fits_the_device(
-  limit, fits, tmp_path, monkeypatch, caplog
-):
-  needed = []
+def test_a_training_prints_what_its_step_needs_of_the_device(tmp_path, monkeypatch, caplog):
+  needed, limit = [], 2**40
   monkeypatch.setattr(loop, 'device_memory', lambda: limit)
   monkeypatch.setattr(loop, 'memory', lambda program: needed.append(memory(program)) or needed[0])
   with jax.log_compiles():
     run = go(runs.config(loss_logits=limit // 8), tmp_path)  # a step that no other test compiles
   state = 3 * sum(x.nbytes for x in jax.tree.leaves(run.params))  # with both moments of AdamW
   assert state < needed[0].total < 100 * state
-  assert 'GiB of a device' in caplog.text and (REMEDY not in caplog.text) == fits
+  assert 'GiB of a device' in caplog.text
   # The training uses the program of the check.
   assert caplog.text.count('Compiling jit(update)') == 1
