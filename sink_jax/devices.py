@@ -41,6 +41,14 @@ def platform() -> str:
   return 'cuda' if runs else 'gpu'
 
 
+def emulates_bfloat16() -> bool:
+  """True on an NVIDIA GPU before Ampere, such as a T4 or V100, where float32 is faster."""
+  device = jax.devices()[0]
+  if device.platform != 'gpu' or 'cuda' not in device.client.platform_version.lower():
+    return False
+  return float(device.compute_capability) < 8
+
+
 def cores() -> int:
   """The cores that this process may use: a container or `taskset` may leave it only some."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

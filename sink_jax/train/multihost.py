@@ -42,7 +42,8 @@ def init_distributed() -> None:
 
   The job is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if they are
   set, else from its launcher (Cloud TPU, SLURM's srun, Open MPI); otherwise this process is the
-  job, with all devices of the machine. In SLURM each task takes its share of the GPUs. Until the others connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the
+  job, with all devices of the machine. In SLURM a task takes its share of the GPUs. Until the
+  others connect, SIGTERM, Ctrl-C and SIGHUP end it at once; after five minutes the
   runtime ends it, with exit code 134 and a message.
 
   Raises:

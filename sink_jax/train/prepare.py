@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from sink_jax.data.batches import Dataset
 from sink_jax.data.dataset import open_data
-from sink_jax.devices import platform
+from sink_jax.devices import emulates_bfloat16, platform
 from sink_jax.io.paths import AnyPath
 from sink_jax.models.attention import training_implementation
 from sink_jax.models.config import ModelConfig
@@ -108,11 +108,16 @@ def banner(job: Job, name: str) -> str:
   )
   tokenizer = f'tokenizer {experiment.data.tokenizer!r}, ' if job.data.tokenizer else ''
   inner = parameter_count(model, embeddings=False)
+  slow = (
+    '; this GPU emulates it: --config.model.dtype=float32 is faster'
+    if model.dtype == 'bfloat16' and emulates_bfloat16()
+    else ''
+  )
   return (
     f'{name} on {jax.device_count()} x {jax.devices()[0].device_kind}, '
     f'attention {job.attention}\n'
     f'  {model.layers} blocks of width {model.d_model} with {model.heads} heads, '
-    f'{total:,} parameters ({inner:,} without embeddings), {model.dtype}\n'
+    f'{total:,} parameters ({inner:,} without embeddings), {model.dtype}{slow}\n'
     f'  {experiment.steps:,} steps of {experiment.batch_size} x {experiment.data.context} '
     f'tokens: {tokens:,} tokens{passes}{warm}\n'
     f'  data {experiment.data.source!r}, {tokenizer}{model.vocab_size:,} ids'

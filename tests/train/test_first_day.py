@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from sink_jax import devices
 from sink_jax.data.batches import read_ahead
 from sink_jax.io import compile_cache
 from sink_jax.io.process import GPU_MEMORY, use_most_of_a_gpu
@@ -279,3 +280,14 @@ def test_a_validation_reads_ahead():
   assert next(batches) == 0
   assert read.wait(10)
   assert [int(batch[0]) for batch in batches] == [1, 2]
+
+
+@pytest.mark.parametrize('capability, emulated', [('7.5', True), ('8.0', False)])
+def test_a_gpu_before_ampere_says_that_it_emulates_bfloat16(monkeypatch, capability, emulated):
+  gpu = types.SimpleNamespace(
+    platform='gpu',
+    compute_capability=capability,
+    client=types.SimpleNamespace(platform_version='PJRT C API cuda 13000'),
+  )
+  monkeypatch.setattr(jax, 'devices', lambda *_: [gpu])
+  assert devices.emulates_bfloat16() == emulated
