@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -139,7 +139,7 @@ def _steps(
       # Steps are numbered by the updates done, from 1; the schedule counts updates from 0.
       rate = learning_rate(job.optimizer, last, step - 1)
       if step == start + 1:
-        _check_memory(job, update.lower, state, batch, rate)
+        _check_memory(job, update, state, batch, rate)
       state, values = update(state, batch, rate)
       log.read()
       log.add(step, values)
@@ -191,13 +191,13 @@ def _update(job: Job) -> jax.stages.Wrapped:
 
 
 def _check_memory(
-  job: Job, lower: Callable[..., jax.stages.Lowered], *arguments: TrainState | Batch | float
+  job: Job, update: jax.stages.Wrapped, *arguments: TrainState | Batch | float
 ) -> None:
   """Says how much memory the step takes; raises a ValueError where the device has less."""
   limit = device_memory()
   if not limit:
     return
-  compiled = lower(*arguments).compile()  # once: the call finds it in a cache
+  compiled = update.lower(*arguments).compile()  # once: the call finds it in a cache
   split = job.mesh.shape['data'] * job.mesh.shape['fsdp']
   sequences = job.experiment.batch_size // split
   _log_once(check_fits(memory(compiled), limit, job.experiment.microbatches, sequences))
