@@ -130,8 +130,7 @@ def _steps(
   """
   experiment, start, last = job.experiment, int(state.step), job.experiment.steps
   _catch_up(state, last, stop, folder, evaluation)
-  update = _update(job)
-  batches = _batches(job, start, log.clock)
+  update, batches = _update(job), _batches(job, start, log.clock)
   with contextlib.ExitStack() as trace:
     for step in range(start + 1, last + 1):
       _trace(trace, job, folder, step - start)
