@@ -55,8 +55,10 @@ def load_pretrained(
     path_or_name: a folder with config.json and safetensors files, a GGUF file, a name of the
       catalogue (SmolLM2-135M-Instruct, Gemma3-270M, or one from the paper's Table 8), or
       'owner/name' on the hub.
-    dtype: the dtype of parameters and activations, 'float32' or 'bfloat16', for any dtype of the
-      files.
+    dtype: the dtype of activations and products, 'float32' or 'bfloat16', for any dtype of the
+      files. Parameters have it too; with float32, on a GPU or TPU, matrices that the files hold in
+      16 bits stay so, and are converted, exactly, where a block is computed. Quantised files are
+      held as float32.
     mesh: a (data, fsdp) mesh over whose devices the parameters are split, see
       `sink_jax.models.sharding.make_mesh`; None for one device.
     implementation: the implementation of attention, see `attend`.
@@ -69,7 +71,7 @@ def load_pretrained(
   checkpoint, name, model = published
   # Before the parameters: it refuses unknown names.
   config = dataclasses.replace(model, dtype=dtype, implementation=implementation)
-  params = published.parameters(dtype, mesh)
+  params = published.parameters(dtype, mesh, as_stored=True)
   if not model.unembedding:
     _log.warning(
       '%s has no unembedding (such as lm_head.weight), and config.json does not tie it '
@@ -98,8 +100,8 @@ class Published(NamedTuple):
   name: str
   model: ModelConfig
 
-  def parameters(self, dtype: str, mesh: Mesh | None) -> ParamTree:
-    """The parameters, on one device or laid out over a mesh."""
+  def parameters(self, dtype: str, mesh: Mesh | None, as_stored: bool = False) -> ParamTree:
+    """The parameters, on one device or laid out over a mesh, see `load_parameters`."""
     return load_parameters(
       self.checkpoint,
       family_for(self.checkpoint.config),
@@ -107,6 +109,7 @@ class Published(NamedTuple):
       parameter_shapes(self.model),
       dtype=dtype,
       mesh=mesh,
+      as_stored=as_stored,
     )
 
 

@@ -18,11 +18,15 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from sink_jax.devices import platform
 from sink_jax.models.sharding import state_shardings
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.stored_tensors import Family, LeafPart, Table, held
 
 _FLOATS = ('F32', 'F16', 'BF16', 'F64')
+_HELD = {'BF16': 'bfloat16', 'F16': 'float16'}
+# The leaves that are most of a model, and whose uses convert them to the dtype of activations.
+_LARGE = re.compile(r'embed|.*/(?!conv/)\w+/kernel|unembed/kernel')
 Params = Mapping[str, Any]  # nested, with arrays or their shapes as leaves
 
 
@@ -34,11 +38,15 @@ def load_parameters(
   *,
   dtype: str = 'float32',
   mesh: Mesh | None = None,
+  as_stored: bool = False,
 ) -> Params:
   """The parameter tree, of the dtype, on one device or laid out over a mesh.
 
   Args:
     tensors: the family's table. shapes: from `parameter_shapes`. dtype: 'float32' or 'bfloat16'.
+    as_stored: with float32, matrices keep the bfloat16 or float16 of the files, half the memory;
+      the model converts those of a block when it computes it, so results are the same. Not on a
+      CPU, where XLA converts bfloat16 matrices of all blocks before the loop over them.
     mesh: with the axes data, fsdp and tensor, see `state_shardings`; None for a single device.
 
   Raises:
@@ -51,7 +59,13 @@ def load_parameters(
   by_path: dict[str, Any] = flatten_dict(shapes, sep='/')
   shardings: dict[str, Any] = flatten_dict(layout(shapes, mesh), sep='/')
   _check_covered(tensors, by_path)
-  leaves = {path: jnp.zeros(x.shape, dtype, device=shardings[path]) for path, x in by_path.items()}
+  dtypes = {}
+  if as_stored and dtype == 'float32' and platform() != 'cpu':
+    dtypes = _stored_dtypes(checkpoint, tensors, names)
+  leaves = {
+    path: jnp.zeros(x.shape, dtypes.get(path, dtype), device=shardings[path])
+    for path, x in by_path.items()
+  }
   # In the order of the files, each of which is then read once from its beginning to its end.
   in_file = {full: name for name, full in names.items()}
   for name, full in names.items():
@@ -75,6 +89,23 @@ def load_parameters(
         raise ValueError(_not_finite(where, x, dtype))
     del x  # before the next tensor is read, which may be of several GB as well
   return unflatten_dict(leaves, sep='/')
+
+
+def _stored_dtypes(
+  checkpoint: Checkpoint, tensors: Table, names: Mapping[str, str]
+) -> dict[str, str]:
+  """{path: dtype} of large leaves whose numbers all lie in the files in one dtype of 16 bits."""
+  found: dict[str, set[str]] = {}
+  for name, full in names.items():
+    stored = checkpoint.entries[name].dtype
+    for part in tensors[full].parts:
+      exact = not part.computed and _LARGE.fullmatch(part.path)
+      found.setdefault(part.path, set()).add(stored if exact else 'F32')
+  return {
+    path: _HELD[next(iter(kinds))]
+    for path, kinds in found.items()
+    if len(kinds) == 1 and kinds <= _HELD.keys()
+  }
 
 
 def layout(shapes: Params, mesh: Mesh | None) -> Params:

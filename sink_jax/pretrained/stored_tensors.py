@@ -24,12 +24,14 @@ class LeafPart:
   index: which part of the leaf, along these axes: (), (layer,) or (layer, expert).
   take: the stored tensor -> that part, in NumPy; a view is enough.
   transposed: the last two axes are then swapped, which the device does.
+  computed: whether `take` computes float32 numbers that the dtype of the file may not hold.
   """
 
   path: str
   index: tuple[int, ...] = ()
   take: Take = lambda x: x
   transposed: bool = False
+  computed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +171,7 @@ def folded(tensors: Table, factors: dict[str, float], plus: float = 0.0) -> Tabl
           dataclasses.replace(
             part,
             take=lambda x, factor=factor, added=added: (np.asarray(x, np.float32) + added) * factor,
+            computed=True,
           ),
         ),
       )
