@@ -24,14 +24,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sink_jax.attention.spec import AttentionSpec
-from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.block_mask import key_tiles, padded_tiles, query_tiles
 from sink_jax.kernels.score_tile import ScoreTile
 
 # Largest number of queries and keys of a tile; a multiple of the lanes. A tile of scores then takes
 # 1 MiB in float32. With its inputs, twice for the copies in flight, it stays far below the 16 MiB
 # of vector memory of a TPU v4. Smaller tiles need more steps, each with its overhead.
 _BLOCK = 512
-_LANES = 128
 
 # An array, or the shape of a result, and the axis along which its blocks move: 'queries' or 'keys'
 # for arrays (B, H, T, Dh), 'rows' for arrays (B, H, X, T) of queries.
@@ -108,8 +107,8 @@ class _Grid:
   ):
     self.batch, self.length, self.heads, head_dim = q_BxTxHxDh.shape
     self.kv_heads = k_BxTxHkvxDh.shape[2]
-    self.block = min(_BLOCK, -(-self.length // _LANES) * _LANES)
-    self.padding = -self.length % self.block
+    padded, self.block = padded_tiles(self.length, _BLOCK)
+    self.padding = padded - self.length
     self.tile = ScoreTile(spec, head_dim, axis=0, length=self.length if self.padding else None)
     self.slopes_H, self.interpret = slopes_H, interpret
 

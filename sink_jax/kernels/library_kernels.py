@@ -26,10 +26,10 @@ from sink_jax.attention.normalizer import RowSum
 from sink_jax.attention.similarity import Exp
 from sink_jax.attention.spec import AttentionSpec, LayerParams
 from sink_jax.foreign import standard_promotion
+from sink_jax.kernels.block_mask import LANES, padded_tiles
 from sink_jax.kernels.epilogue import ATTENTION, Shaped, extra_key_value, per_row, with_output_bias
 from sink_jax.kernels.shard import shard_map_batch_heads
 
-_LANES = 128  # of a TPU's vector registers, which splash fills
 _FUSED = 2  # up to this number of tiles of keys splash runs one backward kernel
 
 
@@ -275,8 +275,8 @@ def splash_unsupported(
     )
   if head_dim > 256:
     return f'splash attention is set up for a head dimension up to 256, not {head_dim}'
-  if length % _LANES:
-    return f'splash attention takes a length that is a multiple of {_LANES}, not {length}'
+  if length % LANES and (spec.mask.prefix or 0) > length:
+    return f'a length of {length} would be padded, and queries would see the padding'
   return None
 
 
@@ -292,9 +292,11 @@ def splash(
 
   interpret: run the kernel in Pallas' interpreter, which works on any machine.
   """
-  kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret)
-  out = jax.vmap(kernel)(*map(_heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh)))
-  return _heads_first(out).astype(v_BxTxHkvxDh.dtype)
+  length = q_BxTxHxDh.shape[1]
+  q, k, v = _padded(spec.mask, _scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh)
+  kernel = _splash_kernel(*_splash_case(spec, q), interpret)
+  out = jax.vmap(kernel)(*map(_heads_first, (q, k, v)))
+  return _heads_first(out)[:, :length].astype(v_BxTxHkvxDh.dtype)
 
 
 def _splash_forward(
@@ -305,10 +307,11 @@ def _splash_forward(
   *,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-  kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret, save_residuals=True)
-  arrays = map(_heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh))
-  out, (lse_BxHxT,) = jax.vmap(kernel)(*arrays)
-  return _heads_first(out).astype(v_BxTxHkvxDh.dtype), lse_BxHxT
+  length = q_BxTxHxDh.shape[1]
+  q, k, v = _padded(spec.mask, _scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh)
+  kernel = _splash_kernel(*_splash_case(spec, q), interpret, save_residuals=True)
+  out, (lse_BxHxT,) = jax.vmap(kernel)(*map(_heads_first, (q, k, v)))
+  return _heads_first(out)[:, :length].astype(v_BxTxHkvxDh.dtype), lse_BxHxT[..., :length]
 
 
 def _splash_backward(
@@ -324,16 +327,20 @@ def _splash_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as module
 
-  kernel = _splash_kernel(*_splash_case(spec, q_BxTxHxDh), interpret)
+  length = q_BxTxHxDh.shape[1]
+  arrays = _scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh, out_BxTxHxDh, do_BxTxHxDh
+  padded = _padded(spec.mask, *arrays)
+  kernel = _splash_kernel(*_splash_case(spec, padded[0]), interpret)
 
   def backward(q: Any, k: Any, v: Any, out: Any, lse: Any, do: Any) -> Any:
     saved = q, k, v, None, None, out, lse, kernel.dq_mask_info, kernel.dkv_mask_info
     return module._splash_attention_bwd(**kernel.kwargs, res=saved, do=do)[3:6]
 
-  q, k, v, out, do = map(
-    _heads_first, (_scaled(q_BxTxHxDh), k_BxTxHkvxDh, v_BxTxHkvxDh, out_BxTxHxDh, do_BxTxHxDh)
-  )
-  d_scaled, dk, dv = map(_heads_first, jax.vmap(backward)(q, k, v, out, lse_BxHxT, do))
+  q, k, v, out, do = map(_heads_first, padded)
+  # Padding queries have no cotangent, whatever their statistic is.
+  lse = jnp.pad(lse_BxHxT, ((0, 0), (0, 0), (0, q.shape[2] - length)))
+  gradients = map(_heads_first, jax.vmap(backward)(q, k, v, out, lse, do))
+  d_scaled, dk, dv = (x[:, :length] for x in gradients)
   return (
     _scaled(d_scaled).astype(q_BxTxHxDh.dtype),
     dk.astype(k_BxTxHkvxDh.dtype),
@@ -352,6 +359,19 @@ def _scaled(q_BxTxHxDh: jax.Array) -> jax.Array:
   return (q_BxTxHxDh.astype(jnp.float32) / math.sqrt(q_BxTxHxDh.shape[-1])).astype(q_BxTxHxDh.dtype)
 
 
+def _padded(mask: Mask, q_BxTxHxDh: jax.Array, *others: jax.Array) -> list[jax.Array]:
+  """Arrays (B, T, ...) with zeros at the end, up to a length that splash takes.
+
+  The masks that splash takes hide later keys, so that no query of the text sees the padding.
+  """
+  length = q_BxTxHxDh.shape[1]
+  if length % LANES:
+    length, _ = padded_tiles(length, _most_rows(mask, q_BxTxHxDh))
+  more = length - q_BxTxHxDh.shape[1]
+  arrays = (q_BxTxHxDh, *others)
+  return [jnp.pad(x, ((0, 0), (0, more), *[(0, 0)] * (x.ndim - 2))) for x in arrays]
+
+
 def _heads_first(x: jax.Array) -> jax.Array:
   return jnp.swapaxes(x, 1, 2)
 
@@ -362,16 +382,22 @@ def _splash_case(spec: AttentionSpec, q_BxTxHxDh: Shaped) -> tuple[Mask, int, in
 
 
 def _block(mask: Mask, q_BxTxHxDh: Shaped) -> int:
-  """Rows and columns of a splash tile: the largest size that divides the length and fits.
+  """Rows and columns of a splash tile: the largest size that divides the length and fits."""
+  most = _most_rows(mask, q_BxTxHxDh)
+  return max(b for b in range(LANES, most + 1, LANES) if q_BxTxHxDh.shape[1] % b == 0)
+
+
+def _most_rows(mask: Mask, q_BxTxHxDh: Shaped) -> int:
+  """The largest splash tile that fits.
 
   Large tiles are faster. On a TPU v4 with 16 MiB of vector memory 1024 fits if a row of queries
   takes 256 bytes, and 512 up to 1024 bytes. A tile that overlaps a window is computed completely,
   so smaller tiles leave out more of a narrow window's masked scores.
   """
-  limit = 1024 if q_BxTxHxDh.dtype.itemsize == 2 and q_BxTxHxDh.shape[-1] <= _LANES else 512
+  limit = 1024 if q_BxTxHxDh.dtype.itemsize == 2 and q_BxTxHxDh.shape[-1] <= LANES else 512
   if mask.window:
     limit = min(limit, max(mask.window, 256))
-  return max(b for b in range(_LANES, limit + 1, _LANES) if q_BxTxHxDh.shape[1] % b == 0)
+  return limit
 
 
 @functools.lru_cache(maxsize=64)

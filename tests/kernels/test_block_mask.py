@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.kernels.block_mask import key_tiles, query_tiles
+from sink_jax.kernels.block_mask import key_tiles, padded_tiles, query_tiles
 
 MASKS = [
   sj.Causal(),
@@ -55,3 +55,21 @@ class Unlimited(sj.Causal):
 def test_a_range_that_is_too_wide_is_refused():
   with pytest.raises(ValueError, match='disagree about the keys of query 5, of 13'):
     key_tiles(Unlimited(), 13, 8, 8)
+
+
+@pytest.mark.parametrize(
+  'length, most, padded, tile',
+  [
+    (2048, 512, 2048, 512),
+    (2049, 512, 2304, 384),
+    (2049, 1024, 2304, 768),
+    (64, 512, 128, 128),
+    (129, 512, 256, 256),
+    (513, 512, 768, 384),
+    (2049, 256, 2304, 256),
+  ],
+)
+def test_lengths_are_padded_by_as_little_as_tiles_allow(length, most, padded, tile):
+  assert padded_tiles(length, most) == (padded, tile)
+  causal = key_tiles(sj.Causal(), length, tile, tile)
+  assert (causal.last - causal.first).sum() == padded // tile * (padded // tile + 1) // 2

@@ -28,8 +28,8 @@ def small_tiles(monkeypatch, kernels, block=8, other=4):
   """Makes 'pallas' interpret the kernels of a platform with small tiles, in new programs."""
   blocks = flash_gpu.TritonBlocks(block, other, 4, 1)
   monkeypatch.setattr(flash, '_INTERPRETED', kernels)
-  monkeypatch.setattr(flash_tpu, '_BLOCK', block)
-  monkeypatch.setattr(flash_tpu, '_LANES', block)
+  padded = lambda length, most: (-(-length // block) * block, block)
+  monkeypatch.setattr(flash_tpu, 'padded_tiles', padded)
   monkeypatch.setattr(flash_gpu, '_FLOAT32', blocks)
   monkeypatch.setattr(flash_gpu, 'BLOCKS', dict.fromkeys(flash_gpu.BLOCKS, {256: blocks}))
 
@@ -253,6 +253,14 @@ def test_splash_in_bfloat16(small_splash, monkeypatch, kv_bias, fused):
   spec = softmax(kv_bias=kv_bias)
   *qkv, params = library_inputs(spec, 256)
   assert error_of(by_library(SPLASH, spec), spec, *low(qkv), params) < BFLOAT16
+
+
+@pytest.mark.parametrize(
+  'mask, kv_bias', [*zip(MASKS, ['NoBias()', 'KVBias()', 'NoBias()'])], ids=str
+)
+def test_splash_of_a_length_that_is_padded(small_splash, mask, kv_bias):
+  spec = softmax(mask=mask, kv_bias=kv_bias)
+  assert error_of(by_library(SPLASH, spec), spec, *library_inputs(spec, 300)) < FLOAT32
 
 
 def test_an_extra_key_joins_the_softmax_of_splash(small_splash):
