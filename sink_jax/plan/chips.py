@@ -1,7 +1,8 @@
-"""TPU chips and slices: the table of their constants, and names such as v5e:16x16.
+"""TPU chips and GPUs: the table of their constants, and names such as v5e:16x16 and h100:8.
 
 The numbers are those of the Google Cloud TPU documentation, in its pages on TPU v5e, v5p, v6e and
-TPU7x; `usable` is from their compiler.
+TPU7x; `usable` is from their compiler. Those of GPUs are from NVIDIA's datasheets; `usable` is 92 %
+of the memory that their driver shows, which JAX takes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ GIB = 2**30
 class Chip(NamedTuple):
   """Constants of one device: a chip, but on v7x one of its two cores. Rates are per second."""
 
-  prefix: str  # in the compiler's names of topologies
+  prefix: str  # in the compiler's names of topologies; of a GPU the one that it compiles for
   peak: float  # dense bfloat16 FLOPs
   usable: float  # bytes of its memory that the compiler lets a program use
   bandwidth: float  # bytes of its memory
@@ -27,7 +28,12 @@ class Chip(NamedTuple):
   network: float  # bytes of its share of the network between slices
   dimensions: int  # of the torus
   cores: int  # of a chip that are devices
-  max_chips: int  # of the largest slice
+  max_chips: int  # of the largest slice, or GPUs of a machine
+
+  @property
+  def is_gpu(self) -> bool:
+    """True for a GPU, False for a TPU."""
+    return self.prefix == 'h200'
 
 
 CHIPS = {
@@ -36,11 +42,18 @@ CHIPS = {
   'v6e': Chip('v6e', PEAK_FLOPS['TPU v6'], 31.2 * GIB, 1638e9, 100e9, 12.5e9, 2, 1, 256),
   # Half of a chip's: JAX sees its two cores as two devices.
   'v7x': Chip('tpu7x', PEAK_FLOPS['TPU7x'], 94.7 * GIB, 3690e9, 100e9, 6.25e9, 3, 2, 9216),
+  # Half of NVLink's rate in one direction: the estimate counts two links. Programs are those of an
+  # H200, which an A100 and a T4 would compile otherwise: their memory is an estimate.
+  'h200': Chip('h200', PEAK_FLOPS['H200'], 128.6 * GIB, 4800e9, 225e9, 50e9, 1, 1, 8),
+  'h100': Chip('h200', PEAK_FLOPS['H100'], 73.2 * GIB, 3350e9, 225e9, 50e9, 1, 1, 8),
+  'a100-80': Chip('h200', PEAK_FLOPS['A100'], 72.8 * GIB, 2039e9, 150e9, 25e9, 1, 1, 8),
+  'a100-40': Chip('h200', PEAK_FLOPS['A100'], 36.2 * GIB, 1555e9, 150e9, 25e9, 1, 1, 8),
+  't4': Chip('h200', 65e12, 13.4 * GIB, 320e9, 8e9, 3e9, 1, 1, 8),
 }
 
 
 class Slices(NamedTuple):
-  """Equal slices of TPUs: the kind of the chips, the shape of a slice, and how many slices."""
+  """Equal slices of TPUs, or machines with GPUs: the kind of the chips, the shape, how many."""
 
   kind: str
   shape: tuple[int, ...]
@@ -85,6 +98,8 @@ _CORES_IN_TYPE = {
 def parse(topology: str, count: int = 1) -> Slices:
   """Slices of a topology such as 'v5e:16x16', or of an accelerator type such as 'v5litepod-256'.
 
+  'h100:8' is a machine with eight GPUs, of which `count` are as many.
+
   Raises:
     ValueError: the chip is unknown, or its slices do not have that shape; lists the choices.
   """
@@ -95,6 +110,10 @@ def parse(topology: str, count: int = 1) -> Slices:
     shape = _default_shape(topology, int(accelerator[2]) / cores, CHIPS[kind].dimensions)
   check_known(kind, CHIPS, f'--topology={topology}: unknown chip')
   chip = CHIPS[kind]
+  if chip.is_gpu:
+    if not re.fullmatch(r'[1-8]', shape):
+      raise ValueError(f'--topology={topology}: write the GPUs of a machine, as in {kind}:8.')
+    return Slices(kind, (int(shape),), count)
   if not re.fullmatch(rf'\d+(x\d+){{{chip.dimensions - 1}}}', shape):
     raise ValueError(
       f'--topology={topology}: write the chips along each of the {chip.dimensions} '

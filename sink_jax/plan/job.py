@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -71,30 +72,23 @@ def plan(experiment: Experiment, where: Slices) -> Plan:
     ValueError: libtpu is missing, or the config does not fit the devices or has no vocabulary.
   """
   experiment.check_devices(where.devices)
-  mesh = make_mesh(
-    **dataclasses.asdict(experiment.mesh),
-    devices=compiler.topology_devices(where.compiler_name, where.count),
+  gpu = where.chip.is_gpu
+  devices = (
+    compiler.gpu_devices(where.devices)
+    if gpu
+    else compiler.topology_devices(where.compiler_name, where.count)
   )
+  mesh = make_mesh(**dataclasses.asdict(experiment.mesh), devices=devices)
   _check_vocabulary(experiment)
-  model = unrolled(experiment.model_config(), experiment, 'tpu', mesh.shape)
+  model = unrolled(experiment.model_config(), experiment, 'cuda' if gpu else 'tpu', mesh.shape)
+  if gpu and not model.implementation:
+    # cuDNN compiles its kernels where there is a GPU; both keep as little.
+    model = dataclasses.replace(model, implementation='pallas')
   state = state_layout(model, experiment.optimizer, mesh)
   parameters, optimizer = _bytes(state.params), _bytes(state.opt_state)
-  step, peaks, refused = None, {}, ''
-  for name, lowered in _programs(experiment, model, mesh, state):
-    say(f'compiling {name} for {where.name}: a minute or more')
-    try:
-      needed = memory(lowered.compile())
-    except jax.errors.JaxRuntimeError as error:
-      if 'RESOURCE_EXHAUSTED' not in str(error):
-        raise
-      refused = f'{name}: {" ".join(str(error).split())[:300]}'
-      break
-    if name == 'training':
-      step = needed
-    # Validation and the probe read the parameters only, but the state of the optimizer stays.
-    peaks[name] = needed.total + (0 if name == 'training' else optimizer)
-    if peaks[name] > where.chip.usable:
-      break
+  with compiler.tracing_for_gpus() if gpu else contextlib.nullcontext():
+    programs = _programs(experiment, model, mesh, state)
+    step, peaks, refused = _compiled(programs, where, optimizer)
   with mesh_context(mesh):  # of these devices, not of this machine
     attention = training_implementation(model, experiment.data.context)
   return Plan(
@@ -109,6 +103,28 @@ def plan(experiment: Experiment, where: Slices) -> Plan:
     peaks,
     refused,
   )
+
+
+def _compiled(
+  programs: Iterator[tuple[str, jax.stages.Lowered]], where: Slices, optimizer: int
+) -> tuple[Memory | None, dict[str, int], str]:
+  """`step`, `peaks` and `refused` of a Plan."""
+  step, peaks = None, {}
+  for name, lowered in programs:
+    say(f'compiling {name} for {where.name}: a minute or more')
+    try:
+      needed = memory(lowered.compile())
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      return step, peaks, f'{name}: {" ".join(str(error).split())[:300]}'
+    if name == 'training':
+      step = needed
+    # Validation and the probe read the parameters only, but the state of the optimizer stays.
+    peaks[name] = needed.total + (0 if name == 'training' else optimizer)
+    if peaks[name] > where.chip.usable:
+      break
+  return step, peaks, ''
 
 
 def smaller(planned: Plan) -> Iterator[Experiment]:

@@ -41,24 +41,6 @@ TARGETS = (*TPUS, 'h200')
 HBM_BYTES = {kind: chip.usable for kind, chip in CHIPS.items()} | {'h200': 139 * GIB}
 VMEM_BYTES = {'v5e': 128 * 2**20, 'v5p': 64 * 2**20, 'v6e': 128 * 2**20, 'v7x': 64 * 2**20}
 
-# XLA normally reads these constants from the device that it compiles for. No device is present
-# here.
-_H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472 registers_per_core_limit: 65536
-  registers_per_block_limit: 65536 core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
-  memory_bandwidth: 4800000000000 l2_cache_size: 62914560 device_memory_size: 150121545728
-  cuda_compute_capability { major: 9 minor: 0 }
-}
-platform_name: "CUDA"
-device_description_str: "NVIDIA H200"
-dnn_version_info { major: 9 minor: 8 patch: 0 }
-runtime_version { major: 12 minor: 8 patch: 0 }
-"""
-
 
 def asked_for() -> list[str]:
   """The targets of this run; an ordinary run of the tests has none."""
@@ -78,7 +60,7 @@ def compile_for(
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
     f = jax.jit(f)
   _topology(target)
-  with _tracing_for(target):
+  with compiler.tracing_for_gpus() if target == 'h200' else contextlib.nullcontext():
     lowered = f.lower(*args)
   return lowered.compile(compiler_options=options)
 
@@ -94,48 +76,14 @@ def lowered_text(platform: str, f: Callable[..., Any], *args: Any) -> str:
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
-def compiler_directory(kind: str) -> pathlib.Path:
-  """The folder of the 'tpu' or 'cuda' compiler; raises RuntimeError if it is missing."""
-  path = pathlib.Path(os.environ.get('COMPILERS', '')) / kind
-  if 'COMPILERS' not in os.environ or not path.is_dir():
-    raise RuntimeError(
-      f'No {kind} compiler in COMPILERS={os.environ.get("COMPILERS", "")}: '
-      'use bash launch/test.sh --compile'
-    )
-  return path
-
-
 @functools.cache
 def _topology(target):
   # Compilers read the flags when they are loaded. The flags of the tests are for CPUs and would
   # change the kernels. Also, a program from the compilation cache would not be dumped.
   compiler.fresh_compiles()
-  return _gpus() if target == 'h200' else compiler.topology_devices(TOPOLOGIES[target])
-
-
-def _gpus():
-  from jax._src import xla_bridge
-
-  directory = compiler_directory('cuda')
-  jax.devices()  # finishes the search for plugins before this one becomes visible
-  sys.path.append(str(directory))
-  [plugin] = (directory / 'jax_plugins').glob('xla_cuda*')
-  importlib.import_module(f'jax_plugins.{plugin.name}').initialize()
-  for library in directory.glob('jax_cuda*_plugin/libmosaic_gpu_runtime.so'):
-    os.environ['MOSAIC_GPU_RUNTIME_LIB_PATH'] = str(
-      library
-    )  # programs with Mosaic GPU kernels link to it
-  make = xla_bridge._topology_factories['cuda']
-  return make('', topology='1x1x4', target_config=_H200)._make_compile_only_devices()
-
-
-def _tracing_for(target):
-  """Names an H200: jax 0.11 lowers Triton kernels for the default device, a CPU here."""
-  if target != 'h200' or jax.__version_info__ < (0, 11):
-    return contextlib.nullcontext()
-  from jax._src.pallas.triton import gpu_info
-
-  return mock.patch.object(gpu_info, 'get_device_kind', lambda: 'NVIDIA H200')
+  return (
+    compiler.gpu_devices(4) if target == 'h200' else compiler.topology_devices(TOPOLOGIES[target])
+  )
 
 
 def _abstract_gpu():
@@ -185,7 +133,7 @@ def ptx_report(f: Callable[..., Any], *args: Any) -> tuple[jax.stages.Compiled, 
 
 
 def _assemble(path, pallas):
-  [ptxas] = compiler_directory('cuda').glob('nvidia/*/bin/ptxas')
+  [ptxas] = compiler.cuda_directory().glob('nvidia/*/bin/ptxas')
   done = subprocess.run(
     [ptxas, '-v', '-arch=sm_90a', path, '-o', path.with_suffix('.cubin')],
     capture_output=True,
