@@ -10,10 +10,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from sink_jax.data.dataset import open_data, open_packed
 from sink_jax.data.packed import Packed
-from sink_jax.data.sources import PackedDataset, TextFolder
+from sink_jax.data.sources import PackedDataset
 from sink_jax.data.token_edits import FixedToken, RandomTokens
 from sink_jax.data.tokenizer import Bytes, TrainedBpe
 from sink_jax.train.config import Experiment, changed, resolved
+from tests.data.conftest import write_corpus
 from tests.data.rows import all_rows, assert_same_batches, in_order, joined
 from tests.train.runs import run_python
 
@@ -99,15 +100,14 @@ def test_amount_of_data(config):
 def test_interventions_reach_training_and_validation_batches(config, data):
   edits = RandomTokens(first=3, last=4), FixedToken(position=2, token=1)
   edited = open_data(config(interventions=edits))
-  for batch in (lambda data: data.batch(5, 8, 0), lambda data: data.validation(8)['valid'][0]):
-    before, after = joined(batch(data)), joined(batch(edited))
+  batches = lambda data: (data.batch(5, 8, 0), data.validation(8)['valid'][0])
+  for plain, changed in zip(batches(data), batches(edited)):
+    # Tokens are edited before the split into inputs and targets.
+    assert_array_equal(changed.tokens[:, 1:], changed.targets[:, :-1])
+    before, after = joined(plain), joined(changed)
     assert_array_equal(np.delete(before, [1, 2, 3], 1), np.delete(after, [1, 2, 3], 1))
     assert (after[:, 1] == 1).all()
     assert (after[:, 2:4] != before[:, 2:4]).any()
-
-  # Tokens are edited before the split into inputs and targets.
-  batch = edited.batch(5, 8, 0)
-  assert_array_equal(batch.tokens[:, 1:], batch.targets[:, :-1])
 
 
 def test_random_tokens_are_frozen_over_epochs_and_amounts_of_data(config):
@@ -160,13 +160,8 @@ def test_validation_covers_everything_once_in_a_fixed_order(config, data):
 @pytest.fixture(scope='module')
 def other(tmp_path_factory):
   """Other text: one domain with a new name, and one with the same name."""
-  folder, random = tmp_path_factory.mktemp('other'), np.random.default_rng(1)
-  for domain in ('letters', 'prose'):
-    (folder / domain).mkdir()
-    for i in range(12):
-      text = random.integers(97, 123, 200).astype(np.uint8).tobytes().decode()
-      (folder / domain / f'{i:02}.txt').write_text(text)
-  return TextFolder(path=str(folder))
+  folder = tmp_path_factory.mktemp('other')
+  return write_corpus(folder, seed=1, letters=(190, 200), letter=12, prose=12)
 
 
 @pytest.mark.parametrize('tokenizer', [Bytes(), TrainedBpe(vocab_size=300)])
@@ -174,17 +169,16 @@ def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
   edits = (FixedToken(position=1),)
   data = open_data(config(valid_source=other, tokenizer=tokenizer, interventions=edits))
   sets = data.validation(8)
-  assert list(sets) == ['valid', 'letters', 'prose']
-  texts = [document.text for document in other.documents()]
-  for name in ('letters', 'prose'):
-    shown = data.tokenizer.decode(np.concatenate([batch.tokens[:, 1:] for batch in sets[name]]))
-    assert any(text[5:15] in shown for text in texts)
+  assert list(sets) == ['valid', 'letter', 'prose']
   assert (sets['valid'][0].tokens[:, 0] == 1).all()
 
   # The training source keeps all its text, and its tokenizer serves both sources.
   stream = data.tokenizer.decode(_stored(data).ravel())
   kept = [document.text[:12] in stream for document in corpus.documents()]
   assert sum(kept) >= 98
+  texts = [document.text for document in other.documents()]
+  shown = data.tokenizer.decode(_stored(data, 'valid').ravel())
+  assert sum(text[:12] in shown for text in texts) >= 22
 
   # Probes alternate between the domains, which have twelve texts each.
   expected = [data.tokenizer.encode(texts[n])[1:9] for n in (0, 12, 1)]
@@ -193,7 +187,7 @@ def test_a_validation_source_of_its_own(config, corpus, other, tokenizer):
   assert summary['valid_source'] == repr(other)
   assert summary['content'] != summary['valid_content']
   assert set(summary['domains']) == {'prose', 'verse'}
-  assert set(summary['valid_domains']) == {'letters', 'prose'}
+  assert set(summary['valid_domains']) == {'letter', 'prose'}
 
 
 def test_the_folders_of_a_pair(config, corpus, other, tmp_path):
