@@ -120,7 +120,7 @@ def components_without_counterpart():
         yield slot, value
 
 
-@pytest.mark.parametrize('slot, value', components_without_counterpart(), ids=str)
+@pytest.mark.parametrize('slot, value', [*components_without_counterpart()], ids=str)
 def test_a_component_without_a_counterpart_is_named(tmp_path, slot, value):
   refused(tmp_path, f'attention.{slot} = {type(value).__name__}', spec(**{slot: value}))
 
