@@ -59,7 +59,8 @@ def test_a_planted_massive_activation_is_found_where_it_is():
   summary = report.summary()
   assert summary['activations_beyond_1000'][:2] == [0, 0]
   assert min(summary['activations_beyond_1000'][2:]) >= 1
-  assert summary['activation_channel'][2:] == [5, 5] and summary['kurtosis_channels'][2] > 15
+  assert summary['activation_channel'][2:] == [5, 5]
+  assert summary['kurtosis_channels'][2] > 15
   hidden = sj.Run(CONFIG, params).record(tokens, sj.RecordOptions(hidden=states))
   for block, h in enumerate([hidden.embedding, *hidden.layers.hidden]):
     np.testing.assert_allclose(
@@ -86,7 +87,9 @@ def test_the_null_of_a_sink_is_the_rate_of_random_targets():
   alpha[:, 0, 0, 1:] = 0.5  # one of six heads counts every position
   assert sinks.sink_rate_null(alpha) == pytest.approx(1 / 6)
   targets = sinks.random_targets(np.full(20, 16))
-  assert targets.shape == (sinks.DRAWS, 20) and targets.min() == 1 and targets.max() == 7
+  assert targets.shape == (sinks.DRAWS, 20)
+  assert targets.min() == 1
+  assert targets.max() == 7
   random = np.random.default_rng(1).random((20, 2, 3, 16))
   rates = [
     np.mean([(random[s, ..., t] > 0.3).mean() for s, t in enumerate(draw)]) for draw in targets

@@ -45,7 +45,8 @@ def test_natural_inputs_are_the_heads_of_documents():
   found = natural(BEGUN, source := corpus(), sequences=7, length=300, bos='none')
   long = [text for text in source.texts if len(text) >= 300]
   np.testing.assert_array_equal(found.tokens, [BYTES.encode(text)[:300] for text in long[:7]])
-  assert found.tokens.dtype == np.int32 and found.tokenizer is BEGUN
+  assert found.tokens.dtype == np.int32
+  assert found.tokenizer is BEGUN
   assert json.loads(json.dumps(found.description)) == dict(
     kind='natural',
     sequences=7,
@@ -60,7 +61,8 @@ def test_natural_inputs_are_the_heads_of_documents():
   )
   # With a BOS, a document of 299 tokens is long enough.
   begun = natural(BEGUN, corpus(), sequences=7, length=300)
-  assert (begun.tokens[:, 0] == 0).all() and (begun.tokens[:, 1:] > 1).all()
+  assert (begun.tokens[:, 0] == 0).all()
+  assert (begun.tokens[:, 1:] > 1).all()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,8 @@ def test_natural_inputs_are_the_heads_of_documents():
 )
 def test_bos_protocols(tokenizer, protocol, begins):
   found = natural(tokenizer, corpus(), sequences=5, length=10, bos=protocol)
-  assert ((found.tokens == 0).sum(1) == begins).all() and (found.tokens[:, 0] == 0).all() == begins
+  assert ((found.tokens == 0).sum(1) == begins).all()
+  assert (found.tokens[:, 0] == 0).all() == begins
   plain = BYTES.encode(corpus().texts[0])
   assert found.tokens[0].tolist() == [*([0] if begins else []), *plain][:10]
   for repeat in (False, True):
@@ -90,7 +93,8 @@ def test_bos_protocols(tokenizer, protocol, begins):
 def test_an_ordinary_first_token_comes_before_texts_once():
   (dot,) = BYTES.encode('.')
   tokenizer = BYTES.beginning_with(dot)
-  assert tokenizer.bos_in_texts and tokenizer.prefix == (dot,)
+  assert tokenizer.bos_in_texts
+  assert tokenizer.prefix == (dot,)
   source, texts = Texts('one. two', '.two. one', 'three.'), ['.one. ', '.two. ', '.three']
   found = natural(tokenizer, source, sequences=3, length=6)
   assert [tokenizer.decode(row) for row in found.tokens] == texts
@@ -126,13 +130,17 @@ def test_every_domain_has_its_share():
 
 def test_drawn_tokens():
   found = random_tokens(50, sequences=200, length=40, seed=3)
-  assert found.tokens.shape == (200, 40) and found.tokens.dtype == np.int32
+  assert found.tokens.shape == (200, 40)
+  assert found.tokens.dtype == np.int32
   counts = np.bincount(found.tokens.ravel(), minlength=50)
-  assert len(counts) == 50 and abs(counts - 160).max() < 6 * np.sqrt(160)
+  assert len(counts) == 50
+  assert abs(counts - 160).max() < 6 * np.sqrt(160)
   draw = lambda seed: random_tokens(50, sequences=200, length=40, seed=seed).tokens
-  assert (found.tokens == draw(3)).all() and (found.tokens != draw(4)).any()
+  assert (found.tokens == draw(3)).all()
+  assert (found.tokens != draw(4)).any()
   repeated = random_tokens(50, sequences=200, length=40, repeat=True).tokens
-  assert (repeated == repeated[:, :1]).all() and len(set(repeated[:, 0])) > 40
+  assert (repeated == repeated[:, :1]).all()
+  assert len(set(repeated[:, 0])) > 40
 
 
 def test_sources_of_a_command_line(tmp_path):
@@ -182,7 +190,8 @@ def test_a_folder_is_not_guessed_at(tmp_path, files, named):
   with pytest.raises(ValueError) as caught:
     open_source(str(tmp_path))
   message = str(caught.value)
-  assert all(part in message for part in [*named, str(tmp_path)]) and '\n' not in message
+  assert all(part in message for part in [*named, str(tmp_path)])
+  assert '\n' not in message
   # Each source that the message names can be given in the folder's place.
   for choice in re.findall(r'--source="(.*?\))"', message):
     if '...' not in choice:

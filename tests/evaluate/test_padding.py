@@ -102,7 +102,8 @@ def test_a_report_of_maps(side):
   summary, summaries = report.summary(), [one.summary() for one in alone]
   for key in ('sink_1', 'mean_importance', 'raw_mass_1', 'raw_row_mass'):
     assert summary[key] == pytest.approx(np.mean([x[key] for x in summaries]), rel=1e-6)
-  assert report.lengths.tolist() == LENGTHS.tolist() and '2 to 9 tokens' in repr(report)
+  assert report.lengths.tolist() == LENGTHS.tolist()
+  assert '2 to 9 tokens' in repr(report)
   assert report.sink_rate(9) == np.mean([alone[s].sink_rate(9) for s in (0, 3)])
   shorter = sj.SinkReport.from_attentions(
     [maps[1:3] for maps in batch], **{name: x[1:3] for name, x in options(side).items()}

@@ -23,9 +23,12 @@ TOKENS = np.random.default_rng(0).integers(0, 11, (3, 6))
 def check(path):
   """Checks that a file is a PNG of a sensible size, in pixels and bytes."""
   data = path.read_bytes()
-  assert data[:8] == b'\x89PNG\r\n\x1a\n' and data[-8:-4] == b'IEND' and 2_000 < len(data) < 400_000
+  assert data[:8] == b'\x89PNG\r\n\x1a\n'
+  assert data[-8:-4] == b'IEND'
+  assert 2_000 < len(data) < 400_000
   width, height = struct.unpack('>II', data[16:24])
-  assert 400 <= width <= 2400 and 300 <= height <= 2600
+  assert 400 <= width <= 2400
+  assert 300 <= height <= 2600
 
 
 @pytest.fixture(scope='module', params=MODELS)
@@ -80,7 +83,8 @@ def test_a_large_model_has_a_map_without_numbers(probed):
   alpha = np.random.default_rng(0).random((2, 22, 32, 6))
   figure = dataclasses.replace(probed[2], importance=alpha, norms={}).plot(epsilon=0.2)
   width, height = figure.get_size_inches()
-  assert height < width < 8 and not figure.axes[0].texts
+  assert height < width < 8
+  assert not figure.axes[0].texts
 
 
 def test_a_notebook_shows_figures(probed, tmp_path):

@@ -103,12 +103,14 @@ def test_the_norm_of_the_sink_token_itself():
   expected = norms[..., :2].max(-1).mean(1) / norms[..., 2:].mean((1, 2))
   np.testing.assert_allclose(report.summary()['sink_token_ratio'], expected, rtol=1e-5)
   without = sj.probe(run(), TOKENS)
-  assert 'sink_token' not in without.norms and without.summary()['sink_token_ratio'] is None
+  assert 'sink_token' not in without.norms
+  assert without.summary()['sink_token_ratio'] is None
 
 
 def test_the_protocol_tells_what_was_measured():
   protocol = sj.probe(run(), TOKENS, dtype='bfloat16').protocol
-  assert 'per sequence' in protocol.pop('metric') and protocol == dict(
+  assert 'per sequence' in protocol.pop('metric')
+  assert protocol == dict(
     scores='attention weights',
     blocks=[1, 2],
     first_token_limits=[1, 1],
@@ -123,7 +125,8 @@ def test_the_protocol_tells_what_was_measured():
     run='test',
   )
   proxy = sj.probe(run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')), TOKENS).protocol
-  assert proxy['matmul_precision'] == 'highest' and 'proxy' in proxy['scores']
+  assert proxy['matmul_precision'] == 'highest'
+  assert 'proxy' in proxy['scores']
 
 
 @pytest.mark.untyped
@@ -176,7 +179,8 @@ def test_the_largest_activation_is_named():
   (row,) = [line for line in repr(report).splitlines() if line.startswith('largest activation')]
   size = np.asarray(report.activations.activation_max)
   times = size / np.asarray(report.activations.activation_median)
-  assert f'{times.max():,.0f} times the median' in row and 'channel 5 of token 1' in row
+  assert f'{times.max():,.0f} times the median' in row
+  assert 'channel 5 of token 1' in row
   assert f'{size[times.argmax()]:,.0f}' in row
   calm = repr(
     sj.probe(
@@ -186,7 +190,9 @@ def test_the_largest_activation_is_named():
       TOKENS,
     )
   )
-  assert '* of proxy' in calm and 'Sink_*' in calm and max(map(len, calm.splitlines())) < 160
+  assert '* of proxy' in calm
+  assert 'Sink_*' in calm
+  assert max(map(len, calm.splitlines())) < 160
 
 
 @pytest.mark.every(4)
@@ -205,11 +211,13 @@ def test_a_mask_that_hides_the_first_token_is_named(mask, pattern, words):
   )
   report = sj.probe(sj.Run(config, init_params(config, 0)), TOKENS)
   note = [line for line in repr(report).splitlines() if 'by construction' in line]
-  assert len(note) == bool(words) and all(words in line for line in note)
+  assert len(note) == bool(words)
+  assert all(words in line for line in note)
   limits = np.array(report.protocol['first_token_limits'])
   assert (report.head_importance() <= limits[:, None] + 1e-6).all()
   if words == '2 of 2 blocks':
-    assert limits.tolist() == [3 / 12] * 2 and report.sink_rate() == 0
+    assert limits.tolist() == [3 / 12] * 2
+    assert report.sink_rate() == 0
 
 
 def test_positions_are_1_based():
@@ -257,8 +265,10 @@ def test_heads_whose_outputs_are_short_are_dormant():
   value['kernel'] = value['kernel'].at[0, :, :4].multiply(0.01)  # the first head of the first block
   report = sj.probe(model, TOKENS)
   norms = np.array(report.summary()['head_norm'])
-  assert norms.shape == (2, 4) and np.allclose(norms.mean(1), 1)
-  assert norms[0, 0] < 0.25 < norms[0, 1:].min() and norms[1].min() > 0.25
+  assert norms.shape == (2, 4)
+  assert np.allclose(norms.mean(1), 1)
+  assert norms[0, 0] < 0.25 < norms[0, 1:].min()
+  assert norms[1].min() > 0.25
   assert report.summary()['dormant_heads'] == 50 / 4
   # Causal query 1 sees only itself, so its head's output is its value.
   np.testing.assert_allclose(report.norms['head'][..., 0], report.norms['value'][..., 0], rtol=1e-5)

@@ -50,7 +50,8 @@ class Tensor:
   cpu = lambda self: Tensor(self.values, self.dtype, (*self.done, 'cpu'))
 
   def numpy(self):
-    assert self.done == ('detach', 'cpu') and self.dtype != 'torch.bfloat16'
+    assert self.done == ('detach', 'cpu')
+    assert self.dtype != 'torch.bfloat16'
     return self.values.astype(self.dtype.removeprefix('torch.'))
 
 
@@ -98,12 +99,14 @@ def test_maps_have_a_report_of_their_own(tmp_path):
   maps = np.tril(rng.random((3, 2, 4, 6, 6)))  # N layers, S sequences, H heads
   maps /= maps.sum(-1, keepdims=True)
   report = sj.SinkReport.from_attentions(tuple(map(Tensor, maps)), name='mine')
-  assert report.importance.shape == (2, 3, 4, 6) and report.protocol['blocks'] == [1, 2, 3]
+  assert report.importance.shape == (2, 3, 4, 6)
+  assert report.protocol['blocks'] == [1, 2, 3]
   expected = np.swapaxes(sj.importance(maps), 0, 1)
   np.testing.assert_allclose(report.importance, expected, rtol=1e-6)
   assert report.summary()['sink_1'] == 100 * report.sink_rate() == 100 * sj.sink_rate(expected)[0]
   report.plot(tmp_path / 'importance.png')
-  assert 'mine' in repr(report) and 'Sink_1' in repr(report)
+  assert 'mine' in repr(report)
+  assert 'Sink_1' in repr(report)
   same = sj.SinkReport.from_attentions(maps)
   np.testing.assert_allclose(same.importance, report.importance, rtol=1e-6)
   with pytest.raises(ValueError, match='only attention maps'):
@@ -232,7 +235,8 @@ def test_half_precision_is_summed_in_float32(xp, dtype):
   maps[..., 0] = 0.4
   maps[..., 0, 0] = 1
   alpha = sj.importance(xp.asarray(maps))
-  assert alpha.dtype.itemsize >= 4 and alpha[0, 0, 0, 0] == pytest.approx(0.4, abs=2e-3)
+  assert alpha.dtype.itemsize >= 4
+  assert alpha[0, 0, 0, 0] == pytest.approx(0.4, abs=2e-3)
   assert sj.sink_rate(alpha, 0.3)[0] == 1
   # The dtype of an importance does not round epsilon either: in bfloat16 it would be 0.3008.
   assert sj.sink_rate(xp.full((1, 1, 1, 1), 0.3008, dtype))[0] == 1
@@ -283,7 +287,8 @@ def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   # gave it exactly 0, it would be padding.
   prefix[..., 4], prefix[..., 0] = 1.01 - 1e-9, 1e-9
   alpha = sj.importance(prefix)
-  assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01) and sj.sink_rate(alpha)[4] == 1
+  assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01)
+  assert sj.sink_rate(alpha)[4] == 1
   with pytest.raises(ValueError, match=r'\[0, 0, 0, 4\]'):
     sj.sink_rate(alpha * 1.01)
   # An array may hold only the first keys of a longer text. Their true bound is lower than the bound

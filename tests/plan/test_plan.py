@@ -93,7 +93,8 @@ def test_a_plan_has_the_memory_of_training_validation_and_the_probe(on_a_cpu, mo
     job, 'memory', lambda program: compiled.append(memory(program)) or compiled[-1]
   )
   whole = job.plan(config(), ONE)
-  assert list(whole.peaks) == ['training', 'validation', 'probe'] and whole.fits
+  assert list(whole.peaks) == ['training', 'validation', 'probe']
+  assert whole.fits
   training, *others = (needed.total for needed in compiled)
   # The others do not read the state of the optimizer, which stays in memory.
   assert list(whole.peaks.values()) == [training, *(x + whole.optimizer for x in others)]
@@ -147,7 +148,8 @@ def test_the_estimate_is_that_of_a_roofline():
   again = estimate.step_seconds(planned(remat='blocks', microbatches=2))
   blocks = flops - 128 * 2048 * 6 * 2048 * 50432 / 64
   assert again['compute'] == pytest.approx((flops + blocks / 3) / (0.6 * chip.peak))
-  assert again['links'] > seconds['links'] and again['memory'] > seconds['memory']
+  assert again['links'] > seconds['links']
+  assert again['memory'] > seconds['memory']
   tensor = lambda **changes: estimate.step_seconds(planned(mesh=(1, 1, 64), **changes))['links']
   assert tensor(remat='blocks') == pytest.approx(
     1.5 * tensor()
@@ -194,5 +196,7 @@ def test_a_refusal_of_the_compiler_is_quoted(on_a_cpu, monkeypatch):
 
   monkeypatch.setattr(jax.stages.Lowered, 'compile', refuse)
   plan = job.plan(config(), ONE)
-  assert not plan.fits and plan.step is None and not plan.peaks
+  assert not plan.fits
+  assert plan.step is None
+  assert not plan.peaks
   assert 'training: RESOURCE_EXHAUSTED: Ran out of memory: 43.70G' in as_text(plan)

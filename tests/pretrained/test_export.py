@@ -235,7 +235,9 @@ def test_a_workdir_is_exported_with_its_tokenizer_and_first_token(tmp_path):
   ]
   run, back = sj.load_run(tmp_path / 'run'), sj.load_pretrained(tmp_path / 'out')
   hf = json.loads((tmp_path / 'out' / 'config.json').read_text())
-  assert hf['bos_token_id'] == 70 and hf['eos_token_id'] == 0 and back.bos == 'tokenizer'
+  assert hf['bos_token_id'] == 70
+  assert hf['eos_token_id'] == 0
+  assert back.bos == 'tokenizer'
   tokens = sj.tokenize(back, ['def f(x):', 'return x + 1'], length=9)
   np.testing.assert_array_equal(tokens, sj.tokenize(run, ['def f(x):', 'return x + 1'], length=9))
   assert (tokens[:, 0] == 70).all()
