@@ -76,21 +76,26 @@ def batch_of_maps(texts, side, rows=1 / T):
 def test_importance_is_that_of_each_text(side, xp, rows):
   layers = texts_alone()
   given = [xp.asarray(batch_of_maps(texts, side, rows)) for texts in layers]
-  alpha = sj.importance(tuple(given), **options(side))  # (N, S, H, T)
-  for n, texts in enumerate(layers):
-    close(sj.importance(given[n], **options(side)), alpha[n])
-    for s, text in enumerate(texts):
-      close(alpha[n, s, :, : LENGTHS[s]], sj.importance(text))
-      assert np.isnan(alpha[n, s, :, LENGTHS[s] :]).all()
-  rates = sj.sink_rate(alpha, **options(side))
-  for k in range(T):
-    there = [sj.importance(text)[:, k] for texts in layers for text in texts if text.shape[-1] > k]
-    assert rates[k] == pytest.approx((np.array(there) > 0.3).mean())
+  alpha_NxSxHxT = sj.importance(tuple(given), **options(side))
+  close(sj.importance(given[0], **options(side)), alpha_NxSxHxT[0])
+  there = [[] for _ in range(T)]  # by position
+  for alpha_SxHxT, texts in zip(alpha_NxSxHxT, layers):
+    for alpha_HxT, text, n in zip(alpha_SxHxT, texts, LENGTHS):
+      close(alpha_HxT[:, :n], sj.importance(text))
+      assert np.isnan(alpha_HxT[:, n:]).all()
+      for k in range(n):
+        there[k] += alpha_HxT[:, k].tolist()
+  rates = sj.sink_rate(alpha_NxSxHxT, **options(side))
+  close(rates, [(np.array(values) > 0.3).mean() for values in there])
   # The axes of an importance may come in any order.
-  np.testing.assert_array_equal(sj.sink_rate(alpha.transpose(1, 2, 0, 3), **options(side)), rates)
+  moved = sj.sink_rate(alpha_NxSxHxT.transpose(1, 2, 0, 3), **options(side))
+  np.testing.assert_array_equal(moved, rates)
+
+
+def test_lengths_may_be_traced():
+  maps = batch_of_maps(texts_alone(1)[0], 'right')
   traced = jax.jit(lambda maps, lengths: sj.importance(maps, lengths=lengths))
-  if side == 'right':
-    close(traced(given[0], LENGTHS), alpha[0])
+  close(traced(maps, LENGTHS), sj.importance(maps, lengths=LENGTHS))
 
 
 @SIDES
@@ -105,9 +110,8 @@ def test_a_report_of_maps(side):
   assert report.lengths.tolist() == LENGTHS.tolist()
   assert '2 to 9 tokens' in repr(report)
   assert report.sink_rate(9) == np.mean([alone[s].sink_rate(9) for s in (0, 3)])
-  shorter = sj.SinkReport.from_attentions(
-    [maps[1:3] for maps in batch], **{name: x[1:3] for name, x in options(side).items()}
-  )
+  some = {name: x[1:3] for name, x in options(side).items()}
+  shorter = sj.SinkReport.from_attentions([maps[1:3] for maps in batch], **some)
   assert shorter.importance.shape == (2, 2, HEADS, 7)  # the longest text
 
 
@@ -129,18 +133,22 @@ def test_a_card_of_arrays(side):
   for text in hidden:
     text[0, 3] = 4e3
   vectors = {
-    name: drawn(heads, WIDTH, seed=seed)
-    for name, heads, seed in (('keys', KV_HEADS, 1), ('values', KV_HEADS, 6), ('heads', HEADS, 7))
+    'keys': drawn(KV_HEADS, WIDTH, seed=1),
+    'values': drawn(KV_HEADS, WIDTH, seed=6),
+    'heads': drawn(HEADS, WIDTH, seed=7),
   }
-  one = lambda s: dict(
-    attentions=[texts[s][None]],
-    hidden=hidden[s][None, None],
-    **{name: np.swapaxes(x[s], 0, 1)[None, None] for name, x in vectors.items()},
-  )
-  alone = [signature.from_arrays(**one(s)) for s in range(S)]
+  alone = [
+    signature.from_arrays(
+      attentions=[texts[s][None]],
+      hidden=hidden[s][None, None],
+      **{name: np.swapaxes(x[s], 0, 1)[None, None] for name, x in vectors.items()},
+    )
+    for s in range(S)
+  ]
   # Padding may hold anything, since a model computes nothing there that counts.
+  maps = [batch_of_maps(texts, side)]
   rows = signature.from_arrays(
-    attentions=[batch_of_maps(texts, side)],
+    attentions=maps,
     hidden=padded(hidden, side, np.nan)[:, None],
     **{name: np.moveaxis(padded(x, side, np.inf), 1, 2)[:, None] for name, x in vectors.items()},
     **options(side),
@@ -150,12 +158,11 @@ def test_a_card_of_arrays(side):
     for key in ('value', 'uniform'):
       mean = np.mean([first(rows, measure)[key] for rows in alone])
       assert first(rows, measure)[key] == pytest.approx(mean, rel=1e-6), (measure, key)
-  by_head = lambda rows: np.array([row['value'] for row in rows if row['measure'] == 'importance'])
-  close(by_head(rows), np.mean([by_head(x) for x in alone], 0))
   assert first(rows, 'massive activation')['channel'] == 3
-  given = sj.importance([batch_of_maps(texts, side)], **options(side)).swapaxes(0, 1)
-  again = signature.from_arrays(importance=given, **options(side))
-  close(by_head(again), by_head(rows))
+  by_head = lambda rows: [row['value'] for row in rows if row['measure'] == 'importance']
+  close(by_head(rows), np.mean([by_head(x) for x in alone], 0))
+  given = sj.importance(maps, **options(side)).swapaxes(0, 1)
+  close(by_head(signature.from_arrays(importance=given, **options(side))), by_head(rows))
   assert sj.card_of(importance=given, **options(side)).sentences
 
 
@@ -173,25 +180,25 @@ def test_streaming_importance_is_that_of_each_text(side, spec):
   q, k = (
     [x.astype(np.float32) for x in drawn(heads, WIDTH, seed=heads)] for heads in (HEADS, KV_HEADS)
   )
-  half = lambda param: np.full(param.shape, 0.5, np.float32)
   shapes = spec.params(sj.Dims(HEADS, KV_HEADS, WIDTH))
-  params = {
-    component: {name: half(param) for name, param in named.items()}
-    for component, named in shapes.items()
-  }
+  params = jax.tree.map(
+    lambda param: np.full(param.shape, 0.5, np.float32),
+    shapes,
+    is_leaf=lambda x: hasattr(x, 'shape'),
+  )
   measure = functools.partial(sj.streaming_importance, spec, params=params, entropy=True)
   batch = [padded(x, side, np.nan) for x in (q, k)]
   found = measure(*batch, **options(side))
   for s, n in enumerate(LENGTHS):
-    for name, alone in measure(q[s][None], k[s][None])._asdict().items():
-      ours = getattr(found, name)
-      if alone is None or ours is None:
-        assert alone is ours
+    alone = measure(q[s][None], k[s][None])
+    for name, ours, one in zip(found._fields, found, alone):
+      if one is None or ours is None:
+        assert one is ours
       elif name in ('raw', 'normalized'):
-        close(ours[s, :, :n], alone[0], err_msg=name)
+        close(ours[s, :, :n], one[0], err_msg=name)
         assert np.isnan(ours[s, :, n:]).all()
       else:
-        close(ours[s], alone[0], err_msg=name)
+        close(ours[s], one[0], err_msg=name)
   traced = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))(*batch, options(side))
   close(traced.normalized, found.normalized[..., :3])
 
@@ -205,10 +212,16 @@ def test_a_temperature_that_counts_a_prefix_is_refused():
 
 CONFIG = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=11)
 MODELS = [
-  dict(pattern=(Layer(mask=sj.Window(3)), Layer())),
-  dict(sink_tokens=1),
+  dict(sink_tokens=1, pattern=(Layer(mask=sj.Window(3)), Layer())),
   dict(attention=sj.AttentionSpec(mask=sj.Prefix(4))),
 ]
+
+
+def ratio_of_texts(alone, kind):
+  """The norm of first tokens over that of others, both as means over texts."""
+  norms = [one.norms[kind][0].astype(np.float64) for one in alone]
+  mean = lambda part: np.mean([part(x).reshape(len(x), -1).mean(1) for x in norms], 0)
+  return mean(lambda x: x[..., 0]) / mean(lambda x: x[..., 1:].mean(-1))
 
 
 @SIDES
@@ -220,22 +233,19 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
   tokens = padded(texts, side, 3)
   report = sj.probe(run, tokens, batch_size=2, **options(side))
   alone = [sj.probe(run, text[None]) for text in texts]
-  for s, one in enumerate(alone):
-    close(report.importance[s, ..., : LENGTHS[s]], one.importance[0])
-    assert np.isnan(report.importance[s, ..., LENGTHS[s] :]).all()
+  of_norms = functools.partial(close, rtol=1e-5)  # float32 norms of about 4
+  for s, (one, n) in enumerate(zip(alone, LENGTHS)):
+    close(report.importance[s, ..., :n], one.importance[0])
+    assert np.isnan(report.importance[s, ..., n:]).all()
     close(report.entropy[s], one.entropy[0])
     for kind in ('hidden', 'key', 'value', 'head'):
-      # Float32 norms of about 4.
-      close(report.norms[kind][s, ..., : LENGTHS[s]], one.norms[kind][0], rtol=1e-5)
-  for kind in ('hidden', 'value'):  # a ratio of means over texts
-    norms = [one.norms[kind][0].astype(np.float64) for one in alone]
-    mean = lambda part: np.mean([part(x).reshape(len(x), -1).mean(1) for x in norms], 0)
-    first, others = mean(lambda x: x[..., 0]), mean(lambda x: x[..., 1:].mean(-1))
-    close(report.norm_ratio(kind), first / others, rtol=1e-5)
-  summary = report.summary()
-  assert summary['sink_1'] == pytest.approx(np.mean([one.summary()['sink_1'] for one in alone]))
+      of_norms(report.norms[kind][s, ..., :n], one.norms[kind][0])
+  for kind in ('hidden', 'value'):
+    of_norms(report.norm_ratio(kind), ratio_of_texts(alone, kind))
+  rates = [one.summary()['sink_1'] for one in alone]
+  assert report.summary()['sink_1'] == pytest.approx(np.mean(rates))
   largest = [one.activations.activation_max for one in alone]
-  close(report.activations.activation_max, np.mean(largest, 0), rtol=1e-5)
+  of_norms(report.activations.activation_max, np.mean(largest, 0))
   assert report.protocol['lengths'] == LENGTHS.tolist()
   assert report.protocol['activation_sequences'] == S
   assert report.protocol['first_token_ids'] == texts[0][:4].tolist()
@@ -254,20 +264,15 @@ def layers_of(*shape, window=None, chunk=None, prefix=0):
 
 @pytest.mark.untyped
 @pytest.mark.parametrize('rows', [1 / T, 0, np.nan])
-def test_padding_on_the_left_is_refused(rows):
-  layers = [batch_of_maps(texts, 'left', rows) for texts in texts_alone()]
-  for xp in (np, jnp):
-    for maps in (
-      tuple(map(xp.asarray, layers)),
-      xp.asarray(layers),
-      xp.asarray(np.stack(layers, 1)),
-      xp.asarray(layers[0]),
-      xp.asarray(layers[0][1, 0]),
-    ):
-      with pytest.raises(ValueError, match='5 tokens of padding .* mask='):
-        sj.importance(maps)
+@pytest.mark.parametrize('xp', [np, jnp])
+def test_padding_on_the_left_is_refused(rows, xp):
+  layers = [xp.asarray(batch_of_maps(texts, 'left', rows)) for texts in texts_alone()]
+  words = r'5 tokens of padding .* mask='
+  for maps in (tuple(layers), xp.asarray(layers), layers[0], layers[0][1, 0]):
+    with pytest.raises(ValueError, match=words):
+      sj.importance(maps)
   for call in (sj.SinkReport.from_attentions, lambda maps: sj.card_of(attentions=maps)):
-    with pytest.raises(ValueError, match=r'sequence 1 .* 5 tokens of padding'):
+    with pytest.raises(ValueError, match=rf'sequence 1 .* {words}'):
       call(layers)
 
 
@@ -296,7 +301,20 @@ def test_weights_of_zero_are_not_padding():
   assert sj.importance(maps, mask=np.ones((1, T), int))[0, 0, 0] == 0
 
 
+MAPS = layers_of(S, HEADS)
+Q = np.ones((S, T, 2, 4), np.float32)
+RUN = sj.Run(sj.ModelConfig(layers=1, d_model=8, heads=2, ffn_hidden=8, vocab_size=11), {})
+CALLS = {
+  'importance': functools.partial(sj.importance, MAPS),
+  'report': functools.partial(sj.SinkReport.from_attentions, [MAPS]),
+  'card': functools.partial(sj.card_of, attentions=[MAPS]),
+  'streaming': functools.partial(sj.streaming_importance, sj.AttentionSpec(), Q, Q),
+  'probe': functools.partial(sj.probe, RUN, np.ones((S, T), int)),
+}
+
+
 @pytest.mark.untyped
+@pytest.mark.parametrize('call', CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
   'given, words',
   [
@@ -311,42 +329,28 @@ def test_weights_of_zero_are_not_padding():
     (dict(mask=np.zeros((S, T))), 'every row'),
   ],
 )
-def test_where_texts_cannot_lie(given, words):
-  maps = layers_of(S, HEADS)
-  config = sj.ModelConfig(layers=1, d_model=8, heads=2, ffn_hidden=8, vocab_size=11)
-  q = np.ones((S, T, 2, 4), np.float32)
-  for call in (
-    lambda **given: sj.importance(maps, **given),
-    lambda **given: sj.SinkReport.from_attentions([maps], **given),
-    lambda **given: sj.card_of(attentions=[maps], **given),
-    lambda **given: sj.streaming_importance(sj.AttentionSpec(), q, q, **given),
-    lambda **given: sj.probe(sj.Run(config, {}), np.ones((S, T), int), **given),
-  ):
-    with pytest.raises(ValueError, match=words):
-      call(**given)
+def test_where_texts_cannot_lie(call, given, words):
+  with pytest.raises(ValueError, match=words):
+    call(**given)
+
+
+ALPHA = sj.importance([MAPS], lengths=LENGTHS)
 
 
 @pytest.mark.untyped
-def test_a_mask_that_the_model_did_not_read_is_noticed():
-  with pytest.raises(ValueError, match='attention_mask'):
-    sj.importance(layers_of(S, HEADS), mask=options('left')['mask'])
-  with pytest.raises(ValueError, match=r'\(S, ..., T, T\)'):
-    sj.importance(layers_of(), lengths=[T])
-
-
-@pytest.mark.untyped
-def test_rates_need_to_know_where_texts_end():
-  alpha = sj.importance([layers_of(S, HEADS)], lengths=LENGTHS)
-  with pytest.raises(ValueError, match='is nan: .* needs lengths= or mask='):
-    sj.sink_rate(alpha)
-  for given in (
-    dict(lengths=LENGTHS - 1),
-    dict(lengths=np.full(S, T)),
-    dict(mask=np.ones((S, T))),
-    dict(lengths=LENGTHS[1:]),
-  ):
-    with pytest.raises(ValueError, match='importance (must be NaN|has no axis)'):
-      sj.sink_rate(alpha, **given)
-  alpha[0, 0, 0, 1] = np.nan
-  with pytest.raises(ValueError, match='importance must be NaN'):
-    sj.sink_rate(alpha, lengths=LENGTHS)
+@pytest.mark.parametrize(
+  'call, words',
+  [
+    # A mask that the model did not read.
+    (lambda: sj.importance(MAPS, mask=options('left')['mask']), 'attention_mask'),
+    (lambda: sj.importance(layers_of(), lengths=[T]), r'\(S, ..., T, T\)'),
+    (lambda: sj.sink_rate(ALPHA), 'is nan: .* needs lengths= or mask='),
+    (lambda: sj.sink_rate(ALPHA, lengths=LENGTHS - 1), 'importance must be NaN'),
+    (lambda: sj.sink_rate(ALPHA, lengths=np.full(S, T)), 'importance must be NaN'),
+    (lambda: sj.sink_rate(ALPHA, mask=np.ones((S, T))), 'importance must be NaN'),
+    (lambda: sj.sink_rate(ALPHA, lengths=LENGTHS[2:]), 'importance has no axis'),
+  ],
+)
+def test_where_texts_end_has_to_fit(call, words):
+  with pytest.raises(ValueError, match=words):
+    call()
