@@ -101,10 +101,10 @@ def test_interventions_reach_training_and_validation_batches(config, data):
   edits = RandomTokens(first=3, last=4), FixedToken(position=2, token=1)
   edited = open_data(config(interventions=edits))
   batches = lambda data: (data.batch(5, 8, 0), data.validation(8)['valid'][0])
-  for plain, changed in zip(batches(data), batches(edited)):
+  for plain, other in zip(batches(data), batches(edited)):
     # Tokens are edited before the split into inputs and targets.
-    assert_array_equal(changed.tokens[:, 1:], changed.targets[:, :-1])
-    before, after = joined(plain), joined(changed)
+    assert_array_equal(other.tokens[:, 1:], other.targets[:, :-1])
+    before, after = joined(plain), joined(other)
     assert_array_equal(np.delete(before, [1, 2, 3], 1), np.delete(after, [1, 2, 3], 1))
     assert (after[:, 1] == 1).all()
     assert (after[:, 2:4] != before[:, 2:4]).any()

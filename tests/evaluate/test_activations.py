@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.evaluate import sinks
@@ -33,14 +34,14 @@ def expected(hidden):
 def test_each_number_is_what_its_definition_says(shape):
   hidden = np.random.default_rng(0).standard_normal(shape, np.float32)
   hidden[:, 1, -1] *= 5000
-  np.testing.assert_allclose(describe(jnp.asarray(hidden)), expected(hidden), rtol=2e-5)
+  assert_allclose(describe(jnp.asarray(hidden)), expected(hidden), rtol=2e-5)
 
 
 def test_large_states_do_not_leave_the_range_of_float32():
   hidden = np.random.default_rng(0).standard_normal((2, 64, 8))
   hidden[:, 0, 3] = 1e4
   large = describe(jnp.asarray(hidden * 1e15, jnp.float32))
-  np.testing.assert_allclose(large[4:6], expected(hidden)[4:6], rtol=1e-4)
+  assert_allclose(large[4:6], expected(hidden)[4:6], rtol=1e-4)
 
 
 RUN = sj.Run(CONFIG, init_params(CONFIG, 0))
@@ -49,6 +50,7 @@ TOKENS = np.random.default_rng(0).integers(0, 11, (25, 9))
 
 def test_a_planted_massive_activation_is_found_where_it_is():
   params = init_params(CONFIG, 0)
+
   # The last matrix of block 2 writes a large number into channel 5 for every token.
   out = params['blocks']['ffn']['w_out']
   out['kernel'] = out['kernel'].at[1, :, 5].set(3e5)
@@ -56,6 +58,7 @@ def test_a_planted_massive_activation_is_found_where_it_is():
   report = sj.probe(run, TOKENS)
   summary = report.summary()
   beyond = summary['activations_beyond_1000']
+
   assert beyond[:2] == [0, 0]
   assert min(beyond[2:]) >= 1
   assert summary['activation_channel'][2:] == [5, 5]
@@ -63,18 +66,18 @@ def test_a_planted_massive_activation_is_found_where_it_is():
   record = run.record(TOKENS, sj.RecordOptions(hidden=states))
   for block, hidden in enumerate([record.embedding, *record.layers.hidden]):
     found = [x[block] for x in report.activations]
-    np.testing.assert_allclose(found, expected(np.asarray(hidden)), rtol=1e-4)
+    assert_allclose(found, expected(np.asarray(hidden)), rtol=1e-4)
 
 
 @pytest.mark.parametrize('batch_size', [4, SEQUENCES])
 def test_parts_of_a_probe_change_nothing_while_the_first_holds_what_is_described(batch_size):
   whole, parts = sj.probe(RUN, TOKENS), sj.probe(RUN, TOKENS, batch_size=batch_size)
-  np.testing.assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
+  assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
   assert whole.protocol['activation_sequences'] == SEQUENCES
   assert parts.protocol['activation_sequences'] == batch_size
   if batch_size == SEQUENCES:
     for one, other in zip(whole.activations, parts.activations):
-      np.testing.assert_allclose(one, other, rtol=1e-5)
+      assert_allclose(one, other, rtol=1e-5)
 
 
 def test_the_null_of_a_sink_is_the_rate_of_random_targets():
@@ -97,9 +100,12 @@ def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
     at_SxN = norms_SxNxT[range(6), :, draw]
     others_SxN = (norms_SxNxT.sum(-1) - at_SxN) / 9
     ratios.append((at_SxN.mean(0) / others_SxN.mean(0)).max())
+
   assert sinks.hidden_ratio_null(norms_SxNxT) == pytest.approx(np.percentile(ratios, 99))
+
   # The first token is never a target of the null. It only counts as one of the other tokens.
   norms_SxNxT[..., 0] = 1000
   assert sinks.hidden_ratio_null(norms_SxNxT) < 1
+
   # If there are two tokens, only the second can be a target.
   assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1

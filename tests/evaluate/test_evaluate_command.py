@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.cli import evaluate as evaluate_module
@@ -46,9 +47,10 @@ def test_the_numbers_are_the_probe_s(workdir):
   written = json.loads((workdir / 'evaluation/sink_report.json').read_text())
   run = sj.load_run(workdir)
   report = sj.probe(run, run.probe_tokens)
+
   assert written == result
   assert written['summary'] == report.summary(0.2)
-  np.testing.assert_allclose(written['importance_1'], report.head_importance(), rtol=1e-6)
+  assert_allclose(written['importance_1'], report.head_importance(), rtol=1e-6)
   assert len(written['summary']['sink']) == 12
   assert written['epsilon'] == 0.2
   assert written['step'] == 2
@@ -90,6 +92,7 @@ def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):
     '--epsilon=0.1',
     '--dtype=bfloat16',
   )
+
   assert code == 0
   assert 'Sink_1' in out
   assert str(tmp_path / 'sink_report.json') in out

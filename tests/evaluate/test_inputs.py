@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from sink_jax.data.sources import Document, Jsonl, TextFolder
 from sink_jax.data.stdlib import Stdlib
@@ -45,7 +46,8 @@ def test_natural_inputs_are_the_heads_of_documents():
   source = corpus()
   found = natural(BEGUN, source, sequences=7, length=300, bos='none')
   long = [BYTES.encode(text)[:300] for text in source.texts if len(text) >= 300]
-  np.testing.assert_array_equal(found.tokens, long[:7])
+
+  assert_array_equal(found.tokens, long[:7])
   assert found.tokens.dtype == np.int32
   assert found.tokenizer is BEGUN
   assert json.loads(json.dumps(found.description)) == dict(
@@ -60,6 +62,7 @@ def test_natural_inputs_are_the_heads_of_documents():
     vocab_size=BEGUN.vocab_size,
     tokenizer='Bytes()',
   )
+
   # With a BOS, a document of 299 tokens is long enough.
   begun = natural(BEGUN, corpus(), sequences=7, length=300)
   assert (begun.tokens[:, 0] == 0).all()
@@ -100,6 +103,7 @@ def test_an_ordinary_first_token_comes_before_texts_once():
     return [tokenizer.decode(row) for row in found.tokens]
 
   texts = ['.one. ', '.two. ', '.three']
+
   assert read(natural, length=6) == read(natural, length=6, bos='force') == texts
   assert read(natural, length=6, bos='none') == ['one. t', '.two. ', 'three.']
   assert read(long_text, length=8) == ['.one. tw', '.o\n\n.two', '. one\n\nt']
@@ -135,10 +139,11 @@ def test_drawn_tokens():
     random_tokens(50, sequences=200, length=40, seed=seed, **options).tokens
   )
   tokens = draw()
+
   assert (tokens.shape, tokens.dtype) == ((200, 40), np.int32)
   counts = np.bincount(tokens.ravel(), minlength=50)
-  np.testing.assert_allclose(counts, np.full(50, 160), atol=6 * np.sqrt(160))
-  np.testing.assert_array_equal(draw(), tokens)
+  assert_allclose(counts, np.full(50, 160), atol=6 * np.sqrt(160))
+  assert_array_equal(draw(), tokens)
   assert (draw(seed=4) != tokens).any()
   repeated = draw(repeat=True)
   assert (repeated == repeated[:, :1]).all()
@@ -155,6 +160,7 @@ def test_sources_of_a_command_line(tmp_path):
     ("Stdlib(domains='code')", Stdlib(domains='code')),
   ):
     assert open_source(str(given)) == source
+
   assert [d.text for d in open_source(str(text)).documents()] == ['b']
 
 
@@ -195,6 +201,7 @@ def test_a_folder_is_not_guessed_at(tmp_path, files, named):
   assert '\n' not in message
   for part in [*named, str(tmp_path)]:
     assert part in message
+
   # Each source that the message names can be given in the folder's place.
   choices = re.findall(r'--source="(.*?\))"', message)
   for choice in choices:

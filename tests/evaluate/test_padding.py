@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import sink_jax as sj
 from sink_jax.analyses import signature
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.typed
 LENGTHS = np.array([9, 4, 7, 9, 2])
 S, T, HEADS, KV_HEADS, WIDTH = len(LENGTHS), 9, 4, 2, 8
 # The same sums in float64, or in float32 with rows at another place of a batch.
-close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+close = functools.partial(assert_allclose, rtol=1e-6, atol=1e-6)
 SIDES = pytest.mark.parametrize('side', ['left', 'right'])
 
 
@@ -37,36 +38,28 @@ def options(side):
 
 def drawn(*shape, seed=0):
   rng = np.random.default_rng(seed)
-  return [rng.standard_normal((n, *shape)) for n in LENGTHS]
+  return [rng.standard_normal((n, *shape), np.float32) for n in LENGTHS]
 
 
-def maps_of(q_TxHxD, k_TxHkvxD, window=T):
-  """Causal softmax (H, T, T) of one text, with grouped keys."""
-  k_TxHxD = np.repeat(k_TxHkvxD, HEADS // KV_HEADS, 1)
-  scores = 2 * np.einsum('ihd,jhd->hij', q_TxHxD, k_TxHxD)
-  age = np.arange(len(scores[0]))[:, None] - np.arange(len(scores[0]))
-  seen = (age >= 0) & (age < window)
-  weights = np.where(seen, np.exp(scores - scores.max((1, 2), keepdims=True)), 0)
-  return weights / weights.sum(-1, keepdims=True)
+def texts_alone(layers=2):
+  """Maps (H, T, T) of each text, of each layer: causal rows that sum to one."""
+  rng = np.random.default_rng(0)
 
+  def maps(n):
+    weights = np.tril(np.exp(2 * rng.standard_normal((HEADS, n, n))))
+    return weights / weights.sum(-1, keepdims=True)
 
-def texts_alone(layers=2, **options):
-  """Maps (H, T, T) of each text, of each layer."""
-  pairs = lambda n: zip(drawn(HEADS, WIDTH, seed=2 * n), drawn(KV_HEADS, WIDTH, seed=2 * n + 1))
-  return [[maps_of(q, k, **options) for q, k in pairs(n)] for n in range(layers)]
+  return [[maps(n) for n in LENGTHS] for _ in range(layers)]
 
 
 def batch_of_maps(texts, side, rows=1 / T):
   """Maps (S, H, T, T), with the rows that transformers gives to padding, or NaN, or zeros."""
-  batch = np.zeros((S, HEADS, T, T))
-  for one, text in zip(batch, texts):
+  batch = np.full((S, HEADS, T, T), float(rows))
+  for maps, text in zip(batch, texts):
     n = text.shape[-1]
-    first = T - n if side == 'left' else 0
-    one[:] = rows
-    if side == 'right':  # padding sees the text and earlier padding
-      one[:] = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
-    one[:, first : first + n] = 0
-    one[:, first : first + n, first : first + n] = text
+    at = slice(T - n, T) if side == 'left' else slice(n)
+    maps[:, at] = 0
+    maps[:, at, at] = text
   return batch
 
 
@@ -87,9 +80,11 @@ def test_importance_is_that_of_each_text(side, xp, rows):
         there[k] += alpha_HxT[:, k].tolist()
   rates = sj.sink_rate(alpha_NxSxHxT, **options(side))
   close(rates, [(np.array(values) > 0.3).mean() for values in there])
+
   # The axes of an importance may come in any order.
   moved = sj.sink_rate(alpha_NxSxHxT.transpose(1, 2, 0, 3), **options(side))
-  np.testing.assert_array_equal(moved, rates)
+
+  assert_array_equal(moved, rates)
 
 
 def test_lengths_may_be_traced():
@@ -103,16 +98,20 @@ def test_a_report_of_maps(side):
   layers = texts_alone()
   batch = [batch_of_maps(texts, side) for texts in layers]
   report = sj.SinkReport.from_attentions(batch, **options(side))
-  alone = [sj.SinkReport.from_attentions([texts[s][None] for texts in layers]) for s in range(S)]
-  summary, summaries = report.summary(), [one.summary() for one in alone]
+  alone = [
+    sj.SinkReport.from_attentions([maps[None] for maps in of_layers]) for of_layers in zip(*layers)
+  ]
   for key in ('sink_1', 'mean_importance', 'raw_mass_1', 'raw_row_mass'):
-    assert summary[key] == pytest.approx(np.mean([x[key] for x in summaries]), rel=1e-6)
+    values = [one.summary()[key] for one in alone]
+    assert report.summary()[key] == pytest.approx(np.mean(values), rel=1e-6)
   assert report.lengths.tolist() == LENGTHS.tolist()
   assert '2 to 9 tokens' in repr(report)
-  assert report.sink_rate(9) == np.mean([alone[s].sink_rate(9) for s in (0, 3)])
+
+  # The last position is in two texts; the longest of others has seven tokens.
+  assert report.sink_rate(9) == np.mean([alone[0].sink_rate(9), alone[3].sink_rate(9)])
   some = {name: x[1:3] for name, x in options(side).items()}
   shorter = sj.SinkReport.from_attentions([maps[1:3] for maps in batch], **some)
-  assert shorter.importance.shape == (2, 2, HEADS, 7)  # the longest text
+  assert shorter.importance.shape == (2, 2, HEADS, 7)
 
 
 LINEAR = (
@@ -125,6 +124,11 @@ LINEAR = (
   'massive activation',
   'kurtosis',
 )
+
+
+def of_measure(rows, measure):
+  """The rows of a card about a measure."""
+  return [row for row in rows if row['measure'] == measure]
 
 
 @SIDES
@@ -145,6 +149,7 @@ def test_a_card_of_arrays(side):
     )
     for s in range(S)
   ]
+
   # Padding may hold anything, since a model computes nothing there that counts.
   maps = [batch_of_maps(texts, side)]
   rows = signature.from_arrays(
@@ -153,16 +158,19 @@ def test_a_card_of_arrays(side):
     **{name: np.moveaxis(padded(x, side, np.inf), 1, 2)[:, None] for name, x in vectors.items()},
     **options(side),
   )
-  first = lambda rows, measure: next(row for row in rows if row['measure'] == measure)
   for measure in LINEAR:
+    found, *_ = of_measure(rows, measure)
     for key in ('value', 'uniform'):
-      mean = np.mean([first(rows, measure)[key] for rows in alone])
-      assert first(rows, measure)[key] == pytest.approx(mean, rel=1e-6), (measure, key)
-  assert first(rows, 'massive activation')['channel'] == 3
-  by_head = lambda rows: [row['value'] for row in rows if row['measure'] == 'importance']
-  close(by_head(rows), np.mean([by_head(x) for x in alone], 0))
+      values = [of_measure(others, measure)[0][key] for others in alone]
+      assert found[key] == pytest.approx(np.mean(values), rel=1e-6), (measure, key)
+  assert of_measure(rows, 'massive activation')[0]['channel'] == 3
+
+  # Attention maps and their importance say the same.
   given = sj.importance(maps, **options(side)).swapaxes(0, 1)
-  close(by_head(signature.from_arrays(importance=given, **options(side))), by_head(rows))
+  again = signature.from_arrays(importance=given, **options(side))
+  by_head = lambda rows: [row['value'] for row in of_measure(rows, 'importance')]
+  close(by_head(rows), np.mean([by_head(others) for others in alone], 0))
+  close(by_head(again), by_head(rows))
   assert sj.card_of(importance=given, **options(side)).sentences
 
 
@@ -177,9 +185,7 @@ SPECS = [
 @SIDES
 @pytest.mark.parametrize('spec', SPECS, ids=str)
 def test_streaming_importance_is_that_of_each_text(side, spec):
-  q, k = (
-    [x.astype(np.float32) for x in drawn(heads, WIDTH, seed=heads)] for heads in (HEADS, KV_HEADS)
-  )
+  q, k = (drawn(heads, WIDTH, seed=heads) for heads in (HEADS, KV_HEADS))
   shapes = spec.params(sj.Dims(HEADS, KV_HEADS, WIDTH))
   params = jax.tree.map(
     lambda param: np.full(param.shape, 0.5, np.float32),
@@ -217,13 +223,6 @@ MODELS = [
 ]
 
 
-def ratio_of_texts(alone, kind):
-  """The norm of first tokens over that of others, both as means over texts."""
-  norms = [one.norms[kind][0].astype(np.float64) for one in alone]
-  mean = lambda part: np.mean([part(x).reshape(len(x), -1).mean(1) for x in norms], 0)
-  return mean(lambda x: x[..., 0]) / mean(lambda x: x[..., 1:].mean(-1))
-
-
 @SIDES
 @pytest.mark.parametrize('options_of_model', MODELS, ids=str)
 def test_a_probe_is_that_of_each_text(side, options_of_model):
@@ -240,25 +239,33 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
     close(report.entropy[s], one.entropy[0])
     for kind in ('hidden', 'key', 'value', 'head'):
       of_norms(report.norms[kind][s, ..., :n], one.norms[kind][0])
-  for kind in ('hidden', 'value'):
-    of_norms(report.norm_ratio(kind), ratio_of_texts(alone, kind))
+
+  # A ratio of means over texts.
+  norms_SxNxT = report.norms['hidden']
+  others_N = np.nanmean(norms_SxNxT[..., 1:], -1).mean(0)
+  of_norms(report.norm_ratio('hidden'), norms_SxNxT[..., 0].mean(0) / others_N)
   rates = [one.summary()['sink_1'] for one in alone]
+
   assert report.summary()['sink_1'] == pytest.approx(np.mean(rates))
   largest = [one.activations.activation_max for one in alone]
   of_norms(report.activations.activation_max, np.mean(largest, 0))
   assert report.protocol['lengths'] == LENGTHS.tolist()
   assert report.protocol['activation_sequences'] == S
   assert report.protocol['first_token_ids'] == texts[0][:4].tolist()
-  if side == 'right':  # lengths and a mask say the same
-    same = sj.probe(run, tokens, batch_size=2, mask=np.arange(T) < LENGTHS[:, None])
-    np.testing.assert_array_equal(same.importance, report.importance)
+
+  # Lengths and a mask say the same.
+  if side == 'right':
+    mask = np.arange(T) < LENGTHS[:, None]
+    same = sj.probe(run, tokens, batch_size=2, mask=mask)
+    assert_array_equal(same.importance, report.importance)
 
 
-def layers_of(*shape, window=None, chunk=None, prefix=0):
+def layers_of(*shape, window=T, chunk=T, prefix=0):
   """Maps of zeros and equal weights: causal, with a window, chunks, or a prefix that all see."""
   i, j = np.ogrid[:T, :T]
-  same_chunk = i // (chunk or T) == j // (chunk or T)
-  seen = (j <= i) & (i - j < (window or T)) & same_chunk | (j < prefix)
+  causal = (j <= i) & (i - j < window)
+  same_chunk = i // chunk == j // chunk
+  seen = causal & same_chunk | (j < prefix)
   return np.broadcast_to(seen / seen.sum(1, keepdims=True), (*shape, T, T))
 
 
@@ -290,10 +297,12 @@ def test_weights_of_zero_are_not_padding():
   """Softpick and ReLU give nothing at all to keys with negative scores."""
   maps = np.array(layers_of(2, 3))
   maps[:, 1, :, 0] = 0  # in one head
+
   assert sj.importance(maps)[0, 1, 0] == 0
   maps = np.array(layers_of(1, 1, prefix=4))
   maps[..., 0] = 0  # in all heads, but the first query sees only keys of the prefix
   assert sj.importance(maps)[0, 0, 0] == 0
+
   # A mask says that there is none where weights cannot tell.
   maps[..., 0, :] = 0
   with pytest.raises(ValueError, match='with ones'):

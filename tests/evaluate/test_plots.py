@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.evaluate import plots
@@ -41,9 +42,10 @@ def probed(request):
 def test_maps_are_what_the_probe_measured(probed, tmp_path):
   name, model, report = probed
   maps = plots.head_maps(model, TOKENS)
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+  close = functools.partial(assert_allclose, rtol=1e-4, atol=1e-5)
   close(maps.importance, report.head_importance())
   close(maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0))
+
   assert maps.proxy == (name == 'sigmoid')
   if name != 'sigmoid':  # rows sum to one without the extra key's share
     close(1 - maps.normalized.sum(-1).mean(-1), report.extra_key.mean(0))
@@ -55,7 +57,7 @@ def test_maps_are_what_the_probe_measured(probed, tmp_path):
   figure = report.plot(tmp_path / 'importance.png')
   check(tmp_path / 'importance.png')
   shown = figure.axes[0].images[0].get_array()
-  np.testing.assert_allclose(shown, report.head_importance().T)
+  assert_allclose(shown, report.head_importance().T)
   assert 'matplotlib.pyplot' not in sys.modules
 
 
@@ -69,6 +71,7 @@ def test_weights_of_any_range(scale, shift, tmp_path):
   check(tmp_path / 'panel.png')
   largest = np.abs(weights).max()
   expected = {0: (0, max(1, largest)), -1: (-largest, largest)}[shift]
+
   assert axes[0, 0].images[0].get_clim() == pytest.approx(expected)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import sink_jax as sj
 from sink_jax.foreign import as_array
@@ -21,14 +22,14 @@ A = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.6, 0.3, 0.1]])
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_importance_by_hand(xp):
   alpha = sj.importance(xp.asarray(A))
-  np.testing.assert_allclose(alpha, [2.1 / 3, 0.8 / 2, 0.1 / 1], rtol=1e-6)
+  assert_allclose(alpha, [2.1 / 3, 0.8 / 2, 0.1 / 1], rtol=1e-6)
   assert isinstance(alpha, np.ndarray) == (xp is np)
 
 
 def test_a_prefix_counts_all_rows():
   a = A.copy()
   a[0] = [0.7, 0.3, 0.0]  # the first token sees the second
-  np.testing.assert_allclose(sj.importance(a)[1], (0.3 + 0.5 + 0.3) / 2)
+  assert_allclose(sj.importance(a)[1], (0.3 + 0.5 + 0.3) / 2)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
@@ -36,8 +37,8 @@ def test_the_threshold_comes_before_the_mean(xp):
   # Two sequences, one layer, two heads. Head 1 has 0.5 and 0.0. Their mean 0.25 is below 0.3, yet
   # the head is a sink in one of two sequences. Head 2 has 0.31 twice.
   importance = xp.asarray([[[[0.5, 0.0], [0.31, 0.0]]], [[[0.0, 0.0], [0.31, 0.3]]]])
-  np.testing.assert_allclose(sj.sink_rate(importance), [0.75, 0.0])  # 0.3 is not above 0.3
-  np.testing.assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
+  assert_allclose(sj.sink_rate(importance), [0.75, 0.0])  # 0.3 is not above 0.3
+  assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
 
 
 class Tensor:
@@ -59,14 +60,16 @@ class Tensor:
 
 def test_tensors_of_pytorch_are_maps():
   expected = sj.importance(A)
-  np.testing.assert_allclose(sj.importance(Tensor(A, 'torch.bfloat16')), expected, rtol=1e-6)
+  assert_allclose(sj.importance(Tensor(A, 'torch.bfloat16')), expected, rtol=1e-6)
+
   # transformers returns maps like this: a tuple of layers, each (S, H, T, T).
   maps = np.broadcast_to(A, (5, 2, 4, 3, 3))
   alpha = sj.importance(tuple(map(Tensor, maps)))
-  np.testing.assert_allclose(alpha, np.broadcast_to(expected, (5, 2, 4, 3)), rtol=1e-6)
+  assert_allclose(alpha, np.broadcast_to(expected, (5, 2, 4, 3)), rtol=1e-6)
   report = sj.SinkReport.from_attentions(Tensor(maps), name='mine')
-  np.testing.assert_allclose(report.sink_rates(), [1, 1, 0])
+  assert_allclose(report.sink_rates(), [1, 1, 0])
   assert sj.card_of(attentions=Tensor(maps), hidden=Tensor(np.ones((2, 4, 3, 8)))).sentences
+
   # Ids stay whole numbers: float32 has none above 2^24 that are odd.
   assert as_array(Tensor([2**24 + 1]), 'tokens').tolist() == [2**24 + 1]
 
@@ -75,10 +78,11 @@ def test_maps_have_a_report_of_their_own(tmp_path):
   maps = np.tril(np.random.default_rng(0).random((3, 2, 4, 6, 6)))  # (N, S, H, T, T)
   maps /= maps.sum(-1, keepdims=True)
   report = sj.SinkReport.from_attentions(maps, name='mine')
+
   assert report.importance.shape == (2, 3, 4, 6)
   assert report.protocol['blocks'] == [1, 2, 3]
   expected = np.swapaxes(sj.importance(maps), 0, 1)
-  np.testing.assert_allclose(report.importance, expected, rtol=1e-6)
+  assert_allclose(report.importance, expected, rtol=1e-6)
   rate = sj.sink_rate(expected)[0]
   assert (report.sink_rate(), report.summary()['sink_1']) == (rate, 100 * rate)
   report.plot(tmp_path / 'importance.png')
@@ -120,7 +124,7 @@ def test_arrays_are_taken_in_any_form_but_not_with_masked_entries(call):
   """NumPy's masked arrays would otherwise count with what lies under their mask."""
   expected = call(np.asarray)
   for form in (Tensor, np.ma.array):  # in the second nothing is masked
-    np.testing.assert_array_equal(call(form), expected)
+    assert_array_equal(call(form), expected)
   with pytest.raises(ValueError, match='masked entries'):
     call(first_masked)
 
@@ -204,9 +208,11 @@ def test_half_precision_is_summed_in_float32(xp, dtype):
   maps[..., 0] = 0.4
   maps[..., 0, 0] = 1
   alpha = sj.importance(xp.asarray(maps))
+
   assert alpha.dtype.itemsize >= 4
   assert alpha[0, 0, 0, 0] == pytest.approx(0.4, abs=2e-3)
   assert sj.sink_rate(alpha, 0.3)[0] == 1
+
   # The dtype of an importance does not round epsilon either: in bfloat16 it would be 0.3008.
   assert sj.sink_rate(xp.full((1, 1, 1, 1), 0.3008, dtype))[0] == 1
 
@@ -214,8 +220,8 @@ def test_half_precision_is_summed_in_float32(xp, dtype):
 def test_float64_stays_and_whole_numbers_are_weights():
   assert sj.importance(A).dtype == np.float64
   for dtype in (bool, int, np.uint8):
-    np.testing.assert_allclose(sj.importance(np.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
-    np.testing.assert_allclose(sj.importance(jnp.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
+    assert_allclose(sj.importance(np.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
+    assert_allclose(sj.importance(jnp.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
 
 
 @pytest.mark.filterwarnings('ignore:overflow')
@@ -240,21 +246,24 @@ def test_the_first_number_that_attention_cannot_have_is_named(xp, metric, given,
 
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_unnormalised_masses_have_an_importance_too(xp):
-  np.testing.assert_allclose(RAW(xp.asarray([[7.7, 0.0], [-1.0, 3.0]])), [3.35, 3.0], rtol=1e-6)
+  assert_allclose(RAW(xp.asarray([[7.7, 0.0], [-1.0, 3.0]])), [3.35, 3.0], rtol=1e-6)
   rounded = xp.asarray([[1.0, 0.0], [0.505, 0.5]])  # softmax in bfloat16
   assert sj.importance(rounded).shape == (2,)
 
 
 def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   prefix = np.zeros((1, 1, 1, 5, 5))
+
   # All five rows look at the last token, with coarse rounding, and hardly at the first. If they
   # gave it exactly 0, it would be padding.
   prefix[..., 4], prefix[..., 0] = 1.01 - 1e-9, 1e-9
   alpha = sj.importance(prefix)
+
   assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01)
   assert sj.sink_rate(alpha)[4] == 1
   with pytest.raises(ValueError, match=r'\[0, 0, 0, 4\]'):
     sj.sink_rate(alpha * 1.01)
+
   # An array may hold only the first keys of a longer text. Their true bound is lower than the bound
   # from their number, so none is refused.
   assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
@@ -263,7 +272,7 @@ def test_the_bound_of_an_importance_is_reached_under_a_prefix():
 def test_importances_of_as_many_keys_as_heads_are_not_maps():
   assert sj.sink_rate(np.ones((3, 2, 1, 1))).tolist() == [1]  # of one head, one key is kept
   random = np.random.default_rng(0).random((3, 2, 4, 4)) / 4
-  np.testing.assert_allclose(sj.sink_rate(random, 0.1), (random > 0.1).mean((0, 1, 2)))
+  assert_allclose(sj.sink_rate(random, 0.1), (random > 0.1).mean((0, 1, 2)))
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
@@ -318,15 +327,16 @@ print(sj.attend(sj.AttentionSpec(), x, x, x).shape)
 print(sj.streaming_importance(sj.AttentionSpec(), x, x).raw.shape)
 """
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+
   assert done.returncode == 0, done.stderr
 
 
 def test_sink_positions_are_those_of_the_largest_rates():
   alpha_SxNxHxT = np.full((2, 1, 4, 12), 0.05)
-  report = lambda: sj.SinkReport(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {})
-  assert report().sink_positions().tolist() == [1]  # no head has a sink
+  report = sj.SinkReport(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {})
+  assert report.sink_positions().tolist() == [1]  # no head has a sink
   alpha_SxNxHxT[:, :, :4, 1] = 0.5
   alpha_SxNxHxT[:, :, 0, [0, 9]] = 0.4  # position 1 has a quarter of the rate, position 10 is late
-  assert report().sink_positions().tolist() == [2]
+  assert report.sink_positions().tolist() == [2]
   alpha_SxNxHxT[:, :, :2, 4] = 0.4
-  assert report().sink_positions().tolist() == [2, 5]
+  assert report.sink_positions().tolist() == [2, 5]

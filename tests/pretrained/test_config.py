@@ -14,7 +14,7 @@ from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.attention.position import Llama3Rope, Rope, YarnRope
 from sink_jax.attention.per_token import QKNorm
-from sink_jax.models.config import Experts, Layer
+from sink_jax.models.config import Experts
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.pretrained.config_keys import rope
 from sink_jax.pretrained.families import FAMILIES, family_for

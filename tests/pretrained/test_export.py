@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 import tokenizers
 
 import sink_jax as sj
@@ -82,7 +83,7 @@ def test_an_exported_run_comes_back(tmp_path, case):
   assert back.config.attention_specs == run.config.attention_specs
   if len(run.config.pattern) == 1:
     assert back.config == run.config
-  jax.tree.map(np.testing.assert_array_equal, back.params, run.params)
+  jax.tree.map(assert_array_equal, back.params, run.params)
   if case.startswith('sink_logit'):  # transformers' defaults are those of a published model
     assert hf['attention_multiplier'] == 1 / np.sqrt(8)
     ones = 'logits_scaling', 'embedding_multiplier', 'residual_multiplier'
@@ -97,7 +98,7 @@ def test_bfloat16(tmp_path):
   assert {entry.dtype for entry in Checkpoint(tmp_path).entries.values()} == {'BF16'}
   found = sj.load_pretrained(tmp_path, dtype='bfloat16').params
   rounded = jax.tree.map(lambda x: np.asarray(x).astype('bfloat16'), run.params)
-  jax.tree.map(np.testing.assert_array_equal, found, rounded)
+  jax.tree.map(assert_array_equal, found, rounded)
   with pytest.raises(ValueError, match='already holds files'):
     export_checkpoint(run, tmp_path)
 
@@ -239,8 +240,8 @@ def test_a_workdir_is_exported_with_its_tokenizer_and_first_token(tmp_path):
   assert hf['eos_token_id'] == 0
   assert back.bos == 'tokenizer'
   tokens = sj.tokenize(back, ['def f(x):', 'return x + 1'], length=9)
-  np.testing.assert_array_equal(tokens, sj.tokenize(run, ['def f(x):', 'return x + 1'], length=9))
+  assert_array_equal(tokens, sj.tokenize(run, ['def f(x):', 'return x + 1'], length=9))
   assert (tokens[:, 0] == 70).all()
-  np.testing.assert_array_equal(back.logits(tokens), run.logits(tokens))
+  assert_array_equal(back.logits(tokens), run.logits(tokens))
   shutil.rmtree(tmp_path / 'run' / 'tokenizer')
   assert 'No tokenizer written' in export_workdir(tmp_path / 'run', tmp_path / 'bare')[1]

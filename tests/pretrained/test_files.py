@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import sink_jax as sj
 from sink_jax.pretrained.files import INDEX, WEIGHTS, Checkpoint
@@ -23,7 +24,7 @@ def test_tensors_are_listed_file_after_file_and_read_one_by_one(tmp_path, files)
   for name, x in arrays.items():
     entry = checkpoint.entries[name]
     assert (entry.shape, entry.dtype) == (x.shape, 'F32')
-    np.testing.assert_array_equal(checkpoint.read(name), x)
+    assert_array_equal(checkpoint.read(name), x)
 
 
 def refused(read, folder, words):

@@ -8,6 +8,7 @@ import gguf
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import sink_jax as sj
 from sink_jax.attention.position import Llama3Rope
@@ -32,7 +33,7 @@ def test_every_type_is_read_as_gguf_dequantises_it(tmp_path, name):
   assert (file.tensors['x'].shape, file.tensors['x'].type) == (shape, name)
   found = file.read('x')
   assert found.dtype == np.float32
-  np.testing.assert_array_equal(found, gguf.quants.dequantize(data, kind))
+  assert_array_equal(found, gguf.quants.dequantize(data, kind))
 
 
 def load(path, hf, values={}, arrays=None):
@@ -72,10 +73,10 @@ def test_a_file_equals_its_safetensors(tmp_path, hf, values):
   assert rounded(ours.config) == rounded(theirs.config)
   # The file of Gemma stores 1 + w, rounded.
   error = 3e-7 if 'gemma3' in hf['model_type'] else 0
-  close = lambda x, y: np.testing.assert_allclose(x, y, 0, error)
+  close = lambda x, y: assert_allclose(x, y, 0, error)
   jax.tree.map(close, ours.params, theirs.params)
   assert (ours.name, ours.bos) == ('x', 'none')
-  np.testing.assert_array_equal(sj.tokenize(ours, 'abc 01')[0], [14, 15, 11, 12])
+  assert_array_equal(sj.tokenize(ours, 'abc 01')[0], [14, 15, 11, 12])
 
 
 def test_llama3_scaling_is_found_in_its_factors(tmp_path):
@@ -185,7 +186,7 @@ def test_metadata_that_change_no_result_are_ignored(tmp_path):
   for values in (OUTSIDE, inside, {'llama.logit_scale': 0.0}):
     run = load(tmp_path, LLAMA, values)
     assert run.config == plain.config
-    jax.tree.map(np.testing.assert_array_equal, run.params, plain.params)
+    jax.tree.map(assert_array_equal, run.params, plain.params)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import load_file, save_file
 
 import sink_jax as sj
@@ -77,11 +78,11 @@ def compare_probe(expected, run, tolerance=TOLERANCE, of_importance=TOLERANCE):
   report, length = sj.probe(run, expected['tokens']), expected['tokens'].shape[1]
   maps_SxNxHxTxT = np.stack(numbered(expected, 'attentions'), 1).astype(np.float64)
   alpha = maps_SxNxHxTxT.sum(-2) / (length - np.arange(length))
-  np.testing.assert_allclose(sj.importance(maps_SxNxHxTxT), alpha, atol=1e-6)
+  assert_allclose(sj.importance(maps_SxNxHxTxT), alpha, atol=1e-6)
   assert_close(report.importance, alpha, 'importance', of_importance)
   assert_close(report.raw_importance, alpha, 'raw importance', of_importance)
   rates = (alpha > EPSILON).mean((0, 1, 2))
-  np.testing.assert_allclose(report.sink_rates(EPSILON), rates, rtol=1e-6)
+  assert_allclose(report.sink_rates(EPSILON), rates, rtol=1e-6)
   slot = 1 - maps_SxNxHxTxT.sum(-1).mean(-1)
   if report.extra_key is None:
     assert np.abs(slot).max() < tolerance  # the maps contain all weights
@@ -136,7 +137,7 @@ def test_a_model_that_sees_images_may_have_newer_names(tmp_path):
   save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
   shutil.copy(folder / 'config.json', tmp_path)
   tokens = load_file(folder / 'expected.safetensors')['tokens']
-  np.testing.assert_array_equal(
+  assert_array_equal(
     sj.load_pretrained(tmp_path).logits(tokens), sj.load_pretrained(folder).logits(tokens)
   )
 
@@ -154,7 +155,7 @@ def test_a_model_may_lack_its_unembedding(case, name, tmp_path):
   run = sj.load_pretrained(tmp_path)
   assert not run.config.unembedding
   del whole['unembed']
-  jax.tree.map(np.testing.assert_array_equal, run.params, whole)
+  jax.tree.map(assert_array_equal, run.params, whole)
 
 
 @pytest.mark.parametrize('case', ['gpt_oss', 'jamba'])
@@ -209,7 +210,7 @@ def test_transformers_computes_what_an_exported_run_does(case, exported):
   # Measured with sink logits: at most 5e-7, float32 against float32.
   compare(exported / case, run, 1e-5)
   generated = np.load(exported / case / 'generated.npy')
-  np.testing.assert_array_equal(run.generate(test_export.TOKENS, 32), generated)
+  assert_array_equal(run.generate(test_export.TOKENS, 32), generated)
 
 
 @pytest.fixture(scope='module')
@@ -229,7 +230,7 @@ def test_a_padded_batch_is_measured_text_by_text(case, side, padded):
   batch = {name: arrays[f'{side}.{name}'] for name in names}
   layers = list(batch['attentions'].swapaxes(0, 1))
   # Float32 sums of at most 12 numbers that are at most 1.
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+  close = functools.partial(assert_allclose, rtol=1e-6, atol=1e-6)
   report = sj.SinkReport.from_attentions(layers, mask=mask)
   run = sj.load_pretrained(padded / case)
   probe = sj.probe(run, arrays[f'{side}.tokens'], mask=mask)
