@@ -9,25 +9,26 @@ import sink_jax as sj
 from sink_jax.evaluate import sinks
 from sink_jax.evaluate.activations import SEQUENCES, describe
 from sink_jax.models.record import states
-from sink_jax.models.transformer import init_params
+from tests.random_params import random_tokens, tiny
 
-CONFIG = sj.ModelConfig(
-  layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32'
-)
+RUN = tiny(layers=3)
+TOKENS = random_tokens(25)
 
 
 def expected(hidden):
   """Each quantity by its definition, one sequence at a time."""
   rows = []
   for h in np.asarray(hidden, np.float64)[:SEQUENCES]:
-    size, rms = abs(h), np.sqrt((h**2).mean(0))
+    size = abs(h)
+    rms = np.sqrt((h**2).mean(0))
     median = np.median(size)
     beyond = [(size > times * median).sum() for times in (100, 1000)]
     moment = ((h - h.mean()) ** 4).mean() / h.var() ** 2
     channels = (rms**4).mean() / (rms**2).mean() ** 2
     rows.append([size.max(), median, *beyond, moment, channels])
-  where = np.unravel_index(abs(hidden[:SEQUENCES]).mean(0).argmax(), hidden.shape[1:])
-  return [*np.mean(rows, 0), where[0] + 1, where[1]]
+  mean_TxD = abs(hidden[:SEQUENCES]).mean(0)
+  token, channel = np.unravel_index(mean_TxD.argmax(), mean_TxD.shape)
+  return [*np.mean(rows, 0), token + 1, channel]
 
 
 @pytest.mark.parametrize('shape', [(3, 5, 8), (12, 7, 3), (1, 2, 1)])
@@ -44,17 +45,11 @@ def test_large_states_do_not_leave_the_range_of_float32():
   assert_allclose(large[4:6], expected(hidden)[4:6], rtol=1e-4)
 
 
-RUN = sj.Run(CONFIG, init_params(CONFIG, 0))
-TOKENS = np.random.default_rng(0).integers(0, 11, (25, 9))
-
-
 def test_a_planted_massive_activation_is_found_where_it_is():
-  params = init_params(CONFIG, 0)
-
   # The last matrix of block 2 writes a large number into channel 5 for every token.
-  out = params['blocks']['ffn']['w_out']
-  out['kernel'] = out['kernel'].at[1, :, 5].set(3e5)
-  run = sj.Run(CONFIG, params)
+  run = tiny(layers=3)
+  out = run.params['blocks']['ffn']['w_out']
+  out['kernel'] = out['kernel'].at[1, :, 5].set(3e6)
   report = sj.probe(run, TOKENS)
   summary = report.summary()
   beyond = summary['activations_beyond_1000']
@@ -71,7 +66,8 @@ def test_a_planted_massive_activation_is_found_where_it_is():
 
 @pytest.mark.parametrize('batch_size', [4, SEQUENCES])
 def test_parts_of_a_probe_change_nothing_while_the_first_holds_what_is_described(batch_size):
-  whole, parts = sj.probe(RUN, TOKENS), sj.probe(RUN, TOKENS, batch_size=batch_size)
+  whole = sj.probe(RUN, TOKENS)
+  parts = sj.probe(RUN, TOKENS, batch_size=batch_size)
   assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
   assert whole.protocol['activation_sequences'] == SEQUENCES
   assert parts.protocol['activation_sequences'] == batch_size
@@ -95,7 +91,8 @@ def test_the_null_of_a_sink_is_the_rate_of_random_targets():
 
 
 def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
-  norms_SxNxT, ratios = np.random.default_rng(0).uniform(1, 3, (6, 4, 10)), []
+  norms_SxNxT = np.random.default_rng(0).uniform(1, 3, (6, 4, 10))
+  ratios = []
   for draw in sinks.random_targets(np.full(6, 10)):
     at_SxN = norms_SxNxT[range(6), :, draw]
     others_SxN = (norms_SxNxT.sum(-1) - at_SxN) / 9

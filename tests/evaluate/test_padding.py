@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import sink_jax as sj
 from sink_jax.analyses import signature
 from sink_jax.models.config import Layer
-from sink_jax.models.transformer import init_params
+from tests.random_params import tiny
 
 pytestmark = pytest.mark.typed
 
@@ -24,9 +24,11 @@ SIDES = pytest.mark.parametrize('side', ['left', 'right'])
 
 def padded(texts, side, fill):
   """Texts (T, ...) of different lengths as one array, with `fill` on a side."""
-  batch = np.full((S, T, *texts[0].shape[1:]), fill, texts[0].dtype)
+  first = texts[0]
+  batch = np.full((S, T, *first.shape[1:]), fill, first.dtype)
   for row, text in zip(batch, texts):
-    row[T - len(text) if side == 'left' else 0 :][: len(text)] = text
+    at = T - len(text) if side == 'left' else 0
+    row[at : at + len(text)] = text
   return batch
 
 
@@ -108,7 +110,8 @@ def test_a_report_of_maps(side):
   assert '2 to 9 tokens' in repr(report)
 
   # The last position is in two texts; the longest of others has seven tokens.
-  assert report.sink_rate(9) == np.mean([alone[0].sink_rate(9), alone[3].sink_rate(9)])
+  rates = [alone[s].sink_rate(9) for s in (0, 3)]
+  assert report.sink_rate(9) == np.mean(rates)
   some = {name: x[1:3] for name, x in options(side).items()}
   shorter = sj.SinkReport.from_attentions([maps[1:3] for maps in batch], **some)
   assert shorter.importance.shape == (2, 2, HEADS, 7)
@@ -205,7 +208,9 @@ def test_streaming_importance_is_that_of_each_text(side, spec):
         assert np.isnan(ours[s, :, n:]).all()
       else:
         close(ours[s], one[0], err_msg=name)
-  traced = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))(*batch, options(side))
+
+  few = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))
+  traced = few(*batch, options(side))
   close(traced.normalized, found.normalized[..., :3])
 
 
@@ -216,7 +221,6 @@ def test_a_temperature_that_counts_a_prefix_is_refused():
     sj.streaming_importance(spec, q, q, lengths=LENGTHS)
 
 
-CONFIG = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=11)
 MODELS = [
   dict(sink_tokens=1, pattern=(Layer(mask=sj.Window(3)), Layer())),
   dict(attention=sj.AttentionSpec(mask=sj.Prefix(4))),
@@ -226,8 +230,7 @@ MODELS = [
 @SIDES
 @pytest.mark.parametrize('options_of_model', MODELS, ids=str)
 def test_a_probe_is_that_of_each_text(side, options_of_model):
-  config = sj.ModelConfig(**CONFIG, **options_of_model)
-  run = sj.Run(config, init_params(config, 0))
+  run = tiny(kv_heads=2, **options_of_model)
   texts = [np.random.default_rng(n).integers(0, 11, n) for n in LENGTHS]
   tokens = padded(texts, side, 3)
   report = sj.probe(run, tokens, batch_size=2, **options(side))
@@ -238,12 +241,14 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
     assert np.isnan(report.importance[s, ..., n:]).all()
     close(report.entropy[s], one.entropy[0])
     for kind in ('hidden', 'key', 'value', 'head'):
-      of_norms(report.norms[kind][s, ..., :n], one.norms[kind][0])
+      ours, theirs = report.norms[kind], one.norms[kind]
+      of_norms(ours[s, ..., :n], theirs[0])
 
   # A ratio of means over texts.
   norms_SxNxT = report.norms['hidden']
   others_N = np.nanmean(norms_SxNxT[..., 1:], -1).mean(0)
-  of_norms(report.norm_ratio('hidden'), norms_SxNxT[..., 0].mean(0) / others_N)
+  first_N = norms_SxNxT[..., 0].mean(0)
+  of_norms(report.norm_ratio('hidden'), first_N / others_N)
   rates = [one.summary()['sink_1'] for one in alone]
 
   assert report.summary()['sink_1'] == pytest.approx(np.mean(rates))
@@ -266,7 +271,8 @@ def layers_of(*shape, window=T, chunk=T, prefix=0):
   causal = (j <= i) & (i - j < window)
   same_chunk = i // chunk == j // chunk
   seen = causal & same_chunk | (j < prefix)
-  return np.broadcast_to(seen / seen.sum(1, keepdims=True), (*shape, T, T))
+  maps = seen / seen.sum(1, keepdims=True)
+  return np.broadcast_to(maps, (*shape, T, T))
 
 
 @pytest.mark.untyped
@@ -275,7 +281,8 @@ def layers_of(*shape, window=T, chunk=T, prefix=0):
 def test_padding_on_the_left_is_refused(rows, xp):
   layers = [xp.asarray(batch_of_maps(texts, 'left', rows)) for texts in texts_alone()]
   words = r'5 tokens of padding .* mask='
-  for maps in (tuple(layers), xp.asarray(layers), layers[0], layers[0][1, 0]):
+  one = layers[0]
+  for maps in (tuple(layers), xp.asarray(layers), one, one[1, 0]):
     with pytest.raises(ValueError, match=words):
       sj.importance(maps)
   for call in (sj.SinkReport.from_attentions, lambda maps: sj.card_of(attentions=maps)):
@@ -285,7 +292,14 @@ def test_padding_on_the_left_is_refused(rows, xp):
 
 @pytest.mark.parametrize(
   'options_of_maps',
-  [{}, dict(window=1), dict(window=3), dict(chunk=4), dict(prefix=4), dict(prefix=4, window=2)],
+  [
+    {},
+    dict(window=1),
+    dict(window=3),
+    dict(chunk=4),
+    dict(prefix=4),
+    dict(prefix=4, window=2),
+  ],
   ids=str,
 )
 def test_masks_without_padding_pass(options_of_maps):
@@ -312,7 +326,7 @@ def test_weights_of_zero_are_not_padding():
 
 MAPS = layers_of(S, HEADS)
 Q = np.ones((S, T, 2, 4), np.float32)
-RUN = sj.Run(sj.ModelConfig(layers=1, d_model=8, heads=2, ffn_hidden=8, vocab_size=11), {})
+RUN = tiny()
 CALLS = {
   'importance': functools.partial(sj.importance, MAPS),
   'report': functools.partial(sj.SinkReport.from_attentions, [MAPS]),

@@ -10,15 +10,14 @@ from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.evaluate import plots
-from sink_jax.models.transformer import init_params
+from tests.random_params import random_tokens, tiny
 
 MODELS = {
   'sigmoid': dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
   'bias slot': dict(attention=sj.AttentionSpec(kv_bias=sj.KBias()), norm_location='post'),
   'sink token': dict(sink_tokens=1, layers=1, heads=1),
 }
-SMALL = dict(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11, dtype='float32')
-TOKENS = np.random.default_rng(0).integers(0, 11, (3, 6))
+TOKENS = random_tokens(3, 6)
 
 
 def check(path):
@@ -34,8 +33,7 @@ def check(path):
 
 @pytest.fixture(scope='module', params=MODELS)
 def probed(request):
-  config = sj.ModelConfig(**SMALL | MODELS[request.param])
-  model = sj.Run(config, init_params(config, 0), name='test', step=7)
+  model = tiny(**MODELS[request.param])
   return request.param, model, sj.probe(model, TOKENS)
 
 
@@ -44,11 +42,13 @@ def test_maps_are_what_the_probe_measured(probed, tmp_path):
   maps = plots.head_maps(model, TOKENS)
   close = functools.partial(assert_allclose, rtol=1e-4, atol=1e-5)
   close(maps.importance, report.head_importance())
-  close(maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0))
+  first_NxH = report.raw_importance[..., 0].mean(0)
+  close(maps.raw[..., 0].mean(-1), first_NxH)
 
   assert maps.proxy == (name == 'sigmoid')
   if name != 'sigmoid':  # rows sum to one without the extra key's share
-    close(1 - maps.normalized.sum(-1).mean(-1), report.extra_key.mean(0))
+    seen_NxHxT = maps.normalized.sum(-1)
+    close(1 - seen_NxHxT.mean(-1), report.extra_key.mean(0))
   heads = plots.strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()
   assert maps.importance[heads[-1]] == maps.importance.min()
@@ -65,12 +65,13 @@ def test_maps_are_what_the_probe_measured(probed, tmp_path):
 @pytest.mark.parametrize('scale, shift', [(1, 0), (5, 0), (2, -1)])
 def test_weights_of_any_range(scale, shift, tmp_path):
   figure, axes = plots.canvas(4, 4)
-  weights = np.tril(scale * np.random.default_rng(0).random((6, 6)) + shift)
+  random = np.random.default_rng(0).random((6, 6))
+  weights = np.tril(scale * random + shift)
   plots.attention_panel(axes[0, 0], weights, 'title', 'raw weights')
   plots.save(figure, tmp_path / 'panel.png')
   check(tmp_path / 'panel.png')
   largest = np.abs(weights).max()
-  expected = {0: (0, max(1, largest)), -1: (-largest, largest)}[shift]
+  expected = (-largest, largest) if shift else (0, max(1, largest))
 
   assert axes[0, 0].images[0].get_clim() == pytest.approx(expected)
 

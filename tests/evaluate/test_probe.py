@@ -12,6 +12,7 @@ import sink_jax as sj
 from sink_jax.models.config import Layer
 from sink_jax.models.record import maps, states
 from sink_jax.models.transformer import init_params
+from tests.random_params import random_tokens, tiny
 
 pytestmark = pytest.mark.typed
 
@@ -27,7 +28,7 @@ def run(scale=8.0, **options):
   return sj.Run(config, params, name='test', step=7)
 
 
-TOKENS = np.random.default_rng(0).integers(0, 11, (5, 12))
+TOKENS = random_tokens(5, 12, 11)
 
 
 close = functools.partial(assert_allclose, rtol=1e-4)
@@ -46,7 +47,8 @@ def test_a_report_is_what_the_maps_say(spec):
   report = sj.probe(model, TOKENS)
   layers = model.record(TOKENS, sj.RecordOptions(attention=maps, hidden=states)).layers
   proxy_NxSxHxTxT = np.asarray(layers.attention.proxy_BxHxTxT)
-  alpha_SxNxHxT = np.swapaxes(proxy_NxSxHxTxT.sum(-2) / (12 - np.arange(12)), 0, 1)
+  alpha_NxSxHxT = proxy_NxSxHxTxT.sum(-2) / (12 - np.arange(12))
+  alpha_SxNxHxT = alpha_NxSxHxT.swapaxes(0, 1)
   close(report.importance, alpha_SxNxHxT, rtol=1e-5, atol=1e-6)
   rates = (alpha_SxNxHxT > 0.2).mean((0, 1, 2))
 
@@ -56,13 +58,15 @@ def test_a_report_is_what_the_maps_say(spec):
   # The extra key has the rest of a row.
   rest = np.maximum(1 - proxy_NxSxHxTxT.sum(-1, keepdims=True), 1e-30)
   rows = np.concatenate([proxy_NxSxHxTxT, rest], -1)
-  entropy = -(rows * np.log(np.maximum(rows, 1e-30))).sum(-1).mean((1, 3))
+  logs = np.log(np.maximum(rows, 1e-30))
+  entropy = -(rows * logs).sum(-1).mean((1, 3))
   seen = np.arange(1, 13) + spec.kv_bias.has_extra_key
   summary = report.summary(0.2)
   close(summary['entropy_ratio'], entropy / np.log(seen).mean())
   norms_NxSxT = np.linalg.norm(layers.hidden, axis=-1)
-  ratios = norms_NxSxT[..., 0].mean(1) / norms_NxSxT[..., 1:].mean((1, 2))
-  close(report.norm_ratio('hidden')[1:], ratios)
+  first_N = norms_NxSxT[..., 0].mean(1)
+  others_N = norms_NxSxT[..., 1:].mean((1, 2))
+  close(report.norm_ratio('hidden')[1:], first_N / others_N)
   assert summary['sink_1'] == pytest.approx(100 * rates[0])
   raw = np.asarray(layers.attention.weights_BxHxTxT)
   assert summary['raw_row_mass'] == pytest.approx(raw.sum(-1).mean(), rel=1e-5)
@@ -73,7 +77,8 @@ def test_a_report_is_what_the_maps_say(spec):
 
 
 def test_the_slot_rate_counts_with_and_without_the_dummy_row():
-  report = sj.probe(run(attention=sj.AttentionSpec(kv_bias=sj.KBias())), TOKENS)
+  model = run(attention=sj.AttentionSpec(kv_bias=sj.KBias()))
+  report = sj.probe(model, TOKENS)
   slot, released = report.extra_key, report.extra_key_released
   close(released, (1 + 12 * slot) / 13, rtol=1e-5)
   epsilon = float(np.median(slot))
@@ -90,13 +95,18 @@ def test_the_norm_of_the_sink_token_itself():
   # Equivalent: two more entries of the vocabulary come first, and are ordinary tokens.
   params = dict(model.params)
   params['embed'] = np.concatenate([params['embed'], params.pop('sink_tokens')])
-  params['unembed'] = {'kernel': np.pad(params['unembed']['kernel'], ((0, 0), (0, 2)))}
-  longer = sj.Run(dataclasses.replace(model.config, sink_tokens=0, vocab_size=13), params)
-  inputs = np.concatenate([np.tile([[11, 12]], (5, 1)), TOKENS], 1)
+  kernel = params['unembed']['kernel']
+  params['unembed'] = {'kernel': np.pad(kernel, ((0, 0), (0, 2)))}
+  config = dataclasses.replace(model.config, sink_tokens=0, vocab_size=13)
+  longer = sj.Run(config, params)
+  sink_tokens = [[11, 12]] * 5
+  inputs = np.concatenate([sink_tokens, TOKENS], 1)
   hidden_NxSxTxD = longer.record(inputs, sj.RecordOptions(hidden=states)).layers.hidden
   hidden_NxSxTxD = np.concatenate([params['embed'][inputs][None], hidden_NxSxTxD])
-  norms_SxNxT = np.linalg.norm(hidden_NxSxTxD.astype(np.float64), axis=-1).swapaxes(0, 1)
-  sinks_SxN, others_SxNxT = norms_SxNxT[..., :2].max(-1), norms_SxNxT[..., 2:]
+  norms_NxSxT = np.linalg.norm(hidden_NxSxTxD.astype(np.float64), axis=-1)
+  norms_SxNxT = norms_NxSxT.swapaxes(0, 1)
+  sinks_SxN = norms_SxNxT[..., :2].max(-1)
+  others_SxNxT = norms_SxNxT[..., 2:]
 
   report = sj.probe(model, TOKENS)
   close(report.norms['sink_token'], sinks_SxN, rtol=1e-5)
@@ -122,7 +132,8 @@ def test_the_protocol_tells_what_was_measured():
     step=7,
     run='test',
   )
-  proxy = sj.probe(run(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')), TOKENS).protocol
+  sigmoid = sj.AttentionSpec('Sigmoid()', 'Unnormalized()')
+  proxy = sj.probe(run(attention=sigmoid), TOKENS).protocol
   assert proxy['matmul_precision'] == 'highest'
   assert 'proxy' in proxy['scores']
 
@@ -204,8 +215,8 @@ def test_what_is_of_the_proxy_has_a_star():
   ],
 )
 def test_a_mask_that_hides_the_first_token_is_named(mask, pattern, words):
-  config = sj.ModelConfig(**CONFIG, attention=sj.AttentionSpec(mask=mask), pattern=pattern)
-  report = sj.probe(sj.Run(config, init_params(config, 0)), TOKENS)
+  model = tiny(attention=sj.AttentionSpec(mask=mask), pattern=pattern)
+  report = sj.probe(model, TOKENS)
   notes = [line for line in repr(report).splitlines() if 'by construction' in line]
 
   assert len(notes) == len(words)
@@ -239,15 +250,16 @@ def test_positions_are_1_based():
 )
 def test_a_parameter_that_is_not_finite_is_named(value, block, words):
   model = run()
-  kernel = model.params['blocks']['attention']['value']['kernel']
-  model.params['blocks']['attention']['value']['kernel'] = kernel.at[block, 0, 0].set(value)
+  values = model.params['blocks']['attention']['value']
+  values['kernel'] = values['kernel'].at[block, 0, 0].set(value)
   with pytest.raises(ValueError, match=f'^test: {words}'):
     sj.probe(model, TOKENS)
 
 
 def test_activations_that_overflow():
   model = run()
-  model = dataclasses.replace(model, params=jax.tree.map(lambda x: x * 1e30, model.params))
+  params = jax.tree.map(lambda x: x * 1e30, model.params)
+  model = dataclasses.replace(model, params=params)
   with pytest.raises(
     ValueError, match='of the embedding is not .*overflow in bfloat16 .*: use dtype flo'
   ):
@@ -269,7 +281,8 @@ def test_heads_whose_outputs_are_short_are_dormant():
   assert summary['dormant_heads'] == 100 / 8
 
   # Causal query 1 sees only itself, so its head's output is its value.
-  close(report.norms['head'][..., 0], report.norms['value'][..., 0], rtol=1e-5)
+  head, value = (report.norms[kind][..., 0] for kind in ('head', 'value'))
+  close(head, value, rtol=1e-5)
 
 
 def test_norms_that_vanish_have_no_ratio():

@@ -16,7 +16,13 @@ from sink_jax.foreign import as_array
 
 pytestmark = pytest.mark.typed
 
-A = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.6, 0.3, 0.1]])
+A = np.array(
+  [
+    [1.0, 0.0, 0.0],
+    [0.5, 0.5, 0.0],
+    [0.6, 0.3, 0.1],
+  ]
+)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
@@ -36,7 +42,12 @@ def test_a_prefix_counts_all_rows():
 def test_the_threshold_comes_before_the_mean(xp):
   # Two sequences, one layer, two heads. Head 1 has 0.5 and 0.0. Their mean 0.25 is below 0.3, yet
   # the head is a sink in one of two sequences. Head 2 has 0.31 twice.
-  importance = xp.asarray([[[[0.5, 0.0], [0.31, 0.0]]], [[[0.0, 0.0], [0.31, 0.3]]]])
+  importance = xp.asarray(
+    [
+      [[[0.5, 0.0], [0.31, 0.0]]],
+      [[[0.0, 0.0], [0.31, 0.3]]],
+    ]
+  )
   assert_allclose(sj.sink_rate(importance), [0.75, 0.0])  # 0.3 is not above 0.3
   assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
 
@@ -68,7 +79,9 @@ def test_tensors_of_pytorch_are_maps():
   assert_allclose(alpha, np.broadcast_to(expected, (5, 2, 4, 3)), rtol=1e-6)
   report = sj.SinkReport.from_attentions(Tensor(maps), name='mine')
   assert_allclose(report.sink_rates(), [1, 1, 0])
-  assert sj.card_of(attentions=Tensor(maps), hidden=Tensor(np.ones((2, 4, 3, 8)))).sentences
+
+  hidden = Tensor(np.ones((2, 4, 3, 8)))
+  assert sj.card_of(attentions=Tensor(maps), hidden=hidden).sentences
 
   # Ids stay whole numbers: float32 has none above 2^24 that are odd.
   assert as_array(Tensor([2**24 + 1]), 'tokens').tolist() == [2**24 + 1]
@@ -84,7 +97,8 @@ def test_maps_have_a_report_of_their_own(tmp_path):
   expected = np.swapaxes(sj.importance(maps), 0, 1)
   assert_allclose(report.importance, expected, rtol=1e-6)
   rate = sj.sink_rate(expected)[0]
-  assert (report.sink_rate(), report.summary()['sink_1']) == (rate, 100 * rate)
+  assert report.sink_rate() == rate
+  assert report.summary()['sink_1'] == 100 * rate
   report.plot(tmp_path / 'importance.png')
   assert 'mine' in repr(report)
   assert 'Sink_1' in repr(report)
@@ -220,8 +234,9 @@ def test_half_precision_is_summed_in_float32(xp, dtype):
 def test_float64_stays_and_whole_numbers_are_weights():
   assert sj.importance(A).dtype == np.float64
   for dtype in (bool, int, np.uint8):
-    assert_allclose(sj.importance(np.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
-    assert_allclose(sj.importance(jnp.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
+    for xp in (np, jnp):
+      alpha = sj.importance(xp.eye(3, dtype=dtype))
+      assert_allclose(alpha, [1 / 3, 1 / 2, 1])
 
 
 @pytest.mark.filterwarnings('ignore:overflow')
@@ -246,7 +261,8 @@ def test_the_first_number_that_attention_cannot_have_is_named(xp, metric, given,
 
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_unnormalised_masses_have_an_importance_too(xp):
-  assert_allclose(RAW(xp.asarray([[7.7, 0.0], [-1.0, 3.0]])), [3.35, 3.0], rtol=1e-6)
+  masses = xp.asarray([[7.7, 0.0], [-1.0, 3.0]])
+  assert_allclose(RAW(masses), [3.35, 3.0], rtol=1e-6)
   rounded = xp.asarray([[1.0, 0.0], [0.505, 0.5]])  # softmax in bfloat16
   assert sj.importance(rounded).shape == (2,)
 
@@ -278,7 +294,7 @@ def test_importances_of_as_many_keys_as_heads_are_not_maps():
 @pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize('which', [0, 1])
 def test_a_query_or_key_that_is_not_finite_is_named(xp, which):
-  given = [np.ones((2, 4, 2, 8), np.float32) for _ in range(2)]
+  given = list(np.ones((2, 2, 4, 2, 8), np.float32))
   given[which][1, 2, 0, 5] = np.nan
   with pytest.raises(ValueError, match=rf'{("queries", "keys")[which]} \[1, 2, 0, 5\] .* is nan'):
     sj.streaming_importance(sj.AttentionSpec(), *map(xp.asarray, given))
@@ -286,7 +302,8 @@ def test_a_query_or_key_that_is_not_finite_is_named(xp, which):
 
 def test_the_values_of_tracers_pass():
   rate = jax.jit(lambda maps, epsilon: sj.sink_rate(sj.importance(maps), epsilon))
-  assert rate(jnp.full((1, 1, 1, 2, 2), jnp.nan), 0.3).shape == (2,)
+  maps = jnp.full((1, 1, 1, 2, 2), jnp.nan)
+  assert rate(maps, 0.3).shape == (2,)
 
 
 def test_counts_of_many_heads_are_exact():
@@ -306,7 +323,8 @@ def test_counts_of_many_heads_are_exact():
   ],
 )
 def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
-  assert sj.emergence_step(range(0, 20 * len(rate), 20), rate, level=0.1) == expected
+  steps = range(0, 20 * len(rate), 20)
+  assert sj.emergence_step(steps, rate, level=0.1) == expected
 
 
 def test_metrics_need_numpy_and_jax_and_attention_jaxtyping():
