@@ -109,7 +109,8 @@ def test_an_ordinary_first_token_comes_before_texts_once():
   assert read(long_text, length=8) == ['.one. tw', '.o\n\n.two', '. one\n\nt']
   found = natural(tokenizer, source, sequences=3, length=6)
   assert found.description['bos']['applied'] == f'bos id {dot} at position 1'
-  assert (random_tokens(60, sequences=99, length=9, tokenizer=tokenizer).tokens != dot).all()
+  drawn = random_tokens(60, sequences=99, length=9, tokenizer=tokenizer)
+  assert (drawn.tokens != dot).all()
 
 
 def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
@@ -128,7 +129,8 @@ def test_every_domain_has_its_share():
   found = by_domain(BYTES, corpus(), sequences=50, length=30, bos='none')
   shares = [tuple(domain.values()) for domain in found.description['domains']]
   assert shares == [('prose', 50), ('verse', 40)]
-  assert [BYTES.decode(row[:5]) for row in found.tokens] == ['prose'] * 50 + ['verse'] * 40
+  words = [BYTES.decode(row[:5]) for row in found.tokens]
+  assert words == ['prose'] * 50 + ['verse'] * 40
   watched = corpus()
   by_domain(BYTES, watched, sequences=2, length=30, bos='none', domains=['prose'])
   assert watched.read == 2

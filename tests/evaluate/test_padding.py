@@ -16,7 +16,8 @@ from tests.random_params import tiny
 pytestmark = pytest.mark.typed
 
 LENGTHS = np.array([9, 4, 7, 9, 2])
-S, T, HEADS, KV_HEADS, WIDTH = len(LENGTHS), 9, 4, 2, 8
+S, T = len(LENGTHS), 9
+HEADS, KV_HEADS, WIDTH = 4, 2, 8
 # The same sums in float64, or in float32 with rows at another place of a batch.
 close = functools.partial(assert_allclose, rtol=1e-6, atol=1e-6)
 SIDES = pytest.mark.parametrize('side', ['left', 'right'])
@@ -34,7 +35,8 @@ def padded(texts, side, fill):
 
 def options(side):
   """What says where texts lie: lengths suffice on the right."""
-  mask = padded([np.ones(n, int) for n in LENGTHS], side, 0)
+  ones = [np.ones(n, int) for n in LENGTHS]
+  mask = padded(ones, side, 0)
   return {'mask': mask} if side == 'left' else {'lengths': LENGTHS}
 
 
@@ -48,7 +50,8 @@ def texts_alone(layers=2):
   rng = np.random.default_rng(0)
 
   def maps(n):
-    weights = np.tril(np.exp(2 * rng.standard_normal((HEADS, n, n))))
+    scores = 2 * rng.standard_normal((HEADS, n, n))
+    weights = np.tril(np.exp(scores))
     return weights / weights.sum(-1, keepdims=True)
 
   return [[maps(n) for n in LENGTHS] for _ in range(layers)]
@@ -72,7 +75,8 @@ def test_importance_is_that_of_each_text(side, xp, rows):
   layers = texts_alone()
   given = [xp.asarray(batch_of_maps(texts, side, rows)) for texts in layers]
   alpha_NxSxHxT = sj.importance(tuple(given), **options(side))
-  close(sj.importance(given[0], **options(side)), alpha_NxSxHxT[0])
+  one = sj.importance(given[0], **options(side))
+  close(one, alpha_NxSxHxT[0])
   there = [[] for _ in range(T)]  # by position
   for alpha_SxHxT, texts in zip(alpha_NxSxHxT, layers):
     for alpha_HxT, text, n in zip(alpha_SxHxT, texts, LENGTHS):
@@ -81,18 +85,21 @@ def test_importance_is_that_of_each_text(side, xp, rows):
       for k in range(n):
         there[k] += alpha_HxT[:, k].tolist()
   rates = sj.sink_rate(alpha_NxSxHxT, **options(side))
-  close(rates, [(np.array(values) > 0.3).mean() for values in there])
+  expected = [np.mean(np.array(values) > 0.3) for values in there]
+  close(rates, expected)
 
   # The axes of an importance may come in any order.
-  moved = sj.sink_rate(alpha_NxSxHxT.transpose(1, 2, 0, 3), **options(side))
+  alpha_SxHxNxT = np.moveaxis(alpha_NxSxHxT, 0, 2)
+  moved = sj.sink_rate(alpha_SxHxNxT, **options(side))
 
   assert_array_equal(moved, rates)
 
 
 def test_lengths_may_be_traced():
   maps = batch_of_maps(texts_alone(1)[0], 'right')
-  traced = jax.jit(lambda maps, lengths: sj.importance(maps, lengths=lengths))
-  close(traced(maps, LENGTHS), sj.importance(maps, lengths=LENGTHS))
+  importance = lambda maps, lengths: sj.importance(maps, lengths=lengths)
+  expected = importance(maps, LENGTHS)
+  close(jax.jit(importance)(maps, LENGTHS), expected)
 
 
 @SIDES
@@ -100,20 +107,22 @@ def test_a_report_of_maps(side):
   layers = texts_alone()
   batch = [batch_of_maps(texts, side) for texts in layers]
   report = sj.SinkReport.from_attentions(batch, **options(side))
-  alone = [
-    sj.SinkReport.from_attentions([maps[None] for maps in of_layers]) for of_layers in zip(*layers)
-  ]
+  by_text = [[maps[None] for maps in of_layers] for of_layers in zip(*layers)]
+  alone = list(map(sj.SinkReport.from_attentions, by_text))
   for key in ('sink_1', 'mean_importance', 'raw_mass_1', 'raw_row_mass'):
     values = [one.summary()[key] for one in alone]
-    assert report.summary()[key] == pytest.approx(np.mean(values), rel=1e-6)
+    mean = pytest.approx(np.mean(values), rel=1e-6)
+    assert report.summary()[key] == mean
   assert report.lengths.tolist() == LENGTHS.tolist()
   assert '2 to 9 tokens' in repr(report)
 
   # The last position is in two texts; the longest of others has seven tokens.
   rates = [alone[s].sink_rate(9) for s in (0, 3)]
   assert report.sink_rate(9) == np.mean(rates)
-  some = {name: x[1:3] for name, x in options(side).items()}
-  shorter = sj.SinkReport.from_attentions([maps[1:3] for maps in batch], **some)
+  ((name, where),) = options(side).items()
+  some = {name: where[1:3]}
+  part = [maps[1:3] for maps in batch]
+  shorter = sj.SinkReport.from_attentions(part, **some)
   assert shorter.importance.shape == (2, 2, HEADS, 7)
 
 
@@ -136,6 +145,7 @@ def of_measure(rows, measure):
 
 @SIDES
 def test_a_card_of_arrays(side):
+  """Every measure of a padded batch is the mean over its texts."""
   [texts], hidden = texts_alone(1), drawn(16, seed=5)
   for text in hidden:
     text[0, 3] = 4e3
@@ -144,37 +154,41 @@ def test_a_card_of_arrays(side):
     'values': drawn(KV_HEADS, WIDTH, seed=6),
     'heads': drawn(HEADS, WIDTH, seed=7),
   }
-  alone = [
-    signature.from_arrays(
+
+  def card_of_text(s):
+    of_text = {name: np.swapaxes(x[s], 0, 1) for name, x in vectors.items()}
+    return signature.from_arrays(
       attentions=[texts[s][None]],
       hidden=hidden[s][None, None],
-      **{name: np.swapaxes(x[s], 0, 1)[None, None] for name, x in vectors.items()},
+      **{name: x_HxTxDh[None, None] for name, x_HxTxDh in of_text.items()},
     )
-    for s in range(S)
-  ]
+
+  alone = [card_of_text(s) for s in range(S)]
 
   # Padding may hold anything, since a model computes nothing there that counts.
   maps = [batch_of_maps(texts, side)]
+  of_batch = {name: padded(x, side, np.inf) for name, x in vectors.items()}
   rows = signature.from_arrays(
     attentions=maps,
     hidden=padded(hidden, side, np.nan)[:, None],
-    **{name: np.moveaxis(padded(x, side, np.inf), 1, 2)[:, None] for name, x in vectors.items()},
+    **{name: x_SxTxHxDh.swapaxes(1, 2)[:, None] for name, x_SxTxHxDh in of_batch.items()},
     **options(side),
   )
   for measure in LINEAR:
     found, *_ = of_measure(rows, measure)
     for key in ('value', 'uniform'):
       values = [of_measure(others, measure)[0][key] for others in alone]
-      assert found[key] == pytest.approx(np.mean(values), rel=1e-6), (measure, key)
+      mean = np.mean(values)
+      assert found[key] == pytest.approx(mean, rel=1e-6), (measure, key)
   assert of_measure(rows, 'massive activation')[0]['channel'] == 3
 
   # Attention maps and their importance say the same.
   given = sj.importance(maps, **options(side)).swapaxes(0, 1)
   again = signature.from_arrays(importance=given, **options(side))
   by_head = lambda rows: [row['value'] for row in of_measure(rows, 'importance')]
-  close(by_head(rows), np.mean([by_head(others) for others in alone], 0))
+  means = np.mean([by_head(others) for others in alone], 0)
+  close(by_head(rows), means)
   close(by_head(again), by_head(rows))
-  assert sj.card_of(importance=given, **options(side)).sentences
 
 
 SPECS = [
@@ -188,7 +202,8 @@ SPECS = [
 @SIDES
 @pytest.mark.parametrize('spec', SPECS, ids=str)
 def test_streaming_importance_is_that_of_each_text(side, spec):
-  q, k = (drawn(heads, WIDTH, seed=heads) for heads in (HEADS, KV_HEADS))
+  q = drawn(HEADS, WIDTH, seed=4)
+  k = drawn(KV_HEADS, WIDTH, seed=2)
   shapes = spec.params(sj.Dims(HEADS, KV_HEADS, WIDTH))
   params = jax.tree.map(
     lambda param: np.full(param.shape, 0.5, np.float32),
@@ -196,7 +211,7 @@ def test_streaming_importance_is_that_of_each_text(side, spec):
     is_leaf=lambda x: hasattr(x, 'shape'),
   )
   measure = functools.partial(sj.streaming_importance, spec, params=params, entropy=True)
-  batch = [padded(x, side, np.nan) for x in (q, k)]
+  batch = padded(q, side, np.nan), padded(k, side, np.nan)
   found = measure(*batch, **options(side))
   for s, n in enumerate(LENGTHS):
     alone = measure(q[s][None], k[s][None])
@@ -209,6 +224,7 @@ def test_streaming_importance_is_that_of_each_text(side, spec):
       else:
         close(ours[s], one[0], err_msg=name)
 
+  # Also of the first keys only, under jit.
   few = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))
   traced = few(*batch, options(side))
   close(traced.normalized, found.normalized[..., :3])
@@ -222,7 +238,10 @@ def test_a_temperature_that_counts_a_prefix_is_refused():
 
 
 MODELS = [
-  dict(sink_tokens=1, pattern=(Layer(mask=sj.Window(3)), Layer())),
+  {
+    'sink_tokens': 1,
+    'pattern': (Layer(mask=sj.Window(3)), Layer()),
+  },
   dict(attention=sj.AttentionSpec(mask=sj.Prefix(4))),
 ]
 
@@ -230,6 +249,7 @@ MODELS = [
 @SIDES
 @pytest.mark.parametrize('options_of_model', MODELS, ids=str)
 def test_a_probe_is_that_of_each_text(side, options_of_model):
+  """Numbers of a text do not see padding or its neighbours; those of a batch are means."""
   run = tiny(kv_heads=2, **options_of_model)
   texts = [np.random.default_rng(n).integers(0, 11, n) for n in LENGTHS]
   tokens = padded(texts, side, 3)
@@ -246,9 +266,9 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
 
   # A ratio of means over texts.
   norms_SxNxT = report.norms['hidden']
-  others_N = np.nanmean(norms_SxNxT[..., 1:], -1).mean(0)
+  others_SxN = np.nanmean(norms_SxNxT[..., 1:], -1)
   first_N = norms_SxNxT[..., 0].mean(0)
-  of_norms(report.norm_ratio('hidden'), first_N / others_N)
+  of_norms(report.norm_ratio('hidden'), first_N / others_SxN.mean(0))
   rates = [one.summary()['sink_1'] for one in alone]
 
   assert report.summary()['sink_1'] == pytest.approx(np.mean(rates))
@@ -279,13 +299,16 @@ def layers_of(*shape, window=T, chunk=T, prefix=0):
 @pytest.mark.parametrize('rows', [1 / T, 0, np.nan])
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_padding_on_the_left_is_refused(rows, xp):
-  layers = [xp.asarray(batch_of_maps(texts, 'left', rows)) for texts in texts_alone()]
+  batches = [batch_of_maps(texts, 'left', rows) for texts in texts_alone()]
+  layers = list(map(xp.asarray, batches))
   words = r'5 tokens of padding .* mask='
   one = layers[0]
-  for maps in (tuple(layers), xp.asarray(layers), one, one[1, 0]):
+  stacked = xp.asarray(layers)
+  for maps in (tuple(layers), stacked, one, one[1, 0]):
     with pytest.raises(ValueError, match=words):
       sj.importance(maps)
-  for call in (sj.SinkReport.from_attentions, lambda maps: sj.card_of(attentions=maps)):
+  card = lambda maps: sj.card_of(attentions=maps)
+  for call in (sj.SinkReport.from_attentions, card):
     with pytest.raises(ValueError, match=rf'sequence 1 .* {words}'):
       call(layers)
 
@@ -321,18 +344,20 @@ def test_weights_of_zero_are_not_padding():
   maps[..., 0, :] = 0
   with pytest.raises(ValueError, match='with ones'):
     sj.importance(maps)
-  assert sj.importance(maps, mask=np.ones((1, T), int))[0, 0, 0] == 0
+  mask = np.ones((1, T), int)
+  assert sj.importance(maps, mask=mask)[0, 0, 0] == 0
 
 
 MAPS = layers_of(S, HEADS)
 Q = np.ones((S, T, 2, 4), np.float32)
+IDS = np.ones((S, T), int)
 RUN = tiny()
 CALLS = {
   'importance': functools.partial(sj.importance, MAPS),
   'report': functools.partial(sj.SinkReport.from_attentions, [MAPS]),
   'card': functools.partial(sj.card_of, attentions=[MAPS]),
   'streaming': functools.partial(sj.streaming_importance, sj.AttentionSpec(), Q, Q),
-  'probe': functools.partial(sj.probe, RUN, np.ones((S, T), int)),
+  'probe': functools.partial(sj.probe, RUN, IDS),
 }
 
 
@@ -341,7 +366,7 @@ CALLS = {
 @pytest.mark.parametrize(
   'given, words',
   [
-    (dict(lengths=[9, 4, 7, 9, 2], mask=np.ones((S, T))), 'not both'),
+    (dict(lengths=LENGTHS, mask=IDS), 'not both'),
     (dict(lengths=[9, 4, 7, 9]), '5 sequences'),
     (dict(lengths=[9, 4, 7, 10, 2]), r'lengths \[3\].* is 10'),
     (dict(lengths=[9, 4, 0, 9, 2]), r'lengths \[2\].* is 0'),
@@ -369,8 +394,7 @@ ALPHA = sj.importance([MAPS], lengths=LENGTHS)
     (lambda: sj.importance(layers_of(), lengths=[T]), r'\(S, ..., T, T\)'),
     (lambda: sj.sink_rate(ALPHA), 'is nan: .* needs lengths= or mask='),
     (lambda: sj.sink_rate(ALPHA, lengths=LENGTHS - 1), 'importance must be NaN'),
-    (lambda: sj.sink_rate(ALPHA, lengths=np.full(S, T)), 'importance must be NaN'),
-    (lambda: sj.sink_rate(ALPHA, mask=np.ones((S, T))), 'importance must be NaN'),
+    (lambda: sj.sink_rate(ALPHA, mask=IDS), 'importance must be NaN'),
     (lambda: sj.sink_rate(ALPHA, lengths=LENGTHS[2:]), 'importance has no axis'),
   ],
 )

@@ -52,7 +52,8 @@ def test_maps_are_what_the_probe_measured(probed, tmp_path):
   heads = plots.strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()
   assert maps.importance[heads[-1]] == maps.importance.min()
-  assert len(set(heads)) == len(heads) == min(4, maps.importance.size)
+  count = min(4, maps.importance.size)
+  assert len(set(heads)) == len(heads) == count
 
   figure = report.plot(tmp_path / 'importance.png')
   check(tmp_path / 'importance.png')
@@ -62,7 +63,14 @@ def test_maps_are_what_the_probe_measured(probed, tmp_path):
 
 
 @pytest.mark.typed
-@pytest.mark.parametrize('scale, shift', [(1, 0), (5, 0), (2, -1)])
+@pytest.mark.parametrize(
+  'scale, shift',
+  [
+    (1, 0),
+    (5, 0),
+    (2, -1),
+  ],
+)
 def test_weights_of_any_range(scale, shift, tmp_path):
   figure, axes = plots.canvas(4, 4)
   random = np.random.default_rng(0).random((6, 6))
@@ -73,11 +81,13 @@ def test_weights_of_any_range(scale, shift, tmp_path):
   largest = np.abs(weights).max()
   expected = (-largest, largest) if shift else (0, max(1, largest))
 
-  assert axes[0, 0].images[0].get_clim() == pytest.approx(expected)
+  image = axes[0, 0].images[0]
+  assert image.get_clim() == pytest.approx(expected)
 
 
 def test_a_large_model_has_a_map_without_numbers():
-  maps = np.broadcast_to(np.eye(2), (22, 1, 32, 2, 2))
+  blocks, heads = 22, 32
+  maps = np.broadcast_to(np.eye(2), (blocks, 1, heads, 2, 2))
   figure = sj.SinkReport.from_attentions(maps).plot(epsilon=0.2)
   width, height = figure.get_size_inches()
   assert height < width < 8

@@ -69,7 +69,8 @@ def test_a_report_is_what_the_maps_say(spec):
   close(report.norm_ratio('hidden')[1:], first_N / others_N)
   assert summary['sink_1'] == pytest.approx(100 * rates[0])
   raw = np.asarray(layers.attention.weights_BxHxTxT)
-  assert summary['raw_row_mass'] == pytest.approx(raw.sum(-1).mean(), rel=1e-5)
+  row_mass = raw.sum(-1).mean()
+  assert summary['raw_row_mass'] == pytest.approx(row_mass, rel=1e-5)
   assert (summary['sink_bias_slot'] is None) == (not spec.kv_bias.has_extra_key)
 
   # The raw mass of softmax is the mean importance.
@@ -90,6 +91,7 @@ def test_the_slot_rate_counts_with_and_without_the_dummy_row():
 
 
 def test_the_norm_of_the_sink_token_itself():
+  """It is the larger one of two sink tokens, in every block."""
   model = run(sink_tokens=2, dtype='float32')
 
   # Equivalent: two more entries of the vocabulary come first, and are ordinary tokens.
@@ -144,11 +146,11 @@ def test_the_protocol_tells_what_was_measured():
   [
     (dict(tokens=np.zeros((0, 5), int)), r'\(S, T\)'),
     (dict(tokens=np.zeros(5, int)), r'\(S, T\)'),
-    (dict(tokens=np.full((2, 5), 11)), 'vocabulary has 11'),
-    (dict(tokens=np.full((2, 5), -1)), 'vocabulary'),
+    (dict(tokens=TOKENS + 11), 'vocabulary has 11'),
+    (dict(tokens=TOKENS - 11), 'vocabulary'),
     (dict(), 'give either tokens'),
-    (dict(tokens=np.zeros((2, 4), int), texts=['a']), 'give either tokens'),
-    (dict(tokens=np.zeros((2, 4), int), special=True), 'give either tokens'),
+    (dict(tokens=TOKENS, texts=['a']), 'give either tokens'),
+    (dict(tokens=TOKENS, special=True), 'give either tokens'),
     (dict(texts=['a text']), 'no tokenizer is known: pass token ids'),
   ],
 )
@@ -164,7 +166,8 @@ class Letters:
 
   def tokens(self, texts, length, special):
     texts = [text.replace('<k>', 'k') for text in texts] if special else texts
-    return [np.array([ord(letter) - ord('a') for letter in text])[:length] for text in texts]
+    ids = [[ord(letter) - ord('a') for letter in text] for text in texts]
+    return [np.array(row[:length]) for row in ids]
 
 
 @pytest.mark.untyped
@@ -177,10 +180,12 @@ class Letters:
   ],
 )
 def test_texts_may_stand_for_tokens(texts, options):
+  """They are cut to one length."""
   model = dataclasses.replace(run(), read_tokenizer=lambda run: Letters())
   report = sj.probe(model, texts=texts, **options)
-  ids = np.array([[0, 1, 2, 3], [10, 9, 8, 7]])
-  assert_array_equal(report.importance, sj.probe(model, ids).importance)
+  ids = [Letters().tokens([text], 4, special=False)[0] for text in ('abcd', 'kjih')]
+  expected = sj.probe(model, np.stack(ids))
+  assert_array_equal(report.importance, expected.importance)
 
 
 def test_the_largest_activation_is_named():
@@ -188,8 +193,11 @@ def test_the_largest_activation_is_named():
   embed = np.array(model.params['embed'])
   embed[3, 5] = 3e4
   model.params['embed'] = embed
-  report = sj.probe(model, np.array([[3] + 7 * [4]] * 3))  # the token is only at the start
-  (row,) = [line for line in repr(report).splitlines() if line.startswith('largest activation')]
+  tokens = np.full((3, 8), 4)
+  tokens[:, 0] = 3  # the large one is only at the start
+  report = sj.probe(model, tokens)
+  lines = repr(report).splitlines()
+  (row,) = [line for line in lines if line.startswith('largest activation')]
   size = np.asarray(report.activations.activation_max)
   times = size / np.asarray(report.activations.activation_median)
 
@@ -200,7 +208,8 @@ def test_the_largest_activation_is_named():
 
 def test_what_is_of_the_proxy_has_a_star():
   spec = sj.AttentionSpec('Sigmoid()', 'Unnormalized()', kv_bias=sj.KVBias())
-  text = repr(sj.probe(run(scale=1.0, attention=spec), TOKENS))
+  report = sj.probe(run(scale=1.0, attention=spec), TOKENS)
+  text = repr(report)
   assert '* of proxy' in text
   assert 'Sink_*' in text
   assert max(map(len, text.splitlines())) < 160
@@ -215,6 +224,7 @@ def test_what_is_of_the_proxy_has_a_star():
   ],
 )
 def test_a_mask_that_hides_the_first_token_is_named(mask, pattern, words):
+  """Importance of the first token then has a limit below 1."""
   model = tiny(attention=sj.AttentionSpec(mask=mask), pattern=pattern)
   report = sj.probe(model, TOKENS)
   notes = [line for line in repr(report).splitlines() if 'by construction' in line]

@@ -76,7 +76,8 @@ def test_tensors_of_pytorch_are_maps():
   # transformers returns maps like this: a tuple of layers, each (S, H, T, T).
   maps = np.broadcast_to(A, (5, 2, 4, 3, 3))
   alpha = sj.importance(tuple(map(Tensor, maps)))
-  assert_allclose(alpha, np.broadcast_to(expected, (5, 2, 4, 3)), rtol=1e-6)
+  everywhere = np.broadcast_to(expected, (5, 2, 4, 3))
+  assert_allclose(alpha, everywhere, rtol=1e-6)
   report = sj.SinkReport.from_attentions(Tensor(maps), name='mine')
   assert_allclose(report.sink_rates(), [1, 1, 0])
 
@@ -110,6 +111,9 @@ QK = np.random.default_rng(0).standard_normal((1, 3, 1, 2)).astype(np.float32)
 HALF = np.full((1, 1, 1, 2), 0.5)
 
 
+streaming = functools.partial(sj.streaming_importance, sj.AttentionSpec())
+
+
 def first_masked(x):
   masked = np.ma.array(x)
   masked[(0,) * masked.ndim] = np.ma.masked
@@ -130,8 +134,8 @@ def first_masked(x):
     lambda x: sj.card_of(attentions=x(A[None, None, None])).sentences,
     lambda x: sj.importance(A[None], lengths=x([3])),
     lambda x: sj.importance(A[None], mask=x([[1, 1, 1]])),
-    lambda x: sj.streaming_importance(sj.AttentionSpec(), x(QK), QK).raw,
-    lambda x: sj.streaming_importance(sj.AttentionSpec(), QK, QK, mask=x([[1, 1, 1]])).raw,
+    lambda x: streaming(x(QK), QK).raw,
+    lambda x: streaming(QK, QK, mask=x([[1, 1, 1]])).raw,
   ],
 )
 def test_arrays_are_taken_in_any_form_but_not_with_masked_entries(call):
@@ -171,9 +175,15 @@ REFUSALS = {  # by function: words of the error, and the arguments
     ('^attention is a list of parts with different shapes', [A, A[:2, :2]]),
     (r'^attention\[1\] has shape \(1, 2, 2\)', [A[None], A[None, :2, :2]]),
   ],
-  functools.partial(sj.importance, A[None], lengths=[[1], [1, 2]]): [('^lengths is a list',)],
-  functools.partial(sj.importance, A[None], mask=[[1], [1, 1]]): [('^mask is a list',)],
-  jax.jit(sj.importance): [(r'\(\.\.\., T, T\)', jnp.zeros((2, 3)))],
+  lambda: sj.importance(A[None], lengths=[[1], [1, 2]]): [
+    ('^lengths is a list',),
+  ],
+  lambda: sj.importance(A[None], mask=[[1], [1, 1]]): [
+    ('^mask is a list',),
+  ],
+  jax.jit(sj.importance): [
+    (r'\(\.\.\., T, T\)', jnp.zeros((2, 3))),
+  ],
   sj.sink_rate: [
     (TAKE_IMPORTANCE, broadcast(2, 5, 4)),
     (TAKE_IMPORTANCE, broadcast(1, 2)),
@@ -184,7 +194,9 @@ REFUSALS = {  # by function: words of the error, and the arguments
     ('epsilon=1: .*between 0 and 1', HALF, 1),
     ('epsilon=nan: .*between 0 and 1', HALF, float('nan')),
   ],
-  jax.jit(sj.sink_rate, static_argnums=1): [('epsilon=30', HALF, 30)],
+  jax.jit(sj.sink_rate, static_argnums=1): [
+    ('epsilon=30', HALF, 30),
+  ],
   sj.SinkReport.from_attentions: [
     (r'a list: \[map\]', broadcast(2, 4)),
     (r'\(S, H, T, T\) of each', np.zeros((2, 5, 3, 3))),
@@ -228,7 +240,8 @@ def test_half_precision_is_summed_in_float32(xp, dtype):
   assert sj.sink_rate(alpha, 0.3)[0] == 1
 
   # The dtype of an importance does not round epsilon either: in bfloat16 it would be 0.3008.
-  assert sj.sink_rate(xp.full((1, 1, 1, 1), 0.3008, dtype))[0] == 1
+  near = xp.full((1, 1, 1, 1), 0.3008, dtype)
+  assert sj.sink_rate(near)[0] == 1
 
 
 def test_float64_stays_and_whole_numbers_are_weights():
@@ -282,13 +295,15 @@ def test_the_bound_of_an_importance_is_reached_under_a_prefix():
 
   # An array may hold only the first keys of a longer text. Their true bound is lower than the bound
   # from their number, so none is refused.
-  assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
+  first = np.ones((1, 1, 1, 2))
+  assert sj.sink_rate(first).tolist() == [1, 1]
 
 
 def test_importances_of_as_many_keys_as_heads_are_not_maps():
   assert sj.sink_rate(np.ones((3, 2, 1, 1))).tolist() == [1]  # of one head, one key is kept
   random = np.random.default_rng(0).random((3, 2, 4, 4)) / 4
-  assert_allclose(sj.sink_rate(random, 0.1), (random > 0.1).mean((0, 1, 2)))
+  expected = (random > 0.1).mean((0, 1, 2))
+  assert_allclose(sj.sink_rate(random, 0.1), expected)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
@@ -297,7 +312,7 @@ def test_a_query_or_key_that_is_not_finite_is_named(xp, which):
   given = list(np.ones((2, 2, 4, 2, 8), np.float32))
   given[which][1, 2, 0, 5] = np.nan
   with pytest.raises(ValueError, match=rf'{("queries", "keys")[which]} \[1, 2, 0, 5\] .* is nan'):
-    sj.streaming_importance(sj.AttentionSpec(), *map(xp.asarray, given))
+    streaming(*map(xp.asarray, given))
 
 
 def test_the_values_of_tracers_pass():
@@ -344,7 +359,8 @@ x = np.ones((1, 4, 2, 8), np.float32)
 print(sj.attend(sj.AttentionSpec(), x, x, x).shape)
 print(sj.streaming_importance(sj.AttentionSpec(), x, x).raw.shape)
 """
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+  command = [sys.executable, '-c', code]
+  done = subprocess.run(command, capture_output=True, text=True)
 
   assert done.returncode == 0, done.stderr
 
