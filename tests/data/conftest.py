@@ -22,17 +22,20 @@ def one_cache(cache_folder, monkeypatch):
   monkeypatch.setenv('SINK_JAX_CACHE', str(cache_folder))
 
 
-@pytest.fixture(scope='session')
-def corpus(tmp_path_factory):
-  """60 documents in 'prose' and 40 in 'verse', 50 to 400 letters each."""
-  folder, random = tmp_path_factory.mktemp('corpus'), np.random.default_rng(0)
-  for domain, count in (('prose', 60), ('verse', 40)):
+def write_corpus(folder, seed=0, letters=(50, 400), **domains):
+  """A folder with so many documents of each domain, of random letters."""
+  random = np.random.default_rng(seed)
+  for domain, count in domains.items():
     (folder / domain).mkdir()
     for i in range(count):
-      letters = random.integers(97, 123, random.integers(50, 400)).astype(np.uint8)
-      text = f'{domain} {i} ' + letters.tobytes().decode()
-      (folder / domain / f'{i:02}.txt').write_text(text)
+      ids = random.integers(97, 123, random.integers(*letters)).astype(np.uint8)
+      (folder / domain / f'{i:02}.txt').write_text(f'{domain} {i} {ids.tobytes().decode()}')
   return TextFolder(path=str(folder))
+
+
+@pytest.fixture(scope='session')
+def corpus(tmp_path_factory):
+  return write_corpus(tmp_path_factory.mktemp('corpus'), prose=60, verse=40)
 
 
 @pytest.fixture(scope='session')

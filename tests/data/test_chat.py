@@ -1,7 +1,6 @@
 """Conversations: templates, token weights, batches."""
 
 import json
-import random
 import string
 
 import numpy as np
@@ -16,7 +15,7 @@ from sink_jax.data.packed import SPLITS
 from sink_jax.data.sources import Document, PackedDataset
 from sink_jax.data.stdlib import Stdlib
 from sink_jax.data.token_edits import FixedToken
-from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
+from sink_jax.data.tokenizer import TextTokenizer
 from tests.data.rows import assert_same_batches
 
 _EOS = '\0'  # the character of id 0 in `Bytes`
@@ -70,90 +69,56 @@ def _write(path, records):
   return str(path)
 
 
-def _all(packed, split='train'):
-  """The tokens and the weights of all rows of a split."""
-  return packed.rows(split, np.arange(packed.size(split)))
+def _ids(text):
+  return [0 if byte == 0 else byte + 2 for byte in text.encode()]
 
 
-@pytest.mark.parametrize('delimiters', [False, True])
-@pytest.mark.parametrize('template', _BY_HAND)
-def test_tokens_and_weights_of_a_conversation_by_hand(tmp_path, template, delimiters):
-  (tmp_path / 'formats.json').write_text(json.dumps(_FILE))
-  name = str(tmp_path / 'formats.json') if template == 'file' else template
+def _by_hand(template):
+  """The tokens of the conversation, and their weights."""
+  parts = [_ids(text) for text in _BY_HAND[template]]
+  weights = np.repeat(np.arange(len(parts)) % 2, [len(ids) for ids in parts])
+  return np.concatenate(parts), weights
+
+
+@pytest.fixture
+def config(tmp_path):
+  """Makes configs of forty times the same conversation."""
   path = _write(tmp_path / 'a.jsonl', [_messages(_TALK), _share_gpt(_TALK)] * 20)
-  around, tokens, weights = [0] * delimiters, [], []
-  for number, text in enumerate(_BY_HAND[template]):
-    ids = [0 if byte == 0 else byte + 2 for byte in text.encode()]
-    tokens += ids
-    weights += [number % 2] * len(ids)
-  tokens, weights = around + tokens + around, around + weights + around
 
-  def config(loss):
-    # One conversation fills a row, so every row equals the text by hand.
-    source = ChatJsonl(path=path, template=name, loss=loss)
-    return DataConfig(
-      source=source, context=len(tokens) - 1, bos=delimiters, eos=delimiters, valid_fraction=0.2
-    )
-
-  answers, everything = (open_packed(config(loss))[0] for loss in ('answers', 'all'))
-  assert answers.folder != everything.folder
-  for split in SPLITS:
-    assert answers.size(split) >= 4
-    for packed, expected in ((answers, weights), (everything, None)):
-      stored, stored_weights = _all(packed, split)
-      assert (stored == tokens).all()
-      assert np.all(stored_weights == expected)
-  data = open_data(config('answers'))
-  for batch in (data.batch(0, 3, 0), data.validation(3)['valid'][0]):
-    assert (batch.weights == weights[1:]).all()
-    assert batch.weights.dtype == np.float32
-  assert (open_data(config('all')).batch(0, 3, 0).weights == 1).all()
-
-
-@pytest.fixture(scope='module')
-def talks():
-  """Conversations of random lengths; some have no answer, some no system message."""
-  draw, talks = random.Random(0), []
-
-  def words(most):
-    return ''.join(draw.choices(string.ascii_letters + ' \né', k=draw.randint(1, most)))
-
-  for _ in range(120):
-    talk = [('system', words(20))] * draw.randint(0, 1)
-    for _ in range(draw.randint(1, 4)):
-      talk += [('user', words(60)), ('assistant', words(90) + '.')]
-    talks.append(talk[:-1] if draw.random() < 0.1 else talk)
-  return talks
-
-
-@pytest.fixture(scope='module')
-def config(talks, tmp_path_factory):
-  """Makes configs of these conversations."""
-  path = _write(tmp_path_factory.mktemp('talks') / 'talks.jsonl', map(_messages, talks))
-
-  def make(loss='answers', **options):
-    source = ChatJsonl(path=path, loss=loss)
+  def make(loss='answers', template='zephyr', **options):
+    source = ChatJsonl(path=path, loss=loss, template=template)
     return DataConfig(**{'source': source, 'context': 40, 'valid_fraction': 0.2} | options)
 
   return make
 
 
-@pytest.mark.parametrize('tokenizer', [Bytes(), TrainedBpe(vocab_size=300)])
-def test_the_sum_of_the_weights_is_the_tokens_of_the_answers(config, talks, tokenizer):
-  packed, _ = open_packed(config(tokenizer=tokenizer, context=7))
-  size = lambda text: len(text.encode())
-  if tokenizer != Bytes():
-    model = tokenizers.Tokenizer.from_file(str(packed.folder / 'tokenizer.json'))
-    size = lambda text: len(model.encode(text).ids)
+@pytest.mark.parametrize('delimiters', [False, True])
+@pytest.mark.parametrize('template', _BY_HAND)
+def test_tokens_and_weights_of_a_conversation_by_hand(config, tmp_path, template, delimiters):
+  tokens, weights = (np.pad(part, int(delimiters)) for part in _by_hand(template))
+  if template == 'file':
+    (tmp_path / 'formats.json').write_text(json.dumps(_FILE))
+    template = str(tmp_path / 'formats.json')
 
-  # Each answer and its EOS count. The last, incomplete row of a split holds at most 7 tokens.
-  counted = sum(size(text) + 1 for talk in talks for role, text in talk if role == 'assistant')
-  counts = packed.counts()['text']
-  stored = sum(int(_all(packed, split)[1].sum()) for split in SPLITS)
-  cut_off = sum(counts[split]['tokens'] - 8 * counts[split]['rows'] for split in SPLITS)
-  assert counted - cut_off <= stored <= counted
-  assert cut_off <= 14
-  assert counts['train']['weight'] == _all(packed)[1][:, 1:].sum()
+  # One conversation fills a row, so every row equals the text by hand.
+  layout = {'context': len(tokens) - 1, 'bos': delimiters, 'eos': delimiters}
+  opened = lambda loss: open_data(config(loss, template, **layout))
+  for data, expected in ((opened('answers'), weights), (opened('all'), 1 + 0 * weights)):
+    for batch in (data.batch(0, 3, 0), data.validation(3)['valid'][0]):
+      assert (batch.tokens == tokens[:-1]).all()
+      assert (batch.targets == tokens[1:]).all()
+      assert (batch.weights == expected[1:]).all()
+      assert batch.weights.dtype == np.float32
+
+
+def test_rows_are_cut_from_the_tokens_and_from_their_weights(config):
+  packed, _ = open_packed(config(context=6, eos=False))
+  for split in SPLITS:
+    stored = packed.rows(split, np.arange(packed.size(split)))
+    for rows, part in zip(stored, _by_hand('zephyr')):
+      assert_array_equal(rows.ravel(), np.resize(part, rows.size))
+    if split == 'train':
+      assert packed.counts()['text'][split]['weight'] == stored[1][:, 1:].sum()
 
 
 def test_a_token_that_is_written_over_has_no_weight(config):
@@ -168,7 +133,6 @@ def test_a_token_that_is_written_over_has_no_weight(config):
 
 def test_weights_are_of_the_content_and_travel_with_a_packed_folder(config):
   answers, everything = open_data(config()), open_data(config('all'))
-  assert_array_equal(answers.batch(0, 8, 0).tokens, everything.batch(0, 8, 0).tokens)
   assert answers.summary()['content'] != everything.summary()['content']
   folder = open_packed(config())[0].folder
   packed = open_data(config(source=PackedDataset(path=str(folder))))
@@ -212,11 +176,10 @@ def test_a_message_is_not_given_a_space_that_it_has_not():
   alone = [encoder.encode('\n'), encoder.encode('a')]
   assert encoder.decode(np.concatenate(alone)) == '\n a'
   talks = [_document(name, _TALK) for name in templates]
-  first, *encoded = encode([Document('between', '', ''), *talks], encoder)
-  assert_array_equal(first[0], encoder.encode('between'))
-  for (ids, weights), name in zip(encoded, templates, strict=True):
+  (first, _), *encoded = encode([Document('between', '', ''), *talks], encoder)
+  assert_array_equal(first, encoder.encode('between'))
+  for (ids, _), name in zip(encoded, templates, strict=True):
     assert encoder.decode(ids) == ''.join(_BY_HAND[name]).replace(_EOS, '</s>')
-    assert len(weights) == len(ids)
 
 
 def test_the_fingerprint_sees_the_template(tmp_path):

@@ -3,107 +3,120 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.evaluate import sinks
 from sink_jax.evaluate.activations import SEQUENCES, describe
 from sink_jax.models.record import states
-from sink_jax.models.transformer import init_params
+from tests.random_params import random_tokens, tiny
 
-CONFIG = sj.ModelConfig(
-  layers=3, d_model=16, heads=2, ffn_hidden=24, vocab_size=11, dtype='float32'
-)
+RUN = tiny(layers=3)
+TOKENS = random_tokens(25)
 
 
 def expected(hidden):
   """Each quantity by its definition, one sequence at a time."""
   rows = []
   for h in np.asarray(hidden, np.float64)[:SEQUENCES]:
-    size, rms = abs(h), np.sqrt((h**2).mean(0))
+    size = abs(h)
+    rms = np.sqrt((h**2).mean(0))
     median = np.median(size)
-    rows.append(
-      [
-        size.max(),
-        median,
-        (size > 100 * median).sum(),
-        (size > 1000 * median).sum(),
-        ((h - h.mean()) ** 4).mean() / h.var() ** 2,
-        (rms**4).mean() / (rms**2).mean() ** 2,
-      ]
-    )
-  where = np.unravel_index(abs(hidden[:SEQUENCES]).mean(0).argmax(), hidden.shape[1:])
-  return [*np.mean(rows, 0), where[0] + 1, where[1]]
+    ratio = size / median
+    beyond = [(ratio > least).sum() for least in (100, 1000)]
+    centred = h - h.mean()
+    moment = (centred**4).mean() / h.var() ** 2
+    channels = (rms**4).mean() / (rms**2).mean() ** 2
+    rows.append([size.max(), median, *beyond, moment, channels])
+  mean_TxD = abs(hidden[:SEQUENCES]).mean(0)
+  token, channel = np.unravel_index(mean_TxD.argmax(), mean_TxD.shape)
+  return [*np.mean(rows, 0), token + 1, channel]
 
 
-@pytest.mark.parametrize('sequences, length, width', [(3, 5, 8), (12, 7, 3), (1, 2, 1)])
-def test_each_number_is_what_its_definition_says(sequences, length, width):
-  hidden = np.random.default_rng(0).standard_normal((sequences, length, width)).astype(np.float32)
-  hidden[:, 1, width - 1] *= 5000
-  np.testing.assert_allclose(np.stack(describe(jnp.asarray(hidden))), expected(hidden), rtol=2e-5)
+@pytest.mark.parametrize(
+  'shape',
+  [
+    (3, 5, 8),
+    (12, 7, 3),
+    (1, 2, 1),
+  ],
+)
+def test_each_number_is_what_its_definition_says(shape):
+  hidden = np.random.default_rng(0).standard_normal(shape, np.float32)
+  hidden[:, 1, -1] *= 5000
+  assert_allclose(describe(jnp.asarray(hidden)), expected(hidden), rtol=2e-5)
 
 
 def test_large_states_do_not_leave_the_range_of_float32():
   hidden = np.random.default_rng(0).standard_normal((2, 64, 8))
   hidden[:, 0, 3] = 1e4
   large = describe(jnp.asarray(hidden * 1e15, jnp.float32))
-  np.testing.assert_allclose(large[4:6], expected(hidden)[4:6], rtol=1e-4)
+  plain = expected(hidden)
+  assert_allclose(large[4:6], plain[4:6], rtol=1e-4)
 
 
 def test_a_planted_massive_activation_is_found_where_it_is():
-  params = init_params(CONFIG, 0)
   # The last matrix of block 2 writes a large number into channel 5 for every token.
-  out = params['blocks']['ffn']['w_out']['kernel']
-  params['blocks']['ffn']['w_out']['kernel'] = out.at[1, :, 5].set(3e5)
-  tokens = np.random.default_rng(0).integers(0, 11, (12, 9))
-  report = sj.probe(sj.Run(CONFIG, params), tokens)
+  run = tiny(layers=3)
+  out = run.params['blocks']['ffn']['w_out']
+  out['kernel'] = out['kernel'].at[1, :, 5].set(3e6)
+  report = sj.probe(run, TOKENS)
   summary = report.summary()
-  assert summary['activations_beyond_1000'][:2] == [0, 0]
-  assert min(summary['activations_beyond_1000'][2:]) >= 1
-  assert summary['activation_channel'][2:] == [5, 5] and summary['kurtosis_channels'][2] > 15
-  hidden = sj.Run(CONFIG, params).record(tokens, sj.RecordOptions(hidden=states))
-  for block, h in enumerate([hidden.embedding, *hidden.layers.hidden]):
-    np.testing.assert_allclose(
-      [x[block] for x in report.activations], expected(np.asarray(h)), rtol=1e-4
-    )
-  assert report.protocol['activation_sequences'] == SEQUENCES
+  beyond = summary['activations_beyond_1000']
+
+  assert beyond[:2] == [0, 0]
+  assert min(beyond[2:]) >= 1
+  assert summary['activation_channel'][2:] == [5, 5]
+  assert summary['kurtosis_channels'][2] > 15
+  record = run.record(TOKENS, sj.RecordOptions(hidden=states))
+  for block, hidden in enumerate([record.embedding, *record.layers.hidden]):
+    found = [x[block] for x in report.activations]
+    assert_allclose(found, expected(np.asarray(hidden)), rtol=1e-4)
 
 
-def test_parts_of_a_probe_change_nothing_while_the_first_holds_what_is_described():
-  run = sj.Run(CONFIG, init_params(CONFIG, 0))
-  tokens = np.random.default_rng(0).integers(0, 11, (25, 9))
-  whole, parts = sj.probe(run, tokens), sj.probe(run, tokens, batch_size=SEQUENCES)
-  np.testing.assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
-  for one, other in zip(whole.activations, parts.activations):
-    np.testing.assert_allclose(one, other, rtol=1e-5)
-  small = sj.probe(run, tokens, batch_size=4)
-  assert small.protocol['activation_sequences'] == 4  # the protocol states a smaller number
+@pytest.mark.parametrize('batch_size', [4, SEQUENCES])
+def test_parts_of_a_probe_change_nothing_while_the_first_holds_what_is_described(batch_size):
+  whole = sj.probe(RUN, TOKENS)
+  parts = sj.probe(RUN, TOKENS, batch_size=batch_size)
+  assert_allclose(whole.importance, parts.importance, rtol=1e-5, atol=1e-6)
+  assert whole.protocol['activation_sequences'] == SEQUENCES
+  assert parts.protocol['activation_sequences'] == batch_size
+  if batch_size == SEQUENCES:
+    for one, other in zip(whole.activations, parts.activations):
+      assert_allclose(one, other, rtol=1e-5)
 
 
 def test_the_null_of_a_sink_is_the_rate_of_random_targets():
-  alpha = np.zeros((20, 2, 3, 16))
-  alpha[..., 0] = 0.9  # only the first token is a sink
-  assert sinks.sink_rate_null(alpha) == 0
-  alpha[:, 0, 0, 1:] = 0.5  # one of six heads counts every position
-  assert sinks.sink_rate_null(alpha) == pytest.approx(1 / 6)
+  alpha_SxNxHxT = np.zeros((20, 2, 3, 16))
+  alpha_SxNxHxT[..., 0] = 0.9  # only the first token is a sink
+  assert sinks.sink_rate_null(alpha_SxNxHxT) == 0
+  alpha_SxNxHxT[:, 0, 0, 1:] = 0.5  # one of six heads counts every position
+  assert sinks.sink_rate_null(alpha_SxNxHxT) == pytest.approx(1 / 6)
   targets = sinks.random_targets(np.full(20, 16))
-  assert targets.shape == (sinks.DRAWS, 20) and targets.min() == 1 and targets.max() == 7
+  assert targets.shape == (sinks.DRAWS, 20)
+  assert (targets.min(), targets.max()) == (1, 7)
+
+  # The null is the 99th percentile over draws.
   random = np.random.default_rng(1).random((20, 2, 3, 16))
-  rates = [
-    np.mean([(random[s, ..., t] > 0.3).mean() for s, t in enumerate(draw)]) for draw in targets
-  ]
+  chosen = [random[range(20), ..., draw] for draw in targets]
+  rates = [(alpha > 0.3).mean() for alpha in chosen]
   assert sinks.sink_rate_null(random) == pytest.approx(np.percentile(rates, 99))
 
 
 def test_the_null_of_the_hidden_ratio_is_that_of_random_targets():
-  norms, ratios = np.random.default_rng(0).uniform(1, 3, (6, 4, 10)), []
+  norms_SxNxT = np.random.default_rng(0).uniform(1, 3, (6, 4, 10))
+  ratios = []
   for draw in sinks.random_targets(np.full(6, 10)):
-    at = np.stack([norms[s, :, t] for s, t in enumerate(draw)])
-    others = np.stack([np.delete(norms[s], t, -1) for s, t in enumerate(draw)])
-    ratios.append((at.mean(0) / others.mean((0, 2))).max())
-  assert sinks.hidden_ratio_null(norms) == pytest.approx(np.percentile(ratios, 99))
+    at_SxN = norms_SxNxT[range(6), :, draw]
+    others_SxN = (norms_SxNxT.sum(-1) - at_SxN) / 9
+    ratio_N = at_SxN.mean(0) / others_SxN.mean(0)
+    ratios.append(ratio_N.max())
+
+  assert sinks.hidden_ratio_null(norms_SxNxT) == pytest.approx(np.percentile(ratios, 99))
+
   # The first token is never a target of the null. It only counts as one of the other tokens.
-  norms[..., 0] = 1000
-  assert sinks.hidden_ratio_null(norms) < 1
-  assert (
-    sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1
-  )  # of two tokens, only the second can be a target
+  norms_SxNxT[..., 0] = 1000
+  assert sinks.hidden_ratio_null(norms_SxNxT) < 1
+
+  # If there are two tokens, only the second can be a target.
+  assert sinks.hidden_ratio_null(np.ones((2, 1, 2))) == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.cli import evaluate as evaluate_module
@@ -46,13 +47,18 @@ def test_the_numbers_are_the_probe_s(workdir):
   written = json.loads((workdir / 'evaluation/sink_report.json').read_text())
   run = sj.load_run(workdir)
   report = sj.probe(run, run.probe_tokens)
-  assert written == result and written['summary'] == report.summary(0.2)
-  np.testing.assert_allclose(written['importance_1'], report.head_importance(), rtol=1e-6)
-  assert len(written['summary']['sink']) == 12 and written['epsilon'] == 0.2
-  assert written['step'] == 2 and written['config']['steps'] == 800
+
+  assert written == result
+  assert written['summary'] == report.summary(0.2)
+  assert_allclose(written['importance_1'], report.head_importance(), rtol=1e-6)
+  assert len(written['summary']['sink']) == 12
+  assert written['epsilon'] == 0.2
+  assert written['step'] == 2
+  assert written['config']['steps'] == 800
   assert report.protocol.items() <= written['protocol'].items()
   assert written['protocol']['bos_before_documents'] is False
-  assert all(path.exists() for path in paths) and len(paths) == 5
+  assert all(path.exists() for path in paths)
+  assert len(paths) == 5
   assert {'date', 'hardware', 'jax', 'python', 'command', 'code'} == set(written['provenance'])
   assert 'proxy' in as_text(result)
 
@@ -86,7 +92,12 @@ def test_the_command_on_a_part_of_the_probe_tokens(workdir, tmp_path):
     '--epsilon=0.1',
     '--dtype=bfloat16',
   )
-  assert code == 0 and 'Sink_1' in out and str(tmp_path / 'sink_report.json') in out
+
+  assert code == 0
+  assert 'Sink_1' in out
+  assert str(tmp_path / 'sink_report.json') in out
   result = json.loads((tmp_path / 'sink_report.json').read_text())
-  assert len(result['summary']['sink']) == 5 and result['epsilon'] == 0.1
-  assert result['protocol']['sequences'] == 2 and result['protocol']['dtype'] == 'bfloat16'
+  assert len(result['summary']['sink']) == 5
+  assert result['epsilon'] == 0.1
+  assert result['protocol']['sequences'] == 2
+  assert result['protocol']['dtype'] == 'bfloat16'

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from sink_jax.data.sources import Document, Jsonl, TextFolder
 from sink_jax.data.stdlib import Stdlib
@@ -42,10 +43,13 @@ def corpus():
 
 
 def test_natural_inputs_are_the_heads_of_documents():
-  found = natural(BEGUN, source := corpus(), sequences=7, length=300, bos='none')
-  long = [text for text in source.texts if len(text) >= 300]
-  np.testing.assert_array_equal(found.tokens, [BYTES.encode(text)[:300] for text in long[:7]])
-  assert found.tokens.dtype == np.int32 and found.tokenizer is BEGUN
+  source = corpus()
+  found = natural(BEGUN, source, sequences=7, length=300, bos='none')
+  long = [BYTES.encode(text)[:300] for text in source.texts if len(text) >= 300]
+
+  assert_array_equal(found.tokens, long[:7])
+  assert found.tokens.dtype == np.int32
+  assert found.tokenizer is BEGUN
   assert json.loads(json.dumps(found.description)) == dict(
     kind='natural',
     sequences=7,
@@ -58,9 +62,11 @@ def test_natural_inputs_are_the_heads_of_documents():
     vocab_size=BEGUN.vocab_size,
     tokenizer='Bytes()',
   )
+
   # With a BOS, a document of 299 tokens is long enough.
   begun = natural(BEGUN, corpus(), sequences=7, length=300)
-  assert (begun.tokens[:, 0] == 0).all() and (begun.tokens[:, 1:] > 1).all()
+  assert (begun.tokens[:, 0] == 0).all()
+  assert (begun.tokens[:, 1:] > 1).all()
 
 
 @pytest.mark.parametrize(
@@ -75,9 +81,9 @@ def test_natural_inputs_are_the_heads_of_documents():
 )
 def test_bos_protocols(tokenizer, protocol, begins):
   found = natural(tokenizer, corpus(), sequences=5, length=10, bos=protocol)
-  assert ((found.tokens == 0).sum(1) == begins).all() and (found.tokens[:, 0] == 0).all() == begins
-  plain = BYTES.encode(corpus().texts[0])
-  assert found.tokens[0].tolist() == [*([0] if begins else []), *plain][:10]
+  bos = [0] * begins
+  for row, text in zip(found.tokens, corpus().texts):
+    assert row.tolist() == [*bos, *BYTES.encode(text)][:10]
   for repeat in (False, True):
     drawn = random_tokens(
       4, sequences=300, length=6, bos=protocol, tokenizer=tokenizer, repeat=repeat
@@ -90,18 +96,21 @@ def test_bos_protocols(tokenizer, protocol, begins):
 def test_an_ordinary_first_token_comes_before_texts_once():
   (dot,) = BYTES.encode('.')
   tokenizer = BYTES.beginning_with(dot)
-  assert tokenizer.bos_in_texts and tokenizer.prefix == (dot,)
-  source, texts = Texts('one. two', '.two. one', 'three.'), ['.one. ', '.two. ', '.three']
+  source = Texts('one. two', '.two. one', 'three.')
+
+  def read(inputs, **options):
+    found = inputs(tokenizer, source, sequences=3, **options)
+    return [tokenizer.decode(row) for row in found.tokens]
+
+  texts = ['.one. ', '.two. ', '.three']
+
+  assert read(natural, length=6) == read(natural, length=6, bos='force') == texts
+  assert read(natural, length=6, bos='none') == ['one. t', '.two. ', 'three.']
+  assert read(long_text, length=8) == ['.one. tw', '.o\n\n.two', '. one\n\nt']
   found = natural(tokenizer, source, sequences=3, length=6)
-  assert [tokenizer.decode(row) for row in found.tokens] == texts
   assert found.description['bos']['applied'] == f'bos id {dot} at position 1'
-  forced = natural(tokenizer, source, sequences=3, length=6, bos='force')
-  assert (forced.tokens == found.tokens).all()
-  bare = natural(tokenizer, source, sequences=3, length=6, bos='none')
-  assert [tokenizer.decode(row) for row in bare.tokens] == ['one. t', '.two. ', 'three.']
-  long = long_text(tokenizer, source, sequences=3, length=8)
-  assert [tokenizer.decode(row) for row in long.tokens] == ['.one. tw', '.o\n\n.two', '. one\n\nt']
-  assert (random_tokens(60, sequences=99, length=9, tokenizer=tokenizer).tokens != dot).all()
+  drawn = random_tokens(60, sequences=99, length=9, tokenizer=tokenizer)
+  assert (drawn.tokens != dot).all()
 
 
 def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
@@ -118,21 +127,29 @@ def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
 
 def test_every_domain_has_its_share():
   found = by_domain(BYTES, corpus(), sequences=50, length=30, bos='none')
-  assert [tuple(d.values()) for d in found.description['domains']] == [('prose', 50), ('verse', 40)]
-  assert [BYTES.decode(row[:5]) for row in found.tokens] == ['prose'] * 50 + ['verse'] * 40
-  by_domain(BYTES, watched := corpus(), sequences=2, length=30, bos='none', domains=['prose'])
+  shares = [tuple(domain.values()) for domain in found.description['domains']]
+  assert shares == [('prose', 50), ('verse', 40)]
+  words = [BYTES.decode(row[:5]) for row in found.tokens]
+  assert words == ['prose'] * 50 + ['verse'] * 40
+  watched = corpus()
+  by_domain(BYTES, watched, sequences=2, length=30, bos='none', domains=['prose'])
   assert watched.read == 2
 
 
 def test_drawn_tokens():
-  found = random_tokens(50, sequences=200, length=40, seed=3)
-  assert found.tokens.shape == (200, 40) and found.tokens.dtype == np.int32
-  counts = np.bincount(found.tokens.ravel(), minlength=50)
-  assert len(counts) == 50 and abs(counts - 160).max() < 6 * np.sqrt(160)
-  draw = lambda seed: random_tokens(50, sequences=200, length=40, seed=seed).tokens
-  assert (found.tokens == draw(3)).all() and (found.tokens != draw(4)).any()
-  repeated = random_tokens(50, sequences=200, length=40, repeat=True).tokens
-  assert (repeated == repeated[:, :1]).all() and len(set(repeated[:, 0])) > 40
+  draw = lambda seed=3, **options: (
+    random_tokens(50, sequences=200, length=40, seed=seed, **options).tokens
+  )
+  tokens = draw()
+
+  assert (tokens.shape, tokens.dtype) == ((200, 40), np.int32)
+  counts = np.bincount(tokens.ravel(), minlength=50)
+  assert_allclose(counts, np.full(50, 160), atol=6 * np.sqrt(160))
+  assert_array_equal(draw(), tokens)
+  assert (draw(seed=4) != tokens).any()
+  repeated = draw(repeat=True)
+  assert (repeated == repeated[:, :1]).all()
+  assert len(np.unique(repeated)) > 40
 
 
 def test_sources_of_a_command_line(tmp_path):
@@ -145,6 +162,7 @@ def test_sources_of_a_command_line(tmp_path):
     ("Stdlib(domains='code')", Stdlib(domains='code')),
   ):
     assert open_source(str(given)) == source
+
   assert [d.text for d in open_source(str(text)).documents()] == ['b']
 
 
@@ -182,11 +200,14 @@ def test_a_folder_is_not_guessed_at(tmp_path, files, named):
   with pytest.raises(ValueError) as caught:
     open_source(str(tmp_path))
   message = str(caught.value)
-  assert all(part in message for part in [*named, str(tmp_path)]) and '\n' not in message
+  assert '\n' not in message
+  for part in [*named, str(tmp_path)]:
+    assert part in message
+
   # Each source that the message names can be given in the folder's place.
-  for choice in re.findall(r'--source="(.*?\))"', message):
-    if '...' not in choice:
-      assert list(open_source(choice)._files())
+  choices = re.findall(r'--source="(.*?\))"', message)
+  for choice in choices:
+    assert '...' in choice or list(open_source(choice)._files())
 
 
 def written(folder, files):
@@ -202,20 +223,33 @@ def test_a_text_file_may_be_compressed(tmp_path):
   assert [d.text for d in source.documents()] == ['b']
 
 
-@pytest.mark.parametrize(
-  'call, words',
-  [
-    (lambda: natural(BYTES, corpus(), sequences=101, length=20), 'only 100 documents.*--sequences'),
-    (lambda: natural(BYTES, corpus(), bos='twice'), 'twice'),
-    (lambda: natural(dataclasses.replace(BYTES, prefix=(0, 0)), corpus(), length=20), '2 BOS'),
-    (lambda: by_domain(BYTES, corpus(), length=9999), '9999'),
-    (lambda: long_text(BYTES, corpus(), length=10**6), '--length'),
-    (lambda: random_tokens(50, bos='force'), '--bos=force'),
-    (lambda: open_source('no/such'), 'no/such'),
-    (lambda: open_source('Nothing'), 'Nothing'),
-    (lambda: open_source('Jsonl('), 'Jsonl'),
+TWICE = dataclasses.replace(BYTES, prefix=(0, 0))
+REFUSALS = {  # by function: words of the error, the arguments before a source, options
+  natural: [
+    ('only 100 documents.*--sequences', BYTES, dict(sequences=101, length=20)),
+    ('twice', BYTES, dict(bos='twice')),
+    ('2 BOS', TWICE, dict(length=20)),
   ],
+  by_domain: [('9999', BYTES, dict(length=9999))],
+  long_text: [('--length', BYTES, dict(length=10**6))],
+}
+
+
+@pytest.mark.parametrize(
+  'function, words, tokenizer, options',
+  [(function, *row) for function, rows in REFUSALS.items() for row in rows],
 )
-def test_inputs_that_cannot_be_made(call, words):
+def test_inputs_that_cannot_be_made(function, words, tokenizer, options):
   with pytest.raises(ValueError, match=words):
-    call()
+    function(tokenizer, corpus(), **options)
+
+
+@pytest.mark.parametrize('text', ['no/such', 'Nothing', 'Jsonl('])
+def test_a_source_that_is_not_known_is_named(text):
+  with pytest.raises(ValueError, match=re.escape(text)):
+    open_source(text)
+
+
+def test_drawn_tokens_need_a_tokenizer_for_a_bos():
+  with pytest.raises(ValueError, match='--bos=force'):
+    random_tokens(50, bos='force')

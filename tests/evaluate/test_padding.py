@@ -6,67 +6,65 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import sink_jax as sj
 from sink_jax.analyses import signature
 from sink_jax.models.config import Layer
-from sink_jax.models.transformer import init_params
+from tests.random_params import tiny
 
 pytestmark = pytest.mark.typed
 
 LENGTHS = np.array([9, 4, 7, 9, 2])
-S, T, HEADS, KV_HEADS, WIDTH = len(LENGTHS), 9, 4, 2, 8
+S, T = len(LENGTHS), 9
+HEADS, KV_HEADS, WIDTH = 4, 2, 8
 # The same sums in float64, or in float32 with rows at another place of a batch.
-close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+close = functools.partial(assert_allclose, rtol=1e-6, atol=1e-6)
 SIDES = pytest.mark.parametrize('side', ['left', 'right'])
 
 
 def padded(texts, side, fill):
   """Texts (T, ...) of different lengths as one array, with `fill` on a side."""
-  batch = np.full((S, T, *texts[0].shape[1:]), fill, texts[0].dtype)
+  first = texts[0]
+  batch = np.full((S, T, *first.shape[1:]), fill, first.dtype)
   for row, text in zip(batch, texts):
-    row[T - len(text) if side == 'left' else 0 :][: len(text)] = text
+    at = T - len(text) if side == 'left' else 0
+    row[at : at + len(text)] = text
   return batch
 
 
 def options(side):
   """What says where texts lie: lengths suffice on the right."""
-  mask = padded([np.ones(n, int) for n in LENGTHS], side, 0)
+  ones = [np.ones(n, int) for n in LENGTHS]
+  mask = padded(ones, side, 0)
   return {'mask': mask} if side == 'left' else {'lengths': LENGTHS}
 
 
 def drawn(*shape, seed=0):
   rng = np.random.default_rng(seed)
-  return [rng.standard_normal((n, *shape)) for n in LENGTHS]
+  return [rng.standard_normal((n, *shape), np.float32) for n in LENGTHS]
 
 
-def maps_of(q_TxHxD, k_TxHkvxD, window=T):
-  """Causal softmax (H, T, T) of one text, with grouped keys."""
-  k_TxHxD = np.repeat(k_TxHkvxD, HEADS // KV_HEADS, 1)
-  scores = 2 * np.einsum('ihd,jhd->hij', q_TxHxD, k_TxHxD)
-  age = np.arange(len(scores[0]))[:, None] - np.arange(len(scores[0]))
-  seen = (age >= 0) & (age < window)
-  weights = np.where(seen, np.exp(scores - scores.max((1, 2), keepdims=True)), 0)
-  return weights / weights.sum(-1, keepdims=True)
+def texts_alone(layers=2):
+  """Maps (H, T, T) of each text, of each layer: causal rows that sum to one."""
+  rng = np.random.default_rng(0)
 
+  def maps(n):
+    scores = 2 * rng.standard_normal((HEADS, n, n))
+    weights = np.tril(np.exp(scores))
+    return weights / weights.sum(-1, keepdims=True)
 
-def texts_alone(layers=2, **options):
-  """Maps (H, T, T) of each text, of each layer."""
-  pairs = lambda n: zip(drawn(HEADS, WIDTH, seed=2 * n), drawn(KV_HEADS, WIDTH, seed=2 * n + 1))
-  return [[maps_of(q, k, **options) for q, k in pairs(n)] for n in range(layers)]
+  return [[maps(n) for n in LENGTHS] for _ in range(layers)]
 
 
 def batch_of_maps(texts, side, rows=1 / T):
   """Maps (S, H, T, T), with the rows that transformers gives to padding, or NaN, or zeros."""
-  batch = np.zeros((S, HEADS, T, T))
-  for one, text in zip(batch, texts):
+  batch = np.full((S, HEADS, T, T), float(rows))
+  for maps, text in zip(batch, texts):
     n = text.shape[-1]
-    first = T - n if side == 'left' else 0
-    one[:] = rows
-    if side == 'right':  # padding sees the text and earlier padding
-      one[:] = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
-    one[:, first : first + n] = 0
-    one[:, first : first + n, first : first + n] = text
+    at = slice(T - n, T) if side == 'left' else slice(n)
+    maps[:, at] = 0
+    maps[:, at, at] = text
   return batch
 
 
@@ -76,21 +74,32 @@ def batch_of_maps(texts, side, rows=1 / T):
 def test_importance_is_that_of_each_text(side, xp, rows):
   layers = texts_alone()
   given = [xp.asarray(batch_of_maps(texts, side, rows)) for texts in layers]
-  alpha = sj.importance(tuple(given), **options(side))  # (N, S, H, T)
-  for n, texts in enumerate(layers):
-    close(sj.importance(given[n], **options(side)), alpha[n])
-    for s, text in enumerate(texts):
-      close(alpha[n, s, :, : LENGTHS[s]], sj.importance(text))
-      assert np.isnan(alpha[n, s, :, LENGTHS[s] :]).all()
-  rates = sj.sink_rate(alpha, **options(side))
-  for k in range(T):
-    there = [sj.importance(text)[:, k] for texts in layers for text in texts if text.shape[-1] > k]
-    assert rates[k] == pytest.approx((np.array(there) > 0.3).mean())
+  alpha_NxSxHxT = sj.importance(tuple(given), **options(side))
+  one = sj.importance(given[0], **options(side))
+  close(one, alpha_NxSxHxT[0])
+  there = [[] for _ in range(T)]  # by position
+  for alpha_SxHxT, texts in zip(alpha_NxSxHxT, layers):
+    for alpha_HxT, text, n in zip(alpha_SxHxT, texts, LENGTHS):
+      close(alpha_HxT[:, :n], sj.importance(text))
+      assert np.isnan(alpha_HxT[:, n:]).all()
+      for k in range(n):
+        there[k] += alpha_HxT[:, k].tolist()
+  rates = sj.sink_rate(alpha_NxSxHxT, **options(side))
+  expected = [np.mean(np.array(values) > 0.3) for values in there]
+  close(rates, expected)
+
   # The axes of an importance may come in any order.
-  np.testing.assert_array_equal(sj.sink_rate(alpha.transpose(1, 2, 0, 3), **options(side)), rates)
-  traced = jax.jit(lambda maps, lengths: sj.importance(maps, lengths=lengths))
-  if side == 'right':
-    close(traced(given[0], LENGTHS), alpha[0])
+  alpha_SxHxNxT = np.moveaxis(alpha_NxSxHxT, 0, 2)
+  moved = sj.sink_rate(alpha_SxHxNxT, **options(side))
+
+  assert_array_equal(moved, rates)
+
+
+def test_lengths_may_be_traced():
+  maps = batch_of_maps(texts_alone(1)[0], 'right')
+  importance = lambda maps, lengths: sj.importance(maps, lengths=lengths)
+  expected = importance(maps, LENGTHS)
+  close(jax.jit(importance)(maps, LENGTHS), expected)
 
 
 @SIDES
@@ -98,16 +107,23 @@ def test_a_report_of_maps(side):
   layers = texts_alone()
   batch = [batch_of_maps(texts, side) for texts in layers]
   report = sj.SinkReport.from_attentions(batch, **options(side))
-  alone = [sj.SinkReport.from_attentions([texts[s][None] for texts in layers]) for s in range(S)]
-  summary, summaries = report.summary(), [one.summary() for one in alone]
+  by_text = [[maps[None] for maps in of_layers] for of_layers in zip(*layers)]
+  alone = list(map(sj.SinkReport.from_attentions, by_text))
   for key in ('sink_1', 'mean_importance', 'raw_mass_1', 'raw_row_mass'):
-    assert summary[key] == pytest.approx(np.mean([x[key] for x in summaries]), rel=1e-6)
-  assert report.lengths.tolist() == LENGTHS.tolist() and '2 to 9 tokens' in repr(report)
-  assert report.sink_rate(9) == np.mean([alone[s].sink_rate(9) for s in (0, 3)])
-  shorter = sj.SinkReport.from_attentions(
-    [maps[1:3] for maps in batch], **{name: x[1:3] for name, x in options(side).items()}
-  )
-  assert shorter.importance.shape == (2, 2, HEADS, 7)  # the longest text
+    values = [one.summary()[key] for one in alone]
+    mean = pytest.approx(np.mean(values), rel=1e-6)
+    assert report.summary()[key] == mean
+  assert report.lengths.tolist() == LENGTHS.tolist()
+  assert '2 to 9 tokens' in repr(report)
+
+  # The last position is in two texts; the longest of others has seven tokens.
+  rates = [alone[s].sink_rate(9) for s in (0, 3)]
+  assert report.sink_rate(9) == np.mean(rates)
+  ((name, where),) = options(side).items()
+  some = {name: where[1:3]}
+  part = [maps[1:3] for maps in batch]
+  shorter = sj.SinkReport.from_attentions(part, **some)
+  assert shorter.importance.shape == (2, 2, HEADS, 7)
 
 
 LINEAR = (
@@ -122,40 +138,57 @@ LINEAR = (
 )
 
 
+def of_measure(rows, measure):
+  """The rows of a card about a measure."""
+  return [row for row in rows if row['measure'] == measure]
+
+
 @SIDES
 def test_a_card_of_arrays(side):
+  """Every measure of a padded batch is the mean over its texts."""
   [texts], hidden = texts_alone(1), drawn(16, seed=5)
   for text in hidden:
     text[0, 3] = 4e3
   vectors = {
-    name: drawn(heads, WIDTH, seed=seed)
-    for name, heads, seed in (('keys', KV_HEADS, 1), ('values', KV_HEADS, 6), ('heads', HEADS, 7))
+    'keys': drawn(KV_HEADS, WIDTH, seed=1),
+    'values': drawn(KV_HEADS, WIDTH, seed=6),
+    'heads': drawn(HEADS, WIDTH, seed=7),
   }
-  one = lambda s: dict(
-    attentions=[texts[s][None]],
-    hidden=hidden[s][None, None],
-    **{name: np.swapaxes(x[s], 0, 1)[None, None] for name, x in vectors.items()},
-  )
-  alone = [signature.from_arrays(**one(s)) for s in range(S)]
+
+  def card_of_text(s):
+    of_text = {name: np.swapaxes(x[s], 0, 1) for name, x in vectors.items()}
+    return signature.from_arrays(
+      attentions=[texts[s][None]],
+      hidden=hidden[s][None, None],
+      **{name: x_HxTxDh[None, None] for name, x_HxTxDh in of_text.items()},
+    )
+
+  alone = [card_of_text(s) for s in range(S)]
+
   # Padding may hold anything, since a model computes nothing there that counts.
+  maps = [batch_of_maps(texts, side)]
+  of_batch = {name: padded(x, side, np.inf) for name, x in vectors.items()}
   rows = signature.from_arrays(
-    attentions=[batch_of_maps(texts, side)],
+    attentions=maps,
     hidden=padded(hidden, side, np.nan)[:, None],
-    **{name: np.moveaxis(padded(x, side, np.inf), 1, 2)[:, None] for name, x in vectors.items()},
+    **{name: x_SxTxHxDh.swapaxes(1, 2)[:, None] for name, x_SxTxHxDh in of_batch.items()},
     **options(side),
   )
-  first = lambda rows, measure: next(row for row in rows if row['measure'] == measure)
   for measure in LINEAR:
+    found, *_ = of_measure(rows, measure)
     for key in ('value', 'uniform'):
-      mean = np.mean([first(rows, measure)[key] for rows in alone])
-      assert first(rows, measure)[key] == pytest.approx(mean, rel=1e-6), (measure, key)
-  by_head = lambda rows: np.array([row['value'] for row in rows if row['measure'] == 'importance'])
-  close(by_head(rows), np.mean([by_head(x) for x in alone], 0))
-  assert first(rows, 'massive activation')['channel'] == 3
-  given = sj.importance([batch_of_maps(texts, side)], **options(side)).swapaxes(0, 1)
+      values = [of_measure(others, measure)[0][key] for others in alone]
+      mean = np.mean(values)
+      assert found[key] == pytest.approx(mean, rel=1e-6), (measure, key)
+  assert of_measure(rows, 'massive activation')[0]['channel'] == 3
+
+  # Attention maps and their importance say the same.
+  given = sj.importance(maps, **options(side)).swapaxes(0, 1)
   again = signature.from_arrays(importance=given, **options(side))
+  by_head = lambda rows: [row['value'] for row in of_measure(rows, 'importance')]
+  means = np.mean([by_head(others) for others in alone], 0)
+  close(by_head(rows), means)
   close(by_head(again), by_head(rows))
-  assert sj.card_of(importance=given, **options(side)).sentences
 
 
 SPECS = [
@@ -169,29 +202,31 @@ SPECS = [
 @SIDES
 @pytest.mark.parametrize('spec', SPECS, ids=str)
 def test_streaming_importance_is_that_of_each_text(side, spec):
-  q, k = (
-    [x.astype(np.float32) for x in drawn(heads, WIDTH, seed=heads)] for heads in (HEADS, KV_HEADS)
-  )
-  half = lambda param: np.full(param.shape, 0.5, np.float32)
+  q = drawn(HEADS, WIDTH, seed=4)
+  k = drawn(KV_HEADS, WIDTH, seed=2)
   shapes = spec.params(sj.Dims(HEADS, KV_HEADS, WIDTH))
-  params = {
-    component: {name: half(param) for name, param in named.items()}
-    for component, named in shapes.items()
-  }
+  params = jax.tree.map(
+    lambda param: np.full(param.shape, 0.5, np.float32),
+    shapes,
+    is_leaf=lambda x: hasattr(x, 'shape'),
+  )
   measure = functools.partial(sj.streaming_importance, spec, params=params, entropy=True)
-  batch = [padded(x, side, np.nan) for x in (q, k)]
+  batch = padded(q, side, np.nan), padded(k, side, np.nan)
   found = measure(*batch, **options(side))
   for s, n in enumerate(LENGTHS):
-    for name, alone in measure(q[s][None], k[s][None])._asdict().items():
-      ours = getattr(found, name)
-      if alone is None or ours is None:
-        assert alone is ours
+    alone = measure(q[s][None], k[s][None])
+    for name, ours, one in zip(found._fields, found, alone):
+      if one is None or ours is None:
+        assert one is ours
       elif name in ('raw', 'normalized'):
-        close(ours[s, :, :n], alone[0], err_msg=name)
+        close(ours[s, :, :n], one[0], err_msg=name)
         assert np.isnan(ours[s, :, n:]).all()
       else:
-        close(ours[s], alone[0], err_msg=name)
-  traced = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))(*batch, options(side))
+        close(ours[s], one[0], err_msg=name)
+
+  # Also of the first keys only, under jit.
+  few = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))
+  traced = few(*batch, options(side))
   close(traced.normalized, found.normalized[..., :3])
 
 
@@ -202,10 +237,11 @@ def test_a_temperature_that_counts_a_prefix_is_refused():
     sj.streaming_importance(spec, q, q, lengths=LENGTHS)
 
 
-CONFIG = dict(layers=2, d_model=16, heads=4, kv_heads=2, ffn_hidden=24, vocab_size=11)
 MODELS = [
-  dict(pattern=(Layer(mask=sj.Window(3)), Layer())),
-  dict(sink_tokens=1),
+  {
+    'sink_tokens': 1,
+    'pattern': (Layer(mask=sj.Window(3)), Layer()),
+  },
   dict(attention=sj.AttentionSpec(mask=sj.Prefix(4))),
 ]
 
@@ -213,66 +249,80 @@ MODELS = [
 @SIDES
 @pytest.mark.parametrize('options_of_model', MODELS, ids=str)
 def test_a_probe_is_that_of_each_text(side, options_of_model):
-  config = sj.ModelConfig(**CONFIG, **options_of_model)
-  run = sj.Run(config, init_params(config, 0))
+  """Numbers of a text do not see padding or its neighbours; those of a batch are means."""
+  run = tiny(kv_heads=2, **options_of_model)
   texts = [np.random.default_rng(n).integers(0, 11, n) for n in LENGTHS]
   tokens = padded(texts, side, 3)
   report = sj.probe(run, tokens, batch_size=2, **options(side))
   alone = [sj.probe(run, text[None]) for text in texts]
-  for s, one in enumerate(alone):
-    close(report.importance[s, ..., : LENGTHS[s]], one.importance[0])
-    assert np.isnan(report.importance[s, ..., LENGTHS[s] :]).all()
+  of_norms = functools.partial(close, rtol=1e-5)  # float32 norms of about 4
+  for s, (one, n) in enumerate(zip(alone, LENGTHS)):
+    close(report.importance[s, ..., :n], one.importance[0])
+    assert np.isnan(report.importance[s, ..., n:]).all()
     close(report.entropy[s], one.entropy[0])
     for kind in ('hidden', 'key', 'value', 'head'):
-      # Float32 norms of about 4.
-      close(report.norms[kind][s, ..., : LENGTHS[s]], one.norms[kind][0], rtol=1e-5)
-  for kind in ('hidden', 'value'):  # a ratio of means over texts
-    norms = [one.norms[kind][0].astype(np.float64) for one in alone]
-    mean = lambda part: np.mean([part(x).reshape(len(x), -1).mean(1) for x in norms], 0)
-    first, others = mean(lambda x: x[..., 0]), mean(lambda x: x[..., 1:].mean(-1))
-    close(report.norm_ratio(kind), first / others, rtol=1e-5)
-  summary = report.summary()
-  assert summary['sink_1'] == pytest.approx(np.mean([one.summary()['sink_1'] for one in alone]))
+      ours, theirs = report.norms[kind], one.norms[kind]
+      of_norms(ours[s, ..., :n], theirs[0])
+
+  # A ratio of means over texts.
+  norms_SxNxT = report.norms['hidden']
+  others_SxN = np.nanmean(norms_SxNxT[..., 1:], -1)
+  first_N = norms_SxNxT[..., 0].mean(0)
+  of_norms(report.norm_ratio('hidden'), first_N / others_SxN.mean(0))
+  rates = [one.summary()['sink_1'] for one in alone]
+
+  assert report.summary()['sink_1'] == pytest.approx(np.mean(rates))
   largest = [one.activations.activation_max for one in alone]
-  close(report.activations.activation_max, np.mean(largest, 0), rtol=1e-5)
+  of_norms(report.activations.activation_max, np.mean(largest, 0))
   assert report.protocol['lengths'] == LENGTHS.tolist()
   assert report.protocol['activation_sequences'] == S
   assert report.protocol['first_token_ids'] == texts[0][:4].tolist()
-  if side == 'right':  # lengths and a mask say the same
-    same = sj.probe(run, tokens, batch_size=2, mask=np.arange(T) < LENGTHS[:, None])
-    np.testing.assert_array_equal(same.importance, report.importance)
+
+  # Lengths and a mask say the same.
+  if side == 'right':
+    mask = np.arange(T) < LENGTHS[:, None]
+    same = sj.probe(run, tokens, batch_size=2, mask=mask)
+    assert_array_equal(same.importance, report.importance)
 
 
-def layers_of(*shape, window=None, chunk=None, prefix=0):
+def layers_of(*shape, window=T, chunk=T, prefix=0):
   """Maps of zeros and equal weights: causal, with a window, chunks, or a prefix that all see."""
   i, j = np.ogrid[:T, :T]
-  same_chunk = i // (chunk or T) == j // (chunk or T)
-  seen = (j <= i) & (i - j < (window or T)) & same_chunk | (j < prefix)
-  return np.broadcast_to(seen / seen.sum(1, keepdims=True), (*shape, T, T))
+  causal = (j <= i) & (i - j < window)
+  same_chunk = i // chunk == j // chunk
+  seen = causal & same_chunk | (j < prefix)
+  maps = seen / seen.sum(1, keepdims=True)
+  return np.broadcast_to(maps, (*shape, T, T))
 
 
 @pytest.mark.untyped
 @pytest.mark.parametrize('rows', [1 / T, 0, np.nan])
-def test_padding_on_the_left_is_refused(rows):
-  layers = [batch_of_maps(texts, 'left', rows) for texts in texts_alone()]
-  for xp in (np, jnp):
-    for maps in (
-      tuple(map(xp.asarray, layers)),
-      xp.asarray(layers),
-      xp.asarray(np.stack(layers, 1)),
-      xp.asarray(layers[0]),
-      xp.asarray(layers[0][1, 0]),
-    ):
-      with pytest.raises(ValueError, match='5 tokens of padding .* mask='):
-        sj.importance(maps)
-  for call in (sj.SinkReport.from_attentions, lambda maps: sj.card_of(attentions=maps)):
-    with pytest.raises(ValueError, match=r'sequence 1 .* 5 tokens of padding'):
+@pytest.mark.parametrize('xp', [np, jnp])
+def test_padding_on_the_left_is_refused(rows, xp):
+  batches = [batch_of_maps(texts, 'left', rows) for texts in texts_alone()]
+  layers = list(map(xp.asarray, batches))
+  words = r'5 tokens of padding .* mask='
+  one = layers[0]
+  stacked = xp.asarray(layers)
+  for maps in (tuple(layers), stacked, one, one[1, 0]):
+    with pytest.raises(ValueError, match=words):
+      sj.importance(maps)
+  card = lambda maps: sj.card_of(attentions=maps)
+  for call in (sj.SinkReport.from_attentions, card):
+    with pytest.raises(ValueError, match=rf'sequence 1 .* {words}'):
       call(layers)
 
 
 @pytest.mark.parametrize(
   'options_of_maps',
-  [{}, dict(window=1), dict(window=3), dict(chunk=4), dict(prefix=4), dict(prefix=4, window=2)],
+  [
+    {},
+    dict(window=1),
+    dict(window=3),
+    dict(chunk=4),
+    dict(prefix=4),
+    dict(prefix=4, window=2),
+  ],
   ids=str,
 )
 def test_masks_without_padding_pass(options_of_maps):
@@ -284,22 +334,39 @@ def test_weights_of_zero_are_not_padding():
   """Softpick and ReLU give nothing at all to keys with negative scores."""
   maps = np.array(layers_of(2, 3))
   maps[:, 1, :, 0] = 0  # in one head
+
   assert sj.importance(maps)[0, 1, 0] == 0
   maps = np.array(layers_of(1, 1, prefix=4))
   maps[..., 0] = 0  # in all heads, but the first query sees only keys of the prefix
   assert sj.importance(maps)[0, 0, 0] == 0
+
   # A mask says that there is none where weights cannot tell.
   maps[..., 0, :] = 0
   with pytest.raises(ValueError, match='with ones'):
     sj.importance(maps)
-  assert sj.importance(maps, mask=np.ones((1, T), int))[0, 0, 0] == 0
+  mask = np.ones((1, T), int)
+  assert sj.importance(maps, mask=mask)[0, 0, 0] == 0
+
+
+MAPS = layers_of(S, HEADS)
+Q = np.ones((S, T, 2, 4), np.float32)
+IDS = np.ones((S, T), int)
+RUN = tiny()
+CALLS = {
+  'importance': functools.partial(sj.importance, MAPS),
+  'report': functools.partial(sj.SinkReport.from_attentions, [MAPS]),
+  'card': functools.partial(sj.card_of, attentions=[MAPS]),
+  'streaming': functools.partial(sj.streaming_importance, sj.AttentionSpec(), Q, Q),
+  'probe': functools.partial(sj.probe, RUN, IDS),
+}
 
 
 @pytest.mark.untyped
+@pytest.mark.parametrize('call', CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
   'given, words',
   [
-    (dict(lengths=[9, 4, 7, 9, 2], mask=np.ones((S, T))), 'not both'),
+    (dict(lengths=LENGTHS, mask=IDS), 'not both'),
     (dict(lengths=[9, 4, 7, 9]), '5 sequences'),
     (dict(lengths=[9, 4, 7, 10, 2]), r'lengths \[3\].* is 10'),
     (dict(lengths=[9, 4, 0, 9, 2]), r'lengths \[2\].* is 0'),
@@ -310,42 +377,27 @@ def test_weights_of_zero_are_not_padding():
     (dict(mask=np.zeros((S, T))), 'every row'),
   ],
 )
-def test_where_texts_cannot_lie(given, words):
-  maps = layers_of(S, HEADS)
-  config = sj.ModelConfig(layers=1, d_model=8, heads=2, ffn_hidden=8, vocab_size=11)
-  q = np.ones((S, T, 2, 4), np.float32)
-  for call in (
-    lambda **given: sj.importance(maps, **given),
-    lambda **given: sj.SinkReport.from_attentions([maps], **given),
-    lambda **given: sj.card_of(attentions=[maps], **given),
-    lambda **given: sj.streaming_importance(sj.AttentionSpec(), q, q, **given),
-    lambda **given: sj.probe(sj.Run(config, {}), np.ones((S, T), int), **given),
-  ):
-    with pytest.raises(ValueError, match=words):
-      call(**given)
+def test_where_texts_cannot_lie(call, given, words):
+  with pytest.raises(ValueError, match=words):
+    call(**given)
+
+
+ALPHA = sj.importance([MAPS], lengths=LENGTHS)
 
 
 @pytest.mark.untyped
-def test_a_mask_that_the_model_did_not_read_is_noticed():
-  with pytest.raises(ValueError, match='attention_mask'):
-    sj.importance(layers_of(S, HEADS), mask=options('left')['mask'])
-  with pytest.raises(ValueError, match=r'\(S, ..., T, T\)'):
-    sj.importance(layers_of(), lengths=[T])
-
-
-@pytest.mark.untyped
-def test_rates_need_to_know_where_texts_end():
-  alpha = sj.importance([layers_of(S, HEADS)], lengths=LENGTHS)
-  with pytest.raises(ValueError, match='is nan: .* needs lengths= or mask='):
-    sj.sink_rate(alpha)
-  for given in (
-    dict(lengths=LENGTHS - 1),
-    dict(lengths=np.full(S, T)),
-    dict(mask=np.ones((S, T))),
-    dict(lengths=LENGTHS[1:]),
-  ):
-    with pytest.raises(ValueError, match='importance (must be NaN|has no axis)'):
-      sj.sink_rate(alpha, **given)
-  alpha[0, 0, 0, 1] = np.nan
-  with pytest.raises(ValueError, match='importance must be NaN'):
-    sj.sink_rate(alpha, lengths=LENGTHS)
+@pytest.mark.parametrize(
+  'call, words',
+  [
+    # A mask that the model did not read.
+    (lambda: sj.importance(MAPS, mask=options('left')['mask']), 'attention_mask'),
+    (lambda: sj.importance(layers_of(), lengths=[T]), r'\(S, ..., T, T\)'),
+    (lambda: sj.sink_rate(ALPHA), 'is nan: .* needs lengths= or mask='),
+    (lambda: sj.sink_rate(ALPHA, lengths=LENGTHS - 1), 'importance must be NaN'),
+    (lambda: sj.sink_rate(ALPHA, mask=IDS), 'importance must be NaN'),
+    (lambda: sj.sink_rate(ALPHA, lengths=LENGTHS[2:]), 'importance has no axis'),
+  ],
+)
+def test_where_texts_end_has_to_fit(call, words):
+  with pytest.raises(ValueError, match=words):
+    call()

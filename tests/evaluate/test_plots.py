@@ -1,93 +1,94 @@
 """Pictures are images of a sensible size that show the given data."""
 
-import dataclasses
+import functools
 import struct
 import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.evaluate import plots
-from sink_jax.models.transformer import init_params
+from tests.random_params import random_tokens, tiny
 
 MODELS = {
-  'one head and layer': dict(layers=1, heads=1),
   'sigmoid': dict(attention=sj.AttentionSpec('Sigmoid()', 'Unnormalized()')),
   'bias slot': dict(attention=sj.AttentionSpec(kv_bias=sj.KBias()), norm_location='post'),
-  'sink token': dict(sink_tokens=1),
+  'sink token': dict(sink_tokens=1, layers=1, heads=1),
 }
-TOKENS = np.random.default_rng(0).integers(0, 11, (3, 6))
+TOKENS = random_tokens(3, 6)
 
 
 def check(path):
   """Checks that a file is a PNG of a sensible size, in pixels and bytes."""
   data = path.read_bytes()
-  assert data[:8] == b'\x89PNG\r\n\x1a\n' and data[-8:-4] == b'IEND' and 2_000 < len(data) < 400_000
+  assert data[:8] == b'\x89PNG\r\n\x1a\n'
+  assert data[-8:-4] == b'IEND'
+  assert 2_000 < len(data) < 400_000
   width, height = struct.unpack('>II', data[16:24])
-  assert 400 <= width <= 2400 and 300 <= height <= 2600
+  assert 400 <= width <= 2400
+  assert 300 <= height <= 2600
 
 
 @pytest.fixture(scope='module', params=MODELS)
 def probed(request):
-  config = sj.ModelConfig(
-    **dict(layers=2, d_model=8, heads=2, ffn_hidden=8, vocab_size=11, dtype='float32')
-    | MODELS[request.param]
-  )
-  model = sj.Run(config, init_params(config, 0), name='test', step=7)
+  model = tiny(**MODELS[request.param])
   return request.param, model, sj.probe(model, TOKENS)
 
 
-@pytest.mark.every(2)
-def test_pictures_of_a_model(probed, tmp_path):
-  probed[2].plot(tmp_path / 'importance.png')
-  check(tmp_path / 'importance.png')
-  assert 'matplotlib.pyplot' not in sys.modules
-
-
-def test_maps_are_what_the_probe_measured(probed):
+def test_maps_are_what_the_probe_measured(probed, tmp_path):
   name, model, report = probed
   maps = plots.head_maps(model, TOKENS)
-  np.testing.assert_allclose(maps.importance, report.head_importance(), rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(
-    maps.raw[..., 0].mean(-1), report.raw_importance[..., 0].mean(0), rtol=1e-4, atol=1e-5
-  )
+  close = functools.partial(assert_allclose, rtol=1e-4, atol=1e-5)
+  close(maps.importance, report.head_importance())
+  first_NxH = report.raw_importance[..., 0].mean(0)
+  close(maps.raw[..., 0].mean(-1), first_NxH)
+
   assert maps.proxy == (name == 'sigmoid')
-  if name in ('bias slot', 'sink token'):  # rows sum to one without the extra key's share
-    np.testing.assert_allclose(
-      1 - maps.normalized.sum(-1).mean(-1), report.extra_key.mean(0), rtol=1e-4
-    )
+  if name != 'sigmoid':  # rows sum to one without the extra key's share
+    seen_NxHxT = maps.normalized.sum(-1)
+    close(1 - seen_NxHxT.mean(-1), report.extra_key.mean(0))
   heads = plots.strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()
   assert maps.importance[heads[-1]] == maps.importance.min()
-  assert len(set(heads)) == len(heads) == min(4, maps.importance.size)
+  count = min(4, maps.importance.size)
+  assert len(set(heads)) == len(heads) == count
+
+  figure = report.plot(tmp_path / 'importance.png')
+  check(tmp_path / 'importance.png')
+  shown = figure.axes[0].images[0].get_array()
+  assert_allclose(shown, report.head_importance().T)
+  assert 'matplotlib.pyplot' not in sys.modules
 
 
 @pytest.mark.typed
-@pytest.mark.parametrize('scale, shift', [(1, 0), (5, 0), (2, -1)])
+@pytest.mark.parametrize(
+  'scale, shift',
+  [
+    (1, 0),
+    (5, 0),
+    (2, -1),
+  ],
+)
 def test_weights_of_any_range(scale, shift, tmp_path):
   figure, axes = plots.canvas(4, 4)
-  weights = np.tril(scale * np.random.default_rng(0).random((6, 6)) + shift)
+  random = np.random.default_rng(0).random((6, 6))
+  weights = np.tril(scale * random + shift)
   plots.attention_panel(axes[0, 0], weights, 'title', 'raw weights')
   plots.save(figure, tmp_path / 'panel.png')
   check(tmp_path / 'panel.png')
   largest = np.abs(weights).max()
-  expected = {0: (0, max(1, largest)), -1: (-largest, largest)}[shift]
-  assert axes[0, 0].images[0].get_clim() == pytest.approx(expected)
+  expected = (-largest, largest) if shift else (0, max(1, largest))
+
+  image = axes[0, 0].images[0]
+  assert image.get_clim() == pytest.approx(expected)
 
 
-def test_a_large_model_has_a_map_without_numbers(probed):
-  alpha = np.random.default_rng(0).random((2, 22, 32, 6))
-  figure = dataclasses.replace(probed[2], importance=alpha, norms={}).plot(epsilon=0.2)
+def test_a_large_model_has_a_map_without_numbers():
+  blocks, heads = 22, 32
+  maps = np.broadcast_to(np.eye(2), (blocks, 1, heads, 2, 2))
+  figure = sj.SinkReport.from_attentions(maps).plot(epsilon=0.2)
   width, height = figure.get_size_inches()
-  assert height < width < 8 and not figure.axes[0].texts
-
-
-def test_a_notebook_shows_figures(probed, tmp_path):
-  name, model, report = probed
-  np.testing.assert_allclose(
-    report.plot().axes[0].images[0].get_array(), report.head_importance().T
-  )
-  if name == 'sigmoid':
-    sj.analyse('norms', model, TOKENS).plot(tmp_path / 'norms.png')
-    check(tmp_path / 'norms.png')
+  assert height < width < 8
+  assert not figure.axes[0].texts

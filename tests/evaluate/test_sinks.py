@@ -1,5 +1,6 @@
 """Sink metrics, worked by hand."""
 
+import functools
 import subprocess
 import sys
 
@@ -8,106 +9,115 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import sink_jax as sj
 from sink_jax.foreign import as_array
 
 pytestmark = pytest.mark.typed
 
-A = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.6, 0.3, 0.1]])
+A = np.array(
+  [
+    [1.0, 0.0, 0.0],
+    [0.5, 0.5, 0.0],
+    [0.6, 0.3, 0.1],
+  ]
+)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_importance_by_hand(xp):
   alpha = sj.importance(xp.asarray(A))
-  np.testing.assert_allclose(alpha, [2.1 / 3, 0.8 / 2, 0.1 / 1], rtol=1e-6)
+  assert_allclose(alpha, [2.1 / 3, 0.8 / 2, 0.1 / 1], rtol=1e-6)
   assert isinstance(alpha, np.ndarray) == (xp is np)
 
 
 def test_a_prefix_counts_all_rows():
   a = A.copy()
   a[0] = [0.7, 0.3, 0.0]  # the first token sees the second
-  np.testing.assert_allclose(sj.importance(a)[1], (0.3 + 0.5 + 0.3) / 2)
+  assert_allclose(sj.importance(a)[1], (0.3 + 0.5 + 0.3) / 2)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_the_threshold_comes_before_the_mean(xp):
   # Two sequences, one layer, two heads. Head 1 has 0.5 and 0.0. Their mean 0.25 is below 0.3, yet
   # the head is a sink in one of two sequences. Head 2 has 0.31 twice.
-  importance = xp.asarray([[[[0.5, 0.0], [0.31, 0.0]]], [[[0.0, 0.0], [0.31, 0.3]]]])
-  np.testing.assert_allclose(sj.sink_rate(importance), [0.75, 0.0])  # 0.3 is not above 0.3
-  np.testing.assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
+  importance = xp.asarray(
+    [
+      [[[0.5, 0.0], [0.31, 0.0]]],
+      [[[0.0, 0.0], [0.31, 0.3]]],
+    ]
+  )
+  assert_allclose(sj.sink_rate(importance), [0.75, 0.0])  # 0.3 is not above 0.3
+  assert_allclose(sj.sink_rate(importance, epsilon=0.4), [0.25, 0.0])
 
 
 class Tensor:
   """A stand-in for a PyTorch tensor that needs gradients and is on another device."""
 
-  def __init__(self, values, dtype='torch.bfloat16', done=()):
-    self.values, self.dtype, self.done = np.asarray(values), dtype, done
+  def __init__(self, values, dtype='', done=()):
+    self.values, self.done = np.asarray(values), done
+    self.dtype = dtype or f'torch.{self.values.dtype}'
 
   detach = lambda self: Tensor(self.values, self.dtype, (*self.done, 'detach'))
   float = lambda self: Tensor(self.values, 'torch.float32', self.done)
   cpu = lambda self: Tensor(self.values, self.dtype, (*self.done, 'cpu'))
+  __iter__ = lambda self: map(Tensor, self.values)
 
   def numpy(self):
-    assert self.done == ('detach', 'cpu') and self.dtype != 'torch.bfloat16'
-    return self.values.astype(self.dtype.removeprefix('torch.'))
+    assert self.done == ('detach', 'cpu')
+    return self.values.astype(self.dtype.removeprefix('torch.'))  # NumPy has no bfloat16
 
 
 def test_tensors_of_pytorch_are_maps():
   expected = sj.importance(A)
-  np.testing.assert_array_equal(sj.importance(Tensor(A, 'torch.float64')), expected)
-  np.testing.assert_allclose(sj.importance(Tensor(A)), expected, rtol=1e-6)
+  assert_allclose(sj.importance(Tensor(A, 'torch.bfloat16')), expected, rtol=1e-6)
+
   # transformers returns maps like this: a tuple of layers, each (S, H, T, T).
-  layers = tuple(Tensor(np.broadcast_to(A, (2, 4, 3, 3))) for _ in range(5))
-  alpha = sj.importance(layers)
-  np.testing.assert_allclose(alpha, np.broadcast_to(expected, (5, 2, 4, 3)), rtol=1e-6)
-  np.testing.assert_allclose(sj.sink_rate(alpha), [1, 1, 0])
-  np.testing.assert_allclose(sj.sink_rate(Tensor(alpha)), [1, 1, 0])
+  maps = np.broadcast_to(A, (5, 2, 4, 3, 3))
+  alpha = sj.importance(tuple(map(Tensor, maps)))
+  everywhere = np.broadcast_to(expected, (5, 2, 4, 3))
+  assert_allclose(alpha, everywhere, rtol=1e-6)
+  report = sj.SinkReport.from_attentions(Tensor(maps), name='mine')
+  assert_allclose(report.sink_rates(), [1, 1, 0])
 
+  hidden = Tensor(np.ones((2, 4, 3, 8)))
+  assert sj.card_of(attentions=Tensor(maps), hidden=hidden).sentences
 
-@pytest.mark.untyped
-def test_tensors_of_pytorch_are_taken_wherever_arrays_are():
-  maps = np.broadcast_to(A, (2, 4, 3, 3))
-  mask = np.array([[0, 1, 1], [1, 1, 1]])
-  layers = [sj.importance(Tensor(maps[:, :, 1:, 1:]), lengths=Tensor([2, 2], 'torch.int64'))] * 5
-  np.testing.assert_allclose(layers[0], sj.importance(maps[:, :, 1:, 1:], raw=True), rtol=1e-6)
-  report = sj.SinkReport.from_attentions(Stacked([maps] * 5), name='mine')
-  np.testing.assert_allclose(report.sink_rates(), [1, 1, 0])
-  assert sj.emergence_step(Tensor([0, 1], 'torch.int64'), Tensor([0.0, 1.0])) == 1
-  card = sj.card_of(attentions=Stacked([maps] * 5), hidden=Tensor(np.ones((2, 4, 3, 8))))
-  assert card.sentences
-  q = np.random.default_rng(0).standard_normal((2, 3, 1, 2)).astype(np.float32)
-  found, expected = (
-    sj.streaming_importance(sj.AttentionSpec(), x, x, mask=given)
-    for x, given in ((Tensor(q), Tensor(mask, 'torch.int64')), (q, mask))
-  )
-  np.testing.assert_array_equal(found.raw, expected.raw)
   # Ids stay whole numbers: float32 has none above 2^24 that are odd.
-  assert as_array(Tensor([2**24 + 1], 'torch.int64'), 'tokens').tolist() == [2**24 + 1]
-
-
-class Stacked(Tensor):
-  """A tensor of all layers, which can be iterated over."""
-
-  __iter__ = lambda self: (Tensor(x) for x in self.values)
+  assert as_array(Tensor([2**24 + 1]), 'tokens').tolist() == [2**24 + 1]
 
 
 def test_maps_have_a_report_of_their_own(tmp_path):
-  rng = np.random.default_rng(0)
-  maps = np.tril(rng.random((3, 2, 4, 6, 6)))  # N layers, S sequences, H heads
+  maps = np.tril(np.random.default_rng(0).random((3, 2, 4, 6, 6)))  # (N, S, H, T, T)
   maps /= maps.sum(-1, keepdims=True)
-  report = sj.SinkReport.from_attentions(tuple(map(Tensor, maps)), name='mine')
-  assert report.importance.shape == (2, 3, 4, 6) and report.protocol['blocks'] == [1, 2, 3]
+  report = sj.SinkReport.from_attentions(maps, name='mine')
+
+  assert report.importance.shape == (2, 3, 4, 6)
+  assert report.protocol['blocks'] == [1, 2, 3]
   expected = np.swapaxes(sj.importance(maps), 0, 1)
-  np.testing.assert_allclose(report.importance, expected, rtol=1e-6)
-  assert report.summary()['sink_1'] == 100 * report.sink_rate() == 100 * sj.sink_rate(expected)[0]
+  assert_allclose(report.importance, expected, rtol=1e-6)
+  rate = sj.sink_rate(expected)[0]
+  assert report.sink_rate() == rate
+  assert report.summary()['sink_1'] == 100 * rate
   report.plot(tmp_path / 'importance.png')
-  assert 'mine' in repr(report) and 'Sink_1' in repr(report)
-  same = sj.SinkReport.from_attentions(maps)
-  np.testing.assert_allclose(same.importance, report.importance, rtol=1e-6)
+  assert 'mine' in repr(report)
+  assert 'Sink_1' in repr(report)
   with pytest.raises(ValueError, match='only attention maps'):
     report.norm_ratio('hidden')
+
+
+QK = np.random.default_rng(0).standard_normal((1, 3, 1, 2)).astype(np.float32)
+HALF = np.full((1, 1, 1, 2), 0.5)
+
+
+streaming = functools.partial(sj.streaming_importance, sj.AttentionSpec())
+
+
+def first_masked(x):
+  masked = np.ma.array(x)
+  masked[(0,) * masked.ndim] = np.ma.masked
+  return masked
 
 
 @pytest.mark.untyped
@@ -118,110 +128,102 @@ def test_maps_have_a_report_of_their_own(tmp_path):
     lambda x: sj.importance([x(A[None])] * 2),
     lambda x: sj.sink_rate(x(HALF)),
     lambda x: sj.emergence_step([0, 1], x([0.1, 0.2])),
-    lambda x: sj.SinkReport.from_attentions([x(A[None, None])]),
-    lambda x: sj.card_of(importance=x(HALF)),
-    lambda x: sj.card_of(attentions=x(A[None, None, None])),
+    lambda x: sj.emergence_step(x([0, 1]), [0.1, 0.2]),
+    lambda x: sj.SinkReport.from_attentions([x(A[None, None])]).importance,
+    lambda x: sj.card_of(importance=x(HALF)).sentences,
+    lambda x: sj.card_of(attentions=x(A[None, None, None])).sentences,
     lambda x: sj.importance(A[None], lengths=x([3])),
     lambda x: sj.importance(A[None], mask=x([[1, 1, 1]])),
-    lambda x: sj.streaming_importance(sj.AttentionSpec(), x(QK), QK),
+    lambda x: streaming(x(QK), QK).raw,
+    lambda x: streaming(QK, QK, mask=x([[1, 1, 1]])).raw,
   ],
 )
-def test_masked_entries_are_refused(call):
+def test_arrays_are_taken_in_any_form_but_not_with_masked_entries(call):
   """NumPy's masked arrays would otherwise count with what lies under their mask."""
-  call(np.asarray)
-  call(np.ma.array)  # nothing is masked
-
-  def first_masked(x):
-    masked = np.ma.array(x)
-    masked[(0,) * masked.ndim] = np.ma.masked
-    return masked
-
+  expected = call(np.asarray)
+  for form in (Tensor, np.ma.array):  # in the second nothing is masked
+    assert_array_equal(call(form), expected)
   with pytest.raises(ValueError, match='masked entries'):
     call(first_masked)
 
 
-@pytest.mark.untyped
-@pytest.mark.parametrize(
-  'call, words',
-  [
-    (lambda: sj.importance([A, A[:2, :2]]), '^attention is a list of parts with different shapes'),
-    (lambda: sj.importance([[1.0], [0.5, 0.5]]), '^attention is a list'),
-    (lambda: sj.importance([A[None], A[None, :2, :2]]), r'^attention\[1\] has shape \(1, 2, 2\)'),
-    (
-      lambda: sj.SinkReport.from_attentions([np.ones((1, h, 1, 1)) for h in (2, 3)]),
-      r'\[1\] has shape',
-    ),
-    (lambda: sj.SinkReport.from_attentions([]), 'attentions'),
-    (lambda: sj.sink_rate([HALF[0], HALF[0, 0]]), '^importance is a list'),
-    (lambda: sj.emergence_step([[0], [1, 2]], [0.1, 0.2]), '^steps is a list'),
-    (lambda: sj.importance(A[None], lengths=[[1], [1, 2]]), '^lengths is a list'),
-    (lambda: sj.importance(A[None], mask=[[1], [1, 1]]), '^mask is a list'),
-  ],
-)
-def test_ragged_lists_are_named(call, words):
-  with pytest.raises(ValueError, match=words):
-    call()
-
-
-QK = np.random.default_rng(0).standard_normal((1, 3, 1, 2)).astype(np.float32)
-HALF = np.full((1, 1, 1, 2), 0.5)
 RAW = lambda masses: sj.importance(masses, raw=True)
 
 
-def maps(value):
-  """Valid maps of two sequences, three blocks and four heads, with one weight changed."""
-  maps = np.broadcast_to(A, (2, 3, 4, 3, 3)).astype(np.float32)
-  maps[1, 0, 3, 2, 1] = value
-  return maps
+def broadcast(*shape):
+  return np.broadcast_to(A, (*shape, 3, 3))
 
 
-def rates(value):
-  alpha = np.full((2, 3, 4, 3), 0.25, np.float32)
-  alpha[1, 0, 3, 2] = value
-  return alpha
+def changed(array, where, value):
+  array = np.array(array, np.float32)
+  array[where] = value
+  return array
+
+
+# Valid maps of two sequences, three blocks and four heads, with one weight changed.
+maps = functools.partial(changed, broadcast(2, 3, 4), (1, 0, 3, 2, 1))
+rates = functools.partial(changed, np.full((2, 3, 4, 3), 0.25), (1, 0, 3, 2))
+
+
+TAKE_IMPORTANCE = r'take sink_rate\(importance\(maps\)\)'
+REFUSALS = {  # by function: words of the error, and the arguments
+  sj.importance: [
+    ('eager', (None, None)),
+    (r'\(\.\.\., T, T\)', np.zeros((3, 4))),
+    (r'of shape \(0, 3, 3\)', np.zeros((0, 3, 3))),
+    ('real numbers', [[1j]]),
+    ('^attention is a list of parts with different shapes', [A, A[:2, :2]]),
+    (r'^attention\[1\] has shape \(1, 2, 2\)', [A[None], A[None, :2, :2]]),
+  ],
+  lambda: sj.importance(A[None], lengths=[[1], [1, 2]]): [
+    ('^lengths is a list',),
+  ],
+  lambda: sj.importance(A[None], mask=[[1], [1, 1]]): [
+    ('^mask is a list',),
+  ],
+  jax.jit(sj.importance): [
+    (r'\(\.\.\., T, T\)', jnp.zeros((2, 3))),
+  ],
+  sj.sink_rate: [
+    (TAKE_IMPORTANCE, broadcast(2, 5, 4)),
+    (TAKE_IMPORTANCE, broadcast(1, 2)),
+    (r'importance\(\[map\]\)', sj.importance(broadcast(2, 4))),
+    ('^importance is a list', [HALF[0], HALF[0, 0]]),
+    (r'\(S, N, H, T\)', np.zeros((3, 4))),
+    ('epsilon=0: .*between 0 and 1', HALF, 0),
+    ('epsilon=1: .*between 0 and 1', HALF, 1),
+    ('epsilon=nan: .*between 0 and 1', HALF, float('nan')),
+  ],
+  jax.jit(sj.sink_rate, static_argnums=1): [
+    ('epsilon=30', HALF, 30),
+  ],
+  sj.SinkReport.from_attentions: [
+    (r'a list: \[map\]', broadcast(2, 4)),
+    (r'\(S, H, T, T\) of each', np.zeros((2, 5, 3, 3))),
+    ('eager', (None, None)),
+    ('attentions', []),
+    (r'\[1\] has shape', [np.ones((1, h, 1, 1)) for h in (2, 3)]),
+  ],
+  sj.emergence_step: [
+    ('^steps is a list', [[0], [1, 2]], [0.1, 0.2]),
+    ('with finite', [0, 1], [0.2, np.nan]),
+    ('equally long', [0, 1, 2], [0.2, 0.3]),
+  ],
+}
 
 
 @pytest.mark.untyped
 @pytest.mark.parametrize(
-  'call, words',
+  'function, words, arguments',
   [
-    (
-      lambda: sj.sink_rate(np.broadcast_to(A, (2, 5, 4, 3, 3))),
-      r'take sink_rate\(importance\(maps\)\)',
-    ),
-    (
-      lambda: sj.sink_rate(np.broadcast_to(A, (1, 2, 3, 3))),
-      r'take sink_rate\(importance\(maps\)\)',
-    ),
-    (
-      lambda: sj.sink_rate(sj.importance(np.broadcast_to(A, (2, 4, 3, 3)))),
-      r'importance\(\[map\]\)',
-    ),
-    (lambda: sj.SinkReport.from_attentions(np.broadcast_to(A, (2, 4, 3, 3))), r'a list: \[map\]'),
-    (lambda: sj.SinkReport.from_attentions(np.zeros((2, 5, 3, 3))), r'\(S, H, T, T\) of each'),
-    (
-      lambda: sj.SinkReport.from_attentions(np.zeros((1, 1, 2, 5, 3, 3))),
-      r'\(S, H, T, T\) of each',
-    ),
-    (lambda: sj.SinkReport.from_attentions((None, None)), 'eager'),
-    (lambda: sj.importance((None, None)), 'eager'),
-    (lambda: sj.importance(np.zeros((3, 4))), r'\(\.\.\., T, T\)'),
-    (lambda: sj.importance(np.zeros((0, 3, 3))), r'of shape \(0, 3, 3\)'),
-    (lambda: sj.importance([[1j]]), 'real numbers'),
-    (lambda: jax.jit(sj.importance)(jnp.zeros((2, 3))), r'\(\.\.\., T, T\)'),
-    (lambda: sj.sink_rate(np.zeros((3, 4))), r'\(S, N, H, T\)'),
-    *(
-      (lambda epsilon=epsilon: sj.sink_rate(HALF, epsilon), 'epsilon=.*between 0 and 1')
-      for epsilon in (30, 0, 1, -0.1, float('nan'))
-    ),
-    (lambda: jax.jit(sj.sink_rate, static_argnums=1)(HALF, 30), 'epsilon=30'),
-    (lambda: sj.emergence_step([0, 1], [0.2, np.nan]), 'with finite'),
-    (lambda: sj.emergence_step([0, 1, 2], [0.2, 0.3]), 'equally long'),
+    (function, words, arguments)
+    for function, rows in REFUSALS.items()
+    for words, *arguments in rows
   ],
 )
-def test_what_is_refused(call, words):
+def test_what_is_refused(function, words, arguments):
   with pytest.raises(ValueError, match=words):
-    call()
+    function(*arguments)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
@@ -232,31 +234,31 @@ def test_half_precision_is_summed_in_float32(xp, dtype):
   maps[..., 0] = 0.4
   maps[..., 0, 0] = 1
   alpha = sj.importance(xp.asarray(maps))
-  assert alpha.dtype.itemsize >= 4 and alpha[0, 0, 0, 0] == pytest.approx(0.4, abs=2e-3)
+
+  assert alpha.dtype.itemsize >= 4
+  assert alpha[0, 0, 0, 0] == pytest.approx(0.4, abs=2e-3)
   assert sj.sink_rate(alpha, 0.3)[0] == 1
+
   # The dtype of an importance does not round epsilon either: in bfloat16 it would be 0.3008.
-  assert sj.sink_rate(xp.full((1, 1, 1, 1), 0.3008, dtype))[0] == 1
+  near = xp.full((1, 1, 1, 1), 0.3008, dtype)
+  assert sj.sink_rate(near)[0] == 1
 
 
 def test_float64_stays_and_whole_numbers_are_weights():
   assert sj.importance(A).dtype == np.float64
   for dtype in (bool, int, np.uint8):
-    np.testing.assert_allclose(sj.importance(np.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
-    np.testing.assert_allclose(sj.importance(jnp.eye(3, dtype=dtype)), [1 / 3, 1 / 2, 1])
+    for xp in (np, jnp):
+      alpha = sj.importance(xp.eye(3, dtype=dtype))
+      assert_allclose(alpha, [1 / 3, 1 / 2, 1])
 
 
 @pytest.mark.filterwarnings('ignore:overflow')
 @pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize(
-  'metric, made, words',
+  'metric, given, words',
   [
     (sj.importance, maps(np.nan), r'row \[1, 0, 3, 2\] \(from 0\) is nan'),
-    (
-      sj.importance,
-      maps(-0.25),
-      r'row \[1, 0, 3, 2\].* is 0.45: weights are finite and not negative',
-    ),
-    (sj.importance, maps(7.5), r'row \[1, 0, 3, 2\] .* is 8.2'),
+    (sj.importance, maps(-0.25), r'row \[1, 0, 3, 2\].* is 0.45: .* finite and not negative'),
     (sj.importance, maps(0.32), r'is 1.02.*raw=True'),
     (RAW, maps(-np.inf), r'key \[1, 0, 3, 1\] .* is -inf'),
     (RAW, np.full((2, 2), 3e38, np.float32), 'key .* is inf'),
@@ -265,54 +267,58 @@ def test_float64_stays_and_whole_numbers_are_weights():
     (sj.sink_rate, rates(7.7), 'is 7.7'),
   ],
 )
-def test_the_first_number_that_attention_cannot_have_is_named(xp, metric, made, words):
+def test_the_first_number_that_attention_cannot_have_is_named(xp, metric, given, words):
   with pytest.raises(ValueError, match=words):
-    metric(xp.asarray(made))
+    metric(xp.asarray(given))
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
 def test_unnormalised_masses_have_an_importance_too(xp):
-  np.testing.assert_allclose(RAW(xp.asarray([[7.7, 0.0], [-1.0, 3.0]])), [3.35, 3.0], rtol=1e-6)
+  masses = xp.asarray([[7.7, 0.0], [-1.0, 3.0]])
+  assert_allclose(RAW(masses), [3.35, 3.0], rtol=1e-6)
   rounded = xp.asarray([[1.0, 0.0], [0.505, 0.5]])  # softmax in bfloat16
   assert sj.importance(rounded).shape == (2,)
 
 
 def test_the_bound_of_an_importance_is_reached_under_a_prefix():
   prefix = np.zeros((1, 1, 1, 5, 5))
+
   # All five rows look at the last token, with coarse rounding, and hardly at the first. If they
   # gave it exactly 0, it would be padding.
   prefix[..., 4], prefix[..., 0] = 1.01 - 1e-9, 1e-9
   alpha = sj.importance(prefix)
-  assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01) and sj.sink_rate(alpha)[4] == 1
+
+  assert alpha[0, 0, 0, 4] == pytest.approx(5 * 1.01)
+  assert sj.sink_rate(alpha)[4] == 1
   with pytest.raises(ValueError, match=r'\[0, 0, 0, 4\]'):
     sj.sink_rate(alpha * 1.01)
+
   # An array may hold only the first keys of a longer text. Their true bound is lower than the bound
   # from their number, so none is refused.
-  assert sj.sink_rate(np.full((1, 1, 1, 2), 1.0)).tolist() == [1, 1]
+  first = np.ones((1, 1, 1, 2))
+  assert sj.sink_rate(first).tolist() == [1, 1]
 
 
 def test_importances_of_as_many_keys_as_heads_are_not_maps():
-  ones = np.ones((3, 2, 1, 1))  # one head that gives everything to the first token; one key is kept
-  assert sj.sink_rate(ones).tolist() == [1]
-  alpha = np.zeros((3, 2, 2, 2))
-  alpha[..., 0] = 1
-  assert sj.sink_rate(alpha).tolist() == [1, 0]
+  assert sj.sink_rate(np.ones((3, 2, 1, 1))).tolist() == [1]  # of one head, one key is kept
   random = np.random.default_rng(0).random((3, 2, 4, 4)) / 4
-  np.testing.assert_allclose(sj.sink_rate(random, 0.1), (random > 0.1).mean((0, 1, 2)))
+  expected = (random > 0.1).mean((0, 1, 2))
+  assert_allclose(sj.sink_rate(random, 0.1), expected)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize('which', [0, 1])
 def test_a_query_or_key_that_is_not_finite_is_named(xp, which):
-  given = [np.ones((2, 4, 2, 8), np.float32) for _ in range(2)]
+  given = list(np.ones((2, 2, 4, 2, 8), np.float32))
   given[which][1, 2, 0, 5] = np.nan
   with pytest.raises(ValueError, match=rf'{("queries", "keys")[which]} \[1, 2, 0, 5\] .* is nan'):
-    sj.streaming_importance(sj.AttentionSpec(), *map(xp.asarray, given))
+    streaming(*map(xp.asarray, given))
 
 
 def test_the_values_of_tracers_pass():
   rate = jax.jit(lambda maps, epsilon: sj.sink_rate(sj.importance(maps), epsilon))
-  assert rate(jnp.full((1, 1, 1, 2, 2), jnp.nan), 0.3).shape == (2,)
+  maps = jnp.full((1, 1, 1, 2, 2), jnp.nan)
+  assert rate(maps, 0.3).shape == (2,)
 
 
 def test_counts_of_many_heads_are_exact():
@@ -332,7 +338,8 @@ def test_counts_of_many_heads_are_exact():
   ],
 )
 def test_emergence_is_the_step_from_which_the_rate_stays(rate, expected):
-  assert sj.emergence_step(range(0, 20 * len(rate), 20), rate, level=0.1) == expected
+  steps = range(0, 20 * len(rate), 20)
+  assert sj.emergence_step(steps, rate, level=0.1) == expected
 
 
 def test_metrics_need_numpy_and_jax_and_attention_jaxtyping():
@@ -352,16 +359,18 @@ x = np.ones((1, 4, 2, 8), np.float32)
 print(sj.attend(sj.AttentionSpec(), x, x, x).shape)
 print(sj.streaming_importance(sj.AttentionSpec(), x, x).raw.shape)
 """
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+  command = [sys.executable, '-c', code]
+  done = subprocess.run(command, capture_output=True, text=True)
+
   assert done.returncode == 0, done.stderr
 
 
 def test_sink_positions_are_those_of_the_largest_rates():
   alpha_SxNxHxT = np.full((2, 1, 4, 12), 0.05)
-  report = lambda: sj.SinkReport(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {})
-  assert report().sink_positions().tolist() == [1]  # no head has a sink
+  report = sj.SinkReport(alpha_SxNxHxT, alpha_SxNxHxT, None, None, {}, None, {})
+  assert report.sink_positions().tolist() == [1]  # no head has a sink
   alpha_SxNxHxT[:, :, :4, 1] = 0.5
   alpha_SxNxHxT[:, :, 0, [0, 9]] = 0.4  # position 1 has a quarter of the rate, position 10 is late
-  assert report().sink_positions().tolist() == [2]
+  assert report.sink_positions().tolist() == [2]
   alpha_SxNxHxT[:, :, :2, 4] = 0.4
-  assert report().sink_positions().tolist() == [2, 5]
+  assert report.sink_positions().tolist() == [2, 5]

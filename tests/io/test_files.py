@@ -64,7 +64,8 @@ POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n'
 def test_what_is_not_utf_8_is_named_with_its_remedy(data, remedy):
   with pytest.raises(ValueError, match=remedy) as caught:
     decoded(data, 'folder/file')
-  assert 'folder/file' in str(caught.value) and '\n' not in str(caught.value)
+  assert 'folder/file' in str(caught.value)
+  assert '\n' not in str(caught.value)
 
 
 def test_an_error_that_has_a_remedy_gets_no_other(tmp_path):
@@ -115,9 +116,11 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
     with pytest.raises(error), replace_atomically(path) as file:
       file.write(b'half')
       raise error
-    assert path.read_text() == 'new' and len(list(tmp_path.iterdir())) == left
+    assert path.read_text() == 'new'
+    assert len(list(tmp_path.iterdir())) == left
   remove_temporaries(tmp_path)
-  assert list(tmp_path.iterdir()) == [path] and read_text_limited(path, 3) == 'new'
+  assert list(tmp_path.iterdir()) == [path]
+  assert read_text_limited(path, 3) == 'new'
   assert sha256_of_files([path, path]) == [hashlib.sha256(b'new').hexdigest()] * 2
 
 
@@ -131,7 +134,8 @@ def test_an_error_of_the_system_names_the_file(tmp_path):
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)
-  assert error.value.errno == errno.EFBIG and os.path.basename(error.value.filename) == 'tokens.npy'
+  assert error.value.errno == errno.EFBIG
+  assert os.path.basename(error.value.filename) == 'tokens.npy'
   for other in (FileNotFoundError(errno.ENOENT, 'no', 'there'), OSError('words')):
     with pytest.raises(OSError) as caught, named_in_errors('here'):
       raise other

@@ -6,9 +6,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 import tokenizers
 
 import sink_jax as sj
+from sink_jax.attention.extra_key_value import SinkLogit
 from sink_jax.attention.mask import Causal, Window
 from sink_jax.data.sources import TextFolder
 from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
@@ -17,6 +19,7 @@ from sink_jax.pretrained.export import export_checkpoint, write_tokenizer
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.train.export import export_workdir
 from sink_jax.train.loop import train
+from tests.attention_specs import legal, slot_values
 from tests.random_params import random_params
 from tests.train import runs
 
@@ -58,6 +61,10 @@ CASES = {
 }
 
 
+def spec(**components):
+  return dict(attention=sj.AttentionSpec(**components))
+
+
 def run_of(case):
   """A run without zero parameters, so that leaving one out would show."""
   _, options, components = CASES[case]
@@ -70,76 +77,67 @@ def test_an_exported_run_comes_back(tmp_path, case):
   run = run_of(case)
   hf = export_checkpoint(run, tmp_path / 'out', context=32)
   assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == hf
-  assert hf['max_position_embeddings'] == 32 and hf['model_type'] == CASES[case][0]
+  assert (hf['max_position_embeddings'], hf['model_type']) == (32, CASES[case][0])
   back = sj.load_pretrained(tmp_path / 'out')
-  # The importer gives the model the components of the first block, and overrides them in other
-  # blocks.
-  assert list(map(back.config.attention_of, back.config.pattern)) == list(
-    map(run.config.attention_of, run.config.pattern)
-  )
+  # The importer gives the model the components of the first block, and overrides them in others.
+  assert back.config.attention_specs == run.config.attention_specs
   if len(run.config.pattern) == 1:
     assert back.config == run.config
-  jax.tree.map(np.testing.assert_array_equal, back.params, run.params)
+  jax.tree.map(assert_array_equal, back.params, run.params)
   if case.startswith('sink_logit'):  # transformers' defaults are those of a published model
-    assert hf['attention_multiplier'] == 1 / np.sqrt(8) and hf['logits_scaling'] == 1
-    assert hf['embedding_multiplier'] == hf['residual_multiplier'] == 1
-    assert {
-      'sliding_window',
-      'layer_types',
-      'layer_rope_theta',
-      'attention_bias',
-      'mlp_bias',
-    } < set(hf)
+    assert hf['attention_multiplier'] == 1 / np.sqrt(8)
+    ones = 'logits_scaling', 'embedding_multiplier', 'residual_multiplier'
+    assert [hf[key] for key in ones] == [1, 1, 1]
+    read = 'sliding_window', 'layer_types', 'layer_rope_theta', 'attention_bias', 'mlp_bias'
+    assert set(read) < set(hf)
 
 
 def test_bfloat16(tmp_path):
   run = run_of('llama')
   assert export_checkpoint(run, tmp_path, dtype='bfloat16')['torch_dtype'] == 'bfloat16'
   assert {entry.dtype for entry in Checkpoint(tmp_path).entries.values()} == {'BF16'}
-  jax.tree.map(
-    lambda x, y: np.testing.assert_array_equal(x, np.asarray(y).astype('bfloat16')),
-    sj.load_pretrained(tmp_path, dtype='bfloat16').params,
-    run.params,
-  )
-
-
-def test_nothing_is_overwritten(tmp_path):
-  run = run_of('llama')
-  export_checkpoint(run, tmp_path)
+  found = sj.load_pretrained(tmp_path, dtype='bfloat16').params
+  rounded = jax.tree.map(lambda x: np.asarray(x).astype('bfloat16'), run.params)
+  jax.tree.map(assert_array_equal, found, rounded)
   with pytest.raises(ValueError, match='already holds files'):
     export_checkpoint(run, tmp_path)
 
 
-def spec(**components):
-  return dict(attention=sj.AttentionSpec(**components))
+def refused(tmp_path, words, options):
+  """An export that names what has no counterpart, in one line, and writes nothing."""
+  with pytest.raises(ValueError) as caught:
+    export_checkpoint(sj.Run(sj.ModelConfig(**TINY | options), {}), tmp_path / 'out')
+  assert words in str(caught.value)
+  assert '\n' not in str(caught.value)
+  assert not (tmp_path / 'out').exists()
+
+
+def components_without_counterpart():
+  """(slot, value) of every component but the defaults and those of CASES."""
+  for slot, values in slot_values().items():
+    for value in values:
+      written = value == getattr(sj.AttentionSpec(), slot) or isinstance(value, Window | SinkLogit)
+      if not written and legal({slot: value}):
+        yield slot, value
+
+
+@pytest.mark.parametrize('slot, value', [*components_without_counterpart()], ids=str)
+def test_a_component_without_a_counterpart_is_named(tmp_path, slot, value):
+  refused(tmp_path, f'attention.{slot} = {type(value).__name__}', spec(**{slot: value}))
 
 
 @pytest.mark.parametrize(
-  'options, part',
+  'options, words',
   [
     (spec(similarity='Sigmoid()', normalizer='Unnormalized()'), 'attention.similarity = Sigmoid'),
-    (spec(similarity='CappedExp()'), 'attention.similarity = CappedExp'),
-    (spec(normalizer='RowSum(scale=3.0)'), 'attention.normalizer = RowSum'),
-    (spec(position='Nope()'), 'attention.position = Nope'),
-    (spec(position='Rope(fraction=0.5)'), 'attention.position = Rope'),
-    (spec(position='Llama3Rope()'), 'attention.position = Llama3Rope'),
-    (spec(mask='Prefix()'), 'attention.mask = Prefix'),
-    (spec(kv_bias='KBias()'), 'attention.kv_bias = KBias'),
-    (spec(kv_bias='ZeroSink()'), 'attention.kv_bias = ZeroSink'),
     (spec(kv_bias='SinkLogit()', position='Rope(factor=2.0)'), 'attention.position = Rope'),
-    (spec(temperature='LogLength()'), 'attention.temperature = LogLength'),
-    (spec(value='ValueResidual()'), 'attention.value = ValueResidual'),
-    (spec(head='HeadGate()'), 'attention.head = HeadGate'),
     (spec(qk_norm='QKNorm(eps=0.5)'), 'attention.qk_norm = QKNorm'),
     (dict(ffn='gelu'), "model.ffn = 'gelu'"),
     (dict(norm='layernorm'), "model.norm = 'layernorm'"),
-    (dict(norm_location='post'), "model.norm_location = 'post'"),
-    (dict(linear='sigma_reparam'), "model.linear = 'sigma_reparam'"),
     (dict(logit_cap=30.0), 'model.logit_cap = 30.0'),
     (dict(sink_tokens=1), 'model.sink_tokens = 1'),
     (dict(combine_heads='add'), "model.combine_heads = 'add'"),
     (dict(biases=('qkv',)), 'model.biases'),
-    (dict(biases=('unembed',)), 'model.biases'),
     (dict(biases=('ffn',)) | spec(mask='Window()'), 'mistral has no model.biases'),
     (dict(pattern=(Layer(mask=Window(size=2)), Layer(), Layer())), 'attention.mask'),
     (
@@ -148,41 +146,38 @@ def spec(**components):
       'qwen3 has no attention.mask',
     ),
     (dict(pattern=(Layer(position=sj.Rope(base=5.0)), Layer(), Layer())), 'attention.position'),
-    (dict(embedding_dim=8), 'model.embedding_dim = 8'),
-    (dict(parallel_residual=True), 'model.parallel_residual'),
     (dict(vocab_size=0, input_features=4, output_features=4), 'model.input_features'),
   ],
+  ids=str,
 )
-def test_what_has_no_counterpart_is_named_and_nothing_is_written(tmp_path, options, part):
-  run = sj.Run(sj.ModelConfig(**TINY | options), {})
-  with pytest.raises(ValueError) as caught:
-    export_checkpoint(run, tmp_path / 'out')
-  assert part in str(caught.value) and '\n' not in str(caught.value)
-  assert not (tmp_path / 'out').exists()
+def test_what_has_no_counterpart_is_named_and_nothing_is_written(tmp_path, options, words):
+  refused(tmp_path, words, options)
 
 
 def test_a_class_may_be_named(tmp_path):
-  with pytest.raises(ValueError, match=r'llama has no attention.qk_norm = QKNorm\(eps=0.003\)'):
-    export_checkpoint(run_of('qk_norm'), tmp_path / 'out', target='llama')
-  with pytest.raises(ValueError, match='--as=bert: no such class; choices: llama, mistral, qwen3'):
-    export_checkpoint(run_of('llama'), tmp_path / 'out', target='bert')
-  assert (
-    export_checkpoint(run_of('llama'), tmp_path / 'out', target='mistral')['model_type']
-    == 'mistral'
-  )
-  assert sj.load_pretrained(tmp_path / 'out').config == run_of('llama').config
+  run = run_of('llama')
+  for case, target, words in (
+    ('qk_norm', 'llama', r'llama has no attention.qk_norm = QKNorm\(eps=0.003\)'),
+    ('llama', 'bert', '--as=bert: no such class; choices: llama, mistral, qwen3'),
+  ):
+    with pytest.raises(ValueError, match=words):
+      export_checkpoint(run_of(case), tmp_path / 'out', target=target)
+  hf = export_checkpoint(run, tmp_path / 'out', target='mistral')
+  assert hf['model_type'] == 'mistral'
+  assert sj.load_pretrained(tmp_path / 'out').config == run.config
 
 
 def test_bytes_keep_their_ids(tmp_path):
-  ids = write_tokenizer(Bytes().open(), tmp_path, context=32)
+  tokenizer = Bytes().open()
+  ids = write_tokenizer(tokenizer, tmp_path, context=32)
   assert ids == dict(bos_token_id=0, eos_token_id=0, pad_token_id=1)
   written = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
   got = [e.ids for e in written.encode_batch(TEXTS, add_special_tokens=False)]
-  assert got == Bytes().open().encode_batch(TEXTS)
+  assert got == tokenizer.encode_batch(TEXTS)
   assert [written.decode(row) for row in got] == TEXTS
-  assert written.get_vocab_size() == 258 and written.encode('<|endoftext|>').ids == [0]
+  assert written.encode('<|endoftext|>').ids == [0]
   about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
-  assert about['eos_token'] == '<|endoftext|>' and about['model_max_length'] == 32
+  assert (about['eos_token'], about['model_max_length']) == ('<|endoftext|>', 32)
 
 
 @pytest.fixture(scope='module')
@@ -199,24 +194,26 @@ def test_a_first_token_is_put_before_texts_which_encode_as_before(
 ):
   plain = Bytes().open() if kind == 'bytes' else trained_bpe
   first = 1 if word == '<|padding|>' else plain.encode(word)[0]
-  files = {}
-  for name, tokenizer in (('plain', plain), ('begun', plain.beginning_with(first))):
-    ids = write_tokenizer(tokenizer, tmp_path, context=32)
-    files[name] = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
-  texts = ['a quick: $A & fox <|padding|> <0x26>, other the', '']
-  for text in texts:
-    assert files['begun'].encode(text).ids == [first, *files['plain'].encode(text).ids]
-    assert files['begun'].encode(text, text).ids == [first, *files['plain'].encode(text, text).ids]
-  assert ids['bos_token_id'] == first and ids['pad_token_id'] != first
+  begun = plain.beginning_with(first)
+  ids = write_tokenizer(begun, tmp_path, context=32)
+  assert ids['bos_token_id'] == first
+  assert ids['pad_token_id'] != first
   about = json.loads((tmp_path / 'tokenizer_config.json').read_text())
   # transformers removes special tokens from texts, so an ordinary token is not declared special.
   assert about.get('bos_token') == (word if first == 1 else None)
+  written = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  bare = lambda text: written.encode(text, add_special_tokens=False).ids
   back = TextTokenizer.from_path(tmp_path)
   assert (back.bos_id, back.prefix, back.bos_in_texts) == (first, (first,), first != 1)
-  for text in (*texts, word + ' first', 'a'):
-    bare = plain.encode(text)
-    expected = bare if bare[:1] == [first] else [first, *bare]
-    assert [back.tokens(text)[0].tolist(), tokenizer.tokens(text)[0].tolist()] == [expected] * 2
+  texts = ['a quick: $A & fox <0x26>, other the', '']
+  for text in texts:
+    assert bare(text) == plain.encode(text)
+    assert written.encode(text).ids == [first, *bare(text)]
+    assert written.encode(text, text).ids == [first, *bare(text), *bare(text)]
+  for text in (*texts, word + ' first', 'a<|padding|>'):
+    ids = plain.encode(text)
+    expected = ids if ids[:1] == [first] else [first, *ids]
+    assert [back.tokens(text)[0].tolist(), begun.tokens(text)[0].tolist()] == [expected] * 2
 
 
 def test_a_workdir_is_exported_with_its_tokenizer_and_first_token(tmp_path):
@@ -239,10 +236,12 @@ def test_a_workdir_is_exported_with_its_tokenizer_and_first_token(tmp_path):
   ]
   run, back = sj.load_run(tmp_path / 'run'), sj.load_pretrained(tmp_path / 'out')
   hf = json.loads((tmp_path / 'out' / 'config.json').read_text())
-  assert hf['bos_token_id'] == 70 and hf['eos_token_id'] == 0 and back.bos == 'tokenizer'
+  assert hf['bos_token_id'] == 70
+  assert hf['eos_token_id'] == 0
+  assert back.bos == 'tokenizer'
   tokens = sj.tokenize(back, ['def f(x):', 'return x + 1'], length=9)
-  np.testing.assert_array_equal(tokens, sj.tokenize(run, ['def f(x):', 'return x + 1'], length=9))
+  assert_array_equal(tokens, sj.tokenize(run, ['def f(x):', 'return x + 1'], length=9))
   assert (tokens[:, 0] == 70).all()
-  np.testing.assert_array_equal(back.logits(tokens), run.logits(tokens))
+  assert_array_equal(back.logits(tokens), run.logits(tokens))
   shutil.rmtree(tmp_path / 'run' / 'tokenizer')
   assert 'No tokenizer written' in export_workdir(tmp_path / 'run', tmp_path / 'bare')[1]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import save_file
 
 import sink_jax as sj
@@ -75,7 +76,7 @@ def measured(run):
 def test_golden_numbers(name):
   found = measured(loaded(name))
   for key, value in GOLDEN[name].items():
-    np.testing.assert_allclose(found[key], value, rtol=1e-4, err_msg=key)
+    assert_allclose(found[key], value, rtol=1e-4, err_msg=key)
 
 
 @pytest.mark.parametrize('name', MODELS)
@@ -86,7 +87,8 @@ def test_token_ids_are_those_of_llama_cpp(name):
     if name == 'Gemma3-270M' and '</s>' in text:
       # llama.cpp reads '</s>' as a control token in any file, but in Gemma's file it is the HTML
       # tag.
-      assert found != ids and run.tokenizer.decode(found) == run.tokenizer.decode(ids)
+      assert found != ids
+      assert run.tokenizer.decode(found) == run.tokenizer.decode(ids)
     else:
       assert found == ids, text
 
@@ -121,6 +123,4 @@ def test_transformers_computes_the_same_with_the_dequantised_weights(name, tmp_p
   # Measured: at most 6e-6, float32 against float32, and 1.25e-5 for Gemma's maps. From transformers
   # in float64, our maps differ by 8.7e-6 and its float32 maps by 3.4e-6.
   compare(tmp_path, run, 1e-5, of_maps=2e-5, of_importance=1e-5)
-  np.testing.assert_array_equal(
-    run.generate(tokens_of(run), 32), np.load(tmp_path / 'generated.npy')
-  )
+  assert_array_equal(run.generate(tokens_of(run), 32), np.load(tmp_path / 'generated.npy'))
