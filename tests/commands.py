@@ -12,7 +12,7 @@ from sink_jax.io.process import stop_signals
 def run_here(name, *words, piped=b''):
   """(exit code, stdout, stderr) of a command, with bytes that are piped in.
 
-  Sweeps do not work here: their processes need the devices.
+  Sweeps need --processes=1 here: other processes would need the devices of this one.
   """
   before, handlers = sys.stdin, {number: signal.getsignal(number) for number in stop_signals()}
   sys.stdin = io.TextIOWrapper(io.BytesIO(piped))

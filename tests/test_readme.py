@@ -40,8 +40,10 @@ def project(tmp_path_factory, request):
   folder = tmp_path_factory.mktemp('project')
   shutil.copytree(ROOT / 'configs', folder / 'configs')
   trials = folder / 'configs' / 'quickstart.py'
-  short, count = re.subn(r"'steps': \d+", "'steps': 12", trials.read_text())
-  assert count == 1
+  short, count = re.subn(
+    r"(steps|batch_size|validation.batches)': \d+", r"\1': 4", trials.read_text()
+  )
+  assert count == 3
   trials.write_text(short)
   shutil.copy(ROOT / 'LICENSE', folder)  # a text that an example reads
   for name in ('docs', 'results'):
@@ -84,29 +86,23 @@ def published(full):
 def _run(words, folder):
   """Runs a shortened command of a document."""
   name, *options = words
-  line, dry = ' '.join(words), '--dry_run' in words
+  line = ' '.join(words)
+  if name == 'sweep':  # other processes would need the devices of this one
+    options += ['--processes=1']
   if 'synthetic' in line:
-    options += ['--only=synthetic-default-seed-0', '--config.steps=12', '--processes=1']
-  elif '--budget=desk' in line and not dry:
+    options += ['--only=synthetic-default-seed-0', '--config.steps=12']
+  elif '--budget=desk' in line:
     options += ['--only=default,heads-1', '--config.steps=12', '--config.validation.batches=1']
+  elif 'benchmark attention' in line:
+    options += ['--shape', '1', '1', '64', '16']
   elif 'configs/base.py' in line:
     options += ['--config.validation.batches=1', '--config.probe.sequences=4']
   elif name == 'card':  # for a small model
     options = ['--checkpoint=exported', *options[1:]]
   elif 'analyses streaming' in line:
     options += ['--sequences=2', '--length=100']  # later options replace earlier ones
-  if name == 'sweep' and not dry:  # its processes need the devices of this one
-    done = subprocess.run(
-      [sys.executable, '-m', 'sink_jax', name, *options],
-      cwd=folder,
-      env=ENVIRONMENT,
-      capture_output=True,
-      text=True,
-    )
-    code, error = done.returncode, done.stderr
-  else:
-    with contextlib.chdir(folder), mock.patch('sink_jax.train.multihost.init_distributed'):
-      code, _, error = run_here(name, *options)
+  with contextlib.chdir(folder), mock.patch('sink_jax.train.multihost.init_distributed'):
+    code, _, error = run_here(name, *options)
   assert code == 0, f'{line}\n{error}'
 
 

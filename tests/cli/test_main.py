@@ -87,7 +87,6 @@ LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
     ('train', [*CONFIG, '--config.steps', '3'], 'write --config.KEY=VALUE'),
     ('train', [*CONFIG, '--config.steps=many'], 'steps=many'),
     ('train', [*CONFIG, '--config.model=x'], '--config.model=x'),
-    ('train', [f'--config={QUICK}:text-softmax,budget=desk', '--workdir=a'], "no option 'budget'"),
     ('train', [*CONFIG, '--devices=8'], '--devices=8 is for --dry_run'),
     (
       'sweep',
@@ -102,7 +101,6 @@ LLAMA, GPT2 = (f'--checkpoint={FIXTURES / name}' for name in ('llama', 'gpt2'))
     ),
     ('sweep', [f'--config={QUICK}', '--list', '--config.model.size=2b'], 'tiny, 60m, 1b'),
     ('sweep', [f'--config={QUICK}', '--processes=-1', '--workdir=a'], '--processes=-1'),
-    ('sweep', [f'--config={QUICK}', '--list', '--shard=3/2'], '--shard=3/2'),
     ('generate', [], 'either --checkpoint or --workdir'),
     ('evaluate', ['--checkpoint=Pythia-15M', '--out=x'], 'Pythia-14M'),
     ('evaluate', [LLAMA, '--out=x'], 'no tokenizer'),

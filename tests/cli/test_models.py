@@ -25,19 +25,20 @@ def evaluated(model, out, **given):
   return evaluate(Options(checkpoint=str(FIXTURES / model), out=out, **given), given)
 
 
-def test_a_published_model_is_probed_on_the_inputs_that_it_names(tmp_path):
-  result, paths = evaluated(
-    'llama', tmp_path, inputs='random', length=14, sequences=5, seed=3, epsilon=0.2
-  )
-  assert {path.name for path in paths} == {
-    'sink_report.json',
-    'importance.png',
-    'norms.png',
-    'attention_maps.png',
-    'index.html',
-  }
+@pytest.fixture(scope='module')
+def llama(tmp_path_factory):
+  """(what `evaluate` returned, its folder) of a small model on random tokens."""
+  out = tmp_path_factory.mktemp('llama')
+  given = dict(inputs='random', length=14, sequences=5, seed=3, epsilon=0.2)
+  return evaluated('llama', out, **given), out
+
+
+def test_a_published_model_is_probed_on_the_inputs_that_it_names(llama):
+  (result, paths), out = llama
+  pictures = {'importance.png', 'norms.png', 'attention_maps.png'}
+  assert {path.name for path in paths} == {'sink_report.json', 'index.html'} | pictures
   assert all(path.stat().st_size > 2000 for path in paths)
-  stored = json.loads((tmp_path / 'sink_report.json').read_text())
+  stored = json.loads((out / 'sink_report.json').read_text())
   assert stored['summary'] == result['summary'] and stored['epsilon'] == 0.2
   tokens = np.random.default_rng(3).integers(0, 64, (5, 14))
   inputs = stored['protocol']['inputs']
@@ -52,12 +53,11 @@ def test_blocks_without_attention_are_not_counted(tmp_path):
   assert 'smallest in block 3' in as_text(result)
 
 
-def test_the_page_of_a_model_holds_its_numbers_and_fetches_nothing(tmp_path):
-  evaluated('llama', tmp_path, inputs='random', length=14, sequences=5)
-  page = (tmp_path / 'index.html').read_text()
+def test_the_page_of_a_model_holds_its_numbers_and_fetches_nothing(llama, tmp_path):
+  page = (llama[1] / 'index.html').read_text()
   assert page.count('src="data:image/png;base64,') == page.count('<img') == 3
   assert not re.search(r'(src|href)="(?!data:|#)', page)
-  stored = json.loads((tmp_path / 'sink_report.json').read_text())
+  stored = json.loads((llama[1] / 'sink_report.json').read_text())
   rates, ratios = stored['summary']['sink_1'], stored['summary']['hidden_ratio']
   first, second = sentences(stored)
   assert first in page and first.startswith(f'In {rates:.1f} % of 40 pairs')
@@ -85,34 +85,26 @@ generate = functools.partial(run_here, 'generate')
 
 
 def test_the_text_goes_on_beyond_the_cache_until_it_ends(checkpoint, tmp_path):
-  code, text, notes = generate(
-    f'--checkpoint={checkpoint}',
-    '--prompt=Once upon',
-    '--length=40',
-    '--cache_size=16',
-    '--sinks=2',
-  )
+  options = ('--prompt=Once upon', '--length=40', '--cache_size=16', '--sinks=2')
+  code, text, notes = generate(f'--checkpoint={checkpoint}', *options)
   assert code == 0, notes
   run = sj.load_pretrained(checkpoint)
   assert run.bos == 'tokenizer'
-  tokens = [[0, *(2 + b for b in b'Once upon')]]
-  following = run.generate(tokens, 40, policy=sj.CachePolicy(16, 2))
+  prompt = [2 + b for b in b'Once upon']
+  [following] = run.generate([[0, *prompt]], 40, policy=sj.CachePolicy(16, 2)).tolist()
   # Tokens that a tokenizer puts before the prompt are not part of the text.
-  assert text == Bytes().open().decode([*tokens[0][1:], *following[0]]) + '\n'
+  decoded = lambda ids: Bytes().open().decode([*prompt, *ids]) + '\n'
+  assert text == decoded(following)
   assert '10 tokens of prompt, the first ids [0, 81, 112, 101]' in notes
   assert 'tokens/s' in notes and 'cache of 16 tokens' in notes and ' 0.0 ' not in notes
   # Generation stops at the end token. In this copy, that is a letter which the model writes.
   folder = shutil.copytree(checkpoint, tmp_path / 'ending')
-  end = following[0].tolist()[9]
-  first = following[0].tolist().index(end)
+  end = following[9]
+  first = following.index(end)
   config = json.loads((folder / 'config.json').read_text())
   (folder / 'config.json').write_text(json.dumps(config | {'eos_token_id': end}))
-  code, text, notes = generate(
-    f'--checkpoint={folder}', '--prompt=Once upon', '--length=40', '--cache_size=16', '--sinks=2'
-  )
-  assert (
-    code == 0 and text == Bytes().open().decode([*tokens[0][1:], *following[0][:first]]) + '\n'
-  ), notes
+  code, text, notes = generate(f'--checkpoint={folder}', *options)
+  assert code == 0 and text == decoded(following[:first]), notes
   assert f'{first + 1} tokens to the end of the text' in notes
   # Every other command logs its kernel. Here the log line would appear in the middle of the text.
   assert not logging.getLogger('sink_jax.kernels').isEnabledFor(logging.INFO)

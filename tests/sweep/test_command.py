@@ -14,6 +14,7 @@ from sink_jax.sweep.trials import load_trials
 from sink_jax.train.workdir import read_status
 from tests.commands import run_here
 from tests.train import runs
+from tests.train.test_loop import stop_after
 
 ROOT = Path(__file__).parents[2]
 TABLE = """
@@ -88,46 +89,52 @@ def test_a_sweep_survives_kills_of_trials_and_of_itself(tmp_path):
   assert again.returncode == 0 and out.splitlines() == [f'{name}: done' for name in (*first, last)]
   assert re.search(r'\[3/3\] \S+: done', err) and 'next: python -m sink_jax report' in err
   summary = (tmp_path / 'runs/summary.md').read_text()
-  assert (
-    '# Not running' in summary
-    and '3 done' in summary
-    and f'| {last} | done | 80 of 80 |' in summary
-  )
+  for part in ('# Not running', '3 done', f'| {last} | done | 80 of 80 |'):
+    assert part in summary
   for name, trial in load_trials(tmp_path / 'table.py').items():
     run_trial(trial, tmp_path / 'whole', show_progress=False)
     assert runs.rows(tmp_path / 'runs' / name) == runs.rows(tmp_path / 'whole' / name)
 
 
-@pytest.mark.parametrize(
-  'options', [pytest.param((), marks=pytest.mark.full), ('--processes=2',)], ids=['one', 'two']
-)
-def test_a_stopped_sweep_saves_and_says_so(tmp_path, options):
-  sweep = start(tmp_path, SLOW, *options)
-  runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / 'a') > 20, sweep)
-  sweep.send_signal(signal.SIGTERM)
-  _, err = sweep.communicate(timeout=300)
-  assert sweep.returncode == 42 and 'resumes' in err and 'Traceback' not in err
-  status = read_status(tmp_path / 'runs/a')
+def assert_saved(code, err, workdir):
+  assert code == 42 and 'resumes' in err and 'Traceback' not in err
+  status = read_status(workdir)
   assert status['status'] == 'interrupted' and status['step'] == status['last_good_checkpoint']
 
 
-def test_status_shards_and_costs_without_running(tmp_path):
-  (tmp_path / 'table.py').write_text(TABLE.format(trials=THREE))
+def test_a_stopped_sweep_saves_and_says_so(tmp_path):
+  sweep = start(tmp_path, SLOW, '--processes=2')
+  runs.wait_for(lambda: runs.last_step(tmp_path / 'runs' / 'a') > 20, sweep)
+  sweep.send_signal(signal.SIGTERM)
+  _, err = sweep.communicate(timeout=300)
+  assert_saved(sweep.returncode, err, tmp_path / 'runs/a')
 
-  def here(*options):
-    code, out, err = run_here(
-      'sweep', f'--config={tmp_path / "table.py"}', f'--workdir={tmp_path / "runs"}', *options
-    )
+
+def here(folder, trials, *options):
+  """A sweep of these trials within this process, as `run_here` runs it."""
+  (folder / 'table.py').write_text(TABLE.format(trials=trials))
+  config = f'--config={folder / "table.py"}'
+  return run_here('sweep', config, f'--workdir={folder / "runs"}', *options)
+
+
+def test_a_stopped_sweep_of_one_process_begins_no_other_trial(tmp_path, monkeypatch):
+  stop_after(monkeypatch, 3)
+  monkeypatch.setattr('sink_jax.train.multihost.init_distributed', lambda: None)  # JAX runs already
+  code, _, err = here(tmp_path, SLOW)
+  assert_saved(code, err, tmp_path / 'runs/a')
+  assert not (tmp_path / 'runs/b').exists()
+
+
+def test_status_shards_and_costs_without_running(tmp_path):
+  def shown(*options):
+    code, out, err = here(tmp_path, THREE, *options)
     assert code == 0, err
     return out
 
-  out = here('--status', '--shard=1/2')
+  out = shown('--status', '--shard=1/2')
   assert '2 not run' in out and '| bad |' in out and '| b |' not in out
-  assert here('--list', '--seeds=0,1', '--only=a,b-seed-1').split() == [
-    'a-seed-0',
-    'a-seed-1',
-    'b-seed-1',
-  ]
-  out = here('--dry_run', '--only=a,b')
+  listed = shown('--list', '--seeds=0,1', '--only=a,b-seed-1')
+  assert listed.split() == ['a-seed-0', 'a-seed-1', 'b-seed-1']
+  out = shown('--dry_run', '--only=a,b')
   assert re.search(r'^a +6,480 +4,432 +1,024 ', out, re.M) and 'timed steps of a' in out
   assert not (tmp_path / 'runs').exists()

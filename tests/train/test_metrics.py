@@ -1,9 +1,11 @@
 """Metrics of a run that was killed and started again, as TensorBoard and others read them."""
 
 import itertools
+import math
 import struct
 import sys
 import time
+from unittest import mock
 
 import pytest
 from etils import epath
@@ -74,29 +76,18 @@ def test_where_files_cannot_grow_each_flush_copies_the_whole(tmp_path):
 
 
 def test_weights_and_biases_gets_the_same_points(tmp_path, monkeypatch):
-  class Wandb:
-    points, ended = [], []
-    init = classmethod(lambda cls, **options: cls.options.update(options) or cls)
-    log = classmethod(lambda cls, points, step: cls.points.append((step, points)))
-    finish = classmethod(lambda cls: cls.ended.append(True))
-    options = {}
-
-  monkeypatch.setitem(sys.modules, 'wandb', Wandb)
+  wandb = mock.MagicMock()
+  monkeypatch.setitem(sys.modules, 'wandb', wandb)
   metrics = Metrics(tmp_path, 'sinks', {'steps': 3})
   metrics.resume(0)
-  others = {
-    'words': 'x',
-    'list': [1.0],
-    'nan': float('nan'),
-    'inf': float('inf'),
-    'none': None,
-    'table': {},
-  }
+  others = dict(words='x', list=[1.0], nan=math.nan, inf=math.inf, none=None, table={})
   metrics.write('train', 1, {'loss': 1.0} | others)  # plots need finite numbers
   metrics.close()
   assert board(tmp_path) == {'train/loss': [1]}
-  assert Wandb.points == [(1, {'train/loss': 1.0})] and Wandb.ended == [True]
-  assert Wandb.options['project'] == 'sinks' and Wandb.options['resume'] == 'allow'
+  options, run = wandb.init.call_args.kwargs, wandb.init.return_value
+  assert options['project'] == 'sinks' and options['resume'] == 'allow'
+  run.log.assert_called_once_with({'train/loss': 1.0}, step=1)
+  run.finish.assert_called_once_with()
 
 
 def test_the_clock_counts_what_a_step_is_spent_on(monkeypatch):

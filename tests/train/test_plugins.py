@@ -92,19 +92,28 @@ def test_a_training_does_not_need_a_place_for_records(file, monkeypatch):
   assert not imported_again(file)
 
 
+# A process that begins without the component.
 READERS = """
 import sys
+from pathlib import Path
 import sink_jax as sj
 from tests.commands import run_here
 
-one, root, out, file = sys.argv[1:]
-code, _, error = run_here('report', f'--runs={root}', f'--out={out}')  # which needs no component
-assert code == 0, error
+def run(name, *options):
+  code, _, error = run_here(name, *options)
+  assert code == 0, error
+
+one, out, file = map(Path, sys.argv[1:])
+recorded = file.read_text()
+file.write_text(recorded + '# a change')
+run('report', f'--runs={one.parent}', f'--out={out}')  # needs no component
 try:
   sj.load_run(one)
 except ValueError as error:
   print(error)
-print(sj.load_run(one, plugins=file).config.attention.similarity)
+file.write_text(recorded)
+run('evaluate', f'--workdir={one}', '--sequences=2')
+print(sj.load_run(one).config.attention.similarity)
 """
 
 
@@ -125,13 +134,9 @@ def test_runs_with_a_component_of_ones_own_are_resumed_swept_and_read(tmp_path):
   assert sweep(1) == 'one: done\ntwo: done\n'
   assert runs.rows(one) == rows and (one / 'checkpoints/8').exists()
   assert (two / 'status.json').stat().st_mtime_ns == written
-  python('-m', 'sink_jax', 'evaluate', f'--workdir={one}', '--sequences=2')
-  assert (one / 'evaluation/index.html').exists()
-
-  file.write_text(VARIANT + '# a change\n')
-  refused, loaded = python('-c', READERS, one, root, tmp_path / 'report', file).splitlines()
+  refused, loaded = python('-c', READERS, one, tmp_path / 'report', file).splitlines()
   assert str(file) in refused and '--plugins' in refused and 'attention.similarity' in refused
-  assert loaded == 'OwnPlus()'
+  assert loaded == 'OwnPlus()' and (one / 'evaluation/index.html').exists()
   assert 'OwnPlus()' in (tmp_path / 'report/report.md').read_text()
 
 

@@ -90,16 +90,16 @@ def test_a_dead_process_ends_the_job_and_only_unsaved_steps_are_lost(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'seeds, words',
+  'change, words',
   [
-    ((0, 1), ['Process 1 has another config'] * 2),
-    pytest.param((0, -1), ['process 1: seed must be', 'seed must be'], marks=pytest.mark.full),
+    (dict(seed=1), ['Process 1 has another config'] * 2),
+    (dict(wandb='sinks'), ['process 1: wandb =', 'pip install wandb']),
   ],
 )
-def test_what_one_process_cannot_begin_ends_all(tmp_path, seeds, words):
+def test_what_one_process_cannot_begin_ends_all(tmp_path, change, words):
   port = runs.free_port()
-  job = [runs.start(tmp_path / 'run', job=(port, 2, i), seed=seed) for i, seed in enumerate(seeds)]
-  codes, said = end(job, seconds=60)
+  begin = lambda i, **changes: runs.start(tmp_path / 'run', job=(port, 2, i), **changes)
+  codes, said = end([begin(0), begin(1, **change)], seconds=60)
   assert codes == [1, 1] and all(map(str.__contains__, said, words)), said
   assert not (tmp_path / 'run').exists()
 
