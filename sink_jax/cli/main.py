@@ -40,7 +40,7 @@ COMMANDS = {
   'merge': 'adds the rows of finished runs to stored ones',
   'analyses': 'carries out an analysis of the paper on models',
   'export': 'writes a run as a checkpoint that transformers loads',
-  'plan': 'predicts the memory and the speed of a run on TPUs',
+  'plan': 'predicts the memory and the speed of a run on TPUs or GPUs',
   'benchmark': 'times kernels and training steps on this machine',
   'data_build': 'tokenizes and packs a corpus ahead of a run',
 }

@@ -1,4 +1,4 @@
-"""Plans a run on TPUs."""
+"""Plans a run on TPUs or GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Says whether a run fits slices of TPUs, and about how long it takes; no TPU is needed.
+  """Says whether a run fits TPUs or GPUs, and about how long it takes; neither is needed.
 
       python -m sink_jax plan --topology=v5e:16x16 --config=configs/paper.py:1b-softmax
 
@@ -23,7 +23,8 @@ class Options:
   some fit. The exit code is 1 where none do.
   """
 
-  #: a slice, such as v5e:16x16, v5p:4x4x4 or v7x:4x4x4, or its type, such as v5litepod-256.
+  #: a slice, such as v5e:16x16, v5p:4x4x4 or v7x:4x4x4, or its type, such as v5litepod-256; GPUs of
+  #: a machine: h100:8, h200:8, a100-80:8, a100-40:1, t4:1.
   topology: str
   slices: int = 1  # how many such slices, which the network of the data center connects.
   config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.

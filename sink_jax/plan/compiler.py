@@ -79,8 +79,8 @@ def cuda_directory() -> pathlib.Path:
   folder = pathlib.Path(_folder()) / 'cuda'
   if not folder.is_dir():
     raise ValueError(
-      f'there is no compiler for NVIDIA GPUs in {folder.parent}: bash launch/test.sh --compile=h200 '
-      '--collect-only installs it (0.6 GB), or name its folder with COMPILERS=DIR.'
+      f'there is no compiler for NVIDIA GPUs in {folder.parent}: bash launch/test.sh '
+      '--compile=h200 --collect-only installs it (0.6 GB), or name its folder with COMPILERS=DIR.'
     )
   return folder
 

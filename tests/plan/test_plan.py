@@ -42,7 +42,8 @@ def with_memory(monkeypatch, size):
 @pytest.mark.parametrize(
   'call, words',
   [
-    (lambda: chips.parse('h100:8'), 'v5e, v5p'),
+    (lambda: chips.parse('h9:8'), 'v5e, v5p'),
+    (lambda: chips.parse('h100:16'), 'h100:8'),
     (lambda: chips.parse('v5e'), '2 dimensions'),
     (lambda: chips.parse('v5p:4x4xx'), '3 dimensions'),
     (lambda: chips.parse('v5e:3x4'), 'even'),
