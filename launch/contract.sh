@@ -70,12 +70,16 @@ read_settings() {
   if [[ -n $flags ]]; then environment+=("LIBTPU_INIT_ARGS=$flags"); fi
 }
 
-# secrets: NAME=VALUE lines of the variables in SECRETS that are set here. They go into files, never into a
-# command line, which is printed and which everybody on a host can read.
+# secrets FORMAT: NAME=VALUE lines of the variables in SECRETS that are set here; the format of a value is %q
+# for a shell. They go into files, never into a command line, which is printed and which everybody on a host
+# can read.
 secrets() {
   local name
   for name in $SECRETS; do
-    if [[ -n ${!name:-} ]]; then printf '%s=%s\n' "$name" "${!name}"; fi
+    if [[ -n ${!name:-} ]]; then
+      # shellcheck disable=SC2059
+      printf "%s=$1\n" "$name" "${!name}"
+    fi
   done
 }
 

@@ -76,7 +76,7 @@ setup() {
 send_secrets() {
   local file
   file=$(mktemp) # which only this user may read
-  secrets >"$file"
+  secrets %q >"$file"
   if [[ -s $file ]]; then
     on_hosts all 'umask 077 && touch sink_jax.secrets && chmod 600 sink_jax.secrets'
     do_or_say gcloud compute tpus tpu-vm scp "$file" "$TPU_NAME:sink_jax.secrets" "${where[@]}" --worker=all

@@ -37,7 +37,7 @@ if [[ $action == create ]]; then remote=yes check_job "$(tpu_devices "$TPU_TYPE"
 if [[ $action == create ]]; then say 'Does it fit? bash launch/xpk.sh plan'; fi
 environment_file=$(mktemp) # which only this user may read
 trap 'rm -f "$environment_file"' EXIT
-secrets >"$environment_file"
+secrets %s >"$environment_file"
 if [[ -s $environment_file ]]; then options+=("--env-file=$environment_file"); fi
 ((SHARDS == 1)) || [[ $JOB == sweep ]] || die "SHARDS=$SHARDS: only a sweep has parts."
 for ((k = 1; k <= SHARDS; k++)); do

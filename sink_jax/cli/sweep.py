@@ -45,9 +45,7 @@ class Options:
   done: str | None = None  # folder of stored rows, see merge: trials that it has are left out.
   list: bool = False  # print the names of the trials and stop.
   dry_run: bool = False  # check every trial, print what it costs and stop.
-  remote: bool = (
-    False  # with --dry_run: other machines run the trials, and have to find their data.
-  )
+  remote: bool = False  # with --dry_run: other machines run the trials and need their data.
   status: bool = False  # print how far every trial is and stop.
 
   def __post_init__(self):

@@ -35,7 +35,7 @@ class Options:
   config: str = ''  # FILE or FILE:TRIAL; by default configs/base.py.
   dry_run: bool = False  # check the config, without data, and stop.
   devices: int = 0  # with --dry_run: the devices that the job will have; 0: not known.
-  remote: bool = False  # with --dry_run: other machines run the job, and have to find its data.
+  remote: bool = False  # with --dry_run: other machines run the job and need its data.
 
   def __post_init__(self):
     check_least(self, devices=0)

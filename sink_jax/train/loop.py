@@ -122,7 +122,7 @@ def _steps(
     3. if the probe, the validation, a checkpoint or a request to stop needs the state, the metrics
        of this step are read too, which waits for the devices, and the state is checked;
     4. the state is saved, in the background unless a request to stop waits for it; then it is
-       probed and validated.
+       probed and validated, unless a request to stop ends that.
 
   Only finite states are saved, so a run can always resume from its newest checkpoint. If a kill
   loses a probe, the resumed run measures it first. The state is saved before the next step is

@@ -256,14 +256,14 @@ def test_settings_that_no_cloud_takes_are_named_before_anything_is_rented(launch
 
 
 def test_secrets_reach_the_hosts_and_no_command_line(launchers, tmp_path):
-  keys = dict(WANDB_API_KEY='s3cret', HF_TOKEN='')
+  keys = dict(WANDB_API_KEY="s3cret $HOME's", HF_TOKEN='')
   shutil.copytree(launchers.root, tmp_path / 'sink_jax')  # a host's home folder
   for script, action in (('tpu_vm.sh', 'run'), ('xpk.sh', 'create')):
     code, output, errors = launchers(script, action, **keys)
     assert code == 0, errors
     assert 's3cret' not in output + errors + str(launchers.called())
   launchers.jobs(1)
-  assert (tmp_path / 'started.key').read_text() == 's3cret'
+  assert (tmp_path / 'started.key').read_text() == "s3cret $HOME's"
   copied, *_ = [call for call in launchers.called() if 'pod:sink_jax.secrets' in call]
   files = [word.removeprefix('--env-file=') for word in launchers.called()[-1] + copied]
   assert len({word for word in launchers.called()[-1] if word.startswith('--env-file=')}) == 1
