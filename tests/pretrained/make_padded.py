@@ -3,8 +3,8 @@
     python tests/pretrained/make_padded.py OUT
 
 The weights are random, those of a Llama with grouped keys, and of a Mistral whose window is shorter
-than the texts. OUT gets a checkpoint of each, and arrays.npz: tokens, masks, attentions, hidden
-states, keys and values.
+than the texts. OUT gets a checkpoint of each, and arrays.npz: tokens, masks, attentions, keys and
+values.
 """
 
 from __future__ import annotations
@@ -40,15 +40,12 @@ def run(model, tokens, mask):
       attention_mask=mask,
       position_ids=positions,
       output_attentions=True,
-      output_hidden_states=True,
       use_cache=True,
       past_key_values=cache,
     )
   stack = lambda parts: torch.stack(list(parts), 1).numpy()
-  # The first hidden state is the embedding, and the last one is taken after the final norm.
   return {
     'attentions': stack(out.attentions),
-    'hidden': stack(out.hidden_states[1:-1]),
     'keys': stack(x.keys for x in out.past_key_values.layers),
     'values': stack(x.values for x in out.past_key_values.layers),
   }

@@ -321,13 +321,13 @@ from sink_jax.models.sharding import make_mesh, state_shardings
 for folder in sys.argv[1:]:
   mesh = make_mesh(2, 4)
   one, many = sj.load_pretrained(folder), sj.load_pretrained(folder, mesh=mesh)
-  jax.tree.map(assert_array_equal, one.params, many.params)
+  jax.tree.map(np.testing.assert_array_equal, one.params, many.params)
   same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), many.params,
                       state_shardings(mesh, many.params))
   assert all(jax.tree.leaves(same)), same
   assert any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(many.params))
   tokens = np.arange(24).reshape(2, 12) % 16
-  assert_allclose(one.logits(tokens), many.logits(tokens), rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(one.logits(tokens), many.logits(tokens), rtol=1e-4, atol=1e-4)
 """
 
 
