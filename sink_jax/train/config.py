@@ -196,7 +196,7 @@ class Experiment:
     least=1,
   )
   log_every: int = option(20, 'steps between training metrics', where=True, least=1)
-  checkpoint_every: int = option(1_000, 'steps; 0: only after the last one', where=True, least=0)
+  checkpoint_every: int = option(1_000, 'steps; 0: not by steps', where=True, least=0)
   checkpoint_minutes: float = option(
     15.0, 'after which a checkpoint is saved in any case; 0: only by steps', where=True, least=0
   )
