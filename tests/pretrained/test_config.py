@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import operator
+import re
 from pathlib import Path
 
 import jax
@@ -147,7 +148,8 @@ GEMMA = (
     ('gpt_oss', dict(attention_bias=False), dict(biases=('ffn',))),
     ('gpt_oss', dict(layer_types=None), {windows: [4, None]}),
   ],
-  ids=str,
+  # Without addresses of functions: processes of the tests compare the names.
+  ids=lambda x: re.sub(r'<function (\w+) at \w+>', r'\1', str(x)),
 )
 def test_values_that_are_left_out_or_have_a_meaning_of_their_own(case, changes, expected):
   model = read(case, **changes)
