@@ -23,7 +23,9 @@ from sink_jax.evaluate.plots import HeadMaps, head_maps, save
 from sink_jax.io.paths import AnyPath, inside
 from sink_jax.io.terminal import code, escaped, short
 from sink_jax.report import claims, compare, events, figures, paper, sections
+from sink_jax.report.conditions import metric_name
 from sink_jax.report.model_page import model_page, to_html
+from sink_jax.report.paper_claims import CLAIMS
 from sink_jax.report.runs import EMERGED, Runs, table
 from sink_jax.report.sections import HEADLINE
 from sink_jax.train.checkpoint import CheckpointError
@@ -135,7 +137,7 @@ def render(path: AnyPath, template: str, **context: Any) -> AnyPath:
     'spread': spread,
     'compare': compare,
     'paper': paper,
-    'metric_name': claims.metric_name,
+    'metric_name': metric_name,
     'EMERGED': EMERGED,
     'quoted': functools.partial(json.dumps, ensure_ascii=False),
   }
@@ -155,7 +157,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   budget, protocol = _most_frequent(of_paper)
   shown = of_paper[of_paper.budget.eq(budget) & of_paper.protocol.eq(protocol)]
   measured = pd.concat([shown, paper.open_models(analyses)])
-  judged = [(claim, claims.judge(claim, measured)) for claim in claims.CLAIMS]
+  judged = [(claim, claims.judge(claim, measured)) for claim in CLAIMS]
   beside = paper.beside(shown)
   different = _different(shown, same)
   agreement = paper.agreement(beside[beside.trial.isin(different)])

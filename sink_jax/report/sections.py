@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from sink_jax.io.terminal import escaped, markdown_table, short
-from sink_jax.report import claims, events
-from sink_jax.report.claims import Claim, Verdict
+from sink_jax.report import events
+from sink_jax.report.claims import Claim, Judgement, Verdict
 from sink_jax.report.runs import EMERGED
 
-Judged = Sequence[tuple[Claim, Verdict]]
+Judged = Sequence[tuple[Claim, Judgement]]
 HEADLINE = {
   'default': 'softmax',
   'sigmoid-normalized': 'normalised sigmoid',
@@ -34,7 +34,7 @@ def first_screen(
 
   shown: rows of `runs.table`, of one budget. agreement: of `paper.agreement`.
   """
-  headline = [(claim, verdict) for claim, verdict in judged if claim.headline]
+  headline = [(claim, judgement) for claim, judgement in judged if claim.headline]
   parts = [
     _picture(
       'dynamics',
@@ -61,18 +61,18 @@ def first_screen(
 def verdict_sentences(shown: pd.DataFrame, headline: Judged) -> list[str]:
   """Three sentences: what is reproduced, what is not, and what is open or cannot be tested."""
 
-  def named(*verdicts: str) -> str:
-    keys = [claim.key for claim, verdict in headline if verdict.verdict in verdicts]
+  def named(verdict: Verdict) -> str:
+    keys = [claim.key for claim, judgement in headline if judgement.verdict == verdict]
     return '; '.join(key.replace('-', ' ') for key in keys) or 'none'
 
-  refuted = named(claims.NOT_REPRODUCED)
+  refuted = named(Verdict.NOT_REPRODUCED)
   if 'no sink without normalisation' in refuted:
     refuted += f' ({compared(shown, "default", "sigmoid")})'
   return [
     f"**Reproduced**, of the {len(headline)} headline claims ('it' is the sink): "
-    f'{named(claims.REPRODUCED)}.',
+    f'{named(Verdict.REPRODUCED)}.',
     f'**Not reproduced:** {refuted}.',
-    f'**Open:** {named(claims.OPEN)}. **Not testable here:** {named(claims.NOT_TESTABLE)}.',
+    f'**Open:** {named(Verdict.OPEN)}. **Not testable here:** {named(Verdict.NOT_TESTABLE)}.',
   ]
 
 
@@ -123,17 +123,17 @@ def runs_sentence(shown: pd.DataFrame) -> str:
 def claims_table(judged: Judged) -> str:
   """Sentence, our numbers, the paper's, seeds, verdict; long lists of trials behind a click."""
   rows = []
-  for claim, verdict in judged:
+  for claim, judgement in judged:
     why = ''
-    if verdict.why and verdict.verdict in (claims.OPEN, claims.NOT_TESTABLE):
-      why = f': {escaped(verdict.why.split("; ")[0])}'
+    if judgement.why and judgement.verdict in (Verdict.OPEN, Verdict.NOT_TESTABLE):
+      why = f': {escaped(judgement.why.split("; ")[0])}'
     rows.append(
       [
         escaped(claim.sentence),
-        _folded(verdict.measured),
-        _folded(verdict.paper),
-        str(verdict.n or '-'),
-        f'**{verdict.verdict}**{why}',
+        _folded(judgement.measured),
+        _folded(judgement.paper),
+        str(judgement.n or '-'),
+        f'**{judgement.verdict}**{why}',
       ]
     )
   head = ['claim', 'ours', 'the paper', 'n', 'verdict']

@@ -17,6 +17,7 @@ from PIL import Image
 from sink_jax.cli.report import make_report
 from sink_jax.evaluate.plots import HeadMaps
 from sink_jax.report import claims, figures, pages, paper, stats
+from sink_jax.report.paper_claims import CLAIMS
 from sink_jax.report.runs import read_runs, table
 from tests.report.fake_runs import DEAD, write_run
 
@@ -62,7 +63,7 @@ def test_nothing_run(tmp_path, undrawn):
   files, summary = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
   assert summary == ["Run: nothing yet. The tables have the paper's numbers only."]
-  assert text.count('not testable here') >= len(claims.CLAIMS)
+  assert text.count('not testable here') >= len(CLAIMS)
   assert 'not run' in files[1].read_text() and files[1].name == 'reproduction.md'
   with pytest.raises(ValueError, match='--runs'):
     make_report(tmp_path / 'out', None)
@@ -89,9 +90,7 @@ def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn)
   assert '8 runs of 4 experiments' in text and '1 to 3 seeds' in text
   assert 'Invalid and crossed out: 3 dead.' in text
   last = table(read_runs(planted))
-  judged = {
-    claim.key: claims.judge(claim, last).verdict for claim in claims.CLAIMS if claim.headline
-  }
+  judged = {claim.key: claims.judge(claim, last).verdict for claim in CLAIMS if claim.headline}
   verdicts = ('reproduced', 'not reproduced', 'open')
   for verdict, line in zip(verdicts, sentences, strict=True):
     named = line.split('. ')[0]
