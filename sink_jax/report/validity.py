@@ -23,6 +23,11 @@ def uniform_importance(spec: AttentionSpec, length: int, sink_tokens: int = 0) -
   return float(np.mean(sees_first / keys))
 
 
+def probed(table: pd.DataFrame) -> pd.DataFrame:
+  """Those runs of `runs.table` that are valid and were probed."""
+  return table[table.valid.eq('') & table.sink_1.notna()]
+
+
 def judge(table: pd.DataFrame) -> pd.DataFrame:
   """The columns `valid` and `known` of a table of runs with their last quantities.
 
