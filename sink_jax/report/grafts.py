@@ -1,6 +1,7 @@
 """The section of the results page about grafts: an open model with another attention."""
 # pandas does not say whether an expression is a table or a column.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 

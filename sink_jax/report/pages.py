@@ -1,6 +1,7 @@
 """Pages with pictures, made from tables of runs: the paper's results, or any runs side by side."""
 # pandas does not say whether an expression is a table or a column.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

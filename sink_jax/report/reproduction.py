@@ -1,4 +1,6 @@
 """The page about every table and figure of the paper: its command, and what was run of it."""
+# pandas does not say whether an expression is a table or a column.
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The pictures of the results page that are drawn from training runs."""
 # pandas does not say whether an expression is a table or a column.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 
