@@ -50,16 +50,17 @@ def greater(
   Raises:
     ValueError: a factor for a quantity that is not a ratio, or a margin for a ratio.
   """
-  if by and is_ratio(metric) or times != 1 and not is_ratio(metric):
-    raise ValueError(f'{metric}: by= is for differences, times= for ratios.')
-  margin = f' * {times:g}' if times != 1 else _signed(by)
-  level = math.log(times) if is_ratio(metric) else by
+  margin, level = _signed(metric, by), by
+  if times != 1:
+    if not is_ratio(metric):
+      raise ValueError(f'{metric} is not a ratio: by= has the margin, and not times=.')
+    margin, level = f' * {times:g}', math.log(times)
   return _against_trial(metric, trials, '>', level, than, margin)
 
 
 def less(metric: str, trials: Trials, than: str, plus: float = 0) -> list[Condition]:
   """Each of the trials lies below another of the same seed, or below that plus a tolerance."""
-  return _against_trial(metric, trials, '<', plus, than, _signed(plus))
+  return _against_trial(metric, trials, '<', plus, than, _signed(metric, plus))
 
 
 def equal(metric: str, trials: Trials, other: str, within: float) -> list[Condition]:
@@ -78,7 +79,7 @@ def ordered(
   noise = NOISE if is_rate(metric) else by / 20
   level = noise if rising else -noise
   steps = [Condition(metric, (a,), sign, level, b) for a, b in pairwise(trials)]
-  words = f'{metric}: {f" {sign} ".join(trials)}{_signed(by)}'
+  words = f'{metric}: {f" {sign} ".join(trials)}{_signed(metric, by)}'
   return [*steps, Condition(metric, (trials[0],), sign, by, trials[-1], words)]
 
 
@@ -111,7 +112,10 @@ def _names(trials: Trials) -> tuple[str, ...]:
   return (trials,) if isinstance(trials, str) else tuple(trials)
 
 
-def _signed(margin: float) -> str:
+def _signed(metric: str, margin: float) -> str:
+  """' + 2', ' - 2', or '' without a margin; ValueError for a margin between ratios."""
+  if margin and is_ratio(metric):
+    raise ValueError(f'{metric} is a ratio: compare it by a factor, greater(..., times=1.25).')
   return f' {"-" if margin < 0 else "+"} {abs(margin):g}' if margin else ''
 
 

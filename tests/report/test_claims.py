@@ -102,9 +102,14 @@ def test_conditions():
 
 
 def test_a_margin_that_does_not_fit_the_quantity_is_an_error():
-  for metric, margin in (('sink_1', {'times': 2}), ('massive', {'by': 2})):
-    with pytest.raises(ValueError, match=f'{metric}: by= is for differences'):
-      greater(metric, 'a', 'b', **margin)
+  with pytest.raises(ValueError, match='sink_1 is not a ratio'):
+    greater('sink_1', 'a', 'b', times=2)
+  with pytest.raises(ValueError, match='massive is a ratio'):
+    greater('massive', 'a', 'b', by=2)
+  with pytest.raises(ValueError, match='massive is a ratio'):
+    less('massive', 'a', 'b', plus=2)
+  with pytest.raises(ValueError, match='massive is a ratio'):
+    ordered('massive', ['a', 'b'], by=2)
 
 
 @pytest.mark.parametrize(
