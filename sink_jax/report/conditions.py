@@ -1,4 +1,4 @@
-"""What a claim says or needs: a plain function for each comparison, and the words of a quantity.
+"""Conditions of claims: a plain function for each comparison, and the words of a quantity.
 
 Each function returns a list of conditions, so that `+` joins them: above(...) + below(...).
 """
@@ -34,12 +34,12 @@ class Condition(NamedTuple):
 
 def above(metric: str, trials: Trials, level: float) -> list[Condition]:
   """Each of the trials lies above a level."""
-  return _against_level(metric, trials, '>', level)
+  return _compared(metric, trials, '>', _as_compared(metric, level), f'{level:g}')
 
 
 def below(metric: str, trials: Trials, level: float) -> list[Condition]:
   """Each of the trials lies below a level."""
-  return _against_level(metric, trials, '<', level)
+  return _compared(metric, trials, '<', _as_compared(metric, level), f'{level:g}')
 
 
 def greater(
@@ -55,32 +55,31 @@ def greater(
     if not is_ratio(metric):
       raise ValueError(f'{metric} is not a ratio: by= has the margin, and not times=.')
     margin, level = f' * {times:g}', math.log(times)
-  return _against_trial(metric, trials, '>', level, than, margin)
+  return _compared(metric, trials, '>', level, than + margin, than)
 
 
 def less(metric: str, trials: Trials, than: str, plus: float = 0) -> list[Condition]:
   """Each of the trials lies below another of the same seed, or below that plus a tolerance."""
-  return _against_trial(metric, trials, '<', plus, than, _signed(metric, plus))
+  return _compared(metric, trials, '<', plus, than + _signed(metric, plus), than)
 
 
 def equal(metric: str, trials: Trials, other: str, within: float) -> list[Condition]:
   """Each of the trials differs from another of the same seed by less than a margin."""
-  return _against_trial(metric, trials, '=', within, other, f' +- {within:g}')
+  return _compared(metric, trials, '=', within, f'{other} +- {within:g}', other)
 
 
 def ordered(
   metric: str, trials: Sequence[str], by: float = 0, rising: bool = False
 ) -> list[Condition]:
-  """A row from the greatest trial to the least, whose ends differ by a margin.
+  """A row from the greatest trial to the least, or rising, whose ends differ by a margin.
 
   No step goes the wrong way by more than 1 point of a rate, or a 20th of the margin.
   """
-  sign = '<' if rising else '>'
+  sign, way = ('<', -1) if rising else ('>', 1)
   noise = NOISE if is_rate(metric) else by / 20
-  level = noise if rising else -noise
-  steps = [Condition(metric, (a,), sign, level, b) for a, b in pairwise(trials)]
-  words = f'{metric}: {f" {sign} ".join(trials)}{_signed(metric, by)}'
-  return [*steps, Condition(metric, (trials[0],), sign, by, trials[-1], words)]
+  steps = [Condition(metric, (a,), sign, -way * noise, b) for a, b in pairwise(trials)]
+  words = f'{metric}: {f" {sign} ".join(trials)}{_signed(metric, way * by)}'
+  return [*steps, Condition(metric, (trials[0],), sign, way * by, trials[-1], words)]
 
 
 def diverges(*trials: str) -> list[Condition]:
@@ -93,23 +92,17 @@ def trains(*trials: str) -> list[Condition]:
   return [Condition('converges', trials, '>', 0.5, words=f'trains: {", ".join(trials)}')]
 
 
-def _against_level(metric: str, trials: Trials, sign: str, level: float) -> list[Condition]:
-  names = _names(trials)
-  words = f'{metric}: {", ".join(names)} {sign} {level:g}'
-  as_compared = math.log(level) if is_ratio(metric) else level
-  return [Condition(metric, names, sign, as_compared, words=words)]
-
-
-def _against_trial(
-  metric: str, trials: Trials, sign: str, level: float, other: str, margin: str
+def _compared(
+  metric: str, trials: Trials, sign: str, level: float, words: str, other: str = ''
 ) -> list[Condition]:
-  names = _names(trials)
-  words = f'{metric}: {", ".join(names)} {sign} {other}{margin}'
-  return [Condition(metric, names, sign, level, other, words)]
+  """A condition of one or several trials; words: the level as the pages write it."""
+  names = (trials,) if isinstance(trials, str) else tuple(trials)
+  said = f'{metric}: {", ".join(names)} {sign} {words}'
+  return [Condition(metric, names, sign, level, other, said)]
 
 
-def _names(trials: Trials) -> tuple[str, ...]:
-  return (trials,) if isinstance(trials, str) else tuple(trials)
+def _as_compared(metric: str, level: float) -> float:
+  return math.log(level) if is_ratio(metric) else level
 
 
 def _signed(metric: str, margin: float) -> str:

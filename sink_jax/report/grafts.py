@@ -96,7 +96,7 @@ def _table(courses: Courses) -> str:
     cells = [course.get(metric, '-') for metric in (*_DIGITS, 'n')]
     rows.append([escaped(trial), *cells])
   first, rule, *lines = table(head, rows).splitlines()
-  return '\n'.join([first, rule, *(f'{line} ' for line in lines)])  # a space as ever
+  return '\n'.join([first, rule, *(f'{line} ' for line in lines)])  # as in the stored page
 
 
 def _differences(grafts: pd.DataFrame) -> list[str]:

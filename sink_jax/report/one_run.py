@@ -182,7 +182,7 @@ def _facts(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of(experiment: Experiment) -> str:
-  """What differs from the defaults, as JSON."""
+  """The settings that differ from the defaults, as JSON."""
   settings = {}
   for (key, value, about), (_, default, _) in zip(leaves(experiment), leaves(Experiment())):
     if value != default and not about.get('where'):

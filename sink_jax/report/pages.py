@@ -75,7 +75,7 @@ def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
 
 
 class _Results(NamedTuple):
-  """What the sections and pictures of the results are made of.
+  """Tables and verdicts of which the sections and pictures of the results are made.
 
   full: of `runs.table`; shown: its runs of the paper's trials at the budget of most of them; timed:
   of `events.events`; beside, agreement: of `paper`.

@@ -21,6 +21,40 @@ from sink_jax.report.runs import EMERGED
 TASKS = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
 _LOWERING = 'removed', 'moved to the extra key', 'lower'
 _MANY = 12  # remedies, which a sentence counts and does not name
+_GU, _QIU = 'Gu et al., 2410.10781', 'Qiu et al., 2505.06708'
+_KAUL = 'Kaul et al., 2410.17174'
+_MOE, _SMALL = '15B MoE, 1.7B', 'GPT-2, Llama-2'
+_REPORTS = [  # remedies, their paper, its models, and what it reports
+  (
+    'k-bias, kv-bias, sink-token, sigmoid',
+    _GU,
+    '60M',
+    'Sink\\_1 18.18 % becomes 0.0, 0.04, 0.0 and 0.44 % (Tables 4 and 6)',
+  ),
+  ('v-bias, sigmoid-normalized', _GU, '60M', 'Sink\\_1 17.53 and 30.24 %: it stays'),
+  (
+    'head-gate',
+    _QIU,
+    _MOE,
+    'mean attention to the first token 0.467 becomes 0.073, largest activation 1053 becomes 98 '
+    '(Table 4)',
+  ),
+  ('element-gate', _QIU, _MOE, '0.467 becomes 0.048, 1053 becomes 94 (Table 4)'),
+  ('softpick', 'Zuhri et al., 2504.20966', '340M, 1.8B', 'a sink rate of 0 %'),
+  (
+    'zero-sink',
+    _KAUL,
+    _SMALL,
+    'softmax-1 reduces the attention to the first token; outliers need OrthoAdam as well (Table 2)',
+  ),
+  (
+    'zero-sink-orthoadam',
+    _KAUL,
+    _SMALL,
+    'attention to the first token 65 % becomes 3.3 %, kurtosis 1657 becomes 3.1',
+  ),
+  ('ssnorm-muon', 'Park et al., 2506.19697', '1.4B', 'excess kurtosis 1818.56 becomes 0.04'),
+]
 
 
 class Task(NamedTuple):
@@ -165,51 +199,12 @@ def _numbers(rows: pd.DataFrame) -> str:
 
 
 def _papers() -> str:
-  """What the papers of the remedies report."""
-  gu, qiu, kaul = 'Gu et al., 2410.10781', 'Qiu et al., 2505.06708', 'Kaul et al., 2410.17174'
-  moe, small = '15B MoE, 1.7B', 'GPT-2, Llama-2'
-  rows = [
-    (
-      'k-bias, kv-bias, sink-token, sigmoid',
-      gu,
-      '60M',
-      'Sink\\_1 18.18 % becomes 0.0, 0.04, 0.0 and 0.44 % (Tables 4 and 6)',
-    ),
-    ('v-bias, sigmoid-normalized', gu, '60M', 'Sink\\_1 17.53 and 30.24 %: it stays'),
-    (
-      'head-gate',
-      qiu,
-      moe,
-      'mean attention to the first token 0.467 becomes 0.073, largest activation 1053 becomes 98 '
-      '(Table 4)',
-    ),
-    ('element-gate', qiu, moe, '0.467 becomes 0.048, 1053 becomes 94 (Table 4)'),
-    ('softpick', 'Zuhri et al., 2504.20966', '340M, 1.8B', 'a sink rate of 0 %'),
-    (
-      'zero-sink',
-      kaul,
-      small,
-      'softmax-1 reduces the attention to the first token; outliers need OrthoAdam as well '
-      '(Table 2)',
-    ),
-    (
-      'zero-sink-orthoadam',
-      kaul,
-      small,
-      'attention to the first token 65 % becomes 3.3 %, kurtosis 1657 becomes 3.1',
-    ),
-    (
-      'ssnorm-muon',
-      'Park et al., 2506.19697',
-      '1.4B',
-      'excess kurtosis 1818.56 becomes 0.04',
-    ),
-  ]
+  """The numbers of other papers, next to which ours stand."""
   return '\n\n'.join(
     [
       '## What the papers of the remedies report',
       'The models of these papers are a thousand to a million times as large as ours: agreement '
       'suggests the same mechanism, disagreement says little.',
-      table(['remedy', 'paper', 'models', 'reports'], rows, left=range(4)),
+      table(['remedy', 'paper', 'models', 'reports'], _REPORTS, left=range(4)),
     ]
   )

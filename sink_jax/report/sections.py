@@ -39,7 +39,7 @@ def first_screen(
   agreement: Agreement,
   pictures: Pictures,
 ) -> str:
-  """What a reader sees first: how the sink emerges, what reproduces, and every headline claim.
+  """The first screen: how the sink emerges, what reproduces, and every headline claim.
 
   shown: rows of `runs.table`, of one budget.
   """
@@ -150,6 +150,37 @@ def claims_table(judged: Judged) -> str:
   return table(['claim', 'ours', 'the paper', 'n', 'verdict'], rows, left=(0, 1, 2, 4))
 
 
+def _folded(text: str) -> str:
+  """Numbers of trials as a cell, those after the first few behind a click."""
+  if not text:
+    return '-'
+  if text.count(', ') + text.count('; ') < _FEW:
+    return escaped(text)
+  title = escaped(text.split(', ')[0])
+  return f'<details><summary>{title} ...</summary>{escaped(text)}</details>'
+
+
+def how_to_read(shown: pd.DataFrame) -> str:
+  """The needs of a verdict, the meaning of parentheses, and links to the parts of the page."""
+  words = [
+    'A verdict needs at least three seeds that are not invalid, and a 99 % interval of their mean '
+    'that excludes the threshold; an equality needs two one-sided tests at 95 % instead. '
+    'Parentheses in the table of claims hold this interval; elsewhere they hold the least and the '
+    'largest seed.'
+  ]
+  if shown.heads.notna().any():
+    points = 100 / shown.heads.median()
+    words.append(
+      f'A rate is a share of heads and sequences: one head in all sequences is {points:.3g} points.'
+    )
+  words += [
+    f'Seeds that agree do not speak for all: {compare.excluded(3)}.',
+    '[All claims](#all-claims), [tables](#tables-of-the-paper), [figures](#figures), [what was '
+    'run and what was not](reproduction.md).',
+  ]
+  return ' '.join(words)
+
+
 def order_of_events(found: pd.DataFrame, pictures: Pictures) -> str:
   """Two sentences and a picture on what comes first, of `events.events`."""
   if found.empty:
@@ -180,57 +211,6 @@ def _order_sentence(found: pd.DataFrame, trial: str) -> str:
   if never:
     text += '; never: ' + ', '.join(events.EVENTS[name].words for name in never)
   return f'{text}.'.replace('Sink_', 'Sink\\_')
-
-
-def learning_rates(grid: pd.DataFrame) -> str:
-  """How the rate of a budget was chosen. grid: rows of `runs.table` of the task 'grid'."""
-  rates = pd.to_numeric(grid.trial.str.removeprefix('rate-'), errors='coerce')
-  done = grid.assign(rate=rates)
-  done = done[done.status.eq('done') & done.rate.notna()]
-  if done.empty:
-    return ''
-  rows = [
-    [f'{run.rate:g}', f'{run.valid_loss:.3f}', f'{run.sink_1:.1f}']
-    for run in done.sort_values('rate').itertuples()
-  ]
-  best = done.loc[done.valid_loss.idxmin()]
-  words = (
-    'Before all other runs, by the least validation loss of softmax and nothing else: '
-    f"{best.rate:g}, at the paper's product of rate, decay and updates, 0.8. One seed each."
-  )
-  head = ['rate', 'validation loss, nats', 'Sink_1 %']
-  return '\n\n'.join(['## How the learning rate was chosen', words, table(head, rows, left=())])
-
-
-def _folded(text: str) -> str:
-  """Numbers of trials as a cell, those after the first few behind a click."""
-  if not text:
-    return '-'
-  if text.count(', ') + text.count('; ') < _FEW:
-    return escaped(text)
-  title = escaped(text.split(', ')[0])
-  return f'<details><summary>{title} ...</summary>{escaped(text)}</details>'
-
-
-def how_to_read(shown: pd.DataFrame) -> str:
-  """What a verdict needs, what parentheses hold, and where the parts of the page are."""
-  words = [
-    'A verdict needs at least three seeds that are not invalid, and a 99 % interval of their mean '
-    'that excludes the threshold; an equality needs two one-sided tests at 95 % instead. '
-    'Parentheses in the table of claims hold this interval; elsewhere they hold the least and the '
-    'largest seed.'
-  ]
-  if shown.heads.notna().any():
-    points = 100 / shown.heads.median()
-    words.append(
-      f'A rate is a share of heads and sequences: one head in all sequences is {points:.3g} points.'
-    )
-  words += [
-    f'Seeds that agree do not speak for all: {compare.excluded(3)}.',
-    '[All claims](#all-claims), [tables](#tables-of-the-paper), [figures](#figures), [what was '
-    'run and what was not](reproduction.md).',
-  ]
-  return ' '.join(words)
 
 
 def remedies(tasks: Sequence[Task], pictures: Pictures) -> str:
@@ -362,6 +342,26 @@ def _criteria(judged: Judged) -> str:
   ]
   head = ['claim', 'criterion', 'ours', 'n', 'verdict', 'why']
   return table(head, rows, left=(0, 1, 2, 4, 5))
+
+
+def learning_rates(grid: pd.DataFrame) -> str:
+  """How the rate of a budget was chosen. grid: rows of `runs.table` of the task 'grid'."""
+  rates = pd.to_numeric(grid.trial.str.removeprefix('rate-'), errors='coerce')
+  done = grid.assign(rate=rates)
+  done = done[done.status.eq('done') & done.rate.notna()]
+  if done.empty:
+    return ''
+  rows = [
+    [f'{run.rate:g}', f'{run.valid_loss:.3f}', f'{run.sink_1:.1f}']
+    for run in done.sort_values('rate').itertuples()
+  ]
+  best = done.loc[done.valid_loss.idxmin()]
+  words = (
+    'Before all other runs, by the least validation loss of softmax and nothing else: '
+    f"{best.rate:g}, at the paper's product of rate, decay and updates, 0.8. One seed each."
+  )
+  head = ['rate', 'validation loss, nats', 'Sink_1 %']
+  return '\n\n'.join(['## How the learning rate was chosen', words, table(head, rows, left=())])
 
 
 def other_runs(others: pd.DataFrame) -> str:

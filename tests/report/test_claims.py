@@ -87,6 +87,12 @@ def test_conditions():
   assert Claim('a', '4', 'B.', row).criterion == 'sink_1: c > d > e + 2'
   rising = ordered('emergence_step', ['c', 'd'], rising=True)
   assert Claim('a', '4', 'B.', rising).criterion == 'emergence_step: c < d'
+  rising = ordered('valid_loss', ['c', 'd'], by=2, rising=True)
+  assert [condition[:5] for condition in rising] == [
+    ('valid_loss', ('c',), '<', 0.1, 'd'),
+    ('valid_loss', ('c',), '<', -2, 'd'),
+  ]
+  assert Claim('a', '4', 'B.', rising).criterion == 'valid_loss: c < d - 2'
   says = diverges('f') + trains('g', 'h') + equal('valid_loss', 'c', 'd', within=0.1)
   says += less('valid_loss', 'c', 'd', plus=0.5) + less('valid_loss', 'c', 'd', plus=-2)
   assert [condition[:5] for condition in says] == [
