@@ -22,15 +22,9 @@ from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import short
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token
+from sink_jax.report import card_page
+from sink_jax.report.card_page import PARTS
 from sink_jax.report.model_page import to_html
-from sink_jax.report.pages import render
-
-PARTS = {
-  'signature': 'Where the sinks are',
-  'edits': 'Whether they matter',
-  'cache': 'What a cache has to keep',
-  'quantisation': 'What quantisation does',
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,9 +54,8 @@ class Card:
     ]
     for part in drawn:
       self.results[part].plot(folder / f'{part}.png')
-    page = render(
-      folder / 'card.md', 'card.md', card=self, parts=PARTS, drawn=drawn, command=command
-    )
+    all_rows = {part: result.rows for part, result in self.results.items()}
+    page = card_page.write(folder / 'card.md', self.name, self.sentences, all_rows, drawn, command)
     # Rows of masses without a role are many, and no picture shows them.
     rows = {
       part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]

@@ -1,4 +1,4 @@
-"""The paper's claims, a line each in claims.txt, and their verdicts from runs.
+"""Verdicts on the paper's claims (`paper_claims`) from runs.
 
 A condition is decided if the 99 % t interval of its mean over seeds lies on one side of its level;
 seeds are paired if it compares two trials. An equality is decided by two one-sided tests. A claim
@@ -16,60 +16,62 @@ about the seeds that were run, and states the share. To call two rates equal tak
 from __future__ import annotations
 
 import collections
+import enum
 import math
-import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.report import paper
+from sink_jax.report.conditions import Condition, is_rate, is_ratio, metric_name, number_text
 from sink_jax.report.stats import Interval, compare, equal, interval
 
-REPRODUCED, NOT_REPRODUCED, OPEN, NOT_TESTABLE = VERDICTS = (
-  'reproduced',
-  'not reproduced',
-  'open',
-  'not testable here',
-)
 SEEDS = 3  # fewer decide nothing
-NOISE = 1  # points by which a step of a row A > B > C may go the wrong way
-_PART = re.compile(r'(?:(\w+): )?(.+?)(?: ([<>=]) (.+?)(?: (\+-|[-+*]) ([\d.]+))?)?')
-_ENDS = {'diverges': '<', 'trains': '>'}  # of `converges`, 1 or 0 by seed, against 0.5
-_RATE = re.compile('(untrained_|removed_|largest_)?sink(_|$)|lead_|prefix_')
-_RATIO = re.compile('massive|window_|.+_ratio')
 
 
-class Condition(NamedTuple):
-  """Metrics of trials, or differences from `other` by seed, against a level; = is within +-."""
+class Verdict(enum.StrEnum):
+  """On a claim, or on one trial of a condition."""
 
-  metric: str
-  trials: list[str]
-  sign: str
-  level: float
-  other: str = ''
+  REPRODUCED = 'reproduced'
+  NOT_REPRODUCED = 'not reproduced'
+  OPEN = 'open'
+  NOT_TESTABLE = 'not testable here'
 
 
 class Claim(NamedTuple):
-  """A claim. criterion: its conditions as written in the file; needs: its preconditions."""
+  """A sentence of the paper, of one of its sections, and the conditions that decide it.
+
+  says: what the sentence says; needs: what must hold before that can be judged. headline: the first
+  screen of the results shows it. repeat_metric: the criterion names the metric of each condition.
+  """
 
   key: str
   section: str
   sentence: str
-  criterion: str
-  conditions: list[Condition]
-  needs: list[Condition]
-  headline: bool
+  says: Sequence[Condition]
+  needs: Sequence[Condition] = ()
+  headline: bool = False
+  repeat_metric: bool = False
+
+  @property
+  def criterion(self) -> str:
+    """'sink_1: default > 10 and untrained < 10': a metric is named once while it stays the same."""
+    parts, last = [], ''
+    for words in [condition.words for condition in self.says if condition.words]:
+      metric, _, comparison = words.partition(': ')
+      is_named = metric == last and not self.repeat_metric
+      parts.append(comparison if is_named else words)
+      last = metric
+    return ' and '.join(parts)
 
 
-class Verdict(NamedTuple):
-  """verdict: one of VERDICTS; n: fewest seeds of a trial; measured, paper: means, with other n."""
+class Judgement(NamedTuple):
+  """A verdict and why; n: fewest seeds of a trial; measured, paper: means, with other n."""
 
-  verdict: str
+  verdict: Verdict
   n: int
   why: str
   measured: str
@@ -77,77 +79,20 @@ class Verdict(NamedTuple):
 
 
 class ClaimPart(NamedTuple):
-  """A trial of a condition: decided for (1) or against (-1) it, open (0) or not judged (None)."""
+  """A trial of a condition. unseen: the share of seeds that may do otherwise."""
 
-  decided: int | None
+  verdict: Verdict
   n: int
   words: str
   unseen: float = 0.0
 
 
-def parse(text: str) -> list[Claim]:
-  """The claims of a file; the first lines of claims.txt say how it is written.
-
-  Raises:
-    ValueError: a line cannot be read; names its number.
-  """
-  claims = []
-  for number, line in enumerate(text.splitlines(), 1):
-    if line and not line.startswith('#'):
-      try:
-        claims.append(_claim(line))
-      except ValueError as error:
-        raise ValueError(f'claims.txt, line {number}: {error}') from None
-  return claims
-
-
-def _claim(line: str) -> Claim:
-  key, section, sentence, criterion, needs = (field.strip() for field in line.split('|'))
-  return Claim(
-    key.lstrip('*'),
-    section,
-    sentence,
-    criterion,
-    [*_conditions(criterion)],
-    [*_conditions(needs)],
-    headline=key.startswith('*'),
-  )
-
-
-def _conditions(text: str) -> Iterator[Condition]:
-  metric = ''
-  for part in filter(None, text.split(' and ')):
-    found = _PART.fullmatch(part)
-    named, trials, sign, rest, how, size = found.groups() if found else [''] * 6
-    metric = named or metric
-    names = trials.split(', ')
-    if metric in _ENDS:
-      yield Condition('converges', names, _ENDS[metric], 0.5)
-    elif not metric or not rest:
-      raise ValueError(f'"{part}" is not METRIC: TRIALS > LEVEL, A > B + MARGIN or A = B +- MARGIN')
-    elif re.fullmatch(r'[\d.]+', rest):
-      level = float(rest)
-      yield Condition(metric, names, sign, math.log(level) if _RATIO.match(metric) else level)
-    else:
-      row = [trials, *rest.split(f' {sign} ')]
-      margin = float(size or 0)
-      if how == '-':
-        margin = -margin
-      noise = NOISE if _RATE.match(metric) else margin / 20
-      if sign != '<':
-        noise = -noise
-      for a, b in pairwise(row) if len(row) > 2 else ():
-        yield Condition(metric, [a], sign, noise, b)
-      level = math.log(margin) if how == '*' else margin
-      yield Condition(metric, names, sign, level, row[-1])
-
-
-def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
+def judge(claim: Claim, table: pd.DataFrame) -> Judgement:
   """The verdict on a claim. table: `runs.table` of one task, with rows of `paper.open_models`."""
   pairs = dict.fromkeys(
-    (metric, trial)
-    for metric, trials, _, _, other in (*claim.needs, *claim.conditions)
-    for trial in (*trials, other)
+    (condition.metric, trial)
+    for condition in (*claim.needs, *claim.says)
+    for trial in (*condition.trials, condition.other)
     if trial
   )
   trials = {'default' if trial == 'untrained' else trial for _, trial in pairs}
@@ -157,38 +102,45 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
   rows = table.query(f'trial in {[*trials, *models]}').to_dict('records')
   for row in rows:
     row['edited_sequences'] = float('"data.interventions"' in str(row['settings']))
-  needs = _parts(claim.needs, rows, 'needs ')
-  parts = _parts(claim.conditions, rows)
-  for key in ('budget', 'protocol', 'content'):
-    different = {row[key] for row in rows if isinstance(row[key], str)}
-    if len(different) > 1:
-      needs.append(ClaimPart(None, 0, f'its runs differ in {key}'))
-  # One refuted part is enough, also if the runs of others are missing.
-  order = (
-    (needs, None, NOT_TESTABLE),
-    (needs, -1, NOT_TESTABLE),
-    (needs, 0, OPEN),
-    (parts, -1, NOT_REPRODUCED),
-    (parts, None, NOT_TESTABLE),
-    (parts, 0, OPEN),
-    (parts, 1, REPRODUCED),
-  )
-  verdict, deciding = next(
-    (
-      (verdict, found)
-      for of, decided, verdict in order
-      if (found := [part for part in of if part.decided == decided])
-    ),
-    (NOT_TESTABLE, [ClaimPart(None, 0, 'the budget cannot express it')]),
-  )
-  why = [part.words for part in deciding if verdict != REPRODUCED]
+  needs = [*_parts(claim.needs, rows, 'needs '), *_mixtures(rows)]
+  parts = _parts(claim.says, rows)
+  verdict, deciding = _deciding(needs, parts)
+  why = [part.words for part in deciding if verdict != Verdict.REPRODUCED]
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
   n = min(part.n for part in (*deciding, *needs, *parts))
   # Numbers of other published models are shown, but decide nothing.
   others = [(metric, model) for metric, _ in pairs for model in sorted(models)]
   measured, reported = _numbers(rows, dict.fromkeys([*pairs, *others]), n)
-  return Verdict(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
+  return Judgement(verdict, n, '; '.join(dict.fromkeys(why)), measured, reported)
+
+
+def _mixtures(rows: list[dict]) -> list[ClaimPart]:
+  """A part that cannot be tested for each setting in which the runs of a claim differ."""
+  mixtures = []
+  for key in ('budget', 'protocol', 'content'):
+    different = {row[key] for row in rows if isinstance(row[key], str)}
+    if len(different) > 1:
+      mixtures.append(ClaimPart(Verdict.NOT_TESTABLE, 0, f'its runs differ in {key}'))
+  return mixtures
+
+
+def _deciding(
+  needs: Sequence[ClaimPart], parts: Sequence[ClaimPart]
+) -> tuple[Verdict, Sequence[ClaimPart]]:
+  """The verdict on a claim, and the preconditions or parts that it follows from."""
+  with_verdict = lambda of, verdict: [part for part in of if part.verdict == verdict]
+  for verdict in (Verdict.NOT_TESTABLE, Verdict.NOT_REPRODUCED):
+    if failed := with_verdict(needs, verdict):
+      return Verdict.NOT_TESTABLE, failed
+  if undecided := with_verdict(needs, Verdict.OPEN):
+    return Verdict.OPEN, undecided
+  # One refuted part is enough, also if the runs of others are missing.
+  for verdict in (Verdict.NOT_REPRODUCED, Verdict.NOT_TESTABLE, Verdict.OPEN, Verdict.REPRODUCED):
+    if deciding := with_verdict(parts, verdict):
+      return verdict, deciding
+  nothing = ClaimPart(Verdict.NOT_TESTABLE, 0, 'the budget cannot express it')
+  return Verdict.NOT_TESTABLE, [nothing]
 
 
 def _numbers(rows: list[dict], pairs: Iterable[tuple[str, str]], n: int) -> tuple[str, str]:
@@ -198,17 +150,18 @@ def _numbers(rows: list[dict], pairs: Iterable[tuple[str, str]], n: int) -> tupl
     values, _ = seeds_of(rows, metric, trial)
     if values:
       mean = statistics.fmean(values.values())
-      if _RATIO.match(metric):  # the arithmetic mean of ratios, as in the tables
+      if is_ratio(metric):  # the arithmetic mean of ratios, as in the tables
         mean = math.log(statistics.fmean(map(math.exp, values.values())))
       other_n = f' (n = {len(values)})' * (len(values) != n)
-      ours[metric].append(f'{trial} {_text(metric, mean)}{other_n}')
+      ours[metric].append(f'{trial} {number_text(metric, mean)}{other_n}')
     if number := paper.number(trial, metric):
       theirs[metric].append(f'{trial} {number}')
-  measured, reported = (
-    '; '.join(f'{metric_name(metric)}: {", ".join(texts)}' for metric, texts in of.items())
-    for of in (ours, theirs)
-  )
-  return measured, reported
+  return _by_metric(ours), _by_metric(theirs)
+
+
+def _by_metric(texts: Mapping[str, list[str]]) -> str:
+  """'Sink_1: default 18.18, sigmoid 0.44; valid loss: default 3.72'."""
+  return '; '.join(f'{metric_name(metric)}: {", ".join(of)}' for metric, of in texts.items())
 
 
 def seeds_of(
@@ -231,7 +184,7 @@ def seeds_of(
     elif not math.isnan(value):
       if metric.endswith('_step'):
         value = min(value, row['steps'])  # infinite: it never emerges
-      if _RATIO.match(metric):
+      if is_ratio(metric):
         value = math.log(max(value, 1e-9))
       values[row['seed']].append(value)
   words = f'{metric_name(metric)} of {trial} was not measured' if not values else ''
@@ -252,52 +205,63 @@ def _reason_against(row: Mapping, metric: str) -> str:
 
 def decide(
   condition: Condition, a: dict[int, float], b: dict[int, float], head: float
-) -> tuple[int, Interval]:
-  """1, -1 or 0 (open) of one trial by its values {seed: value}, and the interval that decides.
+) -> tuple[Verdict, Interval]:
+  """The verdict on one trial by its values {seed: value}, and the interval that decides.
 
   b: of the other trial, or {}. head: the points of one head, of a rate; else 0.
   """
-  metric, trials, sign, level, other = condition
+  sign, level, other = condition.sign, condition.level, condition.other
   x = compare(a, b, head=head) if other else interval([*a.values()], head=head)
-  exact = metric == 'chain_difference' or _published(trials[0])  # no seed changes these
+  # No seed changes these.
+  exact = condition.metric == 'chain_difference' or _published(condition.trials[0])
   if exact:
     x = x._replace(low=x.mean, high=x.mean)
   elif x.n < SEEDS:
-    return 0, x
+    return Verdict.OPEN, x
   elif other and abs(x.mean) < head:
     x = x.widened()  # seeds that agree on no difference do not exclude one
   elif sign == '>' or other or level > x.unseen * head:
     x = x.moved(head)
   if sign == '=':
     differences = [a[seed] - b[seed] for seed in a.keys() & b.keys()]
-    if equal([x.mean] * SEEDS if exact else differences, level, head=head):
-      return 1, x
-    return -1 if max(x.low, -x.high) > level else 0, x
-  above, below = x.low > level, x.high < level
-  holds, fails = (above, below) if sign == '>' else (below, above)
-  return 1 if holds else -1 if fails else 0, x
+    holds = equal([x.mean] * SEEDS if exact else differences, level, head=head)
+    fails = max(x.low, -x.high) > level
+  elif sign == '>':
+    holds, fails = x.low > level, x.high < level
+  else:
+    holds, fails = x.high < level, x.low > level
+  if holds:
+    return Verdict.REPRODUCED, x
+  return Verdict.NOT_REPRODUCED if fails else Verdict.OPEN, x
 
 
 def _parts(conditions: Iterable[Condition], rows: list[dict], prefix: str = '') -> list[ClaimPart]:
+  """A part for each trial of the conditions, but for those that the budget has not."""
   parts = []
   for condition in conditions:
-    metric, other = condition.metric, condition.other
     for trial in condition.trials:
-      found = [seeds_of(rows, metric, name) for name in (trial, other) if name]
-      remarks = '; '.join(words for _, words in found if words)
-      if any(values is None for values, _ in found):
-        continue  # the budget has no such trial
-      if not all(values for values, _ in found):
-        parts.append(ClaimPart(None, 0, remarks))
-        continue
-      head = _one_head(metric, [row for row in rows if row['trial'] in (trial, other, 'default')])
-      decided, x = decide(condition, found[0][0] or {}, found[-1][0] or {}, head)
-      words = prefix + _measurement(condition, trial, x)
-      if remarks:
-        words += f' ({remarks})'
-      unseen = x.unseen if decided or condition.sign == '=' else 0.0
-      parts.append(ClaimPart(decided, x.n, words, unseen))
+      part = _part(condition, trial, rows, prefix)
+      if part is not None:
+        parts.append(part)
   return parts
+
+
+def _part(condition: Condition, trial: str, rows: list[dict], prefix: str) -> ClaimPart | None:
+  metric, other = condition.metric, condition.other
+  a, remark = seeds_of(rows, metric, trial)
+  b, other_remark = seeds_of(rows, metric, other) if other else ({}, '')
+  if a is None or b is None:
+    return None  # the budget has no such trial
+  remarks = '; '.join(filter(None, (remark, other_remark)))
+  if not a or other and not b:
+    return ClaimPart(Verdict.NOT_TESTABLE, 0, remarks)
+  head = _one_head(metric, [row for row in rows if row['trial'] in (trial, other, 'default')])
+  verdict, x = decide(condition, a, b, head)
+  words = prefix + _measurement(condition, trial, x)
+  if remarks:
+    words += f' ({remarks})'
+  unseen = x.unseen if verdict != Verdict.OPEN or condition.sign == '=' else 0.0
+  return ClaimPart(verdict, x.n, words, unseen)
 
 
 def _one_head(metric: str, rows: Iterable[Mapping]) -> float:
@@ -305,20 +269,19 @@ def _one_head(metric: str, rows: Iterable[Mapping]) -> float:
   if metric == 'converges':
     return 0.5
   heads = [row['heads'] for row in rows if row['heads'] > 0]
-  return 100 / min(heads) if heads and _RATE.match(metric) else 0.0
+  return 100 / min(heads) if heads and is_rate(metric) else 0.0
 
 
 def _measurement(condition: Condition, trial: str, x: Interval) -> str:
   """'Sink_1 of sigmoid minus default < -5.00: -21.00 (-25.00 to -17.00, n = 3)'."""
   metric, other = condition.metric, condition.other
-  if _RATE.match(metric) and not other:
+  if is_rate(metric) and not other:
     x = x._replace(low=max(x.low, 0.0), high=min(x.high, 100.0))
   values = x.mean, x.low, x.high, condition.level
-  mean, low, high, level = (_text(metric, value) for value in values)
-  is_ratio = bool(_RATIO.match(metric))
+  mean, low, high, level = (number_text(metric, value) for value in values)
   sign = 'within +-' if condition.sign == '=' else f'{condition.sign} '
-  than = f' {"over" if is_ratio else "minus"} {other}' if other else ''
-  kind = 'geometric mean ' if is_ratio else ''
+  than = f' {"over" if is_ratio(metric) else "minus"} {other}' if other else ''
+  kind = 'geometric mean ' if is_ratio(metric) else ''
   bounds = f'{low} to {high}, ' if x.n > 1 else ''
   claimed = f'{metric_name(metric)} of {trial}{than} {sign}{level}'
   return f'{claimed}: {kind}{mean} ({bounds}n = {x.n})'
@@ -327,29 +290,3 @@ def _measurement(condition: Condition, trial: str, x: Interval) -> str:
 def _published(trial: str) -> bool:
   """True for a published model: its name begins with a capital, and that of a trial does not."""
   return trial[0].isupper()
-
-
-def metric_name(metric: str) -> str:
-  """'Sink_1', 'Sink_*', 'valid loss', 'Sink_1 (random)'."""
-  metric = re.sub(r'^kinds_(\w+)_sink_1', r'sink_1 (\1)', metric.replace('_star', '_*'))
-  metric = re.sub(r'^lead_(\d)', r'sink_\1 minus the next rate', metric)
-  metric = re.sub(r'sink_(?=\d|\*)', 'Sink_', metric)
-  metric = {
-    'edited_sequences': 'share of sequences with a replaced token',
-    'emergence_step': 'step of emergence (the last one if none)',
-  }.get(metric, metric)
-  return re.sub('(?<!Sink)_', ' ', metric)
-
-
-def _text(metric: str, value: float) -> str:
-  """A rate with two decimals, a loss with three; a ratio, given as a logarithm, as the ratio."""
-  if metric == 'converges' or metric.endswith('_step'):
-    return f'{100 * value:.0f} %' if metric == 'converges' else f'{value:,.0f}'
-  if _RATIO.match(metric):
-    value = math.exp(min(value, 700))
-  if _RATE.match(metric):
-    return f'{value:.2f}'
-  return f'{value:.3f}' if 'loss' in metric else f'{value:.3g}'
-
-
-CLAIMS = parse((resources.files('sink_jax.report') / 'claims.txt').read_text('utf-8'))

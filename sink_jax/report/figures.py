@@ -19,7 +19,8 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from sink_jax.evaluate import plots
-from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label
+from sink_jax.evaluate.plots import COLOURS, HeadMaps, canvas, label, save
+from sink_jax.io.paths import AnyPath
 from sink_jax.report.compare import LEAST, Measure
 from sink_jax.report.events import EVENTS, THRESHOLDS, TRIALS
 from sink_jax.report.runs import EMERGED, Runs
@@ -48,6 +49,16 @@ _AXES = {
   'window_absolute': 'token 1 (times uniform)',
   'window_relative': 'first key (times uniform)',
 }
+
+
+def save_all(drawn: Mapping[str, Figure | None], folder: AnyPath) -> dict[str, str]:
+  """Saves the figures that there are; returns {key: name of the file}."""
+  names = {}
+  for key, figure in drawn.items():
+    if figure is not None:
+      names[key] = f'{key}.png'
+      save(figure, folder / names[key])
+  return names
 
 
 def lines(

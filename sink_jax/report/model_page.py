@@ -8,10 +8,10 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from importlib import resources
+from string import Template
 from typing import Any
 
-from jinja2 import Template
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -29,6 +29,7 @@ PICTURES = {
     'Norms of hidden states, keys and values: the first token, and the mean of the others.'
   ),
 }
+_FRAME = Template((resources.files('sink_jax.report') / 'page.html').read_text('utf-8'))
 
 
 def model_page(folder: AnyPath) -> str:
@@ -94,9 +95,7 @@ def to_html(markdown: str, folder: AnyPath) -> str:
   body = parser.renderer.render(tokens, parser.options, {})
   body = re.sub(r'src="([^"]*)"', lambda found: f'src="{_embedded(folder, found[1])}"', body)
   body = body.replace('<table>', '<div class="wide"><table>').replace('</table>', '</table></div>')
-  return Template((Path(__file__).parent / 'templates/page.html').read_text()).render(
-    title=title, body=body
-  )
+  return _FRAME.substitute(title=html.escape(title), body=body).rstrip()
 
 
 def _folded_parts(renderer: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:

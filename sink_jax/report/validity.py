@@ -1,5 +1,8 @@
 """Checks that a run is evidence about attention sinks, before conclusions are drawn from it."""
 
+# pandas does not say whether an expression is a table or a column.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 import numpy as np
@@ -21,6 +24,11 @@ def uniform_importance(spec: AttentionSpec, length: int, sink_tokens: int = 0) -
   keys = visible + spec.kv_bias.has_extra_key
   sees_first = np.asarray(spec.mask.keep(queries, sink_tokens))
   return float(np.mean(sees_first / keys))
+
+
+def probed(table: pd.DataFrame) -> pd.DataFrame:
+  """Those runs of `runs.table` that are valid and were probed."""
+  return table[table.valid.eq('') & table.sink_1.notna()]
 
 
 def judge(table: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sink_jax.data.dataset import open_data
-from sink_jax.report.runs import IDENTITY, NO_SEED, Runs, identities, source_of
+from sink_jax.report.one_run import source_of
+from sink_jax.report.runs import IDENTITY, NO_SEED, Runs, identities
 from sink_jax.sweep.trials import Trial
 from sink_jax.train.workdir import FINAL_STATUSES
 

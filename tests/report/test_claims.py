@@ -1,4 +1,4 @@
-"""Claims: the file is read correctly, and planted runs get the verdict that they deserve."""
+"""Claims: rows say what they are made of, and planted runs get the verdict that they deserve."""
 
 import collections
 import json
@@ -10,7 +10,18 @@ import pytest
 from configs import paper as trials
 from sink_jax.pretrained.hub import MODELS
 from sink_jax.report import claims, paper
-from sink_jax.report.claims import NOT_REPRODUCED, NOT_TESTABLE, OPEN, REPRODUCED
+from sink_jax.report.claims import Claim, Verdict
+from sink_jax.report.conditions import (
+  above,
+  below,
+  diverges,
+  equal,
+  greater,
+  less,
+  ordered,
+  trains,
+)
+from sink_jax.report.paper_claims import CLAIMS, SINK, UNEDITED
 from sink_jax.report.runs import read_runs, table
 
 # By seed, with the columns of `runs.table`. The untrained model has no sink.
@@ -37,16 +48,18 @@ def runs(trial, values=(26.0, 25.0, 27.0), metric='sink_1', **columns):
   ]
 
 
-def judged(conditions, rows, needs=''):
-  (claim,) = claims.parse(f'key | 4 | A sentence. | {conditions} | {needs}')
-  return claims.judge(claim, pd.DataFrame(rows))
+NO_SINK_WITH_K_BIAS = below('sink_1', 'k-bias', 5)
 
 
-def test_every_trial_and_metric_of_the_file_is_known():
+def judged(says, rows, needs=()):
+  return claims.judge(Claim('key', '4', 'A sentence.', says, needs), pd.DataFrame(rows))
+
+
+def test_every_trial_and_metric_is_known():
   known = {*table(read_runs('results')), 'edited_sequences'}
-  for claim in claims.CLAIMS:
-    assert claim.conditions and claim.sentence.endswith('.')
-    for metric, names, _, _, other in claim.conditions + claim.needs:
+  for claim in CLAIMS:
+    assert claim.says and claim.sentence.endswith('.')
+    for metric, names, _, _, other, _ in [*claim.says, *claim.needs]:
       for name in filter(None, (*names, other)):
         if name in MODELS:
           assert metric.split('_')[0] in ('kinds', 'norms', 'angles', 'domains', 'positions'), (
@@ -54,36 +67,70 @@ def test_every_trial_and_metric_of_the_file_is_known():
           )
         else:
           assert name in {*trials.TRIALS, 'untrained'} and metric in known, claim.key
-  assert len({claim.key for claim in claims.CLAIMS}) == len(claims.CLAIMS) == 59
-  assert sum(claim.headline for claim in claims.CLAIMS) == 15
+  assert len({claim.key for claim in CLAIMS}) == len(CLAIMS) == 59
+  assert sum(claim.headline for claim in CLAIMS) == 15
 
 
 def test_conditions():
-  (claim,) = claims.parse('*a | 4 | B. | sink_1: c, d < 5 and e > f * 1.25 | ')
-  assert claim.headline and claim.conditions == [
-    ('sink_1', ['c', 'd'], '<', 5.0, ''),
-    ('sink_1', ['e'], '>', math.log(1.25), 'f'),
+  says = below('massive', ['c', 'd'], 5) + greater('massive', 'e', 'f', times=1.25)
+  assert [condition[:5] for condition in says] == [
+    ('massive', ('c', 'd'), '<', math.log(5), ''),
+    ('massive', ('e',), '>', math.log(1.25), 'f'),
   ]
-  (claim,) = claims.parse(
-    'a | 4 | B. | sink_1: c > d > e + 2 | diverges: f and valid_loss: c = d +- 0.1'
+  assert Claim('a', '4', 'B.', says).criterion == 'massive: c, d < 5 and e > f * 1.25'
+  row = ordered('sink_1', ['c', 'd', 'e'], by=2)
+  assert [condition[:5] for condition in row] == [
+    ('sink_1', ('c',), '>', -1, 'd'),
+    ('sink_1', ('d',), '>', -1, 'e'),
+    ('sink_1', ('c',), '>', 2, 'e'),
+  ]
+  assert Claim('a', '4', 'B.', row).criterion == 'sink_1: c > d > e + 2'
+  rising = ordered('emergence_step', ['c', 'd'], rising=True)
+  assert Claim('a', '4', 'B.', rising).criterion == 'emergence_step: c < d'
+  rising = ordered('valid_loss', ['c', 'd'], by=2, rising=True)
+  assert [condition[:5] for condition in rising] == [
+    ('valid_loss', ('c',), '<', 0.1, 'd'),
+    ('valid_loss', ('c',), '<', -2, 'd'),
+  ]
+  assert Claim('a', '4', 'B.', rising).criterion == 'valid_loss: c < d - 2'
+  says = diverges('f') + trains('g', 'h') + equal('valid_loss', 'c', 'd', within=0.1)
+  says += less('valid_loss', 'c', 'd', plus=0.5) + less('valid_loss', 'c', 'd', plus=-2)
+  assert [condition[:5] for condition in says] == [
+    ('converges', ('f',), '<', 0.5, ''),
+    ('converges', ('g', 'h'), '>', 0.5, ''),
+    ('valid_loss', ('c',), '=', 0.1, 'd'),
+    ('valid_loss', ('c',), '<', 0.5, 'd'),
+    ('valid_loss', ('c',), '<', -2, 'd'),
+  ]
+  assert Claim('a', '4', 'B.', says).criterion == (
+    'diverges: f and trains: g, h and valid_loss: c = d +- 0.1 and c < d + 0.5 and c < d - 2'
   )
-  assert claim.conditions == [
-    ('sink_1', ['c'], '>', -1, 'd'),
-    ('sink_1', ['d'], '>', -1, 'e'),
-    ('sink_1', ['c'], '>', 2.0, 'e'),
-  ]
-  assert claim.needs == [('converges', ['f'], '<', 0.5, ''), ('valid_loss', ['c'], '=', 0.1, 'd')]
-  for line in ('a | 4 | B.', 'a | 4 | B. | sink_1: c | ', 'a | 4 | B. | c > 5 | '):
-    with pytest.raises(ValueError, match='line 2'):
-      claims.parse(f'# comment\n{line}')
+
+
+def test_a_margin_that_does_not_fit_the_quantity_is_an_error():
+  with pytest.raises(ValueError, match='sink_1 is not a ratio'):
+    greater('sink_1', 'a', 'b', times=2)
+  with pytest.raises(ValueError, match='massive is a ratio'):
+    greater('massive', 'a', 'b', by=2)
+  with pytest.raises(ValueError, match='massive is a ratio'):
+    less('massive', 'a', 'b', plus=2)
+  with pytest.raises(ValueError, match='massive is a ratio'):
+    ordered('massive', ['a', 'b'], by=2)
 
 
 @pytest.mark.parametrize(
   ('values', 'verdict'),
-  [((26, 25, 27), REPRODUCED), ((0, 0, 0), NOT_REPRODUCED), ((0, 27, 26), OPEN), ((26, 27), OPEN)],
+  [
+    ((26, 25, 27), Verdict.REPRODUCED),
+    ((0, 0, 0), Verdict.NOT_REPRODUCED),
+    ((0, 27, 26), Verdict.OPEN),
+    ((26, 27), Verdict.OPEN),
+  ],
 )
 def test_a_level(values, verdict):
-  found = judged('sink_1: default > 10 and untrained < 10', runs('default', values))
+  found = judged(
+    above('sink_1', 'default', 10) + below('sink_1', 'untrained', 10), runs('default', values)
+  )
   assert (found.verdict, found.n) == (verdict, len(values))
   assert f'{sum(values) / len(values):.2f}' in found.measured and '18.18' in found.paper
 
@@ -94,22 +141,24 @@ def test_a_comparison_is_paired_by_seed():
     (40.2, 70.0, 100.0),
   )  # seeds differ widely, but each gains 30 points
   rows = runs('default', base) + runs('v-bias', shifted)
-  assert judged('sink_1: v-bias > default + 2', rows).verdict == REPRODUCED
-  assert judged('sink_1: v-bias < default', rows).verdict == NOT_REPRODUCED
+  assert judged(greater('sink_1', 'v-bias', 'default', by=2), rows).verdict == Verdict.REPRODUCED
+  assert judged(less('sink_1', 'v-bias', 'default'), rows).verdict == Verdict.NOT_REPRODUCED
   other = runs('default', base) + [
     row | {'seed': row['seed'] + 3} for row in runs('v-bias', shifted)
   ]
-  assert judged('sink_1: v-bias > default + 2', other).verdict == OPEN
+  assert judged(greater('sink_1', 'v-bias', 'default', by=2), other).verdict == Verdict.OPEN
 
 
 def test_no_difference_of_losses_and_of_rates():
   rows = runs('default', (3.0, 3.1, 3.2), 'valid_loss') + runs(
     'k-bias', (3.01, 3.09, 3.2), 'valid_loss'
   )
-  assert judged('valid_loss: k-bias = default +- 0.1', rows).verdict == REPRODUCED
+  assert (
+    judged(equal('valid_loss', 'k-bias', 'default', within=0.1), rows).verdict == Verdict.REPRODUCED
+  )
   rows = runs('default', (25, 25, 25)) + runs('k-bias', (25, 25, 25))
-  found = judged('sink_1: k-bias = default +- 2', rows)
-  assert found.verdict == OPEN and '63 %' in found.why  # three seeds cannot exclude this
+  found = judged(equal('sink_1', 'k-bias', 'default', within=2), rows)
+  assert found.verdict == Verdict.OPEN and '63 %' in found.why  # three seeds cannot exclude this
 
 
 def test_the_rule_reproduces_the_paper():
@@ -127,77 +176,83 @@ def test_the_rule_reproduces_the_paper():
     for row in runs(trial, metric='unused')
   ]
   judged, lacking = {}, {}
-  for claim in claims.CLAIMS:
+  for claim in CLAIMS:
     if claim.headline and claim.section != '3.3':
       found = claims.judge(claim, pd.DataFrame(ours))
       judged[claim.key], lacking[claim.key] = found.verdict, found.why
-  undecided = {key: lacking[key] for key, verdict in judged.items() if verdict != REPRODUCED}
+  undecided = {
+    key: lacking[key] for key, verdict in judged.items() if verdict != Verdict.REPRODUCED
+  }
   # Not decided are those of which the text gives no number.
   assert all('not measured' in why for why in undecided.values()), undecided
-  assert sum(verdict == REPRODUCED for verdict in judged.values()) >= 9, undecided
+  assert sum(verdict == Verdict.REPRODUCED for verdict in judged.values()) >= 9, undecided
 
 
 def test_dead_and_other_invalid_runs_are_no_evidence():
   good, bad = runs('default'), runs('sigmoid', (0, 0, 0), valid='dead')
-  found = judged('sink_1: sigmoid < 5', good + bad, 'sink_1: default > 10')
-  assert found.verdict == NOT_TESTABLE and found.n == 0 and '3 of 3 runs dead' in found.why
+  found = judged(below('sink_1', 'sigmoid', 5), good + bad, SINK)
+  assert found.verdict == Verdict.NOT_TESTABLE and found.n == 0 and '3 of 3 runs dead' in found.why
   mixed = runs('sigmoid', (0, 0, 0, 0)) + [
     row | {'seed': 9, 'valid': 'dead', 'sink_1': 99.0} for row in bad[:1]
   ]
-  found = judged('sink_1: sigmoid < 5', good + mixed)
-  assert (found.verdict, found.n, found.measured) == (REPRODUCED, 4, 'Sink_1: sigmoid 0.00')
-  found = judged('sink_1: sigmoid < 5', good + mixed[:2] + mixed[4:])
-  assert found.verdict == OPEN and found.n == 2 and '1 of 3 runs dead' in found.why
+  found = judged(below('sink_1', 'sigmoid', 5), good + mixed)
+  assert (found.verdict, found.n, found.measured) == (Verdict.REPRODUCED, 4, 'Sink_1: sigmoid 0.00')
+  found = judged(below('sink_1', 'sigmoid', 5), good + mixed[:2] + mixed[4:])
+  assert found.verdict == Verdict.OPEN and found.n == 2 and '1 of 3 runs dead' in found.why
 
 
 def test_what_is_missing_or_half_run():
   rows = runs('default') + runs('k-bias', (0, 0, 0), status='running', valid='not finished')
-  assert 'not finished' in judged('sink_1: k-bias < 5', rows).why
-  assert 'no run of v-bias' in judged('sink_1: v-bias > 10', rows).why
-  assert 'needs GPT2-XL' in judged('kinds_repeat_sink_1: GPT2-XL > 10', rows).why
-  for condition in ('sink_1: k-bias < 5', 'sink_1: v-bias > 10', 'sink_star: default > 10'):
-    assert judged(condition, rows).verdict == NOT_TESTABLE
+  assert 'not finished' in judged(NO_SINK_WITH_K_BIAS, rows).why
+  assert 'no run of v-bias' in judged(above('sink_1', 'v-bias', 10), rows).why
+  assert 'needs GPT2-XL' in judged(above('kinds_repeat_sink_1', 'GPT2-XL', 10), rows).why
+  for says in (
+    NO_SINK_WITH_K_BIAS,
+    above('sink_1', 'v-bias', 10),
+    above('sink_star', 'default', 10),
+  ):
+    assert judged(says, rows).verdict == Verdict.NOT_TESTABLE
   # One part that contradicts a claim decides it. A part that the budget cannot express is left out.
-  assert judged('sink_1: v-bias, default < 5', rows).verdict == NOT_REPRODUCED
+  assert judged(below('sink_1', ['v-bias', 'default'], 5), rows).verdict == Verdict.NOT_REPRODUCED
   rows += runs('heads-1', (math.nan,), status='not expressible', valid='not expressible')
-  assert judged('sink_1: default, heads-1 > 10', rows).verdict == REPRODUCED
-  assert judged('sink_1: heads-1 > 10', rows).verdict == NOT_TESTABLE
+  assert judged(above('sink_1', ['default', 'heads-1'], 10), rows).verdict == Verdict.REPRODUCED
+  assert judged(above('sink_1', 'heads-1', 10), rows).verdict == Verdict.NOT_TESTABLE
 
 
 def test_diverged_runs_are_evidence_of_divergence_only():
   rows = runs(
     'softmax-p-2', (0.0, 0.0, 0.0), 'converges', status='diverged', valid='diverged', sink_1=0.0
   )
-  assert judged('diverges: softmax-p-2', rows).verdict == REPRODUCED
-  assert judged('trains: softmax-p-2', rows).verdict == NOT_REPRODUCED
-  assert judged('sink_1: softmax-p-2 < 5', rows).verdict == NOT_TESTABLE
+  assert judged(diverges('softmax-p-2'), rows).verdict == Verdict.REPRODUCED
+  assert judged(trains('softmax-p-2'), rows).verdict == Verdict.NOT_REPRODUCED
+  assert judged(below('sink_1', 'softmax-p-2', 5), rows).verdict == Verdict.NOT_TESTABLE
   rows[0] |= {'status': 'done', 'valid': '', 'converges': 1.0}
-  assert judged('diverges: softmax-p-2', rows).verdict == OPEN
+  assert judged(diverges('softmax-p-2'), rows).verdict == Verdict.OPEN
 
 
 def test_mixed_data_and_what_is_presupposed():
   rows = runs('default') + runs('k-bias', (0, 0, 0))
-  assert judged('sink_1: k-bias < 5', rows, 'sink_1: default > 10').verdict == REPRODUCED
+  assert judged(NO_SINK_WITH_K_BIAS, rows, SINK).verdict == Verdict.REPRODUCED
   other = rows[:-1] + [rows[-1] | {'content': 'other text'}]
-  assert 'content' in judged('sink_1: k-bias < 5', other).why
-  assert judged('sink_1: k-bias < 5', other).verdict == NOT_TESTABLE
+  assert 'content' in judged(NO_SINK_WITH_K_BIAS, other).why
+  assert judged(NO_SINK_WITH_K_BIAS, other).verdict == Verdict.NOT_TESTABLE
   without = runs('default', (0, 0, 0)) + rows[3:]
-  assert judged('sink_1: k-bias < 5', without, 'sink_1: default > 10').verdict == NOT_TESTABLE
+  assert judged(NO_SINK_WITH_K_BIAS, without, SINK).verdict == Verdict.NOT_TESTABLE
   unlike = runs('default', (0, 25, 0)) + rows[3:]
-  assert judged('sink_1: k-bias < 5', unlike, 'sink_1: default > 10').verdict == OPEN
+  assert judged(NO_SINK_WITH_K_BIAS, unlike, SINK).verdict == Verdict.OPEN
   edited = [
     row | {'settings': json.dumps({'data.interventions': ['FixedToken()']})} for row in rows
   ]
-  needs = 'edited_sequences: default < 0.5'
-  assert judged('sink_1: k-bias < 5', edited, needs).verdict == NOT_TESTABLE
-  assert judged('sink_1: k-bias < 5', rows, needs).verdict == REPRODUCED
+  assert judged(NO_SINK_WITH_K_BIAS, edited, UNEDITED).verdict == Verdict.NOT_TESTABLE
+  assert judged(NO_SINK_WITH_K_BIAS, rows, UNEDITED).verdict == Verdict.REPRODUCED
 
 
 def test_windows_that_are_too_small_for_a_sink_prove_nothing():
   small = runs('window-32', (0, 0, 0), window=19.0)  # at most 19 / 64 < 0.3 of the attention
-  assert judged('sink_1: window-32 < 5', small).verdict == NOT_TESTABLE
+  assert judged(below('sink_1', 'window-32', 5), small).verdict == Verdict.NOT_TESTABLE
   assert (
-    judged('sink_1: window-32 < 5', runs('window-32', (0, 0, 0), window=20.0)).verdict == REPRODUCED
+    judged(below('sink_1', 'window-32', 5), runs('window-32', (0, 0, 0), window=20.0)).verdict
+    == Verdict.REPRODUCED
   )
 
 
@@ -205,8 +260,8 @@ def test_a_sink_that_never_emerges_comes_last():
   rows = runs('default', (20, 20, 30), 'emergence_step') + runs(
     'lr-1e-4', (math.inf,) * 3, 'emergence_step'
   )
-  assert judged('emergence_step: default < lr-1e-4', rows).verdict == REPRODUCED
-  assert judged('emergence_step: default < lr-1e-4', rows).measured.endswith('lr-1e-4 100')
+  assert judged(less('emergence_step', 'default', 'lr-1e-4'), rows).verdict == Verdict.REPRODUCED
+  assert judged(less('emergence_step', 'default', 'lr-1e-4'), rows).measured.endswith('lr-1e-4 100')
 
 
 def test_one_measurement_of_a_published_model_decides(tmp_path):
@@ -235,16 +290,14 @@ def test_one_measurement_of_a_published_model_decides(tmp_path):
   both = pd.concat(
     [pd.DataFrame(runs('default')), paper.open_models(sorted(tmp_path.glob('*.json')))]
   )
-  found = claims.judge(claims.parse('a | 3.3 | B. | kinds_repeat_sink_1: GPT2-XL > 10 | ')[0], both)
+  found = judged(above('kinds_repeat_sink_1', 'GPT2-XL', 10), both)
   assert (
-    found.verdict == REPRODUCED and 'Another 2' in found.measured
+    found.verdict == Verdict.REPRODUCED and 'Another 2' in found.measured
   )  # shown, but not part of the verdict
   assert found.paper == 'Sink_1 (repeat): GPT2-XL 62.28'
   assert (
-    claims.judge(
-      claims.parse('a | 3.3 | B. | kinds_random_sink_1: GPT2-XL, Mistral-7B > 10 | ')[0], both
-    ).verdict
-    == NOT_TESTABLE
+    judged(above('kinds_random_sink_1', ['GPT2-XL', 'Mistral-7B'], 10), both).verdict
+    == Verdict.NOT_TESTABLE
   )
   # Heads 2 and 3 have a sink: 0.5 - 0.25.
   assert both.set_index('trial').angles_cosine_lead['GPT2-XL'] == pytest.approx(0.25)

@@ -16,7 +16,8 @@ from PIL import Image
 
 from sink_jax.cli.report import make_report
 from sink_jax.evaluate.plots import HeadMaps
-from sink_jax.report import claims, figures, pages, paper, stats
+from sink_jax.report import claims, figures, paper, side_by_side, stats
+from sink_jax.report.paper_claims import CLAIMS
 from sink_jax.report.runs import read_runs, table
 from tests.report.fake_runs import DEAD, write_run
 
@@ -27,7 +28,7 @@ BROWSER = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which
 @pytest.fixture
 def undrawn(monkeypatch):
   """Drawing pictures takes seconds, so here they are empty files."""
-  monkeypatch.setattr(pages, 'save', lambda figure, path: path.write_bytes(b'drawn'))
+  monkeypatch.setattr(figures, 'save', lambda figure, path: path.write_bytes(b'drawn'))
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_nothing_run(tmp_path, undrawn):
   files, summary = make_report(tmp_path / 'out', tmp_path / 'runs')
   text = files[0].read_text()
   assert summary == ["Run: nothing yet. The tables have the paper's numbers only."]
-  assert text.count('not testable here') >= len(claims.CLAIMS)
+  assert text.count('not testable here') >= len(CLAIMS)
   assert 'not run' in files[1].read_text() and files[1].name == 'reproduction.md'
   with pytest.raises(ValueError, match='--runs'):
     make_report(tmp_path / 'out', None)
@@ -89,9 +90,7 @@ def test_the_first_screen_counts_what_is_no_evidence(planted, tmp_path, undrawn)
   assert '8 runs of 4 experiments' in text and '1 to 3 seeds' in text
   assert 'Invalid and crossed out: 3 dead.' in text
   last = table(read_runs(planted))
-  judged = {
-    claim.key: claims.judge(claim, last).verdict for claim in claims.CLAIMS if claim.headline
-  }
+  judged = {claim.key: claims.judge(claim, last).verdict for claim in CLAIMS if claim.headline}
   verdicts = ('reproduced', 'not reproduced', 'open')
   for verdict, line in zip(verdicts, sentences, strict=True):
     named = line.split('. ')[0]
@@ -228,7 +227,9 @@ def test_other_runs_are_side_by_side(tmp_path):
 
 
 def test_the_page_begins_with_a_measured_model(tmp_path, monkeypatch, undrawn):
-  monkeypatch.setattr(pages, 'model_page', lambda folder: '# The model\n\n![Norms](norms.png)\n')
+  monkeypatch.setattr(
+    side_by_side, 'model_page', lambda folder: '# The model\n\n![Norms](norms.png)\n'
+  )
   (tmp_path / 'model').mkdir()
   (tmp_path / 'model/norms.png').write_bytes(b'norms')
   write_run(tmp_path / 'runs', task='')
@@ -271,7 +272,7 @@ def test_colours_of_lines_survive_the_palette(tmp_path):
   write_run(tmp_path / 'runs', 'a')
   write_run(tmp_path / 'runs', 'b', sink_1=50.0)
   runs = read_runs(tmp_path / 'runs')
-  pages.save(figures.curves(runs, table(runs), ['a', 'b'], ['sink_1']), tmp_path / 'a.png')
+  figures.save(figures.curves(runs, table(runs), ['a', 'b'], ['sink_1']), tmp_path / 'a.png')
   pixels = np.asarray(Image.open(tmp_path / 'a.png').convert('RGB')).reshape(-1, 3).astype(int)
   for colour in figures.COLOURS[:2]:
     wanted = np.round(255 * np.array(matplotlib.colors.to_rgb(colour)))

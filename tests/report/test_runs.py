@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import sink_jax as sj
-from sink_jax.report.runs import Runs, describe_attention, read_runs, table, write_runs
+from sink_jax.report.one_run import describe_attention
+from sink_jax.report.runs import Runs, read_runs, table, write_runs
 from sink_jax.train.config import Experiment, changed
 from tests.report.fake_runs import probe, write_run
 

@@ -7,6 +7,8 @@ import pytest
 from scipy import stats as scipy_stats
 
 from sink_jax.report import claims, stats
+from sink_jax.report.claims import Verdict
+from sink_jax.report.conditions import above, below, equal, greater, less
 
 
 def test_an_interval_is_that_of_the_one_sample_test():
@@ -65,8 +67,16 @@ def test_holm():
   assert stats.holm([]) == [] and stats.holm([0.9, 0.8]) == [1, 1]
 
 
-def condition(text):
-  return claims.parse(f'key | 1 | . | sink_1: {text} |')[0].conditions[0]
+# Of a trial `a` or `b` against a level, and of `a` against `b`.
+(ABOVE_10,) = above('sink_1', 'a', 10)
+(BELOW_5,) = below('sink_1', 'a', 5)
+(B_ABOVE_10,) = above('sink_1', 'b', 10)
+(B_BELOW_5,) = below('sink_1', 'b', 5)
+(GREATER,) = greater('sink_1', 'a', 'b')
+(GREATER_BY_2,) = greater('sink_1', 'a', 'b', by=2)
+(LESS,) = less('sink_1', 'a', 'b')
+(LESS_BY_2,) = less('sink_1', 'a', 'b', plus=-2)
+(EQUAL,) = equal('sink_1', 'a', 'b', within=2)
 
 
 def rates(rng, n, usual, odd, share, noise=0.0):
@@ -85,8 +95,8 @@ def rates(rng, n, usual, odd, share, noise=0.0):
       3,
       (50, 25, 0.2),
       (50, 50, 0),
-      ['a > 10', 'a < b - 2'],
-      ['a = b +- 2', 'a > b', 'a < 5'],
+      [ABOVE_10, LESS_BY_2],
+      [EQUAL, GREATER, BELOW_5],
       id='one of four heads is off in one of five seeds',
     ),
     pytest.param(
@@ -94,8 +104,8 @@ def rates(rng, n, usual, odd, share, noise=0.0):
       3,
       (27, 0, 0.1),
       (27, 27, 0),
-      ['a > 10', 'a < b - 2'],
-      ['a = b +- 2', 'a > b', 'a < 5'],
+      [ABOVE_10, LESS_BY_2],
+      [EQUAL, GREATER, BELOW_5],
       id='collapse in one of ten seeds',
     ),
     pytest.param(
@@ -103,8 +113,8 @@ def rates(rng, n, usual, odd, share, noise=0.0):
       50,
       (0, 0, 0),
       (0, 0, 0),
-      ['a < 5', 'a = b +- 2'],
-      ['a > b', 'a < b', 'a > 10'],
+      [BELOW_5, EQUAL],
+      [GREATER, LESS, ABOVE_10],
       id='0 in all of 50 seeds',
     ),
     pytest.param(
@@ -112,8 +122,8 @@ def rates(rng, n, usual, odd, share, noise=0.0):
       3,
       (27, 27, 0),
       (27, 0, 0.1),
-      ['b > 10', 'a > b + 2'],
-      ['a = b +- 2', 'a < b', 'b < 5'],
+      [B_ABOVE_10, GREATER_BY_2],
+      [EQUAL, LESS, B_BELOW_5],
       id='softmax itself collapses in one of ten seeds',
     ),
   ],
@@ -126,12 +136,11 @@ def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(
   rng, wrong = np.random.default_rng(0), dict.fromkeys([*true, *false], 0)
   for _ in range(runs):
     seeds = {'a': rates(rng, n, *a, noise), 'b': rates(rng, n, *b, noise)}
-    for text in wrong:
-      asked = condition(text)
+    for asked in wrong:
       decided, _ = claims.decide(
         asked, seeds[asked.trials[0]], seeds['b'] if asked.other else {}, head
       )
-      wrong[text] += decided == (-1 if text in true else 1)
+      wrong[asked] += decided == (Verdict.NOT_REPRODUCED if asked in true else Verdict.REPRODUCED)
   assert max(wrong.values()) <= 0.01 * runs, wrong
 
 
@@ -139,20 +148,20 @@ def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(
 # may call the condition true. A head of a run is a coin, so that seeds differ and often agree
 # within a head.
 @pytest.mark.parametrize(
-  ('heads', 'text', 'rate', 'most'),
+  ('heads', 'asked', 'rate', 'most'),
   [
-    (8, 'a > 10', 10, 1),
-    (8, 'a > 10', 5, 1),
-    (80, 'a > 10', 10, 1),
-    (8, 'a > b + 2', 2, 1.5),
-    (80, 'a > b + 2', 2, 1.5),
-    (8, 'a > b', 0, 1.5),
-    (80, 'a > b', 0, 1.5),
+    (8, ABOVE_10, 10, 1),
+    (8, ABOVE_10, 5, 1),
+    (80, ABOVE_10, 10, 1),
+    (8, GREATER_BY_2, 2, 1.5),
+    (80, GREATER_BY_2, 2, 1.5),
+    (8, GREATER, 0, 1.5),
+    (80, GREATER, 0, 1.5),
   ],
 )
-def test_a_boundary_is_seldom_called_crossed(heads, text, rate, most, request):
+def test_a_boundary_is_seldom_called_crossed(heads, asked, rate, most, request):
   runs = 20_000 if request.config.getoption('--full') else 1_000
-  rng, asked = np.random.default_rng(0), condition(text)
+  rng = np.random.default_rng(0)
   draw = lambda percent: dict(enumerate(100 * rng.binomial(heads, percent / 100, 3) / heads))
   base = 20 if asked.other else 0
   said = [
@@ -160,38 +169,41 @@ def test_a_boundary_is_seldom_called_crossed(heads, text, rate, most, request):
     for _ in range(runs)
   ]
   allowed = most / 100 * runs
-  assert sum(one == 1 for one in said) <= allowed + 3 * math.sqrt(allowed)
+  assert said.count(Verdict.REPRODUCED) <= allowed + 3 * math.sqrt(allowed)
 
 
 def test_far_from_a_level_seeds_that_agree_decide():
   for heads, rates, decided in (
-    (8, (25, 25, 25), 1),
-    (8, (12.5, 12.5, 12.5), 0),
-    (8, (0, 0, 0), -1),
-    (80, (12.5,) * 3, 1),
+    (8, (25, 25, 25), Verdict.REPRODUCED),
+    (8, (12.5, 12.5, 12.5), Verdict.OPEN),
+    (8, (0, 0, 0), Verdict.NOT_REPRODUCED),
+    (80, (12.5,) * 3, Verdict.REPRODUCED),
   ):
-    assert claims.decide(condition('a > 10'), dict(enumerate(rates)), {}, 100 / heads)[0] == decided
+    assert claims.decide(ABOVE_10, dict(enumerate(rates)), {}, 100 / heads)[0] == decided
   # Below 5 points three seeds of 8 heads speak for themselves, and six for others too.
   for n in (3, 6):
     zeros = dict.fromkeys(range(n), 0.0)
-    decided, x = claims.decide(condition('a < 5'), zeros, {}, 12.5)
-    assert decided == 1 and (x.high > 0) == (n == 6) and x.unseen == stats.unseen(n)
+    decided, x = claims.decide(BELOW_5, zeros, {}, 12.5)
+    assert (
+      decided == Verdict.REPRODUCED and (x.high > 0) == (n == 6) and x.unseen == stats.unseen(n)
+    )
 
 
 def test_a_share_of_seeds_beyond_the_stated_one_is_missed_in_one_experiment_of_twenty(request):
   runs = 10_000 if request.config.getoption('--full') else 500
   rng = np.random.default_rng(0)
   said = [
-    claims.decide(condition('a < 5'), rates(rng, 3, 0, 25, stats.unseen(3)), {}, 12.5)[0]
-    for _ in range(runs)
+    claims.decide(BELOW_5, rates(rng, 3, 0, 25, stats.unseen(3)), {}, 12.5)[0] for _ in range(runs)
   ]
-  assert np.mean(np.equal(said, 1)) == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / runs))
+  assert said.count(Verdict.REPRODUCED) / runs == pytest.approx(
+    0.05, abs=4 * math.sqrt(0.05 * 0.95 / runs)
+  )
 
 
 def test_fifty_seeds_without_a_sink_are_enough_for_a_verdict_on_it():
   a = dict.fromkeys(range(50), 0.0)
-  assert claims.decide(condition('a < 5'), a, {}, 12.5)[0] == 1
-  decided, x = claims.decide(condition('a = b +- 2'), a, a, 12.5)
-  assert decided == 0 and x.high == pytest.approx(
+  assert claims.decide(BELOW_5, a, {}, 12.5)[0] == Verdict.REPRODUCED
+  decided, x = claims.decide(EQUAL, a, a, 12.5)
+  assert decided == Verdict.OPEN and x.high == pytest.approx(
     100 * stats.unseen(50)
   )  # 50 seeds cannot exclude this

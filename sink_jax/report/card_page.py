@@ -1,0 +1,161 @@
+"""The page of a sink card in Markdown: a section for each of its four analyses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sink_jax.io.paths import AnyPath
+from sink_jax.io.terminal import escaped
+from sink_jax.report.markdown import bullets, picture, table, write_page
+
+Row = Mapping[str, Any]
+PARTS = {
+  'signature': 'Where the sinks are',
+  'edits': 'Whether they matter',
+  'cache': 'What a cache has to keep',
+  'quantisation': 'What quantisation does',
+}
+_BLOCKS = 5  # with the greatest damage
+
+
+def write(
+  path: AnyPath,
+  name: str,
+  sentences: Sequence[str],
+  rows: Mapping[str, Sequence[Row]],
+  drawn: Collection[str],
+  command: str,
+) -> AnyPath:
+  """Writes the page and returns its path.
+
+  Args:
+    name: of the model.
+    rows: {part: rows of its analysis}, of some of the `PARTS`.
+    drawn: the parts with a picture PART.png next to the page.
+    command: what made the card; '' leaves it out.
+  """
+  parts = [f'# {escaped(name)}: sink card', bullets(map(escaped, sentences))]
+  for part, of_part in rows.items():
+    parts.append(f'## {PARTS[part]}')
+    if part in drawn:
+      parts.append(picture(PARTS[part], f'{part}.png'))
+    parts += _SECTIONS[part](of_part)
+  if command:
+    parts.append(f'Made by `{command}`.')
+  return write_page(path, parts)
+
+
+def _signature(rows: Sequence[Row]) -> list[str]:
+  head = ['measure', 'value', 'interval', 'no effect', 'random positions', 'untrained']
+  head += ['shuffled', 'where', 'beyond']
+  nulls = 'uniform', 'random_positions', 'untrained', 'shuffled'
+  lines = []
+  for row in rows:
+    if row['measure'] == 'importance':
+      continue  # the picture shows them
+    if row['beyond'] or row['position'] in (None, 1):
+      value, interval = f'{row["value"]:.3g}', f'{row["low"]:.3g} to {row["high"]:.3g}'
+      of_nulls = ['-' if row[null] is None else f'{row[null]:.3g}' for null in nulls]
+      place = _place(row), _yes(row['beyond'])
+      lines.append([row['measure'], value, interval, *of_nulls, *place])
+  return [
+    'Each measure stands next to its nulls: the closed form of no effect, random positions (99th '
+    'percentile) and an untrained model. The same text with shuffled tokens is a control. '
+    '*Beyond*: the 99 % interval over sequences exceeds the nulls, and reaches a size that '
+    'matters (one head, an importance of 0.3, a factor of two, 100 medians). Further positions '
+    'are shown if they are beyond.',
+    "Sink\\_1 is measured on the text of the command below; tables of runs have that of the run's "
+    'own probe sequences.',
+    table(head, lines, left=(0, 7, 8)),
+  ]
+
+
+def _place(row: Row) -> str:
+  """'block 3 head 2 position 1 ("The")'; '' for a measure of the model."""
+  words = []
+  for key in ('block', 'head', 'position', 'channel'):
+    if row[key] is not None:
+      words.append(f'{key} {row[key]}')
+      if key == 'position' and row['text']:
+        words.append(f'({escaped(json.dumps(row["text"], ensure_ascii=False))})')
+  return ' '.join(words)
+
+
+def _edits(rows: Sequence[Row]) -> list[str]:
+  head = ['edit', 'targets', 'change', 'interval', 'controls', 'their range', 'beyond']
+  lines = []
+  for row in rows:
+    numbers = ['-'] * 5
+    if 'change' in row:
+      controls = f'{row["control_low"]:+.3f} to {row["control_high"]:+.3f}'
+      numbers = [*_change(row), row['controls'], controls, _yes(row['beyond'])]
+    lines.append([row['edit'], row['targets'], *numbers])
+  return [
+    'Changes of the loss in nats, 99 % intervals over sequences, next to the same edit of random '
+    'targets.',
+    table(head, lines, left=(0, 1, 6)),
+  ]
+
+
+def _cache(rows: Sequence[Row]) -> list[str]:
+  advice, lines = [], []
+  for row in rows:
+    if row['part'] == 'advice' and 'policy' in row:
+      llama = 'no safe cache, since it numbers the tokens anew'
+      if 'llama_cpp' in row:
+        llama = f'`{row["llama_cpp"]}`'
+      advice += [f'here: `{row["policy"]}`', f'kvpress: `{row["kvpress"]}`', f'llama.cpp: {llama}']
+    elif row['part'] == 'cache':
+      numbers = ['-', '-', f'not tried: {row.get("reason")}']
+      if 'change' in row:
+        numbers = [*_change(row, digits=2), _yes(row['safe'])]
+      kept = f'{100 * row["kept"]:.1f} %'
+      lines.append([row['first'], row['recent'], row['positions'], kept, *numbers])
+  head = ['first', 'recent', 'positions', 'attention kept', 'change of the loss %', 'interval']
+  return [bullets(advice), table([*head, 'safe'], lines, left=(2, 6))]
+
+
+def _quantisation(rows: Sequence[Row]) -> list[str]:
+  head = ['what', 'bits', 'scale', 'spared', 'change', 'interval', 'recovered', 'destroyed']
+  lines = []
+  for row in rows:
+    if row['part'] == 'all':
+      spared = f'{row["spared"]} ({row["positions"] or "-"})'
+      recovered = f'{row["recovered"]:+.3f}' if 'recovered' in row else '-'
+      numbers = [*_change(row), recovered, _yes(row['destroyed'])]
+      lines.append([row['what'], row['bits'], row['scale'], spared, *numbers])
+  modules, blocks = _most_damaging(rows, 'module'), _most_damaging(rows, 'block')
+  return [
+    'Changes of the loss in nats. Per tensor: one scale for a sequence; per token: one for each '
+    'token. Spared tokens keep their values.',
+    table(head, lines, left=(0, 2, 3, 7)),
+    'Modules that carry the damage, one at a time at 8 bits per tensor: '
+    f'{", ".join(modules)}. Blocks: {", ".join(blocks[:_BLOCKS])}.',
+  ]
+
+
+def _most_damaging(rows: Sequence[Row], part: str) -> list[str]:
+  """'mlp +0.123', from the greatest change of the loss on. part: 'module' or 'block'."""
+  of_part = [row for row in rows if row['part'] == part]
+  of_part.sort(key=lambda row: row['change'], reverse=True)
+  return [f'{row[part]} {row["change"]:+.3f}' for row in of_part]
+
+
+def _change(row: Row, digits: int = 3) -> tuple[str, str]:
+  """A change of the loss, and its interval."""
+  form = f'+.{digits}f'
+  return f'{row["change"]:{form}}', f'{row["low"]:{form}} to {row["high"]:{form}}'
+
+
+def _yes(holds: bool) -> str:
+  return 'yes' if holds else 'no'
+
+
+_SECTIONS = {
+  'signature': _signature,
+  'edits': _edits,
+  'cache': _cache,
+  'quantisation': _quantisation,
+}

@@ -1,0 +1,70 @@
+"""Parts of pages in Markdown: tables, folded parts, pictures, numbers of several seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from sink_jax.io.paths import AnyPath
+from sink_jax.io.terminal import escaped
+
+
+def write_page(path: AnyPath, sections: Iterable[str]) -> AnyPath:
+  """Writes the sections that are not empty, and returns the path."""
+  path.write_text('\n\n'.join(filter(None, sections)) + '\n')
+  return path
+
+
+def table(
+  head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int] = (0,)
+) -> str:
+  """A table. rows: cells in Markdown; left: indices of the left-aligned columns."""
+  rule = ['---' if i in left else '---:' for i in range(len(head))]
+  return '\n'.join(_line(cells) for cells in (map(escaped, head), rule, *rows))
+
+
+def _line(cells: Iterable[object]) -> str:
+  return '|' + ''.join(f' {cell} |' if cell != '' else ' |' for cell in cells)
+
+
+def bullets(lines: Iterable[str]) -> str:
+  return '\n'.join(f'- {line}' for line in lines)
+
+
+def details(title: str, text: str) -> str:
+  """A text behind a click on its title."""
+  return f'<details><summary>{title}</summary>\n\n{text}\n\n</details>'
+
+
+def picture(title: str, name: str, words: str = '') -> str:
+  """A picture by the name of its file, and what it shows."""
+  image = f'![{title}]({name})'
+  return f'{image}\n\n*{words}*' if words else image
+
+
+def plural(count: float, noun: str) -> str:
+  """'1 run', '2 runs'."""
+  return f'{count:.0f} {noun}{"" if count == 1 else "s"}'
+
+
+def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = True) -> str:
+  """'27.0 (23.5 to 33.9), n = 5': the mean, least and largest of what is known; '-' for nothing."""
+  known = [value for value in values if not math.isnan(value)]
+  finite = [value for value in known if not math.isinf(value)]
+  if not finite:
+    return '-'
+  form = f',.{digits}f'
+  words = f'{np.mean(finite):{form}}'
+  if len(finite) > 1:
+    words += f' ({min(finite):{form}} to {max(finite):{form}})'
+  if len(finite) < len(known):  # a step of emergence is infinite if no sink emerges
+    return f'{words} in {len(finite)} of {len(known)} seeds'
+  return words + f', n = {len(finite)}' * count
+
+
+def value(number: float, digits: int = 1) -> str:
+  """One number; '-' if it is not known, or infinite."""
+  return spread([number], digits, count=False)
