@@ -45,7 +45,7 @@ class Claim(NamedTuple):
   """A sentence of the paper, of one of its sections, and the conditions that decide it.
 
   says: what the sentence says; needs: what must hold before that can be judged. headline: the first
-  screen of the results shows it. repeat_metric: the criterion names the metric of each condition.
+  screen of the results shows it.
   """
 
   key: str
@@ -54,7 +54,6 @@ class Claim(NamedTuple):
   says: Sequence[Condition]
   needs: Sequence[Condition] = ()
   headline: bool = False
-  repeat_metric: bool = False
 
   @property
   def criterion(self) -> str:
@@ -62,8 +61,7 @@ class Claim(NamedTuple):
     parts, last = [], ''
     for words in [condition.words for condition in self.says if condition.words]:
       metric, _, comparison = words.partition(': ')
-      is_named = metric == last and not self.repeat_metric
-      parts.append(comparison if is_named else words)
+      parts.append(comparison if metric == last else words)
       last = metric
     return ' and '.join(parts)
 

@@ -95,8 +95,7 @@ def _table(courses: Courses) -> str:
   for trial, course in courses.items():
     cells = [course.get(metric, '-') for metric in (*_DIGITS, 'n')]
     rows.append([escaped(trial), *cells])
-  first, rule, *lines = table(head, rows).splitlines()
-  return '\n'.join([first, rule, *(f'{line} ' for line in lines)])  # as in the stored page
+  return table(head, rows)
 
 
 def _differences(grafts: pd.DataFrame) -> list[str]:

@@ -88,7 +88,6 @@ CLAIMS = (
     'One token repeated leaves no sink in Mistral and LLaMA, and leaves it in GPT2.',
     below('kinds_repeat_sink_1', ['Mistral-7B', 'LLaMA2-7B Base', 'LLaMA3-8B Base'], 5)
     + above('kinds_repeat_sink_1', 'GPT2-XL', 10),
-    repeat_metric=True,
   ),
   Claim(
     'position-swap',
@@ -313,7 +312,6 @@ CLAIMS = (
     + above('massive', 'v-bias', 1)
     + above('massive_sink_token', 'sink-token', 2),
     needs=SINK + MASSIVE,
-    repeat_metric=True,
   ),
   Claim(
     'removal',
@@ -341,7 +339,6 @@ CLAIMS = (
     'With a longer fixed value v*, massive activations return, too.',
     below('massive', 'k-bias', 1) + above('massive', 'value-first-20', 1),
     needs=SINK + MASSIVE,
-    repeat_metric=True,
   ),
   Claim(
     'learnable-dims',
