@@ -325,6 +325,29 @@ def test_the_first_sentences_are_recomputed(stored):
   assert all(f'{n} {why}' in text for why, n in bad.items())
 
 
+def test_numbers_of_what_is_an_attention_sink_are_recomputed(stored):
+  text = ' '.join((ROOT / 'docs/attention_sink.md').read_text().split())
+  desk = stored[(stored.task == 'paper') & (stored.budget == 'desk') & (stored.valid == '')]
+  of = lambda trial: desk[desk.trial == trial].sort_values('seed')
+  sinks = {
+    trial: of(trial).sink_1.tolist()
+    for trial in ('default', 'k-bias', 'sigmoid', 'sigmoid-normalized')
+  }
+  assert set(map(len, sinks.values())) == {3}
+  mean = lambda trial: np.mean(sinks[trial])
+  first, second, third = sinks['sigmoid-normalized']
+  for words in (
+    f'ends at {mean("default"):.0f} % of the heads',
+    f'keeps {mean("k-bias"):.0f} %, and the bias has {of("k-bias").sink_star.mean():.0f} %',
+    f'attention ends at {mean("sigmoid"):.1f} %',
+    f'differs by seed: {first:.0f}, {second:.0f} and {third:.0f} %',
+  ):
+    assert words in text, words
+  emerged = [seed >= 10 for seed in sinks['sigmoid-normalized']]
+  assert 'gets one in two of three seeds' in (ROOT / 'README.md').read_text() and sum(emerged) == 2
+  assert min(sinks['default']) >= 10 > max(sinks['sigmoid'])
+
+
 def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   """Each number of docs/results.md appears here, next to its computation."""
   text = ' '.join((ROOT / 'docs/results.md').read_text().split())
