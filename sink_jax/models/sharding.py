@@ -66,8 +66,8 @@ def make_mesh(
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(data, fsdp, tensor, len(devices))
   # Of GPUs JAX calls the machines slices; any axis may cross the network between these.
-  is_tpu = devices[0].platform == 'tpu'
-  slices = len({getattr(device, 'slice_index', 0) for device in devices}) if is_tpu else 1
+  gpus = devices[0].platform in ('gpu', 'cuda')
+  slices = 1 if gpus else len({getattr(device, 'slice_index', 0) for device in devices})
   if slices > 1 and sizes[0] % slices:
     raise ValueError(
       f'mesh.data = {sizes[0]} must be a multiple of the {slices} slices: only '
