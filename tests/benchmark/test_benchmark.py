@@ -2,6 +2,7 @@
 
 import functools
 import json
+import statistics
 import subprocess
 import time
 
@@ -21,6 +22,7 @@ from tests.documents import ROOT
 pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='rows are those of a CPU')
 
 
+NOT_RUN = 'does not fit'
 RATES = functools.cache(measure.measured_rates)
 
 
@@ -198,3 +200,23 @@ def test_the_script_of_a_gpu_skips_what_is_there(tmp_path):
   (tmp_path / 'kernels.passed').touch()
   assert 'benchmark loss' not in dry() and 'test_device' not in dry()
   assert 'benchmark importance' in dry()
+
+
+def _shown(seconds):
+  return f'{seconds:.0f} s' if seconds >= 100 else f'{seconds:.1f} s'
+
+
+def test_the_pages_have_the_numbers_of_long_texts():
+  page = (ROOT / 'results/benchmark_cpu/README.md').read_text()
+  rows = json.loads((ROOT / 'results/benchmark_cpu/long_texts.json').read_text())['rows']
+  for row in rows:
+    ours, theirs = row['ours'], row['theirs']
+    after = [statistics.median(side['seconds'][1:]) for side in (ours, theirs) if side != NOT_RUN]
+    assert f'{row["tokens"]:,} | {_shown(after[0])}, {ours["gb"]:.1f} GB' in page
+    if theirs == NOT_RUN:
+      assert f'{NOT_RUN}: its maps are {row["maps_gb"]:.0f} GB | {100 * ours["sink_1"]:.1f}' in page
+      said = f'{row["tokens"]:,} tokens takes {after[0]:.0f} s and {ours["gb"]:.1f} GB'
+      assert said in (ROOT / 'README.md').read_text()
+      continue
+    assert f'{_shown(after[1])}, {theirs["gb"]:.1f} GB' in page
+    np.testing.assert_allclose(ours['sink_1'], theirs['sink_1'], atol=1e-6)
