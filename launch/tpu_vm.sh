@@ -74,14 +74,16 @@ setup() {
 
 # Copies the secrets into a file of the user on each host, readable by nobody else.
 send_secrets() {
-  local file
-  file=$(mktemp) # which only this user may read
-  secrets %q >"$file"
-  if [[ -s $file ]]; then
-    on_hosts all 'umask 077 && touch sink_jax.secrets && chmod 600 sink_jax.secrets'
-    do_or_say gcloud compute tpus tpu-vm scp "$file" "$TPU_NAME:sink_jax.secrets" "${where[@]}" --worker=all
+  secrets_file=$(mktemp) # which only this user may read
+  trap 'rm -f "$secrets_file"' EXIT
+  secrets %q >"$secrets_file"
+  if [[ ! -s $secrets_file ]]; then
+    on_hosts all 'rm -f sink_jax.secrets' # of an earlier job
+    return
   fi
-  rm -f "$file"
+  on_hosts all 'umask 077 && touch sink_jax.secrets && chmod 600 sink_jax.secrets'
+  do_or_say gcloud compute tpus tpu-vm scp "$secrets_file" "$TPU_NAME:sink_jax.secrets" "${where[@]}" \
+    --worker=all
 }
 
 run() {

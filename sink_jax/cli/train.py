@@ -128,9 +128,10 @@ def _fail(error: Exception, workdir: str | None) -> NoReturn:
   from sink_jax.train.memory import REMEDY
   from sink_jax.train.multihost import fail
 
-  if isinstance(error, (ValueError, Diverged)):  # all processes of a job have raised it
+  # All processes of a job have raised it; those that have not met Repeated learn it when they start.
+  if isinstance(error, (ValueError, Diverged, Repeated)):
     fail(f'error: {error}')
-  if isinstance(error, (CheckpointError, Repeated)):  # perhaps only one has met it
+  if isinstance(error, CheckpointError):  # perhaps only one has met it, in its part of a checkpoint
     fail(f'error: {error}', alone=True)
   if isinstance(error, OSError):  # a full disk, a lost mount
     kept = (

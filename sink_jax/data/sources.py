@@ -242,8 +242,8 @@ class HubDataset(DocumentSource):
     try:
       records = datasets.load_dataset(self.path, self.name or None, split=self.split)
       return records.select_columns(self.field)
-    except (ValueError, OSError) as error:
-      raise ValueError(f'{self!r}: {" ".join(str(error).split())[:300]}') from None
+    except (ValueError, OSError) as error:  # which may pass
+      raise ValueError(f'{self!r}: {" ".join(str(error).split())[:300]}') from error
 
 
 class PackedDataset(DocumentSource):

@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 
 from sink_jax.io.files import SMALL, read_text_limited, sha256_of_files, write_atomically
 from sink_jax.io.paths import AnyPath, files_below, inside, is_local, move_folder, to_path
+from sink_jax.train.failures import passes
 from sink_jax.train.multihost import broadcast_from_process0, gather, is_first
 from sink_jax.train.step import Params, TrainState
 
@@ -227,7 +228,7 @@ def _read(workdir: str | AnyPath, step: int, target: dict[str, Any]) -> tuple[An
   except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:  # Orbax raises bare Exceptions, and those of other libraries
-    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+    if passes(error) or isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
       raise  # the disk or the network, not the checkpoint
     return None, f'{type(error).__name__}: {_short(error)}'
 

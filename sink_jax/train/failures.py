@@ -2,7 +2,8 @@
 
 A lost connection or a chip that is not there yet is gone a minute later; a full disk, a full device
 and a mistake in the config are not. WORKDIR/restarts.json counts the starts of a run that has made
-no new checkpoint since, so that a failure that never passes does not hold machines for days.
+no new checkpoint since, so that a failure that never passes does not hold machines for days. What
+fails before the run has its workdir, such as finding the devices, is bounded by the launchers.
 """
 
 from __future__ import annotations
@@ -59,27 +60,26 @@ def may_start_again(error: BaseException, workdir: AnyPath) -> bool:
   if kind != 'internal':
     return kind == 'passing'
   count = _read(workdir)
-  if count.get('internal'):
-    return False
-  _write(workdir, {**count, 'internal': True})
-  return True
+  _write(workdir, {**count, 'internal': count.get('internal', 0) + 1})
+  return not count.get('internal')
 
 
 def count_start(workdir: AnyPath, checkpoint: int | None) -> None:
   """Counts a start of the run whose newest checkpoint this is.
 
   Raises:
-    ValueError: as many starts as are allowed have ended without a new checkpoint.
+    ValueError: as many starts as are allowed have ended without a new checkpoint, or two by
+      INTERNAL, of which the processes of a job other than the first know nothing.
   """
   count = _read(workdir)
   if count.get('checkpoint', -1) != checkpoint:
     count = {'checkpoint': checkpoint, 'starts': 0}
-  if count['starts'] >= STARTS:
+  if count['starts'] >= STARTS or count.get('internal', 0) > 1:
     forget_starts(workdir)  # a person who starts it again has a reason
     raise ValueError(
-      f'{workdir} was started {STARTS} times, and died each time before it saved a checkpoint '
-      f'after step {checkpoint or 0}. Look at the errors above; a smaller checkpoint_every or '
-      'checkpoint_minutes saves earlier. The same command tries again.'
+      f'{workdir} was started {count["starts"]} times, and died each time before it saved a '
+      f'checkpoint after step {checkpoint or 0}. Look at the errors above; a smaller '
+      'checkpoint_every or checkpoint_minutes saves earlier. The same command tries again.'
     )
   _write(workdir, {**count, 'starts': count['starts'] + 1})
 
@@ -147,7 +147,7 @@ def _read(workdir: AnyPath) -> dict:
     return {
       'checkpoint': count['checkpoint'],
       'starts': int(count['starts']),
-      'internal': bool(count.get('internal')),
+      'internal': int(count.get('internal', 0)),
     }
   except (OSError, ValueError, KeyError, TypeError):
     return {}

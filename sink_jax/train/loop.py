@@ -28,7 +28,7 @@ from sink_jax.train.checkpoint import CheckpointError, Checkpoints
 from sink_jax.train.config import Experiment
 from sink_jax.train.evaluation import Diverged, Evaluation
 from sink_jax.train.failures import Repeated, forget_starts, may_start_again, passes
-from sink_jax.train.memory import check_fits, device_memory, memory
+from sink_jax.train.memory import DoesNotFit, check_fits, device_memory, memory
 from sink_jax.train.metrics import Clock, read_metrics
 from sink_jax.train.multihost import (
   Interrupted,
@@ -160,7 +160,7 @@ def _steps(
       if stopping:
         raise Interrupted(step, last)
       with log.clock.spent_on('probe'):
-        complete = evaluation(step, state.params, stop=lambda: stop.poll().stop)
+        complete = evaluation(step, state.params, stop=stop.poll_to_stop)
       if not complete:  # the resumed run measures it
         if not saving:
           _save(step, state, folder, checkpoints, evaluation)
@@ -227,7 +227,7 @@ def _catch_up(
   there = broadcast_from_process0(
     lambda: {row['kind']: row for row in read_metrics(folder.path) if row['step'] == start}
   )
-  if not evaluation(start, state.params, there, stop=lambda: stop.poll().stop):
+  if not evaluation(start, state.params, there, stop=stop.poll_to_stop):
     raise Interrupted(start, last)
   end_if_stopped()  # before the step is compiled, which can take minutes
 
@@ -350,10 +350,10 @@ def _recorded(
     status, details = 'failed', {'error': f'{type(error).__name__}: {error}'}
     passing = passes(error)
     if passing and is_first() and not may_start_again(error, folder.path):
-      passing = False
       raise Repeated(error) from None
     # A failure between processes is a ValueError too, but not a mistake in the config.
-    if folder.begun and isinstance(error, ValueError) and jax.process_count() > 1:
+    between = isinstance(error, ValueError) and not isinstance(error, DoesNotFit)
+    if folder.begun and between and jax.process_count() > 1:
       raise RuntimeError(f'process {jax.process_index()} cannot go on: {error}') from error
     raise
   finally:
@@ -363,12 +363,13 @@ def _recorded(
         checkpoints.close()
     except CheckpointError as error:
       # A status 'done' whose checkpoint is lost would never be trained again.
-      status, details = 'failed', {'error': str(error)}
+      status, details, passing = 'failed', {'error': str(error)}, passes(error)
       raise
     finally:
-      if status is not None and folder.begun:
-        if is_first() and not passing:
+      if status is not None and is_first() and not passing:
+        with contextlib.suppress(Exception):  # of a store: it would hide the error
           forget_starts(folder.path)
+      if status is not None and folder.begun:
         with contextlib.suppress(OSError):  # on a full disk only the error is left
           folder.write_status(
             status,

@@ -44,6 +44,10 @@ def device_memory() -> int | None:
   return (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit')
 
 
+class DoesNotFit(ValueError):
+  """The compiled step needs more memory than a device has, in all processes of a job."""
+
+
 def check_fits(needed: Memory, limit: int, microbatches: int, sequences: int) -> str:
   """Says how much of a device's memory the training step takes.
 
@@ -53,7 +57,7 @@ def check_fits(needed: Memory, limit: int, microbatches: int, sequences: int) ->
       their number.
 
   Raises:
-    ValueError: it does not fit; names the micro-batches with which it would.
+    DoesNotFit: names the micro-batches with which it may fit.
   """
   gib = lambda size: f'{size / 2**30:.1f}'
   note = f'the training step needs {gib(needed.total)} of the {gib(limit)} GiB of a device'
@@ -67,7 +71,7 @@ def check_fits(needed: Memory, limit: int, microbatches: int, sequences: int) ->
     remedy = f'the state alone takes {gib(fixed)}: mesh.fsdp over several devices, or more of them'
   else:
     remedy = REMEDY
-  raise ValueError(f'{note}, which is too much: {remedy}')
+  raise DoesNotFit(f'{note}, which is too much: {remedy}')
 
 
 def fitting_microbatches(

@@ -92,6 +92,8 @@ def _launched_alone() -> bool:
 
   JAX would then wait minutes for a TPU host named 'local', or take one GPU of eight.
   """
+  if os.environ.get('OMPI_COMM_WORLD_SIZE'):  # mpirun, also within SLURM, where it is one task
+    return False
   tasks = os.environ.get('SLURM_STEP_NUM_TASKS') or os.environ.get('SLURM_NTASKS')
   hosts = os.environ.get('TPU_PROCESS_ADDRESSES') or os.environ.get('TPU_WORKER_HOSTNAMES') or ','
   slices = os.environ.get('MEGASCALE_NUM_SLICES') or '1'
@@ -106,7 +108,7 @@ def _gpus_of_task(environment: Mapping[str, str]) -> list[int] | None:
   GPUs than tasks.
   """
   visible, place = environment.get('CUDA_VISIBLE_DEVICES'), environment.get('SLURM_LOCALID')
-  if not visible or place is None:
+  if not visible or place is None or environment.get('OMPI_COMM_WORLD_SIZE'):
     return None
   count = len(visible.split(','))
   tasks = _tasks_of_node(environment)
@@ -187,7 +189,7 @@ def fail(message: str, alone: bool = False) -> NoReturn:
   between them. So this process first waits for the runtime to end it, with an exit code after which
   the job is started again.
   """
-  if jax.process_count() == 1:
+  if not _is_one_of_several():
     sys.exit(message)
   print(f'process {jax.process_index()}: {message}', file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the exit code stays 1
@@ -206,12 +208,16 @@ def fail(message: str, alone: bool = False) -> NoReturn:
 
 def end_to_start_again(message: str) -> NoReturn:
   """Prints a failure that may pass, and ends this process at once with EXIT_PASSING."""
-  try:
-    name = f'process {jax.process_index()}: ' if jax.process_count() > 1 else ''
-  except RuntimeError:  # there are no devices: that is the failure
-    name = ''
+  name = f'process {jax.process_index()}: ' if _is_one_of_several() else ''
   print(f'{name}{message}', file=sys.stderr, flush=True)
   os._exit(EXIT_PASSING)  # sys.exit would wait for other processes, and for threads that save
+
+
+def _is_one_of_several() -> bool:
+  try:
+    return jax.process_count() > 1
+  except Exception:  # there are no devices: that is the failure
+    return False
 
 
 def collective(call: Callable[..., Value], *arguments: Any) -> Value:
@@ -260,6 +266,7 @@ class StopHandler:
   def __init__(self):
     self.asked: int | None = None
     self._last_answer: jax.Array | None = None  # of all processes, to the previous poll
+    self._save_is_left = False  # a checkpoint that was asked for and not yet made
 
   def poll(self, save: bool = False, wait: bool = False) -> Asked:
     """What any process was asked for; the same in all processes, which must call it equally often.
@@ -272,15 +279,21 @@ class StopHandler:
       save: whether a checkpoint is due by the clock of this process; only that of process 0 counts.
       wait: whether to wait for the answer to this call.
     """
-    mine = Asked(self.asked is not None, save and is_first())
-    if jax.process_count() == 1:
-      return mine
-    answer, self._last_answer = self._last_answer, collective(_any, mine)
-    if wait:
-      answer = self._last_answer
-    if answer is None:
-      return Asked(False, False)
-    return Asked(*map(bool, collective(np.asarray, answer)))
+    asked = Asked(self.asked is not None, save and is_first())
+    if jax.process_count() > 1:
+      answer, self._last_answer = self._last_answer, collective(_any, asked)
+      if wait:
+        answer = self._last_answer
+      flags = (False, False) if answer is None else collective(np.asarray, answer)
+      asked = Asked(*map(bool, flags))
+    left, self._save_is_left = self._save_is_left, False
+    return asked._replace(save=asked.save or left)
+
+  def poll_to_stop(self) -> bool:
+    """`poll`, where nothing can be saved: the next `poll` returns that a checkpoint is due."""
+    asked = self.poll()
+    self._save_is_left = asked.save
+    return asked.stop
 
   def __enter__(self) -> StopHandler:
     self._old = {}

@@ -123,7 +123,7 @@ def with_source(experiment: Experiment) -> tuple[Experiment, InitSource | None]:
   try:
     source = open_source(name)
   except ValueError as error:
-    raise ValueError(f'init.source = {name!r} cannot be opened: {error}') from None
+    raise ValueError(f'init.source = {name!r} cannot be opened: {error}') from error
   there = _values(source.model)
   changes: dict[str, Any] = {'init.source': name}
   for key in _MODEL_KEYS:

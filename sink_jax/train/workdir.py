@@ -121,7 +121,7 @@ class Workdir:
       raise ValueError(
         f'Cannot use {self.path} as a workdir: {error}. Choose another --workdir, '
         'or make room and give yourself the right to write.'
-      ) from None
+      ) from error  # which may pass
     except ValueError:
       self._lock.release()
       raise

@@ -12,8 +12,8 @@ import urllib.error
 import jax
 import pytest
 
-from sink_jax.train import failures
-from sink_jax.train.checkpoint import CheckpointError
+from sink_jax.train import checkpoint, failures
+from sink_jax.train.checkpoint import CheckpointError, saved_steps
 from sink_jax.train.loop import train
 from tests.train import runs
 
@@ -159,7 +159,29 @@ def test_an_internal_error_is_started_again_once(tmp_path, monkeypatch):
   internal = of_jax('INTERNAL: a kernel that was compiled wrong')
   assert failures.passes(end_with(tmp_path, monkeypatch, 2, internal))
   assert isinstance(end_with(tmp_path, monkeypatch, 2, internal), failures.Repeated)
+  # Other processes of a job ended with a code to start again: the next start tells all of them.
+  refused = end_with(tmp_path, monkeypatch, 2, internal)
+  assert isinstance(refused, ValueError) and not failures.passes(refused)
   assert failures.passes(end_with(tmp_path, monkeypatch, 2, internal))  # a person started it
+
+
+def test_a_run_that_is_done_can_be_opened_any_number_of_times(tmp_path):
+  for _ in range(failures.STARTS + 2):
+    train(runs.config(steps=1), tmp_path, show_progress=False)
+    assert starts(tmp_path) == 0
+
+
+def test_a_store_that_fails_while_a_checkpoint_is_read_is_not_damage(tmp_path, monkeypatch):
+  train(runs.config(), tmp_path, show_progress=False)
+  before = saved_steps(tmp_path)
+
+  def unavailable(*_):
+    raise ValueError('UNAVAILABLE: Error reading "gs://bucket/manifest.ocdbt": HTTP 503')
+
+  with monkeypatch.context() as patch, pytest.raises(ValueError, match='HTTP 503'):
+    patch.setattr(checkpoint.ocp.PyTreeCheckpointHandler, 'metadata', unavailable)
+    train(runs.config(), tmp_path, show_progress=False)
+  assert saved_steps(tmp_path) == before and not (tmp_path / 'damaged').exists()
 
 
 # Process 1 of a job meets a failure at its third batch.

@@ -89,6 +89,26 @@ def test_a_task_of_slurm_takes_its_gpus(monkeypatch, environment, gpus):
   assert options['local_device_ids'] == gpus
 
 
+def test_open_mpi_within_slurm_starts_the_processes(monkeypatch):
+  mpi = {'OMPI_COMM_WORLD_SIZE': '8', 'CUDA_VISIBLE_DEVICES': EIGHT}
+  assert initialized(monkeypatch, ONE_TASK | mpi) == dict(
+    local_device_ids=None, heartbeat_timeout_seconds=multihost.HEARTBEAT_SECONDS
+  )
+
+
+def test_a_checkpoint_by_the_clock_waits_for_the_next_step(monkeypatch):
+  stop = multihost.StopHandler()
+  answers = iter([(False, False), (False, True), *[(False, False)] * 3])
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(multihost, '_any', lambda _: next(answers))
+  monkeypatch.setattr(multihost, 'collective', lambda call, *arguments: call(*arguments))
+  assert stop.poll(save=True) == (False, False)
+  assert not stop.poll_to_stop()  # the answer to the poll before, between two batches
+  assert not stop.poll_to_stop()
+  assert stop.poll() == (False, True)
+  assert stop.poll() == (False, False)
+
+
 def test_hosts_of_a_slice_and_slices_of_one_host_find_each_other(monkeypatch):
   assert initialized(monkeypatch, {'TPU_WORKER_HOSTNAMES': 'a,b'}) is not None
   slices = {'TPU_WORKER_HOSTNAMES': 'a', 'MEGASCALE_NUM_SLICES': '2'}
