@@ -109,17 +109,16 @@ def test_an_error_raised_while_another_was_handled_is_taken_with_it():
     assert not failures.passes(error)
 
 
-def fail_at(patch, step, error):
-  """Lets the batch of this step fail."""
+def fail_at(patch, number, error):
+  """Lets the batch of this number, from 0, fail: threads of an earlier training read some too."""
   from sink_jax.data.dataset import SyntheticDataset
 
-  make, count = SyntheticDataset._training_batch, [0]
+  make = SyntheticDataset._training_batch
 
-  def flaky(self, *arguments):
-    count[0] += 1
-    if count[0] == step:
+  def flaky(self, rows, seed):
+    if rows[0] // runs.SMALL['batch_size'] == number:
       raise error
-    return make(self, *arguments)
+    return make(self, rows, seed)
 
   patch.setattr(SyntheticDataset, '_training_batch', flaky)
 
@@ -129,19 +128,19 @@ def starts(workdir):
   return json.loads(file.read_text())['starts'] if file.exists() else 0
 
 
-def end_with(workdir, monkeypatch, step, error, **changes):
-  """Trains until the batch of a step fails; returns the error that ends it."""
+def end_with(workdir, monkeypatch, number, error, **changes):
+  """Trains until the batch of this number fails; returns the error that ends it."""
   with monkeypatch.context() as patch, pytest.raises(Exception) as ended:
-    fail_at(patch, step, error)
+    fail_at(patch, number, error)
     train(runs.config(**changes), workdir, show_progress=False)
   return ended.value
 
 
 def test_a_run_that_never_reaches_a_checkpoint_ends(tmp_path, monkeypatch):
   for start in range(1, failures.STARTS + 1):
-    ended = end_with(tmp_path, monkeypatch, 2, ConnectionResetError())
+    ended = end_with(tmp_path, monkeypatch, 1, ConnectionResetError())
     assert isinstance(ended, ConnectionResetError) and starts(tmp_path) == start
-  refused = end_with(tmp_path, monkeypatch, 2, ConnectionResetError())
+  refused = end_with(tmp_path, monkeypatch, 1, ConnectionResetError())
   assert isinstance(refused, ValueError) and not failures.passes(refused)
   assert starts(tmp_path) == 0  # a person's start is a first one
 
@@ -149,7 +148,7 @@ def test_a_run_that_never_reaches_a_checkpoint_ends(tmp_path, monkeypatch):
 def test_a_new_checkpoint_counts_anew_and_an_end_forgets(tmp_path, monkeypatch):
   every = dict(checkpoint_every=1)
   for start in range(1, failures.STARTS + 2):  # each takes a step and saves it
-    end_with(tmp_path, monkeypatch, 2, ConnectionResetError(), **every)
+    end_with(tmp_path, monkeypatch, start, ConnectionResetError(), **every)
     assert starts(tmp_path) == 1
   train(runs.config(**every), tmp_path, show_progress=False)
   assert starts(tmp_path) == 0
@@ -157,12 +156,12 @@ def test_a_new_checkpoint_counts_anew_and_an_end_forgets(tmp_path, monkeypatch):
 
 def test_an_internal_error_is_started_again_once(tmp_path, monkeypatch):
   internal = of_jax('INTERNAL: a kernel that was compiled wrong')
-  assert failures.passes(end_with(tmp_path, monkeypatch, 2, internal))
-  assert isinstance(end_with(tmp_path, monkeypatch, 2, internal), failures.Repeated)
+  assert failures.passes(end_with(tmp_path, monkeypatch, 1, internal))
+  assert isinstance(end_with(tmp_path, monkeypatch, 1, internal), failures.Repeated)
   # Other processes of a job ended with a code to start again: the next start tells all of them.
-  refused = end_with(tmp_path, monkeypatch, 2, internal)
+  refused = end_with(tmp_path, monkeypatch, 1, internal)
   assert isinstance(refused, ValueError) and not failures.passes(refused)
-  assert failures.passes(end_with(tmp_path, monkeypatch, 2, internal))  # a person started it
+  assert failures.passes(end_with(tmp_path, monkeypatch, 1, internal))  # a person started it
 
 
 def test_a_run_that_is_done_can_be_opened_any_number_of_times(tmp_path):
