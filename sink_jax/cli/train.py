@@ -128,7 +128,7 @@ def _fail(error: Exception, workdir: str | None) -> NoReturn:
   from sink_jax.train.memory import REMEDY
   from sink_jax.train.multihost import fail
 
-  # All processes of a job have raised it; what has not met Repeated learns it when it starts.
+  # All processes of a job have raised it; after Repeated the next start is refused in all of them.
   if isinstance(error, (ValueError, Diverged, Repeated)):
     fail(f'error: {error}')
   if isinstance(error, CheckpointError):  # perhaps only one has met it, in its part of a checkpoint

@@ -78,6 +78,8 @@ def init_distributed() -> None:
       raise
     return  # not a cluster that jax knows: one process
   except OSError as error:  # of a request to the metadata server
+    if given:
+      raise
     raise ConnectionError(
       f'JAX cannot ask which other hosts are in this TPU job ({error}). Where there are none, set '
       'TPU_WORKER_HOSTNAMES=localhost.'
