@@ -272,7 +272,7 @@ def _crc32(info: Info) -> int:
 
 
 def _manifest(layout: Layout, shards: list[Info]) -> dict[str, Any]:
-  """What manifest.json holds besides the settings.
+  """The entries of manifest.json besides the settings.
 
   Raises:
     ValueError: there is too little text, or no answer in it.
@@ -293,7 +293,7 @@ def _manifest(layout: Layout, shards: list[Info]) -> dict[str, Any]:
 
 
 def _domain(name: str, layout: Layout, shards: list[Info]) -> Info:
-  """What the manifest holds of a domain.
+  """The entries of a domain in the manifest.
 
   By split: the sums over the shards, and `runs` of consecutive rows: (shard, first row in it,
   number of rows). If the split puts all documents on one side, the last rows are for validation.

@@ -167,7 +167,7 @@ def on_gpu(
   *do_and_rows: jax.Array,
   interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
-  """What `flash_tpu` computes, by the kernels of `flash_gpu` or `flash_mosaic`."""
+  """The result of `flash_tpu`, by the kernels of `flash_gpu` or `flash_mosaic`."""
   if kernels == 'forward':
     row = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
     results = jax.ShapeDtypeStruct(q.shape, v.dtype), row, row

@@ -107,7 +107,7 @@ def streaming_importance(
   return _importance(spec, q, k, params, keys=keys, entropy=entropy, length_B=length_B)
 
 
-# One program also for a caller who does not compile: each operation alone would be a program.
+# One program also for a caller who does not compile: each operation would be a program of its own.
 @functools.partial(jax.jit, static_argnames=('spec', 'keys', 'entropy'))
 def _importance(
   spec: AttentionSpec,

@@ -25,7 +25,7 @@ _LATER: Any = None  # a placeholder: attention fills its fields, then its block 
 
 
 class Seen(NamedTuple):
-  """What the attention of one layer sees, of which a function for `RecordOptions` makes arrays.
+  """The inputs of the attention of one layer, of which a function for `RecordOptions` makes arrays.
 
   qk: queries and keys as the scores use them, after QK norm, temperature, rotation and feature map.
   params: of the layer's components. sink_tokens: how many positions, the first ones, are learned

@@ -311,7 +311,7 @@ def _gemma3(
 
 
 def _slides(pattern: Any, layers: int) -> list[bool]:
-  """Whether each layer of Gemma 3 has a window.
+  """True for each layer of Gemma 3 that has a window.
 
   pattern: every so many layers one has none; 0 if all have one. llama.cpp reads no array here, and
   computes with its default of 6: an array must say the same.

@@ -294,7 +294,7 @@ class Key(NamedTuple):
 
   @property
   def separator(self) -> str:
-    """What is between its elements in a text."""
+    """The text between its elements."""
     return '; ' if self.holds_components else ', '
 
 

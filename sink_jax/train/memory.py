@@ -68,7 +68,7 @@ def check_fits(needed: Memory, limit: int, microbatches: int, sequences: int) ->
   if number is not None:
     remedy = f'--config.microbatches={number} takes the place of {microbatches}'
   elif fixed >= limit:
-    remedy = f'the state alone takes {gib(fixed)}: mesh.fsdp over several devices, or more of them'
+    remedy = f'the state takes {gib(fixed)}: mesh.fsdp over several devices, or more of them'
   else:
     remedy = REMEDY
   raise DoesNotFit(f'{note}, which is too much: {remedy}')

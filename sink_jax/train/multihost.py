@@ -251,7 +251,7 @@ class Unsaved(KeyboardInterrupt):
 
 
 class Asked(NamedTuple):
-  """What the processes of a job are asked for: to stop, or to save a checkpoint."""
+  """The request to the processes of a job: to stop, or to save a checkpoint."""
 
   stop: bool
   save: bool
@@ -271,7 +271,7 @@ class StopHandler:
     self._save_is_left = False  # a checkpoint that was asked for and not yet made
 
   def poll(self, save: bool = False, wait: bool = False) -> Asked:
-    """What any process was asked for; the same in all processes, which must call it equally often.
+    """The request to any process; the same in all processes, which must call it equally often.
 
     A scheduler may signal one process, or all of them at slightly different times, but a step must
     be saved by all or by none. So the devices combine the requests of all processes, and the next

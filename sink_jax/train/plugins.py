@@ -78,7 +78,7 @@ def _record(path: Path) -> Path:
 
 
 def _content(path: Path) -> str:
-  """What the record of a file holds, as `sha256sum` prints it."""
+  """The record of a file, as `sha256sum` prints it."""
   return f'{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}\n'
 
 

@@ -1,4 +1,4 @@
-"""What a run needs before its first step: its data, its devices, and checks of all of them."""
+"""Prepares a run for its first step: its data, its devices, and checks of all of them."""
 
 from __future__ import annotations
 
