@@ -26,6 +26,7 @@ ROOMS = [
   'devices',
   'shapes',
   'foreign',
+  'pictures',
   'attention',
   'kernels',
   'models',

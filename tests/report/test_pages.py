@@ -1,5 +1,6 @@
 """Pages made from planted runs and from the stored ones: what they say, count, link and draw."""
 
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from sink_jax.cli.report import make_report
-from sink_jax.evaluate.plots import HeadMaps
+from sink_jax.evaluate.head_maps import HeadMaps
 from sink_jax.report import claims, figures, paper, side_by_side, stats
 from sink_jax.report.paper_claims import CLAIMS
 from sink_jax.report.runs import read_runs, table
@@ -28,7 +29,7 @@ BROWSER = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which
 @pytest.fixture
 def undrawn(monkeypatch):
   """Drawing pictures takes seconds, so here they are empty files."""
-  monkeypatch.setattr(figures, 'save', lambda figure, path: path.write_bytes(b'drawn'))
+  monkeypatch.setattr(figures, 'png', lambda figure: b'drawn')
 
 
 @pytest.fixture
@@ -38,7 +39,9 @@ def planted(tmp_path):
   for seed, rate in enumerate((20.0, 25.0, 30.0)):
     write_run(folder, seed=seed, sink_1=rate)
     write_run(folder, 'sigmoid', seed, sink_1=0.0, last=DEAD)
-    write_run(folder, 'k-bias', seed, ('done', 'diverged', 'running')[seed], sink_1=0.0)
+    write_run(
+      folder, 'k-bias', seed, ('done', 'diverged', 'running')[seed], sink_1=50.0 * (seed > 0)
+    )
   write_run(folder, 'v-bias', 0, sink_1=25.0)
   return folder
 
@@ -124,8 +127,9 @@ def test_runs_that_are_no_evidence_are_crossed_out_and_in_no_mean(planted):
     for trial in ('default', 'sigmoid', 'k-bias')
   )
   assert not grey(softmax)
-  mean = max(softmax.axes[0].get_lines(), key=lambda line: line.get_linewidth())
-  np.testing.assert_allclose(mean.get_ydata(), np.linspace(0, 25, 11))
+  mean = lambda figure: max(figure.axes[0].get_lines(), key=lambda line: line.get_linewidth())
+  np.testing.assert_allclose(mean(softmax).get_ydata(), np.linspace(0, 25, 11))
+  assert not mean(k_bias).get_ydata().any()  # its invalid runs end at 50 %
   crosses = lambda figure: sum(line.get_marker() == 'x' for line in grey(figure))
   said = lambda figure: figure.legends[0].get_texts()[0].get_text()
   assert crosses(sigmoid) == 3 and said(sigmoid) == 'sigmoid (n = 0, 3 crossed out)'
@@ -157,7 +161,7 @@ def test_the_extra_key_of_a_map_has_what_the_divided_row_leaves():
   normalized = raw / raw.sum(-1, keepdims=True) * (1 - share)
   figure = figures.attention_maps({'kv': (HeadMaps(raw, normalized, 1, (1, 2)), True)})
   assert 'block 2, head 1: 0.60 to *' in figure.axes[0].get_title()
-  np.testing.assert_allclose(figure.axes[0].images[0].get_array()[:, -1] ** 2, 0.6)
+  np.testing.assert_allclose(figure.axes[0].images[0].get_array()[:, -1], 0.6)
 
 
 def test_what_is_missing_is_said_and_in_no_mean(tmp_path, undrawn):
@@ -228,10 +232,8 @@ def test_other_runs_are_side_by_side(tmp_path):
 
 def test_the_page_begins_with_a_measured_model(tmp_path, monkeypatch, undrawn):
   monkeypatch.setattr(
-    side_by_side, 'model_page', lambda folder: '# The model\n\n![Norms](norms.png)\n'
+    side_by_side, 'read_page', lambda folder: ('# The model\n', {'norms.png': b'norms'})
   )
-  (tmp_path / 'model').mkdir()
-  (tmp_path / 'model/norms.png').write_bytes(b'norms')
   write_run(tmp_path / 'runs', task='')
   files, _ = make_report(
     tmp_path / 'out', tmp_path / 'runs', evaluation=tmp_path / 'model', maps=False
@@ -272,8 +274,8 @@ def test_colours_of_lines_survive_the_palette(tmp_path):
   write_run(tmp_path / 'runs', 'a')
   write_run(tmp_path / 'runs', 'b', sink_1=50.0)
   runs = read_runs(tmp_path / 'runs')
-  figures.save(figures.curves(runs, table(runs), ['a', 'b'], ['sink_1']), tmp_path / 'a.png')
-  pixels = np.asarray(Image.open(tmp_path / 'a.png').convert('RGB')).reshape(-1, 3).astype(int)
+  drawn = figures.png(figures.curves(runs, table(runs), ['a', 'b'], ['sink_1']))
+  pixels = np.asarray(Image.open(io.BytesIO(drawn)).convert('RGB')).reshape(-1, 3).astype(int)
   for colour in figures.COLOURS[:2]:
     wanted = np.round(255 * np.array(matplotlib.colors.to_rgb(colour)))
     assert abs(pixels - wanted).max(1).min() <= 3
