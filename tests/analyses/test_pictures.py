@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from sink_jax.analyses.runner import find
 from sink_jax.pictures import charts, maps
@@ -14,35 +15,77 @@ def drawn(ax):
 
 def test_lines_by_series_and_panel():
   rows = [
-    {'model': m, 'length': t, 'epsilon': e, 'sink_1': 10 * t + e, 'sink_t': t, 'paper_sink_1': 7.0}
+    {
+      'model': m,
+      'length': t,
+      'epsilon': e,
+      'sink_1': 10 * t + e,
+      'sink_t': t,
+      'paper_sink_1': 7.0,
+    }
     for m in 'ab'
     for t in (4, 2)
     for e in (0.2, 0.3)
   ]
-  figure = charts.lines(rows, 'length', 'sink_1', ('epsilon',), log='x', percent=True)
+  figure = charts.lines(
+    rows,
+    'length',
+    'sink_1',
+    ('epsilon',),
+    log='x',
+    percent=True,
+  )
+
   assert [ax.get_title() for ax in figure.axes] == ['a', 'b']
+
   for ax in figure.axes:
     for e in (0.2, 0.3):
-      np.testing.assert_allclose(drawn(ax)[f'ε = {e}'], [(2, 20 + e), (4, 40 + e)])
-      np.testing.assert_allclose(drawn(ax)[f'ε = {e}: the paper'], [(2, 7), (4, 7)])
-    assert ax.get_xscale() == 'log' and [t.get_text() for t in ax.get_xticklabels()] == ['2', '4']
+      assert_allclose(drawn(ax)[f'ε = {e}'], [(2, 20 + e), (4, 40 + e)])
+      assert_allclose(drawn(ax)[f'ε = {e}: the paper'], [(2, 7), (4, 7)])
+    assert ax.get_xscale() == 'log'
+    assert [t.get_text() for t in ax.get_xticklabels()] == ['2', '4']
+
   [ax] = charts.lines(rows[:4], 'length', ('sink_1', 'sink_t'), ('epsilon',), panel=()).axes
   assert sum('the paper' not in name for name in drawn(ax)) == 4
+
   families = [
-    {'family': f'family {i}', 'parameters': n, 'sink_1': i} for i in range(9) for n in (1e7, 1e6)
+    {
+      'family': f'family {i}',
+      'parameters': n,
+      'sink_1': i,
+    }
+    for i in range(9)
+    for n in (1e7, 1e6)
   ]
-  [ax] = charts.lines(families, 'parameters', 'sink_1', ('family',), panel=(), log='x').axes
+  [ax] = charts.lines(
+    families,
+    'parameters',
+    'sink_1',
+    ('family',),
+    panel=(),
+    log='x',
+  ).axes
+
   assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == 9
+
   rows = [
-    {'model': m, 'layer': n, 'attention': 0.5, 'deviation': 0.1 * n} for m in 'ab' for n in range(3)
+    {
+      'model': m,
+      'layer': n,
+      'attention': 0.5,
+      'deviation': 0.1 * n,
+    }
+    for m in 'ab'
+    for n in range(3)
   ]
   [ax] = charts.lines(
     rows, 'layer', 'attention', ('model',), panel=(), error='deviation', style='o'
   ).axes
+
   for bars, shift in zip(ax.containers, (-0.06, 0.06)):
-    np.testing.assert_allclose(bars.lines[0].get_xydata(), [(n + shift, 0.5) for n in range(3)])
+    assert_allclose(bars.lines[0].get_xydata(), [(n + shift, 0.5) for n in range(3)])
     ends = np.array(bars.lines[2][0].get_segments())[..., 1]
-    np.testing.assert_allclose(ends[:, 1] - ends[:, 0], [0, 0.2, 0.4])
+    assert_allclose(ends[:, 1] - ends[:, 0], [0, 0.2, 0.4])
 
 
 def test_bars_and_the_papers_number():
@@ -58,11 +101,18 @@ def test_bars_and_the_papers_number():
   found = sorted(
     (round(bar.get_x() + bar.get_width() / 2, 2), bar.get_height()) for bar in ax.patches
   )
-  assert found == [(-0.2, 10), (0.2, 20), (1.2, 30)]
+
+  assert found == [
+    (-0.2, 10),
+    (0.2, 20),
+    (1.2, 30),
+  ]
   assert [tick.get_text() for tick in ax.get_xticklabels()] == ['a', 'b']
   assert set(ax.get_lines()[0].get_ydata()) == {12.0}
+
   rows = [row | {'epsilon': e} for row in rows for e in (0.2, 0.4)]
   figure = charts.bars(rows, 'model', 'sink_1', ('kind',), ('epsilon',))
+
   assert [ax.get_title() for ax in figure.axes] == ['ε = 0.2', 'ε = 0.4']
 
 
@@ -81,12 +131,24 @@ def test_maps_and_grids():
   ]
   ax = maps.grid(rows, 'importance').axes[0]
   [image] = ax.get_images()
-  np.testing.assert_allclose(image.get_array(), [[0.21, 0.41], [0.22, 0.42], [0.23, 0.43]])
-  assert image.get_clim() == (0, 1) and (ax.get_xlabel(), ax.get_ylabel()) == ('block', 'head')
+
+  assert_allclose(
+    image.get_array(),
+    [
+      [0.21, 0.41],
+      [0.22, 0.42],
+      [0.23, 0.43],
+    ],
+  )
+  assert image.get_clim() == (0, 1)
+  assert ax.get_xlabel() == 'block'
+  assert ax.get_ylabel() == 'head'
   assert [tick.get_text() for tick in ax.get_xticklabels()] == [
     '2',
     '4',
-  ] and '50.0 %' in ax.get_title()
+  ]
+  assert '50.0 %' in ax.get_title()
+
   rows[1] |= {'map': np.tril(np.full((3, 3), 0.4)).tolist(), 'averaged': 'one sequence'}
   panels = [
     ax
@@ -96,10 +158,10 @@ def test_maps_and_grids():
     if ax.get_images()
   ]
   [ax] = panels  # only one row has a map
-  assert 'block 2, head 2' in ax.get_title() and 'one sequence' in ax.get_title()
-  np.testing.assert_allclose(
-    np.ma.filled(ax.get_images()[0].get_array(), 0), np.tril(np.full((3, 3), 0.4))
-  )
+
+  assert 'block 2, head 2' in ax.get_title()
+  assert 'one sequence' in ax.get_title()
+  assert_allclose(np.ma.filled(ax.get_images()[0].get_array(), 0), np.tril(np.full((3, 3), 0.4)))
 
 
 @pytest.mark.parametrize(

@@ -74,4 +74,5 @@ def test_numbers_of_the_page_of_open_models():
     )
   ]
   said.append(f'an importance of {rows("propositions", "Relative()")[0]["importance"]:.3f}')
+
   assert not [words for words in said if words not in TEXT]
