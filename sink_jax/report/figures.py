@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -213,52 +213,14 @@ def scatter(pairs: pd.DataFrame, title: str) -> Figure:
   return figure
 
 
-class _Box(NamedTuple):
-  """A rectangle by its middle and half of its width and height."""
-
-  x: float
-  y: float
-  width: float
-  height: float
-
-  def overlaps(self, other: _Box) -> bool:
-    """Whether the two have a point in common."""
-    across = abs(self.x - other.x) <= self.width + other.width
-    return across and abs(self.y - other.y) <= self.height + other.height
-
-  def is_within(self, ax: Axes) -> bool:
-    """Whether it lies inside of the axes."""
-    left, right = ax.get_xlim()
-    bottom, top = ax.get_ylim()
-    across = left < self.x - self.width and self.x + self.width < right
-    return across and bottom < self.y - self.height and self.y + self.height < top
-
-
 def _names(ax: Axes, dots: pd.DataFrame) -> None:
-  """Writes names next to dots, each at the nearest place where it covers no other name or dot."""
-  w = np.ptp(ax.get_xlim()) / 100
-  h = np.ptp(ax.get_ylim()) / 100
-  taken = [
-    _Box(x, y, 1.5 * w, 1.5 * h)
-    for line in ax.get_lines()
-    if line.get_linestyle() == 'None'
-    for x, y in np.transpose(line.get_data())
-  ]
-  places = sorted(
-    itertools.product(range(-60, 61, 3), range(-45, 61, 2)),
-    key=lambda place: 2 * place[0] ** 2 + place[1] ** 2,
-  )
-  arrow = {'arrowstyle': '-', 'color': GREY, 'linewidth': 0.6, 'shrinkA': 5, 'shrinkB': 2}
-  look: dict[str, Any] = {'fontsize': 8.5, 'ha': 'center', 'va': 'center', 'color': '#333333'}
-  dots = dots.sort_values('mean', ascending=False)
-  for name, x, y in zip(dots.trial, dots.value, dots['mean']):
-    width, height = 0.78 * len(name) * w, 1.6 * h
-    for dx, dy in places:
-      box = _Box(x + dx * w + width, y + dy * h + height, width, height)
-      if box.is_within(ax) and not any(map(box.overlaps, taken)):
-        taken.append(box)
-        ax.annotate(name, (x, y), (box.x, box.y), arrowprops=arrow, **look)
-        break
+  """Writes names in a column at the right, where they cover nothing, with a line to each dot."""
+  dots = dots.sort_values('mean')
+  heights = np.linspace(*ax.get_ylim(), len(dots) + 2)[1:-1]
+  arrow = {'arrowstyle': '-', 'color': GREY, 'linewidth': 0.6, 'relpos': (0, 0.5)}
+  for name, x, y, height in zip(dots.trial, dots.value, dots['mean'], heights):
+    place = 1.02 * ax.get_xlim()[1], height
+    ax.annotate(name, (x, y), place, va='center', fontsize=8.5, arrowprops=arrow)
 
 
 def forest(rows: pd.DataFrame, title: str, measures: Mapping[str, Measure]) -> Figure:

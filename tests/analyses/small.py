@@ -74,6 +74,6 @@ def maps(run, ids):
 
 
 def importance(run, ids):
-  """alpha (N, S, H, T) from full maps: the mean weight of a key over the queries that may see it."""
+  """alpha (N, S, H, T) from full maps: means over the queries that may see a key."""
   weights = maps(run, ids)
   return weights.sum(-2) / np.arange(weights.shape[-1], 0, -1)

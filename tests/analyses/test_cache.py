@@ -1,4 +1,4 @@
-"""Kept attention and cache advice against NumPy on full maps and models that read only the kept tokens."""
+"""Kept attention and cache advice against full maps and models that read only kept tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ PAIRS = (
 
 
 def kept(weights_xTxT, first, recent):
-  """The definition: the mean over queries i >= first + recent of 1 minus the mass of dropped keys."""
+  """The definition: 1 minus the mass of dropped keys, mean over queries i >= first + recent."""
   length = weights_xTxT.shape[-1]
   i, j = np.ogrid[:length, :length]
   dropped = (weights_xTxT * ((j >= first) & (j <= i - recent))).sum(-1)
@@ -121,7 +121,7 @@ def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
 
 
 def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch):
-  """With one block and no positions, the last query reads the kept tokens directly, in any order."""
+  """With one block and no positions, the last query reads the kept tokens in any order."""
   monkeypatch.setattr(module, 'LEAST_KEPT', 0)
   run = small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope()))
   ids = tokens(4, 48)
@@ -155,7 +155,7 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
 
 
 def advised(change):
-  """The advice if the late loss is 1 with the full cache and rises by `change` per cent for each text."""
+  """The rows if a full cache has a late loss of 1, which rises by `change` percent by text."""
 
   def losses(config, params, tokens_SxT, policy):
     changes = change(policy) if policy.size < tokens_SxT.shape[1] else 0

@@ -1,4 +1,4 @@
-"""The card: its sentences follow from rows by rules, and each number has a null or a control next to it."""
+"""The card: its sentences follow from rows, and each number has a null or a control."""
 
 import dataclasses
 import json

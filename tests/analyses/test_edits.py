@@ -1,4 +1,4 @@
-"""Causal edits against a decoder in NumPy float64, and their controls on a model with a planted sink."""
+"""Causal edits against a decoder in NumPy, and their controls on a model with a planted sink."""
 
 import dataclasses
 from unittest import mock
@@ -107,7 +107,7 @@ def test_blocks_without_attention_are_only_capped():
 
 @pytest.fixture(scope='module')
 def planted():
-  """Token 0 has the massive channel 5, which key heads 1 and 2 read. In block 2 their values are small."""
+  """Token 0 has the massive channel 5, which heads 1 and 2 read; block 2 has small values."""
   run = small_run()
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, [5, 14]], params['embed'][0, 5] = (0, 1), 400
@@ -122,7 +122,7 @@ def planted():
 
 @pytest.fixture(scope='module')
 def measured(planted):
-  """(result, tokens, edits): an edit is a group of (tokens, arrays), its targets and its controls."""
+  """(result, tokens, edits); an edit is a list of (tokens, arrays), first its targets."""
   spy = mock.Mock(wraps=edits._losses)
   with mock.patch.object(edits, '_losses', spy):
     result = sj.analyse(

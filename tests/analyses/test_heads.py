@@ -1,4 +1,4 @@
-"""Norms, angles, maps, positions and the last query against NumPy on recorded arrays and full maps."""
+"""Norms, angles, maps, positions and the last query against NumPy on full maps."""
 
 import dataclasses
 import functools

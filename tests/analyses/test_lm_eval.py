@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: probabilities and texts against NumPy; its command too, if it is installed."""
+"""lm-evaluation-harness: probabilities and texts against NumPy; its command if it is there."""
 
 import dataclasses
 import importlib.util
@@ -50,7 +50,7 @@ request = lambda *args: SimpleNamespace(args=args)
 
 
 def padded_logits(run, ids):
-  """float64 logits of a text. Padding on the right, which the text cannot see, fills it up to 32 tokens."""
+  """float64 logits of a text, which is padded on the right to 32 tokens."""
   return np.asarray(run.logits([[*ids, *[7] * (32 - len(ids))]]), np.float64)[0, : len(ids)]
 
 
@@ -62,7 +62,7 @@ def log_probability(run, context, ending):
 
 
 def rolling(run, ids, window=32):
-  """The harness's definition: full windows, each token counted once, and the last window full as well."""
+  """The harness's definition: full windows, also the last one; each token counts once."""
   total = log_probability(run, [TOKENIZER.bos_id], ids[:window]) if ids else 0
   for start in range(window, len(ids), window):
     end = min(start + window, len(ids))
@@ -79,7 +79,7 @@ def greedy(run, ids, count):
 
 
 def test_log_likelihoods_of_endings():
-  """Endings shorter and longer than the context, and a pair that is longer than the model's window."""
+  """Endings shorter and longer than the context, and a pair longer than the window."""
   run = small_run(**BYTES)
   random = np.random.default_rng(0)
   pairs = [
@@ -116,7 +116,7 @@ def test_greedy_endings_and_what_is_too_long(monkeypatch):
 
 
 def test_texts_end_where_they_are_told_to():
-  """Texts of different lengths are generated in batches. Each must equal the text generated separately."""
+  """Texts of different lengths, generated in batches, equal those generated one by one."""
   # Each id is a different letter, so that every sequence of ids is a valid text.
   letters = lambda ids: ''.join(chr(0x4E00 + i) for i in ids)
   names = tokenizers.Tokenizer(

@@ -48,6 +48,8 @@ def test_lines_by_series_and_panel():
   [ax] = charts.lines(rows[:4], 'length', ('sink_1', 'sink_t'), ('epsilon',), panel=()).axes
   assert sum('the paper' not in name for name in drawn(ax)) == 4
 
+
+def test_every_line_has_a_look_of_its_own():
   families = [
     {
       'family': f'family {i}',
@@ -68,6 +70,8 @@ def test_lines_by_series_and_panel():
 
   assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == 9
 
+
+def test_bars_of_errors_stand_side_by_side():
   rows = [
     {
       'model': m,
@@ -183,14 +187,15 @@ def test_maps_and_grids():
       'norms',
       'kind block ratio',
       [('hidden states', 1, 2.0), ('hidden states', 2, 30.0), ('keys', 1, 99.0)],
-      'after block 2 the hidden state of the first token is 30 times as long as those of the others',
+      'after block 2 the hidden state of the first token is 30 times as long as those of the '
+      'others',
     ),
     (
       'angles',
       'importance cosine_first cosine_others',
       [(0.4, 0.5, -0.1), (0.9, 0.7, 0.1), (0.1, 0.0, 0.0)],
-      'in the 2 of 3 heads with a sink, the mean cosine of the queries is 0.60 with the first key and 0.00 with '
-      'the others',
+      'in the 2 of 3 heads with a sink, the mean cosine of the queries is 0.60 with the first key '
+      'and 0.00 with the others',
     ),
     (
       'streaming',

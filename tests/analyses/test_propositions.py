@@ -1,4 +1,4 @@
-"""Propositions 1 to 4: their conditions, their consequences for a sink, and inputs that break them."""
+"""Propositions 1 to 4: their conditions, what follows for a sink, and inputs that break them."""
 
 import numpy as np
 import pytest

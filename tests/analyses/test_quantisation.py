@@ -1,4 +1,4 @@
-"""Quantised activations and caches: rounding against NumPy, and a model with a planted massive channel."""
+"""Quantised activations and caches against NumPy, and a planted massive channel."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The signature of sinks: planted arrays with known answers, closed-form nulls, and no false alarms."""
+"""The signature of sinks: planted arrays, nulls in closed form, and no false alarms."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ S, N, H, T = 6, 3, 4, 40
 
 
 def planted_maps(mass=0.6, second=None):
-  """Maps (S, H, T, T) of N layers, uniform, but head 2 of block 2 gives token 1 (and `second`) a mass."""
+  """Uniform maps (S, H, T, T) of N layers, but head 2 of block 2 gives token 1 a mass."""
   maps = np.tril(np.ones((T, T)))
   maps = np.broadcast_to(maps / maps.sum(1, keepdims=True), (N, S, H, T, T)).copy()
   for i in range(1, T):
@@ -132,14 +132,9 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
 
 def test_a_massive_channel_and_norms_against_numpy():
   rng = np.random.default_rng(0)
-  hidden, values, heads = (
-    rng.standard_normal(shape)
-    for shape in (
-      (S, N, T, 16),
-      (S, N, 2, T, 8),
-      (S, N, H, T, 8),
-    )
-  )
+  hidden = rng.standard_normal((S, N, T, 16))
+  values = rng.standard_normal((S, N, 2, T, 8))
+  heads = rng.standard_normal((S, N, H, T, 8))
   hidden[:, 2, 0, 5] = 900
   values[:, 1, :, 0] *= 0.1
   heads[:, 0, 3] *= 0.01

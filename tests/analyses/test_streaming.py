@@ -53,8 +53,10 @@ def test_caches_that_hold_everything_agree_and_others_forget():
 
   assert len({parts[name, 'all']['perplexity'] for name in curves}) == 4
 
-  # A window of 8 keeps the 8 tokens before the predicted one, in each of two blocks.
-  one = small_run(layers=1)
+
+def test_a_window_keeps_the_tokens_before_the_predicted_one():
+  one = small_run(layers=1)  # of two blocks, the second would read further back
+  ids = tokens(2, 40)
   found = sj.analyse(
     'streaming',
     one,

@@ -194,7 +194,7 @@ def test_prefix():
 
 
 def numpy_chain(params, first_token):
-  """Hidden states (N, B, D) from RMSNorm, values and SwiGLU, without queries, keys or other tokens."""
+  """Hidden states (N, B, D) from RMSNorm, values and SwiGLU only."""
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   h = p['embed'][first_token]
   states = []

@@ -402,66 +402,10 @@ def test_numbers_of_what_is_an_attention_sink_are_recomputed(stored):
 def test_numbers_in_the_prose_about_results_are_recomputed(stored):
   """Each number of docs/results.md appears here, next to its computation."""
   text = ' '.join((ROOT / 'docs/results.md').read_text().split())
-  of = lambda task, trial: stored[
-    (stored.task == task) & (stored.trial == trial) & (stored.valid == '')
-  ]
-  sinks = lambda trial: (
-    f'{(of("quickstart", trial).sink_1 >= 10).sum()} of {len(of("quickstart", trial))}'
-  )
   expected = [
-    f'{sinks("text-softmax")} seeds with softmax',
-    f'{sinks("text-sigmoid")} with sigmoid without normalisation',
-  ]
-  ends = stored[(stored.task == 'graft') & (stored.valid == '')]
-
-  assert set(ends.steps) == {400}
-  assert set(ends.tokens) == {204_800}
-
-  new = ends[ends.trial.str.startswith('only-')].set_index('trial')
-  drawn = ends.set_index('trial').loc[['random-kv-bias', 'random-continued']]
-  ends = ends[~ends.trial.isin([*new.index, *drawn.index])]
-  seeds = ends.groupby('trial').seed.agg(list)
-
-  assert seeds.pop('continued') == seeds.pop('graft-kv-bias') == [0, 1, 2]
-  assert list(seeds) == [[0]] * 5
-
-  sinks = ends.set_index('trial').sink_1
-  assert (sinks.idxmin(), sinks.idxmax()) == ('graft-kv-bias', 'graft-gate')
-
-  biased, control = (sinks[trial].tolist() for trial in ('graft-kv-bias', 'continued'))
-  found = stats.compare(dict(enumerate(biased)), dict(enumerate(control)))
-  expected += [
-    f'{sinks.min():.0f} % (KV bias)',
-    f'{sinks.max():.0f} % (head gate)',
-    f'{ends.sink_star.max():.1f} %',
-    f'{sinks["graft-sigmoid-normalized"]:.0f} % as well',
-    f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
-    'by {:+.1f} points; with the others it differs by {:+.1f} and {:+.1f}'.format(
-      *np.subtract(biased, control)
-    ),
-  ]
-
-  assert len(new) == 4
-  assert set(new.seed) == {0}
-
-  (bias, slot), (control, _) = drawn[['sink_1', 'sink_star']].to_numpy()
-  expected += [
-    f'{bias:.0f} % with a KV bias (Sink_* {slot:.1f} %) and at {control:.0f} % in the control',
-    f'ended at {min(biased):.0f} to {max(biased):.0f} %',
-  ]
-  bias, both, logit, gate = (
-    new.loc[f'only-{name}'] for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate')
-  )
-  control = ends[ends.trial == 'continued']
-  expected += [
-    f'{bias.sink_1:.0f} % with a K bias (Sink_* {bias.sink_star:.1f} %)',
-    f'{both.sink_1:.0f} % with a KV bias (Sink_* {both.sink_star:.1f} %)',
-    f'{logit.sink_1:.0f} % with a sink logit (Sink_* {logit.sink_star:.1f} %)',
-    f'{gate.sink_1:.0f} % with a head gate, against {control.sink_1.mean():.0f} % in the control',
-    '{:,.0f}, {:,.0f}, {:,.0f} and {:,.0f} medians, against {:,.0f} in the control'.format(
-      *(trial.max_over_median for trial in (bias, both, logit, gate)),
-      control.max_over_median.mean(),
-    ),
+    *words_about_the_quickstart(stored),
+    *words_about_grafts(stored),
+    *words_about_drawn_and_only_new(stored),
   ]
 
   for words in expected:
@@ -473,11 +417,84 @@ def test_numbers_in_the_prose_about_results_are_recomputed(stored):
 
   assert not re.search(r'\d+ ?%|\d+ of \d+|n = \d', rest)
 
-  quick = of('quickstart', 'text-sigmoid')
+
+def valid(stored, task):
+  return stored[(stored.task == task) & (stored.valid == '')]
+
+
+def words_about_the_quickstart(stored):
+  runs = valid(stored, 'quickstart')
+  sinks = runs.sink_1 >= 10
+  of = lambda trial: f'{sinks[runs.trial == trial].sum()} of {(runs.trial == trial).sum()}'
+  quick = runs[runs.trial == 'text-sigmoid']
+
   assert quick.seed[quick.sink_1 >= 10].tolist() == [2]
   assert len(quick) == 3
 
-  for task, sinks in (('synthetic', ('default', 'sigmoid')), ('bigram', ('softmax',))):
+  for task, with_sink in (('synthetic', ('default', 'sigmoid')), ('bigram', ('softmax',))):
+    of_task = valid(stored, task)
     for name in ('default', 'softmax', 'sigmoid'):
-      rates = of(task, f'{task}-{name}').sink_1
-      assert (rates >= 10).all() == (name in sinks) or rates.empty
+      rates = of_task.sink_1[of_task.trial == f'{task}-{name}']
+      assert (rates >= 10).all() == (name in with_sink) or rates.empty
+
+  return [
+    f'{of("text-softmax")} seeds with softmax',
+    f'{of("text-sigmoid")} with sigmoid without normalisation',
+  ]
+
+
+def words_about_grafts(stored):
+  grafts = valid(stored, 'graft')
+
+  assert set(grafts.steps) == {400}
+  assert set(grafts.tokens) == {204_800}
+
+  ends = grafts[~grafts.trial.str.contains('^only-|^random-')]
+  seeds = ends.groupby('trial').seed.agg(list)
+
+  assert seeds.pop('continued') == seeds.pop('graft-kv-bias') == [0, 1, 2]
+  assert list(seeds) == [[0]] * 5
+
+  sinks = ends.set_index('trial').sink_1
+  assert (sinks.idxmin(), sinks.idxmax()) == ('graft-kv-bias', 'graft-gate')
+
+  biased = sinks['graft-kv-bias'].tolist()
+  control = sinks['continued'].tolist()
+  found = stats.compare(dict(enumerate(biased)), dict(enumerate(control)))
+  return [
+    f'{sinks.min():.0f} % (KV bias)',
+    f'{sinks.max():.0f} % (head gate)',
+    f'{ends.sink_star.max():.1f} %',
+    f'{sinks["graft-sigmoid-normalized"]:.0f} % as well',
+    f'{found.mean:+.1f} points ({found.low:.1f} to {found.high:+.1f}, n = {found.n})',
+    'by {:+.1f} points; with the others it differs by {:+.1f} and {:+.1f}'.format(
+      *np.subtract(biased, control)
+    ),
+    f'ended at {min(biased):.0f} to {max(biased):.0f} %',
+  ]
+
+
+def words_about_drawn_and_only_new(stored):
+  grafts = valid(stored, 'graft').set_index('trial')
+  new = grafts[grafts.index.str.startswith('only-')]
+  control = grafts.loc['continued']
+  drawn = grafts.loc['random-kv-bias']
+  of_drawn = grafts.sink_1['random-continued']
+  trials = [new.loc[f'only-{name}'] for name in ('k-bias', 'kv-bias', 'sink-logit', 'gate')]
+  bias, both, logit, gate = trials
+
+  assert len(new) == 4
+  assert set(new.seed) == {0}
+
+  medians = [trial.max_over_median for trial in trials]
+  return [
+    f'{drawn.sink_1:.0f} % with a KV bias (Sink_* {drawn.sink_star:.1f} %) and at {of_drawn:.0f} % '
+    'in the control',
+    f'{bias.sink_1:.0f} % with a K bias (Sink_* {bias.sink_star:.1f} %)',
+    f'{both.sink_1:.0f} % with a KV bias (Sink_* {both.sink_star:.1f} %)',
+    f'{logit.sink_1:.0f} % with a sink logit (Sink_* {logit.sink_star:.1f} %)',
+    f'{gate.sink_1:.0f} % with a head gate, against {control.sink_1.mean():.0f} % in the control',
+    '{:,.0f}, {:,.0f}, {:,.0f} and {:,.0f} medians, against {:,.0f} in the control'.format(
+      *medians, control.max_over_median.mean()
+    ),
+  ]
