@@ -71,18 +71,14 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
   """
   names = {field.name for field in dataclasses.fields(InputOptions)} & set(given)
   chosen = {name: getattr(options, name) for name in names}
-  out, model, epsilon, about = (_published if options.workdir is None else _trained)(
-    options, chosen
-  )
+  prepare = _published if options.workdir is None else _trained
+  out, model, epsilon, about = prepare(options, chosen)
   inputs = model.inputs()
   report = model.report(inputs.tokens)
+  of_inputs = {'bos': inputs.description['bos'], 'inputs': inputs.description}
   result = recorded(
     {
-      'protocol': report.protocol
-      | {
-        'bos': inputs.description['bos'],
-        'inputs': inputs.description,
-      },
+      'protocol': report.protocol | of_inputs,
       'epsilon': epsilon,
       'step': report.protocol['step'],
       'summary': report.summary(epsilon),
