@@ -26,6 +26,7 @@ ROOMS = [
   'devices',
   'shapes',
   'foreign',
+  'pictures',
   'attention',
   'kernels',
   'models',
@@ -45,7 +46,6 @@ FUNCTION_LINES = 60
 # Of a room: names, numbers, strings and operators, over all of its lines.
 TOKENS_A_LINE = 7.5
 TOKENS_A_LINE_OF_TESTS = 8.5
-UNFINISHED = {f'tests/{room}' for room in ('analyses', 'report')}
 LAYOUT = {
   tokenize.COMMENT,
   tokenize.NL,
@@ -126,7 +126,7 @@ def files_by_room():
   rooms = {name: sorted((ROOT / name).rglob('*.py')) for name in ('configs', 'docs', 'launch')}
   for path in [*FILES, *sorted((ROOT / 'tests').rglob('*.py'))]:
     rooms.setdefault(str(path.parent.relative_to(ROOT)), []).append(path)
-  return {name: files for name, files in rooms.items() if name not in UNFINISHED}
+  return rooms
 
 
 def count_tokens(text):

@@ -21,7 +21,6 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention import reference
 from sink_jax.evaluate.bootstrap import bootstrap
@@ -35,6 +34,8 @@ from sink_jax.models.decode import CachePolicy, check_policy
 from sink_jax.models.generate import text_losses
 from sink_jax.models.record import RecordOptions, Seen
 from sink_jax.models.run import record
+from sink_jax.pictures.charts import lines
+from sink_jax.pictures.style import Row
 
 FIRST, RECENT = (0, 1, 2, 4, 8), (16, 64, 256)
 SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the control has 0
@@ -86,7 +87,7 @@ def _draw(rows: list[Row]) -> Figure:
     for row in rows
     if row['part'] == 'cache' and row['positions'] == 'text'
   ]
-  return lines(shown, 'size', 'change', ('keeps',), label='change of the loss (%)')
+  return lines(shown, 'size', 'change', ('keeps',), name='change of the loss (%)')
 
 
 @analysis('cache advice', _draw, sequences=16, length=512)

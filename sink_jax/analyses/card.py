@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sink_jax.analyses import runner
-from sink_jax.analyses.pictures import Row
 from sink_jax.analyses.signature import from_arrays
 from sink_jax.foreign import standard_promotion
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import short
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token
+from sink_jax.pictures import style
+from sink_jax.pictures.style import Row
 from sink_jax.report import card_page
 from sink_jax.report.card_page import PARTS
-from sink_jax.report.model_page import to_html
+from sink_jax.report.files import recorded, to_json, write_files
+from sink_jax.report.html_page import to_html
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,38 +44,29 @@ class Card:
     return '\n'.join([self.name, *self.sentences])
 
   def write(self, folder: AnyPath, command: str = '') -> list[AnyPath]:
-    """Writes index.html, its text card.md, a picture of each part, and the rows as card.json."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes index.html, its text card.md, the rows as card.json, and a picture of each part."""
+    rows = {part: result.rows for part, result in self.results.items()}
     # The arrays of another library may lack importances, which the picture of the signature shows.
-    drawn = [
-      part
+    pictures = {
+      f'{part}.png': style.png(result.plot())
       for part, result in self.results.items()
       if part != 'signature' or _first(result.rows, measure='importance')
-    ]
-    for part in drawn:
-      self.results[part].plot(folder / f'{part}.png')
-    all_rows = {part: result.rows for part, result in self.results.items()}
-    page = card_page.write(folder / 'card.md', self.name, self.sentences, all_rows, drawn, command)
-    # Rows of masses without a role are many, and no picture shows them.
-    rows = {
-      part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]
-      for part, result in self.results.items()
     }
-    write_atomically(
-      folder / 'card.json',
-      json.dumps(
-        {
-          'model': self.name,
-          'sentences': self.sentences,
-          'rows': rows,
-          'inputs': {part: result.models for part, result in self.results.items()},
-        },
-        indent=0,
-      )
-      + '\n',
-    )
-    write_atomically(folder / 'index.html', to_html(page.read_text(), folder))
-    return [folder / 'index.html', page, folder / 'card.json']
+    page = card_page.page(self.name, self.sentences, rows, pictures, command)
+    # Rows of masses without a role are many, and no picture shows them.
+    stored = {
+      part: [row for row in of_part if row.get('part') != 'mass' or 'role' in row]
+      for part, of_part in rows.items()
+    }
+    inputs = {part: result.models for part, result in self.results.items()}
+    found = {'model': self.name, 'sentences': self.sentences, 'rows': stored, 'inputs': inputs}
+    files = {
+      'index.html': to_html(page, pictures),
+      'card.md': page,
+      'card.json': to_json(recorded(found)),
+      **pictures,
+    }
+    return write_files(folder, files)
 
 
 @standard_promotion()

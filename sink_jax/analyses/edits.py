@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, intervals
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import BEYOND, medians
@@ -27,6 +26,8 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.edits import edit_tree, edited_logits, next_token_losses
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import record
+from sink_jax.pictures.charts import intervals
+from sink_jax.pictures.style import Row
 
 Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to each edit.')]
 # The first columns of a row, the argument of `edit_tree`, and its arrays: first the targets', then
@@ -43,7 +44,7 @@ def _draw(rows: list[Row]) -> Figure:
       'no edit has targets and controls, and so nothing can be drawn: take longer inputs.'
     )
   return intervals(
-    measured, ('edit', 'targets'), label='change of the loss (nats); grey: random targets'
+    measured, ('edit', 'targets'), name='change of the loss (nats); grey: random targets'
   )
 
 

@@ -19,13 +19,15 @@ import numpy as np
 import tyro
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, bars, grids, lines
 from sink_jax.analyses.runner import Epsilon, Epsilons, analysis
 from sink_jax.attention.position import Learned
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.inputs import KINDS
 from sink_jax.evaluate.sinks import sink_rate
 from sink_jax.models.sizes import parameter_count
+from sink_jax.pictures.charts import bars, lines
+from sink_jax.pictures.maps import grid
+from sink_jax.pictures.style import Row
 from sink_jax.report.paper import table_number
 from sink_jax.pretrained.hub import family_of, known_model
 
@@ -237,7 +239,7 @@ def lengths(
   ]
 
 
-@analysis('Figures 19 to 24, 27', partial(grids, value='importance'))
+@analysis('Figures 19 to 24, 27', partial(grid, value='importance'))
 def heads(model: Model, *, epsilon: Epsilon = EPSILON) -> list[Row]:
   """Importance of the first token by block and head; the mean of sink_1 is the model's Sink_1."""
   alpha_SxNxH = first_tokens(model, model.inputs().tokens)[..., 0]
@@ -262,7 +264,7 @@ def published(
 @analysis(
   'Table 7',
   partial(
-    lines, x='position', y=('sink_1', 'sink_t'), by=('change',), percent=True, label='% of heads'
+    lines, x='position', y=('sink_1', 'sink_t'), by=('change',), percent=True, name='% of heads'
   ),
   inputs='repeat',
 )

@@ -16,17 +16,20 @@ from functools import partial
 import numpy as np
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, heat_maps, lines
 from sink_jax.analyses.runner import Heads, analysis, named_heads
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import query_key_angles
-from sink_jax.evaluate.plots import head_maps, strongest_and_weakest
+from sink_jax.evaluate.head_maps import head_maps, strongest_and_weakest
 from sink_jax.evaluate.sink_report import SinkReport, mean_of_text
 from sink_jax.models.record import RecordOptions, queries_keys
 from sink_jax.models.run import Run
+from sink_jax.pictures.charts import lines
+from sink_jax.pictures.maps import attention_maps
+from sink_jax.pictures.style import Row
 
 NAMES = ('cosine', 'norm_product', 'score')
 _LENGTH = 128  # tokens of a map of angles
+_TITLE = '{model}: block {block}, head {head}\nimportance {importance:.2f}, {averaged}'
 _DIGITS = 4  # decimals of a map's numbers in a file
 
 
@@ -46,7 +49,7 @@ def _largest_ratio(rows: list[Row]) -> str:
     y=('first', 'others'),
     panel=('model', 'kind'),
     log='y',
-    label=r'$\ell_2$ norm',
+    name=r'$\ell_2$ norm',
   ),
   finding=_largest_ratio,
 )
@@ -76,7 +79,9 @@ def of_report(report: SinkReport) -> list[Row]:
 
 
 @analysis(
-  'Figures 25, 26', partial(heat_maps, columns=('map', 'raw_map'), title='{averaged}'), sequences=10
+  'Figures 25, 26',
+  partial(attention_maps, columns=('map', 'raw_map'), title=_TITLE),
+  sequences=10,
 )
 def maps(model: Model, *, heads: Heads = ()) -> list[Row]:
   """Attention maps of four heads, means over sequences; --sequences=1 shows one.
@@ -120,7 +125,7 @@ def _cosines(rows: list[Row]) -> str:
 
 @analysis(
   'Figure 2 (bottom), Figures 15 to 18',
-  partial(heat_maps, columns=NAMES, title='{averaged}'),
+  partial(attention_maps, columns=NAMES, title=_TITLE),
   finding=_cosines,
 )
 def angles(model: Model, *, heads: Heads = ()) -> list[Row]:

@@ -23,7 +23,7 @@ from sink_jax.models.run import Run
 from sink_jax.models.sharding import make_mesh
 from sink_jax.pretrained.load import load_pretrained
 from sink_jax.train.load import load_run
-from sink_jax.train.workdir import read_experiment
+from sink_jax.train.workdir import read_config, read_experiment
 
 _TOKENS_AT_A_TIME = 16384
 # A corpus as large as the Pile is not read to its end (Appendix B.2).
@@ -158,8 +158,11 @@ def load(
 def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inputs:
   """Inputs in the tokens of a model; see `Model.inputs`."""
   sequences, length, text = options.sequences, options.length, options.inputs == 'natural'
-  if text and not options.source and (stored := _stored(run, options)):
-    return stored
+  size = run.config.vocab_size
+  if not size:
+    raise ValueError(f'{run.name} has continuous inputs: analyses need a model of tokens.')
+  if text and not options.source and _makes_its_tokens(run):
+    return stored_inputs(run, sequences, length)
   try:
     tokenizer = run.tokenizer
   except (ValueError, OSError) as error:
@@ -182,9 +185,6 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
     )
   # A table of embeddings is often longer than the list of tokens; some tokenizers have tokens that
   # were added after the training.
-  size = run.config.vocab_size
-  if not size:
-    raise ValueError(f'{run.name} has continuous inputs and no tokens to draw from.')
   return made.random_tokens(
     min(size, tokenizer.vocab_size) if tokenizer else size,
     sequences=sequences,
@@ -196,23 +196,29 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
   )
 
 
-def _stored(run: Run, options: InputOptions) -> Inputs | None:
-  """The probe tokens of a run of a synthetic task, which stand for text; None for other models."""
+def _makes_its_tokens(run: Run) -> bool:
+  """True for a run of a synthetic task, whose probe tokens stand for text."""
   if run.folder is None or not is_workdir(run.folder):
-    return None
-  if isinstance(task := read_experiment(run.folder).data.source, DocumentSource):
-    return None
+    return False
+  return not isinstance(read_experiment(run.folder).data.source, DocumentSource)
+
+
+def stored_inputs(run: Run, sequences: int | None = None, length: int | None = None) -> Inputs:
+  """The probe tokens that a run stores, the first ones if numbers are given.
+
+  Raises:
+    ValueError: it stores none, or fewer.
+  """
   tokens = run.probe_tokens
-  if tokens is None or tokens.ndim != 2:  # features (S, T, F) of a task of continuous inputs
+  if tokens is None or run.folder is None:
     raise ValueError(f'{run.name} stores no probe tokens: use --inputs=random.')
-  for name, stored in zip(('sequences', 'length'), tokens.shape):
-    if (wanted := getattr(options, name)) > stored:
+  asked = {'sequences': sequences, 'length': length}
+  for (name, wanted), stored in zip(asked.items(), tokens.shape):
+    if wanted is not None and wanted > stored:
       raise ValueError(
-        f'--{name}={wanted}: {task} makes its tokens, and the run stores {tokens.shape[0]} '
-        f'sequences of {tokens.shape[1]} of them; choose up to {stored}.'
+        f'--{name}={wanted}: the run stores {tokens.shape[0]} sequences of {tokens.shape[1]} '
+        f'tokens; choose up to {stored}.'
       )
-  return made.stored(
-    np.asarray(tokens)[: options.sequences, : options.length],
-    run.config.vocab_size,
-    f'probe tokens of {task}',
-  )
+  source = read_config(run.folder)['data']['source']
+  words = f'probe_tokens.npy ({source})'
+  return made.stored(np.asarray(tokens)[:sequences, :length], run.config.vocab_size, words)

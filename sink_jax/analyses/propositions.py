@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike
 from scipy.special import softmax
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import Epsilon, analysis
 from sink_jax.attention.mask import Mask
 from sink_jax.attention.per_token import Fixed, Identity
@@ -41,6 +40,8 @@ from sink_jax.models.record import (
 )
 from sink_jax.models.run import Run
 from sink_jax.models.transformer import init_params
+from sink_jax.pictures.charts import lines
+from sink_jax.pictures.style import Row
 
 # Relative for hidden states, absolute for weights: above rounding, far below the effect of other
 # tokens.
@@ -97,7 +98,7 @@ def _draw(rows: list[Row]) -> Figure:
     ('title',),
     log='y',
     style=('o', '-'),
-    label='weight of the last query',
+    name='weight of the last query',
   )
 
 

@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, intervals
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention.spec import TransformedQK
 from sink_jax.evaluate.bootstrap import bootstrap
@@ -28,6 +27,8 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.edits import edited_by, next_token_losses
 from sink_jax.models.layers import Dense
 from sink_jax.models.run import Run
+from sink_jax.pictures.charts import intervals
+from sink_jax.pictures.style import Row
 
 First = Annotated[int, tyro.conf.arg(help='how many of the first tokens keep their values.')]
 _CACHE = 'cache'  # keys and values
@@ -41,7 +42,7 @@ def _draw(rows: list[Row]) -> Figure:
     if row['part'] == 'all'
   ]
   return intervals(
-    shown, ('of', 'scale', 'spares'), ('model', 'what'), label='change of the loss (nats)', log=0.1
+    shown, ('of', 'scale', 'spares'), ('model', 'what'), name='change of the loss (nats)', log=0.1
   )
 
 

@@ -26,15 +26,16 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from sink_jax.analyses.models import InputOptions, Model
-from sink_jax.analyses.pictures import Row
 from sink_jax.arguments import check_known
-from sink_jax.evaluate import plots
 from sink_jax.evaluate.activations import not_finite
-from sink_jax.foreign import as_array, standard_promotion
 from sink_jax.evaluate.inputs import Inputs, stored
+from sink_jax.foreign import as_array, standard_promotion
+from sink_jax.io.paths import to_path
 from sink_jax.io.terminal import text_table
 from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.run import Run
+from sink_jax.pictures import style
+from sink_jax.pictures.style import Row
 
 # Options of several analyses.
 Epsilon = Annotated[float, tyro.conf.arg(help='threshold of the sink rate.')]
@@ -85,15 +86,13 @@ class Analysis:
 
   def picture(self, rows: list[Row]) -> Figure:
     """Draws the rows, with the finding of each model as the title."""
-    figure, models = self.draw(rows), list(dict.fromkeys(row['model'] for row in rows))
+    figure = self.draw(rows)
+    models = style.groups(rows, ('model',))
     if self.finding and len(models) <= _TITLES:
-      titles = (
-        f'{name}: {self.finding([row for row in rows if row["model"] == name])}' for name in models
-      )
       letters = int(12 * figure.get_figwidth())  # that fit into a line
-      figure.suptitle(
-        '\n'.join(textwrap.fill(title, letters) for title in titles), fontsize=plots.FONT
-      )
+      findings = [f'{name}: {self.finding(of_model)}' for name, of_model in models.items()]
+      words = '\n'.join(textwrap.fill(finding, letters) for finding in findings)
+      figure.suptitle(words, fontsize=style.FONT)
     return figure
 
 
@@ -141,30 +140,35 @@ class Result:
   rows: list[Row]
   models: list[dict[str, Any]]
 
+  @property
+  def found(self) -> dict[str, Any]:
+    """What is stored as JSON."""
+    about = {'analysis': self.analysis.name, 'figure': self.analysis.figure}
+    return about | {'models': self.models, 'rows': self.rows}
+
   def plot(self, path: str | os.PathLike | None = None) -> Figure:
     """Draws the rows, and writes a PNG file if a path is given."""
     figure = self.analysis.picture(self.rows)
     if path is not None:
-      plots.save(figure, path)
+      to_path(path).write_bytes(style.png(figure))
     return figure
 
   def __str__(self) -> str:
     """The rows as a table for a terminal, without lists, cut if long. Rates have their unit."""
-    columns = list(
-      dict.fromkeys(
-        name
-        for row in self.rows
-        for name, value in row.items()
-        if not isinstance(value, (list, dict))
-      )
-    )
-    cell = lambda value: (
-      '' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
-    )
-    table = [[cell(row.get(name)) for name in columns] for row in self.rows[:_LINES]]
-    more = len(self.rows) - len(table)
+    names = [
+      name for row in self.rows for name, x in row.items() if not isinstance(x, (list, dict))
+    ]
+    columns = list(dict.fromkeys(names))
     heads = [f'{name} (%)' if name.startswith('sink_') else name for name in columns]
-    return '\n'.join([*text_table(heads, table), *[f'and {more} rows more'] * bool(more)])
+    cells = [[_cell(row.get(name)) for name in columns] for row in self.rows[:_LINES]]
+    more = len(self.rows) - len(cells)
+    return '\n'.join([*text_table(heads, cells), *[f'and {more} rows more'] * bool(more)])
+
+
+def _cell(value: Any) -> str:
+  if value is None:
+    return ''
+  return f'{value:.4g}' if isinstance(value, float) else str(value)
 
 
 def measure(
@@ -186,19 +190,14 @@ def measure(
       if isinstance(value, float) and not math.isfinite(value):
         raise not_finite(run, column, inputs.dtype)
   source = os.path.basename(inputs.source) if os.path.isabs(inputs.source) else inputs.source
-  return Result(
-    chosen,
-    rows,
-    [
-      {
-        'model': name,
-        'checkpoint': checkpoint(run),
-        'inputs': model.descriptions,
-        'options': dataclasses.asdict(inputs) | {'source': source} | options,
-        'matmul_precision': matmul_precision(inputs.dtype),
-      }
-    ],
-  )
+  about = {
+    'model': name,
+    'checkpoint': checkpoint(run),
+    'inputs': model.descriptions,
+    'options': dataclasses.asdict(inputs) | {'source': source} | options,
+    'matmul_precision': matmul_precision(inputs.dtype),
+  }
+  return Result(chosen, rows, [about])
 
 
 @standard_promotion()
@@ -220,10 +219,8 @@ def analyse(name: str, run: Run, tokens: ArrayLike | None = None, **options: Any
     TypeError: an option does not exist.
   """
   chosen, given = find(name), None
-  inputs = dataclasses.replace(
-    chosen.inputs,
-    **{key: options.pop(key) for key in InputOptions.__dataclass_fields__ if key in options},
-  )
+  of_inputs = InputOptions.__dataclass_fields__.keys() & options.keys()
+  inputs = dataclasses.replace(chosen.inputs, **{key: options.pop(key) for key in of_inputs})
   if tokens is not None:
     ids = np.asarray(as_array(tokens, 'tokens'))
     if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):

@@ -13,7 +13,6 @@ from scipy.special import entr
 from scipy.stats import mode, norm
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, grids
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, describe
@@ -25,6 +24,8 @@ from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
 from sink_jax.models.transformer import init_params
+from sink_jax.pictures.maps import grid
+from sink_jax.pictures.style import Row
 
 # importance (S, N, H, T); norms of value and key (S, N, T), hidden (S, M, T), head (S, N, H);
 # entropy (S, N, H); activation, kurtosis, token, channel and normal (S, M).
@@ -79,7 +80,7 @@ _describe_each = jax.vmap(lambda hidden_TxD: describe(hidden_TxD[None]))
 
 
 def _draw(rows: list[Row]) -> Figure:
-  return grids(
+  return grid(
     [
       row | {'importance': row['value'], 'epsilon': EPSILON}
       for row in rows

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 
 from sink_jax.analyses.cache import cached_losses
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate.activations import not_finite
 from sink_jax.kernels.shard import mesh_of
@@ -28,6 +27,8 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.decode import CachePolicy, check_policy, state_bytes
 from sink_jax.models.record import RecordOptions, last_row
 from sink_jax.models.run import record
+from sink_jax.pictures.charts import lines
+from sink_jax.pictures.style import Row
 
 CacheSize = Annotated[int, tyro.conf.arg(help='tokens that a cache keeps.')]
 Sinks = Annotated[int, tyro.conf.arg(help='how many of them are the first tokens of the text.')]

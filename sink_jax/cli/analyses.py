@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,12 +14,15 @@ import jax
 import tyro
 
 from sink_jax.analyses.models import load
-from sink_jax.analyses.runner import Result, all_analyses, find, measure
-from sink_jax.cli.results import writable_folder, write_found
+from sink_jax.analyses.runner import Analysis, Result, all_analyses, find, measure
+from sink_jax.cli.results import writable_folder
 from sink_jax.devices import keep_freed_memory
 from sink_jax.io import compile_cache
+from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import say, text_table
 from sink_jax.models.run import Run
+from sink_jax.pictures.style import png
+from sink_jax.report.files import recorded, to_json, write_files
 from sink_jax.train.checkpoint import CheckpointError
 
 # A JaxRuntimeError is how a device says that its memory is full.
@@ -82,23 +86,46 @@ def main(options: Any) -> None:
     print(*text_table(['analysis', 'of the paper', 'what it shows'], rows, left=range(3)), sep='\n')
     return
   chosen = find(options.name)
-  dtype, fsdp = options.inputs.dtype, options.fsdp
-  trained = lambda name: load(None, os.path.expanduser(name), dtype, fsdp, options.plugins)
-  named: list[tuple[str, Callable[[], Run]]] = [
-    *((name, lambda name=name: load(name, None, dtype, fsdp)) for name in options.checkpoint),
-    *((name, lambda name=name: trained(name)) for name in options.workdir),
-  ]
+  named = _loaders(options)
   if not named and chosen.models is None:
     raise ValueError('name a model: --checkpoint= or --workdir=.')
   compile_cache.enable()
   keep_freed_memory()
   folder = writable_folder(options.out)
-  numbers, picture = (folder / f'{chosen.name}.{suffix}' for suffix in ('json', 'png'))
-  own = {name: getattr(options, name) for name in chosen.parameters}
-  result, failures = Result(chosen, [], []), []
-
   if not named and chosen.models:
     named = [(run.name, lambda run=run: run) for run in chosen.models()]
+  result, failures = _measured(chosen, named, options, folder)
+  if result.rows:
+    files = write_files(folder, {f'{chosen.name}.png': png(result.plot())})
+    numbers = folder / f'{chosen.name}.json'
+    print(f'{chosen.figure}: {chosen.line}', result, numbers, *files, sep='\n')
+  if failures:
+    sys.exit('\n'.join(f'error: {one["model"]}: {one["error"]}' for one in failures))
+
+
+def _loaders(options: Any) -> list[tuple[str, Callable[[], Run]]]:
+  """(name, function that loads it) of each model that a person names."""
+  dtype, fsdp = options.inputs.dtype, options.fsdp
+  published = [
+    (name, functools.partial(load, name, None, dtype, fsdp)) for name in options.checkpoint
+  ]
+  trained = [
+    (name, functools.partial(load, None, os.path.expanduser(name), dtype, fsdp, options.plugins))
+    for name in options.workdir
+  ]
+  return [*published, *trained]
+
+
+def _measured(
+  chosen: Analysis,
+  named: Sequence[tuple[str, Callable[[], Run]]],
+  options: Any,
+  folder: AnyPath,
+) -> tuple[Result, list[dict[str, str]]]:
+  """The rows of all models, and those that failed; NAME.json is written after every model."""
+  own = {name: getattr(options, name) for name in chosen.parameters}
+  file = f'{chosen.name}.json'
+  result, failures = Result(chosen, [], []), []
   for number, (name, loaded) in enumerate(named, 1):
     say(f'[{number}/{len(named)}] {name}')
     try:
@@ -110,26 +137,9 @@ def main(options: Any) -> None:
     except _FAILURES as error:
       if len(named) == 1:
         raise
-      failures.append(
-        {
-          'model': os.path.basename(os.path.normpath(name)),
-          'error': ' '.join(str(error).split())[:500],
-        }
-      )
-      say(f'{name} failed: {failures[-1]["error"]}')
-    if result.rows or not numbers.exists():  # failures do not replace what was found before
-      write_found(
-        numbers,
-        {
-          'analysis': chosen.name,
-          'figure': chosen.figure,
-          'models': result.models,
-          'rows': result.rows,
-          'failed': failures,
-        },
-      )
-  if result.rows:
-    result.plot(picture)
-    print(f'{chosen.figure}: {chosen.line}', result, numbers, picture, sep='\n')
-  if failures:
-    sys.exit('\n'.join(f'error: {one["model"]}: {one["error"]}' for one in failures))
+      model, words = os.path.basename(os.path.normpath(name)), ' '.join(str(error).split())
+      failures.append({'model': model, 'error': words[:500]})
+      say(f'{name} failed: {words[:500]}')
+    if result.rows or not (folder / file).exists():  # failures do not replace what was found before
+      write_files(folder, {file: to_json(recorded(result.found | {'failed': failures}))})
+  return result, failures

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import sys
 
-from sink_jax.cli.results import ReadModel, load, writable_folder
+from sink_jax.cli.results import ReadModel, writable_folder
 from sink_jax.io.terminal import say
 
 
@@ -34,7 +34,7 @@ def main(options: Options) -> None:
   folder = writable_folder(options.out)
   compile_cache.enable()
   keep_freed_memory()
-  run = load(options)
+  run = options.load()
   say(cost(run))
   made = card(run, say=say, source=options.source, dtype=options.dtype)
   paths = made.write(folder, f'sink-jax card {shlex.join(sys.argv[2:])}')

@@ -7,25 +7,22 @@ import os
 import re
 from collections.abc import Collection
 from textwrap import fill
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from sink_jax.analyses.maps import maps, of_report
-from sink_jax.analyses.models import InputOptions, Model, make_inputs
+from sink_jax.analyses.models import InputOptions, Model, make_inputs, stored_inputs
 from sink_jax.analyses.runner import ANALYSES
-from sink_jax.attention import AnyArray
-from sink_jax.cli.results import ReadModel, load, to_json, writable_folder
-from sink_jax.evaluate import EPSILON, plots, sink_report
-from sink_jax.evaluate.inputs import Inputs
-from sink_jax.evaluate.probe import probe
+from sink_jax.cli.results import ReadModel, writable_folder
+from sink_jax.evaluate import EPSILON, sink_report
+from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.io import compile_cache
-from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, to_path
-from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
-from sink_jax.report.model_page import model_page, sentences, to_html
-from sink_jax.train.provenance import provenance
+from sink_jax.pictures.maps import grid
+from sink_jax.pictures.style import Row, png
+from sink_jax.report.files import recorded, to_json, write_files
+from sink_jax.report.html_page import to_html
+from sink_jax.report.model_page import NUMBERS, PICTURES, model_page, sentences
 from sink_jax.train.workdir import read_config, read_experiment
 
 
@@ -72,118 +69,76 @@ def evaluate(options: Options, given: Collection[str] = ()) -> tuple[dict[str, A
     ValueError: no such model, inputs that it cannot take, or more than a run has stored.
     CheckpointError: a run has no usable checkpoint.
   """
-  chosen = {
-    field.name: getattr(options, field.name)
-    for field in dataclasses.fields(InputOptions)
-    if field.name in given
-  }
-  if options.workdir is not None:
-    return _with_page(*_trained(options, chosen, to_path(options.workdir)))
-  assert options.checkpoint is not None  # one of the two is given
+  names = {field.name for field in dataclasses.fields(InputOptions)} & set(given)
+  chosen = {name: getattr(options, name) for name in names}
+  prepare = _published if options.workdir is None else _trained
+  out, model, epsilon, about = prepare(options, chosen)
+  inputs = model.inputs()
+  report = model.report(inputs.tokens)
+  of_inputs = {'bos': inputs.description['bos'], 'inputs': inputs.description}
+  result = recorded(
+    {
+      'protocol': report.protocol | of_inputs,
+      'epsilon': epsilon,
+      'step': report.protocol['step'],
+      'summary': report.summary(epsilon),
+      'importance_1': report.head_importance().tolist(),
+      'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
+      'bias_slot': None if report.extra_key is None else report.extra_key.mean(0).tolist(),
+      **about,
+    }
+  )
+  pictures = _pictures(report, epsilon, maps(model))
+  page = to_html(model_page(result, pictures), pictures)
+  return result, write_files(out, {NUMBERS: to_json(result), **pictures, 'index.html': page})
+
+
+class _Asked(NamedTuple):
+  """What a person asks for. out: folder to write to; about: what else is recorded of the model."""
+
+  out: AnyPath
+  model: Model
+  epsilon: float
+  about: dict[str, Any]
+
+
+def _published(options: Options, chosen: dict[str, Any]) -> _Asked:
+  """A published model with the inputs that the options describe."""
+  assert options.checkpoint is not None
   # Such as evaluation-Pythia-14M-step1000.
   name = re.sub(r'[^\w.-]', '-', os.path.basename(os.path.abspath(options.checkpoint)))
   out = writable_folder(options.out or f'evaluation-{name}')
-  run = load(options)
-  inputs = make_inputs(run, InputOptions(**chosen))
-  return _with_page(
-    *_probed(
-      run,
-      inputs.tokens,
-      options,
-      options.dtype,
-      options.epsilon or EPSILON,
-      out,
-      {'bos': inputs.description['bos'], 'inputs': inputs.description},
-      parameters=parameter_count(run.config),
-    )
-  )
+  run = options.load()
+  inputs = InputOptions(**chosen)
+  model = Model(run, inputs, make_inputs(run, inputs))
+  about = {'parameters': parameter_count(run.config)}
+  return _Asked(out, model, options.epsilon or EPSILON, about)
 
 
-def _with_page(
-  result: dict[str, Any], paths: list[AnyPath]
-) -> tuple[dict[str, Any], list[AnyPath]]:
-  """Writes index.html next to the other files."""
-  page = paths[0].parent / 'index.html'
-  write_atomically(page, to_html(model_page(page.parent), page.parent))
-  return result, [*paths, page]
-
-
-def _trained(
-  options: Options, given: dict[str, Any], workdir: AnyPath
-) -> tuple[dict[str, Any], list[AnyPath]]:
-  """Probes a run on the probe tokens that it stores, by default all of them."""
-  for name in {'inputs', 'source', 'bos', 'seed'} & set(given):
+def _trained(options: Options, chosen: dict[str, Any]) -> _Asked:
+  """A run with the probe tokens that it stores, by default all of them."""
+  assert options.workdir is not None
+  for name in {'inputs', 'source', 'bos', 'seed'} & set(chosen):
     raise ValueError(f'--{name}: a run is probed on the tokens that it stores; leave it out.')
-  experiment = read_experiment(workdir, options.plugins)
+  workdir = to_path(options.workdir)
+  settings = read_experiment(workdir, options.plugins).probe
   out = writable_folder(options.out or workdir / 'evaluation')
-  run = load(options)
-  tokens = run.probe_tokens
-  if tokens is None:
-    raise ValueError(f'{workdir} has no probe_tokens.npy to probe the run on.')
-  for name, stored in zip(('sequences', 'length'), tokens.shape):
-    if given.get(name, stored) > stored:
-      raise ValueError(
-        f'--{name}={given[name]}: the run stores {tokens.shape[0]} sequences of '
-        f'{tokens.shape[1]} tokens; choose up to {stored}.'
-      )
-  tokens = tokens[: given.get('sequences'), : given.get('length')]
-  settings, config = experiment.probe, read_config(workdir)
-  data = config['data']
-  return _probed(
-    run,
-    tokens,
-    options,
-    given.get('dtype', settings.dtype),
-    options.epsilon or settings.epsilon,
-    out,
-    {
-      'bos_before_documents': data['bos'],
-      'interventions': data['interventions'],
-      'inputs': f'the first sequences of probe_tokens.npy ({data["source"]})',
-    },
-    config=config,
-  )
+  run = options.load()
+  inputs = stored_inputs(run, chosen.get('sequences'), chosen.get('length'))
+  model = Model(run, InputOptions(**{'dtype': settings.dtype} | chosen), inputs)
+  about = {'config': read_config(workdir)}
+  return _Asked(out, model, options.epsilon or settings.epsilon, about)
 
 
-def _probed(
-  run: Run,
-  tokens: AnyArray,
-  options: Options,
-  dtype: str,
-  epsilon: float,
-  out: AnyPath,
-  protocol: dict[str, Any],
-  **more: Any,
-) -> tuple[dict[str, Any], list[AnyPath]]:
-  """Probes a model on tokens (S, T), and writes the numbers, with `more` of them, and pictures."""
-  report = probe(run, tokens, dtype=dtype, batch_size=options.at_a_time(tokens.shape[1]))
-  result = {
-    'protocol': {**report.protocol, **protocol},
-    'epsilon': epsilon,
-    'step': report.protocol['step'],
-    'summary': report.summary(epsilon),
-    'importance_1': report.head_importance().tolist(),
-    'raw_importance_1': report.raw_importance[..., 0].mean(0).tolist(),
-    'bias_slot': None if report.extra_key is None else report.extra_key.mean(0).tolist(),
-    **more,
-    'provenance': provenance(),
+def _pictures(report: SinkReport, epsilon: float, of_maps: list[Row]) -> dict[str, bytes]:
+  """The pictures of a page, {name: PNG file}."""
+  name = {'model': report.protocol['run'] or 'model'}
+  figures = {
+    'importance': grid(report.head_rows(epsilon), 'importance'),
+    'attention_maps': ANALYSES['maps'].picture([name | row for row in of_maps]),
+    'norms': ANALYSES['norms'].picture([name | row for row in of_report(report)]),
   }
-  out.mkdir(parents=True, exist_ok=True)
-  paths = [
-    out / name for name in ('sink_report.json', 'importance.png', 'norms.png', 'attention_maps.png')
-  ]
-  numbers, importance, lengths, heads = paths
-  report.plot(importance, epsilon)
-  analysed = Model(run, InputOptions(), Inputs(np.asarray(tokens), {}))
-  for analysis, rows, path in (
-    ('norms', of_report(report), lengths),
-    ('maps', maps(analysed), heads),
-  ):
-    plots.save(
-      ANALYSES[analysis].picture([{'model': run.name or 'model'} | row for row in rows]), path
-    )
-  write_atomically(numbers, to_json(result))
-  return result, paths
+  return {f'{key}.png': png(figure) for key, figure in figures.items()}
 
 
 def as_text(result: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from sink_jax.cli.results import ReadModel, load
+from sink_jax.cli.results import ReadModel
 from sink_jax.data.chat import encode, load_template, question
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io import compile_cache
@@ -66,7 +66,7 @@ def main(options: Options, given: Collection[str]) -> None:
   # A line about kernels would stand in the middle of the text.
   logging.getLogger('sink_jax').setLevel(logging.WARNING)
   compile_cache.enable()
-  run = load(options)
+  run = options.load()
   tokenizer = run.tokenizer
   if options.chat is None:
     ids = tokenizer.encode(prompt)

@@ -1,13 +1,10 @@
-"""Common parts of the commands about models: loading one, and writing numbers."""
+"""Options of the commands about one model, and the folder to which they write."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import re
 import uuid
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
   from sink_jax.io.paths import AnyPath
@@ -28,14 +25,11 @@ class ReadModel:
     if (self.checkpoint is None) == (self.workdir is None):
       raise ValueError('name a model: either --checkpoint or --workdir.')
 
+  def load(self) -> Run:
+    """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
+    from sink_jax.analyses.models import load
 
-def load(options: ReadModel) -> Run:
-  """Loads the model, its activations in `dtype`; raises as `load_pretrained` or `load_run`."""
-  from sink_jax.analyses import models
-
-  return models.load(
-    options.checkpoint, options.workdir, options.dtype, options.fsdp, options.plugins
-  )
+    return load(self.checkpoint, self.workdir, self.dtype, self.fsdp, self.plugins)
 
 
 def writable_folder(out: str | AnyPath | None) -> AnyPath:
@@ -60,43 +54,3 @@ def writable_folder(out: str | AnyPath | None) -> AnyPath:
       f'--out={out} cannot be written to ({error.strerror or error}): name another folder.'
     ) from None
   return folder
-
-
-def write_found(path: AnyPath, found: dict[str, Any]) -> None:
-  """Writes numbers as JSON, with when, where and with which versions they were made."""
-  from sink_jax.io.files import write_atomically
-  from sink_jax.train.provenance import provenance
-
-  path.parent.mkdir(parents=True, exist_ok=True)
-  write_atomically(path, to_json(rounded(provenance() | found)))
-
-
-def to_json(value: Any) -> str:
-  """A value as indented JSON, innermost lists and objects on a line; NaN and infinity: null."""
-  # Strict parsers, such as those of browsers, refuse the NaN that Python writes.
-  text = json.dumps(
-    _mapped(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False
-  )
-  # A bracket at the end of a line opens a list or an object: within quotes JSON has no line break.
-  return (
-    re.sub(
-      r'([\[{])\n *([^\[\]{}]*)\n *([\]}])',
-      lambda found: found[1] + re.sub(r'\n *', ' ', found[2]) + found[3],
-      text,
-    )
-    + '\n'
-  )
-
-
-def rounded(value: Any) -> Any:
-  """The same with six significant digits, enough for a float32 result."""
-  return _mapped(value, lambda x: float(f'{x:.6g}'))
-
-
-def _mapped(value: Any, change: Any) -> Any:
-  """The same with every float changed, also within dicts, lists and tuples."""
-  if isinstance(value, dict):
-    return {key: _mapped(item, change) for key, item in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_mapped(item, change) for item in value]
-  return change(value) if isinstance(value, float) else value

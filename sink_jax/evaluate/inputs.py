@@ -157,7 +157,7 @@ def random_tokens(
 
 
 def stored(tokens: np.ndarray, vocab_size: int, source: str) -> Inputs:
-  """Inputs of the probe tokens (S, T) of a training run whose task has no text."""
+  """Inputs of the probe tokens (S, T) that a training run stores."""
   return _described(tokens, None, 'natural', 'as in training', source=source, vocab_size=vocab_size)
 
 
@@ -243,7 +243,9 @@ def _described(
   domains: Sequence[str] = (),
   **more: Any,
 ) -> Inputs:
-  tokens, applied = np.array(rows, np.int32), 'none'
+  tokens, applied = np.array(rows), 'none'
+  if np.issubdtype(tokens.dtype, np.integer):  # a synthetic task may have features (S, T, F)
+    tokens = tokens.astype(np.int32)
   if tokenizer and (bos_id := tokenizer.bos_id) is not None:
     most = (tokens == bos_id).sum(1).max()
     if most > 1 and not tokenizer.bos_in_texts:

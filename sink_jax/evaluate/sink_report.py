@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Integer
 from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, Activations
 from sink_jax.foreign import Lengths, Tensor, TokenMask, texts_in
+from sink_jax.io.paths import to_path
 from sink_jax.io.terminal import text_table
 
 if TYPE_CHECKING:
@@ -123,6 +124,18 @@ class SinkReport:
     """Returns the first token's importance by layer and head (N, H), a mean over sequences."""
     return self.importance[..., 0].mean(0)
 
+  def head_rows(self, epsilon: float = EPSILON) -> list[dict[str, Any]]:
+    """Returns a row for each head: the first token's importance, and the Sink_1 of the model."""
+    common = {
+      'model': self.protocol['run'] or 'model',
+      'epsilon': epsilon,
+      'sink_1': 100 * self.sink_rate(1, epsilon),
+    }
+    return [
+      common | {'block': self.protocol['blocks'][n], 'head': h + 1, 'importance': float(alpha)}
+      for (n, h), alpha in np.ndenumerate(self.head_importance())
+    ]
+
   def norm_ratio(self, kind: str) -> Float[np.ndarray, ' layers']:
     """Returns, by layer, the mean norm of the first token over that of others (Figures 7 and 8).
 
@@ -200,11 +213,11 @@ class SinkReport:
 
     path: the PNG file to write, or None. epsilon: the threshold of the Sink_1 in the title.
     """
-    from sink_jax.evaluate import plots  # matplotlib only when a picture is wanted
+    from sink_jax.pictures import maps, style  # matplotlib only when a picture is wanted
 
-    figure = plots.importance_map(self, epsilon)
+    figure = maps.grid(self.head_rows(epsilon), 'importance')
     if path is not None:
-      plots.save(figure, path)
+      to_path(path).write_bytes(style.png(figure))
     return figure
 
   def __repr__(self) -> str:

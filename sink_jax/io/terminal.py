@@ -35,11 +35,15 @@ def short(number: float) -> str:
 
 
 def markdown_table(
-  head: Sequence[object], rows: Iterable[Sequence[object]], left: Collection[int] = (0,)
-) -> list[str]:
-  """The lines of a table in Markdown; left: indices of the left-aligned columns."""
+  head: Sequence[str], rows: Iterable[Iterable[object]], left: Collection[int] = (0,)
+) -> str:
+  """A table in Markdown. rows: cells in Markdown; left: indices of the left-aligned columns."""
   rule = ['---' if i in left else '---:' for i in range(len(head))]
-  return [f'| {" | ".join(map(escaped, line))} |' for line in (head, rule, *rows)]
+  return '\n'.join(_line(cells) for cells in (map(escaped, head), rule, *rows))
+
+
+def _line(cells: Iterable[object]) -> str:
+  return '|' + ''.join(f' {cell} |' if cell != '' else ' |' for cell in cells)
 
 
 def text_table(

@@ -6,9 +6,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sink_jax.io.paths import AnyPath
-from sink_jax.io.terminal import escaped
-from sink_jax.report.markdown import bullets, picture, table, write_page
+from sink_jax.io.terminal import escaped, markdown_table
+from sink_jax.report.markdown import bullets, joined, picture
 
 Row = Mapping[str, Any]
 PARTS = {
@@ -20,31 +19,30 @@ PARTS = {
 _BLOCKS = 5  # with the greatest damage
 
 
-def write(
-  path: AnyPath,
+def page(
   name: str,
   sentences: Sequence[str],
   rows: Mapping[str, Sequence[Row]],
-  drawn: Collection[str],
+  pictures: Collection[str],
   command: str,
-) -> AnyPath:
-  """Writes the page and returns its path.
+) -> str:
+  """The page in Markdown.
 
   Args:
     name: of the model.
     rows: {part: rows of its analysis}, of some of the `PARTS`.
-    drawn: the parts with a picture PART.png next to the page.
+    pictures: names of files next to the page: PART.png of some parts.
     command: what made the card; '' leaves it out.
   """
   parts = [f'# {escaped(name)}: sink card', bullets(map(escaped, sentences))]
   for part, of_part in rows.items():
     parts.append(f'## {PARTS[part]}')
-    if part in drawn:
-      parts.append(picture(PARTS[part], f'{part}.png'))
+    if (file := f'{part}.png') in pictures:
+      parts.append(picture(PARTS[part], file))
     parts += _SECTIONS[part](of_part)
   if command:
     parts.append(f'Made by `{command}`.')
-  return write_page(path, parts)
+  return joined(parts)
 
 
 def _signature(rows: Sequence[Row]) -> list[str]:
@@ -68,7 +66,7 @@ def _signature(rows: Sequence[Row]) -> list[str]:
     'are shown if they are beyond.',
     "Sink\\_1 is measured on the text of the command below; tables of runs have that of the run's "
     'own probe sequences.',
-    table(head, lines, left=(0, 7, 8)),
+    markdown_table(head, lines, left=(0, 7, 8)),
   ]
 
 
@@ -95,7 +93,7 @@ def _edits(rows: Sequence[Row]) -> list[str]:
   return [
     'Changes of the loss in nats, 99 % intervals over sequences, next to the same edit of random '
     'targets.',
-    table(head, lines, left=(0, 1, 6)),
+    markdown_table(head, lines, left=(0, 1, 6)),
   ]
 
 
@@ -114,7 +112,7 @@ def _cache(rows: Sequence[Row]) -> list[str]:
       kept = f'{100 * row["kept"]:.1f} %'
       lines.append([row['first'], row['recent'], row['positions'], kept, *numbers])
   head = ['first', 'recent', 'positions', 'attention kept', 'change of the loss %', 'interval']
-  return [bullets(advice), table([*head, 'safe'], lines, left=(2, 6))]
+  return [bullets(advice), markdown_table([*head, 'safe'], lines, left=(2, 6))]
 
 
 def _quantisation(rows: Sequence[Row]) -> list[str]:
@@ -130,7 +128,7 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
   return [
     'Changes of the loss in nats. Per tensor: one scale for a sequence; per token: one for each '
     'token. Spared tokens keep their values.',
-    table(head, lines, left=(0, 2, 3, 7)),
+    markdown_table(head, lines, left=(0, 2, 3, 7)),
     'Modules that carry the damage, one at a time at 8 bits per tensor: '
     f'{", ".join(modules)}. Blocks: {", ".join(blocks[:_BLOCKS])}.',
   ]

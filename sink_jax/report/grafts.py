@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_jax.io.terminal import escaped
+from sink_jax.io.terminal import escaped, markdown_table
 from sink_jax.report import compare, figures
-from sink_jax.report.markdown import bullets, picture, table
+from sink_jax.report.markdown import bullets, picture
 from sink_jax.report.runs import Runs
 
 _DIGITS = {
@@ -95,7 +95,7 @@ def _table(courses: Courses) -> str:
   for trial, course in courses.items():
     cells = [course.get(metric, '-') for metric in (*_DIGITS, 'n')]
     rows.append([escaped(trial), *cells])
-  return table(head, rows)
+  return markdown_table(head, rows)
 
 
 def _differences(grafts: pd.DataFrame) -> list[str]:

@@ -1,33 +1,17 @@
-"""Parts of pages in Markdown: tables, folded parts, pictures, numbers of several seeds."""
+"""Parts of pages in Markdown: folded parts, pictures, numbers of several seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
-from sink_jax.io.paths import AnyPath
-from sink_jax.io.terminal import escaped
 
-
-def write_page(path: AnyPath, sections: Iterable[str]) -> AnyPath:
-  """Writes the sections that are not empty, and returns the path."""
-  path.write_text('\n\n'.join(filter(None, sections)) + '\n')
-  return path
-
-
-def table(
-  head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int] = (0,)
-) -> str:
-  """A table. rows: cells in Markdown; left: indices of the left-aligned columns."""
-  rule = ['---' if i in left else '---:' for i in range(len(head))]
-  return '\n'.join(_line(cells) for cells in (map(escaped, head), rule, *rows))
-
-
-def _line(cells: Iterable[object]) -> str:
-  return '|' + ''.join(f' {cell} |' if cell != '' else ' |' for cell in cells)
+def joined(sections: Iterable[str]) -> str:
+  """A page of the sections that are not empty."""
+  return '\n\n'.join(filter(None, sections)) + '\n'
 
 
 def bullets(lines: Iterable[str]) -> str:

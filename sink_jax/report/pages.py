@@ -25,7 +25,8 @@ from sink_jax.report import (
   sections,
   side_by_side,
 )
-from sink_jax.report.markdown import write_page
+from sink_jax.report.markdown import joined
+from sink_jax.report.files import write_files
 from sink_jax.report.paper_claims import CLAIMS
 from sink_jax.report.runs import Runs, table
 
@@ -51,7 +52,6 @@ def write(
   Raises:
     ValueError: an evaluation next to results or analyses.
   """
-  out.mkdir(parents=True, exist_ok=True)
   of_paper = _OF_PAPER & set(runs.runs.task)
   if of_paper or analyses or runs.runs.empty and not evaluation:
     if evaluation:
@@ -65,13 +65,15 @@ def write(
 def _results(runs: Runs, out: AnyPath, analyses: Sequence[AnyPath]) -> Page:
   """Writes the pages of the paper's trials, remedies, grafts and fine-tuning; see `write`."""
   results = _prepared(runs, analyses)
-  pictures = figures.save_all(_drawn(runs, results), out)
-  files = [_results_page(results, out, pictures)]
+  drawn = _drawn(runs, results)
+  pictures = {key: f'{key}.png' for key, figure in drawn.items() if figure is not None}
+  stored = (out / 'metrics.csv.gz').exists()
+  first = _results_page(results, pictures, stored)
+  pages = {'README.md': first}
   if results.tasks:
-    files.append(remedies.write(out, results.tasks, pictures))
-  files.append(reproduction.write(results.full, out, analyses, pictures))
-  files += [out / name for name in pictures.values()]
-  return files, _first_sentences(files[0])
+    pages['remedies.md'] = remedies.page(results.tasks, pictures)
+  pages['reproduction.md'] = reproduction.page(results.full, out, analyses, pictures)
+  return write_files(out, pages | figures.files_of(drawn)), _first_sentences(first)
 
 
 class _Results(NamedTuple):
@@ -128,11 +130,10 @@ def _drawn(runs: Runs, results: _Results) -> dict[str, Figure | None]:
   return drawn
 
 
-def _results_page(results: _Results, out: AnyPath, pictures: sections.Pictures) -> AnyPath:
+def _results_page(results: _Results, pictures: sections.Pictures, stored: bool) -> str:
   full, shown = results.full, results.shown
   begun = full[~full.status.isin(['not run', 'not expressible'])]
-  return write_page(
-    out / 'README.md',
+  return joined(
     [
       '# Results',
       sections.first_screen(shown, results.judged, results.agreement, pictures),
@@ -146,8 +147,8 @@ def _results_page(results: _Results, out: AnyPath, pictures: sections.Pictures) 
       sections.all_claims(results.judged),
       sections.learning_rates(results.of_task('grid')),
       sections.other_runs(begun[~begun.task.isin(_SHOWN)]),
-      sections.how_made(begun, stored=(out / 'metrics.csv.gz').exists()),
-    ],
+      sections.how_made(begun, stored),
+    ]
   )
 
 
@@ -177,8 +178,8 @@ def _different(shown: pd.DataFrame) -> pd.Series:
   return first.trial[first.same.eq('') | ~first.same.duplicated()]
 
 
-def _first_sentences(page: AnyPath) -> list[str]:
+def _first_sentences(page: str) -> list[str]:
   """The sentences with which the page of results begins, without Markdown."""
   begins = r'^\*\*(?:Run|Reproduced|Not reproduced|Open).*'
-  lines = re.findall(begins, page.read_text(), re.MULTILINE)
+  lines = re.findall(begins, page, re.MULTILINE)
   return [line.replace('*', '').replace('\\', '') for line in lines]

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_jax.io.paths import AnyPath
-from sink_jax.io.terminal import escaped
+from sink_jax.io.terminal import escaped, markdown_table
 from sink_jax.report import compare, figures
 from sink_jax.report.compare import MEASURES
-from sink_jax.report.markdown import bullets, details, picture, table, write_page
+from sink_jax.report.markdown import bullets, details, joined, picture
 from sink_jax.report.runs import EMERGED
 
 TASKS = {'lm': 'Text', 'bigram': 'Bigram-Backcopy', 'trigger': 'Trigger averaging'}
@@ -108,10 +107,9 @@ def draw(task: Task) -> Figure:
   return figures.forest(task.rows, title, measures)
 
 
-def write(out: AnyPath, tasks: Sequence[Task], pictures: Mapping[str, str]) -> AnyPath:
-  """Writes remedies.md and returns its path. pictures: {'remedies-' + key: name of the file}."""
-  return write_page(
-    out / 'remedies.md',
+def page(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
+  """The page in Markdown. pictures: {'remedies-' + key: name of the file}."""
+  return joined(
     [
       '# Remedies against attention sinks',
       _method(),
@@ -124,7 +122,7 @@ def write(out: AnyPath, tasks: Sequence[Task], pictures: Mapping[str, str]) -> A
       f'{compare.excluded(5)}. "No difference in n seeds" says only this.',
       *[_section(task, pictures[f'remedies-{task.key}']) for task in tasks],
       _papers(),
-    ],
+    ]
   )
 
 
@@ -195,7 +193,7 @@ def _numbers(rows: pd.DataFrame) -> str:
     first = of_trial.iloc[0]
     star = '-' if math.isnan(first.star) else f'{first.star:.1f}'
     lines.append([*cells, star, escaped(first.invalid or '-')])
-  return table(head, lines, left=(0, 2, 4, 8))
+  return markdown_table(head, lines, left=(0, 2, 4, 8))
 
 
 def _papers() -> str:
@@ -205,6 +203,6 @@ def _papers() -> str:
       '## What the papers of the remedies report',
       'The models of these papers are a thousand to a million times as large as ours: agreement '
       'suggests the same mechanism, disagreement says little.',
-      table(['remedy', 'paper', 'models', 'reports'], _REPORTS, left=range(4)),
+      markdown_table(['remedy', 'paper', 'models', 'reports'], _REPORTS, left=range(4)),
     ]
   )

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from sink_jax.io.paths import AnyPath
-from sink_jax.io.terminal import escaped
+from sink_jax.io.terminal import escaped, markdown_table
 from sink_jax.report import paper
-from sink_jax.report.markdown import table, write_page
+from sink_jax.report.markdown import joined
 
 _BEGINNING = """\
 # Reproduction status
@@ -46,12 +46,13 @@ token is the sink, where the default fixes none?
 paper's model and batch."""
 
 
-def write(
+def page(
   full: pd.DataFrame, out: AnyPath, analyses: Sequence[AnyPath], pictures: Mapping[str, str]
-) -> AnyPath:
-  """Writes reproduction.md and returns its path.
+) -> str:
+  """The page in Markdown.
 
   Args:
+    out: the folder to which it will be written.
     full: of `runs.table`, of all tasks.
     analyses: files that `python -m sink_jax analyses` wrote, with their pictures next to them.
     pictures: {key of a figure: name of its file}, of runs.
@@ -65,7 +66,7 @@ def write(
       if item.get('analysis') == path.stem:
         seen[item['key']] = drawn
   coverage = coverage_table(paper.coverage(full, models), seen)
-  return write_page(out / 'reproduction.md', [_BEGINNING, coverage, _NEXT])
+  return joined([_BEGINNING, coverage, _NEXT])
 
 
 def coverage_table(coverage: pd.DataFrame, pictures: Mapping[str, str]) -> str:
@@ -76,4 +77,4 @@ def coverage_table(coverage: pd.DataFrame, pictures: Mapping[str, str]) -> str:
     command = f'`{row.command}`' if row.command else '-'
     see = f'[picture]({pictures[row.key]})' if row.key in pictures else '-'
     rows.append([f'{row.name}{title}', command, escaped(row.run), see])
-  return table(['of the paper', 'command', 'run', 'see'], rows, left=range(4))
+  return markdown_table(['of the paper', 'command', 'run', 'see'], rows, left=range(4))

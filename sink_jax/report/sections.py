@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_jax.io.terminal import code, escaped, short
+from sink_jax.io.terminal import code, escaped, markdown_table, short
 from sink_jax.report import compare, events, paper
 from sink_jax.report.claims import Claim, Judgement, Verdict
 from sink_jax.report.conditions import metric_name
-from sink_jax.report.markdown import bullets, details, picture, plural, spread, table, value
+from sink_jax.report.markdown import bullets, details, picture, plural, spread, value
 from sink_jax.report.remedies import Task
 from sink_jax.report.runs import EMERGED
 
@@ -147,7 +147,7 @@ def claims_table(judged: Judged) -> str:
         f'**{judgement.verdict}**{why}',
       ]
     )
-  return table(['claim', 'ours', 'the paper', 'n', 'verdict'], rows, left=(0, 1, 2, 4))
+  return markdown_table(['claim', 'ours', 'the paper', 'n', 'verdict'], rows, left=(0, 1, 2, 4))
 
 
 def _folded(text: str) -> str:
@@ -283,7 +283,7 @@ def _table_beside(rows: pd.DataFrame) -> str:
           f'{row.n or "-"}{invalid}',
         ]
       )
-  return table(['', 'quantity', 'the paper', 'ours', 'n'], lines, left=(0, 1))
+  return markdown_table(['', 'quantity', 'the paper', 'ours', 'n'], lines, left=(0, 1))
 
 
 def _ours(row: Any) -> str:
@@ -341,7 +341,7 @@ def _criteria(judged: Judged) -> str:
     for claim, judgement in judged
   ]
   head = ['claim', 'criterion', 'ours', 'n', 'verdict', 'why']
-  return table(head, rows, left=(0, 1, 2, 4, 5))
+  return markdown_table(head, rows, left=(0, 1, 2, 4, 5))
 
 
 def learning_rates(grid: pd.DataFrame) -> str:
@@ -361,7 +361,9 @@ def learning_rates(grid: pd.DataFrame) -> str:
     f"{best.rate:g}, at the paper's product of rate, decay and updates, 0.8. One seed each."
   )
   head = ['rate', 'validation loss, nats', 'Sink_1 %']
-  return '\n\n'.join(['## How the learning rate was chosen', words, table(head, rows, left=())])
+  return '\n\n'.join(
+    ['## How the learning rate was chosen', words, markdown_table(head, rows, left=())]
+  )
 
 
 def other_runs(others: pd.DataFrame) -> str:
@@ -379,7 +381,7 @@ def other_runs(others: pd.DataFrame) -> str:
       good = runs[runs.valid == '']
       numbers = spread(good.sink_1), spread(good.sink_star), spread(good.valid_loss, 3)
       rows.append([escaped(trial or '-'), *numbers])
-    numbers = table(['trial', 'Sink_1 %', 'Sink_* %', 'validation loss'], rows)
+    numbers = markdown_table(['trial', 'Sink_1 %', 'Sink_* %', 'validation loss'], rows)
     parts.append(details(titles.get(task, html.escape(task)), numbers))
   return '\n\n'.join(parts)
 
@@ -399,7 +401,7 @@ def how_made(begun: pd.DataFrame, stored: bool) -> str:
   head = ['task', 'runs', 'hours of steps', 'dates', 'commits; +: with changes', 'hardware']
   head.append('one of the commands')
   rows = [_made_row(*key, row) for key, row in _made(begun).iterrows()]
-  made = table(head, rows, left=(0, 3, 4, 5, 6))
+  made = markdown_table(head, rows, left=(0, 3, 4, 5, 6))
   return '\n\n'.join([*parts, details('Commands, code, hardware and dates', made)])
 
 

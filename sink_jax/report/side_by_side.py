@@ -13,12 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sink_jax.evaluate.plots import HeadMaps, head_maps
+from sink_jax.evaluate.head_maps import HeadMaps, head_maps
 from sink_jax.io.paths import AnyPath, inside
-from sink_jax.io.terminal import code, escaped, short
-from sink_jax.report import figures, markdown
-from sink_jax.report.markdown import bullets, details, picture, plural, spread, value, write_page
-from sink_jax.report.model_page import model_page, to_html
+from sink_jax.io.terminal import code, escaped, markdown_table, short
+from sink_jax.report import figures
+from sink_jax.report.files import write_files
+from sink_jax.report.html_page import to_html
+from sink_jax.report.markdown import bullets, details, joined, picture, plural, spread, value
+from sink_jax.report.model_page import read_page
 from sink_jax.report.runs import EMERGED, Runs, table
 from sink_jax.report.validity import probed
 from sink_jax.train.checkpoint import CheckpointError
@@ -52,32 +54,23 @@ def write(
   full['trial'] = _named_by_folder(full)
   full['other'] = full.attention != 'softmax'  # softmax comes first
   full = full.sort_values(['other', 'trial', 'seed'])
-  groups = _groups(full, runs, out, root)
+  groups, pictures = _groups(full, runs, root)
   words = [sentence_about(group) for group in groups] or ['There are no runs yet.']
   together = 'Runs on different data are not compared: each data set has its own section.'
-  page = write_page(
-    out / 'report.md',
+  model, of_model = read_page(evaluation) if evaluation else ('', {})
+  page = joined(
     [
-      _model(evaluation, out) if evaluation else '',
+      model.strip(),
       '# Attention sinks side by side',
       *map(escaped, words),
       together if len(groups) > 1 else '',
       *map(_section, groups),
       _definitions(full),
-    ],
+    ]
   )
-  index = out / 'index.html'
-  index.write_text(to_html(page.read_text(), out))
-  drawn = [out / name for group in groups for name in group.pictures]
-  return [index, page, *drawn], words
-
-
-def _model(evaluation: AnyPath, out: AnyPath) -> str:
-  """The page of a measured model, whose pictures are copied."""
-  page = model_page(evaluation)
-  for name in re.findall(r'\]\(([\w.-]+\.png)\)', page):
-    (out / name).write_bytes(inside(evaluation, name).read_bytes())
-  return page.strip()
+  pictures |= of_model
+  html = to_html(page, pictures)
+  return write_files(out, {'index.html': html, 'report.md': page, **pictures}), words
 
 
 def _named_by_folder(full: pd.DataFrame) -> pd.Series:
@@ -90,9 +83,12 @@ def _named_by_folder(full: pd.DataFrame) -> pd.Series:
   return folder.where(name != full.trial, full.trial)
 
 
-def _groups(full: pd.DataFrame, runs: Runs, out: AnyPath, root: AnyPath | None) -> list[Group]:
-  """A group for each data set, with its pictures drawn."""
+def _groups(
+  full: pd.DataFrame, runs: Runs, root: AnyPath | None
+) -> tuple[list[Group], dict[str, bytes]]:
+  """A group for each data set, and their pictures by the names of their files."""
   groups: list[Group] = []
+  pictures: dict[str, bytes] = {}
   for i, (_, of_data) in enumerate(full.groupby(full.content.fillna(''), sort=False)):
     source = next(filter(pd.notna, of_data.source), 'Unknown data')
     title = re.sub(r'\(.*?\)', '', source)
@@ -108,9 +104,10 @@ def _groups(full: pd.DataFrame, runs: Runs, out: AnyPath, root: AnyPath | None) 
     maps, missing = _maps(of_data, root) if root else ({}, [])
     if maps:
       drawn[f'attention-{key}'] = figures.attention_maps(maps)
-    pictures = figures.save_all(drawn, out)
-    groups.append(Group(title, of_data, [*pictures.values()], missing))
-  return groups
+    files = figures.files_of(drawn)
+    pictures |= files
+    groups.append(Group(title, of_data, list(files), missing))
+  return groups, pictures
 
 
 def _maps(runs: pd.DataFrame, root: AnyPath) -> tuple[Maps, list[str]]:
@@ -218,7 +215,7 @@ def _trials_table(of_trial: Mapping[str, pd.DataFrame]) -> str:
         mean('max_over_median', 0),
       ]
     )
-  return markdown.table(head, rows, left=(0, 1))
+  return markdown_table(head, rows, left=(0, 1))
 
 
 def finding(runs: pd.DataFrame) -> str:
@@ -260,7 +257,7 @@ def _runs_table(runs: pd.DataFrame) -> str:
     numbers = f'{run.step:.0f}', value(run.sink_1), value(run.valid_loss, 3)
     rows.append([escaped(run.run), f'{run.seed:.0f}', status, valid, *numbers])
   head = ['run', 'seed', 'status', 'valid', 'step', 'Sink_1 %', 'validation loss']
-  return markdown.table(head, rows, left=(0, 2, 3))
+  return markdown_table(head, rows, left=(0, 2, 3))
 
 
 def _settings(runs: pd.DataFrame) -> str:

@@ -16,7 +16,7 @@ from sink_jax.benchmark.train_step import timed_step
 from sink_jax.devices import cores, platform
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath, inside
-from sink_jax.io.terminal import Progress, markdown_table, text_table
+from sink_jax.io.terminal import Progress, escaped, markdown_table, text_table
 from sink_jax.models.sharding import make_mesh
 from sink_jax.models.sizes import flops_per_token, parameter_count
 from sink_jax.sweep.trials import Trial
@@ -61,18 +61,9 @@ def as_markdown(trials: Mapping[str, Trial], root: AnyPath, headline: str) -> st
       ]
     )
   counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
-  return (
-    '\n'.join(
-      [
-        f'# {headline}',
-        '',
-        counts,
-        '',
-        *markdown_table(['trial', 'status', 'step', 'Sink_1 %', 'valid loss', ''], rows, (0, 1, 5)),
-      ]
-    )
-    + '\n'
-  )
+  head = ['trial', 'status', 'step', 'Sink_1 %', 'valid loss', '']
+  table = markdown_table(head, [map(escaped, row) for row in rows], left=(0, 1, 5))
+  return f'# {headline}\n\n{counts}\n\n{table}\n'
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """Small models for tests, and the maps and importances of a model."""
 
 import dataclasses
+import functools
 
 import numpy as np
+import pytest
 
 import sink_jax as sj
 from sink_jax.analyses.models import InputOptions, Model
@@ -12,7 +14,18 @@ from sink_jax.models.config import Layer, Mamba
 from tests.random_params import random_params
 
 VOCABULARY = 258
-HYBRID = (Layer(mamba=Mamba(inner=16, state=2, conv=2, rank=1)), Layer())
+near = functools.partial(pytest.approx, rel=1e-5)  # a result of some float32 roundings
+HYBRID = (
+  Layer(
+    mamba=Mamba(
+      inner=16,
+      state=2,
+      conv=2,
+      rank=1,
+    )
+  ),
+  Layer(),
+)
 
 
 def small_run(name='small', sharp=1.0, **changes):
@@ -39,7 +52,12 @@ def small_run(name='small', sharp=1.0, **changes):
 
 
 def tokens(sequences=4, length=12, repeat=False):
-  return random_tokens(VOCABULARY, sequences=sequences, length=length, repeat=repeat).tokens
+  return random_tokens(
+    VOCABULARY,
+    sequences=sequences,
+    length=length,
+    repeat=repeat,
+  ).tokens
 
 
 def model(run, ids, **options):
@@ -56,6 +74,6 @@ def maps(run, ids):
 
 
 def importance(run, ids):
-  """alpha (N, S, H, T) from full maps: the mean weight of a key over the queries that may see it."""
+  """alpha (N, S, H, T) from full maps: means over the queries that may see a key."""
   weights = maps(run, ids)
   return weights.sum(-2) / np.arange(weights.shape[-1], 0, -1)

@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import sink_jax as sj
 from sink_jax.analyses import runner
@@ -29,10 +30,14 @@ def test_the_table_of_the_documents_lists_every_analysis():
     TEXTS['docs/open_models.md'].split('| `python -m sink_jax analyses` |')[1].split('\n\n')[0]
   )
   firsts = [row.split('|')[1] for row in table.splitlines()[1:]]
+
   assert set(re.findall(r'`(\w+)`', ' '.join(firsts))) == set(runner.all_analyses())
+
   code, listed, _ = run_here('analyses', '--list')
   for name, analysis in runner.ANALYSES.items():
-    assert name in listed and analysis.figure in listed and analysis.line in listed
+    assert name in listed
+    assert analysis.figure in listed
+    assert analysis.line in listed
 
 
 @pytest.fixture(scope='module')
@@ -74,16 +79,26 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):
     str(tmp_path / name) for name in ('lengths.json', 'lengths.png')
   ]
   assert (tmp_path / 'lengths.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
+
   written = json.loads((tmp_path / 'lengths.json').read_text())
-  assert (written['analysis'], written['figure'], written['failed']) == ('lengths', 'Figure 3', [])
+  assert written['analysis'] == 'lengths'
+  assert written['figure'] == 'Figure 3'
+  assert written['failed'] == []
   assert {'command', 'date', 'hardware', 'jax', 'python', 'code'} < set(written)
+
   first, second = written['models']
   assert (first['model'], second['model']) == ('tiny-llama', 'run')
+
   [inputs] = first['inputs']
   assert inputs['bos'] == {'protocol': 'tokenizer', 'applied': 'bos id 0 at position 1'}
   assert (inputs['length'], inputs['tokenizer']) == (9, 'tiny-llama/tokenizer.json')
   assert 'Bigram' in second['inputs'][0]['source']  # the run's data: it has never seen text
-  assert first['options'].items() > {'lengths': [4, 9], 'sequences': 3, 'dtype': 'float32'}.items()
+  options = {
+    'lengths': [4, 9],
+    'sequences': 3,
+    'dtype': 'float32',
+  }
+  assert first['options'].items() > options.items()
   assert first['checkpoint'] == {
     'folder': 'tiny-llama',
     'step': None,
@@ -91,25 +106,29 @@ def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):
     'parameters': parameter_count(sj.load_pretrained(checkpoint).config),
   }
   assert second['checkpoint'].items() > {'folder': 'run', 'step': 2}.items()
+
   # The numbers equal those of the probe on the same inputs.
   run = load(str(checkpoint))
   tokens = make_inputs(run, InputOptions(sequences=3, length=9)).tokens
   rate = 100 * sj.probe(run, tokens).sink_rate()
-  assert written['rows'][1]['length'] == 9 and written['rows'][1]['sink_1'] == pytest.approx(
-    rate, abs=1e-3
-  )
+
+  assert written['rows'][1]['length'] == 9
+  assert written['rows'][1]['sink_1'] == pytest.approx(rate, abs=1e-3)
 
 
 def test_a_run_of_a_synthetic_task_has_its_own_tokens(workdir):
   run = sj.load_run(workdir)
   made = make_inputs(run, InputOptions(sequences=4, length=10))
-  np.testing.assert_array_equal(made.tokens, run.probe_tokens[:4, :10])
+
+  assert_array_equal(made.tokens, run.probe_tokens[:4, :10])
+
   with pytest.raises(ValueError, match='--length=13'):
     make_inputs(run, InputOptions(sequences=4, length=13))
 
 
 def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatch):
-  report, calls = Model.report, []
+  report = Model.report
+  calls = []
 
   def fails_at_the_second(self, tokens):
     calls.append(self.run.name)
@@ -124,18 +143,24 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
     'analyses', 'norms', f'--checkpoint={",".join(copies)},missing', *words
   )
   written = json.loads((tmp_path / 'norms.json').read_text())
-  assert code == 1 and [one['model'] for one in written['failed']] == ['two', 'missing']
+
+  assert code == 1
+  assert [one['model'] for one in written['failed']] == ['two', 'missing']
   assert written['failed'][0]['error'] == 'RESOURCE_EXHAUSTED: out of memory'
   # Two folders of the same name are distinguished by the end of their paths.
-  assert [one['model'] for one in written['models']] == ['one', 'b/one'] and 'hidden states' in told
+  assert [one['model'] for one in written['models']] == ['one', 'b/one']
+  assert 'hidden states' in told
   # A run in which every model fails does not replace earlier results.
   assert run_here('analyses', 'norms', '--checkpoint=missing,gone', *words)[0] == 1
   assert json.loads((tmp_path / 'norms.json').read_text()) == written
+
   # If the only model fails, the command ends with its error.
   code, _, said = run_here(
     'analyses', 'norms', '--checkpoint=missing', f'--out={tmp_path / "alone"}'
   )
-  assert code == 1 and 'neither a folder' in said and not (tmp_path / 'alone').exists()
+  assert code == 1
+  assert 'neither a folder' in said
+  assert not (tmp_path / 'alone').exists()
 
 
 @pytest.mark.parametrize(
@@ -151,13 +176,17 @@ def test_one_model_that_fails_spares_the_others(checkpoint, tmp_path, monkeypatc
 def test_commands_that_cannot_be(words, named, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   code, _, said = run_here('analyses', *words)
-  assert code == 1 and named in said and said.count('\n') == said.startswith('[')
+
+  assert code == 1
+  assert named in said
+  assert said.count('\n') == said.startswith('[')
 
 
 def test_which_model_a_result_is_of():
   run = dataclasses.replace(small_run(dtype='bfloat16'), step=7)
   result = sj.analyse('norms', run, np.ones((2, 5), int), batch_size=3)
   [made] = result.models
+
   assert made['checkpoint'] == {
     'folder': None,
     'step': 7,
@@ -165,8 +194,11 @@ def test_which_model_a_result_is_of():
     'parameters': parameter_count(run.config),
   }
   assert made['matmul_precision'] == 'highest'  # float32, although the model computes in bfloat16
-  assert made['inputs'][0]['kind'] == 'given' and made['options']['length'] == 5
+  assert made['inputs'][0]['kind'] == 'given'
+  assert made['options']['length'] == 5
+
   found = runner.checkpoint(
     dataclasses.replace(run, folder=f'/cache/models--a--b/snapshots/{"0a" * 20}')
   )
-  assert (found['folder'], found['revision']) == ('models--a--b', '0a' * 20)
+  assert found['folder'] == 'models--a--b'
+  assert found['revision'] == '0a' * 20

@@ -1,4 +1,4 @@
-"""Causal edits against a decoder in NumPy float64, and their controls on a model with a planted sink."""
+"""Causal edits against a decoder in NumPy, and their controls on a model with a planted sink."""
 
 import dataclasses
 from unittest import mock
@@ -6,12 +6,14 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import sink_jax as sj
 from sink_jax.analyses import edits
 from sink_jax.evaluate.bootstrap import bootstrap
 from sink_jax.models.config import Layer
 from sink_jax.models.edits import edit_tree, edited_logits
+from tests.analyses.numpy_decoder import forward, losses
 from tests.analyses.small import HYBRID, importance, small_run, tokens
 
 LOCAL = Layer(mask=sj.Window(size=3), position=sj.Rope(base=100.0))
@@ -19,61 +21,13 @@ GEMMA_3 = (LOCAL,) * 5 + (Layer(position=sj.Rope(base=1e6)),)
 SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()', kv_bias='KVBias()')
 
 
-def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps_MxD=np.inf):
-  """Logits (B, T, V), hidden states (M, B, T, D), and norms of head outputs (M, B, T, H)."""
-  config, params = run.config, jax.tree.map(lambda x: np.asarray(x, np.float64), run.params)
-  (batch, length), heads, width, period = (
-    ids.shape,
-    config.heads,
-    config.dims.head_dim,
-    len(config.pattern),
-  )
-  full = lambda x, *shape: np.broadcast_to(x, (config.layers, *shape))
-  keep, values = full(keep_NxBxHxT, batch, heads, length), full(values_NxBxT, batch, length)
-  left, caps = full(heads_NxH, heads), full(caps_MxD, config.d_model)
-  h, hidden, norms = params['embed'][ids], [], []
-  norm = lambda x, p: x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * p['gain']
-  i, j = np.arange(length)[:, None], np.arange(length)
-  for n in range(config.layers):
-    blocks = params['blocks'] if period == 1 else params['blocks'][f'layer{n % period}']
-    p = jax.tree.map(lambda x: x[n // period], blocks)
-    spec = config.attention_specs[n]
-    q, k, v = (
-      np.reshape(norm(h, p['norm1']) @ p['attention'][name]['kernel'], (batch, length, -1, width))
-      for name in ('query', 'key', 'value')
-    )
-    turn = np.exp(1j * i * spec.position.base ** (-np.arange(0, width, 2) / width))[:, None]
-    q, k = (
-      (x[..., : width // 2] + 1j * x[..., width // 2 :]) * turn for x in (q, k)
-    )  # pairs of channels
-    q, k = (np.concatenate([x.real, x.imag], -1) for x in (q, k))
-    k, v = (np.repeat(x, heads // x.shape[2], 2) for x in (k, v * values[n][..., None, None]))
-    seen = (
-      (j <= i) & (i - j < getattr(spec.mask, 'size', length)) & (keep[n][:, :, None] | (i == j))
-    )
-    weights = np.where(seen, np.exp(np.einsum('bihd,bjhd->bhij', q, k) / np.sqrt(width)), 0)
-    o = np.einsum('bhij,bjhd->bihd', weights / weights.sum(-1, keepdims=True), v)
-    norms.append(np.linalg.norm(o, axis=-1))
-    h = h + (o * left[n][:, None]).reshape(batch, length, -1) @ p['attention']['out']['kernel']
-    a, b = (norm(h, p['norm2']) @ p['ffn'][name]['kernel'] for name in ('w1', 'w2'))
-    h = np.clip(h + a / (1 + np.exp(-a)) * b @ p['ffn']['w_out']['kernel'], -caps[n], caps[n])
-    hidden.append(h)
-  return (
-    norm(h, params['final_norm']) @ params['unembed']['kernel'],
-    np.array(hidden),
-    np.array(norms),
-  )
-
-
-def losses(run, ids, **changes):
-  logits = forward(run, ids, **changes)[0][:, :-1]
-  picked = np.take_along_axis(logits, ids[:, 1:, None], -1)[..., 0]
-  return np.log(np.exp(logits).sum(-1)) - picked
-
-
 def edited(run, ids, **changes):
+  batch, length = ids.shape
   tree = edit_tree(
-    run.config, batch=len(ids), length=ids.shape[1] + run.config.sink_tokens, **changes
+    run.config,
+    batch=batch,
+    length=length + run.config.sink_tokens,
+    **changes,
   )
   return np.asarray(edited_logits(run.config, None, run.params, tree, ids))
 
@@ -89,8 +43,11 @@ def edited(run, ids, **changes):
   ],
 )
 def test_without_an_edit_the_logits_are_those_of_the_model(changes):
-  run, ids = small_run(implementation='chunked', **changes), tokens(3, 11)
-  np.testing.assert_array_equal(edited(run, ids), run.logits(ids))
+  run = small_run(implementation='chunked', **changes)
+  ids = tokens(3, 11)
+
+  assert_array_equal(edited(run, ids), run.logits(ids))
+
   kept = np.arange(11 + run.config.sink_tokens) != 1
   for edit in (
     {'keep_NxBxHxT': kept},
@@ -103,14 +60,28 @@ def test_without_an_edit_the_logits_are_those_of_the_model(changes):
 
 @pytest.mark.parametrize('layers, pattern', [(2, (Layer(),)), (4, (LOCAL, Layer())), (12, GEMMA_3)])
 def test_each_edit_is_that_of_numpy(layers, pattern):
-  run = small_run(sharp=2.0, layers=layers, pattern=pattern, implementation='chunked')
-  ids, rng = tokens(3, 9), np.random.default_rng(1)
+  run = small_run(
+    sharp=2.0,
+    layers=layers,
+    pattern=pattern,
+    implementation='chunked',
+  )
+  ids = tokens(3, 9)
+  rng = np.random.default_rng(1)
   draw = lambda *shape: rng.random((layers, *shape)) < 0.6
   caps = rng.uniform(0.1, 2, (layers, 16))
-  every = dict(
-    keep_NxBxHxT=draw(3, 4, 9), values_NxBxT=draw(3, 9), heads_NxH=draw(4), caps_MxD=caps
-  )
-  for chosen in ({}, *({name: x} for name, x in every.items()), every):
+  every = {
+    'keep_NxBxHxT': draw(3, 4, 9),
+    'values_NxBxT': draw(3, 9),
+    'heads_NxH': draw(4),
+    'caps_MxD': caps,
+  }
+
+  for chosen in (
+    {},
+    *({name: x} for name, x in every.items()),
+    every,
+  ):
     expected = forward(run, ids, **chosen)[0]
     # Every block adds a few float32 roundings of 6e-8 each, and sharp queries multiply them.
     error = np.abs(edited(run, ids, **chosen) - expected).max()
@@ -118,17 +89,25 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
 
 
 def test_blocks_without_attention_are_only_capped():
-  heads, config = np.eye(4, dtype=bool), small_run(layers=8, pattern=HYBRID).config
-  tree = edit_tree(config, batch=2, length=5, heads_NxH=heads, caps_MxD=np.arange(8)[:, None])[
-    'blocks'
-  ]
-  assert list(tree['layer0']) == ['caps'] and tree['layer0']['caps'][:, 0].tolist() == [0, 2, 4, 6]
-  np.testing.assert_array_equal(tree['layer1']['attention']['heads'], heads)
+  heads = np.eye(4, dtype=bool)
+  config = small_run(layers=8, pattern=HYBRID).config
+  caps = np.arange(8)[:, None]
+  tree = edit_tree(
+    config,
+    batch=2,
+    length=5,
+    heads_NxH=heads,
+    caps_MxD=caps,
+  )['blocks']
+
+  assert list(tree['layer0']) == ['caps']
+  assert tree['layer0']['caps'][:, 0].tolist() == [0, 2, 4, 6]
+  assert_array_equal(tree['layer1']['attention']['heads'], heads)
 
 
 @pytest.fixture(scope='module')
 def planted():
-  """Token 0 has the massive channel 5, which key heads 1 and 2 read. In block 2 their values are small."""
+  """Token 0 has the massive channel 5, which heads 1 and 2 read; block 2 has small values."""
   run = small_run()
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, [5, 14]], params['embed'][0, 5] = (0, 1), 400
@@ -141,15 +120,25 @@ def planted():
   return dataclasses.replace(run, params=params)
 
 
-def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
+@pytest.fixture(scope='module')
+def measured(planted):
+  """(result, tokens, edits); an edit is a list of (tokens, arrays), first its targets."""
   spy = mock.Mock(wraps=edits._losses)
-  monkeypatch.setattr(edits, '_losses', spy)
-  result = sj.analyse(
-    'edits', planted, controls=3, inputs='random', bos='force', sequences=5, length=24
-  )
+  with mock.patch.object(edits, '_losses', spy):
+    result = sj.analyse(
+      'edits', planted, controls=3, inputs='random', bos='force', sequences=5, length=24
+    )
   asked = [(call.args[1], call.kwargs) for call in spy.call_args_list]
-  rows, ids = {row['edit']: row for row in result.rows}, asked[0][0]
+  ids = asked[0][0]
+  with_controls = [asked[1 + 4 * i : 5 + 4 * i] for i in range(5)]
+  return result, ids, [*with_controls, asked[21:]]
+
+
+def test_rows_of_a_planted_sink_and_its_controls(planted, measured):
+  result, ids, groups = measured
+  rows = {row['edit']: row for row in result.rows}
   sink_heads = importance(planted, ids)[..., 0].mean(1) > 0.3
+
   assert sink_heads[:, :2].all()
   assert {edit: row['targets'] for edit, row in rows.items()} == {
     'drop the key': 'position 1',
@@ -159,73 +148,86 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     'remove the dormant heads': '2 heads',
     'leave out BOS': 'BOS',
   }
-  # Recompute every number from the edits that were requested: first the targets, then three
-  # controls.
+
+  # Every number is computed again from the edits that were asked for.
   base = losses(planted, ids)[:, 1:].mean(1)
-  groups = [asked[1 + 4 * i : 5 + 4 * i] for i in range(5)] + [asked[21:]]
   for row, group in zip(rows.values(), groups, strict=True):
     part = slice(-1) if row['edit'] == 'leave out BOS' else slice(1, None)
     found = [losses(planted, inputs, **changes)[:, part].mean(1) for inputs, changes in group]
     change, *control = [(x - base).mean() for x in found]
     low, high = bootstrap(found[0] - base)
-    expected = dict(
-      loss=found[0].mean(),
-      change=change,
-      low=low,
-      high=high,
-      controls=len(control),
-      control=np.mean(control),
-      control_low=min(control),
-      control_high=max(control),
-    )
-    assert {name: row[name] for name in expected} == pytest.approx(
-      expected, abs=1e-5
-    )  # losses are about 6
-    assert row['beyond'] == (row['low'] > row['control_high']) and isinstance(row['beyond'], bool)
-  # The targets are the planted ones, and the controls are different ones.
-  keys, in_heads, values, caps, heads = (
-    [next(iter(changes.values())) for _, changes in group] for group in groups[:5]
-  )
-  places, again = ([np.flatnonzero(~x).tolist() for x in masks] for masks in (keys, values))
-  assert places == again and places[0] == [0] and len(set(map(tuple, places))) > 2
-  assert all(len(x) == 1 and 4 <= x[0] < 12 for x in places[1:])
-  for kept, kept_T in zip(in_heads, keys):
-    np.testing.assert_array_equal(kept[:, 0], ~sink_heads[..., None] | kept_T)
-  hidden, norms = forward(planted, ids)[1:]
-  largest_M = np.abs(np.delete(hidden, 5, -1)).max((1, 2, 3))
-  np.testing.assert_allclose(
-    caps[0], np.where(np.arange(16) == 5, largest_M[:, None], np.inf), rtol=1e-5
-  )
-  assert rows['cap the massive channels']['cap'] == pytest.approx(np.median(largest_M))
-  assert all(
-    np.count_nonzero(x == 0) == 1 and np.isinf(x[x != 0]).all() and x[5] > 0 for x in caps[1:]
-  )
-  shares = norms.mean((1, 2)) / norms.mean((1, 2, 3))[:, None]
-  np.testing.assert_array_equal(heads[0], shares >= 0.25)
-  # The controls are in block 2.
-  assert all((~x).sum(1).tolist() == [0, 2] and (x | heads[0]).all() for x in heads[1:])
-  for k, (moved, _) in enumerate(groups[5]):  # without BOS, then without the second token
-    np.testing.assert_array_equal(moved[:, :-1], np.delete(ids, k, 1))
+    expected = {
+      'loss': found[0].mean(),
+      'change': change,
+      'low': low,
+      'high': high,
+      'controls': len(control),
+      'control': np.mean(control),
+      'control_low': min(control),
+      'control_high': max(control),
+    }
+    measured_now = {name: row[name] for name in expected}
+    assert measured_now == pytest.approx(expected, abs=1e-5)  # losses are about 6
+    assert row['beyond'] is bool(row['low'] > row['control_high'])
+
   assert len(result.plot().axes) == 1
 
 
+def test_the_targets_are_the_planted_ones_and_the_controls_are_others(planted, measured):
+  result, ids, groups = measured
+  sink_heads = importance(planted, ids)[..., 0].mean(1) > 0.3
+  arrays = [[next(iter(changes.values())) for _, changes in group] for group in groups[:5]]
+  keys, in_heads, values, caps, heads = arrays
+  places = [np.flatnonzero(~kept_T).tolist() for kept_T in keys]
+
+  assert places == [np.flatnonzero(~kept_T).tolist() for kept_T in values]
+  assert places[0] == [0]
+  assert len(set(map(tuple, places))) > 2
+  for place in places[1:]:
+    assert len(place) == 1
+    assert 4 <= place[0] < 12
+  for kept, kept_T in zip(in_heads, keys):
+    assert_array_equal(kept[:, 0], ~sink_heads[..., None] | kept_T)
+
+  _, hidden, norms = forward(planted, ids)
+  largest_M = np.abs(np.delete(hidden, 5, -1)).max((1, 2, 3))
+  expected = np.where(np.arange(16) == 5, largest_M[:, None], np.inf)
+  assert_allclose(caps[0], expected, rtol=1e-5)
+  [row] = [row for row in result.rows if row['edit'] == 'cap the massive channels']
+  assert row['cap'] == pytest.approx(np.median(largest_M))
+  for control in caps[1:]:
+    assert np.count_nonzero(control == 0) == 1
+    assert np.isinf(control[control != 0]).all()
+    assert control[5] > 0
+
+  shares = norms.mean((1, 2)) / norms.mean((1, 2, 3))[:, None]
+  assert_array_equal(heads[0], shares >= 0.25)
+  for control in heads[1:]:  # in block 2, as the dormant ones
+    assert (~control).sum(1).tolist() == [0, 2]
+    assert (control | heads[0]).all()
+
+  for k, (moved, _) in enumerate(groups[5]):  # without BOS, then without the second token
+    assert_array_equal(moved[:, :-1], np.delete(ids, k, 1))
+
+
 def test_a_key_that_nobody_sees_is_a_text_without_its_token():
-  run, ids = small_run(sharp=2.0, implementation='reference'), tokens(3, 9)
+  run = small_run(sharp=2.0, implementation='reference')
+  ids = tokens(3, 9)
   found = edited(run, ids, keep_NxBxHxT=np.arange(9) > 0)[:, 1:]
-  np.testing.assert_allclose(
-    found, run.logits(ids[:, 1:]), atol=2e-5
-  )  # rotary positions are relative
+
+  # Rotary positions are relative.
+  assert_allclose(found, run.logits(ids[:, 1:]), atol=2e-5)
 
 
 def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
   assert not any('change' in row for row in rows)  # 8 tokens are too few for a control position
-  assert (
-    rows[0]['targets'].startswith('position')
-    and [row['targets'] for row in rows[3:]] == ['none'] * 3
-  )
+  assert rows[0]['targets'].startswith('position')
+  assert [row['targets'] for row in rows[3:]] == ['none'] * 3
+
   change = np.full(3, 0.3)  # beyond one control but not beyond the other
   assert not edits._changes(0 * change, [change, change / 3, 2 * change])['beyond']
   assert edits._changes(0 * change, [change, change / 3, change / 2])['beyond']
+
   with pytest.raises(ValueError, match='--controls=0'):
     sj.analyse('edits', small_run(), tokens(2, 8), controls=0)

@@ -1,52 +1,58 @@
-"""Norms, angles, maps, positions and the last query against NumPy on recorded arrays and full maps."""
+"""Norms, angles, maps, positions and the last query against NumPy on full maps."""
 
 import dataclasses
+import functools
+import itertools
 import math
 
+import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.evaluate.inputs import random_tokens
 from sink_jax.models.record import queries_keys, states
-from tests.analyses.small import HYBRID, importance, maps, small_run, tokens
+from tests.analyses.numpy_decoder import project, rms
+from tests.analyses.small import HYBRID, importance, maps, near, small_run, tokens
 
 LEARNED = sj.AttentionSpec(position=sj.Learned(max_length=64))
 SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()')
 
 
 def test_norms():
-  run, ids = small_run(), tokens()
-  rows = {
-    (row['kind'], row['block']): row for row in sj.analyse('norms', run, ids, batch_size=3).rows
-  }
+  run = small_run()
+  ids = tokens()
+  found = sj.analyse('norms', run, ids, batch_size=3).rows
+  rows = {(row['kind'], row['block']): row for row in found}
   record = run.record(ids, sj.RecordOptions(attention=queries_keys, hidden=states))
   hidden = np.concatenate([record.embedding[None], record.layers.hidden]).astype(float)
+
   assert len(rows) == 3 + 2 + 2
+
   for block in range(3):
     own = {'hidden states': hidden[block]}
     if block:
-      own['keys'] = np.asarray(record.layers.attention.k_BxTxHkvxDh, float)[block - 1]
-      attention = run.params['blocks']['attention']
-      x = hidden[block - 1] / np.sqrt(
-        (hidden[block - 1] ** 2).mean(-1, keepdims=True) + run.config.norm_eps
-      )
-      values = (
-        x
-        * run.params['blocks']['norm1']['gain'][block - 1]
-        @ attention['value']['kernel'][block - 1]
-      )
-      own['values'] = np.asarray(values).reshape(*values.shape[:2], 2, -1)
+      n = block - 1
+      params = jax.tree.map(lambda x: x[n], run.params['blocks'])
+      x = rms(hidden[n], params['norm1'], run.config.norm_eps)
+      own['keys'] = np.asarray(record.layers.attention.k_BxTxHkvxDh, float)[n]
+      own['values'] = project(x, params['attention']['value'], run.config.dims.head_dim)
     for kind, x in own.items():
-      sizes, row = np.linalg.norm(x, axis=-1), rows[kind, block]
-      first, others = sizes[:, 0].mean(), sizes[:, 1:].mean()
-      found = row['first'], row['others'], row['ratio']
-      assert found == pytest.approx((first, others, first / others), rel=1e-5)
+      sizes = np.linalg.norm(x, axis=-1)
+      row = rows[kind, block]
+      first = sizes[:, 0].mean()
+      others = sizes[:, 1:].mean()
+      assert row['first'] == near(first)
+      assert row['others'] == near(others)
+      assert row['ratio'] == near(first / others)
       assert abs(row['ratio'] - 1) > 1e-3  # the first token differs from the others
+
   # The last hidden state is taken before the final norm, so a larger gain changes nothing.
   gain = {'gain': 1000 * run.params['final_norm']['gain']}
   louder = dataclasses.replace(run, params=run.params | {'final_norm': gain})
-  assert sj.analyse('norms', louder, ids, batch_size=3).rows == list(rows.values())
+
+  assert sj.analyse('norms', louder, ids, batch_size=3).rows == found
 
 
 @pytest.mark.parametrize(
@@ -59,59 +65,79 @@ def test_norms():
   ids=['rotary', 'alibi', 'qk norm'],
 )
 def test_angles_by_loops_over_queries_and_keys(changes):
-  run, ids = small_run(**changes), tokens(length=7)
-  rows = sj.analyse('angles', run, ids, heads=('1.4', '2.1'), batch_size=3).rows
+  run = small_run(**changes)
+  ids = tokens(length=7)
+  rows = sj.analyse(
+    'angles',
+    run,
+    ids,
+    heads=('1.3', '2.2'),
+    batch_size=3,
+  ).rows
   qk = run.record(ids, sj.RecordOptions(attention=queries_keys)).layers.attention
   q, k = (np.asarray(x, float) for x in qk)
   n, s, length, heads, width = q.shape
-  found = {
-    name: np.zeros((n, s, heads, length, length)) for name in ('cosine', 'norm_product', 'score')
-  }
-  for i in np.ndindex(n, s, heads):
-    for t in range(length):
-      for j in range(t + 1):
-        a, b = q[i[0], i[1], t, i[2]], k[i[0], i[1], j, i[2] // (heads // k.shape[3])]
-        sizes = math.sqrt(a @ a) * math.sqrt(b @ b)
-        found['cosine'][i][t, j] = a @ b / sizes
-        found['norm_product'][i][t, j] = sizes  # without 1/sqrt(Dh), as in the paper
-        found['score'][i][t, j] = a @ b / math.sqrt(width)
+  cosine, norm_product, score = np.zeros((3, n, s, heads, length, length))
+  for i in np.ndindex(n, s, heads, length, length):
+    block, text, head, t, j = i
+    if j <= t:
+      a = q[block, text, t, head]
+      b = k[block, text, j, head // (heads // k.shape[3])]
+      norm_product[i] = math.sqrt(a @ a) * math.sqrt(b @ b)  # without 1/sqrt(Dh), as in the paper
+      cosine[i] = a @ b / norm_product[i]
+      score[i] = a @ b / math.sqrt(width)
+
   alpha = importance(run, ids)[..., 0].mean(1)
   for row in rows:
     at = row['block'] - 1, row['head'] - 1
-    assert row['importance'] == pytest.approx(alpha[at], rel=1e-5)
-    for name, x in found.items():
+    assert row['importance'] == near(alpha[at])
+    for name, x in (
+      ('cosine', cosine),
+      ('norm_product', norm_product),
+      ('score', score),
+    ):
       own = x[at[0], :, at[1]]
       others = np.mean([own[:, t, 1 : t + 1].mean() for t in range(1, 7)])
-      assert row[f'{name}_first'] == pytest.approx(own[:, 1:, 0].mean(), rel=1e-4, abs=1e-5)
+      expected = own[:, 1:, 0].mean()
+      assert row[f'{name}_first'] == pytest.approx(expected, rel=1e-4, abs=1e-5)
       assert row[f'{name}_others'] == pytest.approx(others, rel=1e-4, abs=1e-5)
-      if at in ((0, 3), (1, 0)):
-        np.testing.assert_allclose(row[name], own.mean(0), atol=7e-5)  # rows hold four digits
+      if at in ((0, 2), (1, 1)):
+        assert_allclose(row[name], own.mean(0), atol=7e-5)  # rows hold four digits
         assert row['averaged'] == 'mean of 4 sequences'
-  assert [(row['block'], row['head']) for row in rows if 'cosine' in row] == [(1, 4), (2, 1)]
+
+  assert [(row['block'], row['head']) for row in rows if 'cosine' in row] == [(1, 3), (2, 2)]
 
 
 def test_maps_of_two_heads_with_sinks_and_two_without():
-  run, ids = small_run(sharp=3.0), tokens()
-  weights, alpha = maps(run, ids).mean(1), importance(run, ids)[..., 0].mean(1)
+  run = small_run(sharp=3.0)
+  ids = tokens()
+  weights = maps(run, ids).mean(1)
+  alpha = importance(run, ids)[..., 0].mean(1)
   rows = sj.analyse('maps', run, ids).rows
   ordered = np.sort(alpha, None)
-  assert [row['importance'] for row in rows] == pytest.approx(
-    [*ordered[:-3:-1], *ordered[1::-1]], rel=1e-5
-  )
+
+  found = [row['importance'] for row in rows]
+  assert found == near([*ordered[:-3:-1], *ordered[1::-1]])
+
   for row in rows:
-    np.testing.assert_allclose(row['map'], weights[row['block'] - 1, row['head'] - 1], atol=6e-5)
+    expected = weights[row['block'] - 1, row['head'] - 1]
+    assert_allclose(row['map'], expected, atol=6e-5)
+
   [one] = sj.analyse('maps', run, ids[:1], heads=('2.3',)).rows
-  np.testing.assert_allclose(one['map'], maps(run, ids[:1])[1, 0, 2], atol=6e-5)
-  assert one['averaged'] == 'one sequence' and 'raw_map' not in one
+  assert_allclose(one['map'], maps(run, ids[:1])[1, 0, 2], atol=6e-5)
+  assert one['averaged'] == 'one sequence'
+  assert 'raw_map' not in one
+
   with pytest.raises(ValueError, match="--heads.*'3.1'"):  # block 3 has no attention
     sj.analyse('maps', small_run(layers=4, pattern=HYBRID), ids, heads=('3.1',))
+
   run = small_run(attention=SIGMOID)  # rows need not sum to one
   [row] = sj.analyse('maps', run, ids, heads=('1.2',)).rows
-  raw = np.asarray(
-    run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
-  )[0, :, 1].mean(0)
-  np.testing.assert_allclose(row['raw_map'], raw, atol=6e-5)
-  np.testing.assert_allclose(row['map'], maps(run, ids)[0, :, 1].mean(0), atol=6e-5)
+  recorded = run.record(ids, sj.RecordOptions(attention=sj.maps)).layers.attention
+  raw = np.asarray(recorded.weights_BxHxTxT)[0, :, 1].mean(0)
+
+  assert_allclose(row['raw_map'], raw, atol=6e-5)
+  assert_allclose(row['map'], maps(run, ids)[0, :, 1].mean(0), atol=6e-5)
 
 
 @pytest.mark.parametrize(
@@ -125,42 +151,67 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
   ids=['softmax', 'sigmoid', 'logit', 'window'],
 )
 def test_the_last_query(changes):
-  run, ids = small_run(**changes), tokens()
+  run = small_run(**changes)
+  ids = tokens()
   heads = maps(run, ids)[..., -1, 0].mean(1)  # (N, H)
   rows = sj.analyse('last_query', run, ids, batch_size=3).rows
+
   assert [row['layer'] for row in rows] == [0, 1]
-  np.testing.assert_allclose(
-    [row['attention'] for row in rows], heads.mean(1), rtol=1e-4, atol=1e-6
-  )
-  np.testing.assert_allclose([row['deviation'] for row in rows], heads.std(1), rtol=1e-4, atol=1e-6)
+  close = functools.partial(assert_allclose, rtol=1e-4, atol=1e-6)
+  close([row['attention'] for row in rows], heads.mean(1))
+  close([row['deviation'] for row in rows], heads.std(1))
 
 
 def test_positions_are_those_of_edited_maps():
   run = dataclasses.replace(small_run(sharp=4.0, attention=LEARNED), name='gpt2-xl')
-  result = sj.analyse('positions', run, sequences=6, positions=(2, 5, 30, 99), epsilon=0.3)
+  result = sj.analyse(
+    'positions',
+    run,
+    sequences=6,
+    positions=(2, 5, 30, 99),
+    epsilon=0.3,
+  )
   rows = {(row['change'], row['position']): row for row in result.rows}
-  assert list(rows) == [
-    ('', 1),
-    *((change, t) for change in ('replaced', 'swapped') for t in (2, 5, 30)),
-  ]
-  ids = random_tokens(258, sequences=6, tokenizer=run.tokenizer, repeat=True).tokens
+
+  edits = itertools.product(('replaced', 'swapped'), (2, 5, 30))
+  assert list(rows) == [('', 1), *edits]
+
+  ids = random_tokens(
+    258,
+    sequences=6,
+    tokenizer=run.tokenizer,
+    repeat=True,
+  ).tokens
   for (change, t), row in rows.items():
     table = np.array(run.params['positions'])
-    if change:
-      first = table[0].copy()
-      table[0] = table[t - 1]
-      if change == 'swapped':
-        table[t - 1] = first
-    edited = dataclasses.replace(run, params=run.params | {'positions': table})
+    order = np.arange(len(table))
+    order[0] = t - 1
+    if change == 'swapped':
+      order[t - 1] = 0
+    edited = dataclasses.replace(run, params=run.params | {'positions': table[order]})
     rate = 100 * (importance(edited, ids) > 0.3).mean((0, 1, 2))
     assert row['sink_1'] == pytest.approx(rate[0], abs=1e-4)
     assert row.get('sink_t') == (pytest.approx(rate[t - 1], abs=1e-4) if change else None)
+
   assert len({row['sink_1'] for row in rows.values()}) > 1  # the edits have different effects
   assert rows['', 1]['paper_sink_1'] == 62.28  # Table 7
-  assert (rows['swapped', 5]['paper_sink_1'], rows['swapped', 5]['paper_sink_t']) == (1.44, 57.63)
-  assert rows['swapped', 30]['paper_sink_t'] == 50.22 and 'paper_sink_t' not in rows['swapped', 2]
-  for changed in (dict(epsilon=0.2), dict(inputs='random'), dict(bos='force')):
-    other = sj.analyse('positions', run, sequences=2, positions=(5,), **changed).rows
+  assert rows['swapped', 5]['paper_sink_1'] == 1.44
+  assert rows['swapped', 5]['paper_sink_t'] == 57.63
+  assert rows['swapped', 30]['paper_sink_t'] == 50.22
+  assert 'paper_sink_t' not in rows['swapped', 2]
+
+  for changed in (
+    dict(epsilon=0.2),
+    dict(inputs='random'),
+    dict(bos='force'),
+  ):
+    other = sj.analyse(
+      'positions',
+      run,
+      sequences=2,
+      positions=(5,),
+      **changed,
+    ).rows
     assert not any(key.startswith('paper') for row in other for key in row)
   with pytest.raises(ValueError, match='learned position'):
     sj.analyse('positions', small_run(), tokens())

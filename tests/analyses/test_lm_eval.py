@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: probabilities and texts against NumPy; its command too, if it is installed."""
+"""lm-evaluation-harness: probabilities and texts against NumPy; its command if it is there."""
 
 import dataclasses
 import importlib.util
@@ -16,7 +16,7 @@ import tokenizers
 import sink_jax as sj
 from sink_jax.analyses.importance import hellaswag
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
-from tests.analyses.small import model, small_run, tokens
+from tests.analyses.small import model, near, small_run, tokens
 from tests.pretrained import tiny
 from tests.train.runs import ROOT
 
@@ -50,7 +50,7 @@ request = lambda *args: SimpleNamespace(args=args)
 
 
 def padded_logits(run, ids):
-  """float64 logits of a text. Padding on the right, which the text cannot see, fills it up to 32 tokens."""
+  """float64 logits of a text, which is padded on the right to 32 tokens."""
   return np.asarray(run.logits([[*ids, *[7] * (32 - len(ids))]]), np.float64)[0, : len(ids)]
 
 
@@ -62,7 +62,7 @@ def log_probability(run, context, ending):
 
 
 def rolling(run, ids, window=32):
-  """The harness's definition: full windows, each token counted once, and the last window full as well."""
+  """The harness's definition: full windows, also the last one; each token counts once."""
   total = log_probability(run, [TOKENIZER.bos_id], ids[:window]) if ids else 0
   for start in range(window, len(ids), window):
     end = min(start + window, len(ids))
@@ -79,15 +79,22 @@ def greedy(run, ids, count):
 
 
 def test_log_likelihoods_of_endings():
-  """Endings shorter and longer than the context, and a pair that is longer than the model's window."""
-  run, random = small_run(**BYTES), np.random.default_rng(0)
+  """Endings shorter and longer than the context, and a pair longer than the window."""
+  run = small_run(**BYTES)
+  random = np.random.default_rng(0)
   pairs = [
     (random.integers(2, 258, a).tolist(), random.integers(2, 258, b).tolist())
-    for a, b in ((3, 2), (1, 9), (30, 6), (12, 32))
+    for a, b in (
+      (3, 2),
+      (1, 9),
+      (30, 6),
+      (12, 32),
+    )
   ]
+
   for batch_size in (None, 2):
     for (total, _), pair in zip(loglikelihoods(run, pairs, 32, batch_size), pairs, strict=True):
-      assert total == pytest.approx(log_probability(run, *pair), rel=1e-5)
+      assert total == near(log_probability(run, *pair))
 
 
 def test_greedy_endings_and_what_is_too_long(monkeypatch):
@@ -96,16 +103,20 @@ def test_greedy_endings_and_what_is_too_long(monkeypatch):
   context = [1, 2, 3]
   best = int(run.logits([context])[0, -1].argmax())
   (_, yes), (_, no) = loglikelihoods(run, [(context, [best]), (context, [(best + 1) % 5])], 8, 2)
-  assert yes and not no
+
+  assert yes
+  assert not no
+
   with pytest.raises(ValueError, match='ending of 9 tokens'):
     loglikelihoods(run, [([0], [1] * 9)], 8)
+
   broken = dataclasses.replace(run, params=run.params | {'embed': run.params['embed'] * np.nan})
   with pytest.raises(ValueError, match='log-probability of an ending'):
     loglikelihoods(broken, [([1, 2], [3])], 8)
 
 
 def test_texts_end_where_they_are_told_to():
-  """Texts of different lengths are generated in batches. Each must equal the text generated separately."""
+  """Texts of different lengths, generated in batches, equal those generated one by one."""
   # Each id is a different letter, so that every sequence of ids is a valid text.
   letters = lambda ids: ''.join(chr(0x4E00 + i) for i in ids)
   names = tokenizers.Tokenizer(
@@ -122,7 +133,9 @@ def test_texts_end_where_they_are_told_to():
     [request(letters(ids), arguments) for ids, arguments in asked]
   )
   found = write(run, [(ids, {'max_gen_toks': 8, 'until': []}) for ids in prompts], batch_size=2)
+
   assert found == list(map(letters, made))
+
   # In order: a stop of two letters, two stops of which the earlier counts, fewer tokens, an absent
   # stop.
   asked = [
@@ -132,17 +145,27 @@ def test_texts_end_where_they_are_told_to():
     (prompts[3], {'max_gen_toks': 8, 'until': 'zz'}),
   ]
   assert write(run, asked) == [letters(ids[:n]) for ids, n in zip(made, (3, 2, 3, 8))]
+
   ending = dataclasses.replace(tokenizer, eos_ids=(made[3][4],))
   ended = dataclasses.replace(run, read_tokenizer=lambda run: ending)
+
   assert write(ended, asked[3:]) == [letters(made[3][: made[3].index(made[3][4])])]
 
 
 def test_what_cannot_be_asked():
-  assert generation({'until': ['a', ''], 'max_gen_toks': 9, 'num_beams': 1}, 1024) == (
+  assert generation(
+    {
+      'until': ['a', ''],
+      'max_gen_toks': 9,
+      'num_beams': 1,
+    },
+    1024,
+  ) == (
     9,
     ('a',),
     {},
   )
+
   for arguments, words in (({'num_beams': 4}, 'num_beams'), ({'max_gen_toks': 1024}, '1024')):
     with pytest.raises(ValueError, match=words):
       generation(arguments, 1024)
@@ -160,6 +183,7 @@ def test_accuracy_of_hellaswag_is_read_from_the_results_of_the_harness(tmp_path)
     'acc_norm,none': 0.5,
     'acc_norm_stderr,none': 0.03,
   }
+
   for name in ('other', 'mine'):
     (tmp_path / name).mkdir()
     (tmp_path / name / 'results_2026.json').write_text(
@@ -170,12 +194,15 @@ def test_accuracy_of_hellaswag_is_read_from_the_results_of_the_harness(tmp_path)
         }
       )
     )
+
   rows = hellaswag(model(run, tokens()), results=str(tmp_path))
   assert [(row['measure'], row['percent'], row.get('stderr')) for row in rows][1:] == [
     ('acc', 25, 2),
     ('acc_norm', 50, 3),
   ]
-  assert rows[0]['percent'] == pytest.approx(100 * sj.probe(run, tokens()).sink_rate())
+  expected = 100 * sj.probe(run, tokens()).sink_rate()
+  assert rows[0]['percent'] == pytest.approx(expected)
+
   with pytest.raises(ValueError, match='--results'):
     hellaswag(model(dataclasses.replace(run, name='new'), tokens()), results=str(tmp_path))
 
@@ -209,10 +236,14 @@ def test_the_harnesss_own_command(tmp_path):
     capture_output=True,
     env=os.environ | {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_CACHE': str(tmp_path)},
   )
+
   assert done.returncode == 0, done.stderr[-3000:]
+
   [written] = (tmp_path / 'out').rglob('results_*.json')
   found = json.loads(written.read_text())
+
   assert found['config']['sink_jax_model'] == 'tiny-llama'
+
   rows = [json.loads(line) for line in (STORED / 'texts.jsonl').read_text().splitlines()]
   totals = [
     log_probability(run, TOKENIZER.encode(row['context']) or [0], TOKENIZER.encode(row['ending']))
@@ -224,7 +255,7 @@ def test_the_harnesss_own_command(tmp_path):
     for task in found['results'].values()
     for key, value in task.items()
   }
-  assert np.log(metrics['perplexity']) == pytest.approx(-np.mean(totals), rel=1e-5)
-  assert metrics['bits_per_byte'] == pytest.approx(
-    -sum(rolling(run, ids) for ids in texts) / sum(map(len, texts)) / np.log(2), rel=1e-5
-  )
+
+  assert np.log(metrics['perplexity']) == near(-np.mean(totals))
+  expected = -sum(rolling(run, ids) for ids in texts) / sum(map(len, texts)) / np.log(2)
+  assert metrics['bits_per_byte'] == near(expected)

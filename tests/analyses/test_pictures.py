@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
-from sink_jax.analyses import pictures
 from sink_jax.analyses.runner import find
+from sink_jax.pictures import charts, maps
 
 
 def drawn(ax):
@@ -14,35 +15,81 @@ def drawn(ax):
 
 def test_lines_by_series_and_panel():
   rows = [
-    {'model': m, 'length': t, 'epsilon': e, 'sink_1': 10 * t + e, 'sink_t': t, 'paper_sink_1': 7.0}
+    {
+      'model': m,
+      'length': t,
+      'epsilon': e,
+      'sink_1': 10 * t + e,
+      'sink_t': t,
+      'paper_sink_1': 7.0,
+    }
     for m in 'ab'
     for t in (4, 2)
     for e in (0.2, 0.3)
   ]
-  figure = pictures.lines(rows, 'length', 'sink_1', ('epsilon',), log='x', percent=True)
+  figure = charts.lines(
+    rows,
+    'length',
+    'sink_1',
+    ('epsilon',),
+    log='x',
+    percent=True,
+  )
+
   assert [ax.get_title() for ax in figure.axes] == ['a', 'b']
+
   for ax in figure.axes:
     for e in (0.2, 0.3):
-      np.testing.assert_allclose(drawn(ax)[f'ε = {e}'], [(2, 20 + e), (4, 40 + e)])
-      np.testing.assert_allclose(drawn(ax)[f'ε = {e}: the paper'], [(2, 7), (4, 7)])
-    assert ax.get_xscale() == 'log' and [t.get_text() for t in ax.get_xticklabels()] == ['2', '4']
-  [ax] = pictures.lines(rows[:4], 'length', ('sink_1', 'sink_t'), ('epsilon',), panel=()).axes
+      assert_allclose(drawn(ax)[f'ε = {e}'], [(2, 20 + e), (4, 40 + e)])
+      assert_allclose(drawn(ax)[f'ε = {e}: the paper'], [(2, 7), (4, 7)])
+    assert ax.get_xscale() == 'log'
+    assert [t.get_text() for t in ax.get_xticklabels()] == ['2', '4']
+
+  [ax] = charts.lines(rows[:4], 'length', ('sink_1', 'sink_t'), ('epsilon',), panel=()).axes
   assert sum('the paper' not in name for name in drawn(ax)) == 4
+
+
+def test_every_line_has_a_look_of_its_own():
   families = [
-    {'family': f'family {i}', 'parameters': n, 'sink_1': i} for i in range(9) for n in (1e7, 1e6)
+    {
+      'family': f'family {i}',
+      'parameters': n,
+      'sink_1': i,
+    }
+    for i in range(9)
+    for n in (1e7, 1e6)
   ]
-  [ax] = pictures.lines(families, 'parameters', 'sink_1', ('family',), panel=(), log='x').axes
+  [ax] = charts.lines(
+    families,
+    'parameters',
+    'sink_1',
+    ('family',),
+    panel=(),
+    log='x',
+  ).axes
+
   assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == 9
+
+
+def test_bars_of_errors_stand_side_by_side():
   rows = [
-    {'model': m, 'layer': n, 'attention': 0.5, 'deviation': 0.1 * n} for m in 'ab' for n in range(3)
+    {
+      'model': m,
+      'layer': n,
+      'attention': 0.5,
+      'deviation': 0.1 * n,
+    }
+    for m in 'ab'
+    for n in range(3)
   ]
-  [ax] = pictures.lines(
+  [ax] = charts.lines(
     rows, 'layer', 'attention', ('model',), panel=(), error='deviation', style='o'
   ).axes
+
   for bars, shift in zip(ax.containers, (-0.06, 0.06)):
-    np.testing.assert_allclose(bars.lines[0].get_xydata(), [(n + shift, 0.5) for n in range(3)])
+    assert_allclose(bars.lines[0].get_xydata(), [(n + shift, 0.5) for n in range(3)])
     ends = np.array(bars.lines[2][0].get_segments())[..., 1]
-    np.testing.assert_allclose(ends[:, 1] - ends[:, 0], [0, 0.2, 0.4])
+    assert_allclose(ends[:, 1] - ends[:, 0], [0, 0.2, 0.4])
 
 
 def test_bars_and_the_papers_number():
@@ -54,15 +101,22 @@ def test_bars_and_the_papers_number():
       ('b', 'random', 30.0, {}),
     )
   ]
-  [ax] = pictures.bars(rows, 'model', 'sink_1', ('kind',)).axes
+  [ax] = charts.bars(rows, 'model', 'sink_1', ('kind',)).axes
   found = sorted(
     (round(bar.get_x() + bar.get_width() / 2, 2), bar.get_height()) for bar in ax.patches
   )
-  assert found == [(-0.2, 10), (0.2, 20), (1.2, 30)]
+
+  assert found == [
+    (-0.2, 10),
+    (0.2, 20),
+    (1.2, 30),
+  ]
   assert [tick.get_text() for tick in ax.get_xticklabels()] == ['a', 'b']
   assert set(ax.get_lines()[0].get_ydata()) == {12.0}
+
   rows = [row | {'epsilon': e} for row in rows for e in (0.2, 0.4)]
-  figure = pictures.bars(rows, 'model', 'sink_1', ('kind',), ('epsilon',))
+  figure = charts.bars(rows, 'model', 'sink_1', ('kind',), ('epsilon',))
+
   assert [ax.get_title() for ax in figure.axes] == ['ε = 0.2', 'ε = 0.4']
 
 
@@ -79,23 +133,39 @@ def test_maps_and_grids():
     for b in (2, 4)
     for h in (1, 2, 3)
   ]
-  ax = pictures.grids(rows, 'importance').axes[0]
+  ax = maps.grid(rows, 'importance').axes[0]
   [image] = ax.get_images()
-  np.testing.assert_allclose(image.get_array(), [[0.21, 0.22, 0.23], [0.41, 0.42, 0.43]])
-  assert image.get_clim() == (0, 1) and (ax.get_xlabel(), ax.get_ylabel()) == ('head', 'block')
-  assert [tick.get_text() for tick in ax.get_yticklabels()] == [
+
+  assert_allclose(
+    image.get_array(),
+    [
+      [0.21, 0.41],
+      [0.22, 0.42],
+      [0.23, 0.43],
+    ],
+  )
+  assert image.get_clim() == (0, 1)
+  assert ax.get_xlabel() == 'block'
+  assert ax.get_ylabel() == 'head'
+  assert [tick.get_text() for tick in ax.get_xticklabels()] == [
     '2',
     '4',
-  ] and '50.0 %' in ax.get_title()
+  ]
+  assert '50.0 %' in ax.get_title()
+
   rows[1] |= {'map': np.tril(np.full((3, 3), 0.4)).tolist(), 'averaged': 'one sequence'}
   panels = [
-    ax for ax in pictures.heat_maps(rows, ('map', 'raw_map'), '{averaged}').axes if ax.get_images()
+    ax
+    for ax in maps.attention_maps(
+      rows, ('map', 'raw_map'), 'block {block}, head {head}, {averaged}'
+    ).axes
+    if ax.get_images()
   ]
   [ax] = panels  # only one row has a map
-  assert 'block 2, head 2' in ax.get_title() and 'one sequence' in ax.get_title()
-  np.testing.assert_allclose(
-    np.ma.filled(ax.get_images()[0].get_array(), 0), np.tril(np.full((3, 3), 0.4))
-  )
+
+  assert 'block 2, head 2' in ax.get_title()
+  assert 'one sequence' in ax.get_title()
+  assert_allclose(np.ma.filled(ax.get_images()[0].get_array(), 0), np.tril(np.full((3, 3), 0.4)))
 
 
 @pytest.mark.parametrize(
@@ -117,14 +187,15 @@ def test_maps_and_grids():
       'norms',
       'kind block ratio',
       [('hidden states', 1, 2.0), ('hidden states', 2, 30.0), ('keys', 1, 99.0)],
-      'after block 2 the hidden state of the first token is 30 times as long as those of the others',
+      'after block 2 the hidden state of the first token is 30 times as long as those of the '
+      'others',
     ),
     (
       'angles',
       'importance cosine_first cosine_others',
       [(0.4, 0.5, -0.1), (0.9, 0.7, 0.1), (0.1, 0.0, 0.0)],
-      'in the 2 of 3 heads with a sink, the mean cosine of the queries is 0.60 with the first key and 0.00 with '
-      'the others',
+      'in the 2 of 3 heads with a sink, the mean cosine of the queries is 0.60 with the first key '
+      'and 0.00 with the others',
     ),
     (
       'streaming',

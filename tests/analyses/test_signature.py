@@ -1,4 +1,4 @@
-"""The signature of sinks: planted arrays with known answers, closed-form nulls, and no false alarms."""
+"""The signature of sinks: planted arrays, nulls in closed form, and no false alarms."""
 
 import functools
 import json
@@ -12,13 +12,13 @@ from sink_jax.analyses import runner, signature
 from sink_jax.evaluate.sinks import random_targets
 from sink_jax.models.config import Experts, Layer
 from sink_jax.models.transformer import init_params
-from tests.analyses.small import VOCABULARY, small_run, tokens
+from tests.analyses.small import VOCABULARY, near, small_run, tokens
 
 S, N, H, T = 6, 3, 4, 40
 
 
 def planted_maps(mass=0.6, second=None):
-  """Maps (S, H, T, T) of N layers, uniform, but head 2 of block 2 gives token 1 (and `second`) a mass."""
+  """Uniform maps (S, H, T, T) of N layers, but head 2 of block 2 gives token 1 a mass."""
   maps = np.tril(np.ones((T, T)))
   maps = np.broadcast_to(maps / maps.sum(1, keepdims=True), (N, S, H, T, T)).copy()
   for i in range(1, T):
@@ -44,39 +44,48 @@ def test_a_planted_sink_is_found_with_its_mass():
   found = by_measure(rows, 1)
   exact = (1 + 0.6 * (T - 1)) / T  # row 1 sees only one token
   largest = found['largest importance']
+
   assert largest['value'] == pytest.approx(exact, abs=1e-3)
-  assert (largest['block'], largest['head'], largest['position'], largest['beyond']) == (
-    2,
-    2,
-    1,
-    True,
-  )
+  assert largest['block'] == 2
+  assert largest['head'] == 2
+  assert largest['position'] == 1
+  assert largest['beyond']
   assert largest['low'] == pytest.approx(largest['high'])  # all sequences are equal
+
   uniform = sum(1 / i for i in range(1, T + 1)) / T
   assert largest['uniform'] == pytest.approx(uniform)
+
   mean = found['mean importance']
-  assert (
-    mean['value'] == pytest.approx((exact + (N * H - 1) * uniform) / (N * H)) and not mean['beyond']
-  )
+  expected = (exact + (N * H - 1) * uniform) / (N * H)
+  assert mean['value'] == pytest.approx(expected)
+  assert not mean['beyond']
+
   for name in ('sink rate', 'sink heads'):
-    assert found[name]['value'] == pytest.approx(1 / (N * H)) and found[name]['beyond']
-  assert found['mean entropy']['value'] == pytest.approx(
-    1 - (1 - found['least entropy']['value']) / (N * H)
-  )
+    assert found[name]['value'] == pytest.approx(1 / (N * H))
+    assert found[name]['beyond']
+
+  expected = 1 - (1 - found['least entropy']['value']) / (N * H)
+  assert found['mean entropy']['value'] == pytest.approx(expected)
+
   heads = {
     (row['block'], row['head']): row['value'] for row in rows if row['measure'] == 'importance'
   }
-  assert len(heads) == N * H and max(heads, key=heads.get) == (2, 2)
+  assert len(heads) == N * H
+  assert max(heads, key=heads.get) == (2, 2)
   assert heads[1, 1] == pytest.approx(uniform)
-  assert all(row['model'] == 'planted' for row in rows)
-  assert all(row.get('shuffled') is row.get('untrained') is None for row in rows)
+  for row in rows:
+    assert row['model'] == 'planted'
+    assert row.get('shuffled') is row.get('untrained') is None
+
   json.dumps(rows, allow_nan=False)
 
 
 def test_uniform_attention_is_not_a_sink():
   maps = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
   rows = signature.from_arrays(attentions=[np.broadcast_to(maps, (S, H, T, T))] * N)
+
   assert not any(row.get('beyond') for row in rows)
+
   found = by_measure(rows)
   assert found['least entropy']['value'] == pytest.approx(found['least entropy']['uniform']) == 1
   assert found['largest importance']['value'] == pytest.approx(
@@ -87,26 +96,35 @@ def test_uniform_attention_is_not_a_sink():
 def test_a_second_sink_is_found_at_its_position():
   rows = signature.from_arrays(attentions=list(planted_maps(0.4, second=6)))
   [second] = [row for row in rows if row['measure'] == 'sink rate' and row['position'] != 1]
-  assert second['position'] == 7 and second['value'] == pytest.approx(1 / (N * H))
-  assert second['uniform'] == 0 and second['beyond']
+
+  assert second['position'] == 7
+  assert second['value'] == pytest.approx(1 / (N * H))
+  assert second['uniform'] == 0
+  assert second['beyond']
 
 
 def test_the_null_of_random_positions_and_the_bounds_against_numpy():
   alpha = np.random.default_rng(1).uniform(0, 0.45, (S, N, H, T))
   rows = signature.from_arrays(importance=alpha)
-  found, targets = by_measure(rows, 1), random_targets(np.full(S, T))
+  found = by_measure(rows, 1)
+  targets = random_targets(np.full(S, T))
   at = np.stack([[alpha[s, :, :, t] for s, t in enumerate(draw)] for draw in targets])
+
   for name, expected in {
     'largest importance': at.mean(1).max((1, 2)),
     'mean importance': at.mean((1, 2, 3)),
     'sink rate': (at > 0.3).mean((1, 2, 3)),
     'sink heads': (at.mean(1) > 0.3).mean((1, 2)),
   }.items():
-    assert found[name]['random_positions'] == pytest.approx(np.percentile(expected, 99), rel=1e-5)
+    assert found[name]['random_positions'] == near(np.percentile(expected, 99))
+
   # The bootstrap of a mean of 6 numbers has bounds near those of its normal distribution.
-  row, by_sequence = found['mean importance'], alpha[..., 0].mean((1, 2))
+  row = found['mean importance']
+  by_sequence = alpha[..., 0].mean((1, 2))
   width = 2 * stats.norm.ppf(0.995) * by_sequence.std() / np.sqrt(S)
+
   assert row['high'] - row['low'] == pytest.approx(width, rel=0.15)
+
   shares = alpha[..., 0] > 0.3
   assert found['sink rate']['value'] == pytest.approx(shares.mean())
   assert found['sink heads']['value'] == pytest.approx((alpha[..., 0].mean(0) > 0.3).mean())
@@ -114,13 +132,14 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
 
 def test_a_massive_channel_and_norms_against_numpy():
   rng = np.random.default_rng(0)
-  hidden, values, heads = (
-    rng.standard_normal(shape) for shape in ((S, N, T, 16), (S, N, 2, T, 8), (S, N, H, T, 8))
-  )
+  hidden = rng.standard_normal((S, N, T, 16))
+  values = rng.standard_normal((S, N, 2, T, 8))
+  heads = rng.standard_normal((S, N, H, T, 8))
   hidden[:, 2, 0, 5] = 900
   values[:, 1, :, 0] *= 0.1
   heads[:, 0, 3] *= 0.01
   found = by_measure(signature.from_arrays(hidden=hidden, values=values, heads=heads))
+
   assert set(found) == {
     'value norm ratio',
     'hidden norm ratio',
@@ -129,41 +148,44 @@ def test_a_massive_channel_and_norms_against_numpy():
     'dormant heads',
     'least head norm',
   }
-  massive, medians = found['massive activation'], np.median(abs(hidden[:, 2]).reshape(S, -1), 1)
-  assert massive['value'] == pytest.approx((900 / medians).mean(), rel=1e-5)
-  assert (massive['block'], massive['position'], massive['channel'], massive['beyond']) == (
-    3,
-    1,
-    5,
-    True,
-  )
+
+  massive = found['massive activation']
+  medians = np.median(abs(hidden[:, 2]).reshape(S, -1), 1)
+
+  assert massive['value'] == near((900 / medians).mean())
+  assert massive['block'] == 3
+  assert massive['position'] == 1
+  assert massive['channel'] == 5
+  assert massive['beyond']
   # The largest of T D normal numbers is about 3.2, and their median 0.67. The bound from them is
   # within a third of what is drawn.
-  assert massive['uniform'] == pytest.approx(
-    (abs(hidden[:, 1]).max((1, 2)) / medians).mean(), rel=0.3
-  )
+  expected = (abs(hidden[:, 1]).max((1, 2)) / medians).mean()
+  assert massive['uniform'] == pytest.approx(expected, rel=0.3)
+
   kurtosis = stats.kurtosis(hidden[:, 2].reshape(S, -1), axis=1, fisher=False).mean()
-  assert (
-    found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4)
-    and found['kurtosis']['block'] == 3
-  )
+  assert found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4)
+  assert found['kurtosis']['block'] == 3
+
   for kind, block, x in (
     ('value', 1, values.transpose(0, 1, 3, 2, 4)),
     ('hidden', 2, hidden[..., None, :]),
   ):
     norms = np.linalg.norm(x[:, block], axis=-1).mean(-1)
     row = found[f'{kind} norm ratio']
-    assert row['value'] == pytest.approx((norms[:, 0] / norms[:, 1:].mean(1)).mean(), rel=1e-5)
-    assert row['beyond'] and row['block'] == block + 1 and row['uniform'] == 1
-  assert (
-    found['dormant heads']['value'] == pytest.approx(1 / (N * H))
-    and found['dormant heads']['beyond']
-  )
+    expected = (norms[:, 0] / norms[:, 1:].mean(1)).mean()
+    assert row['value'] == near(expected)
+    assert row['beyond']
+    assert row['block'] == block + 1
+    assert row['uniform'] == 1
+
+  assert found['dormant heads']['value'] == pytest.approx(1 / (N * H))
+  assert found['dormant heads']['beyond']
+
   norms = np.linalg.norm(heads, axis=-1).mean(-1)
-  assert found['least head norm']['value'] == pytest.approx(
-    (norms[:, 0, 3] / norms[:, 0].mean(1)).mean(), rel=1e-5
-  )
-  assert (found['least head norm']['block'], found['least head norm']['head']) == (1, 4)
+  expected = (norms[:, 0, 3] / norms[:, 0].mean(1)).mean()
+  assert found['least head norm']['value'] == near(expected)
+  assert found['least head norm']['block'] == 1
+  assert found['least head norm']['head'] == 4
 
 
 ALPHA = np.full((2, 3, 4, 5), 0.1)
@@ -213,6 +235,7 @@ def test_an_array_of_another_batch_is_named_with_its_axis(name, axis, words):
   arrays = {name: np.ones(shape) for name, shape in SHAPES.items()}
   shape = list(SHAPES[name])
   shape[axis] += 1
+
   for first, given in (('importance', ALPHA), ('attentions', MAPS)):
     assert signature.from_arrays(**{first: given}, **arrays)
     named = f'^{name} has {shape[axis]} {words} .* and {first} has {shape[axis] - 1}'
@@ -223,29 +246,31 @@ def test_an_array_of_another_batch_is_named_with_its_axis(name, axis, words):
 
 
 def test_a_model_agrees_with_its_probe_and_has_nulls():
-  run, ids = small_run(sharp=3.0), tokens(6, 20)
+  run = small_run(sharp=3.0)
+  ids = tokens(6, 20)
   result = runner.analyse('signature', run, ids)
-  found, report = by_measure(result.rows, 1), sj.probe(run, ids)
+  found = by_measure(result.rows, 1)
+  report = sj.probe(run, ids)
+
   assert found['sink rate']['value'] == pytest.approx(report.sink_rate())
-  assert found['largest importance']['value'] == pytest.approx(
-    report.head_importance().max(), rel=1e-5
-  )
+  assert found['largest importance']['value'] == near(report.head_importance().max())
+
   summary = report.summary()
-  assert found['mean entropy']['value'] == pytest.approx(
-    np.mean(summary['entropy_ratio']), rel=1e-5
-  )
+  assert found['mean entropy']['value'] == near(np.mean(summary['entropy_ratio']))
   # The probe divides means, and the signature averages the ratios of sequences. Kurtosis is the
   # same.
   assert found['value norm ratio']['value'] == pytest.approx(min(summary['value_ratio']), rel=0.1)
-  assert found['kurtosis']['value'] == pytest.approx(max(summary['kurtosis_moment'][1:]), rel=1e-5)
+  expected = max(summary['kurtosis_moment'][1:])
+  assert found['kurtosis']['value'] == near(expected)
+
   fresh = sj.Run(run.config, init_params(run.config, 0))
-  assert found['mean importance']['untrained'] == pytest.approx(
-    sj.probe(fresh, ids).head_importance().mean(), rel=1e-5
-  )
+  expected = sj.probe(fresh, ids).head_importance().mean()
+  assert found['mean importance']['untrained'] == near(expected)
+
   shuffled = np.random.default_rng(0).permuted(ids, axis=1)
-  assert found['mean importance']['shuffled'] == pytest.approx(
-    sj.probe(run, shuffled).head_importance().mean(), rel=1e-5
-  )
+  expected = sj.probe(run, shuffled).head_importance().mean()
+  assert found['mean importance']['shuffled'] == near(expected)
+
   json.dumps(result.rows, allow_nan=False)
   assert result.plot().axes
 
@@ -275,7 +300,11 @@ FAMILIES = {
     ffn='tanh_geglu',
     norm_location='sandwich',
     tied=True,
-    pattern=(Layer(mask=sj.Window(16)), Layer(mask=sj.Window(16)), Layer()),
+    pattern=(
+      Layer(mask=sj.Window(16)),
+      Layer(mask=sj.Window(16)),
+      Layer(),
+    ),
     attention=sj.AttentionSpec(qk_norm='QKNorm()'),
   ),
   'moe': CONFIG(pattern=(Layer(experts=Experts(4, 2)),)),

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.analyses import trained
@@ -14,6 +15,8 @@ from sink_jax.data.dataset import open_data
 from sink_jax.models.config import Layer
 from sink_jax.models.record import states
 from sink_jax.train.loop import train
+from tests.analyses.numpy_decoder import nats, rms, swiglu
+from tests.analyses.small import near
 from tests.random_params import random_params
 from tests.train import runs
 
@@ -21,7 +24,8 @@ from tests.train import runs
 def untrained(scale=3.0, **changes):
   """(run, experiment, data): the small run before training, with sharpened attention."""
   experiment = runs.config(**changes)
-  data, config = open_data(experiment.data), experiment.model_config()
+  data = open_data(experiment.data)
+  config = experiment.model_config()
   params = random_params(config)
   kernel = params['blocks']['attention']['query']['kernel']
   params['blocks']['attention']['query']['kernel'] = kernel * scale
@@ -30,25 +34,18 @@ def untrained(scale=3.0, **changes):
 
 def maps_of(run, tokens):
   """Attention weights (N, S, H, T, T), which need not sum to one."""
-  return np.concatenate(
-    [
-      run.record(row, sj.RecordOptions(attention=sj.maps)).layers.attention.weights_BxHxTxT
-      for row in tokens[:, None]
-    ],
-    1,
-  ).astype(np.float64)
+  options = sj.RecordOptions(attention=sj.maps)
+  parts = [run.record(row, options).layers.attention for row in tokens[:, None]]
+  return np.concatenate([part.weights_BxHxTxT for part in parts], 1).astype(np.float64)
 
 
 def cross_entropy(run, batches):
   """Nats per token, in NumPy float64."""
   total = weight = 0
   for batch in batches:
-    logits = np.asarray(run.logits(batch.tokens), np.float64)
-    nats = (
-      np.log(np.exp(logits).sum(-1))
-      - np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
-    )
-    total, weight = total + (nats * batch.weights).sum(), weight + batch.weights.sum()
+    losses = nats(run.logits(batch.tokens), batch.targets)
+    total = total + (losses * batch.weights).sum()
+    weight = weight + batch.weights.sum()
   return total / weight
 
 
@@ -64,19 +61,24 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
   data = config.data
   write_analyses(tmp_path, data)
   found = json.loads((tmp_path / 'analyses.json').read_text())
-  assert set(found) == {'removed', 'window'} and found['removed']['what'] == 'the key bias k*'
+
+  assert set(found) == {'removed', 'window'}
+  assert found['removed']['what'] == 'the key bias k*'
   # The loss before removal is the loss that training recorded.
-  assert found['removed']['valid_loss_before'] == pytest.approx(
-    runs.rows(tmp_path, 'valid')[-1]['valid'], rel=1e-6
-  )
+  expected = runs.rows(tmp_path, 'valid')[-1]['valid']
+  assert found['removed']['valid_loss_before'] == pytest.approx(expected, rel=1e-6)
+
   monkeypatch.setattr(trained, 'load_run', None)  # an existing file stays, and the run is not read
   before = (tmp_path / 'analyses.json').stat().st_mtime_ns
   write_analyses(tmp_path, data)
+
   assert (tmp_path / 'analyses.json').stat().st_mtime_ns == before
+
   (tmp_path / 'analyses.json').unlink()
   status = json.loads((tmp_path / 'status.json').read_text())
   (tmp_path / 'status.json').write_text(json.dumps(status | {'status': 'diverged'}))
   write_analyses(tmp_path, data)
+
   assert not (tmp_path / 'analyses.json').exists()
 
 
@@ -94,9 +96,8 @@ def test_a_finished_run_gets_its_file_once(tmp_path, monkeypatch):
   ],
 )
 def test_what_applies(spec, names):
-  assert [
-    *applicable(sj.sized('tiny', vocab_size=11, attention=sj.AttentionSpec(**spec)), 16)
-  ] == names
+  config = sj.sized('tiny', vocab_size=11, attention=sj.AttentionSpec(**spec))
+  assert [*applicable(config, 16)] == names
   assert [*applicable(sj.sized('tiny', vocab_size=11, sink_tokens=1), 16)] == ['removed']
 
 
@@ -125,18 +126,24 @@ def test_removed(monkeypatch, changes, what, tokens):
   run, experiment, data = untrained(validation__batches=3, **changes)
   monkeypatch.setattr(trained, '_TOKENS_AT_A_TIME', tokens)
   found = analyse_run(run, experiment, data)['removed']
+
   assert what in found['what']
+
   # The bare model is built from the run's parameters, without the help of `without_bias`.
   blocks = dict(run.params['blocks'])
   blocks['attention'] = {n: blocks['attention'][n] for n in ('query', 'key', 'value', 'out')}
   params = {n: run.params[n] for n in ('embed', 'unembed', 'final_norm')} | {'blocks': blocks}
   bare = sj.Run(runs.config().model_config(), params)
   alpha = sj.importance(maps_of(bare, run.probe_tokens))
-  assert found['sink_1'] == pytest.approx(100 * (alpha[..., 0] > 0.3).mean())
-  assert found['largest_importance'] == pytest.approx(alpha[..., 0].mean(1).max(), rel=1e-5)
+
+  expected = 100 * (alpha[..., 0] > 0.3).mean()
+  assert found['sink_1'] == pytest.approx(expected)
+  expected = alpha[..., 0].mean(1).max()
+  assert found['largest_importance'] == near(expected)
+
   same = data.validation(experiment.batch_size, 3)['valid']
-  assert found['valid_loss'] == pytest.approx(cross_entropy(bare, same), rel=1e-5)
-  assert found['valid_loss_before'] == pytest.approx(cross_entropy(run, same), rel=1e-5)
+  assert found['valid_loss'] == near(cross_entropy(bare, same))
+  assert found['valid_loss_before'] == near(cross_entropy(run, same))
   assert abs(found['valid_loss'] - found['valid_loss_before']) > 1e-3
 
 
@@ -155,39 +162,47 @@ def test_window(size, changes):
   a = (weights / (weights.sum(-1, keepdims=True) + 1e-8)).mean((0, 1, 2))
   absolute = [a[i - 1, 0] for i in range(2, size + 1)]
   relative = [a[i - 1, i - size] for i in range(size + 1, 17)]  # token i - w + 1
-  assert (found['size'], found['length'], found['sequences']) == (size, 16, 8)
-  assert found['inputs'] == 'probe' and found['uniform'] == 1 / size
-  assert found['relative_first'] == pytest.approx(np.mean(relative), rel=1e-5)
+
+  assert found['size'] == size
+  assert found['length'] == 16
+  assert found['sequences'] == 8
+  assert found['inputs'] == 'probe'
+  assert found['uniform'] == 1 / size
+  assert found['relative_first'] == near(np.mean(relative))
+
   if size == 1:
-    assert found['absolute_first'] is None and found['relative_first'] == pytest.approx(1)
+    assert found['absolute_first'] is None
+    assert found['relative_first'] == pytest.approx(1)
   else:
-    assert found['absolute_first'] == pytest.approx(np.mean(absolute), rel=1e-5)
-    assert found['absolute_uniform'] == pytest.approx(np.mean(1 / np.arange(2, size + 1)))
+    assert found['absolute_first'] == near(np.mean(absolute))
+    expected = np.mean(1 / np.arange(2, size + 1))
+    assert found['absolute_uniform'] == pytest.approx(expected)
 
 
 def test_prefix():
   run, experiment, data = untrained(attention__mask='Prefix(length=3)')
   found = analyse_run(run, experiment, data)['prefix']
   alpha = sj.importance(maps_of(run, run.probe_tokens))  # (N, S, H, T)
+
   assert found['length'] == 3
+
   places = [head[:8].argmax() for head in alpha.reshape(-1, 16) if head[:8].max() > 0.3]
   assert 0 < len(places) < alpha[..., 0].size
-  assert found['strongest_in_prefix'] == pytest.approx(np.mean([k < 3 for k in places]))
+  expected = np.mean([k < 3 for k in places])
+  assert found['strongest_in_prefix'] == pytest.approx(expected)
   assert 0 < found['strongest_in_prefix'] < 1
 
 
 def numpy_chain(params, first_token):
-  """Hidden states (N, B, D) from RMSNorm, values and SwiGLU, without queries, keys or other tokens."""
+  """Hidden states (N, B, D) from RMSNorm, values and SwiGLU only."""
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-  norm = lambda x, own: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * own['gain']
-  h, states = p['embed'][first_token], []
+  h = p['embed'][first_token]
+  states = []
   for layer in range(len(p['blocks']['norm1']['gain'])):
     own = jax.tree.map(lambda x: x[layer], p['blocks'])
-    weight = lambda room, name: own[room][name]['kernel']
-    h = h + norm(h, own['norm1']) @ weight('attention', 'value') @ weight('attention', 'out')
-    x = norm(h, own['norm2'])
-    gate = x @ weight('ffn', 'w1')
-    h = h + (gate / (1 + np.exp(-gate)) * (x @ weight('ffn', 'w2'))) @ weight('ffn', 'w_out')
+    value = rms(h, own['norm1'], 1e-5) @ own['attention']['value']['kernel']
+    h = h + value @ own['attention']['out']['kernel']
+    h = h + swiglu(rms(h, own['norm2'], 1e-5), own['ffn'])
     states.append(h)
   return np.stack(states)
 
@@ -195,13 +210,20 @@ def numpy_chain(params, first_token):
 def test_first_token_chain():
   run, experiment, data = untrained(model__dtype='bfloat16')
   found = analyse_run(run, experiment, data)['first_token_chain']
+
   assert found['largest_relative_difference'] < 1e-6
+
   # The states equal the chain of MLPs of Section 3.1.
   float32 = dataclasses.replace(run, config=dataclasses.replace(run.config, dtype='float32'))
   hidden = float32.record(run.probe_tokens, sj.RecordOptions(hidden=states)).layers.hidden[:, :, 0]
-  np.testing.assert_allclose(
-    hidden, numpy_chain(run.params, run.probe_tokens[:, 0]), rtol=1e-4, atol=1e-5
+
+  assert_allclose(
+    hidden,
+    numpy_chain(run.params, run.probe_tokens[:, 0]),
+    rtol=1e-4,
+    atol=1e-5,
   )
+
   # The difference is large where it should be: scores count if rows do not sum to one, and other
   # tokens count under a prefix.
   for changes in (
@@ -228,8 +250,16 @@ def test_first_token_chain():
 )
 def test_the_first_token_of_other_architectures_is_a_chain(options):
   config = sj.ModelConfig(
-    **dict(layers=3, d_model=16, heads=4, ffn_hidden=24, vocab_size=11) | options
+    **dict(
+      layers=3,
+      d_model=16,
+      heads=4,
+      ffn_hidden=24,
+      vocab_size=11,
+    )
+    | options
   )
   tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
   run = sj.Run(config, random_params(config), probe_tokens=tokens)
+
   assert trained.first_token(run)['largest_relative_difference'] < 1e-5

@@ -147,6 +147,7 @@ def test_drawn_tokens():
   assert_allclose(counts, np.full(50, 160), atol=6 * np.sqrt(160))
   assert_array_equal(draw(), tokens)
   assert (draw(seed=4) != tokens).any()
+  assert (draw(tokenizer=Bytes().open().beginning_with(0)) != 0).all()  # 0 is BOS
   repeated = draw(repeat=True)
   assert (repeated == repeated[:, :1]).all()
   assert len(np.unique(repeated)) > 40

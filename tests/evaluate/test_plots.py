@@ -9,7 +9,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import sink_jax as sj
-from sink_jax.evaluate import plots
+from sink_jax.evaluate.head_maps import head_maps, strongest_and_weakest
+from sink_jax.pictures import maps as pictures
+from sink_jax.pictures.style import canvas, png
 from tests.random_params import random_tokens, tiny
 
 MODELS = {
@@ -39,7 +41,7 @@ def probed(request):
 
 def test_maps_are_what_the_probe_measured(probed, tmp_path):
   name, model, report = probed
-  maps = plots.head_maps(model, TOKENS)
+  maps = head_maps(model, TOKENS)
   close = functools.partial(assert_allclose, rtol=1e-4, atol=1e-5)
   close(maps.importance, report.head_importance())
   first_NxH = report.raw_importance[..., 0].mean(0)
@@ -49,7 +51,7 @@ def test_maps_are_what_the_probe_measured(probed, tmp_path):
   if name != 'sigmoid':  # rows sum to one without the extra key's share
     seen_NxHxT = maps.normalized.sum(-1)
     close(1 - seen_NxHxT.mean(-1), report.extra_key.mean(0))
-  heads = plots.strongest_and_weakest(maps.importance)
+  heads = strongest_and_weakest(maps.importance)
   assert maps.importance[heads[0]] == maps.importance.max()
   assert maps.importance[heads[-1]] == maps.importance.min()
   count = min(4, maps.importance.size)
@@ -72,16 +74,16 @@ def test_maps_are_what_the_probe_measured(probed, tmp_path):
   ],
 )
 def test_weights_of_any_range(scale, shift, tmp_path):
-  figure, axes = plots.canvas(4, 4)
+  figure, [ax] = canvas(1, 1, 4, 4)
   random = np.random.default_rng(0).random((6, 6))
   weights = np.tril(scale * random + shift)
-  plots.attention_panel(axes[0, 0], weights, 'title', 'raw weights')
-  plots.save(figure, tmp_path / 'panel.png')
+  pictures.attention_map(ax, weights, 'title', 'raw weights')
+  (tmp_path / 'panel.png').write_bytes(png(figure))
   check(tmp_path / 'panel.png')
   largest = np.abs(weights).max()
   expected = (-largest, largest) if shift else (0, max(1, largest))
 
-  image = axes[0, 0].images[0]
+  image = ax.images[0]
   assert image.get_clim() == pytest.approx(expected)
 
 

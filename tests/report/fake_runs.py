@@ -99,22 +99,7 @@ def write_run(
     },
   )
   end = steps if status in ('done', 'failed') else steps // 2
-  rows = []
-  for step in range(0, end + 1, steps // 10):
-    done = step / steps
-    changes = {'hidden_ratio': [1.1, 1.2, 1.3]} if not step else {}
-    rows.append(probe(step, done * sink_1, **changes | ((last or {}) if step == end else {})))
-    rows.append({'kind': 'valid', 'step': step, 'valid': 6 + done * (loss - 6), 'code': 5.0})
-    if step:
-      rows.append(
-        {
-          'kind': 'train',
-          'step': step,
-          'loss': 6 + done * (loss - 6.1),
-          'grad_norm': 1.0,
-          'tokens_per_second': 1000.0,
-        }
-      )
+  rows = _measured(steps, end, sink_1, loss, last or {})
   write = lambda name, value: (workdir / name).write_text(json.dumps(value))
   write('config.json', as_dict(settings))
   write('status.json', STATUS | {'status': status, 'step': end, 'reason': reason})
@@ -129,3 +114,28 @@ def write_run(
   )
   (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
   return workdir
+
+
+def _measured(
+  steps: int, end: int, sink_1: float, loss: float, last: dict[str, Any]
+) -> list[dict[str, Any]]:
+  """The rows of metrics.jsonl, see `write_run`."""
+  rows = []
+  for step in range(0, end + 1, steps // 10):
+    done = step / steps
+    changes = {} if step else {'hidden_ratio': [1.1, 1.2, 1.3]}
+    if step == end:
+      changes |= last
+    rows.append(probe(step, done * sink_1, **changes))
+    rows.append({'kind': 'valid', 'step': step, 'valid': 6 + done * (loss - 6), 'code': 5.0})
+    if step:
+      rows.append(
+        {
+          'kind': 'train',
+          'step': step,
+          'loss': 6 + done * (loss - 6.1),
+          'grad_norm': 1.0,
+          'tokens_per_second': 1000.0,
+        }
+      )
+  return rows

@@ -40,15 +40,18 @@ def verdicts(found, metric='sink_1'):
 
 
 def test_differences_are_paired_by_seed():
-  softmax, gate = [23.5, 25.0, 30.0], [3.1, 0.0, 6.0]
+  softmax = [23.5, 25.0, 30.0]
+  gate = [3.1, 0.0, 6.0]
   # The rows are in another order, and only one trial has the last seed.
   runs = table({'softmax': softmax, 'gate': [*gate, 90.0]})
   found = against(runs.sample(frac=1, random_state=0), 'softmax')
   row = found[found.metric == 'sink_1'].iloc[0]
   differences = np.subtract(gate, softmax)
   low, high = stats.t.interval(0.99, 2, differences.mean(), stats.sem(differences))
+
   np.testing.assert_allclose([row.difference, row.low, row.high], [differences.mean(), low, high])
-  assert row.n == 3 and row.p == pytest.approx(stats.ttest_rel(gate, softmax).pvalue)
+  assert row.n == 3
+  assert row.p == pytest.approx(stats.ttest_rel(gate, softmax).pvalue)
   assert (
     written(row, MEASURES['sink_1'])
     == f'{differences.mean():+.1f} ({low:+.1f} to {high:+.1f}), n = 3'
@@ -63,6 +66,7 @@ def test_ratios_are_compared_as_logarithms():
     'softmax',
   )
   row = found[found.metric == 'value_ratio'].iloc[0]
+
   assert row.difference == pytest.approx(math.log(2))
   assert written(row, MEASURES['value_ratio']).startswith('2.00')
 
@@ -83,6 +87,7 @@ def test_verdicts():
   runs.loc[runs.trial == 'key', 'sink_star'] = 40.0
   runs.loc[(runs.trial == 'dead') & (runs.seed > 0), 'valid'] = 'dead'
   found = against(runs, 'softmax')
+
   assert verdicts(found) == {
     'gone': 'removed',
     'key': 'moved to the extra key',
@@ -110,7 +115,9 @@ def test_other_data_steps_or_budgets_make_no_pairs():
   runs.loc[runs.trial == 'long', 'steps'] = 200
   runs.loc[runs.trial == 'wide', 'budget'] = 'full'
   found = against(runs, 'softmax')
-  assert set(found.n) == {0} and set(found.verdict) == {'open'}
+
+  assert set(found.n) == {0}
+  assert set(found.verdict) == {'open'}
   assert written(found.iloc[0], MEASURES['sink_1']) == '-'
 
 
@@ -120,14 +127,19 @@ def test_a_seed_counts_once_however_many_budgets_ran_it():
     pd.concat([desk, desk.assign(budget='tenth', sink_1=desk.sink_1 + [4, 4, 0, 0])]), 'softmax'
   )
   row = found[found.metric == 'sink_1'].iloc[0]
-  assert row.n == 2 and row.difference == pytest.approx(-25) and row.verdict == 'open'
+
+  assert row.n == 2
+  assert row.difference == pytest.approx(-25)
+  assert row.verdict == 'open'
 
 
 @pytest.mark.parametrize('scenario', ['one head', 'collapse', 'nothing', 'unstable softmax'])
 def test_unlike_seeds_seldom_give_a_wrong_verdict(scenario, pytestconfig):
   """20 remedies change some seeds or none; a wrong or absent direction in a verdict is an error."""
-  experiments, wrong = 1000 if pytestconfig.getoption('--full') else 20, 0
+  experiments = 1000 if pytestconfig.getoption('--full') else 20
+  wrong = 0
   draw = np.random.default_rng(0)
+
   for _ in range(experiments):
     collapsed = (draw.random(3) < 0.1) * (scenario == 'unstable softmax')
     trials = {'softmax': 50.0 * ~collapsed.astype(bool) + draw.normal(0, 1, 3)}
@@ -145,4 +157,5 @@ def test_unlike_seeds_seldom_give_a_wrong_verdict(scenario, pytestconfig):
       verdicts(against(table(trials), 'softmax', {'sink_1': MEASURES['sink_1']})).values()
     )
     wrong += bool(found & ({'lower', 'removed', 'higher', 'no difference'} - right))
+
   assert wrong <= 0.05 * experiments

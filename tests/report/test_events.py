@@ -24,7 +24,8 @@ def planted(**since):
     'largest_importance': (0.08, 0.6),
     'sink_1': (0.0, 40.0),
   }
-  rows, runs = [], []
+  rows = []
+  runs = []
   for seed in range(len(next(iter(since.values())))):
     name = f'default-seed-{seed}'
     runs.append(
@@ -55,10 +56,14 @@ def test_events_and_their_order():
     sink_1=(1600, 1600, math.inf),
   )
   steps = found[found.threshold == 'written'].pivot(index='seed', columns='event', values='step')
-  assert steps.value_ratio.tolist() == [400, 600, 400] and steps.sink_1.iloc[2] == math.inf
+
+  assert steps.value_ratio.tolist() == [400, 600, 400]
+  assert steps.sink_1.iloc[2] == math.inf
+
   ordered = events.ordered(found, 'default')
   # Two probes are 400 steps. The hidden ratio and the importance are ordered differently by seed.
-  assert ('value_ratio', 'hidden_ratio') in ordered and ('value_ratio', 'sink_1') in ordered
+  assert ('value_ratio', 'hidden_ratio') in ordered
+  assert ('value_ratio', 'sink_1') in ordered
   assert not {('hidden_ratio', 'largest_importance'), ('largest_importance', 'hidden_ratio')} & {
     *ordered
   }

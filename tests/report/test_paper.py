@@ -11,6 +11,7 @@ from sink_jax.report import paper
 
 def test_every_table_and_figure_is_there_and_every_trial_has_its_place():
   assert {table['number'] for table in paper.TABLES} == {'', *map(str, range(1, 16))}
+
   figures = paper.FIGURES
   assert {figure['number'] for figure in figures if 'paper' not in figure} == {
     *map(str, range(1, 31))
@@ -20,8 +21,10 @@ def test_every_table_and_figure_is_there_and_every_trial_has_its_place():
     == len(paper.TABLES) + len(figures)
     == 28 + 48
   )
+
   named = {row['trial'] for table in paper.TABLES for row in table['rows']}
   named |= {trial for figure in figures for trial in figure['trials']}
+
   assert named - {None} == set(configs.TRIALS)
 
 
@@ -64,11 +67,14 @@ def test_our_numbers_stand_next_to_the_papers():
     both.loc['default', ['value', 'text', 'mean', 'least', 'largest', 'n', 'invalid']]
   ) == (18.18, '18.18', 25, 20, 30, 2, 1)
   assert (both.n['post-norm'], both.invalid['post-norm'], both.n['v-bias']) == (0, 1, 0)
-  assert math.isnan(both['mean']['v-bias']) and both.text['sigmoid'] == '0.44*'
+  assert math.isnan(both['mean']['v-bias'])
+  assert both.text['sigmoid'] == '0.44*'
   assert both.text['elu-normalized'] == 'training failure'
+
   dots, rank, same = paper.agreement(paper.beside(TABLE))
   # The paper has 18.18, 20.78 and 20.35 for default, ALiBi and NoPE. Ours rank 2nd, 3rd and 1st.
-  assert set(dots.trial) == {'default', 'alibi', 'nope'} and same == 2
+  assert set(dots.trial) == {'default', 'alibi', 'nope'}
+  assert same == 2
   assert rank == pytest.approx(
     pd.Series([18.18, 20.78, 20.35]).rank().corr(pd.Series([25, 5, 40]).rank())
   )
@@ -79,28 +85,26 @@ def test_coverage_says_how_each_is_made_and_where_it_was_run():
     TABLE, {'kinds': ['GPT2-XL'], 'chat': ['Another'], 'propositions': ['random']}
   )
   rows = rows.set_index('key')
+
   assert len(rows) == 76
-  assert (
-    rows.run['table-3'] == 'desk: 3 of 7 trials, 5 runs'
-    and '--only=nope,' in rows.command['table-3']
-  )
-  assert (
-    rows.run['table-1-left'] == 'GPT2-XL'
-    and rows.run['table-1-right'] == 'not run; the same of Another'
-  )
+  assert rows.run['table-3'] == 'desk: 3 of 7 trials, 5 runs'
+  assert '--only=nope,' in rows.command['table-3']
+  assert rows.run['table-1-left'] == 'GPT2-XL'
+  assert rows.run['table-1-right'] == 'not run; the same of Another'
   assert (
     rows.command['text-propositions'] == 'python -m sink_jax analyses propositions --out=analyses'
   )
-  assert (
-    rows.run['text-propositions'] == 'random'
-    and rows.run['figure-30'] == 'desk: 1 of 1 trials, 1 run'
-  )
+  assert rows.run['text-propositions'] == 'random'
+  assert rows.run['figure-30'] == 'desk: 1 of 1 trials, 1 run'
+
   both = pd.concat([TABLE, TABLE[TABLE.trial == 'default'].head(1).assign(budget='tenth')])
   assert paper.coverage(both, {}).set_index('key').run['table-3'] == (
     'desk: 3 of 7 trials, 5 runs; tenth: 1 of 7 trials, 1 run'
   )
+
   without = rows.index[(rows.command == '') | (rows.run == 'not run')]
-  assert 'figure-10' in without and rows.name[rows.command == ''].tolist() == [
+  assert 'figure-10' in without
+  assert rows.name[rows.command == ''].tolist() == [
     'Table 8',
     'Figure 1 (left)',
     'Figure 1 (right)',

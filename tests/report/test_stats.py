@@ -16,6 +16,7 @@ def test_an_interval_is_that_of_the_one_sample_test():
   expected = scipy_stats.ttest_1samp(x, 0)
   found = stats.interval(x)
   low, high = expected.confidence_interval(0.99)
+
   np.testing.assert_allclose(
     [found.mean, found.low, found.high, found.p], [np.mean(x), low, high, expected.pvalue]
   )
@@ -25,14 +26,17 @@ def test_an_interval_is_that_of_the_one_sample_test():
 def test_one_value_and_equal_values():
   assert stats.interval([2.0])[:3] == (2.0, -math.inf, math.inf)
   assert stats.interval([2.0] * 3)[:3] == (2.0, 2.0, 2.0)
-  assert stats.interval([0.0] * 3).p == 1 and stats.interval([2.0] * 3).p == 0
+  assert stats.interval([0.0] * 3).p == 1
+  assert stats.interval([2.0] * 3).p == 0
 
 
 def test_seeds_that_agree_leave_the_rule_of_three_open():
   assert stats.unseen(3) == pytest.approx(1 - 0.05 ** (1 / 3))
   assert stats.unseen(1000) == pytest.approx(3 / 1000, rel=0.01)
+
   agree = stats.interval([25.0, 26.0, 27.0], head=12.5)
   assert agree.unseen == stats.unseen(3)
+
   wide = agree.widened()
   assert (wide.low, wide.high) == pytest.approx((26 - 126 * wide.unseen, 26 + 74 * wide.unseen))
   assert stats.interval([25.0, 40.0, 27.0], head=12.5).unseen == 0
@@ -40,9 +44,11 @@ def test_seeds_that_agree_leave_the_rule_of_three_open():
 
 
 def test_differences_pair_by_seed():
-  a, b = {1: 5.0, 2: 6.0, 3: 8.0, 9: 100.0}, {1: 4.0, 2: 4.5, 3: 7.5, 7: -100.0}
+  a = {1: 5.0, 2: 6.0, 3: 8.0, 9: 100.0}
+  b = {1: 4.0, 2: 4.5, 3: 7.5, 7: -100.0}
   paired = scipy_stats.ttest_rel([5, 6, 8], [4, 4.5, 7.5])
   found = stats.compare(a, b)
+
   np.testing.assert_allclose(
     [found.low, found.high, found.p], [*paired.confidence_interval(0.99), paired.pvalue]
   )
@@ -64,7 +70,8 @@ def test_equality_is_two_one_sided_tests():
 def test_holm():
   # Holm's procedure by hand: 3 x 0.01, 2 x 0.02, 1 x 0.04, and the adjusted values may not fall.
   np.testing.assert_allclose(stats.holm([0.04, 0.01, math.nan, 0.02]), [0.04, 0.03, math.nan, 0.04])
-  assert stats.holm([]) == [] and stats.holm([0.9, 0.8]) == [1, 1]
+  assert stats.holm([]) == []
+  assert stats.holm([0.9, 0.8]) == [1, 1]
 
 
 # Of a trial `a` or `b` against a level, and of `a` against `b`.
@@ -133,7 +140,9 @@ def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(
   head, n, a, b, true, false, noise, request
 ):
   runs = 10_000 if request.config.getoption('--full') else 250
-  rng, wrong = np.random.default_rng(0), dict.fromkeys([*true, *false], 0)
+  rng = np.random.default_rng(0)
+  wrong = dict.fromkeys([*true, *false], 0)
+
   for _ in range(runs):
     seeds = {'a': rates(rng, n, *a, noise), 'b': rates(rng, n, *b, noise)}
     for asked in wrong:
@@ -141,6 +150,7 @@ def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(
         asked, seeds[asked.trials[0]], seeds['b'] if asked.other else {}, head
       )
       wrong[asked] += decided == (Verdict.NOT_REPRODUCED if asked in true else Verdict.REPRODUCED)
+
   assert max(wrong.values()) <= 0.01 * runs, wrong
 
 
@@ -169,6 +179,7 @@ def test_a_boundary_is_seldom_called_crossed(heads, asked, rate, most, request):
     for _ in range(runs)
   ]
   allowed = most / 100 * runs
+
   assert said.count(Verdict.REPRODUCED) <= allowed + 3 * math.sqrt(allowed)
 
 
@@ -184,9 +195,9 @@ def test_far_from_a_level_seeds_that_agree_decide():
   for n in (3, 6):
     zeros = dict.fromkeys(range(n), 0.0)
     decided, x = claims.decide(BELOW_5, zeros, {}, 12.5)
-    assert (
-      decided == Verdict.REPRODUCED and (x.high > 0) == (n == 6) and x.unseen == stats.unseen(n)
-    )
+    assert decided == Verdict.REPRODUCED
+    assert (x.high > 0) == (n == 6)
+    assert x.unseen == stats.unseen(n)
 
 
 def test_a_share_of_seeds_beyond_the_stated_one_is_missed_in_one_experiment_of_twenty(request):
@@ -195,6 +206,7 @@ def test_a_share_of_seeds_beyond_the_stated_one_is_missed_in_one_experiment_of_t
   said = [
     claims.decide(BELOW_5, rates(rng, 3, 0, 25, stats.unseen(3)), {}, 12.5)[0] for _ in range(runs)
   ]
+
   assert said.count(Verdict.REPRODUCED) / runs == pytest.approx(
     0.05, abs=4 * math.sqrt(0.05 * 0.95 / runs)
   )
@@ -203,7 +215,8 @@ def test_a_share_of_seeds_beyond_the_stated_one_is_missed_in_one_experiment_of_t
 def test_fifty_seeds_without_a_sink_are_enough_for_a_verdict_on_it():
   a = dict.fromkeys(range(50), 0.0)
   assert claims.decide(BELOW_5, a, {}, 12.5)[0] == Verdict.REPRODUCED
+
   decided, x = claims.decide(EQUAL, a, a, 12.5)
-  assert decided == Verdict.OPEN and x.high == pytest.approx(
-    100 * stats.unseen(50)
-  )  # 50 seeds cannot exclude this
+  # 50 seeds cannot exclude this
+  assert decided == Verdict.OPEN
+  assert x.high == pytest.approx(100 * stats.unseen(50))

@@ -20,11 +20,13 @@ SPECS = [
 @pytest.mark.parametrize('sink_tokens', [0, 2])
 @pytest.mark.parametrize('components', SPECS)
 def test_uniform_importance_is_that_of_the_map(components, sink_tokens):
-  spec, length = sj.AttentionSpec(**components), 9
+  spec = sj.AttentionSpec(**components)
+  length = 9
   total = sink_tokens + length
   seen = np.array([[bool(spec.mask.keep(i, j)) for j in range(total)] for i in range(total)])
   rows = seen / (seen.sum(1, keepdims=True) + spec.kv_bias.has_extra_key)
   first = rows[sink_tokens:, sink_tokens].mean()
+
   np.testing.assert_allclose(uniform_importance(spec, length, sink_tokens), first, rtol=1e-6)
 
 
@@ -72,6 +74,7 @@ def test_overfitting_is_no_reason(tmp_path):
   workdir = write_run(tmp_path, loss=2.0, data={'unigram_loss': 3.0})
   with (workdir / 'metrics.jsonl').open('a') as file:
     file.write('{"kind": "valid", "step": 100, "valid": 7.0}\n')
+
   row = table(read_runs(tmp_path)).iloc[0]
   assert (row.valid_loss, row.valid) == (7.0, '')
 
