@@ -24,7 +24,7 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention import reference
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.io.terminal import Progress
 from sink_jax.kernels import chunked
@@ -194,7 +194,7 @@ def _batch_masses(
 def _mass_rows(
   blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray, length: int
 ) -> list[Row]:
-  mean, (low, high), rows = mass_SxNxHxG.mean(0), bootstrap(mass_SxNxHxG), []
+  mean, (low, high), rows = mass_SxNxHxG.mean(0), t_interval(mass_SxNxHxG, least=0, most=1), []
   for n, h, g in np.ndindex(mean.shape):
     first, recent = pairs[g]
     uniform = (first + recent) / np.arange(first + recent + 1, length + 1)
@@ -240,7 +240,7 @@ def _cache_row(
   # All changes are relative to one number, the mean of the full cache, so that their mean is the
   # change of the mean.
   change_S = 100 * (late_S - full_S) / full_S.mean()
-  low, high = bootstrap(change_S)
+  low, high = t_interval(change_S)
   return row | {
     'loss': float(late_S.mean()),
     'full': float(full_S.mean()),

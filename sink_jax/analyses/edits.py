@@ -18,7 +18,7 @@ from sink_jax.analyses.pictures import Row, intervals
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import BEYOND, medians
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sink_report import DORMANT, SinkReport
 from sink_jax.kernels.shard import mesh_of
@@ -203,7 +203,7 @@ def _batch_losses(
 
 def _changes(base_S: np.ndarray, losses_CxS: list[np.ndarray]) -> Row:
   """The columns about an edit and its controls; the losses of the edit come first."""
-  low, high = bootstrap(losses_CxS[0] - base_S)
+  low, high = t_interval(losses_CxS[0] - base_S)
   change, *control = (float((losses_S - base_S).mean()) for losses_S in losses_CxS)
   return {
     'loss': float(losses_CxS[0].mean()),

@@ -20,7 +20,7 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, intervals
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention.spec import TransformedQK
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
@@ -129,7 +129,7 @@ def _spared(shape: tuple[int, int], first: int, sinks: np.ndarray) -> dict[str, 
 
 
 def _change(base_S: np.ndarray, change_S: np.ndarray) -> Row:
-  (low, high), change = bootstrap(change_S), float(change_S.mean())
+  (low, high), change = t_interval(change_S), float(change_S.mean())
   return {
     'loss': float(base_S.mean()) + change,
     'change': change,
@@ -145,7 +145,7 @@ def _recovered(name: str, changes: dict[str, np.ndarray]) -> Row:
     return {}
   change_RxS = changes[name]
   recovered_S = changes['none'][0] - change_RxS.mean(0)
-  low, high = bootstrap(recovered_S)
+  low, high = t_interval(recovered_S)
   row = {
     'recovered': float(recovered_S.mean()),
     'recovered_low': float(low),

@@ -64,8 +64,8 @@ def _signature(rows: Sequence[Row]) -> list[str]:
     'Each measure stands next to its nulls: the closed form of no effect, random positions (99th '
     'percentile) and an untrained model. The same text with shuffled tokens is a control. '
     '*Beyond*: the 99 % interval over sequences exceeds the nulls, and reaches a size that '
-    'matters (one head, an importance of 0.3, a factor of two, 100 medians). Further positions '
-    'are shown if they are beyond.',
+    'matters (one head, an importance of 0.3, a factor of two, 100 medians); an entropy has no '
+    'such null. Further positions are shown if they are beyond.',
     "Sink\\_1 is measured on the text of the command below; tables of runs have that of the run's "
     'own probe sequences.',
     table(head, lines, left=(0, 7, 8)),
@@ -149,8 +149,8 @@ def _change(row: Row, digits: int = 3) -> tuple[str, str]:
   return f'{row["change"]:{form}}', f'{row["low"]:{form}} to {row["high"]:{form}}'
 
 
-def _yes(holds: bool) -> str:
-  return 'yes' if holds else 'no'
+def _yes(holds: bool | None) -> str:
+  return {True: 'yes', False: 'no', None: '-'}[holds]
 
 
 _SECTIONS = {

@@ -9,7 +9,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import edits
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.models.config import Layer
 from sink_jax.models.edits import edit_tree, edited_logits
 from tests.analyses.small import HYBRID, importance, small_run, tokens
@@ -167,7 +167,7 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     part = slice(-1) if row['edit'] == 'leave out BOS' else slice(1, None)
     found = [losses(planted, inputs, **changes)[:, part].mean(1) for inputs, changes in group]
     change, *control = [(x - base).mean() for x in found]
-    low, high = bootstrap(found[0] - base)
+    low, high = t_interval(found[0] - base)
     expected = dict(
       loss=found[0].mean(),
       change=change,

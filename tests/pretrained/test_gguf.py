@@ -100,9 +100,9 @@ def test_llama3_scaling_is_found_in_its_factors(tmp_path):
     loaded(factors**1.1)
   with pytest.raises(ValueError, match='rope.scaling.factor'):
     loaded(factors, {'llama.rope.scaling.factor': 4.0})
-  hf['model_type'] = 'qwen2'  # only LLaMA has factors
-  with pytest.raises(ValueError, match='rope_freqs.weight'):
-    loaded(factors)
+  for hf in (hf | {'model_type': 'qwen2'}, GEMMA3):  # only LLaMA has factors
+    with pytest.raises(ValueError, match='x.gguf.* rope_freqs.weight'):
+      loaded(factors)
 
 
 @pytest.mark.parametrize(
