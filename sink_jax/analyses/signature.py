@@ -39,8 +39,8 @@ _STATISTICS: dict[str, Callable[[np.ndarray], Any]] = {
   'below': lambda x: (x < DORMANT).mean(),
 }
 # {measure: (array, statistic over blocks and heads, sign, least effect that counts)}; None: one
-# head, or that nothing counts. 0.3 is the paper's, 100 medians Sun et al.'s (arXiv:2402.17762); half of 0.3, a factor of 2,
-# and ten times the kurtosis of a normal distribution are conventions.
+# head, or that nothing counts. 0.3 is the paper's, 100 medians Sun et al.'s (arXiv:2402.17762);
+# half of 0.3, a factor of 2, and ten times the kurtosis of a normal distribution are conventions.
 MEASURES = {
   'sink rate': ('rate', 'mean', 1, None),
   'sink heads': ('alpha', 'above', 1, None),

@@ -19,7 +19,9 @@ GEMMA_3 = (LOCAL,) * 5 + (Layer(position=sj.Rope(base=1e6)),)
 SIGMOID = sj.AttentionSpec('Sigmoid()', 'Unnormalized()', kv_bias='KVBias()')
 
 
-def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps_MxD=np.inf):
+def forward(
+  run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps_MxD=np.inf, capped_T=True
+):
   """Logits (B, T, V), hidden states (M, B, T, D), and norms of head outputs (M, B, T, H)."""
   config, params = run.config, jax.tree.map(lambda x: np.asarray(x, np.float64), run.params)
   (batch, length), heads, width, period = (
@@ -47,16 +49,20 @@ def forward(run, ids, keep_NxBxHxT=True, values_NxBxT=True, heads_NxH=True, caps
       (x[..., : width // 2] + 1j * x[..., width // 2 :]) * turn for x in (q, k)
     )  # pairs of channels
     q, k = (np.concatenate([x.real, x.imag], -1) for x in (q, k))
-    k, v = (np.repeat(x, heads // x.shape[2], 2) for x in (k, v * values[n][..., None, None]))
+    k, v = (np.repeat(x, heads // x.shape[2], 2) for x in (k, v))
     seen = (
       (j <= i) & (i - j < getattr(spec.mask, 'size', length)) & (keep[n][:, :, None] | (i == j))
     )
     weights = np.where(seen, np.exp(np.einsum('bihd,bjhd->bhij', q, k) / np.sqrt(width)), 0)
-    o = np.einsum('bhij,bjhd->bihd', weights / weights.sum(-1, keepdims=True), v)
+    weights = weights / weights.sum(-1, keepdims=True)
+    weights *= values[n][:, None, None, :] | (i == j)  # a token reads its own value
+    o = np.einsum('bhij,bjhd->bihd', weights, v)
     norms.append(np.linalg.norm(o, axis=-1))
     h = h + (o * left[n][:, None]).reshape(batch, length, -1) @ p['attention']['out']['kernel']
     a, b = (norm(h, p['norm2']) @ p['ffn'][name]['kernel'] for name in ('w1', 'w2'))
-    h = np.clip(h + a / (1 + np.exp(-a)) * b @ p['ffn']['w_out']['kernel'], -caps[n], caps[n])
+    h = h + a / (1 + np.exp(-a)) * b @ p['ffn']['w_out']['kernel']
+    capped = np.broadcast_to(capped_T, length)[:, None]
+    h = np.where(capped, np.clip(h, -caps[n], caps[n]), h)
     hidden.append(h)
   return (
     norm(h, params['final_norm']) @ params['unembed']['kernel'],
@@ -110,7 +116,8 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
   every = dict(
     keep_NxBxHxT=draw(3, 4, 9), values_NxBxT=draw(3, 9), heads_NxH=draw(4), caps_MxD=caps
   )
-  for chosen in ({}, *({name: x} for name, x in every.items()), every):
+  some = {'caps_MxD': caps, 'capped_T': np.arange(9) > 2}
+  for chosen in ({}, *({name: x} for name, x in every.items()), some, every | some):
     expected = forward(run, ids, **chosen)[0]
     # Every block adds a few float32 roundings of 6e-8 each, and sharp queries multiply them.
     error = np.abs(edited(run, ids, **chosen) - expected).max()
@@ -122,7 +129,12 @@ def test_blocks_without_attention_are_only_capped():
   tree = edit_tree(config, batch=2, length=5, heads_NxH=heads, caps_MxD=np.arange(8)[:, None])[
     'blocks'
   ]
-  assert list(tree['layer0']) == ['caps'] and tree['layer0']['caps'][:, 0].tolist() == [0, 2, 4, 6]
+  assert list(tree['layer0']) == ['caps', 'capped'] and tree['layer0']['caps'][:, 0].tolist() == [
+    0,
+    2,
+    4,
+    6,
+  ]
   np.testing.assert_array_equal(tree['layer1']['attention']['heads'], heads)
 
 
@@ -156,19 +168,24 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     'drop the key in sink heads': f'position 1 in {sink_heads.sum()} heads',
     'zero the value': 'position 1',
     'cap the massive channels': '1 channel',
+    'cap the massive channels of sinks': '1 channel',
+    'cap the massive channels of others': '1 channel',
     'remove the dormant heads': '2 heads',
     'leave out BOS': 'BOS',
   }
   # Recompute every number from the edits that were requested: first the targets, then three
-  # controls.
+  # controls, and in four rows the targets of the same size.
   base = losses(planted, ids)[:, 1:].mean(1)
-  groups = [asked[1 + 4 * i : 5 + 4 * i] for i in range(5)] + [asked[21:]]
+  ends = np.cumsum([1, 4, 5, 4, 5, 5, 5, 4, 2])
+  groups = [asked[start:end] for start, end in zip(ends[:-1], ends[1:])]
+  assert len(asked) == ends[-1]
   for row, group in zip(rows.values(), groups, strict=True):
     part = slice(-1) if row['edit'] == 'leave out BOS' else slice(1, None)
     found = [losses(planted, inputs, **changes)[:, part].mean(1) for inputs, changes in group]
     change, *control = [(x - base).mean() for x in found]
+    matched = {'matched': control.pop()} if len(group) == 5 else {}
     low, high = t_interval(found[0] - base)
-    expected = dict(
+    expected = matched | dict(
       loss=found[0].mean(),
       change=change,
       low=low,
@@ -181,10 +198,11 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     assert {name: row[name] for name in expected} == pytest.approx(
       expected, abs=1e-5
     )  # losses are about 6
-    assert row['beyond'] == (row['low'] > row['control_high']) and isinstance(row['beyond'], bool)
+    beaten = max(*control, *matched.values(), 0.01 * base.mean())
+    assert row['beyond'] == (row['low'] > beaten) and isinstance(row['beyond'], bool)
   # The targets are the planted ones, and the controls are different ones.
-  keys, in_heads, values, caps, heads = (
-    [next(iter(changes.values())) for _, changes in group] for group in groups[:5]
+  keys, in_heads, values, caps, _, _, heads = (
+    [next(iter(changes.values())) for _, changes in group] for group in groups[:7]
   )
   places, again = ([np.flatnonzero(~x).tolist() for x in masks] for masks in (keys, values))
   assert places == again and places[0] == [0] and len(set(map(tuple, places))) > 2
@@ -200,13 +218,38 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
   assert all(
     np.count_nonzero(x == 0) == 1 and np.isinf(x[x != 0]).all() and x[5] > 0 for x in caps[1:]
   )
+  # Of the same size: the other channel with the largest entries.
+  by_channel = np.abs(hidden).max(2).mean(1).max(0)
+  by_channel[5] = 0
+  assert np.flatnonzero(caps[4] == 0).tolist() == [by_channel.argmax()]
+  # The caps of the sink, and of all others, have these tokens.
+  sides = [[changes['capped_T'].tolist() for _, changes in group] for group in groups[3:6]]
+  first = [True] + [False] * 23
+  assert [side[0] for side in sides] == [[True] * 24, first, [not x for x in first]]
+  assert all(mask == side[0] for side in sides for mask in side)
   shares = norms.mean((1, 2)) / norms.mean((1, 2, 3))[:, None]
   np.testing.assert_array_equal(heads[0], shares >= 0.25)
   # The controls are in block 2.
   assert all((~x).sum(1).tolist() == [0, 2] and (x | heads[0]).all() for x in heads[1:])
-  for k, (moved, _) in enumerate(groups[5]):  # without BOS, then without the second token
+  for k, (moved, _) in enumerate(groups[7]):  # without BOS, then without the second token
     np.testing.assert_array_equal(moved[:, :-1], np.delete(ids, k, 1))
   assert len(result.plot().axes) == 1
+  # Rotary positions are relative: without its key the text begins at the second token.
+  dropped, after = rows['drop the key'], sj.probe(planted, ids[:, 1:]).sink_rates()[:11]
+  assert dropped['moved_rate'] == pytest.approx(after.max())
+  assert after[dropped['moved_to'] - 2] == after.max()
+  before = sj.probe(planted, ids).sink_rates()[dropped['moved_to'] - 1]
+  assert dropped['rate_before'] == pytest.approx(before)
+
+
+def test_as_much_attention_is_hidden_elsewhere():
+  """In a head that gives a sink half of its attention, the other half; with less, the largest."""
+  alpha = np.zeros((1, 3, 6))
+  mass = np.array([[3, 1, 2, 0, 0, 0], [1, 2, 1.5, 1, 0.5, 0], [0, 6, 0, 0, 0, 0]])
+  alpha[0] = mass / np.arange(6, 0, -1)  # a mean over the queries from the key on
+  shares, kept = edits._elsewhere(alpha, np.array([0]), np.array([[False, False, True]]))
+  assert [np.flatnonzero(~x).tolist() for x in kept[0]] == [[1, 2], [1], []]
+  assert shares == pytest.approx({'share': 4 / 12, 'matched_share': 5 / 12})
 
 
 def test_a_key_that_nobody_sees_is_a_text_without_its_token():
@@ -225,7 +268,8 @@ def test_edits_without_targets_or_controls_have_no_numbers():
     and [row['targets'] for row in rows[3:]] == ['none'] * 3
   )
   change = np.full(3, 0.3)  # beyond one control but not beyond the other
-  assert not edits._changes(0 * change, [change, change / 3, 2 * change])['beyond']
-  assert edits._changes(0 * change, [change, change / 3, change / 2])['beyond']
+  assert not edits._changes(0 * change, change, [change / 3, 2 * change])['beyond']
+  assert edits._changes(0 * change, change, [change / 3, change / 2])['beyond']
+  assert not edits._changes(0 * change, change, [change / 3], 2 * change)['beyond']
   with pytest.raises(ValueError, match='--controls=0'):
     sj.analyse('edits', small_run(), tokens(2, 8), controls=0)
