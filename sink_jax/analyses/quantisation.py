@@ -63,9 +63,9 @@ def quantisation(model: Model) -> list[Row]:
   A rounding error that flips a value grows through the blocks, and differs between devices. So the
   embeddings are multiplied by 1 + 1e-6 times normal noise, the same in the float model. Numbers
   that sentences quote are means over four `runs` (seeds 0 to 3), between `least` and `most`, each
-  run with other random tokens; other rows have one run and no range. `destroyed`: the perplexity is at
-  least tenfold. Rows of part 'module' and 'block' quantise only layers of one name, or one block,
-  to int8 per tensor, in one run.
+  run with other random tokens; other rows have one run and no range. `destroyed`: the perplexity is
+  at least tenfold. Rows of part 'module' and 'block' quantise only layers of one name, or one
+  block, to int8 per tensor, in one run.
   """
   tokens_SxT = model.inputs().tokens
   sinks = model.report(tokens_SxT).sink_positions() - 1

@@ -23,7 +23,7 @@ class Options(ReadModel):
   source: str = (
     ''  # where text comes from; by default the documentation in Python's standard library.
   )
-  #: caches on texts of 2,048 tokens instead of 512, where the source has 8 of them; it takes longer.
+  #: caches on texts of 2,048 tokens instead of 512, where the source has 8 of them.
   full: bool = False
 
 
