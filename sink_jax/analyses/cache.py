@@ -24,6 +24,7 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row, lines
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention import reference
+from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.io.terminal import Progress
@@ -138,8 +139,7 @@ def cache(model: Model) -> list[Row]:
   mass_SxNxHxG = _masses(model, pairs, tokens_SxT)
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
   rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
-  full = CachePolicy(length + model.run.config.sink_tokens, positions='text')
-  full_SxT = cached_losses(model, tokens_SxT, full)
+  full_SxT = cached_losses(model, tokens_SxT, _full(model, length))
   tried = []
   for first, recent in caches:
     policy = CachePolicy(first + recent, first, 'text')
@@ -148,18 +148,29 @@ def cache(model: Model) -> list[Row]:
     words = f'Keep the full cache: none of those tried is safe for texts of up to {length} tokens.'
     return [*rows, *tried, {'part': 'advice', 'length': length, 'words': words}]
   best = min(safe, key=lambda row: (row['size'], row['change']))
-  size, first, kept = best['size'], best['first'], best['kept']
-  full_of_others_SxT = cached_losses(model, others_SxT, full)
+  return [*rows, *tried, *_check(model, inputs, best, full_SxT)]
+
+
+def _check(model: Model, inputs: Inputs, best: Row, full_SxT: np.ndarray) -> list[Row]:
+  """The rows of a cache that the first documents chose: renumbered, held out, advice."""
+  tokens_SxT, others_SxT = np.array_split(inputs.tokens, 2)
+  length, size, first = tokens_SxT.shape[1], best['size'], best['first']
+  full_of_others_SxT = cached_losses(model, others_SxT, _full(model, length))
   policy = CachePolicy(size, first, 'text')
-  held, *documents = _cache_rows(model, others_SxT, policy, kept, full_of_others_SxT)
+  held, *documents = _cache_rows(model, others_SxT, policy, best['kept'], full_of_others_SxT)
   held['part'] = 'held out'
-  renumbered = _cache_rows(model, tokens_SxT, CachePolicy(size, first), kept, full_SxT)
-  begins_with_bos = inputs.description['bos']['applied'] != 'none'
+  policy = CachePolicy(size, first)
+  renumbered = _cache_rows(model, tokens_SxT, policy, best['kept'], full_SxT)
   advice = _advice(best, held, length, (len(tokens_SxT), len(others_SxT)))
   if 'policy' in advice:
-    family = model_type(model.run)
-    advice |= _flags(best, renumbered[0], length, family, begins_with_bos)
-  return [*rows, *tried, *renumbered, held, *documents, advice]
+    begins_with_bos = inputs.description['bos']['applied'] != 'none'
+    advice |= _flags(best, renumbered[0], length, model_type(model.run), begins_with_bos)
+  return [*renumbered, held, *documents, advice]
+
+
+def _full(model: Model, length: int) -> CachePolicy:
+  """The cache of all tokens."""
+  return CachePolicy(length + model.run.config.sink_tokens, positions='text')
 
 
 def _advice(best: Row, held: Row, length: int, documents: tuple[int, int]) -> Row:
