@@ -154,7 +154,7 @@ def _bos(checkpoint: Checkpoint) -> str:
 
 
 def model_type(run: Run) -> str | None:
-  """The family of a published model by its config.json, such as 'llama'; None for other models."""
+  """The family of a published model by its config, such as 'llama'; None for other models."""
   if run.folder is None or run.graft is not None or is_workdir(run.folder):
     return None
   return _opened(Path(run.folder)).config['model_type']
