@@ -57,8 +57,8 @@ FAULTS = [
   Fault(
     'an extra key counts as the first token',
     'sink_jax/attention/reference.py',
-    'Rows(weights[..., 1:], proxy[..., 1:]',
-    'Rows(weights[..., :-1], proxy[..., :-1]',
+    'weights, proxy = weights[..., 1:], proxy[..., 1:]',
+    'weights, proxy = weights[..., :-1], proxy[..., :-1]',
     'tests/attention/test_oracle.py::test_values_gradients_and_importance[kv bias (Table 4)]',
   ),
   Fault(

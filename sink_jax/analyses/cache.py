@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention import reference
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.inputs import Inputs
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.io.terminal import Progress
 from sink_jax.kernels import chunked
@@ -36,12 +37,21 @@ from sink_jax.models.record import RecordOptions, Seen
 from sink_jax.models.run import record
 from sink_jax.pictures.charts import lines
 from sink_jax.pictures.style import Row
+from sink_jax.pretrained.load import model_type
 
 FIRST, RECENT = (0, 1, 2, 4, 8), (16, 64, 256)
 SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the control has 0
 ROLE, STREAMS = (SINKS, 64), 0.95  # a head streams if this cache keeps this share of its mass
 LEAST_KEPT = 0.5  # a cache that keeps less than half of the mass is not tried
 TOLERANCE = 1.0  # per cent of the loss
+RATIOS = 1 / 4, 1 / 2  # of the tokens that a cache keeps to those of the text
+# The families (model_type) that a tool runs with a cache as it is measured here: llama.cpp does not
+# shift models with windows in some blocks, and kvpress leaves these blocks as they are.
+TOOLS = {
+  'llama.cpp': ('llama', 'mistral', 'qwen2', 'qwen3', 'gpt_neox'),
+  'kvpress': ('llama', 'mistral', 'phi3', 'qwen2', 'qwen3'),
+}
+_CONTEXT_STEP = 256  # llama.cpp pads a context to a multiple of it
 
 
 def kept_mass(seen: Seen, pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H G']:
@@ -90,82 +100,117 @@ def _draw(rows: list[Row]) -> Figure:
   return lines(shown, 'size', 'change', ('keeps',), name='change of the loss (%)')
 
 
-@analysis('cache advice', _draw, sequences=16, length=512)
+@analysis('cache advice', _draw, sequences=32, length=512)
 def cache(model: Model) -> list[Row]:
   """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
 
-  Caches hold an eighth, a quarter, a half and three quarters of each document, with its first 4
-  tokens or, as the control, without them. The first half of the documents chooses a cache, the
-  second half checks it. Intervals are 99 %, over documents. Rows by part:
+  Caches hold a quarter and a half of each document, with its first 4 tokens or, as the control,
+  without them. The first half of the documents chooses a cache, the second half checks it.
+  Intervals are 99 %, over documents. Rows by part:
 
   'mass': the share of attention that a pair (first, recent) keeps, by block and head, and the share
   that it would keep of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams'
   or 'retrieves'. 'cache': the mean share over all heads; the loss (nats) of a document's second
   half, or from where the cache is full if that is later; and its change (per cent) from the loss
-  with the `full` cache. A cache is safe if the upper bound of the change is at most 1 %. A cache
-  that was not tried has the reason. The advised cache is tried with both numberings of positions.
-  'held out': the advised cache on the second half of the documents, which did not choose it.
-  'advice': the safe cache with the fewest entries, for this package, llama.cpp and kvpress.
-  llama.cpp drops half of the recent tokens at a time and renumbers the others, so it needs twice
-  the window. kvpress drops tokens of a prompt once, here a prompt as long as these documents, and
-  keeps the positions of the others.
+  with the `full` cache, also of each 'document'. A cache is safe if the upper bound of the change
+  is at most 1 %. A cache that was not tried has the reason. The chosen cache is tried with both
+  numberings of positions. 'held out': that cache on the second half of the documents, which did not
+  choose it. 'advice': the safe cache with the fewest entries, if it is safe there too, for texts as
+  long as the documents; for this package, and for tools that run the family of the checkpoint:
+
+  - llama.cpp drops half of the recent tokens at a time and renumbers the others, so it needs twice
+    the window, and pads -c to a multiple of 256. It shifts only while it generates: a prompt must
+    be shorter than -c. There is no line if such a context holds all of a document.
+  - kvpress drops tokens of a prompt once, and keeps the positions of the others. Its ratio is that
+    of a prompt as long as the documents.
   """
   # Documents, since parts of one document are too alike: their interval would not hold for other
   # texts.
-  tokens_SxT, others_SxT = np.array_split(model.inputs().tokens, 2)
+  inputs = model.inputs()
+  tokens_SxT, others_SxT = np.array_split(inputs.tokens, 2)
   length = tokens_SxT.shape[1]
   if len(others_SxT) < 2:
     raise ValueError(
       '--sequences must be at least 4: intervals are over sequences, and half of them check.'
     )
-  caches = [
-    (first, size - first)
-    for size in (length // 8, length // 4, length // 2, 3 * length // 4)
-    for first in (0, SINKS)
-    if size > first
-  ]
+  sizes = [int(ratio * length) for ratio in RATIOS]
+  caches = [(first, size - first) for size in sizes for first in (0, SINKS) if size > first]
   grid = dict.fromkeys([*itertools.product(FIRST, RECENT), *caches])
   pairs = tuple(pair for pair in grid if sum(pair) < length)
   mass_SxNxHxG = _masses(model, pairs, tokens_SxT)
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
   rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
-  full = CachePolicy(length + model.run.config.sink_tokens, positions='text')
-  full_SxT = cached_losses(model, tokens_SxT, full)
+  full_SxT = cached_losses(model, tokens_SxT, _full(model, length))
   tried = []
   for first, recent in caches:
     policy = CachePolicy(first + recent, first, 'text')
-    tried.append(_cache_row(model, tokens_SxT, policy, kept_G[first, recent], full_SxT))
+    tried += _cache_rows(model, tokens_SxT, policy, kept_G[first, recent], full_SxT)
   if not (safe := [row for row in tried if row.get('safe')]):
-    words = 'Keep the full cache: none of those tried is safe.'
-    return [*rows, *tried, {'part': 'advice', 'words': words}]
+    words = f'Keep the full cache: none of those tried is safe for texts of up to {length} tokens.'
+    return [*rows, *tried, {'part': 'advice', 'length': length, 'words': words}]
   best = min(safe, key=lambda row: (row['size'], row['change']))
-  size, first, kept = best['size'], best['first'], best['kept']
-  full_of_others_SxT = cached_losses(model, others_SxT, full)
+  return [*rows, *tried, *_check(model, inputs, best, full_SxT)]
+
+
+def _check(model: Model, inputs: Inputs, best: Row, full_SxT: np.ndarray) -> list[Row]:
+  """The rows of a cache that the first documents chose: renumbered, held out, advice."""
+  tokens_SxT, others_SxT = np.array_split(inputs.tokens, 2)
+  length, size, first = tokens_SxT.shape[1], best['size'], best['first']
+  full_of_others_SxT = cached_losses(model, others_SxT, _full(model, length))
   policy = CachePolicy(size, first, 'text')
-  held = _cache_row(model, others_SxT, policy, kept, full_of_others_SxT) | {'part': 'held out'}
-  renumbered = _cache_row(model, tokens_SxT, CachePolicy(size, first), kept, full_SxT)
-  return [*rows, *tried, renumbered, held, _advice(best, held, renumbered, length)]
+  held, *documents = _cache_rows(model, others_SxT, policy, best['kept'], full_of_others_SxT)
+  held['part'] = 'held out'
+  policy = CachePolicy(size, first)
+  renumbered = _cache_rows(model, tokens_SxT, policy, best['kept'], full_SxT)
+  advice = _advice(best, held, length, (len(tokens_SxT), len(others_SxT)))
+  if 'policy' in advice:
+    begins_with_bos = inputs.description['bos']['applied'] != 'none'
+    advice |= _flags(best, renumbered[0], length, model_type(model.run), begins_with_bos)
+  return [*renumbered, held, *documents, advice]
 
 
-def _advice(best: Row, held: Row, renumbered: Row, length: int) -> Row:
-  """The advice on texts of `length` tokens; held, renumbered: other measurements of its cache."""
+def _full(model: Model, length: int) -> CachePolicy:
+  """The cache of all tokens."""
+  return CachePolicy(length + model.run.config.sink_tokens, positions='text')
+
+
+def _advice(best: Row, held: Row, length: int, documents: tuple[int, int]) -> Row:
+  """The advice on texts of `length` tokens. held: its cache on other documents."""
   size, first, recent = best['size'], best['first'], best['recent']
   kept = f'the first {first} and the last {recent}' if first else f'the last {recent}'
   change, held_change = (
     f'{row["change"]:+.2f} % ({row["low"]:+.2f} to {row["high"]:+.2f})' for row in (best, held)
   )
-  advice = {
-    'part': 'advice',
+  measured = (
+    f'by {change} on {documents[0]} documents, and by {held_change} on {documents[1]} others'
+  )
+  advice: Row = {'part': 'advice', 'length': length, 'documents': sum(documents)}
+  if not held['safe']:
+    words = f'Keep the full cache: {kept} of {length} tokens change the loss {measured}, which'
+    return advice | {'words': f'{words} is not safe.'}
+  return advice | {
     'size': size,
     'sinks': first,
     'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
-    'kvpress': f'StreamingLLMPress(n_sink={first}, compression_ratio={1 - size / length:.4g})',
-    'words': f'Keep {kept} of {length} tokens: the loss changes by {change}, and on documents '
-    f'that did not choose it by {held_change}.',
+    'words': f'For texts of up to {length} tokens keep {kept}: the loss changes {measured}.',
   }
-  if renumbered.get('safe'):  # llama.cpp has no other positions
-    advice['llama_cpp'] = f'--context-shift --keep {first} -c {first + 2 * recent}'
-  return advice
+
+
+def _flags(
+  best: Row, renumbered: Row, length: int, family: str | None, begins_with_bos: bool
+) -> Row:
+  """The lines of tools that run the family of a checkpoint."""
+  size, first, recent = best['size'], best['first'], best['recent']
+  flags = {}
+  context = -(-(first + 2 * recent) // _CONTEXT_STEP) * _CONTEXT_STEP
+  # llama.cpp has only renumbered positions, and keeps a BOS besides --keep.
+  if family in TOOLS['llama.cpp'] and renumbered.get('safe') and context < length:
+    keep = max(0, first - begins_with_bos)
+    flags['llama_cpp'] = f'--context-shift --keep {keep} -c {context}'
+  if family in TOOLS['kvpress']:
+    ratio = 1 - size / length
+    flags['kvpress'] = f'StreamingLLMPress(n_sink={first}, compression_ratio={ratio:.4g})'
+  return flags
 
 
 def _masses(model: Model, pairs: tuple[tuple[int, int], ...], tokens_SxT: np.ndarray) -> np.ndarray:
@@ -195,7 +240,7 @@ def _batch_masses(
 def _mass_rows(
   blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray, length: int
 ) -> list[Row]:
-  mean, (low, high), rows = mass_SxNxHxG.mean(0), bootstrap(mass_SxNxHxG), []
+  mean, (low, high), rows = mass_SxNxHxG.mean(0), t_interval(mass_SxNxHxG, least=0, most=1), []
   for n, h, g in np.ndindex(mean.shape):
     first, recent = pairs[g]
     uniform = (first + recent) / np.arange(first + recent + 1, length + 1)
@@ -216,10 +261,10 @@ def _mass_rows(
   return rows
 
 
-def _cache_row(
+def _cache_rows(
   model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float, full_SxT: np.ndarray
-) -> Row:
-  """The loss by sequence with a cache and with the full cache, or why it was not tried."""
+) -> list[Row]:
+  """The loss with a cache and with the full one, and by document; or why it was not tried."""
   row = {
     'part': 'cache',
     'first': policy.sinks,
@@ -229,11 +274,11 @@ def _cache_row(
     'kept': float(kept),
   }
   if policy.sinks and kept < LEAST_KEPT:
-    return row | {'reason': f'it keeps less than {LEAST_KEPT:.0%} of the attention'}
+    return [row | {'reason': f'it keeps less than {LEAST_KEPT:.0%} of the attention'}]
   try:
     check_policy(model.run.config, policy, tokens_SxT.shape[1])
   except ValueError as error:
-    return row | {'reason': str(error)}
+    return [row | {'reason': str(error)}]
   late = slice(max(tokens_SxT.shape[1] // 2, policy.size) - 1, None)  # the first token has no loss
   late_S, full_S = (
     x[:, late].mean(1) for x in (cached_losses(model, tokens_SxT, policy), full_SxT)
@@ -241,8 +286,8 @@ def _cache_row(
   # All changes are relative to one number, the mean of the full cache, so that their mean is the
   # change of the mean.
   change_S = 100 * (late_S - full_S) / full_S.mean()
-  low, high = bootstrap(change_S)
-  return row | {
+  low, high = t_interval(change_S)
+  of_all = {
     'loss': float(late_S.mean()),
     'full': float(full_S.mean()),
     'change': float(change_S.mean()),
@@ -250,6 +295,12 @@ def _cache_row(
     'high': float(high),
     'safe': bool(high <= TOLERANCE),
   }
+  policy_columns = {name: row[name] for name in ('first', 'size', 'positions')}
+  documents = [
+    {'part': 'document', **policy_columns, 'document': n, 'change': float(change)}
+    for n, change in enumerate(change_S, 1)
+  ]
+  return [row | of_all, *documents]
 
 
 def cached_losses(model: Model, tokens_SxT: np.ndarray, policy: CachePolicy) -> np.ndarray:

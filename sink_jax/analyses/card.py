@@ -1,6 +1,6 @@
 """A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
 
-Its numbers are the rows of four analyses. It has at most eight sentences, each made from these rows
+Its numbers are the rows of four analyses. It has at most ten sentences, each made from these rows
 by a rule, and each number in them has a null or a control next to it.
 """
 
@@ -25,6 +25,10 @@ from sink_jax.report import card_page
 from sink_jax.report.card_page import PARTS
 from sink_jax.report.files import recorded, to_json, write_files
 from sink_jax.report.html_page import to_html
+from sink_jax.report.markdown import digits_of_runs, of_runs
+
+FORMAT = 2  # of card.json
+_LONG = {'length': 2048, 'least': 8}  # the inputs of caches in a full card
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +40,7 @@ class Card:
 
   @property
   def sentences(self) -> list[str]:
-    """At most eight sentences, each made from the rows by a rule."""
+    """At most ten sentences, each made from the rows by a rule."""
     rows = {part: result.rows for part, result in self.results.items()}
     return [words for part, rule in _RULES if part in rows and (words := rule(rows[part]))]
 
@@ -59,7 +63,8 @@ class Card:
       for part, of_part in rows.items()
     }
     inputs = {part: result.models for part, result in self.results.items()}
-    found = {'model': self.name, 'sentences': self.sentences, 'rows': stored, 'inputs': inputs}
+    found = {'format': FORMAT, 'model': self.name, 'sentences': self.sentences}
+    found |= {'rows': stored, 'inputs': inputs}
     files = {
       'index.html': to_html(page, pictures),
       'card.md': page,
@@ -70,10 +75,13 @@ class Card:
 
 
 @standard_promotion()
-def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card:
+def card(
+  run: Run, *, full: bool = False, say: Callable[[str], None] = print, **inputs: Any
+) -> Card:
   """Measures a model by four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
 
   Args:
+    full: whether caches are measured on texts of 2,048 tokens, where the source has 8 of them.
     say: called with a line after each part.
     inputs: options of the inputs of all parts, such as source= (`analyses.models.InputOptions`).
   """
@@ -82,6 +90,8 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
     start, chosen = time.monotonic(), dict(inputs)
     if part == 'cache' and run.probe_tokens is not None:  # the run was trained on such sequences
       chosen['length'] = run.probe_tokens.shape[1]
+    elif part == 'cache' and full:
+      chosen = _LONG | chosen
     results[part] = runner.analyse(part, run, **chosen)
     say(f'{title}: {time.monotonic() - start:.0f} s')
   return Card(run.name or 'model', results)
@@ -92,9 +102,9 @@ def cost(run: Run) -> str:
   flops, words = 0.0, []
   for part, passes in {
     'signature': 3,
-    'edits': 48,
-    'cache': 6,
-    'quantisation': 96 + run.config.layers,
+    'edits': 75,
+    'cache': 5,
+    'quantisation': 91 + run.config.layers,
   }.items():
     inputs = runner.find(part).inputs
     tokens = passes * inputs.sequences * inputs.length
@@ -174,9 +184,11 @@ _drained = functools.partial(
 
 def _matters(rows: Sequence[Row]) -> str:
   made = [row for row in rows if 'change' in row]
+  size = lambda row: f', of the same size {row["matched"]:+.2f}' if 'matched' in row else ''
   words = '; '.join(
     f'{_EDITS[row["edit"]].format(row["targets"])} {row["change"]:+.2f} nats ({row["low"]:+.2f} to '
-    f'{row["high"]:+.2f}; controls {row["control_low"]:+.2f} to {row["control_high"]:+.2f})'
+    f'{row["high"]:+.2f}; controls {row["control_low"]:+.2f} to {row["control_high"]:+.2f}'
+    f'{size(row)})'
     for row in made
   )
   beyond = f'{sum(row["beyond"] for row in made)} of {len(made)} edits'
@@ -190,11 +202,31 @@ def _matters(rows: Sequence[Row]) -> str:
 _EDITS = {
   'drop the key': 'hiding the key of {} in all heads',
   'drop the key in sink heads': 'hiding the key of {}',
-  'zero the value': 'a value of zero at {}',
+  'zero the value': 'a value of zero at {} for later tokens',
   'cap the massive channels': 'a cap on {}',
+  'cap the massive channels of sinks': 'a cap on {} of the sinks',
+  'cap the massive channels of others': 'a cap on {} of the others',
   'remove the dormant heads': 'removing {}',
   'leave out BOS': 'leaving out {}',
 }
+
+
+def _moved(rows: Sequence[Row]) -> str:
+  """Where the sink goes, if hiding its key everywhere costs less than in the sink heads."""
+  everywhere, in_heads = (
+    _first(rows, edit=edit) for edit in ('drop the key', 'drop the key in sink heads')
+  )
+  if not everywhere or not in_heads or 'change' not in everywhere or 'change' not in in_heads:
+    return ''
+  if everywhere['change'] >= in_heads['change']:
+    return ''
+  rate, before = 100 * everywhere['moved_rate'], 100 * everywhere['rate_before']
+  moves = 'the sink moves to' if rate > 2 * before else 'no token becomes a sink, at most'
+  return (
+    'Hiding the key in all heads costs less than in the sink heads: '
+    f'{moves} token {everywhere["moved_to"]}, which gets more than 0.3 of the attention in '
+    f'{rate:.1f} % of heads and sequences, and in {before:.1f} % with the key.'
+  )
 
 
 def _cache(rows: Sequence[Row]) -> str:
@@ -233,24 +265,38 @@ def _heads(rows: Sequence[Row]) -> str:
 
 
 def _quantisation(rows: Sequence[Row]) -> str:
-  found = []
-  for scale in ('per tensor', 'per token'):
-    of = {
-      row['spared']: row
-      for row in rows
-      if row['part'] == 'all'
-      and row['what'] == 'activations'
-      and row['bits'] == 8
-      and row['scale'] == scale
-    }
-    none, sinks, random = of['none'], of['sinks'], of['random']
-    found.append(
-      f'{none["change"]:+.2f} nats {scale}{" (destroyed)" if none["destroyed"] else ""}, of '
-      f'which sparing the sinks recovers {sinks["recovered"]:.2f} '
-      f'({sinks["recovered_low"]:.2f} to {sinks["recovered_high"]:.2f}) and sparing as many '
-      f'random tokens {random["recovered"]:.2f}'
+  costs = []
+  for name in ('int8 per tensor', 'int8 per token'):
+    none, sinks, random = (
+      _first(rows, part='all', quantiser=name, spared=spared)
+      for spared in ('none', 'sinks', 'random')
     )
-  return f'Activations of 8 bits cost {"; ".join(found)}.'
+    if none is None or sinks is None or random is None:
+      return ''
+    recovered = ' and '.join(
+      f'sparing {words} recovers {_cost(row, "recovered_")}'
+      for words, row in (('the sinks', sinks), ('as many random tokens', random))
+    )
+    destroyed = ' (destroyed)' * none['destroyed']
+    costs.append(f'{name} {_cost(none)}{destroyed}, of which {recovered}')
+  return f'Quantised activations change the loss in nats: {"; ".join(costs)}.'
+
+
+def _quantised_cache(rows: Sequence[Row]) -> str:
+  costs = [
+    f'{row["quantiser"]} of {row["tool"]} {_cost(row)}'
+    for row in rows
+    if row.get('what') == 'cache' and row['spared'] == 'none' and row.get('least') is not None
+  ]
+  return f'Quantised caches change the loss in nats: {"; ".join(costs)}.' if costs else ''
+
+
+def _cost(row: Row, prefix: str = '') -> str:
+  """'+0.08 (+0.04 to +0.12)', with the digits that runs share; 'none' within their range."""
+  least, most = row[f'{prefix}least'], row[f'{prefix}most']
+  mean = of_runs(row[prefix.removesuffix('_') or 'change'], least, most)
+  digits = digits_of_runs(least, most)
+  return f'{mean} ({row[f"{prefix}low"]:+.{digits}f} to {row[f"{prefix}high"]:+.{digits}f})'
 
 
 _RULES: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
@@ -259,9 +305,11 @@ _RULES: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
   ('signature', _massive),
   ('signature', _drained),
   ('edits', _matters),
+  ('edits', _moved),
   ('cache', _cache),
   ('cache', _heads),
   ('quantisation', _quantisation),
+  ('quantisation', _quantised_cache),
 )
 
 

@@ -1,10 +1,10 @@
-"""Causal edits: what a model loses without its sinks, next to the same edits of random targets."""
+"""Causal edits: what a model loses without its sinks, next to the same edits of other targets."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +17,39 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import BEYOND, medians
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sink_report import DORMANT, SinkReport
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
-from sink_jax.models.edits import edit_tree, edited_logits, next_token_losses
+from sink_jax.models.edits import (
+  edit_tree,
+  edited_importance,
+  edited_logits,
+  next_token_losses,
+)
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import record
 from sink_jax.pictures.charts import intervals
 from sink_jax.pictures.style import Row
 
 Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to each edit.')]
-# The first columns of a row, the argument of `edit_tree`, and its arrays: first the targets', then
-# controls'.
-Edit = tuple[Row, str, list[np.ndarray]]
+Changes = dict[str, np.ndarray]  # arguments of `edit_tree`
 _FIRST = 4  # tokens that no control edits: sinks may lie there
 _LEAST = 0.01  # of the loss: a smaller change counts as none, as in the advice on caches
+
+
+class Edit(NamedTuple):
+  """An edit and its controls: as many random other targets, and other targets of the same size.
+
+  row: the first columns of its row.
+  """
+
+  row: Row
+  targets: Changes
+  controls: list[Changes]
+  matched: Changes | None = None
 
 
 def _draw(rows: list[Row]) -> Figure:
@@ -53,48 +68,58 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
 
   The loss is that of the tokens from the third on, in nats; `low` and `high` bound the mean of its
-  change over sequences. `beyond`: whether `low` exceeds the change of every control and 1 % of the
-  loss. An edit that has no targets, or too few other candidates for a control, is a row without
-  numbers.
+  change over sequences. Controls are as many random other targets, and `matched` is the change by
+  other targets of the same size. `beyond`: whether `low` exceeds the change of every control and 1
+  % of the loss. An edit that has no targets, or too few other candidates for a control, is a row
+  without numbers.
 
   - drop the key: later tokens do not see a sink (`SinkReport.sink_positions`), in all blocks and
     heads. Controls are other positions of the first half, from the fifth on. With relative
     positions, dropping position 1 is as if the text began at its second token, which becomes the
     sink: this edit moves a sink.
   - drop the key in sink heads: only in heads that give a sink more than 0.3, so that the second
-    token still sees the first in other heads. Controls are other positions in the same heads.
-  - zero the value: the value of the same positions is zero; their weight stays.
+    token still sees the first in other heads. Controls are other positions in the same heads;
+    matched: the other keys of each of them that get most attention, until they have had as much as
+    its sinks (a `share` of its attention) or all of them are hidden (`matched_share`).
+  - zero the value: later tokens read a value of zero at the same positions, with the same weight;
+    a token still reads its own.
   - cap the massive channels: channels with an entry above 100 medians of a block's hidden states
     (Sun et al., arXiv 2402.17762), in most sequences, are clipped after every block to the largest
     entry of all other channels; `cap` is the median of this limit over blocks. Controls are other
-    channels, all entries of which are zero after every block.
+    channels, all entries of which are zero after every block; matched: those with the largest
+    entries. The same of the sinks, and of all other tokens.
   - remove the dormant heads: outputs of heads below a quarter of their block's mean norm (HONOR,
     arXiv 2504.03889) are zero. Controls are as many other heads, of the same block while it has
     them.
   - leave out BOS: the same texts without it. The only control leaves out the second token instead.
+
+  `moved_to`: the token with the largest sink rate without the key, other than the sinks and of the
+  first half, `moved_rate` that rate, and `rate_before` its rate without the edit.
   """
   if controls < 1:
     raise ValueError(f'--controls={controls} must be at least 1.')
   inputs = model.inputs()
   tokens_SxT, report = inputs.tokens, model.report(inputs.tokens)
   base_S, rows = _losses(model, tokens_SxT)[:, 1:].mean(1), []
-  for row, argument, arrays in (
+  for edit in (
     *_sinks(report, model.run.config.sink_tokens, controls),
-    _massive_channels(model, tokens_SxT, controls),
+    *_massive_channels(model, report, tokens_SxT, controls),
     _dormant_heads(report, controls),
   ):
-    if row['targets'] != 'none' and len(arrays) > 1:
-      row |= _changes(
-        base_S, [_losses(model, tokens_SxT, **{argument: x})[:, 1:].mean(1) for x in arrays]
-      )
+    row, losses = edit.row, lambda changes: _losses(model, tokens_SxT, **changes)[:, 1:].mean(1)
+    if row['targets'] != 'none' and edit.controls:
+      edited_S, *controls_CxS = map(losses, (edit.targets, *edit.controls))
+      matched_S = None if edit.matched is None else losses(edit.matched)
+      row |= _changes(base_S, edited_S, controls_CxS, matched_S)
+      if 'keep_NxBxHxT' in edit.targets:
+        row |= _moved(model, report, tokens_SxT, edit.targets)
     rows.append(row)
   rows.append({'edit': 'leave out BOS', 'targets': 'none'})
   if inputs.description['bos']['applied'] != 'none':
     # Moved to the end, the token is read by no other, and the length and the program stay the same.
     moved = [np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, k : k + 1], 1) for k in (0, 1)]
-    rows[-1] |= {'targets': 'BOS'} | _changes(
-      base_S, [_losses(model, ids)[:, :-1].mean(1) for ids in moved]
-    )
+    without, *other = [_losses(model, ids)[:, :-1].mean(1) for ids in moved]
+    rows[-1] |= {'targets': 'BOS'} | _changes(base_S, without, other)
   return rows
 
 
@@ -104,24 +129,73 @@ def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
   early_T = np.arange(length // 2)  # few rows see a later token
   sinks = report.sink_positions() - 1
   chosen = [sinks, *_others(np.setdiff1d(early_T[_FIRST:], sinks), sinks.size, controls)]
-  kept = [
-    ~np.isin(np.arange(-sink_tokens, length), k) for k in chosen
-  ]  # learned sink tokens come first
-  others_NxH = ~(alpha_NxHxT[..., sinks] > EPSILON).any(-1)
+  at_T = np.arange(-sink_tokens, length)  # learned sink tokens come first
+  kept, *others = [~np.isin(at_T, k) for k in chosen]
+  no_sink_NxH = ~(alpha_NxHxT[..., sinks] > EPSILON).any(-1)
   words = f'position{"s" * (sinks.size > 1)} {", ".join(str(k + 1) for k in sinks)}'
-  heads = 'none' if others_NxH.all() else f'{words} in {_number((~others_NxH).sum(), "head")}'
+  heads = 'none' if no_sink_NxH.all() else f'{words} in {_number((~no_sink_NxH).sum(), "head")}'
+  in_heads = lambda kept_T: {'keep_NxBxHxT': no_sink_NxH[:, None, :, None] | kept_T}
+  shares, elsewhere_NxHxT = _elsewhere(alpha_NxHxT, sinks, no_sink_NxH)
+  padded_NxHxT = np.pad(elsewhere_NxHxT, ((0, 0), (0, 0), (sink_tokens, 0)), constant_values=True)
+  in_all, zero = ([{name: x} for x in (kept, *others)] for name in ('keep_NxBxHxT', 'values_NxBxT'))
   return [
-    ({'edit': 'drop the key', 'targets': words}, 'keep_NxBxHxT', kept),
-    (
-      {'edit': 'drop the key in sink heads', 'targets': heads},
-      'keep_NxBxHxT',
-      [others_NxH[:, None, :, None] | kept_T for kept_T in kept],
+    Edit({'edit': 'drop the key', 'targets': words}, in_all[0], in_all[1:]),
+    Edit(
+      {'edit': 'drop the key in sink heads', 'targets': heads} | shares,
+      in_heads(kept),
+      [in_heads(kept_T) for kept_T in others],
+      {'keep_NxBxHxT': padded_NxHxT[:, None]},
     ),
-    ({'edit': 'zero the value', 'targets': words}, 'values_NxBxT', kept),
+    Edit({'edit': 'zero the value', 'targets': words}, zero[0], zero[1:]),
   ]
 
 
-def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int) -> Edit:
+def _elsewhere(
+  alpha_NxHxT: np.ndarray, sinks: np.ndarray, no_sink_NxH: np.ndarray
+) -> tuple[Row, np.ndarray]:
+  """The share of the attention of sink heads on the sinks and on other keys, and those that stay.
+
+  The keys are those with most attention, until they have as much as the sinks.
+  """
+  length = alpha_NxHxT.shape[-1]
+  mass_NxHxT = alpha_NxHxT * np.arange(length, 0, -1) / length  # of a head's rows
+  on_sinks_NxHx1 = mass_NxHxT[..., sinks].sum(-1, keepdims=True)
+  other_NxHxT = np.where(np.isin(np.arange(length), sinks), 0, mass_NxHxT)
+  order_NxHxT = np.argsort(-other_NxHxT, -1)
+  sorted_NxHxT = np.take_along_axis(other_NxHxT, order_NxHxT, -1)
+  before_NxHxT = np.cumsum(sorted_NxHxT, -1) - sorted_NxHxT
+  hidden_NxHxT = np.zeros(mass_NxHxT.shape, bool)
+  chosen_NxHxT = (before_NxHxT < on_sinks_NxHx1) & (sorted_NxHxT > 0)
+  np.put_along_axis(hidden_NxHxT, order_NxHxT, chosen_NxHxT, -1)
+  hidden_NxHxT &= ~no_sink_NxH[..., None]
+  if no_sink_NxH.all():
+    return {}, ~hidden_NxHxT
+  share = on_sinks_NxHx1[~no_sink_NxH].mean()
+  matched = (other_NxHxT * hidden_NxHxT).sum(-1)[~no_sink_NxH].mean()
+  return {'share': float(share), 'matched_share': float(matched)}, ~hidden_NxHxT
+
+
+def _moved(model: Model, report: SinkReport, tokens_SxT: np.ndarray, changes: Changes) -> Row:
+  """Where the sink is if the keys of the sinks are hidden."""
+  config, tree = _edit_tree(model, tokens_SxT, changes)
+  mesh, params = mesh_of(model.run.params), model.run.params
+  alpha_NxSxHxT = np.concatenate(
+    [
+      edited_importance(config, mesh, params, tree, batch_BxT)
+      for batch_BxT in model.batches(tokens_SxT)
+    ],
+    1,
+  )
+  rates_T = (alpha_NxSxHxT > EPSILON).mean((0, 1, 2))[: max(2, tokens_SxT.shape[1] // 2)]
+  rates_T[report.sink_positions() - 1] = -1
+  k = int(rates_T.argmax())
+  before = float(report.sink_rates()[k])
+  return {'moved_to': k + 1, 'moved_rate': float(rates_T[k]), 'rate_before': before}
+
+
+def _massive_channels(
+  model: Model, report: SinkReport, tokens_SxT: np.ndarray, controls: int
+) -> list[Edit]:
   config, params = probed(model.run.config, model.options.dtype), model.run.params
   options = RecordOptions(hidden=_sizes)
   sizes = [
@@ -132,17 +206,27 @@ def _massive_channels(model: Model, tokens_SxT: np.ndarray, controls: int) -> Ed
   massive_D = ((largest_MxSxD > BEYOND[0] * median_MxSx1).mean(1) > 0.5).any(0)
   row = {'edit': 'cap the massive channels', 'targets': _number(massive_D.sum(), 'channel')}
   if not massive_D.any():
-    return row, 'caps_MxD', []
+    return [Edit(row, {}, [])]
   caps_Mx1 = largest_MxSxD[..., ~massive_D].max((1, 2), initial=0)[:, None]
-  other = _others(np.flatnonzero(~massive_D), massive_D.sum(), controls)
-  zeros_D = [
-    np.where(np.isin(np.arange(massive_D.size), channels), 0, np.inf) for channels in other
-  ]
-  return (
-    row | {'cap': float(np.median(caps_Mx1))},
-    'caps_MxD',
-    [np.where(massive_D, caps_Mx1, np.inf), *zeros_D],
-  )
+  row |= {'cap': float(np.median(caps_Mx1))}
+  caps_MxD = np.where(massive_D, caps_Mx1, np.inf)
+  other = np.flatnonzero(~massive_D)
+  order = np.argsort(-largest_MxSxD.mean(1).max(0)[other], kind='stable')
+  zeros = lambda channels: np.where(np.isin(np.arange(massive_D.size), channels), 0, np.inf)
+  random = [zeros(channels) for channels in _others(other, massive_D.sum(), controls)]
+  largest = zeros(other[order[: massive_D.sum()]])
+  at_T = np.arange(-config.sink_tokens, tokens_SxT.shape[1])
+  is_sink_T = np.isin(at_T, report.sink_positions() - 1)
+  edits = []
+  for words, capped_T in (
+    ('', is_sink_T | True),
+    (' of sinks', is_sink_T),
+    (' of others', ~is_sink_T),
+  ):
+    changes = lambda caps: {'caps_MxD': caps, 'capped_T': capped_T}
+    named = row | {'edit': f'{row["edit"]}{words}'}
+    edits.append(Edit(named, changes(caps_MxD), [*map(changes, random)], changes(largest)))
+  return edits
 
 
 def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -156,16 +240,16 @@ def _dormant_heads(report: SinkReport, controls: int) -> Edit:
     'head_norm'
   ]  # of every head over its block's mean; None without any output
   dormant_NxH = np.array([[x is None or x < DORMANT for x in block] for block in norms])
-  rng, kept = np.random.default_rng(0), [~dormant_NxH]
+  rng, kept = np.random.default_rng(0), []
   for _ in range(controls if dormant_NxH.mean() <= 0.5 else 0):
     chosen_NxH = np.zeros_like(dormant_NxH)
     for dormant_H, chosen_H in zip(dormant_NxH, chosen_NxH):
       chosen_H[rng.permutation(np.flatnonzero(~dormant_H))[: dormant_H.sum()]] = True
     rest = rng.permutation(np.flatnonzero(~dormant_NxH & ~chosen_NxH))
     chosen_NxH.flat[rest[: dormant_NxH.sum() - chosen_NxH.sum()]] = True
-    kept.append(~chosen_NxH)
+    kept.append({'heads_NxH': ~chosen_NxH})
   row = {'edit': 'remove the dormant heads', 'targets': _number(dormant_NxH.sum(), 'head')}
-  return row, 'heads_NxH', kept
+  return Edit(row, {'heads_NxH': ~dormant_NxH}, kept)
 
 
 def _others(candidates: np.ndarray, count: int, controls: int) -> list[np.ndarray]:
@@ -183,16 +267,21 @@ def _number(count: int, noun: str) -> str:
 
 def _losses(model: Model, tokens_SxT: np.ndarray, **changes: np.ndarray) -> np.ndarray:
   """The losses (S, T - 1) of tokens 2 to T, in nats, with the arrays of an `edit_tree`."""
+  config, tree = _edit_tree(model, tokens_SxT, changes)
+  mesh, params = mesh_of(model.run.params), model.run.params
+  batches = model.batches(tokens_SxT)
+  losses = [_batch_losses(config, mesh, params, tree, batch_BxT) for batch_BxT in batches]
+  return np.concatenate(losses, dtype=np.float64)
+
+
+def _edit_tree(
+  model: Model, tokens_SxT: np.ndarray, changes: Changes
+) -> tuple[ModelConfig, ParamTree]:
+  """The config that hides keys, and the `edit_tree` of changes."""
   run = model.run
   config = dataclasses.replace(probed(run.config, model.options.dtype), implementation='chunked')
-  edits = edit_tree(config, batch=1, length=tokens_SxT.shape[1] + config.sink_tokens, **changes)
-  return np.concatenate(
-    [
-      _batch_losses(config, mesh_of(run.params), run.params, edits, batch_BxT)
-      for batch_BxT in model.batches(tokens_SxT)
-    ],
-    dtype=np.float64,
-  )
+  length = tokens_SxT.shape[1] + config.sink_tokens
+  return config, edit_tree(config, batch=1, length=length, **changes)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -202,18 +291,25 @@ def _batch_losses(
   return next_token_losses(edited_logits(config, mesh, params, edits, tokens_BxT), tokens_BxT)
 
 
-def _changes(base_S: np.ndarray, losses_CxS: list[np.ndarray]) -> Row:
-  """The columns about an edit and its controls; the losses of the edit come first."""
-  low, high = bootstrap(losses_CxS[0] - base_S)
-  change, *control = (float((losses_S - base_S).mean()) for losses_S in losses_CxS)
-  return {
-    'loss': float(losses_CxS[0].mean()),
-    'change': change,
+def _changes(
+  base_S: np.ndarray,
+  edited_S: np.ndarray,
+  controls_CxS: list[np.ndarray],
+  matched_S: np.ndarray | None = None,
+) -> Row:
+  """The columns about an edit and its controls."""
+  low, high = t_interval(edited_S - base_S)
+  control = [float((losses_S - base_S).mean()) for losses_S in controls_CxS]
+  row = {
+    'loss': float(edited_S.mean()),
+    'change': float((edited_S - base_S).mean()),
     'low': float(low),
     'high': float(high),
     'controls': len(control),
     'control': float(np.mean(control)),
     'control_low': min(control),
     'control_high': max(control),
-    'beyond': bool(low > max(*control, _LEAST * base_S.mean())),
   }
+  matched = [] if matched_S is None else [float((matched_S - base_S).mean())]
+  beaten = max(*control, *matched, _LEAST * base_S.mean())
+  return row | dict(zip(('matched',), matched)) | {'beyond': bool(low > beaten)}

@@ -59,6 +59,8 @@ class InputOptions:
   #: documentation in Python's standard library.
   source: str = ''
   sequences: int = 100  # number of sequences.
+  #: how many suffice, if the text has fewer documents of that length; by default all.
+  least: int | None = None
   length: int = 64  # tokens of a sequence.
   #: how sequences begin: none, tokenizer (as the tokenizer begins a text; the default with text) or
   #: force (always one BOS).
@@ -74,7 +76,7 @@ class InputOptions:
       ('dtype', self.dtype, ('float32', 'bfloat16')),
     ):
       check_known(value, choices, f'--{name}: there is no')
-    check_least(self, sequences=1, length=2, seed=0, batch_size=1)
+    check_least(self, sequences=1, least=1, length=2, seed=0, batch_size=1)
 
   def at_a_time(self, length: int) -> int:
     """The number of sequences of a length that are measured at a time."""
@@ -174,7 +176,9 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
     tokenizer = None
   if text:
     make = {'sequences': made.natural, 'long text': made.long_text, 'domains': made.by_domain}[kind]
-    more = {'domains': _PILE} if kind == 'domains' else {}
+    more: dict[str, Any] = {'domains': _PILE} if kind == 'domains' else {}
+    if kind == 'sequences' and options.least:
+      more = {'least': options.least}
     return make(
       tokenizer,
       made.open_source(options.source),

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
+from sink_jax.analyses.quantisers import ACTIVATIONS, CACHES, Quantiser
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention.spec import TransformedQK
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
@@ -27,135 +26,133 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.edits import edited_by, next_token_losses
 from sink_jax.models.layers import Dense
 from sink_jax.models.run import Run
+from sink_jax.models.transformer import Transformer
 from sink_jax.pictures.charts import intervals
 from sink_jax.pictures.style import Row
 
-First = Annotated[int, tyro.conf.arg(help='how many of the first tokens keep their values.')]
 _CACHE = 'cache'  # keys and values
-_DRAWS = 8  # of random tokens
+RUNS, NOISE = 4, 1e-6
+# (block from 1, layer) -> the number of a quantiser in its table, from 1; 0 for none.
+Chosen = Callable[[int, str], int]
 
 
 def _draw(rows: list[Row]) -> Figure:
   shown = [
-    row | {'spares': f'spares {row["spared"]}', 'of': f'{row["bits"]} bits'}
+    row | {'spares': f'spares {row["spared"]}'}
     for row in rows
-    if row['part'] == 'all'
+    if row['part'] == 'all' and 'change' in row
   ]
   return intervals(
-    shown, ('of', 'scale', 'spares'), ('model', 'what'), name='change of the loss (nats)', log=0.1
+    shown, ('quantiser', 'spares'), ('model', 'what'), name='change of the loss (nats)', log=0.1
   )
 
 
 @analysis('quantisation', _draw, sequences=16, length=64)
-def quantisation(model: Model, *, first: First = 4) -> list[Row]:
-  """Loss with quantised activations, or keys and values: 8 and 4 bits, with some tokens spared.
+def quantisation(model: Model) -> list[Row]:
+  """Loss with quantised activations, or keys and values, as tools do it, with some tokens spared.
 
   Activations are the inputs of the linear layers of attention and of dense feed-forward networks;
   Mamba mixers, experts, weights and (un)embeddings keep their values. The cache has keys as
-  attention reads them, and the values. A scale, max|x| / (2^(bits - 1) - 1), serves one sequence
-  (per tensor) or one token.
+  attention reads them, after RoPE, and the values. The quantisers are those of
+  `analyses.quantisers`; one that does not fit the heads of the model is a row with the reason.
 
-  Spared tokens keep their values and do not count for the scale: none, the `first`, the sinks
-  (`SinkReport.sink_positions`), and as many random others, the mean of 8 draws, between `least` and
-  `most`. `change` is the loss minus the loss of the float model, in nats, and `recovered` the
-  change with none spared minus this one, D_sink of Rahulrayy/attention-sinks-quant where sinks are
-  spared; both with 99 % intervals over sequences. `destroyed`: the perplexity is at least tenfold.
-  Rows of part 'module' and 'block' quantise only layers of one name, or one block, to 8 bits per
-  tensor.
+  Spared tokens keep their values and do not count for the scale: none, the sinks
+  (`SinkReport.sink_positions`), and as many random others. `change` is the loss minus the loss of
+  the float model, in nats, and `recovered` the change with none spared minus this one, D_sink of
+  Rahulrayy/attention-sinks-quant where sinks are spared; both with 99 % intervals over sequences.
+
+  A rounding error that flips a value grows through the blocks, and differs between devices. So the
+  embeddings are multiplied by 1 + 1e-6 times normal noise, the same in the float model. Numbers
+  that sentences quote are means over four `runs` (seeds 0 to 3), between `least` and `most`, each
+  run with other random tokens; other rows have one run and no range. `destroyed`: the perplexity is
+  at least tenfold. Rows of part 'module' and 'block' quantise only layers of one name, or one
+  block, to int8 per tensor, in one run.
   """
   tokens_SxT = model.inputs().tokens
-  if not 0 < first < tokens_SxT.shape[1]:
-    raise ValueError(f'--first={first} must be between 1 and {tokens_SxT.shape[1] - 1}.')
   sinks = model.report(tokens_SxT).sink_positions() - 1
-  choices = _spared(tokens_SxT.shape, first, sinks)
-  named = {
+  choices = _spared(tokens_SxT.shape, sinks)
+  positions = {
     'none': '',
-    f'first {first}': f'1 to {first}',
-    'random': f'{choices["random"][0, 0].sum()} others',
     'sinks': ', '.join(str(k + 1) for k in sinks),
+    'random': f'{choices["random"][0, 0].sum()} others',
   }
   measure = functools.partial(_losses, model, tokens_SxT)
   none_SxT = choices['none'][0]
-  base_S = measure(lambda block, layer: False, none_SxT, 8, False)
+  base_RxS = np.stack([measure(lambda block, layer: 0, none_SxT, run) for run in range(RUNS)])
   rows = []
-  for what, bits, scale in itertools.product(
-    ('activations', _CACHE), (8, 4), ('per tensor', 'per token')
-  ):
-    on = lambda block, layer: (layer == _CACHE) == (what == _CACHE)
-    case = {'part': 'all', 'what': what, 'bits': bits, 'scale': scale}
-    changes = {}
-    for name, masks_RxSxT in choices.items():
-      losses = [measure(on, mask_SxT, bits, scale == 'per token') for mask_SxT in masks_RxSxT]
-      changes[name] = np.stack(losses) - base_S
-    for name, change_RxS in changes.items():
-      row = case | {'spared': name, 'positions': named[name]}
-      change = _change(base_S, change_RxS.mean(0))
-      rows.append(row | change | _recovered(name, changes))
-  setting = {'what': 'activations', 'bits': 8, 'scale': 'per tensor', 'spared': 'none'}
-  kinds = dict.fromkeys(('module', layer) for _, layer in _modules(model.run) if layer != _CACHE)
-  for part, value in [*kinds, *(('block', n + 1) for n in range(model.run.config.layers))]:
+  for what, table in (('activations', ACTIVATIONS), (_CACHE, CACHES)):
+    for number, quantiser in enumerate(table, 1):
+      case = {'part': 'all', 'what': what, 'quantiser': quantiser.name}
+      case |= {'tool': quantiser.tool, 'flag': quantiser.flag}
+      if reason := _misfit(quantiser, model.run):
+        rows.append(case | {'spared': 'none', 'reason': reason})
+        continue
+      on = lambda block, layer: number * ((layer == _CACHE) == (what == _CACHE))
+      runs = RUNS if quantiser.quoted else 1
+      changes = {}
+      for name, masks_RxSxT in choices.items():
+        losses = [measure(on, masks_RxSxT[run], run) for run in range(runs)]
+        changes[name] = np.stack(losses) - base_RxS[:runs]
+      for name, change_RxS in changes.items():
+        row = case | {'spared': name, 'positions': positions[name], 'runs': runs}
+        row |= _change(base_RxS, change_RxS)
+        if name != 'none':
+          row |= _of_runs('recovered', changes['none'] - change_RxS)
+        rows.append(row)
+  return [*rows, *_parts(model.run, measure, none_SxT, base_RxS[:1])]
+
+
+def _parts(
+  run: Run, measure: Callable[..., np.ndarray], none_SxT: np.ndarray, base_1xS: np.ndarray
+) -> list[Row]:
+  """Rows of each module and of each block."""
+  layers = dict.fromkeys(layer for _, layer in _modules(run) if layer != _CACHE)
+  blocks = range(1, run.config.layers + 1)
+  rows = []
+  for part, value in [*(('module', name) for name in layers), *(('block', n) for n in blocks)]:
     on = lambda block, layer: layer != _CACHE and value == {'module': layer, 'block': block}[part]
-    changed_S = measure(on, none_SxT, 8, False)
-    rows.append({'part': part, part: value} | setting | _change(base_S, changed_S - base_S))
+    change_1xS = measure(on, none_SxT, 0)[None] - base_1xS
+    case = {'part': part, part: value, 'what': 'activations', 'quantiser': ACTIVATIONS[0].name}
+    rows.append(case | {'spared': 'none', 'runs': 1} | _change(base_1xS, change_1xS))
   return rows
 
 
-def quantised(
-  x_BxTx: jax.Array,
-  levels: jax.Array | float,
-  per_token: jax.Array | bool,
-  spared_BxT: jax.Array | np.ndarray,
-) -> jax.Array:
-  """Values (B, T, ...) rounded to integers of +-`levels`, ties to even; see `quantisation`."""
-  x = x_BxTx.astype(jnp.float32)
-  spared = jnp.reshape(spared_BxT, (*x.shape[:2], *[1] * (x.ndim - 2)))
-  token = jnp.where(spared, 0, jnp.abs(x)).max(tuple(range(2, x.ndim)), keepdims=True)
-  largest = jnp.where(per_token, token, token.max(1, keepdims=True))
-  scale = jnp.where(largest > 0, largest / levels, 1)
-  return jnp.where(spared, x, jnp.round(x / scale) * scale).astype(x_BxTx.dtype)
+def _misfit(quantiser: Quantiser, run: Run) -> str:
+  """Why a quantiser does not fit the heads of a model; '' if it does."""
+  size = run.config.dims.head_dim
+  if size % quantiser.block == 0:
+    return ''
+  return f'heads have {size} channels, and {quantiser.tool} rounds blocks of {quantiser.block}'
 
 
-def _spared(shape: tuple[int, int], first: int, sinks: np.ndarray) -> dict[str, np.ndarray]:
-  """{words: masks (R, S, T)} of spared tokens; random ones are neither sinks nor the first."""
+def _spared(shape: tuple[int, int], sinks: np.ndarray) -> dict[str, np.ndarray]:
+  """{words: masks (RUNS, S, T)} of spared tokens; random ones are not sinks, and differ by run."""
   at = np.arange(shape[1])
-  others = np.setdiff1d(at[first:], sinks)
+  others = np.setdiff1d(at, sinks)
   count = min(len(sinks), len(others))
   order = np.random.default_rng(0).permuted(
-    np.broadcast_to(others, (_DRAWS, shape[0], len(others))), axis=2
+    np.broadcast_to(others, (RUNS, shape[0], len(others))), axis=2
   )
-  same = {'none': at < 0, f'first {first}': at < first, 'sinks': np.isin(at, sinks)}
-  return {name: np.broadcast_to(mask_T, (1, *shape)) for name, mask_T in same.items()} | {
+  same = {'none': at < 0, 'sinks': np.isin(at, sinks)}
+  return {name: np.broadcast_to(mask_T, (RUNS, *shape)) for name, mask_T in same.items()} | {
     'random': (order[..., :count, None] == at).any(2)
   }
 
 
-def _change(base_S: np.ndarray, change_S: np.ndarray) -> Row:
-  (low, high), change = bootstrap(change_S), float(change_S.mean())
-  return {
-    'loss': float(base_S.mean()) + change,
-    'change': change,
-    'low': float(low),
-    'high': float(high),
-    'destroyed': change >= math.log(10),
-  }
+def _change(base_RxS: np.ndarray, change_RxS: np.ndarray) -> Row:
+  row = _of_runs('change', change_RxS)
+  loss = float(base_RxS.mean()) + row['change']
+  return {'loss': loss} | row | {'destroyed': row['change'] >= math.log(10)}
 
 
-def _recovered(name: str, changes: dict[str, np.ndarray]) -> Row:
-  """How much a choice of spared tokens recovers, and the range of its draws if it is random."""
-  if name == 'none':
-    return {}
-  change_RxS = changes[name]
-  recovered_S = changes['none'][0] - change_RxS.mean(0)
-  low, high = bootstrap(recovered_S)
-  row = {
-    'recovered': float(recovered_S.mean()),
-    'recovered_low': float(low),
-    'recovered_high': float(high),
-  }
-  if name != 'random':
-    return row
-  change_R = change_RxS.mean(1)
-  return row | {'least': float(change_R.min()), 'most': float(change_R.max())}
+def _of_runs(name: str, values_RxS: np.ndarray) -> Row:
+  """The mean, its bounds over sequences, and its range over runs, which one run does not have."""
+  low, high = t_interval(values_RxS.mean(0))
+  prefix = '' if name == 'change' else f'{name}_'
+  row = {name: float(values_RxS.mean()), f'{prefix}low': float(low), f'{prefix}high': float(high)}
+  mean_R = values_RxS.mean(1)
+  ends = (float(mean_R.min()), float(mean_R.max())) if len(mean_R) > 1 else (None, None)
+  return row | dict(zip((f'{prefix}least', f'{prefix}most'), ends))
 
 
 def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -174,19 +171,15 @@ def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
 
 
 def _losses(
-  model: Model,
-  tokens_SxT: np.ndarray,
-  on: Callable[[int, str], bool],
-  spared_SxT: np.ndarray,
-  bits: int,
-  per_token: bool,
+  model: Model, tokens_SxT: np.ndarray, chosen: Chosen, spared_SxT: np.ndarray, seed: int
 ) -> np.ndarray:
-  """Mean losses (S,), nats, float64; `on` says of a block from 1 and a layer if it is quantised."""
+  """Mean losses (S,), nats, float64; `chosen` says of a block and a layer how it is quantised."""
   run, config, losses = model.run, probed(model.run.config, model.options.dtype), []
   edits = unflatten_dict(
     {
-      (*path, 'quantised'): np.array(
-        [on(block, layer) for block in range(number, config.layers + 1, len(config.pattern))]
+      (*path, 'quantiser'): np.array(
+        [chosen(block, layer) for block in range(number, config.layers + 1, len(config.pattern))],
+        np.int32,
       )
       for (number, layer), path in _modules(run).items()
     }
@@ -194,18 +187,8 @@ def _losses(
   size = model.options.at_a_time(tokens_SxT.shape[1])
   for start in range(0, len(tokens_SxT), size):
     at = slice(start, start + size)
-    losses.append(
-      _batch_losses(
-        config,
-        mesh_of(run.params),
-        run.params,
-        {'blocks': edits},
-        tokens_SxT[at],
-        spared_SxT[at],
-        2.0 ** (bits - 1) - 1,
-        per_token,
-      )
-    )
+    model_and_edits = config, mesh_of(run.params), run.params, {'blocks': edits}
+    losses.append(_batch_losses(*model_and_edits, tokens_SxT[at], spared_SxT[at], seed))
   return np.concatenate(losses, dtype=np.float64).mean(1)
 
 
@@ -217,23 +200,36 @@ def _batch_losses(
   edits: ParamTree,
   tokens_BxT: jax.Array,
   spared_BxT: jax.Array,
-  levels: jax.Array,
-  per_token: jax.Array,
+  seed: jax.Array,
 ) -> jax.Array:
   """Losses (B, T - 1) with the modules of `edits` quantised; learned sink tokens are not spared."""
   spared_BxT = jnp.pad(spared_BxT, ((0, 0), (config.sink_tokens, 0)))
 
+  def rounded(x: jax.Array, layer: Any, table: Sequence[Quantiser], *arguments: bool) -> jax.Array:
+    spared = jnp.reshape(spared_BxT, (*x.shape[:2], *[1] * (x.ndim - 2)))
+    wide = x.astype(jnp.float32)
+    functions = [lambda x: x]
+    for each in table:
+      fits = x.shape[-1] % each.block == 0  # one that does not fit is never chosen
+      call = lambda x, each=each: each.function(x, *arguments)
+      functions.append(call if fits else functions[0])
+    number = layer.get_variable('edits', 'quantiser')
+    changed = jax.lax.switch(number, functions, jnp.where(spared, 0, wide))
+    return jnp.where((number == 0) | spared, wide, changed).astype(x.dtype)
+
   def edited(function, args, kwargs, context):
     layer = context.module
-    change = lambda x: jnp.where(
-      layer.get_variable('edits', 'quantised'), quantised(x, levels, per_token, spared_BxT), x
-    )
-    if isinstance(layer, Dense) and layer.has_variable('edits', 'quantised'):
-      return function(change(args[0]))
+    if isinstance(layer, Transformer) and context.method_name == '_embedded':
+      h_BxTxD = function(*args, **kwargs)
+      noise = jax.random.normal(jax.random.key(seed), h_BxTxD.shape)
+      return (h_BxTxD * (1 + NOISE * noise)).astype(h_BxTxD.dtype)
+    if isinstance(layer, Dense) and layer.has_variable('edits', 'quantiser'):
+      return function(rounded(args[0], layer, ACTIVATIONS))
     if context.method_name != 'edit_inputs':
       return function(*args, **kwargs)
     (q, k), v, attention = function(*args, **kwargs)
-    return TransformedQK(q, change(k)), change(v), attention
+    k, v = (rounded(x, layer, CACHES, is_key) for x, is_key in ((k, True), (v, False)))
+    return TransformedQK(q, k), v, attention
 
   logits_BxTxV = edited_by(edited, config, mesh, params, edits, tokens_BxT)
   return next_token_losses(logits_BxTxV, tokens_BxT)

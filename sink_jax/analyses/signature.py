@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, describe
-from sink_jax.evaluate.bootstrap import bootstrap
+from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sink_report import DORMANT, SinkReport, mean_of_text
 from sink_jax.foreign import Lengths, Texts, TokenMask, check_entries, texts_in
@@ -39,8 +40,8 @@ _STATISTICS: dict[str, Callable[[np.ndarray], Any]] = {
   'below': lambda x: (x < DORMANT).mean(),
 }
 # {measure: (array, statistic over blocks and heads, sign, least effect that counts)}; None: one
-# head. 0.3 is the paper's, 100 medians Sun et al.'s (arXiv:2402.17762); half of 0.3, a factor of 2,
-# and ten times the kurtosis of a normal distribution are conventions.
+# head, or that nothing counts. 0.3 is the paper's, 100 medians Sun et al.'s (arXiv:2402.17762);
+# half of 0.3, a factor of 2, and ten times the kurtosis of a normal distribution are conventions.
 MEASURES = {
   'sink rate': ('rate', 'mean', 1, None),
   'sink heads': ('alpha', 'above', 1, None),
@@ -49,8 +50,8 @@ MEASURES = {
   'value norm ratio': ('value', 'min', -1, 1 / 2),
   'key norm ratio': ('key', 'min', -1, 1 / 2),
   'hidden norm ratio': ('hidden', 'max', 1, 2),
-  'least entropy': ('entropy', 'min', -1, 1 / 2),
-  'mean entropy': ('entropy', 'mean', -1, 1 / 2),
+  'least entropy': ('entropy', 'min', -1, None),
+  'mean entropy': ('entropy', 'mean', -1, None),
   'massive activation': ('activation', 'max', 1, BEYOND[0]),
   'kurtosis': ('kurtosis', 'max', 1, 30),
   'dormant heads': ('head', 'below', 1, None),
@@ -58,6 +59,8 @@ MEASURES = {
 }
 _OF_POSITION = ('rate', 'alpha', 'value', 'key', 'hidden')
 _OF_HIDDEN = ('hidden', 'activation', 'kurtosis')
+_SHARES = ('rate', 'alpha')  # which end at 1; all measures end at 0
+_WITHOUT_NULL = ('entropy',)
 # The axes of the arrays of `from_arrays`; one with the same name is equally long in all arrays.
 _AXES = {
   'importance': 'S N H T',
@@ -95,12 +98,14 @@ def signature(model: Model) -> list[Row]:
   """Where the sinks are, and what goes with them, each number next to its nulls.
 
   Rows of a measure, of every further position of the first half that is a sink, and of the first
-  token's importance by head. low, high: 99 % bounds of value, by a bootstrap over sequences; for a
+  token's importance by head. low, high: 99 % bounds of value, a t interval over sequences; for a
   share of heads, the share by the bounds of each head. uniform: the measure in closed form without
   an effect: uniform attention, equal norms, normally distributed states. random_positions: the 99th
   percentile of the measure at random positions. untrained: the measure with fresh parameters.
-  beyond: whether the interval exceeds these three nulls and the least effect that counts. shuffled:
-  the measure on shuffled tokens, a control: a sink that belongs to the position remains.
+  beyond: whether the interval exceeds these three nulls and the least effect that counts; None for
+  an entropy, since random attention with peaks has a low one too, so that uniform attention is not
+  a null of it. shuffled: the measure on shuffled tokens, a control: a sink that belongs to the
+  position remains.
   """
   inputs, run = model.inputs(), model.run
   tokens_SxT, tokenizer = inputs.tokens, inputs.tokenizer
@@ -340,7 +345,8 @@ class _Measured:
     x_SxC = x.reshape(len(x), -1)
     if statistic == 'mean':
       x_SxC = x_SxC.mean(1, keepdims=True)
-    mean_C, bounds = x_SxC.mean(0), np.stack(bootstrap(x_SxC))
+    mean_C, most = x_SxC.mean(0), 1 if key in _SHARES else math.inf
+    bounds = np.stack(t_interval(x_SxC, least=0, most=most))
     where: Row = dict.fromkeys(('block', 'head', 'position', 'text', 'channel'))
     if statistic in ('max', 'min'):
       chosen = int((sign * mean_C).argmax())
@@ -350,17 +356,14 @@ class _Measured:
       where['position'] = at + 1
     low, high = sorted(float(reduce(bound)) for bound in bounds)
     nulls = self._nulls(measure, at)
-    bound = low if sign > 0 else -high
-    beaten = [
-      sign * null for name, null in nulls.items() if name != 'shuffled' and null is not None
-    ]
+    beyond = None if key in _WITHOUT_NULL else _beyond(sign, low, high, least, nulls)
     return {
       'measure': measure,
       'value': float(reduce(mean_C)),
       'low': low,
       'high': high,
       **nulls,
-      'beyond': bound > max(beaten) and bound >= sign * least - 1e-9,
+      'beyond': beyond,
       **where,
     }
 
@@ -394,6 +397,13 @@ class _Measured:
     return nulls
 
 
+def _beyond(sign: int, low: float, high: float, least: float, nulls: Row) -> bool:
+  """Whether an interval exceeds the nulls and the least effect; sign -1: whether it is below."""
+  bound = low if sign > 0 else -high
+  beaten = [sign * null for name, null in nulls.items() if name != 'shuffled' and null is not None]
+  return bound > max(beaten) and bound >= sign * least - 1e-9
+
+
 def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> list[Row]:
   sequences = len(next(iter(found.values())))
   of_tokens = [found[key] for key in ('importance', 'hidden', 'value', 'key') if key in found]
@@ -416,7 +426,7 @@ def _rows(found: Arrays, others: dict[str, Arrays], blocks: Sequence[int]) -> li
 
 def _head_rows(alpha_SxNxH: np.ndarray, uniform: float, blocks: Sequence[int]) -> list[Row]:
   """The first token's importance by head."""
-  mean_NxH, (low_NxH, high_NxH) = alpha_SxNxH.mean(0), bootstrap(alpha_SxNxH)
+  mean_NxH, (low_NxH, high_NxH) = alpha_SxNxH.mean(0), t_interval(alpha_SxNxH, least=0, most=1)
   return [
     {
       'measure': 'importance',

@@ -78,8 +78,9 @@ def rows(
   """Attention of the transformed queries at positions i_L to the transformed keys at j_T."""
   s = scores(spec, q_BxLxHxDh, k_BxTxHkvxDh, i_L, j_T)
   keep = spec.mask.keep(i_L[:, None], j_T[None, :])
-  if 'edit' in params:  # keys (B, H, T) that later queries do not see
-    keep = keep & (params['edit']['keep'][:, :, None, j_T] | (i_L[:, None] == j_T))
+  own_LxT, edit = i_L[:, None] == j_T, params.get('edit', {})
+  if 'keep' in edit:  # keys (B, H, T) that later queries do not see
+    keep = keep & (edit['keep'][:, :, None, j_T] | own_LxT)
   extra = extra_key_logit(spec, q_BxLxHxDh, params, i_L)
   if extra is not None:  # column 0, which every query sees
     s = jnp.concatenate([extra[..., None], s], -1)
@@ -88,9 +89,12 @@ def rows(
     spec.similarity.kind
   ]
   weights, proxy = normalized(spec, s, keep)
-  if extra is None:
-    return Rows(weights, proxy, None, None)
-  return Rows(weights[..., 1:], proxy[..., 1:], weights[..., 0], proxy[..., 0])
+  extras = (None, None) if extra is None else (weights[..., 0], proxy[..., 0])
+  if extra is not None:
+    weights, proxy = weights[..., 1:], proxy[..., 1:]
+  if 'values' in edit:  # keys (B, T) whose values later queries do not read
+    weights = jnp.where(edit['values'][:, None, None, j_T] | own_LxT, weights, 0)
+  return Rows(weights, proxy, *extras)
 
 
 def _exponential(spec, s, keep):

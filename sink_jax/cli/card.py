@@ -23,6 +23,8 @@ class Options(ReadModel):
   source: str = (
     ''  # where text comes from; by default the documentation in Python's standard library.
   )
+  #: caches on texts of 2,048 tokens instead of 512, where the source has 8 of them.
+  full: bool = False
 
 
 def main(options: Options) -> None:
@@ -36,6 +38,6 @@ def main(options: Options) -> None:
   keep_freed_memory()
   run = options.load()
   say(cost(run))
-  made = card(run, say=say, source=options.source, dtype=options.dtype)
+  made = card(run, full=options.full, say=say, source=options.source, dtype=options.dtype)
   paths = made.write(folder, f'sink-jax card {shlex.join(sys.argv[2:])}')
   print(made, *paths, sep='\n')

@@ -22,7 +22,7 @@ from sink_jax.pictures.maps import grid
 from sink_jax.pictures.style import Row, png
 from sink_jax.report.files import recorded, to_json, write_files
 from sink_jax.report.html_page import to_html
-from sink_jax.report.model_page import NUMBERS, PICTURES, model_page, sentences
+from sink_jax.report.model_page import NUMBERS, model_page, sentences
 from sink_jax.train.workdir import read_config, read_experiment
 
 

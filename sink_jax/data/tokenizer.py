@@ -352,7 +352,7 @@ class Tokenizer(Component):
     raise NotImplementedError
 
   def fingerprint(self) -> str:
-    """The part that the config string leaves open: the content of a file, or the version of a library."""
+    """The part that the config string leaves open: a content, or the version of a library."""
     return ''
 
 

@@ -51,10 +51,14 @@ def natural(
   sequences: int = 100,
   length: int = 64,
   bos: str = 'tokenizer',
+  least: int | None = None,
 ) -> Inputs:
-  """The first tokens of the first documents of that length; a ValueError if there are too few."""
+  """The first tokens of the first documents of that length.
+
+  A ValueError if there are fewer than `sequences`, or than `least`, if it is given.
+  """
   heads = list(itertools.islice(_heads(tokenizer, source, length, bos), sequences))
-  if len(heads) < sequences:
+  if len(heads) < (least or sequences):
     raise ValueError(
       f'{source!r} has only {len(heads)} documents of {length} tokens or more, and a file is '
       'one document: use a smaller --sequences or --length, or another --source.'

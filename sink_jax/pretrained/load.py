@@ -6,9 +6,9 @@ import dataclasses
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
@@ -16,6 +16,7 @@ from jaxtyping import Int32
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.evaluate import inputs
 from sink_jax.foreign import standard_promotion
+from sink_jax.io.paths import is_workdir
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
@@ -116,7 +117,7 @@ class Published(NamedTuple):
 def open_published(path_or_name: str | os.PathLike) -> Published:
   """Opens what `load_pretrained` takes; raises as it does."""
   path, name = resolve(path_or_name)
-  checkpoint = GgufCheckpoint(path) if path.suffix.casefold() == '.gguf' else Checkpoint(path)
+  checkpoint = _opened(path)
   # Results name the model, and a quantised model is a different one.
   if checkpoint.quantization.casefold() not in name.casefold():
     name = f'{name} ({checkpoint.quantization})'
@@ -149,6 +150,17 @@ def _bos(checkpoint: Checkpoint) -> str:
     return 'tokenizer' if TextTokenizer.from_path(checkpoint.path).prefix else 'none'
   except ValueError:
     return 'none'
+
+
+def model_type(run: Run) -> str | None:
+  """The family of a published model by its config, such as 'llama'; None for other models."""
+  if run.folder is None or run.graft is not None or is_workdir(run.folder):
+    return None
+  return _opened(Path(run.folder)).config['model_type']
+
+
+def _opened(path: Path) -> Checkpoint:
+  return GgufCheckpoint(path) if path.suffix.casefold() == '.gguf' else Checkpoint(path)
 
 
 def tokenize(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sink_jax.io.terminal import escaped, markdown_table
-from sink_jax.report.markdown import bullets, joined, picture
+from sink_jax.report.markdown import bullets, digits_of_runs, joined, of_runs, picture
 
 Row = Mapping[str, Any]
 PARTS = {
@@ -62,8 +62,8 @@ def _signature(rows: Sequence[Row]) -> list[str]:
     'Each measure stands next to its nulls: the closed form of no effect, random positions (99th '
     'percentile) and an untrained model. The same text with shuffled tokens is a control. '
     '*Beyond*: the 99 % interval over sequences exceeds the nulls, and reaches a size that '
-    'matters (one head, an importance of 0.3, a factor of two, 100 medians). Further positions '
-    'are shown if they are beyond.',
+    'matters (one head, an importance of 0.3, a factor of two, 100 medians); an entropy has no '
+    'such null. Further positions are shown if they are beyond.',
     "Sink\\_1 is measured on the text of the command below; tables of runs have that of the run's "
     'own probe sequences.',
     markdown_table(head, lines, left=(0, 7, 8)),
@@ -82,18 +82,19 @@ def _place(row: Row) -> str:
 
 
 def _edits(rows: Sequence[Row]) -> list[str]:
-  head = ['edit', 'targets', 'change', 'interval', 'controls', 'their range', 'beyond']
+  head = ['edit', 'targets', 'change', 'interval', 'controls', 'their range', 'of the same size']
   lines = []
   for row in rows:
-    numbers = ['-'] * 5
+    numbers = ['-'] * 6
     if 'change' in row:
       controls = f'{row["control_low"]:+.3f} to {row["control_high"]:+.3f}'
-      numbers = [*_change(row), row['controls'], controls, _yes(row['beyond'])]
+      matched = f'{row["matched"]:+.3f}' if 'matched' in row else '-'
+      numbers = [*_change(row), row['controls'], controls, matched, _yes(row['beyond'])]
     lines.append([row['edit'], row['targets'], *numbers])
   return [
-    'Changes of the loss in nats, 99 % intervals over sequences, next to the same edit of random '
-    'targets.',
-    markdown_table(head, lines, left=(0, 1, 6)),
+    'Changes of the loss in nats, 99 % intervals over sequences, next to the same edit of as many '
+    'random targets, and of targets of the same size.',
+    markdown_table([*head, 'beyond'], lines, left=(0, 1, 7)),
   ]
 
 
@@ -101,10 +102,11 @@ def _cache(rows: Sequence[Row]) -> list[str]:
   advice, lines = [], []
   for row in rows:
     if row['part'] == 'advice' and 'policy' in row:
-      llama = 'no safe cache, since it numbers the tokens anew'
+      advice.append(f'here: `{row["policy"]}`')
+      if 'kvpress' in row:
+        advice.append(f'kvpress, for a prompt of {row["length"]} tokens: `{row["kvpress"]}`')
       if 'llama_cpp' in row:
-        llama = f'`{row["llama_cpp"]}`'
-      advice += [f'here: `{row["policy"]}`', f'kvpress: `{row["kvpress"]}`', f'llama.cpp: {llama}']
+        advice.append(f'llama.cpp, for a prompt that is shorter than -c: `{row["llama_cpp"]}`')
     elif row['part'] == 'cache':
       numbers = ['-', '-', f'not tried: {row.get("reason")}']
       if 'change' in row:
@@ -116,29 +118,41 @@ def _cache(rows: Sequence[Row]) -> list[str]:
 
 
 def _quantisation(rows: Sequence[Row]) -> list[str]:
-  head = ['what', 'bits', 'scale', 'spared', 'change', 'interval', 'recovered', 'destroyed']
-  lines = []
+  head = ['what', 'quantiser', 'spared', 'change', 'interval', 'runs', 'recovered', 'destroyed']
+  lines, flags = [], {}
   for row in rows:
-    if row['part'] == 'all':
-      spared = f'{row["spared"]} ({row["positions"] or "-"})'
-      recovered = f'{row["recovered"]:+.3f}' if 'recovered' in row else '-'
-      numbers = [*_change(row), recovered, _yes(row['destroyed'])]
-      lines.append([row['what'], row['bits'], row['scale'], spared, *numbers])
+    if row['part'] != 'all':
+      continue
+    flags[row['quantiser']] = f'{row["quantiser"]}: {row["tool"]}, `{row["flag"]}`'
+    if 'reason' in row:
+      lines.append([row['what'], row['quantiser'], '-', '-', '-', '-', '-', row['reason']])
+      continue
+    spared = f'{row["spared"]} ({row["positions"] or "-"})'
+    mean = of_runs(row['change'], row['least'], row['most'], 3)
+    digits = digits_of_runs(row['least'], row['most'], 3)
+    runs = '1' if row['least'] is None else f'{row["least"]:+.3f} to {row["most"]:+.3f}'
+    recovered = '-'
+    if 'recovered' in row:
+      recovered = of_runs(row['recovered'], row['recovered_least'], row['recovered_most'], digits=3)
+    numbers = [mean, _change(row, digits)[1], runs, recovered, _yes(row['destroyed'])]
+    lines.append([row['what'], row['quantiser'], spared, *numbers])
   modules, blocks = _most_damaging(rows, 'module'), _most_damaging(rows, 'block')
   return [
-    'Changes of the loss in nats. Per tensor: one scale for a sequence; per token: one for each '
-    'token. Spared tokens keep their values.',
-    markdown_table(head, lines, left=(0, 2, 3, 7)),
-    'Modules that carry the damage, one at a time at 8 bits per tensor: '
+    'Changes of the loss in nats. Spared tokens keep their values. *Runs*: the range of four runs '
+    'with relative noise of 1e-6 on the embeddings; a difference that is smaller is *none*. Rows '
+    'with 1 have one run, whose last digits another machine may not give.',
+    markdown_table(head, lines, left=(0, 1, 2, 7)),
+    bullets(flags.values()),
+    'Modules that carry the damage, one at a time at int8 per tensor: '
     f'{", ".join(modules)}. Blocks: {", ".join(blocks[:_BLOCKS])}.',
   ]
 
 
 def _most_damaging(rows: Sequence[Row], part: str) -> list[str]:
-  """'mlp +0.123', from the greatest change of the loss on. part: 'module' or 'block'."""
+  """'mlp +0.12', from the greatest change of the loss on. part: 'module' or 'block'."""
   of_part = [row for row in rows if row['part'] == part]
   of_part.sort(key=lambda row: row['change'], reverse=True)
-  return [f'{row[part]} {row["change"]:+.3f}' for row in of_part]
+  return [f'{row[part]} {row["change"]:+.2f}' for row in of_part]
 
 
 def _change(row: Row, digits: int = 3) -> tuple[str, str]:
@@ -147,8 +161,8 @@ def _change(row: Row, digits: int = 3) -> tuple[str, str]:
   return f'{row["change"]:{form}}', f'{row["low"]:{form}} to {row["high"]:{form}}'
 
 
-def _yes(holds: bool) -> str:
-  return 'yes' if holds else 'no'
+def _yes(holds: bool | None) -> str:
+  return {True: 'yes', False: 'no', None: '-'}[holds]
 
 
 _SECTIONS = {

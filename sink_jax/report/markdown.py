@@ -49,6 +49,25 @@ def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = T
   return words + f', n = {len(finite)}' * count
 
 
+def of_runs(mean: float, least: float | None, most: float | None, digits: int = 2) -> str:
+  """'+0.08': the mean of runs with the digits that they share, at most `digits`.
+
+  'none' if it is smaller than the range of the runs, from `least` to `most`; None: there was one.
+  """
+  if least is None or most is None:
+    return f'{mean:+.{digits}f}'
+  if abs(mean) < most - least:
+    return 'none'
+  return f'{mean:+.{digits_of_runs(least, most, digits)}f}'
+
+
+def digits_of_runs(least: float | None, most: float | None, digits: int = 2) -> int:
+  """The decimals of a mean of four runs: up to its standard error, a quarter of the range."""
+  if least is None or most is None or least == most:
+    return digits
+  return min(digits, max(0, -math.floor(math.log10((most - least) / 4))))
+
+
 def value(number: float, digits: int = 1) -> str:
   """One number; '-' if it is not known, or infinite."""
   return spread([number], digits, count=False)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.99  # of a two-sided interval
+from sink_jax.evaluate.intervals import LEVEL, t_interval
+
 ONE_SIDED = 0.95  # of each of the two tests of an equality, and of the share of seeds left open
 
 
@@ -63,11 +64,9 @@ def interval(values: Sequence[float], level: float = LEVEL, head: float = 0.0) -
   if n < 2:
     return Interval(mean, -math.inf, math.inf, n)
   share = unseen(n) if np.ptp(x) < head else 0.0
+  low, high = map(float, t_interval(x, level))
   error = float(stats.sem(x))
-  if not error:  # SciPy's intervals of it are NaN
-    return Interval(mean, mean, mean, n, float(mean == 0), share)
-  low, high = map(float, stats.t.interval(level, n - 1, mean, error))
-  p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
+  p = 2 * float(stats.t.sf(abs(mean) / error, n - 1)) if error else float(mean == 0)
   return Interval(mean, low, high, n, p, share)
 
 

@@ -8,7 +8,6 @@ Values are texts only in config.json (`as_dict`, `from_dict`) and on a command l
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 import sys
 import typing
@@ -25,7 +24,6 @@ from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component, UnknownComponent, option, short_text, typed
 from sink_jax.data.batches import Dataset
 from sink_jax.data.dataset import DataConfig
-from sink_jax.data.token_edits import TokenEdit
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.graft import STARTS
 from sink_jax.models.sharding import check_tensor, mesh_sizes

@@ -37,6 +37,7 @@ def forward(
   values_NxBxT=True,
   heads_NxH=True,
   caps_MxD=np.inf,
+  capped_T=True,
   read=lambda name, x: x,
   cached=lambda x: x,
 ):
@@ -53,6 +54,7 @@ def forward(
   values = full(values_NxBxT, batch, length)
   left = full(heads_NxH, config.heads)
   caps = full(caps_MxD, config.d_model)
+  capped = np.broadcast_to(capped_T, length)[:, None]
   hidden = []
   norms = []
 
@@ -71,7 +73,7 @@ def forward(
     h = h + o.reshape(batch, length, -1) @ own['attention']['out']['kernel']
     x = rms(h, own['norm2'], config.norm_eps)
     h = h + swiglu(x, own['ffn'])
-    h = np.clip(h, -caps[n], caps[n])
+    h = np.where(capped, np.clip(h, -caps[n], caps[n]), h)
     hidden.append(h)
   logits = rms(h, p['final_norm'], config.norm_eps) @ p['unembed']['kernel']
   return logits, np.array(hidden), np.array(norms)
@@ -89,7 +91,7 @@ def attend(spec, q, k, v, keep_BxHxT, values_BxT, cached):
     q = rotated(q, base)
     k = rotated(k, base)
   k = cached(k)
-  v = cached(v) * values_BxT[..., None, None]
+  v = cached(v)
   k = np.repeat(k, heads // k.shape[2], 2)
   v = np.repeat(v, heads // v.shape[2], 2)
   i = np.arange(length)[:, None]
@@ -100,6 +102,7 @@ def attend(spec, q, k, v, keep_BxHxT, values_BxT, cached):
   scores = np.einsum('bihd,bjhd->bhij', q, k) / np.sqrt(width)
   weights = np.where(causal & kept, np.exp(scores), 0)
   weights = weights / weights.sum(-1, keepdims=True)
+  weights = weights * (values_BxT[:, None, None] | (i == j))  # a token reads its own value
   return np.einsum('bhij,bjhd->bihd', weights, v)
 
 

@@ -1,37 +1,26 @@
-"""Kept attention and cache advice against full maps and models that read only kept tokens."""
+"""Kept attention and cache advice against NumPy on full maps and models that read only the kept tokens."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from scipy import stats
 
 import sink_jax as sj
 from sink_jax.analyses import cache as module
 from sink_jax.attention.spec import TransformedQK, transform_qk
 from sink_jax.models.record import Seen
-from tests.analyses.numpy_decoder import nats
-from tests.analyses.small import HYBRID, VOCABULARY, maps, near, small_run, tokens
+from tests.analyses.small import HYBRID, VOCABULARY, maps, small_run, tokens
 
-PAIRS = (
-  (0, 1),
-  (0, 16),
-  (1, 5),
-  (4, 64),
-  (8, 100),
-)
+PAIRS = ((0, 1), (0, 16), (1, 5), (4, 64), (8, 100))
 
 
 def kept(weights_xTxT, first, recent):
-  """The definition: 1 minus the mass of dropped keys, mean over queries i >= first + recent."""
+  """The definition: the mean over queries i >= first + recent of 1 minus the mass of dropped keys."""
   length = weights_xTxT.shape[-1]
   i, j = np.ogrid[:length, :length]
   dropped = (weights_xTxT * ((j >= first) & (j <= i - recent))).sum(-1)
   return 1 - dropped[..., first + recent :].mean(-1)
-
-
-def kept_of_pairs(weights_xTxT):
-  return np.stack([kept(weights_xTxT, *pair) for pair in PAIRS], -1)
 
 
 @pytest.mark.typed
@@ -40,21 +29,18 @@ def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
   # The 200 queries need several blocks, and the last one is padded. Two query heads share a
   # key/value head.
   rng = np.random.default_rng(0)
-  q = rng.standard_normal((2, 200, 4, 8), np.float32) * 2
-  k = rng.standard_normal((2, 200, 2, 8), np.float32)
-  mask = sj.Window(window) if window else sj.Causal()
-  spec = sj.AttentionSpec(position=sj.Nope(), mask=mask)
-  of_heads = np.repeat(np.float64(k), 2, 2)
-  scores = np.einsum('bihd,bjhd->bhij', np.float64(q), of_heads) / np.sqrt(8)
+  q, k = (
+    rng.standard_normal((2, 200, 4, 8), np.float32) * 2,
+    rng.standard_normal((2, 200, 2, 8), np.float32),
+  )
+  spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Window(window) if window else sj.Causal())
+  s = np.einsum('bihd,bjhd->bhij', np.float64(q), np.repeat(np.float64(k), 2, 2)) / np.sqrt(8)
   i, j = np.ogrid[:200, :200]
-  weights = np.exp(scores) * ((j <= i) & (i - j < (window or 200)))
-  weights /= weights.sum(-1, keepdims=True)
-
-  qk = TransformedQK(jnp.asarray(q), jnp.asarray(k))
-  found = module.kept_mass(Seen(spec, qk, {}), PAIRS)
-
+  p = np.exp(s) * ((j <= i) & (i - j < (window or 200)))
+  p /= p.sum(-1, keepdims=True)
+  found = module.kept_mass(Seen(spec, TransformedQK(jnp.asarray(q), jnp.asarray(k)), {}), PAIRS)
   # Masses are sums of at most 200 numbers that are rounded to 2^-24 of themselves.
-  assert_allclose(found, kept_of_pairs(weights), atol=1e-6)
+  np.testing.assert_allclose(found, np.stack([kept(p, *pair) for pair in PAIRS], -1), atol=1e-6)
 
 
 def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
@@ -66,143 +52,153 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
     (sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), {}),
   ):
     rows = sj.attention_map(spec, q, k, params, proxy=True)
-    seen = Seen(spec, transform_qk(spec, q, k, params), params)
-    found = module.kept_mass(seen, PAIRS)
-    assert_allclose(found, kept_of_pairs(np.float64(rows)), atol=1e-6)
+    found = module.kept_mass(Seen(spec, transform_qk(spec, q, k, params), params), PAIRS)
+    np.testing.assert_allclose(
+      found, np.stack([kept(np.float64(rows), *pair) for pair in PAIRS], -1), atol=1e-6
+    )
 
 
 @pytest.mark.full
 def test_memory_is_linear_in_the_length():
-  spec = sj.AttentionSpec(position=sj.Nope())
-  pairs = (
-    (0, 64),
-    (4, 60),
-    (4, 1020),
-  )
+  spec, pairs = sj.AttentionSpec(position=sj.Nope()), ((0, 64), (4, 60), (4, 1020))
   program = jax.jit(lambda q, k: module.kept_mass(Seen(spec, TransformedQK(q, k), {}), pairs))
-  peaks = []
-  for length in (16384, 65536):
+  lengths, peaks = (16384, 65536), []
+  for length in lengths:
     x = jax.ShapeDtypeStruct((1, length, 1, 8), np.float32)
     compiled = program.lower(x, x).compile()
     peaks.append(compiled.memory_analysis().temp_size_in_bytes)
-
-  assert peaks[1] < 4.4 * peaks[0]
-  assert peaks[1] < 65536**2 / 8  # bytes; a map has 4 T^2
-
+  assert peaks[1] < 4.4 * peaks[0] and peaks[1] < 65536**2 / 8  # bytes; a map has 4 T^2
   # If all keys are equal, attention is uniform, and the mass is a share of the keys.
   ones = np.ones((1, 65536, 1, 8), np.float32)
   expected = [np.mean((s + w) / np.arange(s + w + 1, 65537)) for s, w in pairs]
-
-  assert_allclose(program(ones, ones)[0, 0], expected, atol=2e-6)
+  np.testing.assert_allclose(program(ones, ones)[0, 0], expected, atol=2e-6)
 
 
 def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
   # A patched `cached_losses` could stay in an analysis that is imported meanwhile.
-  losses = lambda config, params, ids, policy: [np.ones((len(ids), 79))]
-  monkeypatch.setattr(module, 'text_losses', losses)
+  monkeypatch.setattr(
+    module, 'text_losses', lambda config, params, ids, policy: [np.ones((len(ids), 79))]
+  )
   for layers in ({}, dict(pattern=HYBRID)):
-    run = small_run(sharp=3.0, **layers)
-    ids = tokens(6, 80)
-    found = sj.analyse('cache', run, ids).rows
-    rows = [row for row in found if row['part'] == 'mass']
+    run, ids = small_run(sharp=3.0, **layers), tokens(6, 80)
+    rows = [row for row in sj.analyse('cache', run, ids).rows if row['part'] == 'mass']
     weights_NxSxHxTxT = maps(run, ids[:3])  # the half that chooses the cache
     assert {row['block'] for row in rows} == ({2} if layers else {1, 2})
     for row in rows:
-      n = 0 if layers else row['block'] - 1
-      pair = row['first'], row['recent']
-      mass_S = kept(weights_NxSxHxTxT[n, :, row['head'] - 1], *pair)
-      bounds = [mass_S.min() - 1e-5, row['low'], row['kept'], row['high'], mass_S.max() + 1e-5]
-      uniform = np.tri(80) / np.arange(1, 81)[:, None]
+      n = row['block'] - 1 if not layers else 0
+      mass_S = kept(weights_NxSxHxTxT[n, :, row['head'] - 1], row['first'], row['recent'])
       assert row['kept'] == pytest.approx(mass_S.mean(), abs=1e-5)
-      assert bounds == sorted(bounds)
-      assert row['uniform'] == pytest.approx(kept(uniform, *pair))
-      if pair == (4, 64):
+      low, high = stats.ttest_1samp(mass_S, 0).confidence_interval(0.99)
+      bounds = max(0, low), min(1, high)
+      assert (row['low'], row['high']) == pytest.approx(bounds, abs=2e-4)
+      null = kept(np.tri(80) / np.arange(1, 81)[:, None], row['first'], row['recent'])
+      assert row['uniform'] == pytest.approx(null)
+      if (row['first'], row['recent']) == (4, 64):
         assert row['role'] == ('streams' if mass_S.mean() >= 0.95 else 'retrieves')
 
 
 def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch):
-  """With one block and no positions, the last query reads the kept tokens in any order."""
+  """With one block and no positions, the last query reads the kept tokens directly, in any order."""
   monkeypatch.setattr(module, 'LEAST_KEPT', 0)
-  run = small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope()))
-  ids = tokens(4, 48)
+  run, ids = (
+    small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope())),
+    tokens(4, 48),
+  )
   rows = sj.analyse('cache', run, np.tile(ids, (2, 1))).rows
   caches = [row for row in rows if row['part'] == 'cache' and row['positions'] == 'text']
-
-  tried = [(row['first'], row['size']) for row in caches]
-  assert tried == [(first, size) for size in (6, 12, 24, 36) for first in (0, 4)]
+  assert [(row['first'], row['size']) for row in caches] == [
+    (0, 12),
+    (4, 12),
+    (0, 24),
+    (4, 24),
+  ]
 
   def late_S(first, recent, start):
     losses = []
     for t in range(start, 48):
-      of_first = range(min(first, t))
-      of_recent = range(max(0, t - recent), t)
-      kept_t = np.unique([*of_first, *of_recent])
+      kept_t = np.unique([*range(min(first, t)), *range(max(0, t - recent), t)])
       padded = np.zeros_like(ids)  # on the right, which the last kept token does not see
       padded[:, : len(kept_t)] = ids[:, kept_t]
-      losses.append(nats(run.logits(padded)[:, len(kept_t) - 1], ids[:, t]))
+      x = np.asarray(run.logits(padded), float)[:, len(kept_t) - 1]
+      losses.append(np.log(np.exp(x).sum(-1)) - x[range(4), ids[:, t]])
     return np.mean(losses, 0)
 
   for row in caches:
     start = max(24, row['size'])  # the second half, or from the step at which the cache is full
-    late = late_S(row['first'], row['recent'], start)
-    full = late_S(0, 48, start)
+    late, full = late_S(row['first'], row['recent'], start), late_S(0, 48, start)
+    assert (row['loss'], row['full']) == pytest.approx((late.mean(), full.mean()), rel=1e-5)
     change = 100 * (late.mean() / full.mean() - 1)
-    assert row['loss'] == near(late.mean())
-    assert row['full'] == near(full.mean())
-    assert row['change'] == pytest.approx(change, abs=1e-2)  # percent; losses hold to 1e-6
-    assert row['low'] <= row['change'] <= row['high']
-    assert row['safe'] == (row['high'] <= 1)
+    assert row['change'] == pytest.approx(
+      change, abs=1e-2
+    )  # in per cent; the losses are accurate to 1e-6
+    assert row['low'] <= row['change'] <= row['high'] and row['safe'] == (row['high'] <= 1)
+    of_documents = [
+      other['change']
+      for other in rows
+      if other['part'] == 'document' and all(other[x] == row[x] for x in ('first', 'size'))
+    ]
+    assert np.mean(of_documents[: len(ids)]) == pytest.approx(row['change'])
 
 
-def advised(change):
-  """The rows if a full cache has a late loss of 1, which rises by `change` percent by text."""
+def advised(change, family='llama', bos=False):
+  """The advice if the late loss is 1 with the full cache and rises by `change` per cent for each text."""
 
   def losses(config, params, tokens_SxT, policy):
     changes = change(policy) if policy.size < tokens_SxT.shape[1] else 0
-    return [1 + np.broadcast_to(changes, (8,))[:, None] / 100 * np.ones(127)]
+    return [1 + np.broadcast_to(changes, (8,))[:, None] / 100 * np.ones(2047)]
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(module, 'text_losses', losses)
-    patch.setattr(module, 'LEAST_KEPT', 0)
-    return sj.analyse('cache', small_run(), tokens(16, 128)).rows
+    patch.setattr(module, '_masses', lambda model, pairs, ids: np.ones((8, 2, 4, len(pairs))))
+    patch.setattr(module, 'model_type', lambda run: family)
+    options = dict(inputs='random', bos='force' if bos else 'none', sequences=16, length=2048)
+    return sj.analyse('cache', small_run(), **options).rows
 
 
 def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
-  rows = advised(lambda policy: 0.5 if policy.sinks and policy.size >= 32 else 3)
+  rows = advised(lambda policy: 0.5 if policy.sinks else 3)
   advice = rows[-1]
-
-  assert (advice['size'], advice['sinks']) == (32, 4)
-  assert eval(advice['policy'], {'CachePolicy': sj.CachePolicy}) == sj.CachePolicy(32, 4, 'text')
+  assert (advice['size'], advice['sinks'], advice['length'], advice['documents']) == (
+    512,
+    4,
+    2048,
+    16,
+  )
+  assert eval(advice['policy'], {'CachePolicy': sj.CachePolicy}) == sj.CachePolicy(512, 4, 'text')
+  assert 'For texts of up to 2048 tokens keep the first 4 and the last 508' in advice['words']
   assert advice['kvpress'] == 'StreamingLLMPress(n_sink=4, compression_ratio=0.75)'
-  # llama.cpp drops half of its c - keep tokens. The rest must be as many as the window holds.
-  assert advice['llama_cpp'] == '--context-shift --keep 4 -c 60'
-
+  # llama.cpp drops half of its c - keep tokens. The rest must be as many as the window holds, and
+  # it pads 4 + 2 * 508 to a multiple of 256. It keeps a BOS in addition to what --keep says.
+  assert advice['llama_cpp'] == '--context-shift --keep 4 -c 1024'
+  with_bos = advised(lambda policy: 0.5 if policy.sinks else 3, bos=True)[-1]
+  assert with_bos['llama_cpp'] == '--context-shift --keep 3 -c 1024'
   # A mean within 1 % is not enough, because the interval over texts reaches further.
   unsure = advised(lambda policy: [0, 0, 0, 0, 0, 0, 0, 7])
-  for row in unsure:
-    if row['part'] == 'cache':
-      assert row['change'] < 1 < row['high']
-      assert not row['safe']
-  assert unsure[-1]['part'] == 'advice'
-  assert 'size' not in unsure[-1]
-  # llama.cpp renumbers positions. A cache that is safe only with the text's positions gets no
-  # advice for it.
+  assert all(
+    row['change'] < 1 < row['high'] and not row['safe'] for row in unsure if row['part'] == 'cache'
+  )
+  assert unsure[-1]['part'] == 'advice' and 'size' not in unsure[-1]
+
+
+def test_a_tool_has_a_line_only_where_it_does_what_was_measured():
+  safe = lambda policy: 0.5
+  assert {'kvpress', 'llama_cpp'} <= set(advised(safe)[-1])
+  # llama.cpp shifts no model with windows, and kvpress does not shorten them.
+  for family in (None, 'gemma3_text', 'jamba'):
+    assert not {'kvpress', 'llama_cpp'} & set(advised(safe, family)[-1])
+  # llama.cpp renumbers positions: a cache that is safe only with the text's gets no line for it.
   assert 'llama_cpp' not in advised(lambda policy: 0 if policy.positions == 'text' else 5)[-1]
+  # Its context, twice the window, holds the whole text: it would never shift.
+  assert 'llama_cpp' not in advised(lambda policy: 0.5 if policy.size > 512 else 3)[-1]
 
 
 def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
   run = small_run(attention=sj.AttentionSpec(position=sj.Nope()))
   run.params['blocks']['attention']['query']['kernel'] *= 0  # uniform attention
-  found = sj.analyse('cache', run, tokens(4, 96)).rows
-  rows = [row for row in found if row['part'] == 'cache']
-
+  rows = [row for row in sj.analyse('cache', run, tokens(4, 96)).rows if row['part'] == 'cache']
   for row in rows:
-    keeps_little = row['first'] > 0 and row['kept'] < 0.5
-    assert ('reason' in row) == keeps_little
-    assert ('loss' in row) != keeps_little
-
+    assert ('reason' in row) == (row['first'] > 0 and row['kept'] < 0.5) == ('loss' not in row)
   assert any('reason' in row for row in rows)
-
   with pytest.raises(ValueError, match='sequences'):
     sj.analyse('cache', run, tokens(3, 96))
 
@@ -210,26 +206,28 @@ def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
 @pytest.mark.full
 @pytest.mark.parametrize('seed', range(4))
 def test_advice_holds_on_texts_it_was_not_made_on(seed):
-  run = small_run(sharp=1 + seed)
-  ids = np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96))
-  *_, held, advice = sj.analyse('cache', run, ids).rows
-
-  assert held['part'] == 'held out'
-  assert held['size'] == advice['size']
-  assert held['first'] == advice['sinks']
-  assert held['low'] <= 1  # within 1 %, at the lower end of the interval of the new texts
+  run, ids = (
+    small_run(sharp=1 + seed),
+    np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96)),
+  )
+  rows = sj.analyse('cache', run, ids).rows
+  held, advice = (
+    [row for row in rows if row['part'] == part][-1:] for part in ('held out', 'advice')
+  )
+  assert not held or held[0]['low'] <= 1  # within 1 %, at the lower end of the new texts' interval
+  assert advice[0]['part'] == 'advice'
 
 
 def test_what_holds_only_where_it_was_chosen_is_seen(monkeypatch):
   ids = tokens(16, 128)
-
-  def losses(config, params, tokens_SxT, policy):
-    is_worse = policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])
-    return [np.full((8, 127), 1.06 if is_worse else 1.0)]
-
-  monkeypatch.setattr(module, 'text_losses', losses)
-  *_, held, advice = sj.analyse('cache', small_run(), ids).rows
-
-  assert held['change'] == pytest.approx(6)
-  assert not held['safe']
-  assert '+6.00 %' in advice['words']
+  monkeypatch.setattr(
+    module,
+    'text_losses',
+    lambda config, params, tokens_SxT, policy: [
+      np.full((8, 127), 1 + 0.06 * (policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])))
+    ],
+  )
+  rows = sj.analyse('cache', small_run(), ids).rows
+  [held], advice = [row for row in rows if row['part'] == 'held out'], rows[-1]
+  assert held['change'] == pytest.approx(6) and not held['safe']
+  assert '+6.00 %' in advice['words'] and 'is not safe' in advice['words'] and 'size' not in advice

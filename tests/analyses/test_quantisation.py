@@ -1,57 +1,95 @@
-"""Quantised activations and caches against NumPy, and a planted massive channel."""
+"""Quantised activations and caches: rounding against NumPy, and a model with a planted massive channel."""
 
 import dataclasses
 
+import gguf
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
 import sink_jax as sj
-from sink_jax.analyses import quantisation
+from sink_jax.analyses import quantisation, quantisers
+from sink_jax.analyses.quantisers import ACTIVATIONS, CACHES
 from sink_jax.models.config import Layer
 from tests.analyses.numpy_decoder import losses, next_nats
 from tests.analyses.small import HYBRID, importance, model, small_run, tokens
 
 
-def quantised_losses(run, ids, on, spared=False, bits=4, per_token=False):
-  """Losses (S,); on: says of a block and a layer if it is quantised."""
-  spared_SxT = np.broadcast_to(spared, ids.shape)
-  prepared = model(run, ids, dtype=run.config.dtype)
-  return quantisation._losses(prepared, ids, on, spared_SxT, bits, per_token)
+ROWS = {row.name: row.function for row in (*ACTIVATIONS, *CACHES)}
 
 
-@pytest.mark.parametrize('shape, bits', [((3,), 8), ((2, 5), 8), ((3,), 4)])
-@pytest.mark.parametrize('per_token', [False, True])
-def test_values_are_rounded_as_numpy_does(shape, bits, per_token):
-  rng = np.random.default_rng(0)
-  x = rng.standard_normal((2, 6, *shape)).astype(np.float32)
-  levels = 2 ** (bits - 1) - 1
-  x[0, 0] *= 1000
-  x[1, 2] = 0  # a token of zeros has no scale
-  spared = np.isin(np.arange(12), (0, 3)).reshape(2, 6)
-  got = np.asarray(quantisation.quantised(x, levels, per_token, spared))
+def heads(channels=64):
+  """Keys (2, 5, 3, channels) with outliers, a token of zeros, ties, and numbers beyond 448."""
+  x = np.random.default_rng(0).standard_normal((2, 5, 3, channels)).astype(np.float32)
+  x[..., 3] *= 30
+  x[0, 1], x[1, 2, 0, :4] = 0, (900, -0.5, 0.5, 1.5)
+  x[1, 3, 0, :32] = np.arange(32) - 15.2
+  return x
 
-  for s in range(2):
-    for t in range(6):
-      left = [t] if per_token else [i for i in range(6) if not spared[s, i]]
-      scale = abs(x[s, left].astype(np.float64)).max() / levels
-      want = x[s, t]
-      if scale and not spared[s, t]:
-        want = np.round(want / scale) * scale
-      # The scale is rounded to float32.
-      assert_allclose(
-        got[s, t],
-        want,
-        rtol=3e-7,
-        atol=0,
-      )
 
-  assert np.array_equal(got[spared], x[spared])
+@pytest.mark.parametrize('name', ['q8_0', 'q4_0'])
+def test_blocks_are_rounded_as_ggml_does(name):
+  x, kind = heads(), gguf.GGMLQuantizationType[name.upper()]
+  expected = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+  for rows in (x, np.float32(1e-3) * x, x[..., :32]):
+    expected = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+    found = jax.jit(ROWS[f'{name}, not rotated'], static_argnums=1)(rows, True)
+    np.testing.assert_array_equal(found, expected)
 
+
+@pytest.mark.parametrize('channels, of_key', [(64, 64), (128, 128), (192, 64), (256, 256), (96, 0)])
+def test_heads_are_rotated_as_llama_cpp_does(channels, of_key):
+  """PR 21038: K with the largest power of 2 that divides a head, V by 64, neither at 96."""
+  x = heads(channels)[:, 2:]
+  for is_key, size in ((True, of_key), (False, 64 if of_key else 0)):
+    rotated = x.astype(np.float64)
+    parity = np.array([[bin(i & j).count('1') for i in range(size)] for j in range(size)])
+    turn = np.kron(np.eye(channels // size), (-1.0) ** parity / np.sqrt(size)) if size else 1
+    if size:
+      rotated = x @ turn
+    kind = gguf.GGMLQuantizationType.Q8_0
+    stored = gguf.quants.dequantize(gguf.quants.quantize(np.float32(rotated), kind), kind)
+    expected = stored @ turn if size else stored
+    found, plain = ROWS['q8_0'](x, is_key), ROWS['q8_0, not rotated'](x, is_key)
+    # Rounding takes a few numbers near a tie to the other side, another rotation takes all.
+    error = np.abs(found - expected).mean()
+    assert error < 1e-2 * np.abs(plain - expected).mean() if size else error == 0
+
+
+def test_caches_of_vllm():
+  x = heads()
+  expected = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+  np.testing.assert_array_equal(ROWS['fp8'](x, True), expected)
+  scale = np.maximum(np.abs(x).max(-1, keepdims=True) / np.float32(127), np.float32(1e-6))
+  whole = (x * (1 / scale)).astype(np.int8)  # as a store of the kernel: towards zero
+  np.testing.assert_allclose(ROWS['int8_per_token_head'](x, True), whole * scale, rtol=2e-7)
+
+
+@pytest.mark.parametrize('strategy, axes', [('tensor', (1, 2)), ('token', (2,))])
+def test_activations_are_rounded_as_numpy_does(strategy, axes):
+  x = heads()[:, :, 0]
+  largest = np.abs(x.astype(np.float64)).max(axes, keepdims=True)
+  scale = np.where(largest > 0, largest / 127, 1)
+  found = ROWS[f'int8 per {strategy}'](x)
+  np.testing.assert_allclose(found, np.round(x / scale) * scale, rtol=3e-7)  # of float32 scales
+  low, high = np.minimum(x.min(axes, keepdims=True), 0), np.maximum(x.max(axes, keepdims=True), 0)
+  scale = np.where(high > low, (high - low) / np.float32(255), 1)
+  zero = np.round(-low / scale)
+  level = np.clip(np.round(x / scale) + zero, 0, 255)
+  found = ROWS[f'int8 per {strategy}, zero point'](x)
+  np.testing.assert_allclose(found, (level - zero) * scale, rtol=3e-7)
+  # 8 levels on both sides of zero, ties to even.
   ties = np.array([[[7, 2.5, 3.5, -0.5]]], np.float32)
-  even = quantisation.quantised(ties, 7, per_token, np.array([[False]]))
-  assert even.tolist() == [[[7, 2, 4, 0]]]
+  assert quantisers.symmetric(ties, 7, (2,)).tolist() == [[[7, 2, 4, 0]]]
+
+
+def test_a_cache_that_does_not_fit_the_heads_is_a_row_with_the_reason():
+  rows = sj.analyse('quantisation', small_run(), tokens()).rows
+  reasons = {row['quantiser']: row['reason'] for row in rows if 'reason' in row}
+  assert set(reasons) == {'q8_0', 'q4_0', 'q8_0, not rotated', 'q4_0, not rotated'}
+  assert reasons['q4_0'] == 'heads have 4 channels, and llama.cpp rounds blocks of 32'
+  assert len(sj.analyse('quantisation', small_run(), tokens()).plot().axes) == 2
 
 
 @pytest.mark.parametrize(
@@ -66,47 +104,57 @@ def test_values_are_rounded_as_numpy_does(shape, bits, per_token):
   ids=str,
 )
 def test_what_is_not_quantised_is_the_model(changes):
-  run = small_run(**changes)
-  ids = tokens()
-  measure = lambda on: quantised_losses(run, ids, on)
-  base = measure(lambda block, layer: False)
-
-  assert_allclose(base, next_nats(run.logits(ids), ids).mean(1), rtol=1e-6)
-
+  run, ids = small_run(**changes), tokens()
+  measure = lambda on: quantisation._losses(
+    model(run, ids, dtype=run.config.dtype), ids, on, np.zeros(ids.shape, bool), 0
+  )
+  base = measure(lambda block, layer: 0)
+  expected = next_nats(run.logits(ids), ids).mean(1)
+  np.testing.assert_allclose(base, expected, rtol=2e-6)  # the noise is 1e-6
   # Quantising each block changes the loss, and by a different amount. Blocks count from 1.
-  in_block = lambda n: measure(lambda block, layer: block == n and layer != 'cache')
-  blocks = [in_block(n) for n in range(1 + run.config.layers)]
-  assert np.array_equal(blocks[0], base)
-  assert len({float(x.sum()) for x in blocks}) == len(blocks)
-  assert not np.array_equal(measure(lambda block, layer: layer == 'cache'), base)
+  blocks = [
+    measure(lambda b, layer: int(b == n and layer != 'cache')) for n in range(1 + run.config.layers)
+  ]
+  assert np.array_equal(blocks[0], base) and len({float(x.sum()) for x in blocks}) == len(blocks)
+  worst = len(CACHES)
+  assert not np.array_equal(measure(lambda block, layer: worst * (layer == 'cache')), base)
 
 
 def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
   run = small_run(layers=1, attention=sj.AttentionSpec(position=sj.Nope()))
   ids = tokens()
-  unchanged = losses(run, ids).mean(1)
+  rounded = lambda x, scale: np.round(x / scale) * scale
+  of_queries = lambda name, x: (
+    rounded(x, abs(x).max((1, 2), keepdims=True) / 127) if name == 'query' else x
+  )
+  of_cache = lambda x: rounded(x, abs(x).max((1, 2, 3), keepdims=True) / 7)
+  plain = losses(run, ids).mean(1)
+  worst = len(CACHES)
 
-  def rounded(x, axes):
-    scale = abs(x).max(axes, keepdims=True) / 7
-    return np.round(x / scale) * scale
-
-  per_tensor = lambda name, x: rounded(x, (1, 2)) if name == 'query' else x
-  per_token = lambda x: rounded(x, (2, 3))
-  for layer, scale_per_token, changes in (
-    ('query', False, {'read': per_tensor}),
-    ('cache', True, {'cached': per_token}),
+  for layer, number, change in (
+    ('query', 1, {'read': of_queries}),
+    ('cache', worst, {'cached': of_cache}),
   ):
-    on = lambda _, name: name == layer
-    found = quantised_losses(run, ids, on, per_token=scale_per_token)
-    assert_allclose(found, losses(run, ids, **changes).mean(1), rtol=1e-5)  # float32
-    assert abs(found - unchanged).max() > 1e-3
+    chosen = lambda _, name: number * (name == layer)
+    found = quantisation._losses(model(run, ids), ids, chosen, np.zeros(ids.shape, bool), 0)
+    expected = losses(run, ids, **change).mean(1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)  # float32, and noise of 1e-6
+    assert abs(found - plain).max() > 20 * abs(found - expected).max()
+
+
+def test_noise_is_relative_and_that_of_its_seed():
+  run, ids = small_run(), tokens()
+  measure = lambda seed: quantisation._losses(
+    model(run, ids), ids, lambda block, layer: 0, np.zeros(ids.shape, bool), seed
+  )
+  first, again, other = (measure(seed) for seed in (0, 0, 1))
+  assert np.array_equal(first, again) and 0 < abs(first - other).max() < 1e-5 * first.max()
 
 
 @pytest.fixture(scope='module')
 def planted():
   """Token 0 at position 1 has a massive channel that no layer of a block reads."""
-  run = small_run(norm='none', sharp=3.0)
-  ids = tokens(4, 2) * [0, 1]
+  run, ids = small_run(norm='none', sharp=3.0), tokens(4, 2) * [0, 1]
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, 0] = params['embed'][0] = 0
   params['embed'][0, 0] = 3000
@@ -121,58 +169,41 @@ def planted():
 
 def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   run, ids = planted
-  rows = sj.analyse('quantisation', run, ids, first=1).rows
-  table = {
-    (row['what'], row['bits'], row['scale'], row['spared']): row
-    for row in rows
-    if row['part'] == 'all'
-  }
-  none = table['activations', 8, 'per tensor', 'none']
-  first = table['activations', 8, 'per tensor', 'first 1']
-  random = table['activations', 8, 'per tensor', 'random']
-
-  assert none['destroyed']
-  assert none['change'] > 20 * abs(first['change'])
-  assert first['recovered'] == pytest.approx(none['change'] - first['change'])
-  assert first['recovered_low'] > 0
-
-  # Sparing the token is exact: the loss equals that of a token without the channel.
-  activations = lambda _, layer: layer != 'cache'
-  spare = lambda run: quantised_losses(run, ids, activations, np.arange(16) == 0, bits=8)
+  rows = sj.analyse('quantisation', run, ids).rows
+  table = {(row['quantiser'], row['spared']): row for row in rows if row['part'] == 'all'}
+  none, sinks, random = (table['int8 per tensor', x] for x in ('none', 'sinks', 'random'))
+  assert none['runs'] == 4 and none['least'] <= none['change'] <= none['most']
+  assert none['destroyed'] and sinks['recovered'] == pytest.approx(none['change'] - sinks['change'])
+  # A token at position 1 that is spared leaves the loss of a token without the channel.
+  spare = lambda run: quantisation._losses(
+    model(run, ids),
+    ids,
+    lambda _, layer: int(layer != 'cache'),
+    np.arange(16) + np.zeros((4, 1)) == 0,
+    0,
+  )
   params = jax.tree.map(np.array, run.params)
   params['embed'][0, 0] = 0
-
   assert np.array_equal(spare(run), spare(dataclasses.replace(run, params=params)))
+  assert none['change'] > 20 * abs(spare(run).mean() - (none['loss'] - none['change']))
   # Random tokens lack the channel, so sparing them keeps the scale. A scale per token needs no
   # spared token.
-  assert abs(random['recovered']) < abs(first['recovered']) / 2
-  assert random['least'] < random['most']
-  assert abs(table['activations', 8, 'per token', 'none']['change']) < none['change'] / 20
+  assert random['recovered_least'] < random['recovered_most']
+  per_token = table['int8 per token', 'none']
+  assert abs(per_token['change']) < none['change'] / 20
+  single = table['int8 per tensor, zero point', 'none']
+  assert (single['runs'], single['least'], single['most']) == (1, None, None)
   assert len({row['module'] for row in rows if row['part'] == 'module'}) == 7
   assert [row['block'] for row in rows if row['part'] == 'block'] == [1, 2]
-
   alpha_SxNxHxT = importance(run, ids).swapaxes(0, 1)
   rates_T = (alpha_SxNxHxT > 0.3).mean((0, 1, 2))[:8]
-  sinks = 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)
-  named = ', '.join(map(str, sinks))
-
+  named = ', '.join(map(str, 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)))
   assert all(row['positions'] == named for row in table.values() if row['spared'] == 'sinks')
 
 
-def test_random_tokens_are_neither_sinks_nor_among_the_first():
-  spared = quantisation._spared((3, 12), 4, np.array([0, 6]))
-  shapes = {name: mask.shape for name, mask in spared.items()}
-  one = 1, 3, 12
-  assert shapes == {
-    'none': one,
-    'first 4': one,
-    'sinks': one,
-    'random': (8, 3, 12),
-  }
-  assert not spared['none'].any()
-  assert np.flatnonzero(spared['sinks'][0, 2]).tolist() == [0, 6]
-  assert (spared['random'].sum(2) == 2).all()
-  assert not spared['random'][..., [0, 1, 2, 3, 6]].any()
-
-  with pytest.raises(ValueError, match='--first'):
-    sj.analyse('quantisation', small_run(), tokens(), first=12)
+def test_random_tokens_are_not_sinks():
+  spared = quantisation._spared((3, 12), np.array([0, 6]))
+  assert all(mask.shape == (4, 3, 12) for mask in spared.values())
+  assert not spared['none'].any() and np.flatnonzero(spared['sinks'][0, 2]).tolist() == [0, 6]
+  assert (spared['random'].sum(2) == 2).all() and not spared['random'][..., [0, 6]].any()
+  assert len({mask.tobytes() for mask in spared['random']}) == 4

@@ -80,6 +80,23 @@ def test_a_planted_sink_is_found_with_its_mass():
   json.dumps(rows, allow_nan=False)
 
 
+def test_bounds_of_shares_end_at_zero_and_one():
+  rng = np.random.default_rng(0)
+  alpha = np.where(rng.random((4, N, H, T)) < 0.9, 0.95, 0.1)
+  for row in signature.from_arrays(importance=alpha):
+    assert 0 <= row['low'] <= row['value'] <= row['high'] <= 1, row
+
+
+def test_peaks_without_a_sink_are_not_beyond_a_null():
+  """Random attention with peaks has a low entropy, which uniform attention has never."""
+  scores = 4 * np.random.default_rng(0).standard_normal((N, S, H, T, T))
+  weights = np.where(np.tri(T), np.exp(scores), 0)
+  rows = signature.from_arrays(attentions=list(weights / weights.sum(-1, keepdims=True)))
+  assert not any(row.get('beyond') for row in rows)
+  found = by_measure(rows)
+  assert found['least entropy']['high'] < 0.5 and found['least entropy']['beyond'] is None
+
+
 def test_uniform_attention_is_not_a_sink():
   maps = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
   rows = signature.from_arrays(attentions=[np.broadcast_to(maps, (S, H, T, T))] * N)
@@ -116,15 +133,10 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
     'sink rate': (at > 0.3).mean((1, 2, 3)),
     'sink heads': (at.mean(1) > 0.3).mean((1, 2)),
   }.items():
-    assert found[name]['random_positions'] == near(np.percentile(expected, 99))
-
-  # The bootstrap of a mean of 6 numbers has bounds near those of its normal distribution.
-  row = found['mean importance']
-  by_sequence = alpha[..., 0].mean((1, 2))
-  width = 2 * stats.norm.ppf(0.995) * by_sequence.std() / np.sqrt(S)
-
-  assert row['high'] - row['low'] == pytest.approx(width, rel=0.15)
-
+    assert found[name]['random_positions'] == pytest.approx(np.percentile(expected, 99), rel=1e-5)
+  row, by_sequence = found['mean importance'], alpha[..., 0].mean((1, 2))
+  bounds = stats.ttest_1samp(by_sequence, 0).confidence_interval(0.99)
+  assert (row['low'], row['high']) == pytest.approx(tuple(bounds), rel=1e-5)
   shares = alpha[..., 0] > 0.3
   assert found['sink rate']['value'] == pytest.approx(shares.mean())
   assert found['sink heads']['value'] == pytest.approx((alpha[..., 0].mean(0) > 0.3).mean())
@@ -209,6 +221,8 @@ SHAPES = dict(
     (dict(entropy=np.full((2, 3, 4), np.inf)), r'entropy \[0, 0, 0\]'),
     (dict(importance=100 * ALPHA), r'importance \[0, 0, 0, 0\] .* is 10: .* between 0'),  # percent
     (dict(importance=-ALPHA), 'is -0.1'),
+    (dict(importance=np.full((2, 3, 4, 8), 2.0)), r'\[0, 0, 0, 0\] .* is 2: .* between 0'),
+    (dict(importance=ALPHA[:1]), 'at least 2 sequences'),
     (dict(importance=MAPS[0]), r'take sink_rate\(importance'),
     (dict(hidden=[np.ones((3, 4, 5)), np.ones((3, 5, 5))]), '^hidden is a list'),
     (dict(attentions=[MAPS[0], MAPS[1, :, :3]]), 'shape'),

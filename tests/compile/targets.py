@@ -12,12 +12,10 @@ private parts of jax is in this file.
 
 import contextlib
 import functools
-import importlib
 import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -113,6 +113,14 @@ def test_an_ordinary_first_token_comes_before_texts_once():
   assert (drawn.tokens != dot).all()
 
 
+def test_fewer_documents_suffice_where_they_may():
+  source = Texts(*['prose ' + 'x' * 30] * 3, 'prose')
+  found = natural(BYTES, source, sequences=5, length=20, least=3)
+  assert found.tokens.shape == (3, 20) and found.description['sequences'] == 3
+  with pytest.raises(ValueError, match='only 3 documents of 20 tokens'):
+    natural(BYTES, source, sequences=5, length=20, least=4)
+
+
 def test_only_the_head_of_a_long_document_is_tokenized(monkeypatch):
   for letters, expected in ((1, [640]), (100, [640, 10**6])):  # letters per token; 100 are too many
     seen = []

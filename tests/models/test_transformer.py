@@ -1,7 +1,6 @@
 """The decoder: sizes, structure, initialisation, recording."""
 
 import dataclasses
-import functools
 import math
 
 import jax

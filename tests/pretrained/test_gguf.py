@@ -15,6 +15,7 @@ from sink_jax.attention.position import Llama3Rope
 from sink_jax.data.tokenizer import TextTokenizer
 from sink_jax.io.gguf import TYPES, GgufFile
 from sink_jax.pretrained import hub
+from sink_jax.pretrained.load import model_type
 from tests.pretrained import gguf_files, tiny
 
 
@@ -70,6 +71,7 @@ def rounded(config):
 def test_a_file_equals_its_safetensors(tmp_path, hf, values):
   arrays = tiny.write(tmp_path / 'hf', hf)
   ours, theirs = load(tmp_path, hf, values, arrays), sj.load_pretrained(tmp_path / 'hf')
+  assert model_type(ours) == model_type(theirs)
   assert rounded(ours.config) == rounded(theirs.config)
   # The file of Gemma stores 1 + w, rounded.
   error = 3e-7 if 'gemma3' in hf['model_type'] else 0
@@ -100,9 +102,9 @@ def test_llama3_scaling_is_found_in_its_factors(tmp_path):
     loaded(factors**1.1)
   with pytest.raises(ValueError, match='rope.scaling.factor'):
     loaded(factors, {'llama.rope.scaling.factor': 4.0})
-  hf['model_type'] = 'qwen2'  # only LLaMA has factors
-  with pytest.raises(ValueError, match='rope_freqs.weight'):
-    loaded(factors)
+  for hf in (hf | {'model_type': 'qwen2'}, GEMMA3):  # only LLaMA has factors
+    with pytest.raises(ValueError, match='x.gguf.* rope_freqs.weight'):
+      loaded(factors)
 
 
 @pytest.mark.parametrize(
