@@ -128,7 +128,7 @@ def test_cache_and_quantisation_sentences_have_their_controls():
     (0.05, 0.02, 0.08, 'none'),
     (-0.05, -0.051, -0.049, '-0.05'),
     (0.7712, None, None, '+0.77'),
-    (0.0, 0.0, 0.0, '+0.00'),
+    (-0.002, -0.0021, -0.0019, 'none'),
   ],
 )
 def test_digits_are_those_that_runs_share(mean, least, most, words):
