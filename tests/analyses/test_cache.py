@@ -1,4 +1,4 @@
-"""Kept attention and cache advice against NumPy on full maps and models that read only the kept tokens."""
+"""Kept attention and advice on caches, against NumPy on maps and models that read kept tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ PAIRS = ((0, 1), (0, 16), (1, 5), (4, 64), (8, 100))
 
 
 def kept(weights_xTxT, first, recent):
-  """The definition: the mean over queries i >= first + recent of 1 minus the mass of dropped keys."""
+  """The definition: 1 minus the mass of dropped keys, a mean over queries i >= first + recent."""
   length = weights_xTxT.shape[-1]
   i, j = np.ogrid[:length, :length]
   dropped = (weights_xTxT * ((j >= first) & (j <= i - recent))).sum(-1)
@@ -29,10 +29,8 @@ def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
   # The 200 queries need several blocks, and the last one is padded. Two query heads share a
   # key/value head.
   rng = np.random.default_rng(0)
-  q, k = (
-    rng.standard_normal((2, 200, 4, 8), np.float32) * 2,
-    rng.standard_normal((2, 200, 2, 8), np.float32),
-  )
+  q = rng.standard_normal((2, 200, 4, 8), np.float32) * 2
+  k = rng.standard_normal((2, 200, 2, 8), np.float32)
   spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Window(window) if window else sj.Causal())
   s = np.einsum('bihd,bjhd->bhij', np.float64(q), np.repeat(np.float64(k), 2, 2)) / np.sqrt(8)
   i, j = np.ogrid[:200, :200]
@@ -60,14 +58,18 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
 
 @pytest.mark.full
 def test_memory_is_linear_in_the_length():
-  spec, pairs = sj.AttentionSpec(position=sj.Nope()), ((0, 64), (4, 60), (4, 1020))
+  spec = sj.AttentionSpec(position=sj.Nope())
+  pairs = ((0, 64), (4, 60), (4, 1020))
   program = jax.jit(lambda q, k: module.kept_mass(Seen(spec, TransformedQK(q, k), {}), pairs))
-  lengths, peaks = (16384, 65536), []
+  lengths = (16384, 65536)
+  peaks = []
   for length in lengths:
     x = jax.ShapeDtypeStruct((1, length, 1, 8), np.float32)
     compiled = program.lower(x, x).compile()
     peaks.append(compiled.memory_analysis().temp_size_in_bytes)
-  assert peaks[1] < 4.4 * peaks[0] and peaks[1] < 65536**2 / 8  # bytes; a map has 4 T^2
+  # bytes; a map has 4 T^2
+  assert peaks[1] < 4.4 * peaks[0]
+  assert peaks[1] < 65536**2 / 8
   # If all keys are equal, attention is uniform, and the mass is a share of the keys.
   ones = np.ones((1, 65536, 1, 8), np.float32)
   expected = [np.mean((s + w) / np.arange(s + w + 1, 65537)) for s, w in pairs]
@@ -80,7 +82,8 @@ def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
     module, 'text_losses', lambda config, params, ids, policy: [np.ones((len(ids), 79))]
   )
   for layers in ({}, dict(pattern=HYBRID)):
-    run, ids = small_run(sharp=3.0, **layers), tokens(6, 80)
+    run = small_run(sharp=3.0, **layers)
+    ids = tokens(6, 80)
     rows = [row for row in sj.analyse('cache', run, ids).rows if row['part'] == 'mass']
     weights_NxSxHxTxT = maps(run, ids[:3])  # the half that chooses the cache
     assert {row['block'] for row in rows} == ({2} if layers else {1, 2})
@@ -98,12 +101,10 @@ def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
 
 
 def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch):
-  """With one block and no positions, the last query reads the kept tokens directly, in any order."""
+  """With one block and no positions, the last query reads the kept tokens in any order."""
   monkeypatch.setattr(module, 'LEAST_KEPT', 0)
-  run, ids = (
-    small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope())),
-    tokens(4, 48),
-  )
+  run = small_run(layers=1, sharp=3.0, attention=sj.AttentionSpec(position=sj.Nope()))
+  ids = tokens(4, 48)
   rows = sj.analyse('cache', run, np.tile(ids, (2, 1))).rows
   caches = [row for row in rows if row['part'] == 'cache' and row['positions'] == 'text']
   assert [(row['first'], row['size']) for row in caches] == [
@@ -125,13 +126,15 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
 
   for row in caches:
     start = max(24, row['size'])  # the second half, or from the step at which the cache is full
-    late, full = late_S(row['first'], row['recent'], start), late_S(0, 48, start)
+    late = late_S(row['first'], row['recent'], start)
+    full = late_S(0, 48, start)
     assert (row['loss'], row['full']) == pytest.approx((late.mean(), full.mean()), rel=1e-5)
     change = 100 * (late.mean() / full.mean() - 1)
     assert row['change'] == pytest.approx(
       change, abs=1e-2
     )  # in per cent; the losses are accurate to 1e-6
-    assert row['low'] <= row['change'] <= row['high'] and row['safe'] == (row['high'] <= 1)
+    assert row['low'] <= row['change'] <= row['high']
+    assert row['safe'] == (row['high'] <= 1)
     of_documents = [
       other['change']
       for other in rows
@@ -141,7 +144,7 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
 
 
 def advised(change, family='llama', bos=False):
-  """The advice if the late loss is 1 with the full cache and rises by `change` per cent for each text."""
+  """Rows if the late loss is 1 with the full cache, and rises by `change` per cent by text."""
 
   def losses(config, params, tokens_SxT, policy):
     changes = change(policy) if policy.size < tokens_SxT.shape[1] else 0
@@ -177,7 +180,8 @@ def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
   assert all(
     row['change'] < 1 < row['high'] and not row['safe'] for row in unsure if row['part'] == 'cache'
   )
-  assert unsure[-1]['part'] == 'advice' and 'size' not in unsure[-1]
+  assert unsure[-1]['part'] == 'advice'
+  assert 'size' not in unsure[-1]
 
 
 def test_a_tool_has_a_line_only_where_it_does_what_was_measured():
@@ -206,10 +210,8 @@ def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
 @pytest.mark.full
 @pytest.mark.parametrize('seed', range(4))
 def test_advice_holds_on_texts_it_was_not_made_on(seed):
-  run, ids = (
-    small_run(sharp=1 + seed),
-    np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96)),
-  )
+  run = small_run(sharp=1 + seed)
+  ids = np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96))
   rows = sj.analyse('cache', run, ids).rows
   held, advice = (
     [row for row in rows if row['part'] == part][-1:] for part in ('held out', 'advice')
@@ -229,5 +231,8 @@ def test_what_holds_only_where_it_was_chosen_is_seen(monkeypatch):
   )
   rows = sj.analyse('cache', small_run(), ids).rows
   [held], advice = [row for row in rows if row['part'] == 'held out'], rows[-1]
-  assert held['change'] == pytest.approx(6) and not held['safe']
-  assert '+6.00 %' in advice['words'] and 'is not safe' in advice['words'] and 'size' not in advice
+  assert held['change'] == pytest.approx(6)
+  assert not held['safe']
+  assert '+6.00 %' in advice['words']
+  assert 'is not safe' in advice['words']
+  assert 'size' not in advice

@@ -1,4 +1,4 @@
-"""Causal edits against a decoder in NumPy float64, and their controls on a model with a planted sink."""
+"""Causal edits against a decoder in NumPy float64, and controls on a model with a planted sink."""
 
 import dataclasses
 from unittest import mock
@@ -38,7 +38,8 @@ def edited(run, ids, **changes):
   ],
 )
 def test_without_an_edit_the_logits_are_those_of_the_model(changes):
-  run, ids = small_run(implementation='chunked', **changes), tokens(3, 11)
+  run = small_run(implementation='chunked', **changes)
+  ids = tokens(3, 11)
   np.testing.assert_array_equal(edited(run, ids), run.logits(ids))
   kept = np.arange(11 + run.config.sink_tokens) != 1
   for edit in (
@@ -53,7 +54,8 @@ def test_without_an_edit_the_logits_are_those_of_the_model(changes):
 @pytest.mark.parametrize('layers, pattern', [(2, (Layer(),)), (4, (LOCAL, Layer())), (12, GEMMA_3)])
 def test_each_edit_is_that_of_numpy(layers, pattern):
   run = small_run(sharp=2.0, layers=layers, pattern=pattern, implementation='chunked')
-  ids, rng = tokens(3, 9), np.random.default_rng(1)
+  ids = tokens(3, 9)
+  rng = np.random.default_rng(1)
   draw = lambda *shape: rng.random((layers, *shape)) < 0.6
   caps = rng.uniform(0.1, 2, (layers, 16))
   every = dict(
@@ -68,11 +70,13 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
 
 
 def test_blocks_without_attention_are_only_capped():
-  heads, config = np.eye(4, dtype=bool), small_run(layers=8, pattern=HYBRID).config
+  heads = np.eye(4, dtype=bool)
+  config = small_run(layers=8, pattern=HYBRID).config
   tree = edit_tree(config, batch=2, length=5, heads_NxH=heads, caps_MxD=np.arange(8)[:, None])[
     'blocks'
   ]
-  assert list(tree['layer0']) == ['caps', 'capped'] and tree['layer0']['caps'][:, 0].tolist() == [
+  assert list(tree['layer0']) == ['caps', 'capped']
+  assert tree['layer0']['caps'][:, 0].tolist() == [
     0,
     2,
     4,
@@ -83,7 +87,7 @@ def test_blocks_without_attention_are_only_capped():
 
 @pytest.fixture(scope='module')
 def planted():
-  """Token 0 has the massive channel 5, which key heads 1 and 2 read. In block 2 their values are small."""
+  """Token 0 has the massive channel 5, which key heads 1 and 2 read, with small values."""
   run = small_run()
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, [5, 14]], params['embed'][0, 5] = (0, 1), 400
@@ -103,7 +107,8 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     'edits', planted, controls=3, inputs='random', bos='force', sequences=5, length=24
   )
   asked = [(call.args[1], call.kwargs) for call in spy.call_args_list]
-  rows, ids = {row['edit']: row for row in result.rows}, asked[0][0]
+  rows = {row['edit']: row for row in result.rows}
+  ids = asked[0][0]
   sink_heads = importance(planted, ids)[..., 0].mean(1) > 0.3
   assert sink_heads[:, :2].all()
   assert {edit: row['targets'] for edit, row in rows.items()} == {
@@ -142,13 +147,16 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
       expected, abs=1e-5
     )  # losses are about 6
     beaten = max(*control, *matched.values(), 0.01 * base.mean())
-    assert row['beyond'] == (row['low'] > beaten) and isinstance(row['beyond'], bool)
+    assert row['beyond'] == (row['low'] > beaten)
+    assert isinstance(row['beyond'], bool)
   # The targets are the planted ones, and the controls are different ones.
   keys, in_heads, values, caps, _, _, heads = (
     [next(iter(changes.values())) for _, changes in group] for group in groups[:7]
   )
   places, again = ([np.flatnonzero(~x).tolist() for x in masks] for masks in (keys, values))
-  assert places == again and places[0] == [0] and len(set(map(tuple, places))) > 2
+  assert places == again
+  assert places[0] == [0]
+  assert len(set(map(tuple, places))) > 2
   assert all(len(x) == 1 and 4 <= x[0] < 12 for x in places[1:])
   for kept, kept_T in zip(in_heads, keys):
     np.testing.assert_array_equal(kept[:, 0], ~sink_heads[..., None] | kept_T)
@@ -178,7 +186,8 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     np.testing.assert_array_equal(moved[:, :-1], np.delete(ids, k, 1))
   assert len(result.plot().axes) == 1
   # Rotary positions are relative: without its key the text begins at the second token.
-  dropped, after = rows['drop the key'], sj.probe(planted, ids[:, 1:]).sink_rates()[:11]
+  dropped = rows['drop the key']
+  after = sj.probe(planted, ids[:, 1:]).sink_rates()[:11]
   assert dropped['moved_rate'] == pytest.approx(after.max())
   assert after[dropped['moved_to'] - 2] == after.max()
   before = sj.probe(planted, ids).sink_rates()[dropped['moved_to'] - 1]
@@ -196,7 +205,8 @@ def test_as_much_attention_is_hidden_elsewhere():
 
 
 def test_a_key_that_nobody_sees_is_a_text_without_its_token():
-  run, ids = small_run(sharp=2.0, implementation='reference'), tokens(3, 9)
+  run = small_run(sharp=2.0, implementation='reference')
+  ids = tokens(3, 9)
   found = edited(run, ids, keep_NxBxHxT=np.arange(9) > 0)[:, 1:]
   np.testing.assert_allclose(
     found, run.logits(ids[:, 1:]), atol=2e-5
@@ -206,10 +216,8 @@ def test_a_key_that_nobody_sees_is_a_text_without_its_token():
 def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
   assert not any('change' in row for row in rows)  # 8 tokens are too few for a control position
-  assert (
-    rows[0]['targets'].startswith('position')
-    and [row['targets'] for row in rows[3:]] == ['none'] * 3
-  )
+  assert rows[0]['targets'].startswith('position')
+  assert [row['targets'] for row in rows[3:]] == ['none'] * 3
   change = np.full(3, 0.3)  # beyond one control but not beyond the other
   assert not edits._changes(0 * change, change, [change / 3, 2 * change])['beyond']
   assert edits._changes(0 * change, change, [change / 3, change / 2])['beyond']

@@ -14,7 +14,10 @@ from sink_jax.models.config import Experts, Layer
 from sink_jax.models.transformer import init_params
 from tests.analyses.small import VOCABULARY, near, small_run, tokens
 
-S, N, H, T = 6, 3, 4, 40
+S = 6
+N = 3
+H = 4
+T = 40
 
 
 def planted_maps(mass=0.6, second=None):
@@ -94,7 +97,8 @@ def test_peaks_without_a_sink_are_not_beyond_a_null():
   rows = signature.from_arrays(attentions=list(weights / weights.sum(-1, keepdims=True)))
   assert not any(row.get('beyond') for row in rows)
   found = by_measure(rows)
-  assert found['least entropy']['high'] < 0.5 and found['least entropy']['beyond'] is None
+  assert found['least entropy']['high'] < 0.5
+  assert found['least entropy']['beyond'] is None
 
 
 def test_uniform_attention_is_not_a_sink():
@@ -134,7 +138,8 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
     'sink heads': (at.mean(1) > 0.3).mean((1, 2)),
   }.items():
     assert found[name]['random_positions'] == pytest.approx(np.percentile(expected, 99), rel=1e-5)
-  row, by_sequence = found['mean importance'], alpha[..., 0].mean((1, 2))
+  row = found['mean importance']
+  by_sequence = alpha[..., 0].mean((1, 2))
   bounds = stats.ttest_1samp(by_sequence, 0).confidence_interval(0.99)
   assert (row['low'], row['high']) == pytest.approx(tuple(bounds), rel=1e-5)
   shares = alpha[..., 0] > 0.3

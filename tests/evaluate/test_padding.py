@@ -16,8 +16,11 @@ from tests.random_params import tiny
 pytestmark = pytest.mark.typed
 
 LENGTHS = np.array([9, 4, 7, 9, 2])
-S, T = len(LENGTHS), 9
-HEADS, KV_HEADS, WIDTH = 4, 2, 8
+S = len(LENGTHS)
+T = 9
+HEADS = 4
+KV_HEADS = 2
+WIDTH = 8
 # The same sums in float64, or in float32 with rows at another place of a batch.
 close = functools.partial(assert_allclose, rtol=1e-6, atol=1e-6)
 SIDES = pytest.mark.parametrize('side', ['left', 'right'])
@@ -261,7 +264,8 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
     assert np.isnan(report.importance[s, ..., n:]).all()
     close(report.entropy[s], one.entropy[0])
     for kind in ('hidden', 'key', 'value', 'head'):
-      ours, theirs = report.norms[kind], one.norms[kind]
+      ours = report.norms[kind]
+      theirs = one.norms[kind]
       of_norms(ours[s, ..., :n], theirs[0])
 
   # A ratio of means over texts.
