@@ -1,6 +1,6 @@
 """A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
 
-Its numbers are the rows of four analyses. It has at most eight sentences, each made from these rows
+Its numbers are the rows of five analyses. It has at most nine sentences, each made from these rows
 by a rule, and each number in them has a null or a control next to it.
 """
 
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from sink_jax.analyses import runner
+from sink_jax.analyses import marking, runner
+from sink_jax.analyses.explore import explore
+from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row
 from sink_jax.analyses.signature import from_arrays
 from sink_jax.foreign import standard_promotion
@@ -24,19 +28,25 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token
 from sink_jax.report import card_page
 from sink_jax.report.card_page import PARTS
+from sink_jax.report.explorer import Explored, with_explorer
 from sink_jax.report.model_page import to_html
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Card:
-  """The card of a model. results: {name: result} of the four analyses, or of some of them."""
+  """The card of a model.
+
+  results: {name: result} of the five analyses, or of some of them. explored: the heads of the page
+  to explore, None where only arrays are known.
+  """
 
   name: str
   results: dict[str, runner.Result]
+  explored: Explored | None = None
 
   @property
   def sentences(self) -> list[str]:
-    """At most eight sentences, each made from the rows by a rule."""
+    """At most nine sentences, each made from the rows by a rule."""
     rows = {part: result.rows for part, result in self.results.items()}
     return [words for part, rule in _RULES if part in rows and (words := rule(rows[part]))]
 
@@ -55,7 +65,8 @@ class Card:
     for part in drawn:
       self.results[part].plot(folder / f'{part}.png')
     all_rows = {part: result.rows for part, result in self.results.items()}
-    page = card_page.write(folder / 'card.md', self.name, self.sentences, all_rows, drawn, command)
+    text = card_page.page(self.name, self.sentences, all_rows, drawn, command)
+    write_atomically(folder / 'card.md', text)
     # Rows of masses without a role are many, and no picture shows them.
     rows = {
       part: [row for row in result.rows if row.get('part') != 'mass' or 'role' in row]
@@ -69,18 +80,35 @@ class Card:
           'sentences': self.sentences,
           'rows': rows,
           'inputs': {part: result.models for part, result in self.results.items()},
+          **({'explorer': self.explored.numbers} if self.explored else {}),
         },
         indent=0,
       )
       + '\n',
     )
-    write_atomically(folder / 'index.html', to_html(page.read_text(), folder))
-    return [folder / 'index.html', page, folder / 'card.json']
+    write_atomically(folder / 'index.html', to_html(text, folder))
+    names = ['index.html', 'card.md', 'card.json']
+    if self.explored:
+      write_atomically(folder / 'card.html', self._page(command))
+      names.append('card.html')
+    return [folder / name for name in names]
+
+  def _repr_html_(self) -> str:
+    """The page to explore, inside of a notebook."""
+    page = html.escape(self._page())
+    return f'<iframe srcdoc="{page}" style="border: 0; width: 100%; height: 60rem"></iframe>'
+
+  def _page(self, command: str = '') -> str:
+    """The sentences, the heads to explore where they were measured, and the tables."""
+    all_rows = {part: result.rows for part, result in self.results.items()}
+    text = card_page.page(self.name, self.sentences, all_rows, (), command)
+    page = to_html(text, Path())  # without pictures
+    return with_explorer(page, self.explored) if self.explored else page
 
 
 @standard_promotion()
 def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card:
-  """Measures a model by four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
+  """Measures a model by five analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
 
   Args:
     say: called with a line after each part.
@@ -93,7 +121,10 @@ def card(run: Run, *, say: Callable[[str], None] = print, **inputs: Any) -> Card
       chosen['length'] = run.probe_tokens.shape[1]
     results[part] = runner.analyse(part, run, **chosen)
     say(f'{title}: {time.monotonic() - start:.0f} s')
-  return Card(run.name or 'model', results)
+  # On the texts of the signature, so that the page shows the numbers of its sentences.
+  inputs_of_signature = dataclasses.replace(runner.find('signature').inputs, **inputs)
+  explored = explore(Model(run, inputs_of_signature))
+  return Card(run.name or 'model', results, explored)
 
 
 def cost(run: Run) -> str:
@@ -101,6 +132,7 @@ def cost(run: Run) -> str:
   flops, words = 0.0, []
   for part, passes in {
     'signature': 3,
+    'marking': 28,
     'edits': 48,
     'cache': 6,
     'quantisation': 96 + run.config.layers,
@@ -114,7 +146,7 @@ def cost(run: Run) -> str:
 
 @standard_promotion()
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:
-  """The card of another library's model, from its arrays; the other three analyses need the model.
+  """The card of another library's model, from its arrays; the other analyses need the model.
 
   Without lengths or mask, padding on the right counts as text, since it cannot be recognised.
 
@@ -267,6 +299,7 @@ _RULES: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
   ('signature', _further_sinks),
   ('signature', _massive),
   ('signature', _drained),
+  ('marking', marking.sentence),
   ('edits', _matters),
   ('cache', _cache),
   ('cache', _heads),
