@@ -123,11 +123,6 @@
     frame(view, chosen.token, chosen.token, 1, tokens - chosen.token);
   }
 
-  function drawBar() {
-    element('bar').style.background = `linear-gradient(to right, ${data.colours.join(', ')})`;
-    element('bar').querySelector('i').style.left = `${100 * epsilon()}%`; // the threshold
-  }
-
   function tell() {
     const counting = numbers.importance.flat().filter((of) => of[chosen.k] > epsilon()).length;
     const rate = numbers.sink_rates[chosen.k][chosen.epsilon];
@@ -158,7 +153,7 @@
   function tellTokens() {
     const later = Array.from({ length: tokens }, (_, i) => i).slice(chosen.token + 1);
     later.sort((a, b) => root(b, chosen.token) - root(a, chosen.token));
-    const name = (i) => (chosen.text < 0 ? i + 1 : `${i + 1} (${word(i).trim()})`);
+    const name = (i) => (chosen.text < 0 ? i + 1 : `${i + 1} "${word(i)}"`);
     const most = later.length ? later.slice(0, 3).map(name).join(', ') : 'no later token';
     element('attends').textContent = `Token ${name(chosen.token)} gets most attention from ${most}.`;
     [...element('tokens').children].forEach((button, token) => {
@@ -173,7 +168,7 @@
   function draw() {
     drawGrid();
     drawMap();
-    drawBar();
+    element('bar').querySelector('i').style.left = `${100 * epsilon()}%`;
     tell();
     tellTokens();
   }
@@ -220,6 +215,7 @@
     table.tBodies[0].append(...rows);
   }
 
+  element('bar').style.background = `linear-gradient(to right, ${data.colours.join(', ')})`;
   element('k').max = numbers.importance[0][0].length;
   element('k').addEventListener('input', (event) => choose({ k: event.target.value - 1 }));
   element('epsilon').max = numbers.epsilons.length - 1;
