@@ -39,12 +39,15 @@ def sentence(rows: Sequence[Row]) -> str:
   marking = [row for row in rows if row['part'] == 'addition' and row.get('marks')]
   if not marking:
     return ''
+  row = min(marking, key=lambda row: row['left'])
+  number = lambda x: f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
   return (
-    "Block {block}'s {what} marks the first token: it adds {along:.3g} along the direction that "
-    'this token has in the middle of the model (random positions: up to {along_random:.3g}). '
-    'Without this addition Sink_1 is {left:.1f} % instead of {sink_1:.1f} % (without that at a '
-    'random position: {control_low:.1f} to {control_high:.1f} %).'
-  ).format(**min(marking, key=lambda row: row['left']))
+    f"Block {row['block']}'s {row['what']} marks the first token: it adds {number(row['along'])} "
+    'along the direction that this token has in the middle of the model (random positions: up to '
+    f'{number(row["along_random"])}). Without this addition Sink_1 is {row["left"]:.1f} % instead '
+    f'of {row["sink_1"]:.1f} % (without that at a random position: {row["control_low"]:.1f} to '
+    f'{row["control_high"]:.1f} %).'
+  )
 
 
 @analysis('how the first token is marked', _draw, finding=sentence, sequences=16, length=64)
