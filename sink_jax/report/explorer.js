@@ -9,7 +9,7 @@
   const tokens = data.texts[0].length;
   const triangle = (tokens * (tokens + 1)) / 2;
   const chosen = { k: 0, epsilon: numbers.epsilons.indexOf(0.3), text: -1, layer: 0, head: 0, token: 0 };
-  const [LEFT, BELOW] = [26, 18]; // pixels for the numbers at the left of a canvas, and below it
+  const [LEFT, ABOVE, BELOW] = [26, 6, 18]; // pixels of a canvas around its cells, for numbers
 
   // Roots of attention weights as bytes: texts, layers, heads, and the lower triangle by rows.
   async function unpacked(text) {
@@ -54,12 +54,13 @@
     const width = canvas.clientWidth;
     const cell = { width: (width - LEFT) / columns };
     cell.height = Math.max(least, Math.min(26, cell.width));
-    const height = rows * cell.height + BELOW;
+    const height = ABOVE + rows * cell.height + BELOW;
     canvas.style.height = `${height}px`;
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     const context = canvas.getContext('2d');
     context.scale(ratio, ratio);
+    context.translate(0, ABOVE);
     context.font = '11px system-ui, sans-serif';
     context.textBaseline = 'middle';
     return { context, cell };
@@ -70,9 +71,9 @@
     context.fillRect(LEFT + column * cell.width, row * cell.height, cell.width + 0.4, cell.height + 0.4);
   }
 
-  // Two lines, dark and light, so that the frame shows on any colour.
+  // Two lines around cells, dark and light, so that they show on any colour.
   function frame({ context, cell }, column, row, columns, rows) {
-    for (const [inset, ink] of [[1, '#000000'], [3, '#ffffff']]) {
+    for (const [inset, ink] of [[-3, '#000000'], [-1, '#ffffff']]) {
       context.strokeStyle = ink;
       context.lineWidth = 2;
       const [x, y] = [LEFT + column * cell.width + inset, row * cell.height + inset];
@@ -183,7 +184,8 @@
     canvas.addEventListener('click', (event) => {
       const box = canvas.getBoundingClientRect();
       const column = ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * columns;
-      const row = ((event.clientY - box.top) / (box.height - BELOW)) * rows;
+      const height = box.height - ABOVE - BELOW;
+      const row = ((event.clientY - box.top - ABOVE) / height) * rows;
       act(clamp(Math.floor(column), columns), clamp(Math.floor(row), rows));
     });
   }

@@ -38,7 +38,7 @@ SCRIPT = """
   change('epsilon', 9, 'input');
   change('k', 2, 'input');
   const box = element('grid').getBoundingClientRect();
-  const place = { clientX: box.left + 27, clientY: box.top + 2 };
+  const place = { clientX: box.left + 27, clientY: box.top + 8 };
   send('grid', new window.MouseEvent('click', place));
   send('grid', new window.KeyboardEvent('keydown', { key: 'ArrowRight' }));
   change('text', 1, 'change');
