@@ -1,12 +1,6 @@
-"""How a model marks its first token: by which sub-layer, and whether the sink depends on it.
-
-The first token sees only itself, early feed-forward networks make its hidden state large along one
-direction, and the keys of later blocks read it (the P0 sink circuit, arXiv 2603.06591; 2604.14722).
-"""
+"""How a model marks its first token (the P0 sink circuit, arXiv 2603.06591; GPT-2's, 2604.14722)."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,81 +19,65 @@ from sink_jax.models.record import Record, RecordOptions, states
 
 _DRAWS = 100  # of random positions
 _TRIED = 3  # additions that are left out: the largest of those that exceed random positions
-_ALL = RecordOptions(attention=key_cosines, hidden=states)
 
 
 def _draw(rows: list[Row]) -> Figure:
   added = [row for row in rows if row['part'] == 'addition']
-  label = 'added along the direction of the first token'
-  return lines(added, 'block', ('along', 'along_random'), by=('what',), label=label)
+  return lines(added, 'block', ('along', 'along_random'), by=('what',), label='component added')
 
 
-def sentence(rows: Sequence[Row]) -> str:
-  """The addition that marks the first token; '' where none is shown to."""
-  marking = [row for row in rows if row['part'] == 'addition' and row.get('marks')]
-  if not marking:
-    return ''
-  row = min(marking, key=lambda row: row['left'])
-  number = lambda x: f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
-  return (
-    f"Block {row['block']}'s {row['what']} marks the first token: it adds {number(row['along'])} "
-    'along the direction that this token has in the middle of the model (random positions: up to '
-    f'{number(row["along_random"])}). Without this addition Sink_1 is {row["left"]:.1f} % instead '
-    f'of {row["sink_1"]:.1f} % (without that at a random position: {row["control_low"]:.1f} to '
-    f'{row["control_high"]:.1f} %).'
-  )
-
-
-@analysis('how the first token is marked', _draw, finding=sentence, sequences=16, length=64)
+@analysis('how the first token is marked', _draw, sequences=16, length=64)
 def marking(model: Model, *, controls: Controls = 8) -> list[Row]:
   """What makes the first token special: additions of each sub-layer, and the sink without them.
 
   The direction is the mean over texts of the first token's hidden states in the middle of the
-  model, each of length 1. Random positions lie in the first half of a text; `*_random` is the 99th
-  percentile over 100 of them, of additions the largest of any text's.
+  model, each of length 1. Random positions lie in the first half; `*_random` is the 99th percentile
+  over 100 of them, of additions the largest of any text's.
 
-  - state, after each block, from 0, the embedding: the component `along` the direction; the mean
-    `cosine` between texts that begin with different tokens, None without such; `appears`: the first
-    with half of the component in the middle.
-  - addition, of each sub-layer: its `norm`, and its component `along` the direction; `exceeds`: in
-    every text more than at random positions. `left` is Sink_1 (%) where it is left out at the first
-    token, measured of the three largest that exceed; the controls leave it out at a random
-    position. `marks`: Sink_1 falls by more than in every control, and by one head or more.
-  - key, of each block with attention: the mean cosine of the first key with the mean query, in
-    heads with a sink and in those without; `cosine_others`: of other keys in heads with a sink.
+  - state, after each block, 0 is the embedding: its component `along` the direction, `appears`:
+    first half of that in the middle; `cosine`: mean over texts with different first tokens.
+  - addition of each sub-layer: `norm`, component `along` the direction, `exceeds`: in every text
+    more than at random positions. `left`: Sink_1 (%) without it at the first token, of the three
+    largest that exceed; the controls leave it out at random positions. `marks`: Sink_1 falls by
+    more than in every control, and by one head or more.
+  - key: mean cosine of the first key with the mean query, in heads with and without a sink;
+    `cosine_others`: of other keys in heads with a sink.
   """
   if controls < 1:
     raise ValueError(f'--controls={controls} must be at least 1.')
   tokens_SxT = model.inputs().tokens
-  none_Mx2xT = np.zeros((model.run.config.layers, 2, tokens_SxT.shape[1]), bool)
-  records = _records(model, tokens_SxT, none_Mx2xT, _ALL)
+  options = RecordOptions(attention=key_cosines, hidden=states)
+  records, alpha_NxSxH = _records(model, tokens_SxT, options)
   streams, added = (np.concatenate(x) for x in zip(*map(streams_and_additions, records)))
-  layers = [record.layers for record in records]
-  alpha = np.concatenate([of_batch.importance.normalized[..., 0] for of_batch in layers], 1)
-  cosines = np.concatenate([of_batch.attention for of_batch in layers], 1)
-  middle_SxD = _unit(streams[:, -(-none_Mx2xT.shape[0] // 2), 0])
-  direction_D = _unit(middle_SxD.mean(0))
+  cosines = np.concatenate([record.layers.attention for record in records], 1)
+  middle = streams.shape[1] // 2  # of the M + 1 streams
+  direction_D = _unit(_unit(streams[:, middle, 0]).mean(0))
   targets_RxS = random_targets(np.full(len(tokens_SxT), tokens_SxT.shape[1]))[:_DRAWS]
-  mixers = ['Mamba mixer' if layer.mamba else 'attention' for layer in model.run.config.blocks]
   rows = _states(streams, direction_D, targets_RxS, tokens_SxT[:, 0])
+  mixers = ['Mamba mixer' if layer.mamba else 'attention' for layer in model.run.config.blocks]
   additions = [
     {'part': 'addition', 'block': m + 1, 'what': 'feed-forward network' if i else mixer}
     | _numbers(added[:, m, i], direction_D, targets_RxS)
     for m, mixer in enumerate(mixers)
     for i in range(2)
   ]
-  _leave_out(model, tokens_SxT, none_Mx2xT, additions, 100 * (alpha > EPSILON).mean(), controls)
-  return [*rows, *additions, *_keys(cosines, alpha.mean(1) > EPSILON, model.blocks)]
+  sink_1 = 100 * float((alpha_NxSxH > EPSILON).mean())
+  _leave_out(model, tokens_SxT, additions, sink_1, controls)
+  return [*rows, *additions, *_keys(cosines, alpha_NxSxH.mean(1) > EPSILON, model.blocks)]
 
 
 def _records(
-  model: Model, tokens_SxT: np.ndarray, left_out_Mx2xT: np.ndarray, options: RecordOptions
-) -> list[Record]:
+  model: Model, tokens_SxT: np.ndarray, options: RecordOptions, left_out: tuple[int, ...] = ()
+) -> tuple[list[Record], np.ndarray]:
+  """Records and alpha_1 (N, S, H), without the addition at (block, sub-layer, token), if any."""
   config, params = probed(model.run.config, model.options.dtype), model.run.params
-  return [
+  left_out_Mx2xT = np.zeros((config.layers, 2, tokens_SxT.shape[1]), bool)
+  left_out_Mx2xT[left_out] = bool(left_out)
+  records = [
     record_without(config, options, mesh_of(params), params, left_out_Mx2xT, batch_BxT)
     for batch_BxT in model.batches(tokens_SxT)
   ]
+  return records, np.concatenate([x.layers.importance.normalized[..., 0] for x in records], 1)
 
 
 def _states(
@@ -138,12 +116,7 @@ def _numbers(added_SxTxD: np.ndarray, direction_D: np.ndarray, targets_RxS: np.n
 
 
 def _leave_out(
-  model: Model,
-  tokens_SxT: np.ndarray,
-  none_Mx2xT: np.ndarray,
-  additions: list[Row],
-  sink_1: float,
-  controls: int,
+  model: Model, tokens_SxT: np.ndarray, additions: list[Row], sink_1: float, controls: int
 ) -> None:
   """Adds to the rows of the largest additions Sink_1 without them, if there is a sink to lose."""
   exceeding = [n for n, row in enumerate(additions) if row['exceeds'] and sink_1]
@@ -153,26 +126,22 @@ def _leave_out(
   for n in exceeding[:_TRIED]:
     left = []
     for position in (0, *drawn):
-      left_out = none_Mx2xT.copy()
-      left_out[(*divmod(n, 2), position)] = True
-      records = _records(model, tokens_SxT, left_out, RecordOptions())
-      alpha = np.concatenate([x.layers.importance.normalized[..., 0] for x in records], 1)
+      _, alpha = _records(model, tokens_SxT, RecordOptions(), (*divmod(n, 2), position))
       left.append(100 * float((alpha > EPSILON).mean()))
     first, low, high = left[0], min(left[1:]), max(left[1:])
-    one_head = 100 / (alpha.shape[0] * alpha.shape[2])
-    marks = first < low and first <= sink_1 - one_head
+    one_head = 100 / (len(model.blocks) * model.run.config.heads)
     controlled = {'control_low': low, 'control_high': high, 'controls': len(drawn)}
-    additions[n] |= {'sink_1': float(sink_1), 'left': first, **controlled, 'marks': bool(marks)}
+    marks = first < low and first <= sink_1 - one_head
+    additions[n] |= {'sink_1': sink_1, 'left': first, **controlled, 'marks': marks}
 
 
-def _keys(cosines: np.ndarray, sink_NxH: np.ndarray, blocks: Sequence[int]) -> list[Row]:
-  mean = lambda x: float(x.mean()) if x.size else None
-  rows = []
-  for n, (block, sink_H) in enumerate(zip(blocks, sink_NxH)):
-    of_sinks, first = cosines[n, :, sink_H], cosines[n, :, :, 0]
+def _keys(cosine_NxSxHxT: np.ndarray, sink_NxH: np.ndarray, blocks: list[int]) -> list[Row]:
+  rows, mean = [], lambda x: float(x.mean()) if x.size else None
+  for block, sink_H, cosine_SxHxT in zip(blocks, sink_NxH, cosine_NxSxHxT):
     row = {'part': 'key', 'block': block, 'heads': int(sink_H.sum())}
-    row |= {'cosine': mean(of_sinks[..., 0]), 'cosine_without_sink': mean(first[:, ~sink_H])}
-    rows.append(row | {'cosine_others': mean(of_sinks[..., 1:])})
+    row |= {'cosine_without_sink': mean(cosine_SxHxT[:, ~sink_H, 0])}
+    of_sinks = cosine_SxHxT[:, sink_H]
+    rows.append(row | {'cosine': mean(of_sinks[..., 0]), 'cosine_others': mean(of_sinks[..., 1:])})
   return rows
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sink_jax as sj
-from sink_jax.analyses.marking import sentence
+from sink_jax.analyses.card import Card
 from sink_jax.models.additions import record_without, streams_and_additions
 from sink_jax.models.record import states
 from sink_jax.models.transformer import init_params
@@ -43,7 +43,8 @@ def planted():
 
 def test_the_planted_sub_layer_is_found(planted):
   ids = tokens(6, 24)
-  rows = sj.analyse('marking', planted, ids, controls=5).rows
+  result = sj.analyse('marking', planted, ids, controls=5)
+  rows = result.rows
   marks = [row for row in rows if row.get('marks')]
   assert [(row['block'], row['what']) for row in marks] == [(2, 'feed-forward network')]
   heads = maps(planted, ids)[..., 0].mean(-1) > 0.3  # (N, S, H), the first head of blocks 3 and 4
@@ -52,7 +53,8 @@ def test_the_planted_sub_layer_is_found(planted):
   # The direction is that of the channel: all that block 2 adds to the first token lies along it.
   assert marks[0]['along'] == pytest.approx(marks[0]['norm'], rel=0.02) and marks[0]['along'] > 20
   assert marks[0]['along_random'] < 1
-  assert sentence(rows).startswith("Block 2's feed-forward network marks the first token: it adds")
+  [sentence] = Card('planted', {'marking': result}).sentences
+  assert sentence.startswith("Block 2's feed-forward network marks the first token: it adds")
   state = [row for row in rows if row['part'] == 'state']
   assert [row['appears'] for row in state] == [False, False, True, False, False]
   assert state[2]['cosine'] > 0.98 > 0.9 > state[2]['cosine_random']
@@ -66,8 +68,8 @@ def test_an_untrained_model_is_said_nothing_of():
   for seed in range(3):
     fresh = dataclasses.replace(run, params=init_params(run.config, seed))
     for bos in ('none', 'force'):
-      rows = sj.analyse('marking', fresh, inputs='random', bos=bos, sequences=4, length=24).rows
-      assert sentence(rows) == '' and not any(row.get('marks') for row in rows)
+      result = sj.analyse('marking', fresh, inputs='random', bos=bos, sequences=4, length=24)
+      assert not Card('fresh', {'marking': result}).sentences
 
 
 def test_texts_that_begin_with_one_token_have_no_cosine():
