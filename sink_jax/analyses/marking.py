@@ -1,4 +1,4 @@
-"""How a model marks its first token (the P0 sink circuit, arXiv 2603.06591; GPT-2's, 2604.14722)."""
+"""How a model marks its first token (P0 sink circuit, arXiv 2603.06591; of GPT-2, 2604.14722)."""
 
 from __future__ import annotations
 
