@@ -20,6 +20,7 @@ from sink_jax.analyses.explore import explore
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.pictures import Row
 from sink_jax.analyses.signature import from_arrays
+from sink_jax.evaluate.explored import Explored
 from sink_jax.foreign import standard_promotion
 from sink_jax.io.files import write_atomically
 from sink_jax.io.paths import AnyPath
@@ -28,7 +29,7 @@ from sink_jax.models.run import Run
 from sink_jax.models.sizes import flops_per_token
 from sink_jax.report import card_page
 from sink_jax.report.card_page import PARTS
-from sink_jax.report.explorer import Explored, with_explorer
+from sink_jax.report.explorer import with_explorer
 from sink_jax.report.model_page import to_html
 
 

@@ -1,17 +1,16 @@
 // Explores the heads of a sink card: it reads the JSON of its page, draws two canvases, and fetches nothing.
 'use strict';
-
 (async () => {
   const element = (id) => document.getElementById(id);
   const data = JSON.parse(element('data').textContent);
-  const numbers = data.numbers;
+  let numbers = data.numbers.at(-1); // of all texts, or of the last step of a run
   const [layers, heads] = [numbers.blocks.length, numbers.importance[0].length];
   const tokens = data.texts[0].length;
-  const triangle = (tokens * (tokens + 1)) / 2;
-  const chosen = { k: 0, epsilon: numbers.epsilons.indexOf(0.3), text: -1, layer: 0, head: 0, token: 0 };
+  const chosen = { k: 0, epsilon: numbers.epsilons.indexOf(0.3), layer: 0, head: 0, token: 0 };
+  chosen.text = data.steps.length - 1; // or the step; -1 for the mean of the texts
   const [LEFT, ABOVE, BELOW] = [26, 6, 18]; // pixels of a canvas around its cells, for numbers
 
-  // Roots of attention weights as bytes: texts, layers, heads, and the lower triangle by rows.
+  // Roots of attention weights as bytes: texts or steps, layers, heads, lower triangles by rows.
   async function unpacked(text) {
     const stream = new DecompressionStream('deflate');
     const writer = stream.writable.getWriter();
@@ -25,7 +24,7 @@
   function root(i, j) {
     const of = (text) => {
       const map = (text * layers + chosen.layer) * heads + chosen.head;
-      return roots[map * triangle + (i * (i + 1)) / 2 + j] / 255;
+      return roots[(map * tokens * (tokens + 1) + i * (i + 1)) / 2 + j] / 255;
     };
     if (chosen.text >= 0) return of(chosen.text);
     const weights = data.texts.map((_, text) => of(text) ** 2);
@@ -40,12 +39,11 @@
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
   const importance = (layer, head) => numbers.importance[layer][head][chosen.k];
   const epsilon = () => numbers.epsilons[chosen.epsilon];
-  const shown = (number) => (number === null ? '-' : String(number));
   const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
 
   function word(token) {
     if (chosen.text < 0) return String(token + 1);
-    return data.texts[chosen.text][token].replaceAll('\n', '\u23ce') || '\u2205';
+    return data.texts[data.steps.length ? 0 : chosen.text][token].replaceAll('\n', '\u23ce') || '\u2205';
   }
 
   // A canvas of columns x rows cells in the pixels of the screen; a cell is at least `least` high.
@@ -61,8 +59,7 @@
     const context = canvas.getContext('2d');
     context.scale(ratio, ratio);
     context.translate(0, ABOVE);
-    context.font = '11px system-ui, sans-serif';
-    context.textBaseline = 'middle';
+    Object.assign(context, { font: '11px system-ui, sans-serif', textBaseline: 'middle' });
     return { context, cell };
   }
 
@@ -129,10 +126,11 @@
     const rate = numbers.sink_rates[chosen.k][chosen.epsilon];
     element('k-value').textContent = chosen.k + 1;
     element('epsilon-value').textContent = epsilon();
+    const step = data.steps.length ? `Step ${data.steps[chosen.text]}: ` : '';
     element('rate').textContent =
-      `Sink_${chosen.k + 1} = ${rate} % of pairs of a head and a text at ε = ${epsilon()}; ` +
+      `${step}Sink_${chosen.k + 1} = ${rate} % of pairs of a head and a text at ε = ${epsilon()}; ` +
       `${counting} of ${layers * heads} heads have a mean importance above ε.`;
-    const at = (name) => shown(numbers[name][chosen.layer][chosen.head]);
+    const at = (name) => numbers[name][chosen.layer][chosen.head] ?? '-';
     const rows = [
       ['block', numbers.blocks[chosen.layer]],
       ['head', chosen.head + 1],
@@ -166,17 +164,13 @@
     });
   }
 
-  function draw() {
+  function choose(changes) {
+    Object.assign(chosen, changes);
     drawGrid();
     drawMap();
     element('bar').querySelector('i').style.left = `${100 * epsilon()}%`;
     tell();
     tellTokens();
-  }
-
-  function choose(changes) {
-    Object.assign(chosen, changes);
-    draw();
   }
 
   // Calls act(column, row) for a click or a touch on a cell of a canvas.
@@ -223,9 +217,15 @@
   element('epsilon').max = numbers.epsilons.length - 1;
   element('epsilon').value = chosen.epsilon;
   element('epsilon').addEventListener('input', (event) => choose({ epsilon: Number(event.target.value) }));
-  const names = ['mean', ...data.texts.map((_, text) => `${text + 1}`)];
-  element('text').append(...names.map((name, n) => new Option(name, n - 1)));
+  const options = data.texts.map((_, text) => new Option(text + 1, text));
+  element('text').append(new Option('mean', -1), ...options);
   element('text').addEventListener('change', (event) => choose({ text: Number(event.target.value) }));
+  element(data.steps.length ? 'text' : 'step').parentElement.hidden = true;
+  element('step').max = element('step').value = data.steps.length - 1;
+  element('step').addEventListener('input', (event) => {
+    numbers = data.numbers[event.target.value];
+    choose({ text: Number(event.target.value) });
+  });
   onCell(element('grid'), layers, heads, (layer, head) => choose({ layer, head }));
   onArrows(element('grid'), (x, y) =>
     choose({ layer: clamp(chosen.layer + x, layers), head: clamp(chosen.head + y, heads) }));
@@ -245,6 +245,6 @@
   const first = numbers.importance.flat().map((of) => of[0]);
   const largest = first.indexOf(Math.max(...first));
   choose({ layer: Math.floor(largest / heads), head: largest % heads });
-  window.addEventListener('resize', draw);
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
+  window.addEventListener('resize', () => choose({}));
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => choose({}));
 })();

@@ -12,7 +12,8 @@ from sink_jax.analyses.card import Card
 from sink_jax.analyses.explore import explore
 from sink_jax.analyses.models import InputOptions, Model
 from sink_jax.analyses.runner import analyse
-from sink_jax.report.explorer import Explored, with_explorer
+from sink_jax.evaluate.explored import Explored
+from sink_jax.report.explorer import with_explorer
 from tests.analyses.small import small_run
 from tests.report.browser import BROWSER, in_browser
 
@@ -67,10 +68,10 @@ SCRIPT = """
 def test_words_stay_words_and_maps_survive():
   roots = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
   texts = [['</script><b>', '$data'], ['a', '\n']]
-  page = with_explorer(PAGE, Explored({'blocks': [1, 2]}, texts, roots))
+  page = with_explorer(PAGE, Explored([{'blocks': [1, 2]}], texts, roots))
   assert page.count('</script>') == 2 and page.index('id="explorer"') < page.index('<h2>')
   data = json.loads(re.search('id="data">(.*?)</script>', page, re.DOTALL)[1])
-  assert data['texts'] == texts and data['numbers'] == {'blocks': [1, 2]}
+  assert data['texts'] == texts and data['numbers'] == [{'blocks': [1, 2]}]
   assert zlib.decompress(base64.b64decode(data['maps'])) == roots.tobytes()
   assert not re.search(r'(src|href)="(?!data:|#)', page) and len(set(data['colours'])) == 64
 
@@ -93,10 +94,11 @@ def test_the_numbers_of_the_page_are_in_the_card(written):
   assert data['numbers'] == stored['explorer'] and '<img' not in page
   rows = stored['rows']['signature']
   rate = next(row for row in rows if row['measure'] == 'sink rate' and row['position'] == 1)
-  at = data['numbers']['epsilons'].index(0.3)
-  assert data['numbers']['sink_rates'][0][at] == pytest.approx(100 * rate['value'], rel=1e-3)
+  [numbers] = data['numbers']
+  at = numbers['epsilons'].index(0.3)
+  assert numbers['sink_rates'][0][at] == pytest.approx(100 * rate['value'], rel=1e-3)
   heads = [row['value'] for row in rows if row['measure'] == 'importance']
-  found = np.array(data['numbers']['importance'])[..., 0].ravel()
+  found = np.array(numbers['importance'])[..., 0].ravel()
   np.testing.assert_allclose(found, heads, rtol=1e-3)
 
 
@@ -118,7 +120,7 @@ def expected(numbers, k, at, layer, head):
 @pytest.mark.skipif(not BROWSER, reason='no Chromium; CHROMIUM=PATH names one')
 def test_in_a_browser_it_shows_the_numbers_of_the_card(written, tmp_path):
   result = in_browser((written / 'card.html').read_text(), SCRIPT, tmp_path)
-  numbers = json.loads((written / 'card.json').read_text())['explorer']
+  [numbers] = json.loads((written / 'card.json').read_text())['explorer']
   largest = np.argmax(np.array(numbers['importance'])[..., 0])
   layer, head = (int(n) for n in np.unravel_index(largest, (2, 4)))
   steps = [(0, 29, layer, head), (0, 9, layer, head), (1, 9, layer, head), (1, 9, 0, 0)]
