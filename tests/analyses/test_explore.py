@@ -70,7 +70,7 @@ def test_a_run_that_kept_maps_is_shown_by_its_steps(tmp_path):
   run = sj.load_run(tmp_path / 'run')
   found = explore(Model(run, InputOptions()))
   assert found.steps == [0, 4, 6] and len(found.numbers) == 3 and len(found.texts) == 1
-  report = sj.probe(run)
+  report = sj.probe(run, run.probe_tokens)
   np.testing.assert_allclose(
     found.numbers[2]['importance'], report.importance[..., :10].mean(0), rtol=1e-3, atol=1e-6
   )
