@@ -134,3 +134,30 @@ def test_in_a_browser_it_shows_the_numbers_of_the_card(written, tmp_path):
   assert down == sorted(down, reverse=True) and up == down[::-1] and len(set(down)) > 3
   assert result['wrong'] == [] and result['requests'] == []
   assert 300 < result['width'] <= 390 and result['colours'] > 20
+
+
+STEPS = """
+  const element = (id) => document.getElementById(id);
+  const pause = () => new Promise((done) => setTimeout(done, 20));
+  while (!element('rate').textContent) await pause();
+  const found = [element('rate').textContent];
+  element('step').value = 0;
+  element('step').dispatchEvent(new window.Event('input'));
+  const shown = ['step', 'text'].map((id) => element(id).offsetParent !== null);
+  return { found: [...found, element('rate').textContent], shown, wrong: window.wrong };
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not BROWSER, reason='no Chromium; CHROMIUM=PATH names one')
+def test_in_a_browser_a_run_has_a_slider_over_steps(written, tmp_path):
+  [numbers] = json.loads((written / 'card.json').read_text())['explorer']
+  rates = [[rate / 2 for rate in of_token] for of_token in numbers['sink_rates']]
+  roots = np.zeros((2, 2, 4, 3), np.uint8)
+  of_steps = [numbers | {'sink_rates': rates}, numbers]
+  page = with_explorer(PAGE, Explored(of_steps, [['a', 'b']], roots, [0, 50]))
+  result = in_browser(page, STEPS, tmp_path)
+  last, first = result['found']
+  assert last == f'Step 50: {expected(numbers, 0, 29, 0, 0)[0]}'
+  assert first == f'Step 0: {expected(of_steps[0], 0, 29, 0, 0)[0]}'
+  assert result['shown'] == [True, False] and result['wrong'] == []
