@@ -8,8 +8,10 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses.card import Card
+from sink_jax.evaluate.activations import key_cosines
+from sink_jax.evaluate.sinks import random_targets
 from sink_jax.models.additions import record_without, streams_and_additions
-from sink_jax.models.record import states
+from sink_jax.models.record import queries_keys, states
 from sink_jax.models.transformer import init_params
 from tests.analyses.small import HYBRID, maps, small_run, tokens
 from tests.models import numpy_model
@@ -110,6 +112,41 @@ def test_the_edit_is_that_of_numpy():
   for found, expected in zip(streams_and_additions(record), forward(run, ids, left_out)):
     expected = np.moveaxis(expected, -3, 0)
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_rows_are_those_of_numpy():
+  run, ids = small_run(sharp=2.0, layers=3, **NOPE), tokens(4, 9)
+  ids[1, 0] = ids[0, 0]
+  rows = sj.analyse('marking', run, ids).rows
+  streams, added = forward(run, ids, np.zeros((3, 2, 9), bool))
+  unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+  direction = unit(unit(streams[2][:, 0]).mean(0))
+  drawn = random_targets(np.full(4, 9))[:100]
+  close = lambda expected: pytest.approx(expected, rel=1e-4, abs=1e-4)
+  pairs = [(s, t) for s in range(4) for t in range(4) if ids[s, 0] != ids[t, 0]]
+  for m, row in enumerate(row for row in rows if row['part'] == 'state'):
+    h = unit(streams[m])
+    cosine = lambda at: np.mean([h[s, at[s]] @ h[t, at[t]] for s, t in pairs])
+    assert row['along'] == close((streams[m][:, 0] @ direction).mean())
+    assert row['cosine'] == close(cosine([0] * 4))
+    assert row['cosine_random'] == close(np.percentile([cosine(at) for at in drawn], 99))
+  for n, row in enumerate(row for row in rows if row['part'] == 'addition'):
+    x = added[n // 2, n % 2]
+    random = [np.percentile([x[s, at[s]] @ direction for at in drawn], 99) for s in range(4)]
+    assert row['norm_others'] == close(np.linalg.norm(x[:, 1:], axis=-1).mean())
+    assert row['along_random'] == close(max(random))
+    assert row['exceeds'] == all(x[s, 0] @ direction > random[s] for s in range(4))
+
+
+def test_cosines_of_keys_are_those_of_numpy():
+  run, ids = small_run(), tokens(3, 7)
+  found = run.record(ids, sj.RecordOptions(attention=key_cosines)).layers.attention
+  recorded = run.record(ids, sj.RecordOptions(attention=queries_keys)).layers.attention
+  found, q, k = (np.asarray(x) for x in (found, *recorded))
+  for n, s, h, j in np.ndindex(2, 3, 4, 7):
+    mean, key = np.mean(q[n, s, 1:, h], 0), k[n, s, j, h // 2]
+    cosine = mean @ key / np.linalg.norm(mean) / np.linalg.norm(key)
+    assert found[n, s, h, j] == pytest.approx(cosine, abs=1e-5)
 
 
 @pytest.mark.parametrize(
