@@ -13,7 +13,6 @@ from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import key_cosines
 from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sinks import random_targets
-from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.additions import record_without, streams_and_additions
 from sink_jax.models.record import Record, RecordOptions, states
 
@@ -74,7 +73,7 @@ def _records(
   left_out_Mx2xT = np.zeros((config.layers, 2, tokens_SxT.shape[1]), bool)
   left_out_Mx2xT[left_out] = bool(left_out)
   records = [
-    record_without(config, options, mesh_of(params), params, left_out_Mx2xT, batch_BxT)
+    record_without(config, options, params, left_out_Mx2xT, batch_BxT)
     for batch_BxT in model.batches(tokens_SxT)
   ]
   return records, np.concatenate([x.layers.importance.normalized[..., 0] for x in records], 1)

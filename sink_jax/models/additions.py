@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from sink_jax.kernels.shard import mesh_context
+from sink_jax.kernels.shard import mesh_context, mesh_of
 from sink_jax.models.arrays import ParamTree, precise
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, RecordOptions
@@ -21,7 +21,6 @@ from sink_jax.models.transformer import Block, Transformer
 def record_without(
   config: ModelConfig,
   options: RecordOptions,
-  mesh: Mesh | None,
   params: ParamTree,
   left_out_Mx2xT: np.ndarray,
   tokens_BxT: np.ndarray,
@@ -34,7 +33,6 @@ def record_without(
   Args:
     options: `layers.hidden` has a further axis, (M, 2, ...): the result of `options.hidden` for the
       stream after the attention of each block, and after its feed-forward network.
-    mesh: of the parameters, None for one device.
     left_out_Mx2xT: True where the addition of a sub-layer of one of M blocks is left out.
     tokens_BxT: ids.
   """
@@ -43,7 +41,7 @@ def record_without(
   padded_Mx2xE = np.pad(left_out_Mx2xT, tokens_only)
   blocks: Any = {f'layer{i}': {'left_out': padded_Mx2xE[i::period]} for i in range(period)}
   edits = {'blocks': blocks if period > 1 else blocks['layer0']}
-  return _record(config, options, mesh, params, edits, tokens_BxT)
+  return _record(config, options, mesh_of(params), params, edits, tokens_BxT)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -76,7 +74,9 @@ def _record(
 
   with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(edited):
     variables = {'params': params, 'edits': edits}
-    return Transformer(config).apply(variables, tokens_BxT, options, method='hidden')[1]
+    transformer = Transformer(config)
+    result: Any = transformer.apply(variables, tokens_BxT, options, method='hidden')
+    return result[1]
 
 
 def streams_and_additions(record: Record) -> tuple[np.ndarray, np.ndarray]:

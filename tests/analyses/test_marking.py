@@ -107,7 +107,7 @@ def forward(run, ids, left_out):
 def test_the_edit_is_that_of_numpy():
   run, ids = small_run(sharp=2.0, layers=3, **NOPE), tokens(3, 9)
   left_out = np.random.default_rng(1).random((3, 2, 9)) < 0.3
-  record = record_without(run.config, OPTIONS, None, run.params, left_out, ids)
+  record = record_without(run.config, OPTIONS, run.params, left_out, ids)
   # Three blocks add a few float32 roundings of 6e-8 each, and sharp queries multiply them.
   for found, expected in zip(streams_and_additions(record), forward(run, ids, left_out)):
     expected = np.moveaxis(expected, -3, 0)
@@ -164,9 +164,7 @@ def test_cosines_of_keys_are_those_of_numpy():
 def test_left_out_everywhere_is_a_kernel_of_zero(changes):
   run, ids = small_run(**changes), tokens(2, 7)
   whole = np.zeros((2, 2, 7), bool)
-  record = lambda run, left_out: record_without(
-    run.config, OPTIONS, None, run.params, left_out, ids
-  )
+  record = lambda run, left_out: record_without(run.config, OPTIONS, run.params, left_out, ids)
   plain, same = run.record(ids, OPTIONS), record(run, whole)
   np.testing.assert_array_equal(
     plain.layers.importance.normalized, same.layers.importance.normalized
