@@ -1,6 +1,6 @@
 """A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
 
-Its numbers are the rows of four analyses. It has at most ten sentences, each made from these rows
+Its numbers are the rows of five analyses. It has at most eleven sentences, each made from these rows
 by a rule, and each number in them has a null or a control next to it.
 """
 
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sink_jax.analyses import runner
+from sink_jax.analyses.explore import explore
+from sink_jax.analyses.models import Model
 from sink_jax.analyses.signature import from_arrays
+from sink_jax.evaluate.explored import Explored
 from sink_jax.foreign import standard_promotion
 from sink_jax.io.paths import AnyPath
 from sink_jax.io.terminal import short
@@ -23,6 +27,7 @@ from sink_jax.pictures import style
 from sink_jax.pictures.style import Row
 from sink_jax.report import card_page
 from sink_jax.report.card_page import PARTS
+from sink_jax.report.explorer import with_explorer
 from sink_jax.report.files import recorded, to_json, write_files
 from sink_jax.report.html_page import to_html
 from sink_jax.report.markdown import digits_of_runs, of_runs
@@ -33,14 +38,19 @@ _LONG = {'length': 2048, 'least': 8}  # the inputs of caches in a full card
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Card:
-  """The card of a model. results: {name: result} of the four analyses, or of some of them."""
+  """The card of a model.
+
+  results: {name: result} of the five analyses, or of some of them. explored: the heads of the page
+  to explore, None where only arrays are known.
+  """
 
   name: str
   results: dict[str, runner.Result]
+  explored: Explored | None = None
 
   @property
   def sentences(self) -> list[str]:
-    """At most ten sentences, each made from the rows by a rule."""
+    """At most eleven sentences, each made from the rows by a rule."""
     rows = {part: result.rows for part, result in self.results.items()}
     return [words for part, rule in _RULES if part in rows and (words := rule(rows[part]))]
 
@@ -65,20 +75,34 @@ class Card:
     inputs = {part: result.models for part, result in self.results.items()}
     found = {'format': FORMAT, 'model': self.name, 'sentences': self.sentences}
     found |= {'rows': stored, 'inputs': inputs}
+    if self.explored:
+      found['explorer'] = self.explored.numbers
     files = {
       'index.html': to_html(page, pictures),
       'card.md': page,
       'card.json': to_json(recorded(found)),
-      **pictures,
     }
-    return write_files(folder, files)
+    if self.explored:
+      files['card.html'] = self._page(command)
+    return write_files(folder, files | pictures)
+
+  def _repr_html_(self) -> str:
+    """The page to explore, inside of a notebook."""
+    page = html.escape(self._page())
+    return f'<iframe srcdoc="{page}" style="border: 0; width: 100%; height: 60rem"></iframe>'
+
+  def _page(self, command: str = '') -> str:
+    """The sentences, the heads to explore where they were measured, and the tables."""
+    rows = {part: result.rows for part, result in self.results.items()}
+    page = to_html(card_page.page(self.name, self.sentences, rows, (), command), {})
+    return with_explorer(page, self.explored) if self.explored else page
 
 
 @standard_promotion()
 def card(
   run: Run, *, full: bool = False, say: Callable[[str], None] = print, **inputs: Any
 ) -> Card:
-  """Measures a model by four analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
+  """Measures a model by five analyses: `sj.card(sj.load_pretrained('SmolLM2-135M-Instruct'))`.
 
   Args:
     full: whether caches are measured on texts of 2,048 tokens, where the source has 8 of them.
@@ -94,7 +118,10 @@ def card(
       chosen = _LONG | chosen
     results[part] = runner.analyse(part, run, **chosen)
     say(f'{title}: {time.monotonic() - start:.0f} s')
-  return Card(run.name or 'model', results)
+  # On the texts of the signature, so that the page shows the numbers of its sentences.
+  inputs_of_signature = dataclasses.replace(runner.find('signature').inputs, **inputs)
+  explored = explore(Model(run, inputs_of_signature))
+  return Card(run.name or 'model', results, explored)
 
 
 def cost(run: Run) -> str:
@@ -102,6 +129,7 @@ def cost(run: Run) -> str:
   flops, words = 0.0, []
   for part, passes in {
     'signature': 3,
+    'marking': 28,
     'edits': 75,
     'cache': 5,
     'quantisation': 91 + run.config.layers,
@@ -115,7 +143,7 @@ def cost(run: Run) -> str:
 
 @standard_promotion()
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:
-  """The card of another library's model, from its arrays; the other three analyses need the model.
+  """The card of another library's model, from its arrays; the other analyses need the model.
 
   Without lengths or mask, padding on the right counts as text, since it cannot be recognised.
 
@@ -180,6 +208,21 @@ _drained = functools.partial(
     '{block} ({nulls}).'
   ),
 )
+
+
+def _marked(rows: Sequence[Row]) -> str:
+  """The addition without which least of the sink is left; '' where none is shown to mark it."""
+  marking = [row for row in rows if row.get('marks')]
+  if not marking:
+    return ''
+  row = min(marking, key=lambda row: row['left'])
+  return (
+    f"Block {row['block']}'s {row['what']} marks the first token: it adds {_number(row['along'])} "
+    'along the direction that this token has in the middle of the model (random positions: up to '
+    f'{_number(row["along_random"])}). Without this addition Sink_1 is {row["left"]:.1f} % instead '
+    f'of {row["sink_1"]:.1f} % (without that at a random position: {row["control_low"]:.1f} to '
+    f'{row["control_high"]:.1f} %).'
+  )
 
 
 def _matters(rows: Sequence[Row]) -> str:
@@ -304,6 +347,7 @@ _RULES: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
   ('signature', _further_sinks),
   ('signature', _massive),
   ('signature', _drained),
+  ('marking', _marked),
   ('edits', _matters),
   ('edits', _moved),
   ('cache', _cache),
@@ -322,7 +366,7 @@ def _first(rows: Sequence[Row], **values: Any) -> Row | None:
 
 def _nulls(row: Row, times: float = 1) -> str:
   """The nulls and control of a measure: 'nulls: no effect 0, untrained 0; shuffled text 72.8'."""
-  number = lambda x: f'{times * x:,.0f}' if times * x >= 1000 else f'{times * x:.3g}'
+  number = lambda x: _number(times * x)
   words = {'uniform': 'no effect', 'random_positions': 'random positions', 'untrained': 'untrained'}
   nulls = ', '.join(
     f'{word} {number(row[name])}' for name, word in words.items() if row.get(name) is not None
@@ -330,3 +374,7 @@ def _nulls(row: Row, times: float = 1) -> str:
   return f'nulls: {nulls}' + (
     f'; shuffled text {number(row["shuffled"])}' if row.get('shuffled') is not None else ''
   )
+
+
+def _number(x: float) -> str:
+  return f'{x:,.0f}' if x >= 1000 else f'{x:.3g}'

@@ -82,6 +82,17 @@ def medians(x_SxN: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(jnp.stack([low_S, high_S]), jnp.float32).mean(0)
 
 
+def key_cosines(seen: Seen) -> jax.Array:
+  """The cosine (B, H, T) of each key with the mean query t > 1; for `RecordOptions.attention`."""
+  q_BxTxHxDh, k_BxTxHkvxDh = (x.astype(jnp.float32) for x in seen.of_tokens())
+  q_BxHxDh = q_BxTxHxDh[:, 1:].mean(1)
+  k_BxTxHxDh = jnp.repeat(k_BxTxHkvxDh, q_BxHxDh.shape[1] // k_BxTxHkvxDh.shape[2], 2)
+  norms_BxTxH = jnp.linalg.norm(q_BxHxDh, axis=-1)[:, None] * jnp.linalg.norm(k_BxTxHxDh, axis=-1)
+  products_BxTxH = jnp.einsum('bhd,bthd->bth', q_BxHxDh, k_BxTxHxDh)
+  cosines_BxTxH = products_BxTxH / jnp.maximum(norms_BxTxH, jnp.finfo(jnp.float32).tiny)
+  return jnp.swapaxes(cosines_BxTxH, 1, 2)
+
+
 def query_key_angles(seen: Seen) -> dict[str, jax.Array]:
   """Products of queries and keys by head (B, H), means over the queries t > 1.
 

@@ -1,4 +1,4 @@
-"""The page of a sink card in Markdown: a section for each of its four analyses."""
+"""The page of a sink card in Markdown: a section for each of its five analyses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sink_jax.report.markdown import bullets, digits_of_runs, joined, of_runs, p
 Row = Mapping[str, Any]
 PARTS = {
   'signature': 'Where the sinks are',
+  'marking': 'How the first token is marked',
   'edits': 'Whether they matter',
   'cache': 'What a cache has to keep',
   'quantisation': 'What quantisation does',
@@ -79,6 +80,55 @@ def _place(row: Row) -> str:
       if key == 'position' and row['text']:
         words.append(f'({escaped(json.dumps(row["text"], ensure_ascii=False))})')
   return ' '.join(words)
+
+
+def _marking(rows: Sequence[Row]) -> list[str]:
+  head = ['block', 'adds', 'norm', 'others', 'along', 'random positions', 'in all texts']
+  lines = []
+  for row in rows:
+    if row['part'] == 'addition':
+      numbers = (row[key] for key in ('norm', 'norm_others', 'along', 'along_random'))
+      left = ['-', '-']
+      if 'left' in row:
+        controls = f'{row["control_low"]:.1f} to {row["control_high"]:.1f}'
+        left = [f'{row["left"]:.1f} ({controls})', _yes(row['marks'])]
+      exceeds = _yes(row['exceeds'])
+      lines.append([row['block'], row['what'], *(f'{x:.3g}' for x in numbers), exceeds, *left])
+  states = [row for row in rows if row['part'] == 'state']
+  keys = [row for row in rows if row['part'] == 'key']
+  return [
+    'What each sub-layer adds to the hidden state of the first token and of the others: the norm, '
+    'and the component along the direction that the first token has in the middle of the model, '
+    'next to the 99th percentile at random positions. *Without*: Sink\\_1 in % if that is left '
+    'out at the first token (at a random position).',
+    markdown_table([*head, 'without', 'marks'], lines, left=(1, 6, 8)),
+    'After each block, the component of the first token along this direction, and the mean '
+    'cosine between texts that begin with different tokens.',
+    markdown_table(
+      ['block', 'along', 'others', 'cosine', 'random positions'],
+      [
+        [row['block'], *(_short(row, key) for key in ('along', 'along_others'))]
+        + [_short(row, key) for key in ('cosine', 'cosine_random')]
+        for row in states
+      ],
+      left=(),
+    ),
+    'The cosine of the first key with the mean query, and of the other keys.',
+    markdown_table(
+      ['block', 'heads with a sink', 'first key', 'other keys', 'first key in other heads'],
+      [
+        [row['block'], row['heads']]
+        + [_short(row, key) for key in ('cosine', 'cosine_others', 'cosine_without_sink')]
+        for row in keys
+      ],
+      left=(),
+    ),
+  ]
+
+
+def _short(row: Row, key: str) -> str:
+  """A number that may be missing."""
+  return '-' if row.get(key) is None else f'{row[key]:.3g}'
 
 
 def _edits(rows: Sequence[Row]) -> list[str]:
@@ -167,6 +217,7 @@ def _yes(holds: bool | None) -> str:
 
 _SECTIONS = {
   'signature': _signature,
+  'marking': _marking,
   'edits': _edits,
   'cache': _cache,
   'quantisation': _quantisation,

@@ -24,6 +24,7 @@ from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component, UnknownComponent, option, short_text, typed
 from sink_jax.data.batches import Dataset
 from sink_jax.data.dataset import DataConfig
+from sink_jax.evaluate.explored import MOST_STEPS
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.graft import STARTS
 from sink_jax.models.sharding import check_tensor, mesh_sizes
@@ -86,6 +87,13 @@ class ProbeConfig:
     'float32',
     'dtype of activations; the official implementation probes in bfloat16',
     choices=_DTYPES,
+  )
+  maps: int = option(
+    0,
+    f'probes that keep the attention of one text in WORKDIR/maps, at most {MOST_STEPS}',
+    where=True,
+    least=0,
+    most=MOST_STEPS,
   )
 
 

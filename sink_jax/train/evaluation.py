@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 from sink_jax.data.batches import read_ahead
 from sink_jax.data.dataset import Dataset
 from sink_jax.evaluate.activations import NotFinite
+from sink_jax.evaluate.explored import keep
 from sink_jax.evaluate.probe import probe
 from sink_jax.io.paths import AnyPath
 from sink_jax.models.config import ModelConfig
@@ -64,7 +66,7 @@ class Evaluation:
     self._experiment, self._model = experiment, model
     config = as_dict(experiment) if experiment.wandb else None
     self.metrics = Metrics(workdir, experiment.wandb, config)
-    self._probe_tokens, self.last = probe_tokens, {}
+    self._workdir, self._probe_tokens, self.last = workdir, probe_tokens, {}
     self._validation_step = make_validation_step(model, mesh, loss_logits=experiment.loss_logits)
     # As many sequences at a time as in a training step, which fit the memory of a device.
     size, count = experiment.microbatch_size, experiment.validation.batches
@@ -123,12 +125,21 @@ class Evaluation:
     return True
 
   def _probe(self, step: int, params: Params) -> dict[str, Any]:
-    settings = self._experiment.probe
+    settings, run = self._experiment.probe, Run(self._model, params, '', step)
     try:
-      report = probe(Run(self._model, params, '', step), self._probe_tokens, dtype=settings.dtype)
+      report = probe(run, self._probe_tokens, dtype=settings.dtype)
     except NotFinite as error:  # the parameters are finite, but huge
       raise Diverged(step, math.nan, str(error)) from error
+    if step in self._steps_with_maps:
+      keep(self._workdir / 'maps', step, run, report, self._probe_tokens[:1])
     return report.summary(settings.epsilon)
+
+  @functools.cached_property
+  def _steps_with_maps(self) -> list[int]:
+    """The steps whose probe keeps maps: the first, the last, and others at even distances."""
+    probes = [step for step in range(self._experiment.steps + 1) if 'probe' in self.due(step)]
+    chosen = np.linspace(0, len(probes) - 1, self._experiment.probe.maps).round().astype(int)
+    return [probes[n] for n in chosen]
 
   def _losses(self, step: int, params: Params, stop: Callable[[], bool]) -> dict[str, float] | None:
     losses = {}

@@ -38,24 +38,31 @@ def test_a_page_with_all_parts(made, tmp_path):
   card, said = made
   assert [line.split(':')[0] for line in said] == list(cards.PARTS.values())
 
-  page, text, numbers, *pictures = card.write(tmp_path / 'card', 'sink-jax card --checkpoint=x')
+  page, text, numbers, explorer, *pictures = card.write(
+    tmp_path / 'card', 'sink-jax card --checkpoint=x'
+  )
 
   assert [path.stem for path in pictures] == list(cards.PARTS)
   assert not re.search(r'(src|href)="(?!data:|#)', page.read_text())
-  assert page.read_text().count('<img') == 4
+  assert page.read_text().count('<img') == 5
   assert 'nan' not in text.read_text().lower()
 
+  assert 'id="explorer"' in explorer.read_text()
+  assert card._repr_html_().startswith('<iframe')
   rows = json.loads(numbers.read_text())['rows']
   assert {row['part'] for row in rows['cache']} >= {'mass', 'cache', 'advice'}
   assert all('role' in row for row in rows['cache'] if row['part'] == 'mass')
-  assert 1 <= len(card.sentences) <= 10
+  assert 1 <= len(card.sentences) <= 11
   assert all(f'- {line[:9]}' in text.read_text() for line in card.sentences)
 
 
 def test_an_untrained_model_has_no_finding(made):
   card, _ = made
   assert 'is not shown to be a sink: ' in card.sentences[0]
-  assert not any('massive' in line or re.match('[1-9] of . edits', line) for line in card.sentences)
+  assert not any(
+    'massive' in line or 'marks' in line or re.match('[1-9] of . edits', line)
+    for line in card.sentences
+  )
 
 
 def test_the_card_of_arrays_has_what_arrays_tell(tmp_path):
