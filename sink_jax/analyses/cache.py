@@ -169,8 +169,8 @@ def _check(model: Model, inputs: Inputs, best: Row, full_SxT: np.ndarray) -> lis
   policy = CachePolicy(size, first, 'text')
   rows = _cache_rows(model, others_SxT, policy, best['kept'], full_of_others_SxT)
   held = rows[0]
-  held['part'] = 'held out'
-  best['safe'] = held['within']
+  held |= {'part': 'held out', 'safe': held['within']}
+  best['safe'] = held['safe']
   advice = _advice(best, held, length, (len(tokens_SxT), len(others_SxT)))
   if not best['safe']:
     return [*rows, advice]
@@ -185,10 +185,11 @@ def _check(model: Model, inputs: Inputs, best: Row, full_SxT: np.ndarray) -> lis
       _cache_rows(model, half_SxT, CachePolicy(size, first), best['kept'], full)
       for half_SxT, full in halves
     )
-    again[0]['part'] = 'held out'
-    renumbered[0]['safe'] = all(half[0].get('within') for half in (renumbered, again))
+    safe = all(half[0].get('within') for half in (renumbered, again))
+    renumbered[0]['safe'] = safe
+    again[0] |= {'part': 'held out', 'safe': safe}
     rows += [*renumbered, *again]
-    if renumbered[0]['safe']:
+    if safe:
       begins_with_bos = inputs.description['bos']['applied'] != 'none'
       keep = max(0, first - begins_with_bos)
       advice['llama_cpp'] = f'--context-shift --keep {keep} -c {context}'

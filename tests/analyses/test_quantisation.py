@@ -12,6 +12,8 @@ import sink_jax as sj
 from sink_jax.analyses import quantisation, quantisers
 from sink_jax.analyses.quantisers import ACTIVATIONS, CACHES
 from sink_jax.models.config import Layer
+from sink_jax.models.decode import state_bytes
+from sink_jax.models.sizes import cache_bytes_per_token
 from tests.analyses.numpy_decoder import losses, next_nats
 from tests.analyses.small import HYBRID, importance, model, small_run, tokens
 
@@ -37,6 +39,20 @@ def test_blocks_are_rounded_as_ggml_does(name):
     expected = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
     found = jax.jit(ROWS[f'{name}, not rotated'], static_argnums=1)(rows, True)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_bits_of_a_value_are_those_of_the_formats():
+  bits = {row.name: row.bits_of_value(64) for row in CACHES}
+  for name in ('q8_0', 'q4_0'):
+    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
+    assert bits[name] == bits[f'{name}, not rotated'] == 8 * size / values
+  assert (bits['fp8'], bits['int8_per_token_head']) == (8, 8 + 32 / 64)
+  # The state of a decoder: a cache of 16 bits for 10 tokens, and the number of tokens read.
+  for changes in ({}, dict(layers=4, pattern=HYBRID)):
+    config = small_run(dtype='bfloat16', **changes).config
+    grows = [state_bytes(config, sj.CachePolicy(size), 1) for size in (10, 20)]
+    assert 10 * cache_bytes_per_token(config) == grows[1] - grows[0]
+    assert cache_bytes_per_token(config, 8.5) == cache_bytes_per_token(config) * 8.5 / 16
 
 
 @pytest.mark.parametrize('channels, of_key', [(64, 64), (128, 128), (192, 64), (256, 256), (96, 0)])
@@ -205,6 +221,8 @@ def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   assert (single['runs'], single['least'], single['most']) == (1, None, None)
   assert len({row['module'] for row in rows if row['part'] == 'module'}) == 7
   assert [row['block'] for row in rows if row['part'] == 'block'] == [1, 2]
+  baseline = next_nats(run.logits(ids), ids).mean()
+  assert none['baseline'] == pytest.approx(baseline, abs=1e-4)  # nats; the noise is 1e-6
   alpha_SxNxHxT = importance(run, ids).swapaxes(0, 1)
   rates_T = (alpha_SxNxHxT > 0.3).mean((0, 1, 2))[:8]
   named = ', '.join(map(str, 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)))
