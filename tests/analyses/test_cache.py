@@ -12,7 +12,13 @@ from sink_jax.attention.spec import TransformedQK, transform_qk
 from sink_jax.models.record import Seen
 from tests.analyses.small import HYBRID, VOCABULARY, maps, small_run, tokens
 
-PAIRS = ((0, 1), (0, 16), (1, 5), (4, 64), (8, 100))
+PAIRS = (
+  (0, 1),
+  (0, 16),
+  (1, 5),
+  (4, 64),
+  (8, 100),
+)
 
 
 def kept(weights_xTxT, first, recent):
@@ -59,7 +65,11 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
 @pytest.mark.full
 def test_memory_is_linear_in_the_length():
   spec = sj.AttentionSpec(position=sj.Nope())
-  pairs = ((0, 64), (4, 60), (4, 1020))
+  pairs = (
+    (0, 64),
+    (4, 60),
+    (4, 1020),
+  )
   program = jax.jit(lambda q, k: module.kept_mass(Seen(spec, TransformedQK(q, k), {}), pairs))
   lengths = (16384, 65536)
   peaks = []
@@ -157,7 +167,12 @@ def advised(change, family='llama', bos=False):
     patch.setattr(module, 'text_losses', losses)
     patch.setattr(module, '_masses', lambda model, pairs, ids: np.ones((8, 2, 4, len(pairs))))
     patch.setattr(module, 'model_type', lambda run: family)
-    options = dict(inputs='random', bos='force' if bos else 'none', sequences=16, length=2048)
+    options = dict(
+      inputs='random',
+      bos='force' if bos else 'none',
+      sequences=16,
+      length=2048,
+    )
     return sj.analyse('cache', small_run(), **options).rows
 
 

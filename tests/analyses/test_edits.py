@@ -53,7 +53,12 @@ def test_without_an_edit_the_logits_are_those_of_the_model(changes):
 
 @pytest.mark.parametrize('layers, pattern', [(2, (Layer(),)), (4, (LOCAL, Layer())), (12, GEMMA_3)])
 def test_each_edit_is_that_of_numpy(layers, pattern):
-  run = small_run(sharp=2.0, layers=layers, pattern=pattern, implementation='chunked')
+  run = small_run(
+    sharp=2.0,
+    layers=layers,
+    pattern=pattern,
+    implementation='chunked',
+  )
   ids = tokens(3, 9)
   rng = np.random.default_rng(1)
   draw = lambda *shape: rng.random((layers, *shape)) < 0.6
@@ -62,7 +67,12 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
     keep_NxBxHxT=draw(3, 4, 9), values_NxBxT=draw(3, 9), heads_NxH=draw(4), caps_MxD=caps
   )
   some = {'caps_MxD': caps, 'capped_T': np.arange(9) > 2}
-  for chosen in ({}, *({name: x} for name, x in every.items()), some, every | some):
+  for chosen in (
+    {},
+    *({name: x} for name, x in every.items()),
+    some,
+    every | some,
+  ):
     expected = forward(run, ids, **chosen)[0]
     # Every block adds a few float32 roundings of 6e-8 each, and sharp queries multiply them.
     error = np.abs(edited(run, ids, **chosen) - expected).max()
@@ -72,9 +82,13 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
 def test_blocks_without_attention_are_only_capped():
   heads = np.eye(4, dtype=bool)
   config = small_run(layers=8, pattern=HYBRID).config
-  tree = edit_tree(config, batch=2, length=5, heads_NxH=heads, caps_MxD=np.arange(8)[:, None])[
-    'blocks'
-  ]
+  tree = edit_tree(
+    config,
+    batch=2,
+    length=5,
+    heads_NxH=heads,
+    caps_MxD=np.arange(8)[:, None],
+  )['blocks']
   assert list(tree['layer0']) == ['caps', 'capped']
   assert tree['layer0']['caps'][:, 0].tolist() == [
     0,
@@ -197,10 +211,20 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
 def test_as_much_attention_is_hidden_elsewhere():
   """In a head that gives a sink half of its attention, the other half; with less, the largest."""
   alpha = np.zeros((1, 3, 6))
-  mass = np.array([[3, 1, 2, 0, 0, 0], [1, 2, 1.5, 1, 0.5, 0], [0, 6, 0, 0, 0, 0]])
+  mass = np.array(
+    [
+      [3, 1, 2, 0, 0, 0],
+      [1, 2, 1.5, 1, 0.5, 0],
+      [0, 6, 0, 0, 0, 0],
+    ]
+  )
   alpha[0] = mass / np.arange(6, 0, -1)  # a mean over the queries from the key on
   shares, kept = edits._elsewhere(alpha, np.array([0]), np.array([[False, False, True]]))
-  assert [np.flatnonzero(~x).tolist() for x in kept[0]] == [[1, 2], [1], []]
+  assert [np.flatnonzero(~x).tolist() for x in kept[0]] == [
+    [1, 2],
+    [1],
+    [],
+  ]
   assert shares == pytest.approx({'share': 4 / 12, 'matched_share': 5 / 12})
 
 
