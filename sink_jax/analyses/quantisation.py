@@ -100,18 +100,17 @@ def quantisation(model: Model) -> list[Row]:
         rows.append(case | {'spared': 'none', 'reason': reason})
         continue
       on = lambda block, layer: number * ((layer == _CACHE) == (what == _CACHE))
+      changes: dict[str, np.ndarray] = {}
       for name, masks_RxSxT in choices.items():
         # No sentence has the rows of a cache that spares tokens.
         quoted = quantiser.quoted and (name == 'none' or what != _CACHE)
         runs = RUNS if quoted else 1
         losses = [measure(on, masks_RxSxT[run], run) for run in range(runs)]
-        change_RxS = np.stack(losses) - base_RxS[:runs]
+        changes[name] = np.stack(losses) - base_RxS[:runs]
         row = case | {'spared': name, 'positions': positions[name], 'runs': runs}
-        row |= _change(base_RxS, change_RxS)
-        if name == 'none':
-          unspared_RxS = change_RxS
-        else:
-          row |= _of_runs('recovered', unspared_RxS[:runs] - change_RxS)
+        row |= _change(base_RxS, changes[name])
+        if name != 'none':
+          row |= _of_runs('recovered', changes['none'][:runs] - changes[name])
         rows.append(row)
   few = slice(_OF_PARTS)
   of_parts = functools.partial(_losses, model, tokens_SxT[few])

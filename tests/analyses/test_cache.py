@@ -37,14 +37,18 @@ def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
   rng = np.random.default_rng(0)
   q = rng.standard_normal((2, 200, 4, 8), np.float32) * 2
   k = rng.standard_normal((2, 200, 2, 8), np.float32)
-  spec = sj.AttentionSpec(position=sj.Nope(), mask=sj.Window(window) if window else sj.Causal())
-  s = np.einsum('bihd,bjhd->bhij', np.float64(q), np.repeat(np.float64(k), 2, 2)) / np.sqrt(8)
+  mask = sj.Window(window) if window else sj.Causal()
+  spec = sj.AttentionSpec(position=sj.Nope(), mask=mask)
+  shared = np.repeat(np.float64(k), 2, 2)
+  s = np.einsum('bihd,bjhd->bhij', np.float64(q), shared) / np.sqrt(8)
   i, j = np.ogrid[:200, :200]
   p = np.exp(s) * ((j <= i) & (i - j < (window or 200)))
   p /= p.sum(-1, keepdims=True)
-  found = module.kept_mass(Seen(spec, TransformedQK(jnp.asarray(q), jnp.asarray(k)), {}), PAIRS)
+  qk = TransformedQK(jnp.asarray(q), jnp.asarray(k))
+  found = module.kept_mass(Seen(spec, qk, {}), PAIRS)
   # Masses are sums of at most 200 numbers that are rounded to 2^-24 of themselves.
-  np.testing.assert_allclose(found, np.stack([kept(p, *pair) for pair in PAIRS], -1), atol=1e-6)
+  expected = np.stack([kept(p, *pair) for pair in PAIRS], -1)
+  np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
@@ -56,10 +60,10 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows():
     (sj.AttentionSpec(similarity=sj.Sigmoid(), normalizer=sj.Unnormalized()), {}),
   ):
     rows = sj.attention_map(spec, q, k, params, proxy=True)
-    found = module.kept_mass(Seen(spec, transform_qk(spec, q, k, params), params), PAIRS)
-    np.testing.assert_allclose(
-      found, np.stack([kept(np.float64(rows), *pair) for pair in PAIRS], -1), atol=1e-6
-    )
+    qk = transform_qk(spec, q, k, params)
+    found = module.kept_mass(Seen(spec, qk, params), PAIRS)
+    expected = np.stack([kept(np.float64(rows), *pair) for pair in PAIRS], -1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.full
@@ -88,9 +92,8 @@ def test_memory_is_linear_in_the_length():
 
 def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
   # A patched `cached_losses` could stay in an analysis that is imported meanwhile.
-  monkeypatch.setattr(
-    module, 'text_losses', lambda config, params, ids, policy: [np.ones((len(ids), 79))]
-  )
+  losses = lambda config, params, ids, policy: [np.ones((len(ids), 79))]
+  monkeypatch.setattr(module, 'text_losses', losses)
   for layers in ({}, dict(pattern=HYBRID)):
     run = small_run(sharp=3.0, **layers)
     ids = tokens(6, 80)
@@ -99,14 +102,16 @@ def test_rows_of_mass_have_the_maps_of_the_model_and_a_null(monkeypatch):
     assert {row['block'] for row in rows} == ({2} if layers else {1, 2})
     for row in rows:
       n = row['block'] - 1 if not layers else 0
-      mass_S = kept(weights_NxSxHxTxT[n, :, row['head'] - 1], row['first'], row['recent'])
+      pair = row['first'], row['recent']
+      mass_S = kept(weights_NxSxHxTxT[n, :, row['head'] - 1], *pair)
       assert row['kept'] == pytest.approx(mass_S.mean(), abs=1e-5)
       low, high = stats.ttest_1samp(mass_S, 0).confidence_interval(0.99)
       bounds = max(0, low), min(1, high)
       assert (row['low'], row['high']) == pytest.approx(bounds, abs=2e-4)
-      null = kept(np.tri(80) / np.arange(1, 81)[:, None], row['first'], row['recent'])
+      uniform = np.tri(80) / np.arange(1, 81)[:, None]
+      null = kept(uniform, *pair)
       assert row['uniform'] == pytest.approx(null)
-      if (row['first'], row['recent']) == (4, 64):
+      if pair == (4, 64):
         assert row['key_value_head'] == (1, 1, 2, 2)[row['head'] - 1]
         assert row['role'] == ('streams' if mass_S.mean() >= 0.95 else 'retrieves')
 
@@ -128,18 +133,21 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
   def late_S(first, recent, start):
     losses = []
     for t in range(start, 48):
-      kept_t = np.unique([*range(min(first, t)), *range(max(0, t - recent), t)])
+      begins, ends = range(min(first, t)), range(max(0, t - recent), t)
+      kept_t = np.unique([*begins, *ends])
       padded = np.zeros_like(ids)  # on the right, which the last kept token does not see
       padded[:, : len(kept_t)] = ids[:, kept_t]
       x = np.asarray(run.logits(padded), float)[:, len(kept_t) - 1]
-      losses.append(np.log(np.exp(x).sum(-1)) - x[range(4), ids[:, t]])
+      of_next = x[range(4), ids[:, t]]
+      losses.append(np.log(np.exp(x).sum(-1)) - of_next)
     return np.mean(losses, 0)
 
   for row in caches:
     start = max(24, row['size'])  # the second half, or from the step at which the cache is full
     late = late_S(row['first'], row['recent'], start)
     full = late_S(0, 48, start)
-    assert (row['loss'], row['full']) == pytest.approx((late.mean(), full.mean()), rel=1e-5)
+    assert row['loss'] == pytest.approx(late.mean(), rel=1e-5)
+    assert row['full'] == pytest.approx(full.mean(), rel=1e-5)
     change = 100 * (late.mean() / full.mean() - 1)
     assert row['change'] == pytest.approx(
       change, abs=1e-2
@@ -161,11 +169,13 @@ def advised(change, family='llama', bos=False):
 
   def losses(config, params, tokens_SxT, policy):
     changes = change(policy) if policy.size < tokens_SxT.shape[1] else 0
-    return [1 + np.broadcast_to(changes, (8,))[:, None] / 100 * np.ones(2047)]
+    changes_Sx1 = np.broadcast_to(changes, (8,))[:, None]
+    return [1 + changes_Sx1 / 100 * np.ones(2047)]
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(module, 'text_losses', losses)
-    patch.setattr(module, '_masses', lambda model, pairs, ids: np.ones((8, 2, 4, len(pairs))))
+    masses = lambda model, pairs, ids: np.ones((8, 2, 4, len(pairs)))
+    patch.setattr(module, '_masses', masses)
     patch.setattr(module, 'model_type', lambda run: family)
     options = dict(
       inputs='random',
@@ -233,9 +243,12 @@ def test_a_tool_has_a_line_only_where_it_does_what_was_measured():
 def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
   run = small_run(attention=sj.AttentionSpec(position=sj.Nope()))
   run.params['blocks']['attention']['query']['kernel'] *= 0  # uniform attention
-  rows = [row for row in sj.analyse('cache', run, tokens(4, 96)).rows if row['part'] == 'cache']
+  result = sj.analyse('cache', run, tokens(4, 96))
+  rows = [row for row in result.rows if row['part'] == 'cache']
   for row in rows:
-    assert ('reason' in row) == (row['first'] > 0 and row['kept'] < 0.5) == ('loss' not in row)
+    left_out = row['first'] > 0 and row['kept'] < 0.5
+    assert ('reason' in row) == left_out
+    assert ('loss' not in row) == left_out
   assert any('reason' in row for row in rows)
   with pytest.raises(ValueError, match='sequences'):
     sj.analyse('cache', run, tokens(3, 96))
@@ -256,13 +269,12 @@ def test_advice_holds_on_texts_it_was_not_made_on(seed):
 
 def test_what_holds_only_where_it_was_chosen_is_seen(monkeypatch):
   ids = tokens(16, 128)
-  monkeypatch.setattr(
-    module,
-    'text_losses',
-    lambda config, params, tokens_SxT, policy: [
-      np.full((8, 127), 1 + 0.06 * (policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])))
-    ],
-  )
+
+  def losses(config, params, tokens_SxT, policy):
+    changed = policy.size < 128 and np.array_equal(tokens_SxT, ids[8:])
+    return [np.full((8, 127), 1 + 0.06 * changed)]
+
+  monkeypatch.setattr(module, 'text_losses', losses)
   rows = sj.analyse('cache', small_run(), ids).rows
   [held], advice = [row for row in rows if row['part'] == 'held out'], rows[-1]
   assert held['change'] == pytest.approx(6)

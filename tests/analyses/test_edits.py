@@ -51,7 +51,14 @@ def test_without_an_edit_the_logits_are_those_of_the_model(changes):
     assert np.abs(edited(run, ids, **edit) - run.logits(ids)).max() > 1e-3
 
 
-@pytest.mark.parametrize('layers, pattern', [(2, (Layer(),)), (4, (LOCAL, Layer())), (12, GEMMA_3)])
+@pytest.mark.parametrize(
+  'layers, pattern',
+  [
+    (2, (Layer(),)),
+    (4, (LOCAL, Layer())),
+    (12, GEMMA_3),
+  ],
+)
 def test_each_edit_is_that_of_numpy(layers, pattern):
   run = small_run(
     sharp=2.0,
@@ -64,7 +71,10 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
   draw = lambda *shape: rng.random((layers, *shape)) < 0.6
   caps = rng.uniform(0.1, 2, (layers, 16))
   every = dict(
-    keep_NxBxHxT=draw(3, 4, 9), values_NxBxT=draw(3, 9), heads_NxH=draw(4), caps_MxD=caps
+    keep_NxBxHxT=draw(3, 4, 9),
+    values_NxBxT=draw(3, 9),
+    heads_NxH=draw(4),
+    caps_MxD=caps,
   )
   some = {'caps_MxD': caps, 'capped_T': np.arange(9) > 2}
   for chosen in (
@@ -104,7 +114,9 @@ def planted():
   """Token 0 has the massive channel 5, which key heads 1 and 2 read, with small values."""
   run = small_run()
   params = jax.tree.map(np.array, run.params)
-  params['embed'][:, [5, 14]], params['embed'][0, 5] = (0, 1), 400
+  params['embed'][:, 5] = 0
+  params['embed'][:, 14] = 1
+  params['embed'][0, 5] = 400
   attention = params['blocks']['attention']
   attention['query']['kernel'][:, :, :8] = 0
   attention['query']['kernel'][:, 14, [1, 5]] = 2  # channel that rotates slowly
@@ -143,7 +155,9 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
   assert len(asked) == ends[-1]
   for row, group in zip(rows.values(), groups, strict=True):
     part = slice(-1) if row['edit'] == 'leave out BOS' else slice(1, None)
-    found = [losses(planted, inputs, **changes)[:, part].mean(1) for inputs, changes in group]
+    found = []
+    for inputs, changes in group:
+      found.append(losses(planted, inputs, **changes)[:, part].mean(1))
     change, *control = [(x - base).mean() for x in found]
     matched = {'matched': control.pop()} if len(group) == 5 else {}
     low, high = t_interval(found[0] - base)
@@ -171,7 +185,8 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
   assert places == again
   assert places[0] == [0]
   assert len(set(map(tuple, places))) > 2
-  assert all(len(x) == 1 and 4 <= x[0] < 12 for x in places[1:])
+  for [place] in places[1:]:
+    assert 4 <= place < 12
   for kept, kept_T in zip(in_heads, keys):
     np.testing.assert_array_equal(kept[:, 0], ~sink_heads[..., None] | kept_T)
   hidden, norms = forward(planted, ids)[1:]
@@ -180,9 +195,10 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
     caps[0], np.where(np.arange(16) == 5, largest_M[:, None], np.inf), rtol=1e-5
   )
   assert rows['cap the massive channels']['cap'] == pytest.approx(np.median(largest_M))
-  assert all(
-    np.count_nonzero(x == 0) == 1 and np.isinf(x[x != 0]).all() and x[5] > 0 for x in caps[1:]
-  )
+  for x in caps[1:]:
+    assert np.count_nonzero(x == 0) == 1
+    assert np.isinf(x[x != 0]).all()
+    assert x[5] > 0
   # Of the same size: the other channel with the largest entries.
   by_channel = np.abs(hidden).max(2).mean(1).max(0)
   by_channel[5] = 0
@@ -195,7 +211,9 @@ def test_rows_of_a_planted_sink_and_its_controls(planted, monkeypatch):
   shares = norms.mean((1, 2)) / norms.mean((1, 2, 3))[:, None]
   np.testing.assert_array_equal(heads[0], shares >= 0.25)
   # The controls are in block 2.
-  assert all((~x).sum(1).tolist() == [0, 2] and (x | heads[0]).all() for x in heads[1:])
+  for x in heads[1:]:
+    assert (~x).sum(1).tolist() == [0, 2]
+    assert (x | heads[0]).all()
   for k, (moved, _) in enumerate(groups[7]):  # without BOS, then without the second token
     np.testing.assert_array_equal(moved[:, :-1], np.delete(ids, k, 1))
   assert len(result.plot().axes) == 1
@@ -219,7 +237,8 @@ def test_as_much_attention_is_hidden_elsewhere():
     ]
   )
   alpha[0] = mass / np.arange(6, 0, -1)  # a mean over the queries from the key on
-  shares, kept = edits._elsewhere(alpha, np.array([0]), np.array([[False, False, True]]))
+  no_sink = np.array([[False, False, True]])
+  shares, kept = edits._elsewhere(alpha, np.array([0]), no_sink)
   assert [np.flatnonzero(~x).tolist() for x in kept[0]] == [
     [1, 2],
     [1],

@@ -23,9 +23,11 @@ ROWS = {row.name: row.function for row in (*ACTIVATIONS, *CACHES)}
 
 def heads(channels=64):
   """Keys (2, 5, 3, channels) with outliers, a token of zeros, ties, and numbers beyond 448."""
-  x = np.random.default_rng(0).standard_normal((2, 5, 3, channels)).astype(np.float32)
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, 5, 3, channels)).astype(np.float32)
   x[..., 3] *= 30
-  x[0, 1], x[1, 2, 0, :4] = 0, (900, -0.5, 0.5, 1.5)
+  x[0, 1] = 0
+  x[1, 2, 0, :4] = 900, -0.5, 0.5, 1.5
   x[1, 3, 0, :32] = np.arange(32) - 15.2
   return x
 
@@ -55,18 +57,31 @@ def test_bits_of_a_value_are_those_of_the_formats():
     assert cache_bytes_per_token(config, 8.5) == cache_bytes_per_token(config) * 8.5 / 16
 
 
-@pytest.mark.parametrize('channels, of_key', [(64, 64), (128, 128), (192, 64), (256, 256), (96, 0)])
+@pytest.mark.parametrize(
+  'channels, of_key',
+  [
+    (64, 64),
+    (128, 128),
+    (192, 64),
+    (256, 256),
+    (96, 0),
+  ],
+)
 def test_heads_are_rotated_as_llama_cpp_does(channels, of_key):
   """PR 21038: K with the largest power of 2 that divides a head, V by 64, neither at 96."""
   x = heads(channels)[:, 2:]
   for is_key, size in ((True, of_key), (False, 64 if of_key else 0)):
     rotated = x.astype(np.float64)
-    parity = np.array([[bin(i & j).count('1') for i in range(size)] for j in range(size)])
-    turn = np.kron(np.eye(channels // size), (-1.0) ** parity / np.sqrt(size)) if size else 1
+    ones = np.vectorize(lambda i, j: (i & j).bit_count())
+    turn = 1
     if size:
+      parity = np.fromfunction(ones, (size, size), dtype=int)
+      hadamard = (-1.0) ** parity / np.sqrt(size)
+      turn = np.kron(np.eye(channels // size), hadamard)
       rotated = x @ turn
     kind = gguf.GGMLQuantizationType.Q8_0
-    stored = gguf.quants.dequantize(gguf.quants.quantize(np.float32(rotated), kind), kind)
+    blocks = gguf.quants.quantize(np.float32(rotated), kind)
+    stored = gguf.quants.dequantize(blocks, kind)
     expected = stored @ turn if size else stored
     found = ROWS['q8_0'](x, is_key)
     plain = ROWS['q8_0, not rotated'](x, is_key)
@@ -79,7 +94,8 @@ def test_caches_of_vllm():
   x = heads()
   expected = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
   np.testing.assert_array_equal(ROWS['fp8'](x, True), expected)
-  scale = np.maximum(np.abs(x).max(-1, keepdims=True) / np.float32(127), np.float32(1e-6))
+  largest = np.abs(x).max(-1, keepdims=True)
+  scale = np.maximum(largest / np.float32(127), np.float32(1e-6))
   whole = (x * (1 / scale)).astype(np.int8)  # as a store of the kernel: towards zero
   np.testing.assert_allclose(ROWS['int8_per_token_head'](x, True), whole * scale, rtol=2e-7)
 
@@ -104,11 +120,11 @@ def test_activations_are_rounded_as_numpy_does(strategy, axes):
 
 
 def test_a_cache_that_does_not_fit_the_heads_is_a_row_with_the_reason():
-  rows = sj.analyse('quantisation', small_run(), tokens()).rows
-  reasons = {row['quantiser']: row['reason'] for row in rows if 'reason' in row}
+  result = sj.analyse('quantisation', small_run(), tokens())
+  assert len(result.plot().axes) == 2
+  reasons = {row['quantiser']: row['reason'] for row in result.rows if 'reason' in row}
   assert set(reasons) == {'q8_0', 'q4_0', 'q8_0, not rotated', 'q4_0, not rotated'}
   assert reasons['q4_0'] == 'heads have 4 channels, and llama.cpp rounds blocks of 32'
-  assert len(sj.analyse('quantisation', small_run(), tokens()).plot().axes) == 2
 
 
 @pytest.mark.parametrize(
@@ -125,16 +141,17 @@ def test_a_cache_that_does_not_fit_the_heads_is_a_row_with_the_reason():
 def test_what_is_not_quantised_is_the_model(changes):
   run = small_run(**changes)
   ids = tokens()
-  measure = lambda on: quantisation._losses(
-    model(run, ids, dtype=run.config.dtype), ids, on, np.zeros(ids.shape, bool), 0
-  )
+  measured = model(run, ids, dtype=run.config.dtype)
+  none = np.zeros(ids.shape, bool)
+  measure = lambda on: quantisation._losses(measured, ids, on, none, 0)
   base = measure(lambda block, layer: 0)
   expected = next_nats(run.logits(ids), ids).mean(1)
   np.testing.assert_allclose(base, expected, rtol=2e-6)  # the noise is 1e-6
   # Quantising each block changes the loss, and by a different amount. Blocks count from 1.
-  blocks = [
-    measure(lambda b, layer: int(b == n and layer != 'cache')) for n in range(1 + run.config.layers)
-  ]
+  blocks = []
+  for n in range(1 + run.config.layers):
+    of_block = lambda block, layer: int(block == n and layer != 'cache')
+    blocks.append(measure(of_block))
   assert np.array_equal(blocks[0], base)
   assert len({float(x.sum()) for x in blocks}) == len(blocks)
   worst = len(CACHES)
@@ -145,10 +162,15 @@ def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
   run = small_run(layers=1, attention=sj.AttentionSpec(position=sj.Nope()))
   ids = tokens()
   rounded = lambda x, scale: np.round(x / scale) * scale
-  of_queries = lambda name, x: (
-    rounded(x, abs(x).max((1, 2), keepdims=True) / 127) if name == 'query' else x
-  )
-  of_cache = lambda x: rounded(x, abs(x).max((1, 2, 3), keepdims=True) / 7)
+
+  def of_queries(name, x):
+    largest = abs(x).max((1, 2), keepdims=True)
+    return rounded(x, largest / 127) if name == 'query' else x
+
+  def of_cache(x):
+    largest = abs(x).max((1, 2, 3), keepdims=True)
+    return rounded(x, largest / 7)
+
   plain = losses(run, ids).mean(1)
   worst = len(CACHES)
 
@@ -157,7 +179,8 @@ def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
     ('cache', worst, {'cached': of_cache}),
   ):
     chosen = lambda _, name: number * (name == layer)
-    found = quantisation._losses(model(run, ids), ids, chosen, np.zeros(ids.shape, bool), 0)
+    none = np.zeros(ids.shape, bool)
+    found = quantisation._losses(model(run, ids), ids, chosen, none, 0)
     expected = losses(run, ids, **change).mean(1)
     np.testing.assert_allclose(found, expected, rtol=1e-5)  # float32, and noise of 1e-6
     assert abs(found - plain).max() > 20 * abs(found - expected).max()
@@ -166,9 +189,9 @@ def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
 def test_noise_is_relative_and_that_of_its_seed():
   run = small_run()
   ids = tokens()
-  measure = lambda seed: quantisation._losses(
-    model(run, ids), ids, lambda block, layer: 0, np.zeros(ids.shape, bool), seed
-  )
+  none = np.zeros(ids.shape, bool)
+  nothing = lambda block, layer: 0
+  measure = lambda seed: quantisation._losses(model(run, ids), ids, nothing, none, seed)
   first, again, other = (measure(seed) for seed in (0, 0, 1))
   assert np.array_equal(first, again)
   assert 0 < abs(first - other).max() < 1e-5 * first.max()
@@ -182,7 +205,11 @@ def planted():
   params = jax.tree.map(np.array, run.params)
   params['embed'][:, 0] = params['embed'][0] = 0
   params['embed'][0, 0] = 3000
-  for part, names in (('attention', ('query', 'key', 'value')), ('ffn', ('w1', 'w2'))):
+  readers = {
+    'attention': ('query', 'key', 'value'),
+    'ffn': ('w1', 'w2'),
+  }
+  for part, names in readers.items():
     for name in names:
       params['blocks'][part][name]['kernel'][:, 0] = 0
   params['unembed']['kernel'][0] = 0
@@ -194,7 +221,8 @@ def planted():
 def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   run, ids = planted
   rows = sj.analyse('quantisation', run, ids).rows
-  table = {(row['quantiser'], row['spared']): row for row in rows if row['part'] == 'all'}
+  of_all = [row for row in rows if row['part'] == 'all']
+  table = {(row['quantiser'], row['spared']): row for row in of_all}
   none, sinks, random = (table['int8 per tensor', x] for x in ('none', 'sinks', 'random'))
   assert none['runs'] == 4
   assert none['least'] <= none['change'] <= none['most']
@@ -211,7 +239,8 @@ def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   params = jax.tree.map(np.array, run.params)
   params['embed'][0, 0] = 0
   assert np.array_equal(spare(run), spare(dataclasses.replace(run, params=params)))
-  assert none['change'] > 20 * abs(spare(run).mean() - (none['loss'] - none['change']))
+  left = spare(run).mean() - (none['loss'] - none['change'])
+  assert none['change'] > 20 * abs(left)
   # Random tokens lack the channel, so sparing them keeps the scale. A scale per token needs no
   # spared token.
   assert random['recovered_least'] < random['recovered_most']
@@ -225,7 +254,8 @@ def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
   assert none['baseline'] == pytest.approx(baseline, abs=1e-4)  # nats; the noise is 1e-6
   alpha_SxNxHxT = importance(run, ids).swapaxes(0, 1)
   rates_T = (alpha_SxNxHxT > 0.3).mean((0, 1, 2))[:8]
-  named = ', '.join(map(str, 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)))
+  positions = 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)
+  named = ', '.join(map(str, positions))
   assert all(row['positions'] == named for row in table.values() if row['spared'] == 'sinks')
 
 
