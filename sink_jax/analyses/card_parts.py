@@ -75,5 +75,5 @@ def _digest(params: ParamTree) -> str:
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     x = np.asarray(leaf)
     digest.update(f'{jax.tree_util.keystr(path)} {x.dtype} {x.shape}'.encode())
-    digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+    digest.update(x.tobytes())
   return digest.hexdigest()
