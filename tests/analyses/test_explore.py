@@ -31,7 +31,8 @@ def test_numbers_are_those_of_full_maps(explored):
   for n, epsilon in enumerate(numbers['epsilons']):
     above_T = (alpha_NxSxHxT > epsilon).mean((0, 1, 2))
     np.testing.assert_allclose(np.array(numbers['sink_rates'])[:, n], 100 * above_T[:10], **close)
-  assert numbers['epsilons'][29] == 0.3 and numbers['blocks'] == [1, 2]
+  assert numbers['epsilons'][29] == 0.3
+  assert numbers['blocks'] == [1, 2]
   norms_NxSxHkvxT = np.asarray(RUN.record(ids).layers.value_norm_BxHxT, np.float64)
   mean_NxHkvxT = norms_NxSxHkvxT.mean(1)
   ratios_NxHkv = mean_NxHkvxT[..., 0] / mean_NxHkvxT[..., 1:].mean(-1)
@@ -41,7 +42,8 @@ def test_numbers_are_those_of_full_maps(explored):
 
 def test_maps_are_bytes_of_roots_and_distances_keep_the_attention(explored):
   weights_NxSxHxTxT = maps(RUN, tokens(6, 20)[:4])
-  assert len(explored.texts) == 4 and len(explored.texts[0]) == 20
+  assert len(explored.texts) == 4
+  assert len(explored.texts[0]) == 20
   place = 0
   for i in range(20):
     for j in range(i + 1):
@@ -69,7 +71,9 @@ def test_a_run_that_kept_maps_is_shown_by_its_steps(tmp_path):
   assert steps == {0, 4, 6}  # of 0, 2, 4 and 6
   run = sj.load_run(tmp_path / 'run')
   found = explore(Model(run, InputOptions()))
-  assert found.steps == [0, 4, 6] and len(found.numbers) == 3 and len(found.texts) == 1
+  assert found.steps == [0, 4, 6]
+  assert len(found.numbers) == 3
+  assert len(found.texts) == 1
   report = sj.probe(run, run.probe_tokens)
   np.testing.assert_allclose(
     found.numbers[2]['importance'], report.importance[..., :10].mean(0), rtol=1e-3, atol=1e-6

@@ -18,7 +18,10 @@ from tests.models import numpy_model
 
 OPTIONS = sj.RecordOptions(hidden=states)
 NOPE = dict(attention=sj.AttentionSpec(position=sj.Nope()), kv_heads=4)
-FIRST, CONSTANT, MARK = 3, 14, 5  # channels
+# channels
+FIRST = 3
+CONSTANT = 14
+MARK = 5
 
 
 @pytest.fixture(scope='module')
@@ -29,7 +32,8 @@ def planted():
   params['embed'][:, [FIRST, CONSTANT, MARK]] = 0, 1, 0
   params['positions'][:] = 0
   params['positions'][0, FIRST] = 2
-  attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
+  attention = params['blocks']['attention']
+  ffn = params['blocks']['ffn']
   attention['out']['kernel'] *= 0.01
   attention['query']['kernel'][:] = attention['key']['kernel'][:] = 0
   attention['query']['kernel'][:, CONSTANT, 0] = 8  # of the first head
@@ -50,10 +54,13 @@ def test_the_planted_sub_layer_is_found(planted):
   marks = [row for row in rows if row.get('marks')]
   assert [(row['block'], row['what']) for row in marks] == [(2, 'feed-forward network')]
   heads = maps(planted, ids)[..., 0].mean(-1) > 0.3  # (N, S, H), the first head of blocks 3 and 4
-  assert heads[2:, :, 0].all() and marks[0]['sink_1'] == pytest.approx(100 * heads.mean()) == 12.5
-  assert marks[0]['left'] == 0 and marks[0]['control_low'] == marks[0]['control_high'] == 12.5
+  assert heads[2:, :, 0].all()
+  assert marks[0]['sink_1'] == pytest.approx(100 * heads.mean()) == 12.5
+  assert marks[0]['left'] == 0
+  assert marks[0]['control_low'] == marks[0]['control_high'] == 12.5
   # The direction is that of the channel: all that block 2 adds to the first token lies along it.
-  assert marks[0]['along'] == pytest.approx(marks[0]['norm'], rel=0.02) and marks[0]['along'] > 20
+  assert marks[0]['along'] == pytest.approx(marks[0]['norm'], rel=0.02)
+  assert marks[0]['along'] > 20
   assert marks[0]['along_random'] < 1
   [sentence] = Card('planted', {'marking': result}).sentences
   assert sentence.startswith("Block 2's feed-forward network marks the first token: it adds")
@@ -61,7 +68,8 @@ def test_the_planted_sub_layer_is_found(planted):
   assert [row['appears'] for row in state] == [False, False, True, False, False]
   assert state[2]['cosine'] > 0.98 > 0.9 > state[2]['cosine_random']
   keys = [row for row in rows if row['part'] == 'key']
-  assert [row['heads'] for row in keys] == [0, 0, 1, 1] and keys[0]['cosine'] is None
+  assert [row['heads'] for row in keys] == [0, 0, 1, 1]
+  assert keys[0]['cosine'] is None
   assert keys[2]['cosine'] == pytest.approx(1, abs=1e-5)
 
 
@@ -91,7 +99,8 @@ def forward(run, ids, left_out):
   """Streams (M + 1, B, T, D), additions (M, 2, B, T, D) and maps (M, H, B, T, T), in float64."""
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), run.params)
   h = params['embed'][ids]
-  streams, added = [h], []
+  streams = [h]
+  added = []
   for m in range(run.config.layers):
     own = jax.tree.map(lambda x, m=m: x[m], params['blocks'])
     for i, (name, f) in enumerate(
@@ -105,7 +114,8 @@ def forward(run, ids, left_out):
 
 
 def test_the_edit_is_that_of_numpy():
-  run, ids = small_run(sharp=2.0, layers=3, **NOPE), tokens(3, 9)
+  run = small_run(sharp=2.0, layers=3, **NOPE)
+  ids = tokens(3, 9)
   left_out = np.random.default_rng(1).random((3, 2, 9)) < 0.3
   record = record_without(run.config, OPTIONS, run.params, left_out, ids)
   # Three blocks add a few float32 roundings of 6e-8 each, and sharp queries multiply them.
@@ -115,7 +125,8 @@ def test_the_edit_is_that_of_numpy():
 
 
 def test_rows_are_those_of_numpy():
-  run, ids = small_run(sharp=2.0, layers=3, **NOPE), tokens(4, 9)
+  run = small_run(sharp=2.0, layers=3, **NOPE)
+  ids = tokens(4, 9)
   ids[1, 0] = ids[0, 0]
   rows = sj.analyse('marking', run, ids).rows
   streams, added = forward(run, ids, np.zeros((3, 2, 9), bool))
@@ -139,12 +150,14 @@ def test_rows_are_those_of_numpy():
 
 
 def test_cosines_of_keys_are_those_of_numpy():
-  run, ids = small_run(), tokens(3, 7)
+  run = small_run()
+  ids = tokens(3, 7)
   found = run.record(ids, sj.RecordOptions(attention=key_cosines)).layers.attention
   recorded = run.record(ids, sj.RecordOptions(attention=queries_keys)).layers.attention
   found, q, k = (np.asarray(x) for x in (found, *recorded))
   for n, s, h, j in np.ndindex(2, 3, 4, 7):
-    mean, key = np.mean(q[n, s, 1:, h], 0), k[n, s, j, h // 2]
+    mean = np.mean(q[n, s, 1:, h], 0)
+    key = k[n, s, j, h // 2]
     cosine = mean @ key / np.linalg.norm(mean) / np.linalg.norm(key)
     assert found[n, s, h, j] == pytest.approx(cosine, abs=1e-5)
 
@@ -162,10 +175,12 @@ def test_cosines_of_keys_are_those_of_numpy():
   ],
 )
 def test_left_out_everywhere_is_a_kernel_of_zero(changes):
-  run, ids = small_run(**changes), tokens(2, 7)
+  run = small_run(**changes)
+  ids = tokens(2, 7)
   whole = np.zeros((2, 2, 7), bool)
   record = lambda run, left_out: record_without(run.config, OPTIONS, run.params, left_out, ids)
-  plain, same = run.record(ids, OPTIONS), record(run, whole)
+  plain = run.record(ids, OPTIONS)
+  same = record(run, whole)
   np.testing.assert_array_equal(
     plain.layers.importance.normalized, same.layers.importance.normalized
   )

@@ -69,16 +69,20 @@ def test_words_stay_words_and_maps_survive():
   roots = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
   texts = [['</script><b>', '$data'], ['a', '\n']]
   page = with_explorer(PAGE, Explored([{'blocks': [1, 2]}], texts, roots))
-  assert page.count('</script>') == 2 and page.index('id="explorer"') < page.index('<h2>')
+  assert page.count('</script>') == 2
+  assert page.index('id="explorer"') < page.index('<h2>')
   data = json.loads(re.search('id="data">(.*?)</script>', page, re.DOTALL)[1])
-  assert data['texts'] == texts and data['numbers'] == [{'blocks': [1, 2]}]
+  assert data['texts'] == texts
+  assert data['numbers'] == [{'blocks': [1, 2]}]
   assert zlib.decompress(base64.b64decode(data['maps'])) == roots.tobytes()
-  assert not re.search(r'(src|href)="(?!data:|#)', page) and len(set(data['colours'])) == 64
+  assert not re.search(r'(src|href)="(?!data:|#)', page)
+  assert len(set(data['colours'])) == 64
 
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-  run, options = small_run(sharp=3.0), dict(inputs='random', sequences=4, length=16)
+  run = small_run(sharp=3.0)
+  options = dict(inputs='random', sequences=4, length=16)
   results = {'signature': analyse('signature', run, **options)}
   card = Card('tiny', results, explore(Model(run, InputOptions(**options))))
   folder = tmp_path_factory.mktemp('card')
@@ -91,7 +95,8 @@ def test_the_numbers_of_the_page_are_in_the_card(written):
   stored = json.loads((written / 'card.json').read_text())
   page = (written / 'card.html').read_text()
   data = json.loads(re.search('id="data">(.*?)</script>', page, re.DOTALL)[1])
-  assert data['numbers'] == stored['explorer'] and '<img' not in page
+  assert data['numbers'] == stored['explorer']
+  assert '<img' not in page
   rows = stored['rows']['signature']
   rate = next(row for row in rows if row['measure'] == 'sink rate' and row['position'] == 1)
   [numbers] = data['numbers']
@@ -127,13 +132,18 @@ def test_in_a_browser_it_shows_the_numbers_of_the_card(written, tmp_path):
   steps += [(1, 9, 1, 0)] * 4
   for shown, step in zip(result['found'], steps, strict=True):
     rate, values = expected(numbers, *step)
-    assert shown['rate'] == rate and [float(x) for x in shown['numbers']] == values
+    assert shown['rate'] == rate
+    assert [float(x) for x in shown['numbers']] == values
   assert [shown['pressed'] for shown in result['found']] == [1] * 6 + [5, 6]
   assert result['found'][6]['attends'].startswith('Token 5 ')
   down, up = result['column']
-  assert down == sorted(down, reverse=True) and up == down[::-1] and len(set(down)) > 3
-  assert result['wrong'] == [] and result['requests'] == []
-  assert 300 < result['width'] <= 390 and result['colours'] > 20
+  assert down == sorted(down, reverse=True)
+  assert up == down[::-1]
+  assert len(set(down)) > 3
+  assert result['wrong'] == []
+  assert result['requests'] == []
+  assert 300 < result['width'] <= 390
+  assert result['colours'] > 20
 
 
 STEPS = """
@@ -160,4 +170,5 @@ def test_in_a_browser_a_run_has_a_slider_over_steps(written, tmp_path):
   last, first = result['found']
   assert last == f'Step 50: {expected(numbers, 0, 29, 0, 0)[0]}'
   assert first == f'Step 0: {expected(of_steps[0], 0, 29, 0, 0)[0]}'
-  assert result['shown'] == [True, False] and result['wrong'] == []
+  assert result['shown'] == [True, False]
+  assert result['wrong'] == []
