@@ -1,7 +1,7 @@
 """A sink card: one page that says where a model's sinks are, whether they matter, and what to do.
 
-Its numbers are the rows of five analyses. It has at most eleven sentences, each made from these rows
-by a rule, and each number in them has a null or a control next to it.
+Its numbers are the rows of five analyses. It has at most eleven sentences, each made from these
+rows by a rule, and each number in them has a null or a control next to it.
 """
 
 from __future__ import annotations
