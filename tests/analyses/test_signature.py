@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import softmax
 
 import sink_jax as sj
 from sink_jax.analyses import runner, signature
@@ -22,8 +23,8 @@ T = 40
 
 def planted_maps(mass=0.6, second=None):
   """Uniform maps (S, H, T, T) of N layers, but head 2 of block 2 gives token 1 a mass."""
-  maps = np.tril(np.ones((T, T)))
-  maps = np.broadcast_to(maps / maps.sum(1, keepdims=True), (N, S, H, T, T)).copy()
+  uniform = np.tri(T) / np.arange(1, T + 1)[:, None]
+  maps = np.broadcast_to(uniform, (N, S, H, T, T)).copy()
   for i in range(1, T):
     row = maps[1, :, 1, i]
     targets = [0] if second is None or i < second else [0, second]
@@ -35,11 +36,12 @@ def planted_maps(mass=0.6, second=None):
 
 
 def by_measure(rows, position=None):
-  return {
-    row['measure']: row
-    for row in rows
-    if row['measure'] != 'importance' and (position is None or row['position'] in (position, None))
-  }
+  found = {}
+  for row in rows:
+    other_position = position is not None and row['position'] not in (position, None)
+    if row['measure'] != 'importance' and not other_position:
+      found[row['measure']] = row
+  return found
 
 
 def test_a_planted_sink_is_found_with_its_mass():
@@ -93,8 +95,9 @@ def test_bounds_of_shares_end_at_zero_and_one():
 def test_peaks_without_a_sink_are_not_beyond_a_null():
   """Random attention with peaks has a low entropy, which uniform attention has never."""
   scores = 4 * np.random.default_rng(0).standard_normal((N, S, H, T, T))
-  weights = np.where(np.tri(T), np.exp(scores), 0)
-  rows = signature.from_arrays(attentions=list(weights / weights.sum(-1, keepdims=True)))
+  weights = softmax(np.where(np.tri(T), scores, -np.inf), -1)
+  rows = signature.from_arrays(attentions=list(weights))
+
   assert not any(row.get('beyond') for row in rows)
   found = by_measure(rows)
   assert found['least entropy']['high'] < 0.5
@@ -102,16 +105,18 @@ def test_peaks_without_a_sink_are_not_beyond_a_null():
 
 
 def test_uniform_attention_is_not_a_sink():
-  maps = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
-  rows = signature.from_arrays(attentions=[np.broadcast_to(maps, (S, H, T, T))] * N)
+  uniform = np.tri(T) / np.arange(1, T + 1)[:, None]
+  maps = np.broadcast_to(uniform, (S, H, T, T))
+  rows = signature.from_arrays(attentions=[maps] * N)
 
   assert not any(row.get('beyond') for row in rows)
 
   found = by_measure(rows)
-  assert found['least entropy']['value'] == pytest.approx(found['least entropy']['uniform']) == 1
-  assert found['largest importance']['value'] == pytest.approx(
-    found['largest importance']['uniform']
-  )
+  entropy = found['least entropy']
+  largest = found['largest importance']
+  assert entropy['value'] == pytest.approx(1)
+  assert entropy['uniform'] == 1
+  assert largest['value'] == pytest.approx(largest['uniform'])
 
 
 def test_a_second_sink_is_found_at_its_position():
@@ -129,22 +134,27 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
   rows = signature.from_arrays(importance=alpha)
   found = by_measure(rows, 1)
   targets = random_targets(np.full(S, T))
-  at = np.stack([[alpha[s, :, :, t] for s, t in enumerate(draw)] for draw in targets])
+  at_RxSxNxH = alpha[np.arange(S), :, :, targets]
+  by_draw = {
+    'largest importance': at_RxSxNxH.mean(1).max((1, 2)),
+    'mean importance': at_RxSxNxH.mean((1, 2, 3)),
+    'sink rate': (at_RxSxNxH > 0.3).mean((1, 2, 3)),
+    'sink heads': (at_RxSxNxH.mean(1) > 0.3).mean((1, 2)),
+  }
+  for name, drawn_R in by_draw.items():
+    expected = np.percentile(drawn_R, 99)
+    assert found[name]['random_positions'] == pytest.approx(expected, rel=1e-5)
 
-  for name, expected in {
-    'largest importance': at.mean(1).max((1, 2)),
-    'mean importance': at.mean((1, 2, 3)),
-    'sink rate': (at > 0.3).mean((1, 2, 3)),
-    'sink heads': (at.mean(1) > 0.3).mean((1, 2)),
-  }.items():
-    assert found[name]['random_positions'] == pytest.approx(np.percentile(expected, 99), rel=1e-5)
   row = found['mean importance']
-  by_sequence = alpha[..., 0].mean((1, 2))
-  bounds = stats.ttest_1samp(by_sequence, 0).confidence_interval(0.99)
-  assert (row['low'], row['high']) == pytest.approx(tuple(bounds), rel=1e-5)
-  shares = alpha[..., 0] > 0.3
+  first_SxNxH = alpha[..., 0]
+  low, high = stats.ttest_1samp(first_SxNxH.mean((1, 2)), 0).confidence_interval(0.99)
+  assert row['low'] == pytest.approx(low, rel=1e-5)
+  assert row['high'] == pytest.approx(high, rel=1e-5)
+
+  shares = first_SxNxH > 0.3
+  heads = first_SxNxH.mean(0) > 0.3
   assert found['sink rate']['value'] == pytest.approx(shares.mean())
-  assert found['sink heads']['value'] == pytest.approx((alpha[..., 0].mean(0) > 0.3).mean())
+  assert found['sink heads']['value'] == pytest.approx(heads.mean())
 
 
 def test_a_massive_channel_and_norms_against_numpy():
@@ -183,14 +193,14 @@ def test_a_massive_channel_and_norms_against_numpy():
   assert found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4)
   assert found['kurtosis']['block'] == 3
 
-  for kind, block, x in (
-    ('value', 1, values.transpose(0, 1, 3, 2, 4)),
-    ('hidden', 2, hidden[..., None, :]),
-  ):
-    norms = np.linalg.norm(x[:, block], axis=-1).mean(-1)
+  norms_SxT = {
+    'value': np.linalg.norm(values[:, 1], axis=-1).mean(1),
+    'hidden': np.linalg.norm(hidden[:, 2], axis=-1),
+  }
+  for block, (kind, norms) in enumerate(norms_SxT.items(), 1):
     row = found[f'{kind} norm ratio']
-    expected = (norms[:, 0] / norms[:, 1:].mean(1)).mean()
-    assert row['value'] == near(expected)
+    ratios = norms[:, 0] / norms[:, 1:].mean(1)
+    assert row['value'] == near(ratios.mean())
     assert row['beyond']
     assert row['block'] == block + 1
     assert row['uniform'] == 1
