@@ -51,6 +51,7 @@ def test_kept_mass_is_the_sum_over_a_map_of_softmax(window):
   i, j = np.ogrid[:200, :200]
   visible = (j <= i) & (i - j < (window or 200))
   weights = softmax(np.where(visible, scores, -np.inf), -1)
+
   # Masses are sums of at most 200 numbers that are rounded to 2^-24 of themselves.
   np.testing.assert_allclose(found, kept_pairs(weights), atol=1e-6)
 
@@ -70,6 +71,7 @@ def test_kept_mass_of_other_attention_is_that_of_its_normalised_rows(spec, param
   qk = transform_qk(spec, q, k, params)
   found = module.kept_mass(Seen(spec, qk, params), PAIRS)
   rows = sj.attention_map(spec, q, k, params, proxy=True)
+
   np.testing.assert_allclose(found, kept_pairs(np.float64(rows)), atol=1e-6)
 
 
@@ -90,6 +92,7 @@ def test_memory_is_linear_in_the_length():
   # If all keys are equal, attention is uniform, and the mass is a share of the keys.
   ones = np.ones((1, 65536, 1, 8), np.float32)
   expected = [np.mean((s + w) / np.arange(s + w + 1, 65537)) for s, w in pairs]
+
   np.testing.assert_allclose(program(ones, ones)[0, 0], expected, atol=2e-6)
 
 
@@ -189,12 +192,15 @@ def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
   # llama.cpp drops half of its c - keep tokens. The rest must be as many as the window holds, and
   # it pads 4 + 2 * 508 to a multiple of 256. It keeps a BOS in addition to what --keep says.
   assert advice['llama_cpp'] == '--context-shift --keep 4 -c 1024'
+
   with_bos = advised(lambda policy: 0.5 if policy.sinks else 3, bos=True)[-1]
+
   assert with_bos['llama_cpp'] == '--context-shift --keep 3 -c 1024'
 
 
 def test_a_mean_within_one_per_cent_is_not_safe_if_the_interval_over_texts_reaches_further():
   rows = advised(lambda policy: [0, 0, 0, 0, 0, 0, 0, 7])
+
   for row in of_part(rows, 'cache'):
     assert row['change'] < 1 < row['high']
     assert not row['safe']
@@ -204,6 +210,7 @@ def test_a_mean_within_one_per_cent_is_not_safe_if_the_interval_over_texts_reach
 
 def test_a_tool_has_a_line_only_where_it_does_what_was_measured():
   safe = lambda policy: 0.5
+
   assert {'kvpress', 'llama_cpp'} <= set(advised(safe)[-1])
   # llama.cpp shifts no model with windows, and kvpress does not shorten them.
   for family in (None, 'gemma3_text', 'jamba'):
@@ -218,11 +225,13 @@ def test_caches_that_are_not_tried_have_a_reason_and_controls_always_run():
   run = small_run(attention=sj.AttentionSpec(position=sj.Nope()))
   run.params['blocks']['attention']['query']['kernel'] *= 0  # uniform attention
   rows = of_part(sj.analyse('cache', run, tokens(4, 96)).rows, 'cache')
+
   for row in rows:
     untried = row['first'] > 0 and row['kept'] < 0.5
     assert ('reason' in row) == untried
     assert ('loss' in row) != untried
   assert any('reason' in row for row in rows)
+
   with pytest.raises(ValueError, match='sequences'):
     sj.analyse('cache', run, tokens(3, 96))
 
@@ -233,6 +242,7 @@ def test_advice_holds_on_texts_it_was_not_made_on(seed):
   run = small_run(sharp=1 + seed)
   ids = np.random.default_rng(seed).integers(0, VOCABULARY, (48, 96))
   rows = sj.analyse('cache', run, ids).rows
+
   assert of_part(rows, 'advice')
   for held in of_part(rows, 'held out')[-1:]:
     assert held['low'] <= 1  # within 1 %, at the lower end of the new texts' interval

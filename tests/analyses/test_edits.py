@@ -41,9 +41,11 @@ def test_without_an_edit_the_logits_are_those_of_the_model(changes):
   run = small_run(implementation='chunked', **changes)
   ids = tokens(3, 11)
   logits = run.logits(ids)
+
   np.testing.assert_array_equal(edited(run, ids), logits)
 
   kept = np.arange(11 + run.config.sink_tokens) != 1
+
   for edit in (
     {'keep_NxBxHxT': kept},
     {'values_NxBxT': kept},
@@ -65,6 +67,7 @@ def test_each_edit_is_that_of_numpy(layers, pattern):
   values = {'values_NxBxT': draw(3, 9)}
   heads = {'heads_NxH': draw(4)}
   every = keep | values | heads | later
+
   for chosen in ({}, keep, values, heads, caps, later, every):
     expected = forward(run, ids, **chosen)[0]
     # Every block adds a few float32 roundings of 6e-8 each, and sharp queries multiply them.
@@ -184,8 +187,11 @@ def test_numbers_are_those_of_the_edits_that_were_asked_for(planted, measured, r
   )
 
   shown = {name: row[name] for name in expected}
+
   assert shown == pytest.approx(expected, abs=1e-5)  # losses are about 6
+
   beaten = max(*control, *matched.values(), 0.01 * base.mean())
+
   assert row['beyond'] == (row['low'] > beaten)
   assert isinstance(row['beyond'], bool)
 
@@ -210,6 +216,7 @@ def test_the_planted_channel_is_capped_at_the_largest_other_one(planted, measure
 
   largest_M = np.abs(np.delete(hidden, 5, -1)).max((1, 2, 3))
   expected = np.where(np.arange(16) == 5, largest_M[:, None], np.inf)
+
   np.testing.assert_allclose(caps, expected, rtol=1e-5)
   assert rows['cap the massive channels']['cap'] == pytest.approx(np.median(largest_M))
   for control in (*controls, matched):
@@ -220,6 +227,7 @@ def test_the_planted_channel_is_capped_at_the_largest_other_one(planted, measure
   # Of the same size: the other channel with the largest entries.
   by_channel = np.abs(hidden).max(2).mean(1).max(0)
   by_channel[5] = 0
+
   assert np.flatnonzero(matched == 0).tolist() == [by_channel.argmax()]
 
 
@@ -237,6 +245,7 @@ def test_dormant_heads_are_removed_and_as_many_in_their_block(planted, measured,
   dormant, *controls = changes['remove the dormant heads']
 
   shares = norms.mean((1, 2)) / norms.mean((1, 2, 3))[:, None]
+
   np.testing.assert_array_equal(dormant, shares >= 0.25)
   for heads in controls:
     assert (~heads).sum(1).tolist() == [0, 2]
@@ -283,9 +292,11 @@ def test_a_key_that_nobody_sees_is_a_text_without_its_token():
 
 def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
+
   assert not any('change' in row for row in rows)  # 8 tokens are too few for a control position
   assert rows[0]['targets'].startswith('position')
   assert [row['targets'] for row in rows[3:]] == ['none'] * 3
+
   with pytest.raises(ValueError, match='--controls=0'):
     sj.analyse('edits', small_run(), tokens(2, 8), controls=0)
 

@@ -28,8 +28,11 @@ def test_numbers_are_those_of_full_maps(explored):
   alpha_NxSxHxT = importance(RUN, ids)
   # Four digits, and float32 sums of 20 weights.
   close = functools.partial(np.testing.assert_allclose, rtol=6e-4, atol=1e-6)
+
   close(numbers['importance'], alpha_NxSxHxT.mean(1)[..., :10])
+
   rates_ExK = np.transpose(numbers['sink_rates'])
+
   for epsilon, rate_K in zip(numbers['epsilons'], rates_ExK, strict=True):
     above_T = (alpha_NxSxHxT > epsilon).mean((0, 1, 2))
     close(rate_K, 100 * above_T[:10])
@@ -39,6 +42,7 @@ def test_numbers_are_those_of_full_maps(explored):
   norms_NxSxHkvxT = np.asarray(RUN.record(ids).layers.value_norm_BxHxT, np.float64)
   mean_NxHkvxT = norms_NxSxHkvxT.mean(1)
   ratios_NxHkv = mean_NxHkvxT[..., 0] / mean_NxHkvxT[..., 1:].mean(-1)
+
   # Heads 1 and 2 read key/value head 1.
   close(numbers['value_ratio'], np.repeat(ratios_NxHkv, 2, 1))
 
@@ -62,6 +66,7 @@ def test_maps_are_bytes_of_roots(explored):
 def test_distances_keep_the_attention(explored):
   weights_NxHxTxT = maps(RUN, tokens(6, 20)[:4]).mean(1)
   [numbers] = explored.numbers
+
   for n, h in np.ndindex(2, 4):
     distance = numbers['distance'][n][h]
     within = lambda d: np.tril(np.triu(weights_NxHxTxT[n, h], -d)).sum() / 20
@@ -78,7 +83,9 @@ def test_a_run_that_kept_maps_is_shown_by_its_steps(tmp_path):
   with contextlib.redirect_stdout(io.StringIO()):
     train(config(steps=6, probe__every=2, probe__maps=3), tmp_path / 'run')
   steps = {int(path.stem) for path in (tmp_path / 'run/maps').iterdir()}
+
   assert steps == {0, 4, 6}  # of 0, 2, 4 and 6
+
   run = sj.load_run(tmp_path / 'run')
   found = explore(Model(run, InputOptions()))
 
@@ -88,11 +95,15 @@ def test_a_run_that_kept_maps_is_shown_by_its_steps(tmp_path):
 
   ids = np.asarray(run.probe_tokens)
   last = sj.probe(run, ids).importance[..., :10].mean(0)
+
   np.testing.assert_allclose(found.numbers[2]['importance'], last, rtol=1e-3, atol=1e-6)
+
   weights_NxHxTxT = maps(run, ids[:1])[:, 0]
   queries, keys = np.tril_indices(ids.shape[1])
+
   assert_roots(found.roots_SxNxHxP[2], weights_NxHxTxT[..., queries, keys])
 
   (tmp_path / 'run/maps/4.json').write_text('{}')
+
   with pytest.raises(ValueError, match='4.json does not hold maps'):
     explore(Model(run, InputOptions()))

@@ -48,6 +48,7 @@ def test_norms():
   # The last hidden state is taken before the final norm, so a larger gain changes nothing.
   gain = {'gain': 1000 * run.params['final_norm']['gain']}
   louder = dataclasses.replace(run, params=run.params | {'final_norm': gain})
+
   assert sj.analyse('norms', louder, ids, batch_size=3).rows == found
 
 
@@ -83,6 +84,7 @@ def test_angles_by_loops_over_queries_and_keys(changes):
 
   alpha = importance(run, ids)[..., 0].mean(1)
   close = functools.partial(pytest.approx, rel=1e-4, abs=1e-5)
+
   for row in rows:
     at = row['block'] - 1, row['head'] - 1
     assert row['importance'] == near(alpha[at])
@@ -93,6 +95,7 @@ def test_angles_by_loops_over_queries_and_keys(changes):
       assert row[f'{name}_others'] == close(np.mean(of_queries))
 
   with_maps = [row for row in rows if 'cosine' in row]
+
   assert [(row['block'], row['head']) for row in with_maps] == [(1, 3), (2, 2)]
   for row in with_maps:
     assert row['averaged'] == 'mean of 4 sequences'
@@ -110,6 +113,7 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
   ordered = np.sort(alpha, None)
 
   found = [row['importance'] for row in rows]
+
   assert found == near([*ordered[:-3:-1], *ordered[1::-1]])
 
   for row in rows:
@@ -117,6 +121,7 @@ def test_maps_of_two_heads_with_sinks_and_two_without():
     assert_allclose(row['map'], expected, atol=6e-5)
 
   [one] = sj.analyse('maps', run, ids[:1], heads=('2.3',)).rows
+
   assert_allclose(one['map'], maps(run, ids[:1])[1, 0, 2], atol=6e-5)
   assert one['averaged'] == 'one sequence'
   assert 'raw_map' not in one
@@ -153,7 +158,9 @@ def test_the_last_query(changes):
   rows = sj.analyse('last_query', run, ids, batch_size=3).rows
 
   assert [row['layer'] for row in rows] == [0, 1]
+
   close = functools.partial(assert_allclose, rtol=1e-4, atol=1e-6)
+
   close([row['attention'] for row in rows], heads.mean(1))
   close([row['deviation'] for row in rows], heads.std(1))
 
@@ -165,10 +172,12 @@ def test_positions_are_those_of_edited_maps():
   rows = {(row['change'], row['position']): row for row in result.rows}
 
   edits = itertools.product(('replaced', 'swapped'), (2, 5, 30))
+
   assert list(rows) == [('', 1), *edits]
 
   inputs = random_tokens(258, sequences=6, tokenizer=run.tokenizer, repeat=True)
   ids = inputs.tokens
+
   for (change, t), row in rows.items():
     table = np.array(run.params['positions'])
     order = np.arange(len(table))

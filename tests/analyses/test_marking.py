@@ -78,14 +78,17 @@ def test_the_planted_sub_layer_is_found(planted):
   assert mark['along_random'] < 1
 
   [sentence] = Card('planted', {'marking': result}).sentences
+
   assert sentence.startswith("Block 2's feed-forward network marks the first token: it adds")
 
   state = part(result.rows, 'state')
+
   assert [row['appears'] for row in state] == [False, False, True, False, False]
   assert state[2]['cosine'] > 0.98
   assert state[2]['cosine_random'] < 0.9
 
   keys = part(result.rows, 'key')
+
   assert [row['heads'] for row in keys] == [0, 0, 1, 1]
   assert keys[0]['cosine'] is None
   assert keys[2]['cosine'] == pytest.approx(1, abs=1e-5)
@@ -93,6 +96,7 @@ def test_the_planted_sub_layer_is_found(planted):
 
 def test_an_untrained_model_is_said_nothing_of():
   run = small_run(layers=3, d_model=32)
+
   for seed in range(3):
     fresh = dataclasses.replace(run, params=init_params(run.config, seed))
     for bos in ('none', 'force'):
@@ -106,7 +110,9 @@ def test_texts_that_begin_with_one_token_have_no_cosine():
   rows = sj.analyse('marking', small_run(pattern=HYBRID), ids).rows
 
   assert all(row['cosine'] is None for row in part(rows, 'state'))
+
   of_block_1 = [row['what'] for row in part(rows, 'addition')[:2]]
+
   assert of_block_1 == ['Mamba mixer', 'feed-forward network']
 
   with pytest.raises(ValueError, match='--controls=0'):
@@ -173,6 +179,7 @@ def test_rows_of_states_are_those_of_numpy(measured):
   rows, streams, _, direction, drawn = measured
   # Texts 1 and 2 begin with the same token.
   pairs = [pair for pair in itertools.permutations(range(4), 2) if sum(pair) != 1]
+
   for h, row in zip(streams, part(rows, 'state'), strict=True):
     u = unit(h)
     cosine = lambda at: np.mean([u[s, at[s]] @ u[t, at[t]] for s, t in pairs])
@@ -186,6 +193,7 @@ def test_rows_of_states_are_those_of_numpy(measured):
 def test_rows_of_additions_are_those_of_numpy(measured):
   rows, _, added, direction, drawn = measured
   additions = added.reshape(6, 4, 9, 16)
+
   for x, row in zip(additions, part(rows, 'addition'), strict=True):
     norms = np.linalg.norm(x, axis=-1)
     along = x @ direction
@@ -201,6 +209,7 @@ def test_cosines_of_keys_are_those_of_numpy():
   record = lambda part: run.record(ids, sj.RecordOptions(attention=part)).layers.attention
   found = record(key_cosines)
   q, k = (np.asarray(x) for x in record(queries_keys))
+
   for n, s, h, j in np.ndindex(2, 3, 4, 7):
     query = q[n, s, 1:, h].mean(0)
     key = k[n, s, j, h // 2]
@@ -236,6 +245,7 @@ def test_nothing_left_out_is_the_model(changes):
   ids = tokens(2, 7)
   plain = run.record(ids, OPTIONS).layers
   same = without(run, ids, np.zeros((2, 2, 7), bool))
+
   np.testing.assert_array_equal(plain.importance.normalized, same.importance.normalized)
   np.testing.assert_array_equal(plain.hidden, same.hidden[:, 1])
 
@@ -256,4 +266,5 @@ def test_left_out_everywhere_is_a_kernel_of_zero(changes, sub_layer, kernel):
     params['blocks'][sub_layer][kernel]['kernel'][1] = 0
   zeroed = dataclasses.replace(run, params=params)
   expected = zeroed.record(ids, OPTIONS).layers
+
   np.testing.assert_allclose(found.hidden[:, 1], expected.hidden, atol=1e-6)

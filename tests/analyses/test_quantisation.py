@@ -68,6 +68,7 @@ def test_heads_are_rotated_as_llama_cpp_does(channels, is_key, size):
 
   # Rounding takes a few numbers near a tie to the other side, another rotation takes all.
   error = np.abs(found - expected).mean()
+
   assert error < 1e-2 * np.abs(plain - expected).mean()
 
 
@@ -80,11 +81,13 @@ def test_heads_of_96_channels_are_not_rotated(is_key):
 def test_caches_of_vllm():
   x = heads()
   stored = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+
   np.testing.assert_array_equal(ROWS['fp8'](x, True), stored.astype(np.float32))
 
   largest = np.abs(x).max(-1, keepdims=True)
   scale = np.maximum(largest / np.float32(127), np.float32(1e-6))
   whole = (x * (1 / scale)).astype(np.int8)  # as a store of the kernel: towards zero
+
   np.testing.assert_allclose(ROWS['int8_per_token_head'](x, True), whole * scale, rtol=2e-7)
 
 
@@ -94,6 +97,7 @@ def test_activations_are_rounded_as_numpy_does(strategy, axes):
   largest = np.abs(x.astype(np.float64)).max(axes, keepdims=True)
   scale = np.where(largest > 0, largest / 127, 1)
   found = ROWS[f'int8 per {strategy}'](x)
+
   np.testing.assert_allclose(found, np.round(x / scale) * scale, rtol=3e-7)  # of float32 scales
 
   low = np.minimum(x.min(axes, keepdims=True), 0)
@@ -102,10 +106,12 @@ def test_activations_are_rounded_as_numpy_does(strategy, axes):
   zero = np.round(-low / scale)
   level = np.clip(np.round(x / scale) + zero, 0, 255)
   found = ROWS[f'int8 per {strategy}, zero point'](x)
+
   np.testing.assert_allclose(found, (level - zero) * scale, rtol=3e-7)
 
   # 8 levels on both sides of zero, ties to even.
   ties = np.array([[[7, 2.5, 3.5, -0.5]]], np.float32)
+
   assert quantisers.symmetric(ties, 7, (2,)).tolist() == [[[7, 2, 4, 0]]]
 
 
@@ -144,15 +150,18 @@ def test_what_is_not_quantised_is_the_model(changes):
   losses = lambda chosen: losses_of(run, ids, chosen, dtype=run.config.dtype)
   base = losses(lambda block, layer: 0)
   expected = next_nats(run.logits(ids), ids).mean(1)
+
   np.testing.assert_allclose(base, expected, rtol=2e-6)  # the noise is 1e-6
 
   # Quantising each block changes the loss, and by a different amount. Blocks count from 1.
   numbers = range(1 + run.config.layers)
   blocks = [losses(lambda block, layer: int(block == n and layer != 'cache')) for n in numbers]
+
   assert np.array_equal(blocks[0], base)
   assert len({float(x.sum()) for x in blocks}) == len(blocks)
 
   of_cache = losses(lambda block, layer: WORST * (layer == 'cache'))
+
   assert not np.array_equal(of_cache, base)
 
 
@@ -167,6 +176,7 @@ def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
 
   of_queries = lambda name, x: rounded(x, 127, (1, 2)) if name == 'query' else x
   of_cache = lambda x: rounded(x, 7, (1, 2, 3))
+
   for layer, number, change in (
     ('query', 1, {'read': of_queries}),
     ('cache', WORST, {'cached': of_cache}),
@@ -233,10 +243,13 @@ def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(rows):
   # Random tokens lack the channel, so sparing them keeps the scale. A scale per token needs no
   # spared token.
   assert random['recovered_least'] < random['recovered_most']
+
   per_token = of_all(rows, 'int8 per token', 'none')
+
   assert abs(per_token['change']) < none['change'] / 20
 
   single = of_all(rows, 'int8 per tensor, zero point', 'none')
+
   assert single['runs'] == 1
   assert single['least'] is None
   assert single['most'] is None
@@ -253,13 +266,16 @@ def test_a_spared_token_leaves_the_loss_of_a_token_without_the_channel(planted, 
   )
 
   assert np.array_equal(found, expected)
+
   none = of_all(rows, 'int8 per tensor', 'none')
   base = none['loss'] - none['change']
+
   assert none['change'] > 20 * abs(found.mean() - base)
 
 
 def test_rows_name_modules_blocks_and_sinks(planted, rows):
   modules = {row['module'] for row in rows if row['part'] == 'module'}
+
   assert len(modules) == 7
   assert [row['block'] for row in rows if row['part'] == 'block'] == [1, 2]
 
@@ -268,12 +284,14 @@ def test_rows_name_modules_blocks_and_sinks(planted, rows):
   sinks = 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)
   named = ', '.join(map(str, sinks))
   of_sinks = [row for row in rows if row.get('spared') == 'sinks']
+
   assert of_sinks
   assert {row['positions'] for row in of_sinks} == {named}
 
 
 def test_random_tokens_are_not_sinks():
   spared = quantisation._spared((3, 12), np.array([0, 6]))
+
   assert all(mask.shape == (4, 3, 12) for mask in spared.values())
   assert not spared['none'].any()
   assert np.flatnonzero(spared['sinks'][0, 2]).tolist() == [0, 6]

@@ -58,10 +58,12 @@ def test_a_planted_sink_is_found_with_its_mass():
   assert largest['low'] == pytest.approx(largest['high'])  # all sequences are equal
 
   uniform = sum(1 / i for i in range(1, T + 1)) / T
+
   assert largest['uniform'] == pytest.approx(uniform)
 
   mean = found['mean importance']
   expected = (exact + (N * H - 1) * uniform) / (N * H)
+
   assert mean['value'] == pytest.approx(expected)
   assert not mean['beyond']
 
@@ -70,11 +72,13 @@ def test_a_planted_sink_is_found_with_its_mass():
     assert found[name]['beyond']
 
   expected = 1 - (1 - found['least entropy']['value']) / (N * H)
+
   assert found['mean entropy']['value'] == pytest.approx(expected)
 
   heads = {
     (row['block'], row['head']): row['value'] for row in rows if row['measure'] == 'importance'
   }
+
   assert len(heads) == N * H
   assert max(heads, key=heads.get) == (2, 2)
   assert heads[1, 1] == pytest.approx(uniform)
@@ -99,7 +103,9 @@ def test_peaks_without_a_sink_are_not_beyond_a_null():
   rows = signature.from_arrays(attentions=list(weights))
 
   assert not any(row.get('beyond') for row in rows)
+
   found = by_measure(rows)
+
   assert found['least entropy']['high'] < 0.5
   assert found['least entropy']['beyond'] is None
 
@@ -114,6 +120,7 @@ def test_uniform_attention_is_not_a_sink():
   found = by_measure(rows)
   entropy = found['least entropy']
   largest = found['largest importance']
+
   assert entropy['value'] == pytest.approx(1)
   assert entropy['uniform'] == 1
   assert largest['value'] == pytest.approx(largest['uniform'])
@@ -141,6 +148,7 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
     'sink rate': (at_RxSxNxH > 0.3).mean((1, 2, 3)),
     'sink heads': (at_RxSxNxH.mean(1) > 0.3).mean((1, 2)),
   }
+
   for name, drawn_R in by_draw.items():
     expected = np.percentile(drawn_R, 99)
     assert found[name]['random_positions'] == pytest.approx(expected, rel=1e-5)
@@ -148,11 +156,13 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
   row = found['mean importance']
   first_SxNxH = alpha[..., 0]
   low, high = stats.ttest_1samp(first_SxNxH.mean((1, 2)), 0).confidence_interval(0.99)
+
   assert row['low'] == pytest.approx(low, rel=1e-5)
   assert row['high'] == pytest.approx(high, rel=1e-5)
 
   shares = first_SxNxH > 0.3
   heads = first_SxNxH.mean(0) > 0.3
+
   assert found['sink rate']['value'] == pytest.approx(shares.mean())
   assert found['sink heads']['value'] == pytest.approx(heads.mean())
 
@@ -184,12 +194,15 @@ def test_a_massive_channel_and_norms_against_numpy():
   assert massive['position'] == 1
   assert massive['channel'] == 5
   assert massive['beyond']
+
   # The largest of T D normal numbers is about 3.2, and their median 0.67. The bound from them is
   # within a third of what is drawn.
   expected = (abs(hidden[:, 1]).max((1, 2)) / medians).mean()
+
   assert massive['uniform'] == pytest.approx(expected, rel=0.3)
 
   kurtosis = stats.kurtosis(hidden[:, 2].reshape(S, -1), axis=1, fisher=False).mean()
+
   assert found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4)
   assert found['kurtosis']['block'] == 3
 
@@ -197,6 +210,7 @@ def test_a_massive_channel_and_norms_against_numpy():
     'value': np.linalg.norm(values[:, 1], axis=-1).mean(1),
     'hidden': np.linalg.norm(hidden[:, 2], axis=-1),
   }
+
   for block, (kind, norms) in enumerate(norms_SxT.items(), 1):
     row = found[f'{kind} norm ratio']
     ratios = norms[:, 0] / norms[:, 1:].mean(1)
@@ -210,6 +224,7 @@ def test_a_massive_channel_and_norms_against_numpy():
 
   norms = np.linalg.norm(heads, axis=-1).mean(-1)
   expected = (norms[:, 0, 3] / norms[:, 0].mean(1)).mean()
+
   assert found['least head norm']['value'] == near(expected)
   assert found['least head norm']['block'] == 1
   assert found['least head norm']['head'] == 4
@@ -270,6 +285,7 @@ def test_an_array_of_another_batch_is_named_with_its_axis(name, axis, words):
     named = f'^{name} has {shape[axis]} {words} .* and {first} has {shape[axis] - 1}'
     with pytest.raises(ValueError, match=named):
       signature.from_arrays(**{first: given}, **arrays | {name: np.ones(shape)})
+
   with pytest.raises(ValueError, match='^keys has 1 key/value heads .* values has 2'):
     signature.from_arrays(values=arrays['values'], keys=arrays['keys'][:, :, :1])
 
@@ -285,22 +301,28 @@ def test_a_model_agrees_with_its_probe_and_has_nulls():
   assert found['largest importance']['value'] == near(report.head_importance().max())
 
   summary = report.summary()
+
   assert found['mean entropy']['value'] == near(np.mean(summary['entropy_ratio']))
   # The probe divides means, and the signature averages the ratios of sequences. Kurtosis is the
   # same.
   assert found['value norm ratio']['value'] == pytest.approx(min(summary['value_ratio']), rel=0.1)
+
   expected = max(summary['kurtosis_moment'][1:])
+
   assert found['kurtosis']['value'] == near(expected)
 
   fresh = sj.Run(run.config, init_params(run.config, 0))
   expected = sj.probe(fresh, ids).head_importance().mean()
+
   assert found['mean importance']['untrained'] == near(expected)
 
   shuffled = np.random.default_rng(0).permuted(ids, axis=1)
   expected = sj.probe(run, shuffled).head_importance().mean()
+
   assert found['mean importance']['shuffled'] == near(expected)
 
   json.dumps(result.rows, allow_nan=False)
+
   assert result.plot().axes
 
 
