@@ -32,7 +32,7 @@ def part(rows, name):
 
 @pytest.fixture(scope='module')
 def planted():
-  """Position 1 has channel 3, block 2 makes channel 5 of it, and keys of blocks 3 and 4 read that."""
+  """Position 1 has channel 3, of which block 2 makes channel 5, and blocks 3 and 4 read that."""
   run = small_run(layers=4, attention=sj.AttentionSpec(position=sj.Learned(max_length=32)))
   params = jax.tree.map(np.array, run.params)
   blocks = params['blocks']

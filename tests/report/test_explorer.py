@@ -27,17 +27,19 @@ READY = """
     element(id).value = value;
     element(id).dispatchEvent(new window.Event('input'));
   };
-  const press = (id, key) => element(id).dispatchEvent(new window.KeyboardEvent('keydown', { key }));
+  const press = (id, key) =>
+    element(id).dispatchEvent(new window.KeyboardEvent('keydown', { key }));
 """
 # Reads what the page shows, before and after each step.
 SCRIPT = (
   READY
   + """
   const found = [];
+  const texts = (cells) => [...document.querySelectorAll(cells)].map((cell) => cell.textContent);
   const read = () => found.push({
     rate: element('rate').textContent,
     chosen: ['layer', 'head'].map((id) => element(id).selectedOptions[0].text),
-    numbers: [...document.querySelectorAll('#numbers td:last-child')].map((cell) => cell.textContent),
+    numbers: texts('#numbers td:last-child'),
     attends: element('attends').textContent,
     pressed: [...element('tokens').children].findIndex((x) => x.ariaPressed === 'true') + 1,
   });
