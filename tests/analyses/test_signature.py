@@ -167,7 +167,9 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
   assert found['sink heads']['value'] == pytest.approx(heads.mean())
 
 
-def test_a_massive_channel_and_norms_against_numpy():
+@pytest.fixture(scope='module')
+def arrays():
+  """A massive channel in block 3, short first values in block 2, a dormant head in block 1."""
   rng = np.random.default_rng(0)
   hidden = rng.standard_normal((S, N, T, 16))
   values = rng.standard_normal((S, N, 2, T, 8))
@@ -175,19 +177,18 @@ def test_a_massive_channel_and_norms_against_numpy():
   hidden[:, 2, 0, 5] = 900
   values[:, 1, :, 0] *= 0.1
   heads[:, 0, 3] *= 0.01
-  found = by_measure(signature.from_arrays(hidden=hidden, values=values, heads=heads))
+  return dict(hidden=hidden, values=values, heads=heads)
 
-  assert set(found) == {
-    'value norm ratio',
-    'hidden norm ratio',
-    'massive activation',
-    'kurtosis',
-    'dormant heads',
-    'least head norm',
-  }
 
-  massive = found['massive activation']
+@pytest.fixture(scope='module')
+def found(arrays):
+  return by_measure(signature.from_arrays(**arrays))
+
+
+def test_a_massive_channel_against_numpy(arrays, found):
+  hidden = arrays['hidden']
   medians = np.median(abs(hidden[:, 2]).reshape(S, -1), 1)
+  massive = found['massive activation']
 
   assert massive['value'] == near((900 / medians).mean())
   assert massive['block'] == 3
@@ -198,36 +199,49 @@ def test_a_massive_channel_and_norms_against_numpy():
   # The largest of T D normal numbers is about 3.2, and their median 0.67. The bound from them is
   # within a third of what is drawn.
   expected = (abs(hidden[:, 1]).max((1, 2)) / medians).mean()
-
   assert massive['uniform'] == pytest.approx(expected, rel=0.3)
 
   kurtosis = stats.kurtosis(hidden[:, 2].reshape(S, -1), axis=1, fisher=False).mean()
-
   assert found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4)
   assert found['kurtosis']['block'] == 3
 
-  norms_SxT = {
-    'value': np.linalg.norm(values[:, 1], axis=-1).mean(1),
-    'hidden': np.linalg.norm(hidden[:, 2], axis=-1),
-  }
 
-  for block, (kind, norms) in enumerate(norms_SxT.items(), 1):
+def test_norms_against_numpy(arrays, found):
+  norms_SxT = {
+    'value': np.linalg.norm(arrays['values'][:, 1], axis=-1).mean(1),
+    'hidden': np.linalg.norm(arrays['hidden'][:, 2], axis=-1),
+  }
+  for block, (kind, norms) in enumerate(norms_SxT.items(), 2):
     row = found[f'{kind} norm ratio']
     ratios = norms[:, 0] / norms[:, 1:].mean(1)
     assert row['value'] == near(ratios.mean())
     assert row['beyond']
-    assert row['block'] == block + 1
+    assert row['block'] == block
     assert row['uniform'] == 1
 
-  assert found['dormant heads']['value'] == pytest.approx(1 / (N * H))
-  assert found['dormant heads']['beyond']
 
-  norms = np.linalg.norm(heads, axis=-1).mean(-1)
-  expected = (norms[:, 0, 3] / norms[:, 0].mean(1)).mean()
+def test_a_dormant_head_against_numpy(arrays, found):
+  norms = np.linalg.norm(arrays['heads'], axis=-1).mean(-1)
+  ratios = norms[:, 0, 3] / norms[:, 0].mean(1)
+  dormant = found['dormant heads']
+  least = found['least head norm']
 
-  assert found['least head norm']['value'] == near(expected)
-  assert found['least head norm']['block'] == 1
-  assert found['least head norm']['head'] == 4
+  assert dormant['value'] == pytest.approx(1 / (N * H))
+  assert dormant['beyond']
+  assert least['value'] == near(ratios.mean())
+  assert least['block'] == 1
+  assert least['head'] == 4
+
+
+def test_without_importance_there_are_measures_of_states_only(found):
+  assert set(found) == {
+    'value norm ratio',
+    'hidden norm ratio',
+    'massive activation',
+    'kurtosis',
+    'dormant heads',
+    'least head norm',
+  }
 
 
 ALPHA = np.full((2, 3, 4, 5), 0.1)
