@@ -7,6 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.linalg
 
 import sink_jax as sj
 from sink_jax.analyses import quantisation, quantisers
@@ -21,49 +22,68 @@ ROWS = {row.name: row.function for row in (*ACTIVATIONS, *CACHES)}
 
 def heads(channels=64):
   """Keys (2, 5, 3, channels) with outliers, a token of zeros, ties, and numbers beyond 448."""
-  x = np.random.default_rng(0).standard_normal((2, 5, 3, channels)).astype(np.float32)
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, 5, 3, channels)).astype(np.float32)
   x[..., 3] *= 30
-  x[0, 1], x[1, 2, 0, :4] = 0, (900, -0.5, 0.5, 1.5)
+  x[0, 1] = 0
+  x[1, 2, 0, :4] = 900, -0.5, 0.5, 1.5
   x[1, 3, 0, :32] = np.arange(32) - 15.2
   return x
+
+
+def of_ggml(x, name):
+  """Rounded and read again."""
+  kind = gguf.GGMLQuantizationType[name.upper()]
+  stored = gguf.quants.quantize(np.float32(x), kind)
+  return gguf.quants.dequantize(stored, kind)
 
 
 @pytest.mark.parametrize('name', ['q8_0', 'q4_0'])
 def test_blocks_are_rounded_as_ggml_does(name):
   x = heads()
-  kind = gguf.GGMLQuantizationType[name.upper()]
-  expected = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+  rounded = jax.jit(ROWS[f'{name}, not rotated'], static_argnums=1)
   for rows in (x, np.float32(1e-3) * x, x[..., :32]):
-    expected = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
-    found = jax.jit(ROWS[f'{name}, not rotated'], static_argnums=1)(rows, True)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(rounded(rows, True), of_ggml(rows, name))
 
 
-@pytest.mark.parametrize('channels, of_key', [(64, 64), (128, 128), (192, 64), (256, 256), (96, 0)])
-def test_heads_are_rotated_as_llama_cpp_does(channels, of_key):
-  """PR 21038: K with the largest power of 2 that divides a head, V by 64, neither at 96."""
+@pytest.mark.parametrize(
+  'channels, is_key, size',
+  [
+    (64, True, 64),
+    (128, True, 128),
+    (192, True, 64),
+    (256, True, 256),
+    (128, False, 64),
+    (192, False, 64),
+  ],
+)
+def test_heads_are_rotated_as_llama_cpp_does(channels, is_key, size):
+  """PR 21038: K with the largest power of 2 that divides a head, V by 64."""
   x = heads(channels)[:, 2:]
-  for is_key, size in ((True, of_key), (False, 64 if of_key else 0)):
-    rotated = x.astype(np.float64)
-    parity = np.array([[bin(i & j).count('1') for i in range(size)] for j in range(size)])
-    turn = np.kron(np.eye(channels // size), (-1.0) ** parity / np.sqrt(size)) if size else 1
-    if size:
-      rotated = x @ turn
-    kind = gguf.GGMLQuantizationType.Q8_0
-    stored = gguf.quants.dequantize(gguf.quants.quantize(np.float32(rotated), kind), kind)
-    expected = stored @ turn if size else stored
-    found = ROWS['q8_0'](x, is_key)
-    plain = ROWS['q8_0, not rotated'](x, is_key)
-    # Rounding takes a few numbers near a tie to the other side, another rotation takes all.
-    error = np.abs(found - expected).mean()
-    assert error < 1e-2 * np.abs(plain - expected).mean() if size else error == 0
+  hadamard = scipy.linalg.hadamard(size) / np.sqrt(size)
+  turn = np.kron(np.eye(channels // size), hadamard)
+  expected = of_ggml(x @ turn, 'q8_0') @ turn
+  found = ROWS['q8_0'](x, is_key)
+  plain = ROWS['q8_0, not rotated'](x, is_key)
+
+  # Rounding takes a few numbers near a tie to the other side, another rotation takes all.
+  error = np.abs(found - expected).mean()
+  assert error < 1e-2 * np.abs(plain - expected).mean()
+
+
+@pytest.mark.parametrize('is_key', [True, False])
+def test_heads_of_96_channels_are_not_rotated(is_key):
+  x = heads(96)
+  np.testing.assert_array_equal(ROWS['q8_0'](x, is_key), of_ggml(x, 'q8_0'))
 
 
 def test_caches_of_vllm():
   x = heads()
-  expected = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-  np.testing.assert_array_equal(ROWS['fp8'](x, True), expected)
-  scale = np.maximum(np.abs(x).max(-1, keepdims=True) / np.float32(127), np.float32(1e-6))
+  stored = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+  np.testing.assert_array_equal(ROWS['fp8'](x, True), stored.astype(np.float32))
+
+  largest = np.abs(x).max(-1, keepdims=True)
+  scale = np.maximum(largest / np.float32(127), np.float32(1e-6))
   whole = (x * (1 / scale)).astype(np.int8)  # as a store of the kernel: towards zero
   np.testing.assert_allclose(ROWS['int8_per_token_head'](x, True), whole * scale, rtol=2e-7)
 
@@ -75,6 +95,7 @@ def test_activations_are_rounded_as_numpy_does(strategy, axes):
   scale = np.where(largest > 0, largest / 127, 1)
   found = ROWS[f'int8 per {strategy}'](x)
   np.testing.assert_allclose(found, np.round(x / scale) * scale, rtol=3e-7)  # of float32 scales
+
   low = np.minimum(x.min(axes, keepdims=True), 0)
   high = np.maximum(x.max(axes, keepdims=True), 0)
   scale = np.where(high > low, (high - low) / np.float32(255), 1)
@@ -82,17 +103,28 @@ def test_activations_are_rounded_as_numpy_does(strategy, axes):
   level = np.clip(np.round(x / scale) + zero, 0, 255)
   found = ROWS[f'int8 per {strategy}, zero point'](x)
   np.testing.assert_allclose(found, (level - zero) * scale, rtol=3e-7)
+
   # 8 levels on both sides of zero, ties to even.
   ties = np.array([[[7, 2.5, 3.5, -0.5]]], np.float32)
   assert quantisers.symmetric(ties, 7, (2,)).tolist() == [[[7, 2, 4, 0]]]
 
 
 def test_a_cache_that_does_not_fit_the_heads_is_a_row_with_the_reason():
-  rows = sj.analyse('quantisation', small_run(), tokens()).rows
-  reasons = {row['quantiser']: row['reason'] for row in rows if 'reason' in row}
+  result = sj.analyse('quantisation', small_run(), tokens())
+  reasons = {row['quantiser']: row['reason'] for row in result.rows if 'reason' in row}
+
   assert set(reasons) == {'q8_0', 'q4_0', 'q8_0, not rotated', 'q4_0, not rotated'}
   assert reasons['q4_0'] == 'heads have 4 channels, and llama.cpp rounds blocks of 32'
-  assert len(sj.analyse('quantisation', small_run(), tokens()).plot().axes) == 2
+  assert len(result.plot().axes) == 2
+
+
+WORST = len(CACHES)  # the number of the worst quantiser of a cache
+
+
+def losses_of(run, ids, chosen, spared=False, seed=0, **options):
+  """Losses if `chosen` gives the number of a quantiser for a block and a layer; 0 is none."""
+  spared_SxT = np.broadcast_to(spared, ids.shape)
+  return quantisation._losses(model(run, ids, **options), ids, chosen, spared_SxT, seed)
 
 
 @pytest.mark.parametrize(
@@ -109,39 +141,37 @@ def test_a_cache_that_does_not_fit_the_heads_is_a_row_with_the_reason():
 def test_what_is_not_quantised_is_the_model(changes):
   run = small_run(**changes)
   ids = tokens()
-  measure = lambda on: quantisation._losses(
-    model(run, ids, dtype=run.config.dtype), ids, on, np.zeros(ids.shape, bool), 0
-  )
-  base = measure(lambda block, layer: 0)
+  losses = lambda chosen: losses_of(run, ids, chosen, dtype=run.config.dtype)
+  base = losses(lambda block, layer: 0)
   expected = next_nats(run.logits(ids), ids).mean(1)
   np.testing.assert_allclose(base, expected, rtol=2e-6)  # the noise is 1e-6
+
   # Quantising each block changes the loss, and by a different amount. Blocks count from 1.
-  blocks = [
-    measure(lambda b, layer: int(b == n and layer != 'cache')) for n in range(1 + run.config.layers)
-  ]
+  numbers = range(1 + run.config.layers)
+  blocks = [losses(lambda block, layer: int(block == n and layer != 'cache')) for n in numbers]
   assert np.array_equal(blocks[0], base)
   assert len({float(x.sum()) for x in blocks}) == len(blocks)
-  worst = len(CACHES)
-  assert not np.array_equal(measure(lambda block, layer: worst * (layer == 'cache')), base)
+
+  of_cache = losses(lambda block, layer: WORST * (layer == 'cache'))
+  assert not np.array_equal(of_cache, base)
 
 
 def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
   run = small_run(layers=1, attention=sj.AttentionSpec(position=sj.Nope()))
   ids = tokens()
-  rounded = lambda x, scale: np.round(x / scale) * scale
-  of_queries = lambda name, x: (
-    rounded(x, abs(x).max((1, 2), keepdims=True) / 127) if name == 'query' else x
-  )
-  of_cache = lambda x: rounded(x, abs(x).max((1, 2, 3), keepdims=True) / 7)
   plain = losses(run, ids).mean(1)
-  worst = len(CACHES)
 
+  def rounded(x, levels, axes):
+    scale = abs(x).max(axes, keepdims=True) / levels
+    return np.round(x / scale) * scale
+
+  of_queries = lambda name, x: rounded(x, 127, (1, 2)) if name == 'query' else x
+  of_cache = lambda x: rounded(x, 7, (1, 2, 3))
   for layer, number, change in (
     ('query', 1, {'read': of_queries}),
-    ('cache', worst, {'cached': of_cache}),
+    ('cache', WORST, {'cached': of_cache}),
   ):
-    chosen = lambda _, name: number * (name == layer)
-    found = quantisation._losses(model(run, ids), ids, chosen, np.zeros(ids.shape, bool), 0)
+    found = losses_of(run, ids, lambda _, name: number * (name == layer))
     expected = losses(run, ids, **change).mean(1)
     np.testing.assert_allclose(found, expected, rtol=1e-5)  # float32, and noise of 1e-6
     assert abs(found - plain).max() > 20 * abs(found - expected).max()
@@ -150,10 +180,9 @@ def test_one_quantised_layer_is_the_layer_of_quantised_inputs():
 def test_noise_is_relative_and_that_of_its_seed():
   run = small_run()
   ids = tokens()
-  measure = lambda seed: quantisation._losses(
-    model(run, ids), ids, lambda block, layer: 0, np.zeros(ids.shape, bool), seed
-  )
-  first, again, other = (measure(seed) for seed in (0, 0, 1))
+  none = lambda block, layer: 0
+  first, again, other = (losses_of(run, ids, none, seed=seed) for seed in (0, 0, 1))
+
   assert np.array_equal(first, again)
   assert 0 < abs(first - other).max() < 1e-5 * first.max()
 
@@ -164,51 +193,83 @@ def planted():
   run = small_run(norm='none', sharp=3.0)
   ids = tokens(4, 2) * [0, 1]
   params = jax.tree.map(np.array, run.params)
-  params['embed'][:, 0] = params['embed'][0] = 0
+  params['embed'][:, 0] = 0
+  params['embed'][0] = 0
   params['embed'][0, 0] = 3000
-  for part, names in (('attention', ('query', 'key', 'value')), ('ffn', ('w1', 'w2'))):
-    for name in names:
-      params['blocks'][part][name]['kernel'][:, 0] = 0
+  attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
+  readers = [attention['query'], attention['key'], attention['value'], ffn['w1'], ffn['w2']]
+  for layer in readers:
+    layer['kernel'][:, 0] = 0
   params['unembed']['kernel'][0] = 0
   run = dataclasses.replace(run, params=params)
   # The text goes on with the likeliest tokens, so that noise raises the loss.
   return run, np.concatenate([ids, run.generate(ids, 14)], 1)
 
 
-def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted):
-  run, ids = planted
-  rows = sj.analyse('quantisation', run, ids).rows
-  table = {(row['quantiser'], row['spared']): row for row in rows if row['part'] == 'all'}
-  none, sinks, random = (table['int8 per tensor', x] for x in ('none', 'sinks', 'random'))
+@pytest.fixture(scope='module')
+def rows(planted):
+  return sj.analyse('quantisation', *planted).rows
+
+
+def of_all(rows, quantiser, spared):
+  """The row of all modules."""
+  wanted = 'all', quantiser, spared
+  [found] = [
+    row for row in rows if (row['part'], row.get('quantiser'), row.get('spared')) == wanted
+  ]
+  return found
+
+
+def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(rows):
+  none, sinks, random = (
+    of_all(rows, 'int8 per tensor', spared) for spared in ('none', 'sinks', 'random')
+  )
+
   assert none['runs'] == 4
   assert none['least'] <= none['change'] <= none['most']
   assert none['destroyed']
   assert sinks['recovered'] == pytest.approx(none['change'] - sinks['change'])
-  # A token at position 1 that is spared leaves the loss of a token without the channel.
-  spare = lambda run: quantisation._losses(
-    model(run, ids),
-    ids,
-    lambda _, layer: int(layer != 'cache'),
-    np.arange(16) + np.zeros((4, 1)) == 0,
-    0,
-  )
-  params = jax.tree.map(np.array, run.params)
-  params['embed'][0, 0] = 0
-  assert np.array_equal(spare(run), spare(dataclasses.replace(run, params=params)))
-  assert none['change'] > 20 * abs(spare(run).mean() - (none['loss'] - none['change']))
+
   # Random tokens lack the channel, so sparing them keeps the scale. A scale per token needs no
   # spared token.
   assert random['recovered_least'] < random['recovered_most']
-  per_token = table['int8 per token', 'none']
+  per_token = of_all(rows, 'int8 per token', 'none')
   assert abs(per_token['change']) < none['change'] / 20
-  single = table['int8 per tensor, zero point', 'none']
-  assert (single['runs'], single['least'], single['most']) == (1, None, None)
-  assert len({row['module'] for row in rows if row['part'] == 'module'}) == 7
+
+  single = of_all(rows, 'int8 per tensor, zero point', 'none')
+  assert single['runs'] == 1
+  assert single['least'] is None
+  assert single['most'] is None
+
+
+def test_a_spared_token_leaves_the_loss_of_a_token_without_the_channel(planted, rows):
+  run, ids = planted
+  params = jax.tree.map(np.array, run.params)
+  params['embed'][0, 0] = 0
+  harmless = dataclasses.replace(run, params=params)
+  everything = lambda _, layer: int(layer != 'cache')
+  found, expected = (
+    losses_of(of, ids, everything, spared=np.arange(16) == 0) for of in (run, harmless)
+  )
+
+  assert np.array_equal(found, expected)
+  none = of_all(rows, 'int8 per tensor', 'none')
+  base = none['loss'] - none['change']
+  assert none['change'] > 20 * abs(found.mean() - base)
+
+
+def test_rows_name_modules_blocks_and_sinks(planted, rows):
+  modules = {row['module'] for row in rows if row['part'] == 'module'}
+  assert len(modules) == 7
   assert [row['block'] for row in rows if row['part'] == 'block'] == [1, 2]
-  alpha_SxNxHxT = importance(run, ids).swapaxes(0, 1)
-  rates_T = (alpha_SxNxHxT > 0.3).mean((0, 1, 2))[:8]
-  named = ', '.join(map(str, 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)))
-  assert all(row['positions'] == named for row in table.values() if row['spared'] == 'sinks')
+
+  alpha_NxSxHxT = importance(*planted)
+  rates_T = (alpha_NxSxHxT > 0.3).mean((0, 1, 2))[:8]
+  sinks = 1 + np.flatnonzero(rates_T >= rates_T.max() / 2)
+  named = ', '.join(map(str, sinks))
+  of_sinks = [row for row in rows if row.get('spared') == 'sinks']
+  assert of_sinks
+  assert {row['positions'] for row in of_sinks} == {named}
 
 
 def test_random_tokens_are_not_sinks():
