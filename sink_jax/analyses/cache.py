@@ -35,6 +35,7 @@ from sink_jax.models.decode import CachePolicy, check_policy
 from sink_jax.models.generate import text_losses
 from sink_jax.models.record import RecordOptions, Seen
 from sink_jax.models.run import record
+from sink_jax.models.sizes import cache_bytes_per_token
 from sink_jax.pictures.charts import lines
 from sink_jax.pictures.style import Row
 from sink_jax.pretrained.load import model_type
@@ -110,17 +111,20 @@ def cache(model: Model) -> list[Row]:
 
   'mass': the share of attention that a pair (first, recent) keeps, by block and head, and the share
   that it would keep of `uniform` attention. The pair (4, 64) has the `role` of the head: 'streams'
-  or 'retrieves'. 'cache': the mean share over all heads; the loss (nats) of a document's second
-  half, or from where the cache is full if that is later; and its change (per cent) from the loss
-  with the `full` cache, also of each 'document'. A cache is safe if the upper bound of the change
-  is at most 1 %. A cache that was not tried has the reason. The chosen cache is tried with both
-  numberings of positions. 'held out': that cache on the second half of the documents, which did not
-  choose it. 'advice': the safe cache with the fewest entries, if it is safe there too, for texts as
-  long as the documents; for this package, and for tools that run the family of the checkpoint:
+  or 'retrieves', and its `key_value_head`, from 1. 'cache': the mean share over all heads; the loss
+  (nats) of a document's second half, or from where the cache is full if that is later; its change
+  (per cent) from the loss with the `full` cache, also of each 'document'; and the `bytes` of the
+  cache and of the full one, of 16-bit keys and values. `within`: the upper bound of the change is
+  at most 1 %. A cache that was not tried has the reason. The smallest cache that is `within` is
+  tried again on the second half of the documents, which did not choose it: rows 'held out'. It is
+  `safe` if it is `within` there too; a larger one that is not tried there has None. 'advice': the
+  safe cache, for texts as long as the documents; for this package, and for tools that run the
+  family of the checkpoint:
 
   - llama.cpp drops half of the recent tokens at a time and renumbers the others, so it needs twice
     the window, and pads -c to a multiple of 256. It shifts only while it generates: a prompt must
-    be shorter than -c. There is no line if such a context holds all of a document.
+    be shorter than -c. There is no line if such a context holds all of a document. If not, the
+    cache is tried with renumbered positions too, and must be within 1 % on both halves.
   - kvpress drops tokens of a prompt once, and keeps the positions of the others. Its ratio is that
     of a prompt as long as the documents.
   """
@@ -139,34 +143,57 @@ def cache(model: Model) -> list[Row]:
   pairs = tuple(pair for pair in grid if sum(pair) < length)
   mass_SxNxHxG = _masses(model, pairs, tokens_SxT)
   kept_G = dict(zip(pairs, mass_SxNxHxG.mean((0, 1, 2))))
-  rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length)
+  groups = model.run.config.heads // model.run.config.dims.kv_heads
+  rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length, groups)
   full_SxT = cached_losses(model, tokens_SxT, _full(model, length))
   tried = []
   for first, recent in caches:
     policy = CachePolicy(first + recent, first, 'text')
     tried += _cache_rows(model, tokens_SxT, policy, kept_G[first, recent], full_SxT)
-  if not (safe := [row for row in tried if row.get('safe')]):
+  if not (within := [row for row in tried if row.get('within')]):
     words = f'Keep the full cache: none of those tried is safe for texts of up to {length} tokens.'
     return [*rows, *tried, {'part': 'advice', 'length': length, 'words': words}]
-  best = min(safe, key=lambda row: (row['size'], row['change']))
+  best = min(within, key=lambda row: (row['size'], row['change']))
   return [*rows, *tried, *_check(model, inputs, best, full_SxT)]
 
 
 def _check(model: Model, inputs: Inputs, best: Row, full_SxT: np.ndarray) -> list[Row]:
-  """The rows of a cache that the first documents chose: renumbered, held out, advice."""
+  """The rows of a cache that the first documents chose: held out, renumbered, advice.
+
+  Sets in `best` whether it is safe.
+  """
   tokens_SxT, others_SxT = np.array_split(inputs.tokens, 2)
   length, size, first = tokens_SxT.shape[1], best['size'], best['first']
   full_of_others_SxT = cached_losses(model, others_SxT, _full(model, length))
+  halves = (tokens_SxT, full_SxT), (others_SxT, full_of_others_SxT)
   policy = CachePolicy(size, first, 'text')
-  held, *documents = _cache_rows(model, others_SxT, policy, best['kept'], full_of_others_SxT)
-  held['part'] = 'held out'
-  policy = CachePolicy(size, first)
-  renumbered = _cache_rows(model, tokens_SxT, policy, best['kept'], full_SxT)
+  rows = _cache_rows(model, others_SxT, policy, best['kept'], full_of_others_SxT)
+  held = rows[0]
+  held |= {'part': 'held out', 'safe': held['within']}
+  best['safe'] = held['safe']
   advice = _advice(best, held, length, (len(tokens_SxT), len(others_SxT)))
-  if 'policy' in advice:
-    begins_with_bos = inputs.description['bos']['applied'] != 'none'
-    advice |= _flags(best, renumbered[0], length, model_type(model.run), begins_with_bos)
-  return [*renumbered, held, *documents, advice]
+  if not best['safe']:
+    return [*rows, advice]
+  family = model_type(model.run)
+  if family in TOOLS['kvpress']:
+    ratio = 1 - size / length
+    advice['kvpress'] = f'StreamingLLMPress(n_sink={first}, compression_ratio={ratio:.4g})'
+  context = -(-(first + 2 * best['recent']) // _CONTEXT_STEP) * _CONTEXT_STEP
+  if family in TOOLS['llama.cpp'] and context < length:
+    # llama.cpp has only renumbered positions, and keeps a BOS besides --keep.
+    renumbered, again = (
+      _cache_rows(model, half_SxT, CachePolicy(size, first), best['kept'], full)
+      for half_SxT, full in halves
+    )
+    safe = all(half[0].get('within') for half in (renumbered, again))
+    renumbered[0]['safe'] = safe
+    again[0] |= {'part': 'held out', 'safe': safe}
+    rows += [*renumbered, *again]
+    if safe:
+      begins_with_bos = inputs.description['bos']['applied'] != 'none'
+      keep = max(0, first - begins_with_bos)
+      advice['llama_cpp'] = f'--context-shift --keep {keep} -c {context}'
+  return [*rows, advice]
 
 
 def _full(model: Model, length: int) -> CachePolicy:
@@ -185,32 +212,19 @@ def _advice(best: Row, held: Row, length: int, documents: tuple[int, int]) -> Ro
     f'by {change} on {documents[0]} documents, and by {held_change} on {documents[1]} others'
   )
   advice: Row = {'part': 'advice', 'length': length, 'documents': sum(documents)}
-  if not held['safe']:
+  if not best['safe']:
     words = f'Keep the full cache: {kept} of {length} tokens change the loss {measured}, which'
     return advice | {'words': f'{words} is not safe.'}
+  megabytes = f'{best["bytes"] / 1e6:.3g} instead of {best["full_bytes"] / 1e6:.3g} MB'
   return advice | {
     'size': size,
     'sinks': first,
     'policy': f"CachePolicy(size={size}, sinks={first}, positions='text')",
-    'words': f'For texts of up to {length} tokens keep {kept}: the loss changes {measured}.',
+    'words': (
+      f'For texts of up to {length} tokens keep {kept}, {megabytes} of keys and values in 16 bits: '
+      f'the loss changes {measured}.'
+    ),
   }
-
-
-def _flags(
-  best: Row, renumbered: Row, length: int, family: str | None, begins_with_bos: bool
-) -> Row:
-  """The lines of tools that run the family of a checkpoint."""
-  size, first, recent = best['size'], best['first'], best['recent']
-  flags = {}
-  context = -(-(first + 2 * recent) // _CONTEXT_STEP) * _CONTEXT_STEP
-  # llama.cpp has only renumbered positions, and keeps a BOS besides --keep.
-  if family in TOOLS['llama.cpp'] and renumbered.get('safe') and context < length:
-    keep = max(0, first - begins_with_bos)
-    flags['llama_cpp'] = f'--context-shift --keep {keep} -c {context}'
-  if family in TOOLS['kvpress']:
-    ratio = 1 - size / length
-    flags['kvpress'] = f'StreamingLLMPress(n_sink={first}, compression_ratio={ratio:.4g})'
-  return flags
 
 
 def _masses(model: Model, pairs: tuple[tuple[int, int], ...], tokens_SxT: np.ndarray) -> np.ndarray:
@@ -238,9 +252,15 @@ def _batch_masses(
 
 
 def _mass_rows(
-  blocks: list[int], pairs: tuple[tuple[int, int], ...], mass_SxNxHxG: np.ndarray, length: int
+  blocks: list[int],
+  pairs: tuple[tuple[int, int], ...],
+  mass_SxNxHxG: np.ndarray,
+  length: int,
+  groups: int,
 ) -> list[Row]:
-  mean, (low, high), rows = mass_SxNxHxG.mean(0), t_interval(mass_SxNxHxG, least=0, most=1), []
+  """Rows of masses; groups: query heads of a key/value head."""
+  mean, rows = mass_SxNxHxG.mean(0), []
+  low, high = t_interval(mass_SxNxHxG, least=0, most=1)
   for n, h, g in np.ndindex(mean.shape):
     first, recent = pairs[g]
     uniform = (first + recent) / np.arange(first + recent + 1, length + 1)
@@ -257,6 +277,7 @@ def _mass_rows(
     }
     if pairs[g] == ROLE:
       row['role'] = 'streams' if row['kept'] >= STREAMS else 'retrieves'
+      row['key_value_head'] = h // groups + 1
     rows.append(row)
   return rows
 
@@ -265,6 +286,7 @@ def _cache_rows(
   model: Model, tokens_SxT: np.ndarray, policy: CachePolicy, kept: float, full_SxT: np.ndarray
 ) -> list[Row]:
   """The loss with a cache and with the full one, and by document; or why it was not tried."""
+  length, config = tokens_SxT.shape[1], model.run.config
   row = {
     'part': 'cache',
     'first': policy.sinks,
@@ -276,10 +298,10 @@ def _cache_rows(
   if policy.sinks and kept < LEAST_KEPT:
     return [row | {'reason': f'it keeps less than {LEAST_KEPT:.0%} of the attention'}]
   try:
-    check_policy(model.run.config, policy, tokens_SxT.shape[1])
+    check_policy(config, policy, length)
   except ValueError as error:
     return [row | {'reason': str(error)}]
-  late = slice(max(tokens_SxT.shape[1] // 2, policy.size) - 1, None)  # the first token has no loss
+  late = slice(max(length // 2, policy.size) - 1, None)  # the first token has no loss
   late_S, full_S = (
     x[:, late].mean(1) for x in (cached_losses(model, tokens_SxT, policy), full_SxT)
   )
@@ -293,7 +315,10 @@ def _cache_rows(
     'change': float(change_S.mean()),
     'low': float(low),
     'high': float(high),
-    'safe': bool(high <= TOLERANCE),
+    'bytes': policy.size * cache_bytes_per_token(config),
+    'full_bytes': length * cache_bytes_per_token(config),
+    'within': bool(high <= TOLERANCE),
+    'safe': None if high <= TOLERANCE else False,
   }
   policy_columns = {name: row[name] for name in ('first', 'size', 'positions')}
   documents = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Annotated, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.runner import analysis
+from sink_jax.analyses.runner import SOURCE_TEXT, analysis
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import BEYOND, medians
 from sink_jax.evaluate.intervals import t_interval
@@ -59,7 +60,10 @@ def _draw(rows: list[Row]) -> Figure:
       'no edit has targets and controls, and so nothing can be drawn: take longer inputs.'
     )
   return intervals(
-    measured, ('edit', 'targets'), name='change of the loss (nats); grey: random targets'
+    measured,
+    ('edit', 'targets'),
+    (SOURCE_TEXT if SOURCE_TEXT in measured[0] else 'model',),
+    name='change of the loss (nats); grey: random targets',
   )
 
 
@@ -67,7 +71,8 @@ def _draw(rows: list[Row]) -> Figure:
 def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   """Loss without the sink: keys, values, massive channels, dormant heads and BOS, with controls.
 
-  The loss is that of the tokens from the third on, in nats; `low` and `high` bound the mean of its
+  The loss is that of the tokens from the third on, in nats, and `baseline` that of the model as it
+  is, where guesses with equal chances have `equal_chances`; `low` and `high` bound the mean of the
   change over sequences. Controls are as many random other targets, and `matched` is the change by
   other targets of the same size. `beyond`: whether `low` exceeds the change of every control and 1
   % of the loss. An edit that has no targets, or too few other candidates for a control, is a row
@@ -120,7 +125,8 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
     moved = [np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, k : k + 1], 1) for k in (0, 1)]
     without, *other = [_losses(model, ids)[:, :-1].mean(1) for ids in moved]
     rows[-1] |= {'targets': 'BOS'} | _changes(base_S, without, other)
-  return rows
+  equal_chances = math.log(model.run.config.vocab_size)
+  return [row | {'equal_chances': equal_chances} if 'change' in row else row for row in rows]
 
 
 def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
@@ -301,6 +307,7 @@ def _changes(
   low, high = t_interval(edited_S - base_S)
   control = [float((losses_S - base_S).mean()) for losses_S in controls_CxS]
   row = {
+    'baseline': float(base_S.mean()),
     'loss': float(edited_S.mean()),
     'change': float((edited_S - base_S).mean()),
     'low': float(low),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,12 +27,18 @@ from sink_jax.models.config import ModelConfig
 from sink_jax.models.edits import edited_by, next_token_losses
 from sink_jax.models.layers import Dense
 from sink_jax.models.run import Run
+from sink_jax.models.sizes import cache_bytes_per_token
 from sink_jax.models.transformer import Transformer
 from sink_jax.pictures.charts import intervals
 from sink_jax.pictures.style import Row
+from sink_jax.pretrained.load import names_in_transformers
 
 _CACHE = 'cache'  # keys and values
 RUNS, NOISE = 4, 1e-6
+_OF_PARTS = (
+  8  # sequences of the rows of modules and blocks, which have one run and no quoted number
+)
+_BLOCK_NAME = re.compile(r'(.*?)\.\d+(?=\.)')  # 'model.layers.3'
 # (block from 1, layer) -> the number of a quantiser in its table, from 1; 0 for none.
 Chosen = Callable[[int, str], int]
 
@@ -66,9 +73,11 @@ def quantisation(model: Model) -> list[Row]:
   that sentences quote are means over four `runs` (seeds 0 to 3), between `least` and `most`, each
   run with other random tokens; other rows have one run and no range. `destroyed`: the perplexity is
   at least tenfold. Rows of part 'module' and 'block' quantise only layers of one name, or one
-  block, to int8 per tensor, in one run.
+  block, to int8 per tensor, in one run on the first 8 sequences; `transformers` is their name
+  there. `baseline` is the loss of the float model. A cache takes `bits` for a value, and
+  `bytes_per_token` in all blocks, where one of 16 bits takes `bytes_of_16_bits`.
   """
-  tokens_SxT = model.inputs().tokens
+  tokens_SxT, config = model.inputs().tokens, model.run.config
   sinks = model.report(tokens_SxT).sink_positions() - 1
   choices = _spared(tokens_SxT.shape, sinks)
   positions = {
@@ -84,22 +93,38 @@ def quantisation(model: Model) -> list[Row]:
     for number, quantiser in enumerate(table, 1):
       case = {'part': 'all', 'what': what, 'quantiser': quantiser.name}
       case |= {'tool': quantiser.tool, 'flag': quantiser.flag}
+      if what == _CACHE:
+        case |= _memory(quantiser, config)
       if reason := _misfit(quantiser, model.run):
         rows.append(case | {'spared': 'none', 'reason': reason})
         continue
       on = lambda block, layer: number * ((layer == _CACHE) == (what == _CACHE))
-      runs = RUNS if quantiser.quoted else 1
-      changes = {}
       for name, masks_RxSxT in choices.items():
+        # No sentence has the rows of a cache that spares tokens.
+        quoted = quantiser.quoted and (name == 'none' or what != _CACHE)
+        runs = RUNS if quoted else 1
         losses = [measure(on, masks_RxSxT[run], run) for run in range(runs)]
-        changes[name] = np.stack(losses) - base_RxS[:runs]
-      for name, change_RxS in changes.items():
+        change_RxS = np.stack(losses) - base_RxS[:runs]
         row = case | {'spared': name, 'positions': positions[name], 'runs': runs}
         row |= _change(base_RxS, change_RxS)
-        if name != 'none':
-          row |= _of_runs('recovered', changes['none'] - change_RxS)
+        if name == 'none':
+          unspared_RxS = change_RxS
+        else:
+          row |= _of_runs('recovered', unspared_RxS[:runs] - change_RxS)
         rows.append(row)
-  return [*rows, *_parts(model.run, measure, none_SxT, base_RxS[:1])]
+  few = slice(_OF_PARTS)
+  of_parts = functools.partial(_losses, model, tokens_SxT[few])
+  return [*rows, *_parts(model.run, of_parts, none_SxT[few], base_RxS[:1, few])]
+
+
+def _memory(quantiser: Quantiser, config: ModelConfig) -> Row:
+  """What the quantised keys and values of a token take."""
+  bits = quantiser.bits_of_value(config.dims.head_dim)
+  return {
+    'bits': bits,
+    'bytes_per_token': cache_bytes_per_token(config, bits),
+    'bytes_of_16_bits': cache_bytes_per_token(config),
+  }
 
 
 def _parts(
@@ -108,13 +133,33 @@ def _parts(
   """Rows of each module and of each block."""
   layers = dict.fromkeys(layer for _, layer in _modules(run) if layer != _CACHE)
   blocks = range(1, run.config.layers + 1)
+  names = _transformers_names(run)
   rows = []
   for part, value in [*(('module', name) for name in layers), *(('block', n) for n in blocks)]:
     on = lambda block, layer: layer != _CACHE and value == {'module': layer, 'block': block}[part]
     change_1xS = measure(on, none_SxT, 0)[None] - base_1xS
-    case = {'part': part, part: value, 'what': 'activations', 'quantiser': ACTIVATIONS[0].name}
+    case = {'part': part, part: value, 'transformers': names.get((part, value))}
+    case |= {'what': 'activations', 'quantiser': ACTIVATIONS[0].name}
     rows.append(case | {'spared': 'none', 'runs': 1} | _change(base_1xS, change_1xS))
   return rows
+
+
+def _transformers_names(run: Run) -> dict[tuple[str, str | int], str]:
+  """{(part, module or block): its name in transformers}, where it has one there.
+
+  Of a module with '*' for the number of the block: 'model.layers.*.self_attn.q_proj'.
+  """
+  stored = names_in_transformers(run)
+  found: dict[tuple[str, str | int], str] = {}
+  for (number, layer), path in _modules(run).items():
+    kernel = '/'.join(('blocks', *path, 'kernel'))
+    for block in range(number, run.config.layers + 1, len(run.config.pattern)):
+      name = stored.get((kernel, (block - 1) // len(run.config.pattern)), '')
+      of_block = _BLOCK_NAME.match(name)
+      if of_block:
+        found['block', block] = of_block[0]
+        found['module', layer] = f'{of_block[1]}.*{name[of_block.end() :]}'
+  return found
 
 
 def _misfit(quantiser: Quantiser, run: Run) -> str:
@@ -141,8 +186,12 @@ def _spared(shape: tuple[int, int], sinks: np.ndarray) -> dict[str, np.ndarray]:
 
 def _change(base_RxS: np.ndarray, change_RxS: np.ndarray) -> Row:
   row = _of_runs('change', change_RxS)
-  loss = float(base_RxS.mean()) + row['change']
-  return {'loss': loss} | row | {'destroyed': row['change'] >= math.log(10)}
+  baseline = float(base_RxS.mean())
+  return (
+    {'baseline': baseline, 'loss': baseline + row['change']}
+    | row
+    | {'destroyed': row['change'] >= math.log(10)}
+  )
 
 
 def _of_runs(name: str, values_RxS: np.ndarray) -> Row:

@@ -23,7 +23,8 @@ class Quantiser(NamedTuple):
 
   flag: how the tool is asked for it. function: of activations (B, T, D); of a cache, of keys or
   values (B, T, H, Dh) and whether they are keys. quoted: whether sentences of cards have it, so
-  that it is measured in several runs. block: the size of a head must be a multiple of it.
+  that it is measured in several runs. block: the size of a head must be a multiple of it. bits: of
+  a value in a cache, with the scales of its blocks; scale_bits: of the scale of a token and head.
   """
 
   name: str
@@ -32,6 +33,12 @@ class Quantiser(NamedTuple):
   function: Callable[..., jax.Array]
   quoted: bool = False
   block: int = 1
+  bits: float = 16
+  scale_bits: int = 0
+
+  def bits_of_value(self, channels: int) -> float:
+    """The bits that a value of a head of so many channels takes in a cache."""
+    return self.bits + self.scale_bits / channels
 
 
 def symmetric(x: jax.Array, levels: int, axes: tuple[int, ...]) -> jax.Array:
@@ -162,10 +169,22 @@ _Q8_0, _Q4_0 = '-ctk q8_0 -ctv q8_0', '-ctk q4_0 -ctv q4_0'
 _UNROTATED = 'LLAMA_ATTN_ROT_DISABLE=1'
 CACHES = (
   Quantiser(
-    'q8_0', 'llama.cpp', _Q8_0, lambda x, is_key: rotated(q8_0, x, is_key), quoted=True, block=BLOCK
+    'q8_0',
+    'llama.cpp',
+    _Q8_0,
+    lambda x, is_key: rotated(q8_0, x, is_key),
+    quoted=True,
+    block=BLOCK,
+    bits=8.5,
   ),
   Quantiser(
-    'q4_0', 'llama.cpp', _Q4_0, lambda x, is_key: rotated(q4_0, x, is_key), quoted=True, block=BLOCK
+    'q4_0',
+    'llama.cpp',
+    _Q4_0,
+    lambda x, is_key: rotated(q4_0, x, is_key),
+    quoted=True,
+    block=BLOCK,
+    bits=4.5,
   ),
   Quantiser(
     'q8_0, not rotated',
@@ -173,6 +192,7 @@ CACHES = (
     f'{_UNROTATED} {_Q8_0}',
     lambda x, is_key: q8_0(x),
     block=BLOCK,
+    bits=8.5,
   ),
   Quantiser(
     'q4_0, not rotated',
@@ -180,18 +200,29 @@ CACHES = (
     f'{_UNROTATED} {_Q4_0}',
     lambda x, is_key: q4_0(x),
     block=BLOCK,
+    bits=4.5,
   ),
-  Quantiser('fp8', 'vLLM', '--kv-cache-dtype fp8', lambda x, is_key: fp8(x), quoted=True),
+  Quantiser(
+    'fp8',
+    'vLLM',
+    '--kv-cache-dtype fp8',
+    lambda x, is_key: fp8(x),
+    quoted=True,
+    bits=8,
+  ),
   Quantiser(
     'int8_per_token_head',
     'vLLM',
     '--kv-cache-dtype int8_per_token_head',
     lambda x, is_key: int8_per_token_head(x),
+    bits=8,
+    scale_bits=32,
   ),
   Quantiser(
     'worst case',
     'none',
     '4 bits, one scale for all heads of a sequence',
     lambda x, is_key: symmetric(x, 7, (1, 2, 3)),
+    bits=4,
   ),
 )

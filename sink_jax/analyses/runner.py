@@ -48,6 +48,7 @@ Heads = Annotated[
     help='BLOCK.HEAD, from 1, such as 5.1,10.3; by default two with sinks and two without.'
   ),
 ]
+SOURCE_TEXT = 'source_text'  # the column with the name of a text, where there are several
 _LINES = 40  # of a table in a terminal
 _TITLES = 3  # models whose findings are the title of a picture; of more the picture is a comparison
 

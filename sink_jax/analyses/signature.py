@@ -14,7 +14,7 @@ from scipy.special import entr
 from scipy.stats import mode, norm
 
 from sink_jax.analyses.models import Model
-from sink_jax.analyses.runner import analysis
+from sink_jax.analyses.runner import SOURCE_TEXT, analysis
 from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, describe
 from sink_jax.evaluate.intervals import t_interval
@@ -83,14 +83,12 @@ _describe_each = jax.vmap(lambda hidden_TxD: describe(hidden_TxD[None]))
 
 
 def _draw(rows: list[Row]) -> Figure:
-  return grid(
-    [
-      row | {'importance': row['value'], 'epsilon': EPSILON}
-      for row in rows
-      if row['measure'] == 'importance'
-    ],
-    'importance',
-  )
+  shown = []
+  for row in rows:
+    if row['measure'] == 'importance':
+      panel = row.get(SOURCE_TEXT, row['model'])
+      shown.append(row | {'model': panel, 'importance': row['value'], 'epsilon': EPSILON})
+  return grid(shown, 'importance')
 
 
 @analysis('signature', _draw, sequences=32, length=64)

@@ -16,14 +16,16 @@ class Options(ReadModel):
 
       sink-jax card --checkpoint=SmolLM2-135M-Instruct --out=card
 
-  It prints what each part will compute, and how long it took.
+  It prints what each part will compute, and how long it took. A card that was killed goes on when
+  it is started again: OUT/parts keeps the parts that are done until the card is complete.
   """
 
   out: str | None = None  # folder to write to.
-  source: str = (
-    ''  # where text comes from; by default the documentation in Python's standard library.
-  )
-  #: caches on texts of 2,048 tokens instead of 512, where the source has 8 of them.
+  #: where text comes from; by default the documentation in Python's standard library, and for the
+  #: first and the third part also code of it and Python's manual.
+  source: str = ''
+  #: caches on texts of 2,048 tokens instead of 512, where the source has 8 of them; more sequences
+  #: and controls.
   full: bool = False
 
 
@@ -32,12 +34,15 @@ def main(options: Options) -> None:
   from sink_jax.devices import keep_freed_memory
   from sink_jax.io import compile_cache
   from sink_jax.analyses.card import card, cost
+  from sink_jax.analyses.card_parts import remove_parts
 
   folder = writable_folder(options.out)
   compile_cache.enable()
   keep_freed_memory()
   run = options.load()
-  say(cost(run))
-  made = card(run, full=options.full, say=say, source=options.source, dtype=options.dtype)
+  inputs = {'source': options.source, 'dtype': options.dtype}
+  say(cost(run, options.source))
+  made = card(run, full=options.full, say=say, parts=folder / 'parts', **inputs)
   paths = made.write(folder, f'sink-jax card {shlex.join(sys.argv[2:])}')
+  remove_parts(folder / 'parts')
   print(made, *paths, sep='\n')

@@ -61,7 +61,7 @@ class DataConfig:
   source: Source = option(
     stdlib.Stdlib(),
     'Stdlib, TextFolder, Jsonl, ChatJsonl, Tfds, HubDataset, PackedDataset, '
-    'InstalledPackages, or a synthetic task',
+    'InstalledPackages, PythonManual, StdlibFunctions, or a synthetic task',
   )
   tokenizer: Tokenizer = option(
     Bytes(), "Bytes, HuggingFace, TrainedBpe; with init.source the source's"

@@ -1,4 +1,4 @@
-"""Text that is on every machine: the Python standard library and the installed packages."""
+"""Text that is on every machine: Python's library and manual, and the installed packages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sysconfig
 import tokenize
 import warnings
 from collections.abc import Iterator
+from pydoc_data.topics import topics
 
 from sink_jax.data.sources import Document, DocumentSource, File, digest_of, listing
 
@@ -43,7 +44,7 @@ class Stdlib(DocumentSource):
 
   def documents(self, start: int = 0) -> Iterator[Document]:
     for name, text in modules(self.max_files, self._folder):
-      package = name.split('/')[0].removesuffix('.py')
+      package = _package(name)
       texts = [('code', text)] if 'code' in self.domains else []
       texts += [('docs', part) for part in _docstrings(text)] if 'docs' in self.domains else []
       for domain, part in texts:
@@ -65,12 +66,52 @@ class InstalledPackages(Stdlib):
   _folder = 'purelib'
 
 
+class PythonManual(DocumentSource):
+  """The chapters of Python's language reference that `help()` of the running Python shows."""
+
+  def documents(self, start: int = 0) -> Iterator[Document]:
+    for name, text in sorted(topics.items())[start:]:
+      yield Document(text, 'manual', name)
+
+  def fingerprint(self) -> str:
+    return digest_of([sys.version])
+
+
+class StdlibFunctions(DocumentSource):
+  """Code without prose: of each module of the standard library the longest function.
+
+  Functions with a docstring do not count, nor do methods. `Stdlib(domains='code')` has whole
+  modules, which begin with prose.
+  """
+
+  def documents(self, start: int = 0) -> Iterator[Document]:
+    for name, text in modules():
+      module = _parsed(text)
+      found = [
+        ast.get_source_segment(text, node) or ''
+        for node in (module.body if module else ())
+        if isinstance(node, ast.FunctionDef) and not ast.get_docstring(node)
+      ]
+      if found:
+        if start <= 0:
+          yield Document(max(found, key=len), 'code', _package(name))
+        start -= 1
+
+  def fingerprint(self) -> str:
+    return Stdlib().fingerprint()
+
+
 def modules(most: int = 0, folder: str = 'stdlib') -> Iterator[tuple[str, str]]:
   """(name, source) of modules, such as 'json/decoder.py', of the first `most` if not 0."""
   for name, path in _files(most, folder):
     # A module is in the encoding that it declares, except examples of errors in some packages.
     with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
       yield name, file.read()
+
+
+def _package(name: str) -> str:
+  """The package of a module: its modules are held out together."""
+  return name.split('/')[0].removesuffix('.py')
 
 
 def _files(most: int, folder: str) -> list[File]:
@@ -88,12 +129,9 @@ def _files(most: int, folder: str) -> list[File]:
 
 def _docstrings(source: str) -> Iterator[str]:
   """The docstrings of a module, then those of each top-level definition with all inside it."""
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore', SyntaxWarning)  # invalid escapes in the library itself
-    try:
-      module = ast.parse(source)
-    except SyntaxError:  # a package's template
-      return
+  module = _parsed(source)
+  if module is None:
+    return
   owners = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
   parts = [[module]]
   parts += [
@@ -105,3 +143,13 @@ def _docstrings(source: str) -> Iterator[str]:
     texts = [text for node in part if (text := ast.get_docstring(node))]
     if texts:
       yield '\n\n'.join(texts) + '\n'
+
+
+def _parsed(source: str) -> ast.Module | None:
+  """The syntax tree of a module; None for a package's template."""
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore', SyntaxWarning)  # invalid escapes in the library itself
+    try:
+      return ast.parse(source)
+    except SyntaxError:
+      return None

@@ -62,6 +62,16 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
   return 3 * (2 * linear + attention_flops(config, length))
 
 
+def cache_bytes_per_token(config: ModelConfig, bits: float = 16) -> float:
+  """Bytes of the keys and values of a token in all blocks with attention, `bits` for each number.
+
+  A block with a window keeps no more tokens than this window.
+  """
+  dims = config.dims
+  values = 2 * len(config.attention_layers) * dims.kv_heads * dims.head_dim
+  return values * bits / 8
+
+
 def attention_flops(config: ModelConfig, length: int) -> float:
   """FLOPs of attention per token in the forward pass, over the keys that masks let a query see."""
   dims = config.dims

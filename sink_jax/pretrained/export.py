@@ -22,7 +22,7 @@ from sink_jax.models.run import Run
 from sink_jax.pretrained import llama
 from sink_jax.pretrained.config_keys import FULL, SLIDING
 from sink_jax.pretrained.files import WEIGHTS, write_json
-from sink_jax.pretrained.stored_tensors import StoredTensor
+from sink_jax.pretrained.stored_tensors import StoredTensor, Table
 
 # Initialisation and execution do not change the function; attention and pattern are read by layer.
 _UNREAD = ('init', 'dtype', 'implementation', 'remat', 'unroll', 'attention', 'pattern')
@@ -76,6 +76,12 @@ def export_checkpoint(
   # Last: a folder without it is not a checkpoint, so a killed export is not taken for one.
   write_json(folder / 'config.json', hf)
   return hf
+
+
+def exported_tensors(config: ModelConfig) -> Table:
+  """The tensors of `export_checkpoint`; raises a ValueError as it does."""
+  _config(config, None, context=2048)
+  return llama.table({}, config)
 
 
 def _config(config: ModelConfig, target: str | None, context: int) -> dict[str, Any]:

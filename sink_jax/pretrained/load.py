@@ -21,6 +21,7 @@ from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_shapes
+from sink_jax.pretrained.export import exported_tensors
 from sink_jax.pretrained.families import family_for
 from sink_jax.pretrained.files import Checkpoint
 from sink_jax.pretrained.gguf import GgufCheckpoint
@@ -157,6 +158,29 @@ def model_type(run: Run) -> str | None:
   if run.folder is None or run.graft is not None or is_workdir(run.folder):
     return None
   return _opened(Path(run.folder)).config['model_type']
+
+
+def names_in_transformers(run: Run) -> dict[tuple[str, int], str]:
+  """{(path of a leaf of the blocks, its entry): name of its module in transformers}.
+
+  It is {} for a model that is not published and that transformers cannot express. One module of
+  transformers may hold several leaves, such as queries, keys and values.
+  """
+  if model_type(run):
+    assert run.folder
+    config = _opened(Path(run.folder)).config
+    tensors = family_for(config).stored_tensors(config, run.config)
+  else:
+    try:
+      tensors = exported_tensors(run.config)
+    except ValueError:
+      return {}
+  return {
+    (part.path, part.index[0]): name.removesuffix('.weight')
+    for name, tensor in tensors.items()
+    for part in tensor.parts
+    if part.index
+  }
 
 
 def _opened(path: Path) -> Checkpoint:

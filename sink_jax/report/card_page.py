@@ -47,18 +47,18 @@ def page(
 
 
 def _signature(rows: Sequence[Row]) -> list[str]:
-  head = ['measure', 'value', 'interval', 'no effect', 'random positions', 'untrained']
-  head += ['shuffled', 'where', 'beyond']
+  head = ['measure', *_text_column(rows), 'value', 'interval', 'no effect', 'random positions']
+  head += ['untrained', 'shuffled', 'where', 'beyond']
   nulls = 'uniform', 'random_positions', 'untrained', 'shuffled'
   lines = []
-  for row in rows:
+  for row in _side_by_side(rows, 'measure', 'position'):
     if row['measure'] == 'importance':
       continue  # the picture shows them
     if row['beyond'] or row['position'] in (None, 1):
       value, interval = f'{row["value"]:.3g}', f'{row["low"]:.3g} to {row["high"]:.3g}'
       of_nulls = ['-' if row[null] is None else f'{row[null]:.3g}' for null in nulls]
       place = _place(row), _yes(row['beyond'])
-      lines.append([row['measure'], value, interval, *of_nulls, *place])
+      lines.append([row['measure'], *_text(row), value, interval, *of_nulls, *place])
   return [
     'Each measure stands next to its nulls: the closed form of no effect, random positions (99th '
     'percentile) and an untrained model. The same text with shuffled tokens is a control. '
@@ -67,8 +67,29 @@ def _signature(rows: Sequence[Row]) -> list[str]:
     'such null. Further positions are shown if they are beyond.',
     "Sink\\_1 is measured on the text of the command below; tables of runs have that of the run's "
     'own probe sequences.',
-    markdown_table(head, lines, left=(0, 7, 8)),
+    markdown_table(head, lines, left=_places(head, 'measure', 'text', 'where', 'beyond')),
   ]
+
+
+def _side_by_side(rows: Sequence[Row], *columns: str) -> list[Row]:
+  """Rows of several texts, those that agree in some columns next to one another."""
+  order: dict[tuple[Any, ...], int] = {}
+  place = lambda row: order.setdefault(tuple(row[name] for name in columns), len(order))
+  return sorted(rows, key=place)
+
+
+def _text(row: Row) -> list[str]:
+  """The cell with the name of a row's text, where there are several."""
+  return [row['source_text']] if 'source_text' in row else []
+
+
+def _text_column(rows: Sequence[Row]) -> list[str]:
+  return ['text'] if any(map(_text, rows)) else []
+
+
+def _places(head: Sequence[str], *columns: str) -> list[int]:
+  """The numbers of the columns that have words, of those that a table has."""
+  return [n for n, name in enumerate(head) if name in columns]
 
 
 def _place(row: Row) -> str:
@@ -132,19 +153,28 @@ def _short(row: Row, key: str) -> str:
 
 
 def _edits(rows: Sequence[Row]) -> list[str]:
-  head = ['edit', 'targets', 'change', 'interval', 'controls', 'their range', 'of the same size']
+  head = ['edit', *_text_column(rows), 'targets', 'change', 'interval', 'controls', 'their range']
+  head += ['of the same size', 'beyond']
   lines = []
-  for row in rows:
+  losses: dict[str, str] = {}
+  for row in _side_by_side(rows, 'edit'):
     numbers = ['-'] * 6
     if 'change' in row:
       controls = f'{row["control_low"]:+.3f} to {row["control_high"]:+.3f}'
       matched = f'{row["matched"]:+.3f}' if 'matched' in row else '-'
       numbers = [*_change(row), row['controls'], controls, matched, _yes(row['beyond'])]
-    lines.append([row['edit'], row['targets'], *numbers])
+      text = ''.join(f' ({name})' for name in _text(row))
+      losses[text] = f'{row["baseline"]:.3f}{text}'
+    lines.append([row['edit'], *_text(row), row['targets'], *numbers])
+  equal_chances = [row['equal_chances'] for row in rows if 'change' in row]
   return [
+    f'The loss without an edit, in nats a token: {", ".join(losses.values())}. Equal chances of '
+    f'all tokens have {equal_chances[0]:.3f}.'
+    if equal_chances
+    else '',
     'Changes of the loss in nats, 99 % intervals over sequences, next to the same edit of as many '
     'random targets, and of targets of the same size.',
-    markdown_table([*head, 'beyond'], lines, left=(0, 1, 7)),
+    markdown_table(head, lines, left=_places(head, 'edit', 'text', 'targets', 'beyond')),
   ]
 
 
@@ -158,24 +188,38 @@ def _cache(rows: Sequence[Row]) -> list[str]:
       if 'llama_cpp' in row:
         advice.append(f'llama.cpp, for a prompt that is shorter than -c: `{row["llama_cpp"]}`')
     elif row['part'] == 'cache':
-      numbers = ['-', '-', f'not tried: {row.get("reason")}']
+      numbers = ['-', '-', '-', f'not tried: {row.get("reason")}']
       if 'change' in row:
-        numbers = [*_change(row, digits=2), _yes(row['safe'])]
+        memory = f'{row["bytes"] / 1e6:.3g} of {row["full_bytes"] / 1e6:.3g} MB'
+        safe = 'on one half' if row['safe'] is None else _yes(row['safe'])
+        numbers = [memory, *_change(row, digits=2), safe]
       kept = f'{100 * row["kept"]:.1f} %'
       lines.append([row['first'], row['recent'], row['positions'], kept, *numbers])
-  head = ['first', 'recent', 'positions', 'attention kept', 'change of the loss %', 'interval']
-  return [bullets(advice), markdown_table([*head, 'safe'], lines, left=(2, 6))]
+  head = ['first', 'recent', 'positions', 'attention kept', 'of 16 bits']
+  head += ['change of the loss %', 'interval', 'safe']
+  return [
+    bullets(advice),
+    'card.json lists the heads that stream (`serving`).',
+    'Changes on the first half of the documents. *Safe*: the interval ends at 1 % or below on both '
+    'halves; a cache that is larger than the smallest is tried *on one half*.',
+    markdown_table(head, lines, left=(2, 7)),
+  ]
 
 
 def _quantisation(rows: Sequence[Row]) -> list[str]:
-  head = ['what', 'quantiser', 'spared', 'change', 'interval', 'runs', 'recovered', 'destroyed']
+  head = ['what', 'quantiser', 'bytes a token', 'spared', 'change', 'interval', 'runs']
+  head += ['recovered', 'destroyed']
   lines, flags = [], {}
   for row in rows:
     if row['part'] != 'all':
       continue
     flags[row['quantiser']] = f'{row["quantiser"]}: {row["tool"]}, `{row["flag"]}`'
+    memory = '-'
+    if 'bytes_per_token' in row:
+      memory = f'{row["bytes_per_token"]:,.0f} of {row["bytes_of_16_bits"]:,.0f}'
+    case = [row['what'], row['quantiser'], memory]
     if 'reason' in row:
-      lines.append([row['what'], row['quantiser'], '-', '-', '-', '-', '-', row['reason']])
+      lines.append([*case, '-', '-', '-', '-', '-', row['reason']])
       continue
     spared = f'{row["spared"]} ({row["positions"] or "-"})'
     mean = of_runs(row['change'], row['least'], row['most'], 3)
@@ -185,13 +229,14 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
     if 'recovered' in row:
       recovered = of_runs(row['recovered'], row['recovered_least'], row['recovered_most'], digits=3)
     numbers = [mean, _change(row, digits)[1], runs, recovered, _yes(row['destroyed'])]
-    lines.append([row['what'], row['quantiser'], spared, *numbers])
+    lines.append([*case, spared, *numbers])
   modules, blocks = _most_damaging(rows, 'module'), _most_damaging(rows, 'block')
   return [
     'Changes of the loss in nats. Spared tokens keep their values. *Runs*: the range of four runs '
     'with relative noise of 1e-6 on the embeddings; a difference that is smaller is *none*. Rows '
     'with 1 have one run, whose last digits another machine may not give.',
-    markdown_table(head, lines, left=(0, 1, 2, 7)),
+    'Bytes are those of the keys and values of a token in all blocks, and of 16 bits.',
+    markdown_table(head, lines, left=(0, 1, 3, 8)),
     bullets(flags.values()),
     'Modules that carry the damage, one at a time at int8 per tensor: '
     f'{", ".join(modules)}. Blocks: {", ".join(blocks[:_BLOCKS])}.',
@@ -199,10 +244,14 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
 
 
 def _most_damaging(rows: Sequence[Row], part: str) -> list[str]:
-  """'mlp +0.12', from the greatest change of the loss on. part: 'module' or 'block'."""
+  """'query (`q_proj` ...) +0.12', from the greatest change of the loss on.
+
+  part: 'module' or 'block'. In brackets is the name in transformers.
+  """
   of_part = [row for row in rows if row['part'] == part]
   of_part.sort(key=lambda row: row['change'], reverse=True)
-  return [f'{row[part]} {row["change"]:+.2f}' for row in of_part]
+  named = lambda row: f' (`{row["transformers"]}`)' if row['transformers'] else ''
+  return [f'{row[part]}{named(row)} {row["change"]:+.2f}' for row in of_part]
 
 
 def _change(row: Row, digits: int = 3) -> tuple[str, str]:

@@ -5,12 +5,15 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import card as cards
+from sink_jax.analyses.card_parts import remove_parts
 from sink_jax.analyses.runner import Result, find
+from sink_jax.analyses.sentences import by_text
 from sink_jax.io.terminal import escaped
 from sink_jax.models.transformer import init_params
 from sink_jax.report.markdown import of_runs
@@ -49,20 +52,31 @@ def test_a_page_with_all_parts(made, tmp_path):
 
   assert 'id="explorer"' in explorer.read_text()
   assert card._repr_html_().startswith('<iframe')
-  rows = json.loads(numbers.read_text())['rows']
+  stored = json.loads(numbers.read_text())
+  rows = stored['rows']
   assert {row['part'] for row in rows['cache']} >= {'mass', 'cache', 'advice'}
   assert all('role' in row for row in rows['cache'] if row['part'] == 'mass')
-  assert 1 <= len(card.sentences) <= 11
+  assert 1 <= len(card.sentences)
   assert all(f'- {line[:9]}' in text.read_text() for line in card.sentences)
+  for part in ('signature', 'edits'):
+    assert {row['source_text'] for row in rows[part]} == set(cards.TEXTS)
+  serving = stored['serving']
+  assert list(serving['loss']) == list(cards.TEXTS)
+  for loss in serving['loss'].values():
+    assert f'{loss:.3f} (' in text.read_text()
+  assert serving['loss_of_equal_chances'] == pytest.approx(np.log(258), rel=1e-5)
+  assert serving['cache_bytes_per_token'] == 2 * 2 * 2 * 4 * 2  # K and V, blocks, heads, Dh, bytes
 
 
 def test_an_untrained_model_has_no_finding(made):
   card, _ = made
-  assert 'is not shown to be a sink: ' in card.sentences[0]
+  assert 'is not shown to be a sink in any text: ' in card.sentences[0]
   assert not any(
     'massive' in line or 'marks' in line or re.match('[1-9] of . edits', line)
     for line in card.sentences
   )
+  [edits] = [line for line in card.sentences if ' edits cost more' in line]
+  assert edits.endswith('of the loss, in all texts (docstrings, code, manual).')
 
 
 def test_the_card_of_arrays_has_what_arrays_tell(tmp_path):
@@ -97,7 +111,7 @@ def test_cache_and_quantisation_sentences_have_their_controls():
   quantised = [
     {'part': 'all', 'what': what, 'quantiser': name, 'tool': 'llama.cpp', 'spared': spared}
     | {'change': change, 'low': change - 0.104, 'high': change + 0.104, 'destroyed': change > 2.3}
-    | {'least': change - 0.02, 'most': change + 0.02, 'recovered': recovered}
+    | {'bits': 4.5, 'least': change - 0.02, 'most': change + 0.02, 'recovered': recovered}
     | {f'recovered_{end}': recovered + d for end, d in (('low', -0.1), ('high', 0.1))}
     | {f'recovered_{end}': recovered + d for end, d in (('least', -0.02), ('most', 0.02))}
     for what, name, change in (
@@ -121,8 +135,8 @@ def test_cache_and_quantisation_sentences_have_their_controls():
   )
   assert 'int8 per token +3.00 (+2.90 to +3.10) (destroyed)' in words
   # What four runs do not tell from nothing is none, and what one run says is not quoted.
-  assert 'q8_0 of llama.cpp none (' in caches
-  assert 'q4_0 of llama.cpp +0.08 (' in caches
+  assert 'q8_0 of llama.cpp, 4.5 bits a value, none (' in caches
+  assert 'q4_0 of llama.cpp, 4.5 bits a value, +0.08 (' in caches
   assert 'one run' not in caches
 
 
@@ -159,6 +173,140 @@ def test_a_sink_that_moves_is_said_to_move(moved_rate, moves):
   assert len(sentences(everywhere | {'change': 3.0}, in_heads)) == 1
 
 
+def said(part, rows):
+  return cards.Card('x', {part: Result(find(part), rows, [])}).sentences
+
+
+def measured(measure, text, value, beyond, **places):
+  """A row of the signature."""
+  row = {'measure': measure, 'source_text': text, 'value': value, 'beyond': beyond}
+  row |= {'low': value / 2, 'high': 2 * value, 'uniform': 0, 'untrained': value / 100}
+  return row | {'position': 1, 'block': 3} | places
+
+
+def test_a_sentence_says_in_which_texts_a_finding_holds():
+  rows = [
+    measured('sink rate', text, value, value > 0.1)
+    for text, value in (('prose', 0.5), ('code', 0.05), ('manual', 0.4))
+  ]
+  rows += [
+    measured('massive activation', text, value, True, channel=channel)
+    for text, value, channel in (('prose', 900, 7), ('code', 800, 7), ('manual', 700, 8))
+  ]
+  rows += [
+    measured('value norm ratio', text, value, True)
+    for text, value in (('prose', 0.1), ('code', 0.2), ('manual', 0.3))
+  ]
+  drained, sink, massive, other = said('signature', rows)
+  # What holds in all texts comes first, with the range of its numbers.
+  assert drained == (
+    'In all texts (prose, code, manual), the value of the first token is 0.10 to 0.30 times as '
+    'long as those of the others in block 3 (nulls: no effect 0, untrained 0.001 to 0.003).'
+  )
+  assert sink.startswith('In prose and manual (not in code), the first token is a sink: in 40.0 to')
+  assert '(20.0 to 100.0 %; nulls: no effect 0, untrained 0.4 to 0.5)' in sink
+  assert massive.startswith('In prose and code (not in manual), token 1')
+  assert 'channel 7 after block 3: 800 to 900 times' in massive
+  assert other.startswith('In manual (not in prose and code), token 1')
+  none = [row | {'beyond': False} for row in rows[:3]]
+  [words] = said('signature', none)
+  assert words.startswith('The first token is not shown to be a sink in any text: Sink_1 is 5.0 to')
+
+
+def test_only_edits_that_count_are_listed():
+  rows = [
+    {'edit': edit, 'targets': 'position 1', 'source_text': text, 'beyond': beyond}
+    | {'change': change, 'low': change / 2, 'high': 2 * change, 'matched': 0.05}
+    | {'control_low': -0.01, 'control_high': change / 10}
+    for edit, counts in (
+      ('drop the key', (True, True)),
+      ('zero the value', (True, False)),
+      ('leave out BOS', (False, False)),
+    )
+    for text, beyond, change in zip(('prose', 'code'), counts, (1.0, 2.0))
+  ]
+  [words] = said('edits', rows)
+  assert words == (
+    '1 of 3 edits cost more than each of their controls, and at least 1 % of the loss, in all '
+    'texts (prose, code): hiding the key of position 1 in all heads +1.00 to +2.00 nats (+0.50 to '
+    '+4.00; controls -0.01 to +0.20, of the same size +0.05). In prose (not in code) also a value '
+    'of zero at position 1 for later tokens +1.00 nats (+0.50 to +2.00; controls -0.01 to +0.10, '
+    'of the same size +0.05).'
+  )
+  one = [{name: x for name, x in row.items() if name != 'source_text'} for row in rows[::2]]
+  [words] = said('edits', one)
+  assert words.startswith('2 of 3 edits cost more than each of their controls, and at least 1 % of')
+  assert 'text' not in words and 'BOS' not in words
+
+
+def test_heads_that_stream_are_those_of_duo_attention():
+  roles = {(1, 1): 'streams', (1, 2): 'streams', (1, 3): 'retrieves', (1, 4): 'streams'}
+  roles |= {(3, head): 'retrieves' for head in range(1, 5)}
+  rows = [
+    {'part': 'mass', 'block': block, 'head': head, 'role': role, 'first': 4, 'recent': 64}
+    | {'key_value_head': 1 + (head > 2), 'uniform': 0.3}
+    for (block, head), role in roles.items()
+  ]
+  assert cards.serving({'cache': rows})['streaming'] == {
+    'first': 4,
+    'recent': 64,
+    'heads': {1: [1, 2, 4], 3: []},
+    'key_value_heads': {1: [1], 3: []},
+    'duo_attention': [[0, 1], [1, 1]],
+  }
+  assert said('cache', rows)[0].startswith('3 of 8 heads stream: ')
+  assert said('cache', rows)[0].endswith('All heads of 1 of 4 key/value heads do.')
+
+
+def test_a_card_that_is_killed_goes_on(tmp_path, monkeypatch):
+  run = small_run()
+  asked = []
+  analyse = cards.runner.analyse
+
+  def counted(part, *args, **options):
+    asked.append(part)
+    if part == 'marking' and killed:
+      raise KeyboardInterrupt
+    return analyse(part, *args, **options)
+
+  monkeypatch.setattr(cards.runner, 'analyse', counted)
+  make = lambda run=run, **options: sj.card(
+    run, say=lambda line: None, parts=tmp_path / 'parts', **dict(sequences=4, length=72) | options
+  )
+  killed = True
+  with pytest.raises(KeyboardInterrupt):
+    make()
+  killed = False
+  asked.clear()
+  again = make()
+  assert asked == ['marking', *['edits'] * 3, 'cache', 'quantisation']
+  monkeypatch.setattr(cards.runner, 'analyse', analyse)
+  whole = sj.card(run, say=lambda line: None, sequences=4, length=72)
+  for part, result in whole.results.items():
+    assert (again.results[part].rows, again.results[part].models) == (result.rows, result.models)
+  assert again.explored.numbers == whole.explored.numbers
+  # Another card, or a damaged file, is measured.
+  monkeypatch.setattr(cards.runner, 'analyse', counted)
+  killed = True
+  other = jax.tree.map(np.array, run.params)
+  other['embed'][3, 3] += 1
+  for changes in (
+    dict(run=dataclasses.replace(run, params=other)),
+    dict(seed=1),
+    dict(source="Stdlib(domains='code')"),
+  ):
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+      make(**changes)
+    assert 'signature' in asked
+  (tmp_path / 'parts' / 'signature.json').write_text('{')
+  asked.clear()
+  make()
+  assert asked == ['signature'] * 3
+  remove_parts(tmp_path / 'parts')
+  assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
   'folder', sorted((ROOT / 'results' / 'cards').iterdir()), ids=lambda folder: folder.name
 )
@@ -179,7 +327,9 @@ def test_the_page_of_cards_describes_the_picture_of_smollm2():
   rows = json.loads(
     (ROOT / 'results' / 'cards' / 'SmolLM2-135M-Instruct' / 'card.json').read_text()
   )['rows']
-  heads = [row for row in rows['signature'] if row['measure'] == 'importance']
+  [heads, *_] = by_text(
+    [row for row in rows['signature'] if row['measure'] == 'importance']
+  ).values()
   empty = {row['block'] for row in heads} - {row['block'] for row in heads if row['value'] > 0.3}
 
   assert empty == {1, 2, 3, 11, 12}

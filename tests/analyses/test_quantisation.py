@@ -13,6 +13,8 @@ import sink_jax as sj
 from sink_jax.analyses import quantisation, quantisers
 from sink_jax.analyses.quantisers import ACTIVATIONS, CACHES
 from sink_jax.models.config import Layer
+from sink_jax.models.decode import state_bytes
+from sink_jax.models.sizes import cache_bytes_per_token
 from tests.analyses.numpy_decoder import losses, next_nats
 from tests.analyses.small import HYBRID, importance, model, small_run, tokens
 
@@ -44,6 +46,24 @@ def test_blocks_are_rounded_as_ggml_does(name):
   rounded = jax.jit(ROWS[f'{name}, not rotated'], static_argnums=1)
   for rows in (x, np.float32(1e-3) * x, x[..., :32]):
     np.testing.assert_array_equal(rounded(rows, True), of_ggml(rows, name))
+
+
+def test_bits_of_a_value_are_those_of_the_formats():
+  bits = {row.name: row.bits_of_value(64) for row in CACHES}
+  for name in ('q8_0', 'q4_0'):
+    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
+    assert bits[name] == bits[f'{name}, not rotated'] == 8 * size / values
+  assert bits['fp8'] == 8
+  assert bits['int8_per_token_head'] == 8 + 32 / 64
+
+
+@pytest.mark.parametrize('changes', [{}, dict(layers=4, pattern=HYBRID)])
+def test_bytes_of_a_cache_are_those_of_the_state_of_a_decoder(changes):
+  config = small_run(dtype='bfloat16', **changes).config
+  less, more = (state_bytes(config, sj.CachePolicy(size), 1) for size in (10, 20))
+  per_token = cache_bytes_per_token(config)
+  assert 10 * per_token == more - less
+  assert cache_bytes_per_token(config, 8.5) == per_token * 8.5 / 16
 
 
 @pytest.mark.parametrize(
@@ -230,7 +250,7 @@ def of_all(rows, quantiser, spared):
   return found
 
 
-def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(rows):
+def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(planted, rows):
   none, sinks, random = (
     of_all(rows, 'int8 per tensor', spared) for spared in ('none', 'sinks', 'random')
   )
@@ -253,6 +273,9 @@ def test_a_massive_token_is_the_risk_of_a_scale_per_tensor(rows):
   assert single['runs'] == 1
   assert single['least'] is None
   assert single['most'] is None
+  run, ids = planted
+  baseline = next_nats(run.logits(ids), ids).mean()
+  assert none['baseline'] == pytest.approx(baseline, abs=1e-4)  # nats; the noise is 1e-6
 
 
 def test_a_spared_token_leaves_the_loss_of_a_token_without_the_channel(planted, rows):

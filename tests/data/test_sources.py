@@ -10,7 +10,7 @@ from backports import zstd
 
 from sink_jax.data import stdlib
 from sink_jax.data.sources import HubDataset, Jsonl, TextFolder, Tfds
-from sink_jax.data.stdlib import InstalledPackages, Stdlib
+from sink_jax.data.stdlib import InstalledPackages, PythonManual, Stdlib, StdlibFunctions
 from sink_jax.data.tokenizer import Bytes
 
 
@@ -64,6 +64,28 @@ def test_installed_packages_are_code_by_package(tmp_path, monkeypatch):
   ]
   assert list(InstalledPackages().documents(2)) == documents[2:]
   assert _texts(InstalledPackages(domains='docs')) == ['One.\n']
+
+
+def test_code_without_prose(tmp_path, monkeypatch):
+  monkeypatch.setattr(stdlib.sysconfig, 'get_paths', lambda: {'stdlib': str(tmp_path)})
+  told = 'def told():\n  """It is the longest function of this module."""\n'
+  files = {
+    'a.py': f'"""Prose."""\n\ndef f():\n  pass\n\n{told}\ndef g(x):\n  return x  # it\n',
+    'b.py': told,
+    'c.py': '{{ x }} {\n',
+    'd.py': 'def h(): pass\n',
+  }
+  for name, content in files.items():
+    (tmp_path / name).write_text(content)
+  assert _texts(StdlibFunctions()) == ['def g(x):\n  return x', 'def h(): pass']
+  assert [document.name for document in StdlibFunctions().documents(1)] == ['d']
+
+
+def test_the_manual_is_on_every_machine():
+  chapters = list(PythonManual().documents())
+  assert len(chapters) > 60
+  assert list(PythonManual().documents(3)) == chapters[3:]
+  assert sum(len(chapter.text) > 300 for chapter in chapters) > 50
 
 
 def test_text_folder(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,12 +18,14 @@ from sink_jax.data.tokenizer import Bytes, TextTokenizer, TrainedBpe
 from sink_jax.models.config import Layer
 from sink_jax.pretrained.export import export_checkpoint, write_tokenizer
 from sink_jax.pretrained.files import Checkpoint
+from sink_jax.pretrained.load import names_in_transformers
 from sink_jax.train.export import export_workdir
 from sink_jax.train.loop import train
 from tests.attention_specs import legal, slot_values
 from tests.random_params import random_params
 from tests.train import runs
 
+FIXTURES = Path(__file__).parent / 'fixtures'
 TINY = dict(
   layers=3,
   d_model=32,
@@ -90,6 +93,24 @@ def test_an_exported_run_comes_back(tmp_path, case):
     assert [hf[key] for key in ones] == [1, 1, 1]
     read = 'sliding_window', 'layer_types', 'layer_rope_theta', 'attention_bias', 'mlp_bias'
     assert set(read) < set(hf)
+
+
+def test_modules_have_the_names_of_an_export():
+  names = names_in_transformers(run_of('window'))
+  assert names['blocks/attention/query/kernel', 1] == 'model.layers.1.self_attn.q_proj'
+  assert names['blocks/ffn/w_out/kernel', 2] == 'model.layers.2.mlp.down_proj'
+  config = sj.ModelConfig(**TINY, attention=sj.AttentionSpec(similarity='Sigmoid()'))
+  assert not names_in_transformers(sj.Run(config, random_params(config)))
+
+
+@pytest.mark.parametrize('family', ['llama', 'phi3', 'falcon', 'gpt_neox', 'gemma3_new', 'jamba'])
+def test_modules_of_a_published_model_have_the_names_of_its_files(family):
+  run = sj.load_pretrained(FIXTURES / family)
+  stored = Checkpoint(FIXTURES / family).entries
+  names = names_in_transformers(run)
+  kernels = [name for (path, _), name in names.items() if path.endswith('kernel')]
+  assert len(kernels) >= 12
+  assert all(f'{name}.weight' in stored or name in stored for name in kernels)
 
 
 def test_bfloat16(tmp_path):

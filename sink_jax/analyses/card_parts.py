@@ -1,0 +1,80 @@
+"""The parts of a card that are measured, on the disk, so that a card that was killed goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from sink_jax.analyses import runner
+from sink_jax.evaluate.inputs import open_source
+from sink_jax.io.files import write_atomically
+from sink_jax.io.paths import to_path
+from sink_jax.models.arrays import ParamTree
+from sink_jax.models.run import Run
+from sink_jax.train.provenance import code, hardware
+
+
+class Parts:
+  """A folder with a file for each part of one card.
+
+  A file says of which card its rows are: the model with a digest of its parameters, the options,
+  the texts, the code and the hardware. Another card does not use it.
+  """
+
+  def __init__(self, folder: str | os.PathLike, run: Run, form: int, inputs: Mapping[str, Any]):
+    self._folder = to_path(folder)
+    self._card = {
+      'format': form,
+      'model': run.name,
+      'config': repr(run.config),
+      'checkpoint': runner.checkpoint(run),
+      'parameters': _digest(run.params),
+      'text': open_source(inputs.get('source', '')).fingerprint(),
+      'code': code(),
+      'hardware': hardware(),
+    }
+
+  def read(self, part: str, asked: Mapping[str, Any]) -> runner.Result | None:
+    """The rows of a part, if the same card has measured them."""
+    path = self._folder / f'{part}.json'
+    if not path.exists():
+      return None
+    try:
+      stored = json.loads(path.read_text())
+      if stored['card'] != self._of(asked):
+        return None
+      return runner.Result(runner.find(part), stored['rows'], stored['models'])
+    except (ValueError, KeyError, TypeError):  # not a file of `write`: it is measured again
+      return None
+
+  def write(self, part: str, asked: Mapping[str, Any], result: runner.Result) -> None:
+    """Keeps the rows of a part, with all digits."""
+    self._folder.mkdir(parents=True, exist_ok=True)
+    kept = {'card': self._of(asked), 'rows': result.rows, 'models': result.models}
+    write_atomically(self._folder / f'{part}.json', json.dumps(kept))
+
+  def _of(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says of its card, as JSON gives it back."""
+    return json.loads(json.dumps(self._card | dict(asked), default=repr))
+
+
+def remove_parts(folder: str | os.PathLike) -> None:
+  """Removes the folder of a card's parts."""
+  epath.Path(to_path(folder)).rmtree(missing_ok=True)
+
+
+def _digest(params: ParamTree) -> str:
+  """Of all parameters, with their names and types."""
+  digest = hashlib.blake2b(digest_size=16)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    x = np.asarray(leaf)
+    digest.update(f'{jax.tree_util.keystr(path)} {x.dtype} {x.shape}'.encode())
+    digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+  return digest.hexdigest()
