@@ -126,9 +126,9 @@
     const rate = numbers.sink_rates[chosen.k][chosen.epsilon];
     element('k-value').textContent = chosen.k + 1;
     element('epsilon-value').textContent = epsilon();
-    const step = data.steps.length ? `Step ${data.steps[chosen.text]}: ` : '';
+    if (data.steps.length) element('step-value').textContent = data.steps[chosen.text];
     element('rate').textContent =
-      `${step}Sink_${chosen.k + 1} = ${rate} % of pairs of a head and a text at ε = ${epsilon()}; ` +
+      `Sink_${chosen.k + 1} = ${rate} % of pairs of a head and a text at ε = ${epsilon()}; ` +
       `${counting} of ${layers * heads} heads have a mean importance above ε.`;
     const at = (name) => numbers[name][chosen.layer][chosen.head] ?? '-';
     for (const name of ['layer', 'head']) element(name).value = chosen[name];
@@ -150,7 +150,7 @@
   function tellTokens() {
     const later = [...Array(tokens).keys()].slice(chosen.token + 1);
     later.sort((a, b) => root(b, chosen.token) - root(a, chosen.token));
-    const name = (i) => (chosen.text < 0 ? i + 1 : `${i + 1} "${word(i)}"`);
+    const name = (i) => (chosen.text < 0 ? i + 1 : `${i + 1} \u201c${word(i)}\u201d`);
     const most = later.length ? later.slice(0, 3).map(name).join(', ') : 'no later token';
     element('attends').textContent = `Token ${name(chosen.token)} gets most attention from ${most}.`;
     [...element('tokens').children].forEach((button, token) => {
