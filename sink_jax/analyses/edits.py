@@ -104,14 +104,21 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   if controls < 1:
     raise ValueError(f'--controls={controls} must be at least 1.')
   inputs = model.inputs()
-  tokens_SxT, report = inputs.tokens, model.report(inputs.tokens)
-  base_S, rows = _losses(model, tokens_SxT)[:, 1:].mean(1), []
+  tokens_SxT = inputs.tokens
+  report = model.report(tokens_SxT)
+
+  def losses(changes: Changes) -> np.ndarray:
+    """Of each sequence, without token 2: it is predicted from the first token only."""
+    return _losses(model, tokens_SxT, **changes)[:, 1:].mean(1)
+
+  base_S = losses({})
+  rows = []
   for edit in (
     *_sinks(report, model.run.config.sink_tokens, controls),
     *_massive_channels(model, report, tokens_SxT, controls),
     _dormant_heads(report, controls),
   ):
-    row, losses = edit.row, lambda changes: _losses(model, tokens_SxT, **changes)[:, 1:].mean(1)
+    row = edit.row
     if row['targets'] != 'none' and edit.controls:
       edited_S, *controls_CxS = map(losses, (edit.targets, *edit.controls))
       matched_S = None if edit.matched is None else losses(edit.matched)
@@ -122,9 +129,12 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   rows.append({'edit': 'leave out BOS', 'targets': 'none'})
   if inputs.description['bos']['applied'] != 'none':
     # Moved to the end, the token is read by no other, and the length and the program stay the same.
-    moved = [np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, k : k + 1], 1) for k in (0, 1)]
-    without, *other = [_losses(model, ids)[:, :-1].mean(1) for ids in moved]
-    rows[-1] |= {'targets': 'BOS'} | _changes(base_S, without, other)
+    changed = []
+    for k in (0, 1):
+      moved_SxT = np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, [k]], 1)
+      changed.append(_losses(model, moved_SxT)[:, :-1].mean(1))
+    without_S, other_S = changed
+    rows[-1] |= {'targets': 'BOS'} | _changes(base_S, without_S, [other_S])
   equal_chances = math.log(model.run.config.vocab_size)
   return [row | {'equal_chances': equal_chances} if 'change' in row else row for row in rows]
 
@@ -132,27 +142,37 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
 def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
   alpha_NxHxT = report.importance.mean(0)
   length = alpha_NxHxT.shape[-1]
-  early_T = np.arange(length // 2)  # few rows see a later token
   sinks = report.sink_positions() - 1
-  chosen = [sinks, *_others(np.setdiff1d(early_T[_FIRST:], sinks), sinks.size, controls)]
+  early = np.arange(_FIRST, length // 2)  # few rows see a later token
+  random = _others(np.setdiff1d(early, sinks), sinks.size, controls)
   at_T = np.arange(-sink_tokens, length)  # learned sink tokens come first
-  kept, *others = [~np.isin(at_T, k) for k in chosen]
+  kept, *others = [~np.isin(at_T, chosen) for chosen in (sinks, *random)]
   no_sink_NxH = ~(alpha_NxHxT[..., sinks] > EPSILON).any(-1)
   words = f'position{"s" * (sinks.size > 1)} {", ".join(str(k + 1) for k in sinks)}'
   heads = 'none' if no_sink_NxH.all() else f'{words} in {_number((~no_sink_NxH).sum(), "head")}'
-  in_heads = lambda kept_T: {'keep_NxBxHxT': no_sink_NxH[:, None, :, None] | kept_T}
   shares, elsewhere_NxHxT = _elsewhere(alpha_NxHxT, sinks, no_sink_NxH)
-  padded_NxHxT = np.pad(elsewhere_NxHxT, ((0, 0), (0, 0), (sink_tokens, 0)), constant_values=True)
-  in_all, zero = ([{name: x} for x in (kept, *others)] for name in ('keep_NxBxHxT', 'values_NxBxT'))
+  before = (0, 0), (0, 0), (sink_tokens, 0)
+  padded_NxHxT = np.pad(elsewhere_NxHxT, before, constant_values=True)
+  in_all = lambda kept_T: {'keep_NxBxHxT': kept_T}
+  in_heads = lambda kept_T: in_all(no_sink_NxH[:, None, :, None] | kept_T)
+  zero = lambda kept_T: {'values_NxBxT': kept_T}
   return [
-    Edit({'edit': 'drop the key', 'targets': words}, in_all[0], in_all[1:]),
+    Edit(
+      {'edit': 'drop the key', 'targets': words},
+      in_all(kept),
+      [*map(in_all, others)],
+    ),
     Edit(
       {'edit': 'drop the key in sink heads', 'targets': heads} | shares,
       in_heads(kept),
-      [in_heads(kept_T) for kept_T in others],
-      {'keep_NxBxHxT': padded_NxHxT[:, None]},
+      [*map(in_heads, others)],
+      in_all(padded_NxHxT[:, None]),
     ),
-    Edit({'edit': 'zero the value', 'targets': words}, zero[0], zero[1:]),
+    Edit(
+      {'edit': 'zero the value', 'targets': words},
+      zero(kept),
+      [*map(zero, others)],
+    ),
   ]
 
 
@@ -192,7 +212,8 @@ def _moved(model: Model, report: SinkReport, tokens_SxT: np.ndarray, changes: Ch
     ],
     1,
   )
-  rates_T = (alpha_NxSxHxT > EPSILON).mean((0, 1, 2))[: max(2, tokens_SxT.shape[1] // 2)]
+  half = max(2, tokens_SxT.shape[1] // 2)
+  rates_T = (alpha_NxSxHxT > EPSILON).mean((0, 1, 2))[:half]
   rates_T[report.sink_positions() - 1] = -1
   k = int(rates_T.argmax())
   before = float(report.sink_rates()[k])
@@ -209,18 +230,26 @@ def _massive_channels(
     for batch_BxT in model.batches(tokens_SxT)
   ]
   largest_MxSxD, median_MxSx1 = (np.concatenate(parts, 1) for parts in zip(*sizes))
-  massive_D = ((largest_MxSxD > BEYOND[0] * median_MxSx1).mean(1) > 0.5).any(0)
+  beyond_MxSxD = largest_MxSxD > BEYOND[0] * median_MxSx1
+  massive_D = (beyond_MxSxD.mean(1) > 0.5).any(0)
   row = {'edit': 'cap the massive channels', 'targets': _number(massive_D.sum(), 'channel')}
   if not massive_D.any():
     return [Edit(row, {}, [])]
-  caps_Mx1 = largest_MxSxD[..., ~massive_D].max((1, 2), initial=0)[:, None]
+  caps_M = largest_MxSxD[..., ~massive_D].max((1, 2), initial=0)
+  caps_Mx1 = caps_M[:, None]
   row |= {'cap': float(np.median(caps_Mx1))}
   caps_MxD = np.where(massive_D, caps_Mx1, np.inf)
   other = np.flatnonzero(~massive_D)
-  order = np.argsort(-largest_MxSxD.mean(1).max(0)[other], kind='stable')
-  zeros = lambda channels: np.where(np.isin(np.arange(massive_D.size), channels), 0, np.inf)
-  random = [zeros(channels) for channels in _others(other, massive_D.sum(), controls)]
-  largest = zeros(other[order[: massive_D.sum()]])
+  count = massive_D.sum()
+  size_D = largest_MxSxD.mean(1).max(0)
+  order = np.argsort(-size_D[other], kind='stable')
+
+  def zeros(channels: np.ndarray) -> np.ndarray:
+    is_zero_D = np.isin(np.arange(massive_D.size), channels)
+    return np.where(is_zero_D, 0, np.inf)
+
+  random = [*map(zeros, _others(other, count, controls))]
+  largest = zeros(other[order[:count]])
   at_T = np.arange(-config.sink_tokens, tokens_SxT.shape[1])
   is_sink_T = np.isin(at_T, report.sink_positions() - 1)
   edits = []
@@ -231,14 +260,16 @@ def _massive_channels(
   ):
     changes = lambda caps: {'caps_MxD': caps, 'capped_T': capped_T}
     named = row | {'edit': f'{row["edit"]}{words}'}
-    edits.append(Edit(named, changes(caps_MxD), [*map(changes, random)], changes(largest)))
+    others = [*map(changes, random)]
+    edits.append(Edit(named, changes(caps_MxD), others, changes(largest)))
   return edits
 
 
 def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
   """The largest |h| of each channel (B, D), and the median (B, 1) over all channels and tokens."""
   size_BxTxD = jnp.abs(hidden_BxTxD.astype(jnp.float32))
-  return size_BxTxD.max(1), medians(size_BxTxD.reshape(len(size_BxTxD), -1))[:, None]
+  size_Bxn = size_BxTxD.reshape(len(size_BxTxD), -1)
+  return size_BxTxD.max(1), medians(size_Bxn)[:, None]
 
 
 def _dormant_heads(report: SinkReport, controls: int) -> Edit:
@@ -292,7 +323,11 @@ def _edit_tree(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _batch_losses(
-  config: ModelConfig, mesh: Mesh | None, params: ParamTree, edits: ParamTree, tokens_BxT: jax.Array
+  config: ModelConfig,
+  mesh: Mesh | None,
+  params: ParamTree,
+  edits: ParamTree,
+  tokens_BxT: jax.Array,
 ) -> jax.Array:
   return next_token_losses(edited_logits(config, mesh, params, edits, tokens_BxT), tokens_BxT)
 
@@ -304,12 +339,13 @@ def _changes(
   matched_S: np.ndarray | None = None,
 ) -> Row:
   """The columns about an edit and its controls."""
+  change = lambda losses_S: float((losses_S - base_S).mean())
   low, high = t_interval(edited_S - base_S)
-  control = [float((losses_S - base_S).mean()) for losses_S in controls_CxS]
+  control = [*map(change, controls_CxS)]
   row = {
     'baseline': float(base_S.mean()),
     'loss': float(edited_S.mean()),
-    'change': float((edited_S - base_S).mean()),
+    'change': change(edited_S),
     'low': float(low),
     'high': float(high),
     'controls': len(control),
@@ -317,6 +353,7 @@ def _changes(
     'control_low': min(control),
     'control_high': max(control),
   }
-  matched = [] if matched_S is None else [float((matched_S - base_S).mean())]
-  beaten = max(*control, *matched, _LEAST * base_S.mean())
-  return row | dict(zip(('matched',), matched)) | {'beyond': bool(low > beaten)}
+  if matched_S is not None:
+    row['matched'] = change(matched_S)
+  beaten = max(*control, row.get('matched', -math.inf), _LEAST * base_S.mean())
+  return row | {'beyond': bool(low > beaten)}

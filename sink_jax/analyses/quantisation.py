@@ -87,7 +87,8 @@ def quantisation(model: Model) -> list[Row]:
   }
   measure = functools.partial(_losses, model, tokens_SxT)
   none_SxT = choices['none'][0]
-  base_RxS = np.stack([measure(lambda block, layer: 0, none_SxT, run) for run in range(RUNS)])
+  nothing = lambda block, layer: 0
+  base_RxS = np.stack([measure(nothing, none_SxT, run) for run in range(RUNS)])
   rows = []
   for what, table in (('activations', ACTIVATIONS), (_CACHE, CACHES)):
     for number, quantiser in enumerate(table, 1):
@@ -99,18 +100,17 @@ def quantisation(model: Model) -> list[Row]:
         rows.append(case | {'spared': 'none', 'reason': reason})
         continue
       on = lambda block, layer: number * ((layer == _CACHE) == (what == _CACHE))
+      changes: dict[str, np.ndarray] = {}
       for name, masks_RxSxT in choices.items():
         # No sentence has the rows of a cache that spares tokens.
         quoted = quantiser.quoted and (name == 'none' or what != _CACHE)
         runs = RUNS if quoted else 1
         losses = [measure(on, masks_RxSxT[run], run) for run in range(runs)]
-        change_RxS = np.stack(losses) - base_RxS[:runs]
+        changes[name] = np.stack(losses) - base_RxS[:runs]
         row = case | {'spared': name, 'positions': positions[name], 'runs': runs}
-        row |= _change(base_RxS, change_RxS)
-        if name == 'none':
-          unspared_RxS = change_RxS
-        else:
-          row |= _of_runs('recovered', unspared_RxS[:runs] - change_RxS)
+        row |= _change(base_RxS, changes[name])
+        if name != 'none':
+          row |= _of_runs('recovered', changes['none'][:runs] - changes[name])
         rows.append(row)
   few = slice(_OF_PARTS)
   of_parts = functools.partial(_losses, model, tokens_SxT[few])
@@ -128,19 +128,35 @@ def _memory(quantiser: Quantiser, config: ModelConfig) -> Row:
 
 
 def _parts(
-  run: Run, measure: Callable[..., np.ndarray], none_SxT: np.ndarray, base_1xS: np.ndarray
+  run: Run,
+  measure: Callable[..., np.ndarray],
+  none_SxT: np.ndarray,
+  base_1xS: np.ndarray,
 ) -> list[Row]:
   """Rows of each module and of each block."""
   layers = dict.fromkeys(layer for _, layer in _modules(run) if layer != _CACHE)
   blocks = range(1, run.config.layers + 1)
+  parts = [('module', name) for name in layers]
+  parts += [('block', n) for n in blocks]
   names = _transformers_names(run)
   rows = []
-  for part, value in [*(('module', name) for name in layers), *(('block', n) for n in blocks)]:
-    on = lambda block, layer: layer != _CACHE and value == {'module': layer, 'block': block}[part]
+  for part, value in parts:
+
+    def on(block: int, layer: str) -> int:
+      asked = block if part == 'block' else layer
+      return int(layer != _CACHE and asked == value)
+
     change_1xS = measure(on, none_SxT, 0)[None] - base_1xS
-    case = {'part': part, part: value, 'transformers': names.get((part, value))}
-    case |= {'what': 'activations', 'quantiser': ACTIVATIONS[0].name}
-    rows.append(case | {'spared': 'none', 'runs': 1} | _change(base_1xS, change_1xS))
+    case = {
+      'part': part,
+      part: value,
+      'transformers': names.get((part, value)),
+      'what': 'activations',
+      'quantiser': ACTIVATIONS[0].name,
+      'spared': 'none',
+      'runs': 1,
+    }
+    rows.append(case | _change(base_1xS, change_1xS))
   return rows
 
 
@@ -150,11 +166,12 @@ def _transformers_names(run: Run) -> dict[tuple[str, str | int], str]:
   Of a module with '*' for the number of the block: 'model.layers.*.self_attn.q_proj'.
   """
   stored = names_in_transformers(run)
+  period = len(run.config.pattern)
   found: dict[tuple[str, str | int], str] = {}
   for (number, layer), path in _modules(run).items():
     kernel = '/'.join(('blocks', *path, 'kernel'))
-    for block in range(number, run.config.layers + 1, len(run.config.pattern)):
-      name = stored.get((kernel, (block - 1) // len(run.config.pattern)), '')
+    for block in range(number, run.config.layers + 1, period):
+      name = stored.get((kernel, (block - 1) // period), '')
       of_block = _BLOCK_NAME.match(name)
       if of_block:
         found['block', block] = of_block[0]
@@ -175,12 +192,13 @@ def _spared(shape: tuple[int, int], sinks: np.ndarray) -> dict[str, np.ndarray]:
   at = np.arange(shape[1])
   others = np.setdiff1d(at, sinks)
   count = min(len(sinks), len(others))
-  order = np.random.default_rng(0).permuted(
-    np.broadcast_to(others, (RUNS, shape[0], len(others))), axis=2
-  )
-  same = {'none': at < 0, 'sinks': np.isin(at, sinks)}
-  return {name: np.broadcast_to(mask_T, (RUNS, *shape)) for name, mask_T in same.items()} | {
-    'random': (order[..., :count, None] == at).any(2)
+  same = np.broadcast_to(others, (RUNS, shape[0], len(others)))
+  order = np.random.default_rng(0).permuted(same, axis=2)
+  everywhere = lambda mask_T: np.broadcast_to(mask_T, (RUNS, *shape))
+  return {
+    'none': everywhere(at < 0),
+    'sinks': everywhere(np.isin(at, sinks)),
+    'random': (order[..., :count, None] == at).any(2),
   }
 
 
@@ -198,20 +216,25 @@ def _of_runs(name: str, values_RxS: np.ndarray) -> Row:
   """The mean, its bounds over sequences, and its range over runs, which one run does not have."""
   low, high = t_interval(values_RxS.mean(0))
   prefix = '' if name == 'change' else f'{name}_'
-  row = {name: float(values_RxS.mean()), f'{prefix}low': float(low), f'{prefix}high': float(high)}
   mean_R = values_RxS.mean(1)
-  ends = (float(mean_R.min()), float(mean_R.max())) if len(mean_R) > 1 else (None, None)
-  return row | dict(zip((f'{prefix}least', f'{prefix}most'), ends))
+  several = len(mean_R) > 1
+  return {
+    name: float(values_RxS.mean()),
+    f'{prefix}low': float(low),
+    f'{prefix}high': float(high),
+    f'{prefix}least': float(mean_R.min()) if several else None,
+    f'{prefix}most': float(mean_R.max()) if several else None,
+  }
 
 
 def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
   """{(block of the pattern from 1, layer): path below 'blocks'} of what can be quantised."""
   found = {}
+  pattern = run.config.pattern
   for path in flatten_dict(run.params['blocks']):
-    number = int(path[0].removeprefix('layer')) + 1 if len(run.config.pattern) > 1 else 1
-    dense = (
-      path[-3:-2] == ('attention',) or 'ffn' in path and not run.config.pattern[number - 1].experts
-    )
+    number = int(path[0].removeprefix('layer')) + 1 if len(pattern) > 1 else 1
+    dense_ffn = 'ffn' in path and not pattern[number - 1].experts
+    dense = path[-3:-2] == ('attention',) or dense_ffn
     if path[-1] == 'kernel' and dense:
       found[number, path[-2]] = path[:-1]
     if path[-2:] == ('query', 'kernel'):
@@ -220,19 +243,22 @@ def _modules(run: Run) -> dict[tuple[int, str], tuple[str, ...]]:
 
 
 def _losses(
-  model: Model, tokens_SxT: np.ndarray, chosen: Chosen, spared_SxT: np.ndarray, seed: int
+  model: Model,
+  tokens_SxT: np.ndarray,
+  chosen: Chosen,
+  spared_SxT: np.ndarray,
+  seed: int,
 ) -> np.ndarray:
   """Mean losses (S,), nats, float64; `chosen` says of a block and a layer how it is quantised."""
-  run, config, losses = model.run, probed(model.run.config, model.options.dtype), []
-  edits = unflatten_dict(
-    {
-      (*path, 'quantiser'): np.array(
-        [chosen(block, layer) for block in range(number, config.layers + 1, len(config.pattern))],
-        np.int32,
-      )
-      for (number, layer), path in _modules(run).items()
-    }
-  )
+  run = model.run
+  config = probed(run.config, model.options.dtype)
+  leaves = {}
+  for (number, layer), path in _modules(run).items():
+    blocks = range(number, config.layers + 1, len(config.pattern))
+    numbers = [chosen(block, layer) for block in blocks]
+    leaves[*path, 'quantiser'] = np.array(numbers, np.int32)
+  edits = unflatten_dict(leaves)
+  losses = []
   size = model.options.at_a_time(tokens_SxT.shape[1])
   for start in range(0, len(tokens_SxT), size):
     at = slice(start, start + size)
@@ -255,7 +281,8 @@ def _batch_losses(
   spared_BxT = jnp.pad(spared_BxT, ((0, 0), (config.sink_tokens, 0)))
 
   def rounded(x: jax.Array, layer: Any, table: Sequence[Quantiser], *arguments: bool) -> jax.Array:
-    spared = jnp.reshape(spared_BxT, (*x.shape[:2], *[1] * (x.ndim - 2)))
+    of_tokens = *x.shape[:2], *[1] * (x.ndim - 2)
+    spared = jnp.reshape(spared_BxT, of_tokens)
     wide = x.astype(jnp.float32)
     functions = [lambda x: x]
     for each in table:
@@ -277,7 +304,8 @@ def _batch_losses(
     if context.method_name != 'edit_inputs':
       return function(*args, **kwargs)
     (q, k), v, attention = function(*args, **kwargs)
-    k, v = (rounded(x, layer, CACHES, is_key) for x, is_key in ((k, True), (v, False)))
+    k = rounded(k, layer, CACHES, True)
+    v = rounded(v, layer, CACHES, False)
     return TransformedQK(q, k), v, attention
 
   logits_BxTxV = edited_by(edited, config, mesh, params, edits, tokens_BxT)

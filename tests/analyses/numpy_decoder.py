@@ -76,7 +76,13 @@ def forward(
     h = np.where(capped, np.clip(h, -caps[n], caps[n]), h)
     hidden.append(h)
   logits = rms(h, p['final_norm'], config.norm_eps) @ p['unembed']['kernel']
-  return logits, np.array(hidden), np.array(norms)
+  return (
+    logits,
+    np.array(hidden),
+    np.array(
+      norms,
+    ),
+  )
 
 
 def project(x, own, width):

@@ -109,9 +109,25 @@ def test_cache_and_quantisation_sentences_have_their_controls():
     'change': 35.0,
   }
   quantised = [
-    {'part': 'all', 'what': what, 'quantiser': name, 'tool': 'llama.cpp', 'spared': spared}
-    | {'change': change, 'low': change - 0.104, 'high': change + 0.104, 'destroyed': change > 2.3}
-    | {'bits': 4.5, 'least': change - 0.02, 'most': change + 0.02, 'recovered': recovered}
+    {
+      'part': 'all',
+      'what': what,
+      'quantiser': name,
+      'tool': 'llama.cpp',
+      'spared': spared,
+    }
+    | {
+      'change': change,
+      'low': change - 0.104,
+      'high': change + 0.104,
+      'destroyed': change > 2.3,
+    }
+    | {
+      'bits': 4.5,
+      'least': change - 0.02,
+      'most': change + 0.02,
+      'recovered': recovered,
+    }
     | {f'recovered_{end}': recovered + d for end, d in (('low', -0.1), ('high', 0.1))}
     | {f'recovered_{end}': recovered + d for end, d in (('least', -0.02), ('most', 0.02))}
     for what, name, change in (
@@ -120,9 +136,20 @@ def test_cache_and_quantisation_sentences_have_their_controls():
       ('cache', 'q8_0', 0.003),
       ('cache', 'q4_0', 0.079),
     )
-    for spared, recovered in (('none', 0), ('sinks', 0.629), ('random', 0.03))
+    for spared, recovered in (
+      ('none', 0),
+      ('sinks', 0.629),
+      ('random', 0.03),
+    )
   ]
-  quantised.append(quantised[-3] | {'quantiser': 'one run', 'least': None, 'most': None})
+  quantised.append(
+    quantised[-3]
+    | {
+      'quantiser': 'one run',
+      'least': None,
+      'most': None,
+    }
+  )
   results = {
     part: Result(find(part), rows, [])
     for part, rows in (('cache', [advice, control]), ('quantisation', quantised))
@@ -160,8 +187,19 @@ def test_digits_are_those_that_runs_share(mean, least, most, words):
   'moved_rate, moves', [(0.7, 'the sink moves to token 2'), (0.01, 'no token')]
 )
 def test_a_sink_that_moves_is_said_to_move(moved_rate, moves):
-  numbers = {'low': 0, 'high': 3, 'control_low': 0, 'control_high': 0.1, 'beyond': True}
-  everywhere = {'edit': 'drop the key', 'targets': 'position 1', 'change': 0.08, 'moved_to': 2}
+  numbers = {
+    'low': 0,
+    'high': 3,
+    'control_low': 0,
+    'control_high': 0.1,
+    'beyond': True,
+  }
+  everywhere = {
+    'edit': 'drop the key',
+    'targets': 'position 1',
+    'change': 0.08,
+    'moved_to': 2,
+  }
   everywhere |= {'moved_rate': moved_rate, 'rate_before': 0.01} | numbers
   in_heads = {
     'edit': 'drop the key in sink heads',
@@ -179,23 +217,45 @@ def said(part, rows):
 
 def measured(measure, text, value, beyond, **places):
   """A row of the signature."""
-  row = {'measure': measure, 'source_text': text, 'value': value, 'beyond': beyond}
-  row |= {'low': value / 2, 'high': 2 * value, 'uniform': 0, 'untrained': value / 100}
+  row = {
+    'measure': measure,
+    'source_text': text,
+    'value': value,
+    'beyond': beyond,
+  }
+  row |= {
+    'low': value / 2,
+    'high': 2 * value,
+    'uniform': 0,
+    'untrained': value / 100,
+  }
   return row | {'position': 1, 'block': 3} | places
 
 
 def test_a_sentence_says_in_which_texts_a_finding_holds():
   rows = [
     measured('sink rate', text, value, value > 0.1)
-    for text, value in (('prose', 0.5), ('code', 0.05), ('manual', 0.4))
+    for text, value in (
+      ('prose', 0.5),
+      ('code', 0.05),
+      ('manual', 0.4),
+    )
   ]
   rows += [
     measured('massive activation', text, value, True, channel=channel)
-    for text, value, channel in (('prose', 900, 7), ('code', 800, 7), ('manual', 700, 8))
+    for text, value, channel in (
+      ('prose', 900, 7),
+      ('code', 800, 7),
+      ('manual', 700, 8),
+    )
   ]
   rows += [
     measured('value norm ratio', text, value, True)
-    for text, value in (('prose', 0.1), ('code', 0.2), ('manual', 0.3))
+    for text, value in (
+      ('prose', 0.1),
+      ('code', 0.2),
+      ('manual', 0.3),
+    )
   ]
   drained, sink, massive, other = said('signature', rows)
   # What holds in all texts comes first, with the range of its numbers.
@@ -215,8 +275,18 @@ def test_a_sentence_says_in_which_texts_a_finding_holds():
 
 def test_only_edits_that_count_are_listed():
   rows = [
-    {'edit': edit, 'targets': 'position 1', 'source_text': text, 'beyond': beyond}
-    | {'change': change, 'low': change / 2, 'high': 2 * change, 'matched': 0.05}
+    {
+      'edit': edit,
+      'targets': 'position 1',
+      'source_text': text,
+      'beyond': beyond,
+    }
+    | {
+      'change': change,
+      'low': change / 2,
+      'high': 2 * change,
+      'matched': 0.05,
+    }
     | {'control_low': -0.01, 'control_high': change / 10}
     for edit, counts in (
       ('drop the key', (True, True)),
@@ -240,10 +310,22 @@ def test_only_edits_that_count_are_listed():
 
 
 def test_heads_that_stream_are_those_of_duo_attention():
-  roles = {(1, 1): 'streams', (1, 2): 'streams', (1, 3): 'retrieves', (1, 4): 'streams'}
+  roles = {
+    (1, 1): 'streams',
+    (1, 2): 'streams',
+    (1, 3): 'retrieves',
+    (1, 4): 'streams',
+  }
   roles |= {(3, head): 'retrieves' for head in range(1, 5)}
   rows = [
-    {'part': 'mass', 'block': block, 'head': head, 'role': role, 'first': 4, 'recent': 64}
+    {
+      'part': 'mass',
+      'block': block,
+      'head': head,
+      'role': role,
+      'first': 4,
+      'recent': 64,
+    }
     | {'key_value_head': 1 + (head > 2), 'uniform': 0.3}
     for (block, head), role in roles.items()
   ]
@@ -281,7 +363,12 @@ def test_a_card_that_is_killed_goes_on(tmp_path, monkeypatch):
   again = make()
   assert asked == ['marking', *['edits'] * 3, 'cache', 'quantisation']
   monkeypatch.setattr(cards.runner, 'analyse', analyse)
-  whole = sj.card(run, say=lambda line: None, sequences=4, length=72)
+  whole = sj.card(
+    run,
+    say=lambda line: None,
+    sequences=4,
+    length=72,
+  )
   for part, result in whole.results.items():
     assert (again.results[part].rows, again.results[part].models) == (result.rows, result.models)
   assert again.explored.numbers == whole.explored.numbers

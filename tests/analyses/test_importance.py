@@ -149,7 +149,11 @@ def test_scale_and_heads(run):
 
 
 def test_domains(run, tmp_path):
-  counts = {'ArXiv': 4, 'Github': 3, 'short': 0}
+  counts = {
+    'ArXiv': 4,
+    'Github': 3,
+    'short': 0,
+  }
   for domain, texts in counts.items():
     (tmp_path / domain).mkdir()
     (tmp_path / domain / 'x.txt').write_text('x')

@@ -94,7 +94,12 @@ def test_bars_of_errors_stand_side_by_side():
 
 def test_bars_and_the_papers_number():
   rows = [
-    {'model': m, 'kind': kind, 'sink_1': rate, **paper}
+    {
+      'model': m,
+      'kind': kind,
+      'sink_1': rate,
+      **paper,
+    }
     for m, kind, rate, paper in (
       ('a', 'natural', 10.0, {'paper': 12.0}),
       ('a', 'random', 20.0, {}),

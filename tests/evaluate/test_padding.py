@@ -159,11 +159,12 @@ def test_a_card_of_arrays(side):
   }
 
   def card_of_text(s):
+    """Twice the text, since an interval needs two."""
     of_text = {name: np.swapaxes(x[s], 0, 1) for name, x in vectors.items()}
     return signature.from_arrays(
-      attentions=[texts[s][None]],
-      hidden=hidden[s][None, None],
-      **{name: x_HxTxDh[None, None] for name, x_HxTxDh in of_text.items()},
+      attentions=[np.stack([texts[s]] * 2)],
+      hidden=np.stack([hidden[s][None]] * 2),
+      **{name: np.stack([x_HxTxDh[None]] * 2) for name, x_HxTxDh in of_text.items()},
     )
 
   alone = [card_of_text(s) for s in range(S)]
