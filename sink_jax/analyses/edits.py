@@ -126,17 +126,22 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
       if 'keep_NxBxHxT' in edit.targets:
         row |= _moved(model, report, tokens_SxT, edit.targets)
     rows.append(row)
-  rows.append({'edit': 'leave out BOS', 'targets': 'none'})
-  if inputs.description['bos']['applied'] != 'none':
-    # Moved to the end, the token is read by no other, and the length and the program stay the same.
-    changed = []
-    for k in (0, 1):
-      moved_SxT = np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, [k]], 1)
-      changed.append(_losses(model, moved_SxT)[:, :-1].mean(1))
-    without_S, other_S = changed
-    rows[-1] |= {'targets': 'BOS'} | _changes(base_S, without_S, [other_S])
+  has_bos = inputs.description['bos']['applied'] != 'none'
+  of_bos = _without_bos(model, tokens_SxT, base_S) if has_bos else {'targets': 'none'}
+  rows.append({'edit': 'leave out BOS'} | of_bos)
   equal_chances = math.log(model.run.config.vocab_size)
   return [row | {'equal_chances': equal_chances} if 'change' in row else row for row in rows]
+
+
+def _without_bos(model: Model, tokens_SxT: np.ndarray, base_S: np.ndarray) -> Row:
+  """The columns of texts without their first token; the control lacks the second one instead."""
+  changed = []
+  for k in (0, 1):
+    # Moved to the end, the token is read by no other, and the length and the program stay the same.
+    moved_SxT = np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, [k]], 1)
+    changed.append(_losses(model, moved_SxT)[:, :-1].mean(1))
+  without_S, other_S = changed
+  return {'targets': 'BOS'} | _changes(base_S, without_S, [other_S])
 
 
 def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
