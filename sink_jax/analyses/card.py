@@ -230,7 +230,7 @@ def cost(run: Run, source: str = '') -> str:
   texts = _texts(run, {'source': source})
   for part, passes in {
     'signature': 9 if texts else 3,
-    'marking': 28,
+    'marking': 11,
     'edits': 117 if texts else 75,
     'cache': 4,
     'quantisation': 68 + run.config.layers // 2,
