@@ -14,8 +14,8 @@ from etils import epath
 
 from sink_jax.analyses import runner
 from sink_jax.evaluate.inputs import open_source
-from sink_jax.io.files import write_atomically
-from sink_jax.io.paths import to_path
+from sink_jax.io.files import read_text_limited, write_atomically
+from sink_jax.io.paths import inside, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.run import Run
 from sink_jax.train.provenance import code, hardware
@@ -43,11 +43,10 @@ class Parts:
 
   def read(self, part: str, asked: Mapping[str, Any]) -> runner.Result | None:
     """The rows of a part, if the same card has measured them."""
-    path = self._folder / f'{part}.json'
-    if not path.exists():
+    if not (self._folder / f'{part}.json').exists():
       return None
     try:
-      stored = json.loads(path.read_text())
+      stored = json.loads(read_text_limited(inside(self._folder, f'{part}.json')))
       if stored['card'] != self._of(asked):
         return None
       return runner.Result(runner.find(part), stored['rows'], stored['models'])

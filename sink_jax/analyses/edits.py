@@ -106,11 +106,7 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   inputs = model.inputs()
   tokens_SxT = inputs.tokens
   report = model.report(tokens_SxT)
-
-  def losses(changes: Changes) -> np.ndarray:
-    """Of each sequence, without token 2: it is predicted from the first token only."""
-    return _losses(model, tokens_SxT, **changes)[:, 1:].mean(1)
-
+  losses = functools.partial(_late_losses, model, tokens_SxT)
   base_S = losses({})
   rows = []
   for edit in (
@@ -127,21 +123,22 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
         row |= _moved(model, report, tokens_SxT, edit.targets)
     rows.append(row)
   has_bos = inputs.description['bos']['applied'] != 'none'
-  of_bos = _without_bos(model, tokens_SxT, base_S) if has_bos else {'targets': 'none'}
-  rows.append({'edit': 'leave out BOS'} | of_bos)
+  rows.append(_without_bos(model, tokens_SxT, base_S, has_bos))
   equal_chances = math.log(model.run.config.vocab_size)
   return [row | {'equal_chances': equal_chances} if 'change' in row else row for row in rows]
 
 
-def _without_bos(model: Model, tokens_SxT: np.ndarray, base_S: np.ndarray) -> Row:
-  """The columns of texts without their first token; the control lacks the second one instead."""
+def _without_bos(model: Model, tokens_SxT: np.ndarray, base_S: np.ndarray, has_bos: bool) -> Row:
+  row = {'edit': 'leave out BOS', 'targets': 'none'}
+  if not has_bos:
+    return row
+  # Moved to the end, the token is read by no other, and the length and the program stay the same.
   changed = []
   for k in (0, 1):
-    # Moved to the end, the token is read by no other, and the length and the program stay the same.
     moved_SxT = np.append(np.delete(tokens_SxT, k, 1), tokens_SxT[:, [k]], 1)
     changed.append(_losses(model, moved_SxT)[:, :-1].mean(1))
   without_S, other_S = changed
-  return {'targets': 'BOS'} | _changes(base_S, without_S, [other_S])
+  return row | {'targets': 'BOS'} | _changes(base_S, without_S, [other_S])
 
 
 def _sinks(report: SinkReport, sink_tokens: int, controls: int) -> list[Edit]:
@@ -305,6 +302,11 @@ def _others(candidates: np.ndarray, count: int, controls: int) -> list[np.ndarra
 
 def _number(count: int, noun: str) -> str:
   return f'{count} {noun}{"s" if count > 1 else ""}' if count else 'none'
+
+
+def _late_losses(model: Model, tokens_SxT: np.ndarray, changes: Changes) -> np.ndarray:
+  """The loss (S,) of each sequence without token 2, which is predicted from the first one only."""
+  return _losses(model, tokens_SxT, **changes)[:, 1:].mean(1)
 
 
 def _losses(model: Model, tokens_SxT: np.ndarray, **changes: np.ndarray) -> np.ndarray:
