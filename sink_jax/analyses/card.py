@@ -44,7 +44,6 @@ _ON_TEXTS = 'signature', 'edits'
 # Options where there are several texts, so that a card takes ten minutes; a full one has defaults.
 _SHORTER = {
   'signature': {'sequences': 16},
-  'marking': {'controls': 4},
   'edits': {'sequences': 12, 'controls': 2},
   'quantisation': {'sequences': 12},
 }
@@ -235,7 +234,7 @@ def cost(run: Run, source: str = '') -> str:
   texts = _texts(run, {'source': source})
   for part, passes in {
     'signature': 9 if texts else 3,
-    'marking': 16 if texts else 28,
+    'marking': 11,
     'edits': 93 if texts else 75,
     'cache': 4,
     'quantisation': 68 + run.config.layers // 2,

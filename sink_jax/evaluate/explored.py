@@ -51,8 +51,13 @@ class Explored:
 
   @property
   def packed(self) -> str:
-    """The roots as text: base64 of their deflated bytes."""
-    return base64.b64encode(zlib.compress(self.roots_SxNxHxP.tobytes(), 9)).decode()
+    """The roots as text."""
+    return pack(self.roots_SxNxHxP.tobytes())
+
+
+def pack(content: bytes) -> str:
+  """Base64 of deflated bytes."""
+  return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 def explored(

@@ -32,7 +32,9 @@ def t_interval(
   """
   count = len(values_SxM)
   if count < 2:
-    raise ValueError('an interval needs at least 2 sequences: give more (--sequences=).')
+    raise ValueError(
+      'an interval needs at least 2 sequences: give more (--sequences=, or texts in the arrays).'
+    )
   values_SxM = np.asarray(values_SxM, np.float64)
   mean, deviation = values_SxM.mean(0), values_SxM.std(0, ddof=1)
   half = stats.t.isf((1 - level) / 2, count - 1) * deviation / math.sqrt(count)

@@ -1,24 +1,23 @@
-// Explores the heads of a sink card: it reads the JSON of its page, draws two canvases, and fetches nothing.
+// Explores the heads of a sink card: it reads the data of its page, draws two canvases, and fetches nothing.
 'use strict';
 (async () => {
   const element = (id) => document.getElementById(id);
-  const data = JSON.parse(element('data').textContent);
+  // Bytes that the page holds as base64, deflated.
+  async function unpacked(id) {
+    const bytes = Uint8Array.from(atob(element(id).textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  }
+  const data = JSON.parse(new TextDecoder().decode(await unpacked('data')));
   let numbers = data.numbers.at(-1); // of all texts, or of the last step of a run
   const [layers, heads] = [numbers.blocks.length, numbers.importance[0].length];
   const tokens = data.texts[0].length;
   const chosen = { k: 0, epsilon: numbers.epsilons.indexOf(0.3), layer: 0, head: 0, token: 0 };
-  chosen.text = data.steps.length - 1; // or the step; -1 for the mean of the texts
-  const [LEFT, ABOVE, BELOW] = [26, 6, 18]; // pixels of a canvas around its cells, for numbers
+  chosen.text = Math.max(0, data.steps.length - 1); // or the step; -1 for the mean of the texts
+  const [LEFT, ABOVE, BELOW, RIGHT] = [40, 6, 34, 4]; // pixels of a canvas around its cells
 
-  // Roots of attention weights as bytes: texts or steps, layers, heads, lower triangles by rows.
-  async function unpacked(text) {
-    const stream = new DecompressionStream('deflate');
-    const writer = stream.writable.getWriter();
-    writer.write(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)));
-    writer.close();
-    return new Uint8Array(await new Response(stream.readable).arrayBuffer());
-  }
-  const roots = await unpacked(data.maps);
+  // Roots of attention weights: texts or steps, layers, heads, lower triangles by rows.
+  const roots = await unpacked('maps');
 
   // The root of the weight, from 0 to 1, that query i gives key j in the chosen head and text.
   function root(i, j) {
@@ -39,6 +38,7 @@
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
   const importance = (layer, head) => numbers.importance[layer][head][chosen.k];
   const epsilon = () => numbers.epsilons[chosen.epsilon];
+  const numbered = (count) => Array.from({ length: count }, (_, n) => n + 1);
   const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
 
   function word(token) {
@@ -49,12 +49,11 @@
   // A canvas of columns x rows cells in the pixels of the screen; a cell is at least `least` high.
   function prepared(canvas, columns, rows, least) {
     const ratio = window.devicePixelRatio || 1;
-    const width = canvas.clientWidth;
-    const cell = { width: (width - LEFT) / columns };
+    const cell = { width: (canvas.clientWidth - LEFT - RIGHT) / columns };
     cell.height = Math.max(least, Math.min(26, cell.width));
     const height = ABOVE + rows * cell.height + BELOW;
     canvas.style.height = `${height}px`;
-    canvas.width = width * ratio;
+    canvas.width = canvas.clientWidth * ratio;
     canvas.height = height * ratio;
     const context = canvas.getContext('2d');
     context.scale(ratio, ratio);
@@ -63,9 +62,12 @@
     return { context, cell };
   }
 
+  // From whole pixel to whole pixel, so that no lines show between cells.
   function fill({ context, cell }, column, row, value) {
+    const [left, right] = [column, column + 1].map((n) => Math.round(LEFT + n * cell.width));
+    const [top, bottom] = [row, row + 1].map((n) => Math.round(n * cell.height));
     context.fillStyle = colour(value);
-    context.fillRect(LEFT + column * cell.width, row * cell.height, cell.width + 0.4, cell.height + 0.4);
+    context.fillRect(left, top, right - left, bottom - top);
   }
 
   // Two lines around cells, dark and light, so that they show on any colour.
@@ -78,18 +80,17 @@
     }
   }
 
-  function labels({ context, cell }, across, down) {
-    const [rows, step] = [down.length, Math.ceil(14 / cell.height)];
-    context.fillStyle = style('--ink');
-    const every = Math.ceil(22 / cell.width);
+  function labels({ context, cell }, across, down, names) {
+    const [width, height] = [across.length * cell.width, down.length * cell.height];
+    const write = (text, x, y, least, n) => n % least || context.fillText(text, x, y);
+    const [every, step] = [Math.ceil(22 / cell.width), Math.ceil(14 / cell.height)];
+    Object.assign(context, { fillStyle: style('--ink'), textAlign: 'right' });
+    down.forEach((name, n) => write(name, LEFT - 4, (n + 0.5) * cell.height, step, n));
     context.textAlign = 'center';
-    across.forEach((name, n) => {
-      if (n % every === 0) context.fillText(name, LEFT + (n + 0.5) * cell.width, rows * cell.height + 11);
-    });
-    context.textAlign = 'right';
-    down.forEach((name, n) => {
-      if (n % step === 0) context.fillText(name, LEFT - 4, (n + 0.5) * cell.height);
-    });
+    across.forEach((name, n) => write(name, LEFT + (n + 0.5) * cell.width, height + 11, every, n));
+    context.fillText(names[0], LEFT + width / 2, height + 26);
+    context.rotate(-Math.PI / 2); // for the last words on a canvas
+    context.fillText(names[1], -height / 2, 7);
   }
 
   function drawGrid() {
@@ -107,18 +108,17 @@
         context.fill();
       }
     }
-    labels(view, numbers.blocks, numbers.importance[0].map((_, head) => head + 1));
     frame(view, chosen.layer, chosen.head, 1, 1);
+    labels(view, numbers.blocks, numbered(heads), ['block', 'head']);
   }
 
   function drawMap() {
-    const positions = Array.from({ length: tokens }, (_, token) => token + 1);
     const view = prepared(element('map'), tokens, tokens, 2);
     for (let i = 0; i < tokens; i++) {
       for (let j = 0; j <= i; j++) fill(view, j, i, root(i, j));
     }
-    labels(view, positions, positions);
     frame(view, chosen.token, chosen.token, 1, tokens - chosen.token);
+    labels(view, numbered(tokens), numbered(tokens), ['key', 'query']);
   }
 
   function tell() {
@@ -126,33 +126,31 @@
     const rate = numbers.sink_rates[chosen.k][chosen.epsilon];
     element('k-value').textContent = chosen.k + 1;
     element('epsilon-value').textContent = epsilon();
-    const step = data.steps.length ? `Step ${data.steps[chosen.text]}: ` : '';
+    if (data.steps.length) element('step-value').textContent = data.steps[chosen.text];
     element('rate').textContent =
-      `${step}Sink_${chosen.k + 1} = ${rate} % of pairs of a head and a text at ε = ${epsilon()}; ` +
+      `Sink_${chosen.k + 1} = ${rate} % of pairs of a head and a text at ε = ${epsilon()}; ` +
       `${counting} of ${layers * heads} heads have a mean importance above ε.`;
     const at = (name) => numbers[name][chosen.layer][chosen.head] ?? '-';
+    for (const name of ['layer', 'head']) element(name).value = chosen[name];
     const rows = [
-      ['block', numbers.blocks[chosen.layer]],
-      ['head', chosen.head + 1],
       [`importance of token ${chosen.k + 1}`, importance(chosen.layer, chosen.head)],
-      ['entropy, of uniform', at('entropy')],
-      ['value norm, first to others', at('value_ratio')],
-      ['key norm, first to others', at('key_ratio')],
-      ['distance that keeps 95 %', at('distance')],
+      ['entropy, as a share of uniform attention', at('entropy')],
+      ['value norm of token 1, over that of others', at('value_ratio')],
+      ['key norm of token 1, over that of others', at('key_ratio')],
+      ['distance with 95 % of the attention, tokens', at('distance')],
     ];
     const table = document.createElement('table');
-    for (const [name, value] of rows) {
+    for (const words of rows) {
       const row = table.insertRow();
-      row.insertCell().textContent = name;
-      row.insertCell().textContent = value;
+      for (const word of words) row.insertCell().textContent = word;
     }
     element('numbers').replaceChildren(table);
   }
 
   function tellTokens() {
-    const later = Array.from({ length: tokens }, (_, i) => i).slice(chosen.token + 1);
+    const later = [...Array(tokens).keys()].slice(chosen.token + 1);
     later.sort((a, b) => root(b, chosen.token) - root(a, chosen.token));
-    const name = (i) => (chosen.text < 0 ? i + 1 : `${i + 1} "${word(i)}"`);
+    const name = (i) => (chosen.text < 0 ? i + 1 : `${i + 1} \u201c${word(i)}\u201d`);
     const most = later.length ? later.slice(0, 3).map(name).join(', ') : 'no later token';
     element('attends').textContent = `Token ${name(chosen.token)} gets most attention from ${most}.`;
     [...element('tokens').children].forEach((button, token) => {
@@ -166,6 +164,7 @@
 
   function choose(changes) {
     Object.assign(chosen, changes);
+    if (data.steps.length) numbers = data.numbers[chosen.text];
     drawGrid();
     drawMap();
     element('bar').querySelector('i').style.left = `${100 * epsilon()}%`;
@@ -173,23 +172,20 @@
     tellTokens();
   }
 
-  // Calls act(column, row) for a click or a touch on a cell of a canvas.
-  function onCell(canvas, columns, rows, act) {
+  // Calls act(column, row) for a click or a touch on a cell of a canvas, move(x, y) for an arrow key.
+  function onCell(canvas, columns, rows, act, move) {
     canvas.addEventListener('click', (event) => {
       const box = canvas.getBoundingClientRect();
-      const column = ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * columns;
-      const height = box.height - ABOVE - BELOW;
+      const [width, height] = [box.width - LEFT - RIGHT, box.height - ABOVE - BELOW];
+      const column = ((event.clientX - box.left - LEFT) / width) * columns;
       const row = ((event.clientY - box.top - ABOVE) / height) * rows;
       act(clamp(Math.floor(column), columns), clamp(Math.floor(row), rows));
     });
-  }
-
-  function onArrows(canvas, act) {
     const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     canvas.addEventListener('keydown', (event) => {
       if (!steps[event.key]) return;
       event.preventDefault();
-      act(...steps[event.key]);
+      move(...steps[event.key]);
     });
   }
 
@@ -203,7 +199,7 @@
     const rows = [...table.tBodies[0].rows].sort((a, b) => {
       const [x, y] = [number(a), number(b)];
       if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
-      const order = Number.isNaN(x) ? word(a).localeCompare(word(b)) : x - y;
+      const order = Number.isNaN(x) ? word(a).localeCompare(word(b), 'en', { numeric: true }) : x - y;
       return down ? -order : order;
     });
     for (const other of table.querySelectorAll('th')) other.setAttribute('aria-sort', 'none');
@@ -211,36 +207,40 @@
     table.tBodies[0].append(...rows);
   }
 
+  // Calls act with the number of a slider, or with the place of the chosen one of `words`.
+  function control(name, act, words = []) {
+    element(name).append(...words.map((word, n) => new Option(word, n)));
+    element(name).addEventListener('input', (event) => act(Number(event.target.value)));
+  }
+
   element('bar').style.background = `linear-gradient(to right, ${data.colours.join(', ')})`;
   element('k').max = numbers.importance[0][0].length;
-  element('k').addEventListener('input', (event) => choose({ k: event.target.value - 1 }));
   element('epsilon').max = numbers.epsilons.length - 1;
   element('epsilon').value = chosen.epsilon;
-  element('epsilon').addEventListener('input', (event) => choose({ epsilon: Number(event.target.value) }));
-  const options = data.texts.map((_, text) => new Option(text + 1, text));
-  element('text').append(new Option('mean', -1), ...options);
-  element('text').addEventListener('change', (event) => choose({ text: Number(event.target.value) }));
-  element(data.steps.length ? 'text' : 'step').parentElement.hidden = true;
   element('step').max = element('step').value = data.steps.length - 1;
-  element('step').addEventListener('input', (event) => {
-    numbers = data.numbers[event.target.value];
-    choose({ text: Number(event.target.value) });
-  });
-  onCell(element('grid'), layers, heads, (layer, head) => choose({ layer, head }));
-  onArrows(element('grid'), (x, y) =>
+  element(data.steps.length ? 'text' : 'step').parentElement.hidden = true;
+  control('k', (k) => choose({ k: k - 1 }));
+  control('epsilon', (epsilon) => choose({ epsilon }));
+  control('step', (text) => choose({ text }));
+  control('layer', (layer) => choose({ layer }), numbers.blocks);
+  control('head', (head) => choose({ head }), numbered(heads));
+  control('text', (text) => choose({ text }), numbered(data.texts.length));
+  element('text').append(new Option(`mean of ${data.texts.length}`, -1));
+  onCell(element('grid'), layers, heads, (layer, head) => choose({ layer, head }), (x, y) =>
     choose({ layer: clamp(chosen.layer + x, layers), head: clamp(chosen.head + y, heads) }));
-  onCell(element('map'), tokens, tokens, (token) => choose({ token }));
-  onArrows(element('map'), (x, y) => choose({ token: clamp(chosen.token + (x || y), tokens) }));
+  onCell(element('map'), tokens, tokens, (token) => choose({ token }), (x, y) =>
+    choose({ token: clamp(chosen.token + (x || y), tokens) }));
   for (let token = 0; token < tokens; token++) {
     const button = document.createElement('button');
     button.addEventListener('click', () => choose({ token }));
     element('tokens').append(button);
   }
   for (const header of document.querySelectorAll('thead th')) {
-    header.tabIndex = 0;
+    const button = document.createElement('button');
+    button.append(...header.childNodes);
+    button.addEventListener('click', () => sort(header));
+    header.append(button);
     header.setAttribute('aria-sort', 'none');
-    header.addEventListener('click', () => sort(header));
-    header.addEventListener('keydown', (event) => event.key === 'Enter' && sort(header));
   }
   const first = numbers.importance.flat().map((of) => of[0]);
   const largest = first.indexOf(Math.max(...first));

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_hex
 
-from sink_jax.evaluate.explored import Explored
+from sink_jax.evaluate.explored import Explored, pack
 
 _FOLDER = resources.files('sink_jax.report')
 _COLOURS = 64  # steps of cividis, which is the same for all common kinds of colour vision
@@ -27,10 +27,10 @@ def with_explorer(page: str, explored: Explored) -> str:
     'texts': explored.texts,
     'colours': [to_hex(rgba) for rgba in colours],
     'steps': explored.steps,
-    'maps': explored.packed,
   }
   part = Template((_FOLDER / 'explorer.html').read_text('utf-8')).substitute(
-    data=json.dumps(data).replace('<', '\\u003c'),  # a token may be '</script>'
+    data=pack(json.dumps(data).encode()),
+    maps=explored.packed,
     script=(_FOLDER / 'explorer.js').read_text('utf-8'),
   )
   before, section, after = page.partition('<h2>')

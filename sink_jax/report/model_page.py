@@ -31,13 +31,13 @@ def read_page(folder: AnyPath) -> tuple[str, dict[str, bytes]]:
     ValueError: it is not one, or holds a link that leads out of it.
   """
   there = [name for name in PICTURES if (folder / name).exists()]
-  pictures = {name: inside(folder, name).read_bytes() for name in there}
   try:
-    return model_page(json.loads(read_text_limited(inside(folder, NUMBERS))), there), pictures
+    page = model_page(json.loads(read_text_limited(inside(folder, NUMBERS))), there)
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(
       f'{folder} does not hold what python -m sink_jax evaluate writes ({error}): run it again.'
     ) from None
+  return page, {name: inside(folder, name).read_bytes() for name in there}
 
 
 def model_page(result: Mapping[str, Any], pictures: Collection[str]) -> str:

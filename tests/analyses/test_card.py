@@ -95,67 +95,42 @@ def test_the_card_of_arrays_has_what_arrays_tell(tmp_path):
   assert 'massive activation' in text.read_text()
 
 
-def test_cache_and_quantisation_sentences_have_their_controls():
-  advice = {
-    'part': 'advice',
-    'size': 32,
-    'sinks': 4,
-    'words': 'Keep the first 4.',
-  }
-  control = {
-    'part': 'cache',
-    'first': 0,
-    'size': 32,
-    'change': 35.0,
-  }
-  quantised = [
-    {
-      'part': 'all',
-      'what': what,
-      'quantiser': name,
-      'tool': 'llama.cpp',
-      'spared': spared,
-    }
-    | {
-      'change': change,
-      'low': change - 0.104,
-      'high': change + 0.104,
-      'destroyed': change > 2.3,
-    }
-    | {
-      'bits': 4.5,
-      'least': change - 0.02,
-      'most': change + 0.02,
-      'recovered': recovered,
-    }
-    | {f'recovered_{end}': recovered + d for end, d in (('low', -0.1), ('high', 0.1))}
-    | {f'recovered_{end}': recovered + d for end, d in (('least', -0.02), ('most', 0.02))}
-    for what, name, change in (
+def sentences(part, rows):
+  return cards.Card('x', {part: Result(find(part), rows, [])}).sentences
+
+
+def test_the_sentence_about_a_cache_has_its_control():
+  advice = {'part': 'advice', 'size': 32, 'sinks': 4, 'words': 'Keep the first 4.'}
+  control = {'part': 'cache', 'first': 0, 'size': 32, 'change': 35.0}
+  assert sentences('cache', [advice, control]) == [
+    'Keep the first 4. Without first tokens: +35.0 %.'
+  ]
+
+
+def quantised(what, name, change, spared, recovered):
+  """A row of four runs, whose range is 0.02 on both sides."""
+  row = {'part': 'all', 'what': what, 'quantiser': name, 'tool': 'llama.cpp', 'bits': 4.5}
+  row |= {'spared': spared, 'change': change, 'recovered': recovered, 'destroyed': change > 2.3}
+  for sign, bound, end in ((-1, 'low', 'least'), (1, 'high', 'most')):
+    row |= {bound: change + sign * 0.104, f'recovered_{bound}': recovered + sign * 0.1}
+    row |= {end: change + sign * 0.02, f'recovered_{end}': recovered + sign * 0.02}
+  return row
+
+
+def test_sentences_about_quantisation_have_their_controls():
+  rows = [
+    quantised(*case, spared, recovered)
+    for case in (
       ('activations', 'int8 per tensor', 0.771),
       ('activations', 'int8 per token', 3.0),
       ('cache', 'q8_0', 0.003),
       ('cache', 'q4_0', 0.079),
     )
-    for spared, recovered in (
-      ('none', 0),
-      ('sinks', 0.629),
-      ('random', 0.03),
-    )
+    for spared, recovered in (('none', 0), ('sinks', 0.629), ('random', 0.03))
   ]
-  quantised.append(
-    quantised[-3]
-    | {
-      'quantiser': 'one run',
-      'least': None,
-      'most': None,
-    }
-  )
-  results = {
-    part: Result(find(part), rows, [])
-    for part, rows in (('cache', [advice, control]), ('quantisation', quantised))
-  }
-  cache, words, caches = cards.Card('x', results).sentences
-  assert cache == 'Keep the first 4. Without first tokens: +35.0 %.'
+  one_run = {'quantiser': 'one run', 'least': None, 'most': None}
+  words, caches = sentences('quantisation', [*rows, rows[-3] | one_run])
+
   assert (
     'int8 per tensor +0.77 (+0.67 to +0.88), of which sparing the sinks recovers '
     '+0.63 (+0.53 to +0.73) and sparing as many random tokens recovers none' in words
@@ -206,9 +181,8 @@ def test_a_sink_that_moves_is_said_to_move(moved_rate, moves):
     'targets': 'position 1',
     'change': 2.0,
   } | numbers
-  sentences = lambda *rows: cards.Card('x', {'edits': Result(find('edits'), [*rows], [])}).sentences
-  assert moves in sentences(everywhere, in_heads)[1]
-  assert len(sentences(everywhere | {'change': 3.0}, in_heads)) == 1
+  assert moves in sentences('edits', [everywhere, in_heads])[1]
+  assert len(sentences('edits', [everywhere | {'change': 3.0}, in_heads])) == 1
 
 
 def said(part, rows):

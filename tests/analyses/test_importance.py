@@ -64,6 +64,7 @@ def test_lengths_are_beginnings_of_the_same_sequences(run):
     tokenizer=run.tokenizer,
   )
   [inputs] = made.models[0]['inputs']
+
   assert inputs['first_token_ids'] == drawn.tokens[0, :4].tolist()
 
   with pytest.raises(ValueError, match='--lengths'):
@@ -76,7 +77,9 @@ def test_kinds_have_their_own_first_tokens_and_the_papers_numbers():
 
   assert [row['kind'] for row in result.rows] == ['natural', 'random', 'repeat']
   assert [row['paper'] for row in result.rows] == [77.00, 70.29, 62.28]
+
   protocols = [made['bos']['protocol'] for made in result.models[0]['inputs']]
+
   assert protocols == ['tokenizer', 'none', 'none']
 
   text = natural(run.tokenizer, open_source(), sequences=5).tokens
@@ -112,6 +115,7 @@ def test_chat_models_pair_with_their_base(run):
     sj.analyse('chat', dataclasses.replace(run, name=name), sequences=3).rows[0]
     for name in ('Mistral-7B', 'Mistral-7B Instruct', 'mine')
   ]
+
   assert [(row['pair'], row['version'], row.get('paper')) for row in rows] == [
     ('Mistral-7B', 'base', 97.49),
     ('Mistral-7B', 'chat', 88.34),
@@ -130,6 +134,7 @@ def test_scale_and_heads(run):
   assert row['sink_1'] > 0
 
   rows = sj.analyse('heads', run, ids).rows
+
   for row in rows:
     own = alpha[row['block'] - 1, :, row['head'] - 1]
     assert row['importance'] == near(own.mean())
@@ -139,6 +144,7 @@ def test_scale_and_heads(run):
   assert len(rows) == 8
 
   hybrid = sj.analyse('heads', small_run(layers=4, pattern=HYBRID), ids).rows
+
   assert {row['block'] for row in hybrid} == {2, 4}  # the blocks that have attention
 
 
@@ -157,6 +163,7 @@ def test_domains(run, tmp_path):
   rows = sj.analyse(
     'domains', run, source=str(tmp_path), sequences=3, length=12, epsilons=(0.2, 0.4)
   ).rows
+
   assert [(row['domain'], row['sequences'], row['epsilon']) for row in rows] == [
     (domain, 3, epsilon) for domain in ('ArXiv', 'Github') for epsilon in (0.2, 0.4)
   ]
@@ -196,6 +203,7 @@ def test_wrong_options_are_refused_before_anything_is_measured(run, monkeypatch)
 def test_long_work_shows_how_far_it_is(run, monkeypatch):
   monkeypatch.setattr(models, 'Progress', bar := mock.Mock())
   sj.analyse('scale', run, tokens(5), batch_size=2)
+
   assert bar.return_value.method_calls == [
     *(mock.call.update(done) for done in (2, 4, 5)),
     mock.call.close(),
@@ -216,10 +224,12 @@ def test_what_an_analysis_does_not_have(run):
 
 def test_more_tokens_than_positions_and_no_tokenizer():
   learned = small_run(attention=sj.AttentionSpec(position=sj.Learned(max_length=8)))
+
   with pytest.raises(ValueError, match='8 learned positions'):
     Model(learned, InputOptions(length=9, inputs='random')).inputs()
 
   bare = dataclasses.replace(learned, read_tokenizer=None)
+
   with pytest.raises(ValueError, match='--inputs=random'):
     Model(bare, InputOptions(length=8)).inputs()
 

@@ -24,6 +24,7 @@ def test_all_propositions_without_a_checkpoint(without_a_checkpoint):
   found = {name: rows[0] for name, rows in without_a_checkpoint.items()}
   columns = 'proposition', 'sink', 'premise'
   said = {name: tuple(row[column] for column in columns) for name, row in found.items()}
+
   assert said == {
     'Nope()': (1, 'no', True),
     'Relative()': (2, 'yes', False),
@@ -43,6 +44,7 @@ def test_all_propositions_without_a_checkpoint(without_a_checkpoint):
         assert row['importance'] == pytest.approx(row['closed_importance'], rel=1e-4)
 
   expected = sum(1 / t for t in range(1, 65)) / 64
+
   assert found['Nope()']['closed_importance'] == pytest.approx(expected)
 
   # Eq. 6 by hand: bucket numbers are exact below 16 and logarithmic from there to distance 128.
@@ -96,6 +98,7 @@ def test_closed_forms_of_recorded_maps(position):
 
 def test_what_breaks_them(monkeypatch):
   run = small_run(attention=sj.AttentionSpec(position='Nope()'))
+
   with pytest.raises(ValueError, match='one token repeated'):
     sj.analyse('propositions', run, tokens())
   # With four equal keys, the first gets 25/48 of the attention on average, independent of content.
@@ -120,6 +123,7 @@ def test_what_breaks_them(monkeypatch):
   monkeypatch.setattr(
     propositions, '_largest_score', lambda qk, n: np.zeros(4)
   )  # makes the bound 1/t
+
   assert not sj.analyse('propositions', rotary, tokens(1, repeat=True)).rows[0]['holds']
   assert propositions.rotary_bound([1000.0], sj.Causal(), 9)[0, 8, 0] == 1  # does not overflow
 

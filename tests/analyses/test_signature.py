@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import softmax
 
 import sink_jax as sj
 from sink_jax.analyses import runner, signature
@@ -22,8 +23,8 @@ T = 40
 
 def planted_maps(mass=0.6, second=None):
   """Uniform maps (S, H, T, T) of N layers, but head 2 of block 2 gives token 1 a mass."""
-  maps = np.tril(np.ones((T, T)))
-  maps = np.broadcast_to(maps / maps.sum(1, keepdims=True), (N, S, H, T, T)).copy()
+  uniform = np.tri(T) / np.arange(1, T + 1)[:, None]
+  maps = np.broadcast_to(uniform, (N, S, H, T, T)).copy()
   for i in range(1, T):
     row = maps[1, :, 1, i]
     targets = [0] if second is None or i < second else [0, second]
@@ -35,11 +36,12 @@ def planted_maps(mass=0.6, second=None):
 
 
 def by_measure(rows, position=None):
-  return {
-    row['measure']: row
-    for row in rows
-    if row['measure'] != 'importance' and (position is None or row['position'] in (position, None))
-  }
+  found = {}
+  for row in rows:
+    other_position = position is not None and row['position'] not in (position, None)
+    if row['measure'] != 'importance' and not other_position:
+      found[row['measure']] = row
+  return found
 
 
 def test_a_planted_sink_is_found_with_its_mass():
@@ -56,10 +58,12 @@ def test_a_planted_sink_is_found_with_its_mass():
   assert largest['low'] == pytest.approx(largest['high'])  # all sequences are equal
 
   uniform = sum(1 / i for i in range(1, T + 1)) / T
+
   assert largest['uniform'] == pytest.approx(uniform)
 
   mean = found['mean importance']
   expected = (exact + (N * H - 1) * uniform) / (N * H)
+
   assert mean['value'] == pytest.approx(expected)
   assert not mean['beyond']
 
@@ -68,11 +72,13 @@ def test_a_planted_sink_is_found_with_its_mass():
     assert found[name]['beyond']
 
   expected = 1 - (1 - found['least entropy']['value']) / (N * H)
+
   assert found['mean entropy']['value'] == pytest.approx(expected)
 
   heads = {
     (row['block'], row['head']): row['value'] for row in rows if row['measure'] == 'importance'
   }
+
   assert len(heads) == N * H
   assert max(heads, key=heads.get) == (2, 2)
   assert heads[1, 1] == pytest.approx(uniform)
@@ -93,25 +99,31 @@ def test_bounds_of_shares_end_at_zero_and_one():
 def test_peaks_without_a_sink_are_not_beyond_a_null():
   """Random attention with peaks has a low entropy, which uniform attention has never."""
   scores = 4 * np.random.default_rng(0).standard_normal((N, S, H, T, T))
-  weights = np.where(np.tri(T), np.exp(scores), 0)
-  rows = signature.from_arrays(attentions=list(weights / weights.sum(-1, keepdims=True)))
+  weights = softmax(np.where(np.tri(T), scores, -np.inf), -1)
+  rows = signature.from_arrays(attentions=list(weights))
+
   assert not any(row.get('beyond') for row in rows)
+
   found = by_measure(rows)
+
   assert found['least entropy']['high'] < 0.5
   assert found['least entropy']['beyond'] is None
 
 
 def test_uniform_attention_is_not_a_sink():
-  maps = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
-  rows = signature.from_arrays(attentions=[np.broadcast_to(maps, (S, H, T, T))] * N)
+  uniform = np.tri(T) / np.arange(1, T + 1)[:, None]
+  maps = np.broadcast_to(uniform, (S, H, T, T))
+  rows = signature.from_arrays(attentions=[maps] * N)
 
   assert not any(row.get('beyond') for row in rows)
 
   found = by_measure(rows)
-  assert found['least entropy']['value'] == pytest.approx(found['least entropy']['uniform']) == 1
-  assert found['largest importance']['value'] == pytest.approx(
-    found['largest importance']['uniform']
-  )
+  entropy = found['least entropy']
+  largest = found['largest importance']
+
+  assert entropy['value'] == pytest.approx(1)
+  assert entropy['uniform'] == 1
+  assert largest['value'] == pytest.approx(largest['uniform'])
 
 
 def test_a_second_sink_is_found_at_its_position():
@@ -129,25 +141,35 @@ def test_the_null_of_random_positions_and_the_bounds_against_numpy():
   rows = signature.from_arrays(importance=alpha)
   found = by_measure(rows, 1)
   targets = random_targets(np.full(S, T))
-  at = np.stack([[alpha[s, :, :, t] for s, t in enumerate(draw)] for draw in targets])
+  at_RxSxNxH = alpha[np.arange(S), :, :, targets]
+  by_draw = {
+    'largest importance': at_RxSxNxH.mean(1).max((1, 2)),
+    'mean importance': at_RxSxNxH.mean((1, 2, 3)),
+    'sink rate': (at_RxSxNxH > 0.3).mean((1, 2, 3)),
+    'sink heads': (at_RxSxNxH.mean(1) > 0.3).mean((1, 2)),
+  }
 
-  for name, expected in {
-    'largest importance': at.mean(1).max((1, 2)),
-    'mean importance': at.mean((1, 2, 3)),
-    'sink rate': (at > 0.3).mean((1, 2, 3)),
-    'sink heads': (at.mean(1) > 0.3).mean((1, 2)),
-  }.items():
-    assert found[name]['random_positions'] == pytest.approx(np.percentile(expected, 99), rel=1e-5)
+  for name, drawn_R in by_draw.items():
+    expected = np.percentile(drawn_R, 99)
+    assert found[name]['random_positions'] == pytest.approx(expected, rel=1e-5)
+
   row = found['mean importance']
-  by_sequence = alpha[..., 0].mean((1, 2))
-  bounds = stats.ttest_1samp(by_sequence, 0).confidence_interval(0.99)
-  assert (row['low'], row['high']) == pytest.approx(tuple(bounds), rel=1e-5)
-  shares = alpha[..., 0] > 0.3
+  first_SxNxH = alpha[..., 0]
+  low, high = stats.ttest_1samp(first_SxNxH.mean((1, 2)), 0).confidence_interval(0.99)
+
+  assert row['low'] == pytest.approx(low, rel=1e-5)
+  assert row['high'] == pytest.approx(high, rel=1e-5)
+
+  shares = first_SxNxH > 0.3
+  heads = first_SxNxH.mean(0) > 0.3
+
   assert found['sink rate']['value'] == pytest.approx(shares.mean())
-  assert found['sink heads']['value'] == pytest.approx((alpha[..., 0].mean(0) > 0.3).mean())
+  assert found['sink heads']['value'] == pytest.approx(heads.mean())
 
 
-def test_a_massive_channel_and_norms_against_numpy():
+@pytest.fixture(scope='module')
+def arrays():
+  """A massive channel in block 3, short first values in block 2, a dormant head in block 1."""
   rng = np.random.default_rng(0)
   hidden = rng.standard_normal((S, N, T, 16))
   values = rng.standard_normal((S, N, 2, T, 8))
@@ -155,25 +177,25 @@ def test_a_massive_channel_and_norms_against_numpy():
   hidden[:, 2, 0, 5] = 900
   values[:, 1, :, 0] *= 0.1
   heads[:, 0, 3] *= 0.01
-  found = by_measure(signature.from_arrays(hidden=hidden, values=values, heads=heads))
+  return dict(hidden=hidden, values=values, heads=heads)
 
-  assert set(found) == {
-    'value norm ratio',
-    'hidden norm ratio',
-    'massive activation',
-    'kurtosis',
-    'dormant heads',
-    'least head norm',
-  }
 
-  massive = found['massive activation']
+@pytest.fixture(scope='module')
+def found(arrays):
+  return by_measure(signature.from_arrays(**arrays))
+
+
+def test_a_massive_channel_against_numpy(arrays, found):
+  hidden = arrays['hidden']
   medians = np.median(abs(hidden[:, 2]).reshape(S, -1), 1)
+  massive = found['massive activation']
 
   assert massive['value'] == near((900 / medians).mean())
   assert massive['block'] == 3
   assert massive['position'] == 1
   assert massive['channel'] == 5
   assert massive['beyond']
+
   # The largest of T D normal numbers is about 3.2, and their median 0.67. The bound from them is
   # within a third of what is drawn.
   expected = (abs(hidden[:, 1]).max((1, 2)) / medians).mean()
@@ -183,26 +205,43 @@ def test_a_massive_channel_and_norms_against_numpy():
   assert found['kurtosis']['value'] == pytest.approx(kurtosis, rel=1e-4)
   assert found['kurtosis']['block'] == 3
 
-  for kind, block, x in (
-    ('value', 1, values.transpose(0, 1, 3, 2, 4)),
-    ('hidden', 2, hidden[..., None, :]),
-  ):
-    norms = np.linalg.norm(x[:, block], axis=-1).mean(-1)
+
+def test_norms_against_numpy(arrays, found):
+  norms_SxT = {
+    'value': np.linalg.norm(arrays['values'][:, 1], axis=-1).mean(1),
+    'hidden': np.linalg.norm(arrays['hidden'][:, 2], axis=-1),
+  }
+  for block, (kind, norms) in enumerate(norms_SxT.items(), 2):
     row = found[f'{kind} norm ratio']
-    expected = (norms[:, 0] / norms[:, 1:].mean(1)).mean()
-    assert row['value'] == near(expected)
+    ratios = norms[:, 0] / norms[:, 1:].mean(1)
+    assert row['value'] == near(ratios.mean())
     assert row['beyond']
-    assert row['block'] == block + 1
+    assert row['block'] == block
     assert row['uniform'] == 1
 
-  assert found['dormant heads']['value'] == pytest.approx(1 / (N * H))
-  assert found['dormant heads']['beyond']
 
-  norms = np.linalg.norm(heads, axis=-1).mean(-1)
-  expected = (norms[:, 0, 3] / norms[:, 0].mean(1)).mean()
-  assert found['least head norm']['value'] == near(expected)
-  assert found['least head norm']['block'] == 1
-  assert found['least head norm']['head'] == 4
+def test_a_dormant_head_against_numpy(arrays, found):
+  norms = np.linalg.norm(arrays['heads'], axis=-1).mean(-1)
+  ratios = norms[:, 0, 3] / norms[:, 0].mean(1)
+  dormant = found['dormant heads']
+  least = found['least head norm']
+
+  assert dormant['value'] == pytest.approx(1 / (N * H))
+  assert dormant['beyond']
+  assert least['value'] == near(ratios.mean())
+  assert least['block'] == 1
+  assert least['head'] == 4
+
+
+def test_without_importance_there_are_measures_of_states_only(found):
+  assert set(found) == {
+    'value norm ratio',
+    'hidden norm ratio',
+    'massive activation',
+    'kurtosis',
+    'dormant heads',
+    'least head norm',
+  }
 
 
 ALPHA = np.full((2, 3, 4, 5), 0.1)
@@ -260,6 +299,7 @@ def test_an_array_of_another_batch_is_named_with_its_axis(name, axis, words):
     named = f'^{name} has {shape[axis]} {words} .* and {first} has {shape[axis] - 1}'
     with pytest.raises(ValueError, match=named):
       signature.from_arrays(**{first: given}, **arrays | {name: np.ones(shape)})
+
   with pytest.raises(ValueError, match='^keys has 1 key/value heads .* values has 2'):
     signature.from_arrays(values=arrays['values'], keys=arrays['keys'][:, :, :1])
 
@@ -275,22 +315,28 @@ def test_a_model_agrees_with_its_probe_and_has_nulls():
   assert found['largest importance']['value'] == near(report.head_importance().max())
 
   summary = report.summary()
+
   assert found['mean entropy']['value'] == near(np.mean(summary['entropy_ratio']))
   # The probe divides means, and the signature averages the ratios of sequences. Kurtosis is the
   # same.
   assert found['value norm ratio']['value'] == pytest.approx(min(summary['value_ratio']), rel=0.1)
+
   expected = max(summary['kurtosis_moment'][1:])
+
   assert found['kurtosis']['value'] == near(expected)
 
   fresh = sj.Run(run.config, init_params(run.config, 0))
   expected = sj.probe(fresh, ids).head_importance().mean()
+
   assert found['mean importance']['untrained'] == near(expected)
 
   shuffled = np.random.default_rng(0).permuted(ids, axis=1)
   expected = sj.probe(run, shuffled).head_importance().mean()
+
   assert found['mean importance']['shuffled'] == near(expected)
 
   json.dumps(result.rows, allow_nan=False)
+
   assert result.plot().axes
 
 

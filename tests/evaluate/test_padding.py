@@ -152,6 +152,7 @@ def test_a_card_of_arrays(side):
   [texts], hidden = texts_alone(1), drawn(16, seed=5)
   for text in hidden:
     text[0, 3] = 4e3
+
   vectors = {
     'keys': drawn(KV_HEADS, WIDTH, seed=1),
     'values': drawn(KV_HEADS, WIDTH, seed=6),
@@ -159,11 +160,13 @@ def test_a_card_of_arrays(side):
   }
 
   def card_of_text(s):
-    of_text = {name: np.swapaxes(x[s], 0, 1) for name, x in vectors.items()}
+    """Twice the text, since an interval needs two."""
+    twice = lambda x: np.stack([x, x])
+    of_text = {name: twice(np.swapaxes(x[s], 0, 1)[None]) for name, x in vectors.items()}
     return signature.from_arrays(
-      attentions=[texts[s][None]],
-      hidden=hidden[s][None, None],
-      **{name: x_HxTxDh[None, None] for name, x_HxTxDh in of_text.items()},
+      attentions=[twice(texts[s])],
+      hidden=twice(hidden[s][None]),
+      **of_text,
     )
 
   alone = [card_of_text(s) for s in range(S)]

@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import matplotlib.colors
@@ -20,10 +18,10 @@ from sink_jax.evaluate.head_maps import HeadMaps
 from sink_jax.report import claims, figures, paper, side_by_side, stats
 from sink_jax.report.paper_claims import CLAIMS
 from sink_jax.report.runs import read_runs, table
+from tests.report.browser import in_browser, needs_browser
 from tests.report.fake_runs import DEAD, write_run
 
 ROOT = Path(__file__).parents[2]
-BROWSER = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which('google-chrome')
 
 
 @pytest.fixture
@@ -275,33 +273,12 @@ def test_the_page_begins_with_a_measured_model(tmp_path, monkeypatch, undrawn):
   assert (tmp_path / 'out/norms.png').read_bytes() == b'norms'
 
 
-@pytest.mark.skipif(not BROWSER, reason='no Chromium; CHROMIUM=PATH names one')
+@needs_browser
 def test_nothing_is_beyond_the_screen_of_a_phone(tmp_path):
   write_run(tmp_path / 'runs', 'x' * 60, task='')
   files, _ = make_report(tmp_path / 'out', tmp_path / 'runs')
-  probe = tmp_path / 'probe.html'  # a frame, as browser windows have a minimum width
-  page = files[0].read_text().replace('\\', '\\\\').replace('`', '\\`').replace('${', '\\${')
-  probe.write_text(f"""<title></title><body><script>const frame = document.createElement('iframe');
-    frame.style = 'border: 0; width: 390px'; frame.srcdoc = `{page}`.replace('<\\/script>', '');
-    frame.onload = () => document.title = frame.contentDocument.documentElement.scrollWidth;
-    document.body.append(frame);</script>""")
-  shown = subprocess.run(
-    [
-      str(BROWSER),
-      '--headless',
-      '--no-sandbox',
-      '--disable-gpu',
-      '--virtual-time-budget=20000',
-      f'--user-data-dir={tmp_path / "browser"}',
-      '--dump-dom',
-      probe.as_uri(),
-    ],
-    capture_output=True,
-    text=True,
-    timeout=120,
-  ).stdout
-
-  assert 300 < int(re.findall('<title>(.*?)</title>', shown)[0]) <= 390
+  width = 'return document.documentElement.scrollWidth'
+  assert 300 < in_browser(files[0].read_text(), width, tmp_path) <= 390
 
 
 def test_colours_of_lines_survive_the_palette(tmp_path):

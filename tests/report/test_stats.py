@@ -170,7 +170,7 @@ def test_verdicts_are_wrong_in_one_experiment_of_a_hundred(
   ],
 )
 def test_a_boundary_is_seldom_called_crossed(heads, asked, rate, most, request):
-  runs = 20_000 if request.config.getoption('--full') else 1_000
+  runs = 20_000 if request.config.getoption('--full') else 400
   rng = np.random.default_rng(0)
   draw = lambda percent: dict(enumerate(100 * rng.binomial(heads, percent / 100, 3) / heads))
   base = 20 if asked.other else 0
