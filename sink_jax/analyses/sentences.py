@@ -234,11 +234,9 @@ def _find_edits(rows: Sequence[Row]) -> Findings:
 
 def _edit(rows: list[Row]) -> str:
   """An edit that counts, over the texts in which it does."""
-  lows, highs = (
-    [_nats(end(row[f'control_{name}'] for row in rows))]
-    for name, end in (('low', min), ('high', max))
-  )
-  controls = ' to '.join(lows + highs)
+  low = min(row['control_low'] for row in rows)
+  high = max(row['control_high'] for row in rows)
+  controls = f'{_nats(low)} to {_nats(high)}'
   matched = [row for row in rows if 'matched' in row]
   size = f', of the same size {_span(matched, "matched", _nats)}' if matched else ''
   targets = ' or '.join(dict.fromkeys(row['targets'] for row in rows))
