@@ -7,7 +7,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from sink_jax.arguments import check_known
@@ -60,12 +60,37 @@ def option(
 
 
 def registry(base: type[C]) -> dict[str, type[C]]:
-  """The concrete subclasses of `base` by name, from the modules imported so far."""
-  classes = {}
+  """The concrete subclasses of `base` by name, from the modules imported so far.
+
+  A class replaces an earlier one of its name, as when a notebook's cell runs again, unless that one
+  belongs to this package: stored runs mean the package's.
+
+  Raises:
+    ValueError: another module defines a class with the name of one of this package.
+  """
+  classes: dict[str, type[C]] = {}
+  for cls in _concrete(base):
+    earlier = classes.setdefault(cls.__name__, cls)
+    if _is_ours(earlier) and not _is_ours(cls):
+      raise ValueError(
+        f'{cls.__module__} defines {cls.__name__}, which is the name of a class of sink_jax: give '
+        'it another name, and start again.'
+      )
+    classes[cls.__name__] = cls
+  return dict(sorted(classes.items()))  # not in the order of imports
+
+
+def _concrete(base: type[C]) -> Iterator[type[C]]:
+  """The subclasses of `base` that are choices, in the order of their definition."""
   for cls in base.__subclasses__():
     # `vars`, since concrete subclasses would inherit an attribute.
-    classes |= registry(cls) if vars(cls).get('abstract') else {cls.__name__: cls} | registry(cls)
-  return dict(sorted(classes.items()))  # not in the order of imports
+    if not vars(cls).get('abstract'):
+      yield cls
+    yield from _concrete(cls)
+
+
+def _is_ours(cls: type) -> bool:
+  return cls.__module__.partition('.')[0] == __package__
 
 
 def short_text(component: Component) -> str:

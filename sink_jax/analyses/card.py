@@ -45,7 +45,7 @@ _ON_TEXTS = 'signature', 'edits'
 _SHORTER = {
   'signature': {'sequences': 16},
   'edits': {'sequences': 12, 'controls': 2},
-  'quantisation': {'sequences': 12},
+  'quantisation': {'sequences': 8},
 }
 _LONG = {'length': 2048, 'least': 8}  # the inputs of caches in a full card
 
@@ -163,8 +163,8 @@ def card(
 
   Signature and edits are measured on the three `TEXTS`, unless source= names a text, or the model
   is a training run. Other parts, and the page to explore, have the first text. With three texts
-  there are fewer sequences and controls, so that a card of 135 million parameters takes about
-  twelve minutes on two CPU cores.
+  there are fewer sequences and controls, so that a card of 135 million parameters takes about ten
+  minutes on two CPU cores.
 
   Args:
     full: whether caches are measured on texts of 2,048 tokens, where the source has 8 of them, and

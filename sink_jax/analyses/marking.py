@@ -26,7 +26,10 @@ _TRIED = 2  # additions that are left out: the largest of those that exceed rand
 
 def _draw(rows: list[Row]) -> Figure:
   added = [row for row in rows if row['part'] == 'addition']
-  return lines(added, 'block', ('along', 'along_random'), by=('what',), name='component added')
+  figure = lines(added, 'block', ('along', 'along_random'), by=('what',), name='component added')
+  for ax in figure.axes:  # a second mark can be a hundred times as large as the first
+    ax.set_yscale('symlog', linthresh=1)
+  return figure
 
 
 @analysis('how the first token is marked', _draw, sequences=8, length=64)

@@ -35,9 +35,7 @@ from sink_jax.pretrained.load import names_in_transformers
 
 _CACHE = 'cache'  # keys and values
 RUNS, NOISE = 4, 1e-6
-_OF_PARTS = (
-  8  # sequences of the rows of modules and blocks, which have one run and no quoted number
-)
+_OF_PARTS = 4  # sequences of the rows of modules and blocks, which no sentence quotes
 _BLOCK_NAME = re.compile(r'(.*?)\.\d+(?=\.)')  # 'model.layers.3'
 # (block from 1, layer) -> the number of a quantiser in its table, from 1; 0 for none.
 Chosen = Callable[[int, str], int]
@@ -73,7 +71,7 @@ def quantisation(model: Model) -> list[Row]:
   that sentences quote are means over four `runs` (seeds 0 to 3), between `least` and `most`, each
   run with other random tokens; other rows have one run and no range. `destroyed`: the perplexity is
   at least tenfold. Rows of part 'module' and 'block' quantise only layers of one name, or one
-  block, to int8 per tensor, in one run on the first 8 sequences; `transformers` is their name
+  block, to int8 per tensor, in one run on the first 4 sequences; `transformers` is their name
   there. `baseline` is the loss of the float model. A cache takes `bits` for a value, and
   `bytes_per_token` in all blocks, where one of 16 bits takes `bytes_of_16_bits`.
   """

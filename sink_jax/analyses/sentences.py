@@ -298,9 +298,9 @@ def _cache(rows: Sequence[Row]) -> str:
   tried = [row for row in rows if row['part'] == 'cache' and 'change' in row]
   if advice is None or not tried:
     return ''
-  words = advice['words']
-  if 'size' in advice:
-    size, kept = advice['size'], advice['sinks']
+  words, checked = advice['words'], first(rows, part='held out')
+  if checked:  # the words have its numbers
+    size, kept = checked['size'], checked['first']
   else:
     with_first = [row for row in tried if row['first']]
     best = min(with_first, key=lambda row: row['change'], default=tried[0])
@@ -346,7 +346,9 @@ def _quantisation(rows: Sequence[Row]) -> str:
       for words, row in (('the sinks', sinks), ('as many random tokens', random))
     )
     destroyed = ' (destroyed)' * none['destroyed']
-    costs.append(f'{name} {_cost(none)}{destroyed}, of which {recovered}')
+    cost = f'{name} {_cost(none)}{destroyed}'
+    changes = not _cost(none).startswith('none')  # else there is nothing to recover
+    costs.append(f'{cost}, of which {recovered}' if changes else cost)
   return f'Quantised activations change the loss in nats: {"; ".join(costs)}.'
 
 

@@ -76,6 +76,9 @@ def llama_like(
     kv_heads, head_size, eps, tied: the family's defaults, where config.json has none.
     activation: the key of the activation, and its values that are supported.
     options: further fields of ModelConfig; `attention` replaces the rotary default.
+
+  The norm's epsilon is `rms_norm_eps`, and `eps` where config.json has none: a family with another
+  key passes `eps=take(hf, 'layer_norm_eps', float, 1e-5)`.
   """
   keys.check_not_quantized(hf)
   take(hf, activation[0], activation[1:])

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from sink_jax.component import Component, option
+from sink_jax.component import Component, option, registry
 
 # Layers whose kernel does not multiply hidden states: a table of inputs, the unembedding, and the
 # depthwise convolution of a Mamba mixer.
@@ -29,7 +29,8 @@ class UpdateRule(Component):
   """A rule that scales gradients to an update; `optimizer.rule` of a config names it.
 
   Clipping comes before it, and weight decay and the learning rate after it: see `make_optimizer`.
-  A new rule is only a subclass here.
+  A new rule is a subclass here, its formula in tests/train/test_optimizer.py, and a row of
+  docs/training.md.
   """
 
   abstract = True
@@ -231,7 +232,9 @@ class OptimizerConfig:
   trained: paths of the parameters that are trained, None for all; `init.train` decides it.
   """
 
-  rule: UpdateRule = option(AdamW(), 'how gradients become an update: AdamW, Sgd, Muon, OrthoAdam')
+  rule: UpdateRule = option(
+    AdamW(), f'how gradients become an update: {", ".join(registry(UpdateRule))}'
+  )
   learning_rate: float = option(4e-4, 'learning rate at the peak of the schedule', least=0)
   schedule: str = option(
     'cosine',

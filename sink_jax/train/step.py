@@ -42,6 +42,7 @@ class TrainState(NamedTuple):
   opt_state: optax.OptState
 
 
+@functools.lru_cache(_PROGRAMS)
 def state_layout(config: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
   """The state as shapes with shardings: what a checkpoint is restored into."""
   shapes = jax.eval_shape(lambda: _first_state(optimizer, init_params(config, 0)))

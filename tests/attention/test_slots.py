@@ -9,7 +9,7 @@ from sink_jax.attention.mask import Mask
 from sink_jax.attention.position import Position
 from sink_jax.attention.similarity import Similarity
 from sink_jax.attention.spec import COMPONENTS
-from sink_jax.component import from_string, registry
+from sink_jax.component import Component, from_string, registry
 from tests.attention_specs import PAPER, slot_values
 from tests.attention_variants import alibi_slope, t5_bucket
 
@@ -50,6 +50,22 @@ def test_a_new_slot_class_is_a_choice_at_once():
 
     gc.collect()
   assert 'Everything' not in registry(Mask)
+
+
+def test_a_later_class_replaces_one_of_its_name_but_none_of_the_package():
+  class Base(Component):
+    abstract = True
+
+  def choice(module):
+    return type('Choice', (Base,), {'__module__': module})
+
+  first, again = choice('mine'), choice('mine')
+  assert first is not again and registry(Base) == {'Choice': again}
+
+  ours, theirs = choice('sink_jax.rooms'), choice('mine')
+  with pytest.raises(ValueError, match='mine defines Choice'):
+    registry(Base)
+  assert ours is not theirs
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def read(case, **changes):
 @pytest.mark.parametrize('kind', FAMILIES)
 @pytest.mark.parametrize('changes', [{}, dict(attention_bias=True, tie_word_embeddings=True)])
 def test_the_table_fills_the_tree(kind, changes):
+  assert kind in FIRST, f'fixtures/ has no {kind}: see docs/add_family.md'
   hf = json.loads((FIRST[kind] / 'config.json').read_text()) | changes
   model = family_for(hf).model_config(hf)
   filled = {

@@ -5,6 +5,7 @@ fixtures, with other weights and tokens, by the transformers that it installs ne
 environment.
 """
 
+import dataclasses
 import functools
 import os
 import re
@@ -20,6 +21,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import load_file, save_file
 
 import sink_jax as sj
+from sink_jax.models.edits import edit_tree, edited_logits
 from sink_jax.models.record import states
 from tests.pretrained import test_export
 
@@ -247,3 +249,27 @@ def test_a_padded_batch_is_measured_text_by_text(case, side, padded):
     close(sj.importance(layers, lengths=lengths).swapaxes(0, 1), report.importance)
   # The window of Mistral is shorter than the longest text, which has no padding.
   sj.SinkReport.from_attentions([maps[:1] for maps in layers])
+
+
+@pytest.fixture(scope='module')
+def edited(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('edited')
+  make(folder, script='make_edited.py')
+  return folder
+
+
+@with_transformers
+@pytest.mark.parametrize('edit', ['none', 'keys', 'values', 'heads', 'caps', 'caps of some', 'all'])
+@pytest.mark.parametrize('case', ['llama', 'gemma3'])
+def test_edits_are_those_of_transformers(case, edit, edited):
+  stored, run = np.load(edited / f'{case}.npz'), sj.load_pretrained(FIXTURES / case)
+  prefix = f'{edit}.'
+  arrays = {key.removeprefix(prefix): stored[key] for key in stored if key.startswith(prefix)}
+  expected, tokens = arrays.pop('logits'), stored['tokens']
+  config = dataclasses.replace(run.config, implementation='chunked')
+  batch, length = tokens.shape
+
+  tree = edit_tree(config, batch=batch, length=length, **arrays)
+  logits = edited_logits(config, None, run.params, tree, tokens)
+
+  assert_close(logits, expected, edit, TOLERANCE)

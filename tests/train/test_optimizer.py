@@ -1,5 +1,7 @@
 """The optimisers against their formulas in NumPy float64."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import optax
 import pytest
 
 import sink_jax as sj
-from sink_jax.component import from_string
+from sink_jax.component import from_string, registry
 from sink_jax.models.config import Experts, Layer, Mamba
 from sink_jax.models.sizes import parameter_shapes, sized
 from sink_jax.train.optimizer import (
@@ -74,22 +76,29 @@ def ortho_adam_directions(rule, gradients, rotations):
   return np.swapaxes(turned, 0, 1).reshape(gradients.shape)
 
 
+RULES = [
+  AdamW(b1=0.8, b2=0.9, eps=1e-3),
+  Sgd(momentum=0.5),
+  Muon(),
+  Muon(momentum=0.8, rms=None, b1=0.8, b2=0.9, eps=1e-6),
+  OrthoAdam(b1=0.8, b2=0.9, eps=1e-6, seed=3),
+]
+
+
+def test_every_rule_has_a_formula_here_and_a_line_of_its_page():
+  page = (Path(__file__).parents[2] / 'docs' / 'training.md').read_text()
+  rules = [cls for cls in registry(UpdateRule).values() if cls.__module__ == AdamW.__module__]
+
+  assert {type(rule) for rule in RULES} == set(rules)
+  assert all(f'| `{cls.__name__}(' in page for cls in rules)
+
+
 def draws(count, *shape):
   rng = np.random.default_rng(count)
   return [rng.standard_normal(shape) for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-  'rule',
-  [
-    AdamW(b1=0.8, b2=0.9, eps=1e-3),
-    Sgd(momentum=0.5),
-    Muon(),
-    Muon(momentum=0.8, rms=None, b1=0.8, b2=0.9, eps=1e-6),
-    OrthoAdam(b1=0.8, b2=0.9, eps=1e-6, seed=3),
-  ],
-  ids=str,
-)
+@pytest.mark.parametrize('rule', RULES, ids=str)
 def test_three_updates_are_those_of_the_formula(rule):
   """Includes clipping by the norm of all gradients, and decoupled decay as in torch.optim.AdamW."""
   shapes = {'wide': (2, 3, 5), 'tall': (2, 5, 3), 'gain': (2, 4)}
