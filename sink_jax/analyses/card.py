@@ -10,7 +10,7 @@ import dataclasses
 import html
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sink_jax.analyses import runner
@@ -79,14 +79,14 @@ class Card:
       for part, result in self.results.items()
       if part != 'signature' or first(result.rows, measure='importance')
     }
-    page = card_page.page(self.name, self.sentences, rows, pictures, command)
+    page = self._text(pictures, command)
     # Rows of masses without a role are many, and no picture shows them.
     stored = {
       part: [row for row in of_part if row.get('part') != 'mass' or 'role' in row]
       for part, of_part in rows.items()
     }
-    inputs = {part: result.models for part, result in self.results.items()}
     found = {'format': FORMAT, 'model': self.name, 'sentences': self.sentences}
+    inputs = {part: result.models for part, result in self.results.items()}
     found |= {'serving': serving(rows), 'rows': stored, 'inputs': inputs}
     if self.explored:
       found['explorer'] = self.explored.numbers
@@ -106,9 +106,14 @@ class Card:
 
   def _page(self, command: str = '') -> str:
     """The sentences, the heads to explore where they were measured, and the tables."""
-    rows = {part: result.rows for part, result in self.results.items()}
-    page = to_html(card_page.page(self.name, self.sentences, rows, (), command), {})
+    page = to_html(self._text((), command), {})
     return with_explorer(page, self.explored) if self.explored else page
+
+  def _text(self, pictures: Collection[str], command: str) -> str:
+    """The page in Markdown; pictures: names of files next to it."""
+    rows = {part: result.rows for part, result in self.results.items()}
+    inputs = {part: result.models for part, result in self.results.items()}
+    return card_page.page(self.name, self.sentences, rows, pictures, command, inputs)
 
 
 def serving(rows: Mapping[str, Sequence[Row]]) -> dict[str, Any]:

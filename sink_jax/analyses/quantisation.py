@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
+from sink_jax.analyses.cache import TOLERANCE
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.quantisers import ACTIVATIONS, CACHES, Quantiser
 from sink_jax.analyses.runner import analysis
@@ -69,11 +70,11 @@ def quantisation(model: Model) -> list[Row]:
   A rounding error that flips a value grows through the blocks, and differs between devices. So the
   embeddings are multiplied by 1 + 1e-6 times normal noise, the same in the float model. Numbers
   that sentences quote are means over four `runs` (seeds 0 to 3), between `least` and `most`, each
-  run with other random tokens; other rows have one run and no range. `destroyed`: the perplexity is
-  at least tenfold. Rows of part 'module' and 'block' quantise only layers of one name, or one
-  block, to int8 per tensor, in one run on the first 4 sequences; `transformers` is their name
-  there. `baseline` is the loss of the float model. A cache takes `bits` for a value, and
-  `bytes_per_token` in all blocks, where one of 16 bits takes `bytes_of_16_bits`.
+  run with other random tokens; other rows have one run and no range. `safe`: the upper bound is at
+  most 1 % of the loss. `destroyed`: the perplexity is at least tenfold. Rows of part 'module' and
+  'block' quantise only layers of one name, or one block, to int8 per tensor, in one run on the
+  first 4 sequences; `transformers`: their name there. `baseline`: the loss of the float model.
+  A cache takes `bits` a value, and `bytes_per_token` of `bytes_of_16_bits` in all blocks.
   """
   tokens_SxT, config = model.inputs().tokens, model.run.config
   sinks = model.report(tokens_SxT).sink_positions() - 1
@@ -203,11 +204,11 @@ def _spared(shape: tuple[int, int], sinks: np.ndarray) -> dict[str, np.ndarray]:
 def _change(base_RxS: np.ndarray, change_RxS: np.ndarray) -> Row:
   row = _of_runs('change', change_RxS)
   baseline = float(base_RxS.mean())
-  return (
-    {'baseline': baseline, 'loss': baseline + row['change']}
-    | row
-    | {'destroyed': row['change'] >= math.log(10)}
-  )
+  row |= {
+    'safe': row['high'] <= TOLERANCE / 100 * baseline,
+    'destroyed': row['change'] >= math.log(10),
+  }
+  return {'baseline': baseline, 'loss': baseline + row['change']} | row
 
 
 def _of_runs(name: str, values_RxS: np.ndarray) -> Row:

@@ -146,7 +146,8 @@ def _sink(findings: list[list[Row]]) -> str:
   [rows] = findings
   return (
     f'The first token is a sink: in {_span(rows, "value", _percent)} % of heads and sequences it '
-    f'gets more than 0.3 of the attention ({_interval(rows, _percent)} %; {_nulls(rows, 100)}).'
+    f'gets more than 0.3 of the attention (99 % interval {_interval(rows, _percent)} %; '
+    f'{_nulls(rows, 100)}).'
   )
 
 
@@ -197,7 +198,8 @@ def _drained(findings: list[list[Row]]) -> str:
   [rows] = findings
   return (
     f'The value of the first token is {_span(rows, "value", "{:.2f}".format)} times as long as '
-    f'those of the others in block {_span(rows, "block", str)} ({_nulls(rows)}).'
+    f'those of the others in block {_span(rows, "block", str)}, where it is shortest '
+    f'({_nulls(rows)}).'
   )
 
 
@@ -208,11 +210,11 @@ def _marked(rows: Sequence[Row]) -> str:
     return ''
   row = min(marking, key=lambda row: row['left'])
   return (
-    f"Block {row['block']}'s {row['what']} marks the first token: it adds {_number(row['along'])} "
-    'along the direction that this token has in the middle of the model (random positions: up to '
-    f'{_number(row["along_random"])}). Without this addition Sink_1 is {row["left"]:.1f} % instead '
-    f'of {row["sink_1"]:.1f} % (without that at a random position: {row["control_low"]:.1f} to '
-    f'{row["control_high"]:.1f} %).'
+    f"Block {row['block']}'s {row['what']} marks the first token: without what it adds there, "
+    f'Sink_1 is {row["left"]:.1f} % instead of {row["sink_1"]:.1f} % (without that at a random '
+    f'position: {row["control_low"]:.1f} to {row["control_high"]:.1f} %). It adds '
+    f'{_number(row["along"])} along the direction that this token has in the middle of the model '
+    f'(random positions: up to {_number(row["along_random"])}).'
   )
 
 
@@ -239,11 +241,22 @@ def _edit(rows: list[Row]) -> str:
   controls = f'{_nats(low)} to {_nats(high)}'
   matched = [row for row in rows if 'matched' in row]
   size = f', of the same size {_span(matched, "matched", _nats)}' if matched else ''
-  targets = ' or '.join(dict.fromkeys(row['targets'] for row in rows))
   return (
-    f'{_EDITS[rows[0]["edit"]].format(targets)} {_span(rows, "change", _nats)} nats '
+    f'{_EDITS[rows[0]["edit"]].format(_targets(rows))} {_span(rows, "change", _nats)} nats '
     f'({_interval(rows, _nats)}; controls {controls}{size})'
   )
+
+
+def _targets(rows: Sequence[Row]) -> str:
+  """'position 1 in 56 heads', or 'position 1 in 56 to 58 heads' if texts have other numbers."""
+  words = [row['targets'].split() for row in rows]
+  if len({len(each) for each in words}) > 1:
+    return ' or '.join(dict.fromkeys(row['targets'] for row in rows))
+  joined = []
+  for same_place in zip(*words):
+    different = sorted(set(same_place), key=lambda word: (len(word), word))
+    joined.append(' to '.join(dict.fromkeys((different[0], different[-1]))))
+  return ' '.join(joined)
 
 
 def _matters(rows: Sequence[Row]) -> list[_Said]:
@@ -255,9 +268,11 @@ def _matters(rows: Sequence[Row]) -> list[_Said]:
   grouped = _grouped(_find_edits, rows)
   everywhere = grouped.pop(texts, [])
   where = _in_texts(texts, rows)
+  controls = sorted({row['controls'] for row in rows if 'change' in row})
   words = [
-    f'{len(everywhere)} of {len(made)} edits cost more than each of their controls, and at least '
-    f'1 % of the loss{", " * bool(where)}{where}'
+    f'{len(everywhere)} of {len(made)} edits cost more than each of their controls '
+    f'({" or ".join(map(str, controls))} for a text), and at least 1 % of the '
+    f'loss{", " * bool(where)}{where}'
   ]
   if everywhere:
     words[0] += f': {"; ".join(map(_edit, everywhere))}'
@@ -286,7 +301,7 @@ def _moved(findings: list[list[Row]]) -> str:
   moves = rows[0]['moved_rate'] > 2 * rows[0]['rate_before']
   words = 'the sink moves to' if moves else 'no token becomes a sink, at most'
   return (
-    'Hiding the key in all heads costs less than in the sink heads: '
+    'Hiding the key in all heads costs less than in the sink heads, and '
     f'{words} token {rows[0]["moved_to"]}, which gets more than 0.3 of the attention in '
     f'{_span(rows, "moved_rate", _percent)} % of heads and sequences, and in '
     f'{_span(rows, "rate_before", _percent)} % with the key.'
@@ -323,7 +338,7 @@ def _heads(rows: Sequence[Row]) -> str:
   words = (
     f'{streams} of {len(roles)} heads stream: they keep 95 % of their attention on the first '
     f'{roles[0]["first"]} and the last {roles[0]["recent"]} tokens (uniform attention would keep '
-    f'{100 * roles[0]["uniform"]:.0f} %).'
+    f'{100 * roles[0]["uniform"]:.0f} %). The loss of a short cache for them was not measured.'
   )
   shared = groups(roles, ('block', 'key_value_head'))
   if len(shared) == len(roles):
@@ -347,24 +362,28 @@ def _quantisation(rows: Sequence[Row]) -> str:
     )
     destroyed = ' (destroyed)' * none['destroyed']
     cost = f'{name} {_cost(none)}{destroyed}'
-    changes = not _cost(none).startswith('none')  # else there is nothing to recover
-    costs.append(f'{cost}, of which {recovered}' if changes else cost)
+    # A change within noise has nothing to recover.
+    costs.append(cost if 'within noise' in cost else f'{cost}, of which {recovered}')
   return f'Quantised activations change the loss in nats: {"; ".join(costs)}.'
 
 
 def _quantised_cache(rows: Sequence[Row]) -> str:
   costs = [
-    f'{row["quantiser"]} of {row["tool"]}, {row["bits"]:.3g} bits a value, {_cost(row)}'
+    f'{row["quantiser"]} of {row["tool"]}, {row["bits"]:.3g} bits a value, {_cost(row)}, '
+    f'{"safe" if row["safe"] else "not shown to be safe"}'
     for row in rows
     if row.get('what') == 'cache' and row['spared'] == 'none' and row.get('least') is not None
   ]
   if not costs:
     return ''
-  return f'Quantised caches, instead of 16 bits, change the loss in nats: {"; ".join(costs)}.'
+  return (
+    f'Quantised caches, instead of 16 bits, change the loss in nats: {"; ".join(costs)} (safe: the '
+    'interval ends at 1 % of the loss or below).'
+  )
 
 
 def _cost(row: Row, prefix: str = '') -> str:
-  """'+0.08 (+0.04 to +0.12)', with the digits that runs share; 'none' within their range."""
+  """'+0.08 (+0.04 to +0.12)', with the digits that runs share."""
   least, most = row[f'{prefix}least'], row[f'{prefix}most']
   mean = of_runs(row[prefix.removesuffix('_') or 'change'], least, most)
   digits = digits_of_runs(least, most)

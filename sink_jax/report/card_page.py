@@ -26,6 +26,7 @@ def page(
   rows: Mapping[str, Sequence[Row]],
   pictures: Collection[str],
   command: str,
+  inputs: Mapping[str, Sequence[Row]] | None = None,
 ) -> str:
   """The page in Markdown.
 
@@ -34,16 +35,28 @@ def page(
     rows: {part: rows of its analysis}, of some of the `PARTS`.
     pictures: names of files next to the page: PART.png of some parts.
     command: what made the card; '' leaves it out.
+    inputs: {part: how each of its models and texts was read}, as a `Result` has them.
   """
   parts = [f'# {escaped(name)}: sink card', bullets(map(escaped, sentences))]
   for part, of_part in rows.items():
     parts.append(f'## {PARTS[part]}')
     if (file := f'{part}.png') in pictures:
       parts.append(picture(PARTS[part], file))
+    parts += _measured_on(inputs.get(part, ()) if inputs else ())
     parts += _SECTIONS[part](of_part)
   if command:
     parts.append(f'Made by `{command}`.')
   return joined(parts)
+
+
+def _measured_on(models: Sequence[Row]) -> list[str]:
+  """['Measured on 12 sequences of 64 tokens of each text: `Stdlib()`.'], where that is known."""
+  texts = [text for model in models for text in model['inputs'] if 'source' in text]
+  if not texts:
+    return []
+  sources = ', '.join(dict.fromkeys(f'`{text["source"]}`' for text in texts))
+  of_each = f'{texts[0]["sequences"]} sequences of {texts[0]["length"]} tokens of'
+  return [f'Measured on {of_each} {sources}{", each" * (len(texts) > 1)}.']
 
 
 def _signature(rows: Sequence[Row]) -> list[str]:
@@ -65,8 +78,8 @@ def _signature(rows: Sequence[Row]) -> list[str]:
     '*Beyond*: the 99 % interval over sequences exceeds the nulls, and reaches a size that '
     'matters (one head, an importance of 0.3, a factor of two, 100 medians); an entropy has no '
     'such null. Further positions are shown if they are beyond.',
-    "Sink\\_1 is measured on the text of the command below; tables of runs have that of the run's "
-    'own probe sequences.',
+    'The sink rate of position 1 is Sink\\_1; on other texts, such as the probe sequences of a '
+    'run, it has another value.',
     markdown_table(head, lines, left=_places(head, 'measure', 'text', 'where', 'beyond')),
   ]
 
@@ -200,15 +213,17 @@ def _cache(rows: Sequence[Row]) -> list[str]:
   return [
     bullets(advice),
     'card.json lists the heads that stream (`serving`).',
-    'Changes on the first half of the documents. *Safe*: the interval ends at 1 % or below on both '
-    'halves; a cache that is larger than the smallest is tried *on one half*.',
+    'Changes on the first half of the documents; keys keep their positions in the text, or are '
+    'renumbered in the cache. *Safe*: the interval ends at 1 % or below on both halves. The '
+    'smallest cache of which this holds on the first half is tried on the second, and a larger one '
+    '*on one half* only.',
     markdown_table(head, lines, left=(2, 7)),
   ]
 
 
 def _quantisation(rows: Sequence[Row]) -> list[str]:
   head = ['what', 'quantiser', 'bytes a token', 'spared', 'change', 'interval', 'runs']
-  head += ['recovered', 'destroyed']
+  head += ['recovered', 'verdict']
   lines, flags = [], {}
   for row in rows:
     if row['part'] != 'all':
@@ -228,13 +243,17 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
     recovered = '-'
     if 'recovered' in row:
       recovered = of_runs(row['recovered'], row['recovered_least'], row['recovered_most'], digits=3)
-    numbers = [mean, _change(row, digits)[1], runs, recovered, _yes(row['destroyed'])]
+    verdict = 'destroyed' if row['destroyed'] else 'safe' if row['safe'] else '-'
+    numbers = [mean, _change(row, digits)[1], runs, recovered, verdict]
     lines.append([*case, spared, *numbers])
   modules, blocks = _most_damaging(rows, 'module'), _most_damaging(rows, 'block')
   return [
-    'Changes of the loss in nats. Spared tokens keep their values. *Runs*: the range of four runs '
-    'with relative noise of 1e-6 on the embeddings; a difference that is smaller is *none*. Rows '
-    'with 1 have one run, whose last digits another machine may not give.',
+    'Changes of the loss in nats. Weights keep the values of the checkpoint. A scale of a tensor '
+    'is that of a whole sequence, as when a prompt is read. Spared tokens keep their values, and '
+    '*recovered* compares the same runs. *Runs*: the range of four runs with relative noise of '
+    '1e-6 on the embeddings; a difference that is smaller is *within noise*. Rows with 1 have one '
+    'run, whose last digits another machine may not give. *Safe*: the interval ends at 1 % of the '
+    'loss or below. *Destroyed*: the perplexity is at least tenfold.',
     'Bytes are those of the keys and values of a token in all blocks, and of 16 bits.',
     markdown_table(head, lines, left=(0, 1, 3, 8)),
     bullets(flags.values()),
@@ -244,14 +263,14 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
 
 
 def _most_damaging(rows: Sequence[Row], part: str) -> list[str]:
-  """'query (`q_proj` ...) +0.12', from the greatest change of the loss on.
+  """'`q_proj` +0.12', from the greatest change of the loss on.
 
-  part: 'module' or 'block'. In brackets is the name in transformers.
+  part: 'module' or 'block', by its name in transformers where it has one.
   """
   of_part = [row for row in rows if row['part'] == part]
   of_part.sort(key=lambda row: row['change'], reverse=True)
-  named = lambda row: f' (`{row["transformers"]}`)' if row['transformers'] else ''
-  return [f'{row[part]}{named(row)} {row["change"]:+.2f}' for row in of_part]
+  named = lambda row: f'`{row["transformers"]}`' if row['transformers'] else row[part]
+  return [f'{named(row)} {row["change"]:+.2f}' for row in of_part]
 
 
 def _change(row: Row, digits: int = 3) -> tuple[str, str]:

@@ -52,15 +52,13 @@ def spread(values: Sequence[float] | pd.Series, digits: int = 1, count: bool = T
 def of_runs(mean: float, least: float | None, most: float | None, digits: int = 2) -> str:
   """'+0.08': the mean of runs with the digits that they share, at most `digits`.
 
-  'none' if it is smaller than the range of the runs, from `least` to `most`, or rounds to zero;
-  None: there was one run.
+  It is within noise if it is smaller than the range of the runs, from `least` to `most`; None:
+  there was one run.
   """
   if least is None or most is None:
     return f'{mean:+.{digits}f}'
-  decimals = digits_of_runs(least, most, digits)
-  if abs(mean) < most - least or round(mean, decimals) == 0:
-    return 'none'
-  return f'{mean:+.{decimals}f}'
+  words = f'{mean:+.{digits_of_runs(least, most, digits)}f}'
+  return f'{words}, within noise' if abs(mean) < most - least else words
 
 
 def digits_of_runs(least: float | None, most: float | None, digits: int = 2) -> int:

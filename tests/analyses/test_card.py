@@ -119,7 +119,8 @@ def test_the_sentence_about_a_cache_has_its_control():
 def quantised(what, name, change, spared, recovered):
   """A row of four runs, whose range is 0.02 on both sides."""
   row = {'part': 'all', 'what': what, 'quantiser': name, 'tool': 'llama.cpp', 'bits': 4.5}
-  row |= {'spared': spared, 'change': change, 'recovered': recovered, 'destroyed': change > 2.3}
+  row |= {'spared': spared, 'change': change, 'recovered': recovered}
+  row |= {'safe': change < 0.05, 'destroyed': change > 2.3}
   for sign, bound, end in ((-1, 'low', 'least'), (1, 'high', 'most')):
     row |= {bound: change + sign * 0.104, f'recovered_{bound}': recovered + sign * 0.1}
     row |= {end: change + sign * 0.02, f'recovered_{end}': recovered + sign * 0.02}
@@ -142,12 +143,12 @@ def test_sentences_about_quantisation_have_their_controls():
 
   assert (
     'int8 per tensor +0.77 (+0.67 to +0.88), of which sparing the sinks recovers '
-    '+0.63 (+0.53 to +0.73) and sparing as many random tokens recovers none' in words
+    '+0.63 (+0.53 to +0.73) and sparing as many random tokens recovers +0.03, within noise' in words
   )
   assert 'int8 per token +3.00 (+2.90 to +3.10) (destroyed)' in words
-  # What four runs do not tell from nothing is none, and what one run says is not quoted.
-  assert 'q8_0 of llama.cpp, 4.5 bits a value, none (' in caches
-  assert 'q4_0 of llama.cpp, 4.5 bits a value, +0.08 (' in caches
+  # What four runs do not tell from nothing is within noise, and what one run says is not quoted.
+  assert 'a value, +0.00, within noise (-0.10 to +0.11), safe;' in caches
+  assert 'a value, +0.08 (-0.02 to +0.18), not shown to be safe (' in caches
   assert 'one run' not in caches
 
 
@@ -157,10 +158,10 @@ def test_sentences_about_quantisation_have_their_controls():
     (0.7712, 0.70, 0.78, '+0.77'),
     (0.7712, 0.50, 0.91, '+0.8'),
     (10.42, 8.0, 13.0, '+10'),
-    (0.05, 0.02, 0.08, 'none'),
+    (0.05, 0.02, 0.08, '+0.05, within noise'),
     (-0.05, -0.051, -0.049, '-0.05'),
     (0.7712, None, None, '+0.77'),
-    (-0.002, -0.0021, -0.0019, 'none'),
+    (-0.002, -0.0021, -0.0019, '-0.00'),
   ],
 )
 def test_digits_are_those_that_runs_share(mean, least, most, words):
@@ -176,6 +177,7 @@ def test_a_sink_that_moves_is_said_to_move(moved_rate, moves):
     'high': 3,
     'control_low': 0,
     'control_high': 0.1,
+    'controls': 2,
     'beyond': True,
   }
   everywhere = {
@@ -244,10 +246,11 @@ def test_a_sentence_says_in_which_texts_a_finding_holds():
   # What holds in all texts comes first, with the range of its numbers.
   assert drained == (
     'In all texts (prose, code, manual), the value of the first token is 0.10 to 0.30 times as '
-    'long as those of the others in block 3 (nulls: no effect 0, untrained 0.001 to 0.003).'
+    'long as those of the others in block 3, where it is shortest (nulls: no effect 0, untrained '
+    '0.001 to 0.003).'
   )
   assert sink.startswith('In prose and manual (not in code), the first token is a sink: in 40.0 to')
-  assert '(20.0 to 100.0 %; nulls: no effect 0, untrained 0.4 to 0.5)' in sink
+  assert '(99 % interval 20.0 to 100.0 %; nulls: no effect 0, untrained 0.4 to 0.5)' in sink
   assert massive.startswith('In prose and code (not in manual), token 1')
   assert 'channel 7 after block 3: 800 to 900 times' in massive
   assert other.startswith('In manual (not in prose and code), token 1')
@@ -270,7 +273,7 @@ def test_only_edits_that_count_are_listed():
       'high': 2 * change,
       'matched': 0.05,
     }
-    | {'control_low': -0.01, 'control_high': change / 10}
+    | {'control_low': -0.01, 'control_high': change / 10, 'controls': 1 + (edit != 'leave out BOS')}
     for edit, counts in (
       ('drop the key', (True, True)),
       ('zero the value', (True, False)),
@@ -280,16 +283,16 @@ def test_only_edits_that_count_are_listed():
   ]
   [words] = said('edits', rows)
   assert words == (
-    '1 of 3 edits cost more than each of their controls, and at least 1 % of the loss, in all '
-    'texts (prose, code): hiding the key of position 1 in all heads +1.00 to +2.00 nats (+0.50 to '
-    '+4.00; controls -0.01 to +0.20, of the same size +0.05). In prose (not in code) also a value '
-    'of zero at position 1 for later tokens +1.00 nats (+0.50 to +2.00; controls -0.01 to +0.10, '
-    'of the same size +0.05).'
+    '1 of 3 edits cost more than each of their controls (1 or 2 for a text), and at least 1 % of '
+    'the loss, in all texts (prose, code): hiding the key of position 1 in all heads +1.00 to '
+    '+2.00 nats (+0.50 to +4.00; controls -0.01 to +0.20, of the same size +0.05). In prose (not '
+    'in code) also a value of zero at position 1 for later tokens +1.00 nats (+0.50 to +2.00; '
+    'controls -0.01 to +0.10, of the same size +0.05).'
   )
   one = [{name: x for name, x in row.items() if name != 'source_text'} for row in rows[::2]]
   [words] = said('edits', one)
-  assert words.startswith('2 of 3 edits cost more than each of their controls, and at least 1 % of')
-  assert 'text' not in words and 'BOS' not in words
+  assert words.startswith('2 of 3 edits cost more than each of their controls (1 or 2 for a text)')
+  assert 'in all texts' not in words and 'BOS' not in words
 
 
 def test_heads_that_stream_are_those_of_duo_attention():
