@@ -182,13 +182,7 @@ def card(
   results, kept = {}, Parts(parts, run, FORMAT, inputs) if parts else None
   texts = _texts(run, inputs)
   for part, title in PARTS.items():
-    start, chosen = time.monotonic(), dict(inputs)
-    if part == 'cache' and run.probe_tokens is not None:  # the run was trained on such sequences
-      chosen['length'] = run.probe_tokens.shape[1]
-    elif part == 'cache' and full:
-      chosen = _LONG | chosen
-    if texts and not full:
-      chosen = _SHORTER.get(part, {}) | chosen
+    start, chosen = time.monotonic(), _options(part, run, inputs, full)
     of_texts = texts if part in _ON_TEXTS else {}
     asked = {'options': chosen, 'texts': of_texts}
     result = kept.read(part, asked) if kept else None
@@ -206,6 +200,17 @@ def card(
     Model(run, dataclasses.replace(runner.find('signature').inputs, **of_signature | inputs))
   )
   return Card(run.name or 'model', results, explored)
+
+
+def _options(part: str, run: Run, inputs: Mapping[str, Any], full: bool) -> dict[str, Any]:
+  """The options of a part: those that are asked for, then those of a full or of a shorter card."""
+  chosen = dict(inputs)
+  if part == 'cache' and run.probe_tokens is not None:  # the run was trained on such sequences
+    chosen['length'] = run.probe_tokens.shape[1]
+  elif part == 'cache' and full:
+    chosen = _LONG | chosen
+  shorter = _texts(run, inputs) and not full
+  return _SHORTER.get(part, {}) | chosen if shorter else chosen
 
 
 def _texts(run: Run, inputs: Mapping[str, Any]) -> dict[str, str]:
@@ -233,21 +238,21 @@ def _measured(
   return runner.Result(runner.find(part), rows, models)
 
 
-def cost(run: Run, source: str = '') -> str:
+def cost(run: Run, source: str = '', *, full: bool = False) -> str:
   """The cost of a card in words: tokens of forward passes by part, and FLOPs of matrix products."""
-  flops, words = 0.0, []
-  texts = _texts(run, {'source': source})
+  flops, words, given = 0.0, [], {'source': source}
+  texts = 3 if _texts(run, given) else 1
+  edits = 31 if texts > 1 and not full else 75  # there are fewer controls
   for part, passes in {
-    'signature': 9 if texts else 3,
+    'signature': 3 * texts,
     'marking': 11,
-    'edits': 93 if texts else 75,
+    'edits': edits * texts,
     'cache': 4,
     'quantisation': 68 + run.config.layers // 2,
   }.items():
-    inputs = runner.find(part).inputs
-    fewer = _SHORTER.get(part, {}) if texts else {}
-    tokens = passes * fewer.get('sequences', inputs.sequences) * inputs.length
-    flops += tokens * flops_per_token(run.config, inputs.length) / 3
+    inputs = dataclasses.asdict(runner.find(part).inputs) | _options(part, run, given, full)
+    tokens = passes * inputs['sequences'] * inputs['length']
+    flops += tokens * flops_per_token(run.config, inputs['length']) / 3
     words.append(f'{short(tokens)} tokens ({part})')
   return f'forward passes of about {", ".join(words)}: {flops:.1e} FLOPs in matrix products'
 

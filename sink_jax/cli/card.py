@@ -41,7 +41,7 @@ def main(options: Options) -> None:
   keep_freed_memory()
   run = options.load()
   inputs = {'source': options.source, 'dtype': options.dtype}
-  say(cost(run, options.source))
+  say(cost(run, options.source, full=options.full))
   made = card(run, full=options.full, say=say, parts=folder / 'parts', **inputs)
   paths = made.write(folder, f'sink-jax card {shlex.join(sys.argv[2:])}')
   remove_parts(folder / 'parts')
