@@ -79,7 +79,7 @@ def test_the_planted_sub_layer_is_found(planted):
 
   [sentence] = Card('planted', {'marking': result}).sentences
 
-  assert sentence.startswith("Block 2's feed-forward network marks the first token: it adds")
+  assert sentence.startswith("Block 2's feed-forward network marks the first token: without")
 
   state = part(result.rows, 'state')
 
