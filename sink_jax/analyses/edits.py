@@ -275,9 +275,8 @@ def _sizes(hidden_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _dormant_heads(report: SinkReport, controls: int) -> Edit:
-  norms = report.summary()[
-    'head_norm'
-  ]  # of every head over its block's mean; None without any output
+  # Of every head over its block's mean; None without any output.
+  norms = report.summary()['head_norm']
   dormant_NxH = np.array([[x is None or x < DORMANT for x in block] for block in norms])
   rng, kept = np.random.default_rng(0), []
   for _ in range(controls if dormant_NxH.mean() <= 0.5 else 0):

@@ -134,10 +134,8 @@ def hellaswag(
   The accuracies come from the files that lm-evaluation-harness wrote below `results`; see
   `analyses.lm_eval`.
   """
-  scores = (
-    json.loads(path.read_text())
-    for path in sorted(Path(results).expanduser().rglob('results_*.json'), reverse=True)
-  )  # the newest first
+  newest_first = sorted(Path(results).expanduser().rglob('results_*.json'), reverse=True)
+  scores = (json.loads(path.read_text()) for path in newest_first)
   accuracies = next(
     (
       found['results']['hellaswag']

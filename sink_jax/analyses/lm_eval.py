@@ -220,9 +220,8 @@ def loglikelihoods(
     width = min(most, max(_SHORTEST, 1 << (len(rows[order[start]][0]) - 2).bit_length()))
     size = batch_size or max(1, _SCORED // width)
     batch = order[start : start + size]
-    tokens, targets, counted = np.zeros(
-      (3, size, width), np.int32
-    )  # the last batch is padded as well
+    # The last batch is padded as well.
+    tokens, targets, counted = np.zeros((3, size, width), np.int32)
     for row, i in enumerate(batch):
       ids, count = rows[i]
       tokens[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]

@@ -171,9 +171,8 @@ def pair_maps(
   """Maps (T, T) of heads (n, h) by name, means over sequences, zero where the key comes later."""
   dims, length = run.config.dims, tokens_SxT.shape[1]
   maps = [{name: np.zeros((length, length)) for name in NAMES} for _ in heads]
-  for row in model.batches(
-    tokens_SxT, 1
-  ):  # one at a time, for the memory of the queries of all heads
+  # One sequence at a time, for the memory of the queries of all heads.
+  for row in model.batches(tokens_SxT, 1):
     qk = run.record(row, RecordOptions(attention=queries_keys)).layers.attention
     for found, (n, h) in zip(maps, heads):
       key_head = h // (dims.heads // dims.kv_heads)  # that neighbouring query heads share

@@ -149,9 +149,8 @@ def prefix(
   alpha_SxNxHxT = _probe(run, experiment).importance
   early = alpha_SxNxHxT[..., : alpha_SxNxHxT.shape[-1] // 2]
   strongest = early.argmax(-1)[(early > epsilon).any(-1)]
-  in_prefix = (
-    strongest < length - run.config.sink_tokens
-  )  # learned sink tokens are a part of the prefix
+  # Learned sink tokens are a part of the prefix.
+  in_prefix = strongest < length - run.config.sink_tokens
   return {
     'length': length,
     'strongest_in_prefix': float(in_prefix.mean()) if len(in_prefix) else None,

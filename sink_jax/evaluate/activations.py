@@ -27,9 +27,8 @@ class Activations(NamedTuple):
 
   activation_max: jax.Array  # the largest |h|
   activation_median: jax.Array  # of |h| over all tokens and channels
-  activations_beyond_100: (
-    jax.Array
-  )  # the number of |h| above 100 times the median of their sequence
+  # The number of |h| above 100 times the median of their sequence, and above 1,000 times.
+  activations_beyond_100: jax.Array
   activations_beyond_1000: jax.Array
   # E[(h - E h)^4] / Var(h)^2 over tokens and channels, which is 3 for normally distributed numbers
   # (Bondarenko et al. 2306.12929, Kaul et al. 2410.17174).
@@ -105,9 +104,8 @@ def query_key_angles(seen: Seen) -> dict[str, jax.Array]:
   q = q_BxTxHxDh.astype(jnp.float32)
   k = jnp.repeat(k_BxTxHkvxDh, heads // k_BxTxHkvxDh.shape[2], 2).astype(jnp.float32)
   size = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True)
-  unit = lambda x: (
-    x / jnp.maximum(size(x), jnp.finfo(jnp.float32).tiny)
-  )  # of zeros: 0 instead of NaN
+  tiny = jnp.finfo(jnp.float32).tiny  # of zeros: 0 instead of NaN
+  unit = lambda x: x / jnp.maximum(size(x), tiny)
   # The sum of q_t . k_j over j <= t is q_t times a running sum of keys: no T x T product.
   others_T = jnp.arange(1, length)[:, None, None]  # keys 2..t of the queries t = 2..T
   means = {}

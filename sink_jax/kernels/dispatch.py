@@ -28,10 +28,8 @@ from sink_jax.kernels import chunked, flash, library_kernels
 from sink_jax.kernels.epilogue import Shaped, apply_epilogue
 
 _log = logging.getLogger('sink_jax')
-_KERNELS_JAX = (
-  0,
-  10,
-)  # our kernels, and our calls of libraries, are written for jax from this version on
+# Our kernels, and our calls of libraries, are written for jax from this version on.
+_KERNELS_JAX = (0, 10)
 
 
 @standard_promotion()

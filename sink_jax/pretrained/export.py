@@ -136,9 +136,8 @@ def _keys(config: ModelConfig, name: str, context: int) -> dict[str, Any]:
     'eos_token_id': None,
     'pad_token_id': None,
   }
-  if (
-    name == 'granite_swa'
-  ):  # all keys that matter, since the defaults of the class are another model's
+  if name == 'granite_swa':
+    # All keys that matter, since the defaults of the class are another model's.
     return hf | {
       'rope_parameters': {'rope_type': 'default', 'rope_theta': max(bases) or 10000.0},
       'layer_rope_theta': bases,  # 0: a block without positions
@@ -199,9 +198,8 @@ def _stored(run: Run, tensor: StoredTensor, dtype: str) -> np.ndarray:
   leaf: Any = run.params
   for key in part.path.split('/'):
     leaf = leaf[key]
-  x = np.asarray(
-    leaf[part.index], np.dtype(dtype)
-  )  # one layer of the stacked leaf comes to the host
+  # One layer of the stacked leaf comes to the host.
+  x = np.asarray(leaf[part.index], np.dtype(dtype))
   return np.ascontiguousarray(x.swapaxes(-1, -2) if part.transposed else x)
 
 

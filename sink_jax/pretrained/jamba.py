@@ -30,8 +30,8 @@ def jamba(hf: Json) -> ModelConfig:
     inner=take(hf, 'mamba_expand', int) * width,
     state=take(hf, 'mamba_d_state', int),
     conv=take(hf, 'mamba_d_conv', int),
-    rank=rank or -(-width // 16),
-  )  # ceil(hidden_size / 16), as in transformers
+    rank=rank or -(-width // 16),  # ceil(hidden_size / 16), as in transformers
+  )
   # Attention and experts recur with independent periods; the pattern is their common period.
   attention, mixture = _layers(hf, 'attn', 8, 4), _layers(hf, 'expert', 2, 1)
   return ModelConfig(
@@ -102,9 +102,8 @@ def _tensors(hf: Json, config: ModelConfig) -> Table:
     tensors[f'{network}.router.weight'] = linear(
       f'{ours}/router/kernel', (i,), (kind.experts.count, width)
     )
-    for e in range(
-      kind.experts.count
-    ):  # a tensor per expert; the leaf stacks experts behind layers
+    # A tensor per expert; the leaf stacks experts behind layers.
+    for e in range(kind.experts.count):
       tensors |= linears(f'{network}.experts.{e}', ours, (i, e), matrices)
   return tensors
 

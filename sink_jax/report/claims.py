@@ -77,11 +77,14 @@ class Judgement(NamedTuple):
 
 
 class ClaimPart(NamedTuple):
-  """A trial of a condition. unseen: the share of seeds that may do otherwise."""
+  """A trial of a condition: its verdict with the reasons.
+
+  unseen: the share of seeds that may do otherwise.
+  """
 
   verdict: Verdict
   n: int
-  words: str
+  reasons: tuple[str, ...]
   unseen: float = 0.0
 
 
@@ -103,7 +106,10 @@ def judge(claim: Claim, table: pd.DataFrame) -> Judgement:
   needs = [*_parts(claim.needs, rows, 'needs '), *_mixtures(rows)]
   parts = _parts(claim.says, rows)
   verdict, deciding = _deciding(needs, parts)
-  why = [part.words for part in deciding if verdict != Verdict.REPRODUCED]
+  why = []
+  if verdict != Verdict.REPRODUCED:
+    for part in deciding:
+      why += part.reasons
   if share := max((part.unseen for part in deciding), default=0):
     why.append(f'the seeds agree: up to {100 * share:.0f} % of all seeds may do otherwise')
   n = min(part.n for part in (*deciding, *needs, *parts))
@@ -119,7 +125,7 @@ def _mixtures(rows: list[dict]) -> list[ClaimPart]:
   for key in ('budget', 'protocol', 'content'):
     different = {row[key] for row in rows if isinstance(row[key], str)}
     if len(different) > 1:
-      mixtures.append(ClaimPart(Verdict.NOT_TESTABLE, 0, f'its runs differ in {key}'))
+      mixtures.append(ClaimPart(Verdict.NOT_TESTABLE, 0, (f'its runs differ in {key}',)))
   return mixtures
 
 
@@ -137,7 +143,7 @@ def _deciding(
   for verdict in (Verdict.NOT_REPRODUCED, Verdict.NOT_TESTABLE, Verdict.OPEN, Verdict.REPRODUCED):
     if deciding := with_verdict(parts, verdict):
       return verdict, deciding
-  nothing = ClaimPart(Verdict.NOT_TESTABLE, 0, 'the budget cannot express it')
+  nothing = ClaimPart(Verdict.NOT_TESTABLE, 0, ('the budget cannot express it',))
   return Verdict.NOT_TESTABLE, [nothing]
 
 
@@ -250,16 +256,16 @@ def _part(condition: Condition, trial: str, rows: list[dict], prefix: str) -> Cl
   b, other_remark = seeds_of(rows, metric, other) if other else ({}, '')
   if a is None or b is None:
     return None  # the budget has no such trial
-  remarks = '; '.join(filter(None, (remark, other_remark)))
+  remarks = tuple(filter(None, (remark, other_remark)))
   if not a or other and not b:
     return ClaimPart(Verdict.NOT_TESTABLE, 0, remarks)
   head = _one_head(metric, [row for row in rows if row['trial'] in (trial, other, 'default')])
   verdict, x = decide(condition, a, b, head)
   words = prefix + _measurement(condition, trial, x)
   if remarks:
-    words += f' ({remarks})'
+    words += f' ({"; ".join(remarks)})'
   unseen = x.unseen if verdict != Verdict.OPEN or condition.sign == '=' else 0.0
-  return ClaimPart(verdict, x.n, words, unseen)
+  return ClaimPart(verdict, x.n, (words,), unseen)
 
 
 def _one_head(metric: str, rows: Iterable[Mapping]) -> float:

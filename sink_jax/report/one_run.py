@@ -74,8 +74,8 @@ _WORDS = {
   'Exclusive()': 'exclusive self attention',
   'Identity()': '',
   'Unnormalized()': ' without normalisation',
-  'AbsSum()': '',
-}  # of softpick, whose name says it
+  'AbsSum()': '',  # of softpick, whose name says it
+}
 Point = tuple[str, int, int | None, float]  # metric, step, block, value
 
 

@@ -16,6 +16,7 @@ from scipy import stats
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.io.paths import AnyPath
+from sink_jax.report.markdown import plural
 from sink_jax.report.runs import EMERGED
 from sink_jax.train.workdir import read_object
 
@@ -192,9 +193,8 @@ def _counts(runs: list[dict[str, Any]], trials: list[str], absent: pd.DataFrame)
   for budget in sorted({run['budget'] for run in runs}):
     of_budget = [run for run in runs if run['budget'] == budget]
     ours = {run['trial'] for run in of_budget}
-    plural = 's' if len(of_budget) > 1 else ''
     words = f'{budget}: {len(ours)} of {len(trials) or len(ours)} trials'
-    words += f', {len(of_budget)} run{plural}'
+    words += f', {plural(len(of_budget), "run")}'
     if lacks := sorted(set(absent.trial[absent.budget == budget])):
       words += f' (the budget has no {", ".join(lacks)})'
     parts.append(words)

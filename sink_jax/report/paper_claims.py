@@ -1,11 +1,11 @@
 """The paper's claims: a row for each.
 
-To add one, write a row: its key, the section of the paper, the sentence, and the comparisons of
-trials that decide it, joined by `+`. `needs` are preconditions, without which it is not testable;
-`headline=True` shows it on the first screen. A trial is a name of configs/paper.py, a published
-model (it begins with a capital), or `untrained`, the default run before its first step. A metric is
-a column of `runs.table` or `paper.open_models`; `edited_sequences` is 1 where a token of every
-sequence was replaced.
+To add one, write a row: its key, which pages print as words, the section of the paper, the
+sentence, and the comparisons of trials that decide it, joined by `+`. `needs` are preconditions,
+without which it is not testable; `headline=True` shows it on the first screen. A trial is a name of
+configs/paper.py, a published model (it begins with a capital), or `untrained`, the default run
+before its first step. A metric is a column of `runs.table` or `paper.open_models`;
+`edited_sequences` is 1 where a token of every sequence was replaced.
 
 Levels, written down before the runs: a sink from 10 % on, none below 5 %; 2 points and 0.1 nats are
 a difference; massive by Sun et al. from 1 on.

@@ -75,12 +75,14 @@ def _agreement_words(agreement: Agreement) -> str:
 def verdict_sentences(shown: pd.DataFrame, headline: Judged) -> list[str]:
   """Three sentences: what is reproduced, what is not, and what is open or cannot be tested."""
 
+  def keys(verdict: Verdict) -> list[str]:
+    return [claim.key for claim, judgement in headline if judgement.verdict == verdict]
+
   def named(verdict: Verdict) -> str:
-    keys = [claim.key for claim, judgement in headline if judgement.verdict == verdict]
-    return '; '.join(key.replace('-', ' ') for key in keys) or 'none'
+    return '; '.join(key.replace('-', ' ') for key in keys(verdict)) or 'none'
 
   refuted = named(Verdict.NOT_REPRODUCED)
-  if 'no sink without normalisation' in refuted:
+  if 'no-sink-without-normalisation' in keys(Verdict.NOT_REPRODUCED):
     refuted += f' ({compared(shown, "default", "sigmoid")})'
   return [
     f"**Reproduced**, of the {len(headline)} headline claims ('it' is the sink): "

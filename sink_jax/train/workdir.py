@@ -171,10 +171,8 @@ class Workdir:
     if not self._checked or _stored(self.path) != self._checked:
       check_workdir(self.path, self._experiment)
     before = read_object(self.path / 'data.json')
-    if any(
-      before.get(key, self._data.get(key)) != self._data.get(key)
-      for key in ('content', 'valid_content')
-    ):  # digests of the data
+    digests = 'content', 'valid_content'
+    if any(before.get(key, self._data.get(key)) != self._data.get(key) for key in digests):
       raise ValueError(
         f'{self.path}: the content of the data has changed since the run began: use '
         'another --workdir, or put the old data back.'

@@ -306,7 +306,10 @@ def test_the_committed_pages_are_made_of_the_stored_table(tmp_path, undrawn):
 
   make_report(tmp_path / 'results', tmp_path / 'results', [tmp_path / 'results/open_models'])
   for page in ('README.md', 'remedies.md'):
-    assert (tmp_path / 'results' / page).read_text() == (ROOT / 'results' / page).read_text()
+    made, stored = ((folder / 'results' / page).read_text() for folder in (tmp_path, ROOT))
+    assert made == stored, (
+      'python -m sink_jax report --runs=results --analyses=results/open_models --out=results'
+    )
     check_links(ROOT / 'results' / page)
 
   assert all(path.stat().st_size <= 70_000 for path in (ROOT / 'results').glob('*.png'))
