@@ -25,7 +25,6 @@ from sink_jax.analyses.runner import analysis
 from sink_jax.attention import reference
 from sink_jax.evaluate.inputs import Inputs
 from sink_jax.evaluate.intervals import t_interval
-from sink_jax.evaluate.probe import probed
 from sink_jax.io.terminal import Progress
 from sink_jax.kernels import chunked
 from sink_jax.kernels.shard import mesh_of
@@ -230,7 +229,7 @@ def _advice(best: Row, held: Row, length: int, documents: tuple[int, int]) -> Ro
 def _masses(model: Model, pairs: tuple[tuple[int, int], ...], tokens_SxT: np.ndarray) -> np.ndarray:
   """`kept_mass` (S, N, H, G) of all sequences, in the blocks with attention."""
   run = model.run
-  config, mesh = probed(run.config, model.options.dtype), mesh_of(run.params)
+  config, mesh = model.config, mesh_of(run.params)
   masses = [
     np.asarray(_batch_masses(config, mesh, pairs, run.params, batch_BxT))
     for batch_BxT in model.batches(tokens_SxT)

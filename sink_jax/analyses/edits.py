@@ -19,7 +19,6 @@ from sink_jax.analyses.runner import SOURCE_TEXT, analysis
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import BEYOND, medians
 from sink_jax.evaluate.intervals import t_interval
-from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sink_report import DORMANT, SinkReport
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
@@ -225,7 +224,7 @@ def _moved(model: Model, report: SinkReport, tokens_SxT: np.ndarray, changes: Ch
 def _massive_channels(
   model: Model, report: SinkReport, tokens_SxT: np.ndarray, controls: int
 ) -> list[Edit]:
-  config, params = probed(model.run.config, model.options.dtype), model.run.params
+  config, params = model.config, model.run.params
   options = RecordOptions(hidden=_sizes)
   sizes = [
     record(config, options, mesh_of(params), params, batch_BxT).layers.hidden
@@ -321,8 +320,7 @@ def _edit_tree(
   model: Model, tokens_SxT: np.ndarray, changes: Changes
 ) -> tuple[ModelConfig, ParamTree]:
   """The config that hides keys, and the `edit_tree` of changes."""
-  run = model.run
-  config = dataclasses.replace(probed(run.config, model.options.dtype), implementation='chunked')
+  config = dataclasses.replace(model.config, implementation='chunked')
   length = tokens_SxT.shape[1] + config.sink_tokens
   return config, edit_tree(config, batch=1, length=length, **changes)
 

@@ -136,9 +136,7 @@ def angles(model: Model, *, heads: Heads = ()) -> list[Row]:
   score has 1/sqrt(Dh).
   """
   tokens_SxT = model.inputs().tokens
-  run = dataclasses.replace(
-    model.run, config=dataclasses.replace(model.run.config, dtype=model.options.dtype)
-  )
+  run = dataclasses.replace(model.run, config=model.config)
   chosen, means = named_heads(model, heads), {}
   for batch_BxT in model.batches(tokens_SxT):
     layers = run.record(batch_BxT, RecordOptions(attention=query_key_angles)).layers

@@ -12,7 +12,6 @@ from sink_jax.analyses.models import Model
 from sink_jax.analyses.runner import analysis
 from sink_jax.evaluate import EPSILON
 from sink_jax.evaluate.activations import key_cosines
-from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sinks import random_targets
 from sink_jax.models.additions import record_without, streams_and_additions
 from sink_jax.models.config import Layer
@@ -82,7 +81,7 @@ def _records(
   left_out: tuple[int, ...] = (),
 ) -> list[Record]:
   """Records of batches, without the addition at (block, sub-layer, token), if any, from 0."""
-  config = probed(model.run.config, model.options.dtype)
+  config = model.config
   left_out_Mx2xT = np.zeros((config.layers, 2, tokens_SxT.shape[1]), bool)
   if left_out:
     left_out_Mx2xT[left_out] = True

@@ -15,10 +15,11 @@ from sink_jax.data.sources import DocumentSource
 from sink_jax.data.tokenizer import BOS
 from sink_jax.evaluate import inputs as made
 from sink_jax.evaluate.inputs import KINDS, Inputs
-from sink_jax.evaluate.probe import probe
+from sink_jax.evaluate.probe import probe, probed
 from sink_jax.evaluate.sink_report import SinkReport
 from sink_jax.io.paths import is_workdir
 from sink_jax.io.terminal import Progress
+from sink_jax.models.config import ModelConfig
 from sink_jax.models.run import Run
 from sink_jax.models.sharding import make_mesh
 from sink_jax.pretrained.load import load_pretrained
@@ -94,6 +95,11 @@ class Model:
     self.run, self.options, self.given = run, options, given
     self.blocks = [n + 1 for n in run.config.attention_layers]
     self.descriptions: list[dict[str, Any]] = []
+
+  @property
+  def config(self) -> ModelConfig:
+    """The config of the run as a probe computes it, with the dtype of the options."""
+    return probed(self.run.config, self.options.dtype)
 
   def inputs(self, kind: str = 'sequences', **changes: Any) -> Inputs:
     """Inputs by the options and `changes` to them; a ValueError if they do not fit the model.

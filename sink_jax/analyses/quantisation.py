@@ -21,7 +21,6 @@ from sink_jax.analyses.quantisers import ACTIVATIONS, CACHES, Quantiser
 from sink_jax.analyses.runner import analysis
 from sink_jax.attention.spec import TransformedQK
 from sink_jax.evaluate.intervals import t_interval
-from sink_jax.evaluate.probe import probed
 from sink_jax.kernels.shard import mesh_of
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
@@ -250,7 +249,7 @@ def _losses(
 ) -> np.ndarray:
   """Mean losses (S,), nats, float64; `chosen` says of a block and a layer how it is quantised."""
   run = model.run
-  config = probed(run.config, model.options.dtype)
+  config = model.config
   leaves = {}
   for (number, layer), path in _modules(run).items():
     blocks = range(number, config.layers + 1, len(config.pattern))

@@ -18,7 +18,6 @@ from sink_jax.analyses.runner import SOURCE_TEXT, analysis
 from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, describe
 from sink_jax.evaluate.intervals import t_interval
-from sink_jax.evaluate.probe import probed
 from sink_jax.evaluate.sink_report import DORMANT, SinkReport, mean_of_text
 from sink_jax.foreign import Lengths, Texts, TokenMask, check_entries, texts_in
 from sink_jax.models.record import RecordOptions
@@ -262,7 +261,7 @@ def _activations_of_texts(hidden_SxMxTxD: np.ndarray, texts: Texts | None) -> Ar
 
 def _measured(model: Model, run: Run, tokens_SxT: np.ndarray) -> Arrays:
   """The arrays of a model on tokens, in the precision of `evaluate.probe`."""
-  run = dataclasses.replace(run, config=probed(run.config, model.options.dtype))
+  run = dataclasses.replace(run, config=model.config)
   parts, size = [], tokens_SxT.shape[1] * run.config.d_model
   for batch in model.batches(tokens_SxT):
     layers = jax.tree.map(

@@ -6,7 +6,6 @@ tokens and W - s recent ones does not. The paper writes them 0 + W and s + (W - 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Annotated
@@ -139,11 +138,10 @@ def last_query(model: Model) -> list[Row]:
   Scores other than softmax are divided by the sum of their row. StreamingLLM takes 256 sequences.
   """
   tokens_SxT = model.inputs('long text').tokens
-  config = dataclasses.replace(model.run.config, dtype=model.options.dtype)
   weights_NxSxH = np.concatenate(
     [
       np.asarray(
-        _weights(config, mesh_of(model.run.params), model.run.params, batch_BxT), np.float64
+        _weights(model.config, mesh_of(model.run.params), model.run.params, batch_BxT), np.float64
       )
       for batch_BxT in model.batches(tokens_SxT)
     ],
