@@ -32,7 +32,8 @@ _MAPS = 4  # in a line
 def grid(rows: Sequence[Row], value: str) -> Figure:
   """Draws a value in [0, 1] of every head, blocks to the right and heads down (Figures 19 to 24).
 
-  A panel for each model, all with the same colours; the white line is epsilon.
+  A panel for each model, all with the same colours; the white line is epsilon. Rows have the
+  columns model, block, head, epsilon and `value`, and may have sink_1, whose mean is in the title.
   """
   panels = groups(rows, ('model',))
   figure, axes = canvas(len(panels), 2, 5.4, 3.4)

@@ -237,23 +237,37 @@ def _measured(
   for row in probes:
     yield from _probed(row, blocks, row is probes[-1])
   for row in rows:
-    for name, value in row.items() if row['kind'] == 'valid' else ():
-      if name not in ('kind', 'step'):
-        name = 'valid_loss' if name == 'valid' else f'valid_loss:{name}'
-        yield name, row['step'], None, value if _is_finite(value) else math.nan
-  trained = [row for row in rows if row['kind'] == 'train']
-  for metric, key in (('train_loss', 'loss'), ('grad_norm', 'grad_norm'))[: 1 + gradients]:
-    course = [(row['step'], row[key]) for row in trained if _is_finite(row.get(key))]
-    # A long course is shortened: means of several rows, counted from its end, at the step of their
-    # last one.
-    size = math.ceil(len(course) / _POINTS) or 1
-    for end in range(len(course), 0, -size):
-      steps, values = zip(*course[max(0, end - size) : end])
-      yield metric, steps[-1], None, statistics.fmean(values)
+    if row['kind'] == 'valid':
+      yield from _validated(row)
+  yield from _course(rows, 'train_loss', 'loss')
+  if gradients:
+    yield from _course(rows, 'grad_norm', 'grad_norm')
   timed = [row for row in rows if _is_finite(row.get('tokens_per_second'))]
   if timed:
     median = statistics.median_high(row['tokens_per_second'] for row in timed)
     yield 'tokens_per_second', timed[-1]['step'], None, median
+
+
+def _validated(row: Mapping[str, Any]) -> Iterator[Point]:
+  """The losses of a validation, of all texts and of each of its sources."""
+  for name, value in row.items():
+    if name not in ('kind', 'step'):
+      metric = 'valid_loss' if name == 'valid' else f'valid_loss:{name}'
+      yield metric, row['step'], None, value if _is_finite(value) else math.nan
+
+
+def _course(rows: Sequence[Mapping[str, Any]], metric: str, key: str) -> Iterator[Point]:
+  """The course of a number of the training steps.
+
+  A long one is shortened: means of several rows, counted from its end, at the step of their last.
+  """
+  course = [
+    (row['step'], row[key]) for row in rows if row['kind'] == 'train' and _is_finite(row.get(key))
+  ]
+  size = math.ceil(len(course) / _POINTS) or 1
+  for end in range(len(course), 0, -size):
+    steps, values = zip(*course[max(0, end - size) : end])
+    yield metric, steps[-1], None, statistics.fmean(values)
 
 
 def _probed(row: Mapping[str, Any], blocks: Sequence[int], is_last: bool) -> Iterator[Point]:

@@ -148,31 +148,20 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
     table: of `runs.table`, of all tasks.
     analysed: names of the models that an analysis measured, by its name.
   """
-  rows, finished = [], _finished(table)
+  rows = []
   for item in TABLES + FIGURES:
     settings = item.get('rows', ())
     trials = [*dict.fromkeys(item.get('trials') or [row['trial'] for row in settings])]
-    command = run = ''
-    if analysis := item.get('analysis'):
+    command, where, title = '', '', item.get('title') or item['caption']
+    if 'analysis' in item:
       models = item.get('models', [row['setting'] for row in settings] or ['Pythia-14M', 'GPT2'])
-      command = f'analyses {analysis}' + f' --checkpoint="{",".join(models)}"' * bool(models)
-      command += item.get('options', '') + ' --out=analyses'
-      measured = analysed.get(analysis, ())
-      run = ', '.join(name for name in measured if name in models or not models) or (
-        f'not run; the same of {", ".join(measured)}' if measured else ''
-      )
+      command = _analysis_command(item, models)
+      where = _analysed(models, analysed.get(item['analysis'], ()))
     elif item['needs'] in ('training', 'fine-tuning'):
       task, folder = ('paper', 'desk') if item['needs'] == 'training' else ('sft', 'sft/paper')
-      command = (
-        f'sweep --config=configs/{task}.py --budget=desk --seeds=1,2,3 --workdir=runs/{folder}'
-        + f' --only={",".join(trials)}' * bool(trials)
-      )
-      runs = [
-        run for run in finished if run['task'] == task and (run['trial'] in trials or not trials)
-      ]
-      absent = table.loc[table.status.eq('not expressible') & table.trial.isin(trials)]
-      run = _counts(runs, trials, absent)
-    title = item.get('title') or item['caption']
+      command = f'sweep --config=configs/{task}.py --budget=desk --seeds=1,2,3'
+      command += f' --workdir=runs/{folder}' + f' --only={",".join(trials)}' * bool(trials)
+      where = _trained(table, task, trials)
     if item['needs'] == 'fine-tuning':
       title = title.removesuffix('.') + ', after the trainings in docs/experiments.md.'
     rows.append(
@@ -181,10 +170,35 @@ def coverage(table: pd.DataFrame, analysed: Mapping[str, Collection[str]]) -> pd
         'name': name_of(item),
         'title': title,
         'command': command and f'python -m sink_jax {command}',
-        'run': run or ('nothing to run' if item['needs'] == 'nothing' else 'not run'),
+        'run': where or ('nothing to run' if item['needs'] == 'nothing' else 'not run'),
       }
     )
   return pd.DataFrame(rows)
+
+
+def _analysis_command(item: Mapping[str, Any], models: Sequence[str]) -> str:
+  """The command that makes a table or a figure of published models."""
+  checkpoints = f' --checkpoint="{",".join(models)}"' if models else ''
+  return f'analyses {item["analysis"]}{checkpoints}{item.get("options", "")} --out=analyses'
+
+
+def _analysed(models: Sequence[str], measured: Collection[str]) -> str:
+  """Which of the models an analysis has measured; models: [] for any; '' if it has not run."""
+  asked = [name for name in measured if name in models or not models]
+  if asked or not measured:
+    return ', '.join(asked)
+  return f'not run; the same of {", ".join(measured)}'
+
+
+def _trained(table: pd.DataFrame, task: str, trials: list[str]) -> str:
+  """How many of the trials were trained, by budget; trials: [] for all of the task."""
+  runs = [
+    run
+    for run in _finished(table)
+    if run['task'] == task and (run['trial'] in trials or not trials)
+  ]
+  absent = table.loc[table.status.eq('not expressible') & table.trial.isin(trials)]
+  return _counts(runs, trials, absent)
 
 
 def _counts(runs: list[dict[str, Any]], trials: list[str], absent: pd.DataFrame) -> str:

@@ -162,6 +162,32 @@ def merged(stored: Runs, new: Runs, folder: str = '') -> Runs:
   return Runs(*frames)
 
 
+def _emergence(sink_1: pd.DataFrame) -> pd.Series:
+  """The step from which on each run has a sink; infinite if none emerges. sink_1: its points."""
+  steps = {
+    run: emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
+    for run, rows in sink_1.groupby('run')
+  }
+  return pd.Series(steps, dtype=float).fillna(math.inf)
+
+
+def _last_mean(train: pd.DataFrame) -> pd.Series:
+  """The mean training loss of each run at its end. train: the points of the loss."""
+  last_step = train.groupby('run').step.transform('max')
+  ending = train.step > (1 - _LAST) * last_step
+  return train.value[ending].groupby('run').mean()
+
+
+def _papers_loss(t: pd.DataFrame) -> pd.Series:
+  """The validation loss; on Pile-CC where it was measured there, as the paper's is."""
+  loss = t.valid_loss
+  for name in t:
+    part = name.partition(':')[2].lower()
+    if ''.join(filter(str.isalpha, part)) == 'pilecc':
+      loss = t[name].fillna(loss)
+  return loss
+
+
 def table(runs: Runs) -> pd.DataFrame:
   """A row for each run: the columns of `runs.runs`, the last measurements, `valid` and `known`.
 
@@ -187,20 +213,10 @@ def table(runs: Runs) -> pd.DataFrame:
     t[name.replace('sink', 'lead')] = t[name] - others.max(axis=1)
   t['largest_sink'] = t[sinks].max(axis=1)
   t['untrained_sink_1'] = untrained('sink_1')
-  emerged = {
-    run: emergence_step(rows.step.to_numpy(), rows.value.to_numpy() / 100, EMERGED / 100)
-    for run, rows in curve('sink_1').groupby('run')
-  }
-  t['emergence_step'] = pd.Series(emerged, dtype=float).fillna(math.inf)
-  train = curve('train_loss')
-  last_step = train.groupby('run').step.transform('max')
-  ending = train.step > (1 - _LAST) * last_step
-  t['train_loss'] = train.value[ending].groupby('run').mean()
+  t['emergence_step'] = _emergence(curve('sink_1'))
+  t['train_loss'] = _last_mean(curve('train_loss'))
   t['overfitting'] = t.valid_loss - t.train_loss
-  for name in t:
-    part = name.partition(':')[2].lower()
-    if ''.join(filter(str.isalpha, part)) == 'pilecc':  # as the paper's loss is
-      t['valid_loss'] = t[name].fillna(t.valid_loss)
+  t['valid_loss'] = _papers_loss(t)
   t['converges'] = t.status.map({'done': 1.0, 'diverged': 0.0})
   grown = t.hidden_ratio / untrained('hidden_ratio')
   t['massive'] = np.minimum(t.max_over_median / BEYOND[0], grown)
