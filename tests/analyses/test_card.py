@@ -1,6 +1,7 @@
 """The card: its sentences follow from rows, and each number has a null or a control."""
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -380,16 +381,34 @@ def test_a_card_that_is_killed_goes_on(tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
+def test_a_full_card_has_long_texts_and_as_much_of_each_as_of_one(monkeypatch):
+  asked = {}
+
+  def analyse(part, run, source='', **options):
+    asked[part] = options
+    return Result(find(part), [], [])
+
+  monkeypatch.setattr(cards.runner, 'analyse', analyse)
+  monkeypatch.setattr(cards, 'explore', lambda model: None)
+  make = functools.partial(sj.card, small_run(), say=lambda line: None)
+
+  make()
+  assert asked['edits'] == {'sequences': 12, 'controls': 2} and asked['cache'] == {}
+  make(full=True)
+  assert asked['edits'] == {} and asked['cache'] == {'length': 2048, 'least': 8}
+  make(full=True, length=96)  # a length that is asked for
+  assert asked['cache']['length'] == 96
+
+
 @pytest.mark.parametrize(
   'folder', sorted((ROOT / 'results' / 'cards').iterdir()), ids=lambda folder: folder.name
 )
 def test_committed_cards_say_what_their_rows_say(folder):
   stored = json.loads((folder / 'card.json').read_text())
-  if stored.get('format') != cards.FORMAT:
-    pytest.skip('made before this format: make the card again')
   results = {part: Result(find(part), rows, []) for part, rows in stored['rows'].items()}
   page = (folder / 'card.md').read_text()
 
+  assert stored['format'] == cards.FORMAT
   assert cards.Card(stored['model'], results).sentences == stored['sentences']
   for line in stored['sentences']:
     assert escaped(line) in page
