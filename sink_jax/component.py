@@ -62,19 +62,20 @@ def option(
 def registry(base: type[C]) -> dict[str, type[C]]:
   """The concrete subclasses of `base` by name, from the modules imported so far.
 
-  A class replaces an earlier one of its name, as when a notebook's cell runs again, unless that one
-  belongs to this package: stored runs mean the package's.
+  A class replaces an earlier one of its name, as when a notebook's cell runs again.
 
   Raises:
-    ValueError: another module defines a class with the name of one of this package.
+    ValueError: a class of another package has the name of one of this package, which stored runs
+      mean.
   """
   classes: dict[str, type[C]] = {}
   for cls in _concrete(base):
     earlier = classes.setdefault(cls.__name__, cls)
-    if _is_ours(earlier) and not _is_ours(cls):
+    if _is_ours(earlier) != _is_ours(cls):
+      theirs = cls if _is_ours(earlier) else earlier
       raise ValueError(
-        f'{cls.__module__} defines {cls.__name__}, which is the name of a class of sink_jax: give '
-        'it another name, and start again.'
+        f'{theirs.__module__} defines {cls.__name__}, which is the name of a class of sink_jax: '
+        'give it another name, and start again.'
       )
     classes[cls.__name__] = cls
   return dict(sorted(classes.items()))  # not in the order of imports
