@@ -69,8 +69,9 @@ def quantisation(model: Model) -> list[Row]:
   A rounding error that flips a value grows through the blocks, and differs between devices. So the
   embeddings are multiplied by 1 + 1e-6 times normal noise, the same in the float model. Numbers
   that sentences quote are means over four `runs` (seeds 0 to 3), between `least` and `most`, each
-  run with other random tokens; other rows have one run and no range. `safe`: the upper bound is at
-  most 1 % of the loss. `destroyed`: the perplexity is at least tenfold. Rows of part 'module' and
+  run with other random tokens; other rows have one run and no range. `verdict`: safe if the
+  upper bound is at most 1 % of the loss, unsafe if the lower one is more, else undecided, and
+  destroyed if the perplexity is at least tenfold. Rows of part 'module' and
   'block' quantise only layers of one name, or one block, to int8 per tensor, in one run on the
   first 4 sequences; `transformers`: their name there. `baseline`: the loss of the float model.
   A cache takes `bits` a value, and `bytes_per_token` of `bytes_of_16_bits` in all blocks.
@@ -90,10 +91,7 @@ def quantisation(model: Model) -> list[Row]:
   rows = []
   for what, table in (('activations', ACTIVATIONS), (_CACHE, CACHES)):
     for number, quantiser in enumerate(table, 1):
-      case = {'part': 'all', 'what': what, 'quantiser': quantiser.name}
-      case |= {'tool': quantiser.tool, 'flag': quantiser.flag}
-      if what == _CACHE:
-        case |= _memory(quantiser, config)
+      case = _case(what, quantiser, config)
       if reason := _misfit(quantiser, model.run):
         rows.append(case | {'spared': 'none', 'reason': reason})
         continue
@@ -115,10 +113,14 @@ def quantisation(model: Model) -> list[Row]:
   return [*rows, *_parts(model.run, of_parts, none_SxT[few], base_RxS[:1, few])]
 
 
-def _memory(quantiser: Quantiser, config: ModelConfig) -> Row:
-  """What the quantised keys and values of a token take."""
+def _case(what: str, quantiser: Quantiser, config: ModelConfig) -> Row:
+  """The quantiser of a row, and what quantised keys and values of a token take."""
+  case = {'part': 'all', 'what': what, 'quantiser': quantiser.name}
+  case |= {'tool': quantiser.tool, 'flag': quantiser.flag}
+  if what != _CACHE:
+    return case
   bits = quantiser.bits_of_value(config.dims.head_dim)
-  return {
+  return case | {
     'bits': bits,
     'bytes_per_token': cache_bytes_per_token(config, bits),
     'bytes_of_16_bits': cache_bytes_per_token(config),
@@ -203,11 +205,16 @@ def _spared(shape: tuple[int, int], sinks: np.ndarray) -> dict[str, np.ndarray]:
 def _change(base_RxS: np.ndarray, change_RxS: np.ndarray) -> Row:
   row = _of_runs('change', change_RxS)
   baseline = float(base_RxS.mean())
-  row |= {
-    'safe': row['high'] <= TOLERANCE / 100 * baseline,
-    'destroyed': row['change'] >= math.log(10),
-  }
-  return {'baseline': baseline, 'loss': baseline + row['change']} | row
+  verdict = _verdict(row, TOLERANCE / 100 * baseline)
+  return {'baseline': baseline, 'loss': baseline + row['change']} | row | {'verdict': verdict}
+
+
+def _verdict(row: Row, limit: float) -> str:
+  if row['change'] >= math.log(10):
+    return 'destroyed'
+  if row['high'] <= limit:
+    return 'safe'
+  return 'unsafe' if row['low'] > limit else 'undecided'
 
 
 def _of_runs(name: str, values_RxS: np.ndarray) -> Row:

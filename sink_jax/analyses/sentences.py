@@ -360,17 +360,16 @@ def _quantisation(rows: Sequence[Row]) -> str:
       f'sparing {words} recovers {_cost(row, "recovered_")}'
       for words, row in (('the sinks', sinks), ('as many random tokens', random))
     )
-    destroyed = ' (destroyed)' * none['destroyed']
-    cost = f'{name} {_cost(none)}{destroyed}'
-    # A change within noise has nothing to recover.
-    costs.append(cost if 'within noise' in cost else f'{cost}, of which {recovered}')
+    cost = f'{name} {_cost(none)}, {none["verdict"]}'
+    nothing_to_recover = none['verdict'] == 'safe' or 'within noise' in cost
+    costs.append(cost if nothing_to_recover else f'{cost}, of which {recovered}')
   return f'Quantised activations change the loss in nats: {"; ".join(costs)}.'
 
 
 def _quantised_cache(rows: Sequence[Row]) -> str:
   costs = [
     f'{row["quantiser"]} of {row["tool"]}, {row["bits"]:.3g} bits a value, {_cost(row)}, '
-    f'{"safe" if row["safe"] else "not shown to be safe"}'
+    f'{row["verdict"]}'
     for row in rows
     if row.get('what') == 'cache' and row['spared'] == 'none' and row.get('least') is not None
   ]
@@ -378,7 +377,7 @@ def _quantised_cache(rows: Sequence[Row]) -> str:
     return ''
   return (
     f'Quantised caches, instead of 16 bits, change the loss in nats: {"; ".join(costs)} (safe: the '
-    'interval ends at 1 % of the loss or below).'
+    'interval ends at 1 % of the loss or below; unsafe: it begins above).'
   )
 
 

@@ -225,6 +225,7 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
   head = ['what', 'quantiser', 'bytes a token', 'spared', 'change', 'interval', 'runs']
   head += ['recovered', 'verdict']
   lines, flags = [], {}
+  baseline = next(row['baseline'] for row in rows if 'baseline' in row)
   for row in rows:
     if row['part'] != 'all':
       continue
@@ -243,8 +244,8 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
     recovered = '-'
     if 'recovered' in row:
       recovered = of_runs(row['recovered'], row['recovered_least'], row['recovered_most'], digits=3)
-    verdict = 'destroyed' if row['destroyed'] else 'safe' if row['safe'] else '-'
-    numbers = [mean, _change(row, digits)[1], runs, recovered, verdict]
+      recovered += f' ({row["recovered_low"]:+.3f} to {row["recovered_high"]:+.3f})'
+    numbers = [mean, _change(row, digits)[1], runs, recovered, row['verdict']]
     lines.append([*case, spared, *numbers])
   modules, blocks = _most_damaging(rows, 'module'), _most_damaging(rows, 'block')
   return [
@@ -253,7 +254,8 @@ def _quantisation(rows: Sequence[Row]) -> list[str]:
     '*recovered* compares the same runs. *Runs*: the range of four runs with relative noise of '
     '1e-6 on the embeddings; a difference that is smaller is *within noise*. Rows with 1 have one '
     'run, whose last digits another machine may not give. *Safe*: the interval ends at 1 % of the '
-    'loss or below. *Destroyed*: the perplexity is at least tenfold.',
+    f'loss or below, {0.01 * baseline:.3f} of {baseline:.3f} nats; *unsafe*: it begins above. '
+    '*Destroyed*: the perplexity is at least tenfold.',
     'Bytes are those of the keys and values of a token in all blocks, and of 16 bits.',
     markdown_table(head, lines, left=(0, 1, 3, 8)),
     bullets(flags.values()),

@@ -121,7 +121,7 @@ def quantised(what, name, change, spared, recovered):
   """A row of four runs, whose range is 0.02 on both sides."""
   row = {'part': 'all', 'what': what, 'quantiser': name, 'tool': 'llama.cpp', 'bits': 4.5}
   row |= {'spared': spared, 'change': change, 'recovered': recovered}
-  row |= {'safe': change < 0.05, 'destroyed': change > 2.3}
+  row['verdict'] = 'destroyed' if change > 2.3 else 'undecided' if change > 0.05 else 'safe'
   for sign, bound, end in ((-1, 'low', 'least'), (1, 'high', 'most')):
     row |= {bound: change + sign * 0.104, f'recovered_{bound}': recovered + sign * 0.1}
     row |= {end: change + sign * 0.02, f'recovered_{end}': recovered + sign * 0.02}
@@ -143,13 +143,13 @@ def test_sentences_about_quantisation_have_their_controls():
   words, caches = sentences('quantisation', [*rows, rows[-3] | one_run])
 
   assert (
-    'int8 per tensor +0.77 (+0.67 to +0.88), of which sparing the sinks recovers '
+    'int8 per tensor +0.77 (+0.67 to +0.88), undecided, of which sparing the sinks recovers '
     '+0.63 (+0.53 to +0.73) and sparing as many random tokens recovers +0.03, within noise' in words
   )
-  assert 'int8 per token +3.00 (+2.90 to +3.10) (destroyed)' in words
+  assert 'int8 per token +3.00 (+2.90 to +3.10), destroyed' in words
   # What four runs do not tell from nothing is within noise, and what one run says is not quoted.
   assert 'a value, +0.00, within noise (-0.10 to +0.11), safe;' in caches
-  assert 'a value, +0.08 (-0.02 to +0.18), not shown to be safe (' in caches
+  assert 'a value, +0.08 (-0.02 to +0.18), undecided (' in caches
   assert 'one run' not in caches
 
 
