@@ -125,7 +125,8 @@ def _trained(options: Options, chosen: dict[str, Any]) -> _Asked:
   out = writable_folder(options.out or workdir / 'evaluation')
   run = options.load()
   inputs = stored_inputs(run, chosen.get('sequences'), chosen.get('length'))
-  model = Model(run, InputOptions(**{'dtype': settings.dtype} | chosen), inputs)
+  asked: dict[str, Any] = {'dtype': settings.dtype} | chosen
+  model = Model(run, InputOptions(**asked), inputs)
   about = {'config': read_config(workdir)}
   return _Asked(out, model, options.epsilon or settings.epsilon, about)
 

@@ -54,7 +54,7 @@ def lines(
   whether the axis of y goes from 0 to 100. name: of that axis, where `y` are several. A number of
   the paper, 'paper_COLUMN', is a cross.
   """
-  columns = (y,) if isinstance(y, str) else y
+  columns: Columns = (y,) if isinstance(y, str) else y
   styles = itertools.repeat(style) if isinstance(style, str) else style
   series = list(itertools.product(zip(columns, styles), groups(rows, by)))
   panels = groups(rows, panel)
@@ -225,22 +225,22 @@ def courses(
   A run that is not valid is grey, dashed and ends in a cross. Before and after a run its values are
   NaN; the mean is of points that all valid runs have.
   """
-  x = np.asarray(x)
+  x_P = np.asarray(x)
   for values_P, valid in zip(values_RxP, valid_R):
     known = ~np.isnan(values_P)
-    run = x[known], values_P[known]
+    run = x_P[known], values_P[known]
     if valid:
       ax.plot(*run, color=colour, linewidth=0.9, alpha=0.55, linestyle=style, zorder=2)
     else:
       ax.plot(*run, color=GREY, linewidth=0.9, alpha=0.9, linestyle=(0, (2, 2)), zorder=4)
       end = [coordinates[-1:] for coordinates in run]
       ax.plot(*end, 'x', color=GREY, markersize=7, markeredgewidth=1.8, zorder=4)
-  mean_P = values_RxP[valid_R].mean(0) if valid_R.any() else np.full(len(x), np.nan)
+  mean_P = values_RxP[valid_R].mean(0) if valid_R.any() else np.full(len(x_P), np.nan)
   known = ~np.isnan(mean_P)
   bad = np.count_nonzero(~valid_R)
   crossed = f', {bad} crossed out' if bad else ''
   ax.plot(
-    x[known],
+    x_P[known],
     mean_P[known],
     color=colour if valid_R.any() else GREY,
     linewidth=2.3,

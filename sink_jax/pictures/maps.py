@@ -43,7 +43,7 @@ def grid(rows: Sequence[Row], value: str) -> Figure:
     values_HxN = np.full((len(heads), len(blocks)), np.nan)
     for row in inside:
       values_HxN[heads.index(row['head']), blocks.index(row['block'])] = row[value]
-    look = dict(cmap='viridis', aspect='auto', interpolation='nearest')
+    look: dict[str, Any] = dict(cmap='viridis', aspect='auto', interpolation='nearest')
     image = ax.imshow(values_HxN, vmin=0, vmax=1, **look)
     if max(values_HxN.shape) <= _CELLS:
       _write_numbers(ax, values_HxN)
@@ -64,7 +64,7 @@ def _write_numbers(ax: Axes, values_HxN: Float[np.ndarray, 'H N']) -> None:
   """Writes each value into its cell."""
   for (head, block), value in np.ndenumerate(values_HxN):
     colour = 'black' if value > 0.6 else 'white'
-    look = dict(ha='center', va='center', fontsize=FONT - 1)
+    look: dict[str, Any] = dict(ha='center', va='center', fontsize=FONT - 1)
     ax.text(block, head, f'{value:.2f}', color=colour, **look)
 
 

@@ -69,7 +69,7 @@ def tracing_for_gpus() -> contextlib.AbstractContextManager:
   """Names an H200 to JAX from 0.11 on, which lowers Triton kernels for the default device."""
   if jax.__version_info__ < (0, 11):
     return contextlib.nullcontext()
-  from jax._src.pallas.triton import gpu_info
+  from jax._src.pallas.triton import gpu_info  # pyright: ignore[reportAttributeAccessIssue]
 
   return mock.patch.object(gpu_info, 'get_device_kind', lambda: 'NVIDIA H200')
 

@@ -26,7 +26,7 @@ def recorded(found: Mapping[str, Any]) -> dict[str, Any]:
 
   They have six significant digits, enough for a float32 result.
   """
-  return _mapped(provenance() | found, lambda x: float(f'{x:.6g}'))
+  return _mapped({**provenance(), **found}, lambda x: float(f'{x:.6g}'))
 
 
 def to_json(value: Any) -> str:

@@ -180,11 +180,11 @@ def _last_mean(train: pd.DataFrame) -> pd.Series:
 
 def _papers_loss(t: pd.DataFrame) -> pd.Series:
   """The validation loss; on Pile-CC where it was measured there, as the paper's is."""
-  loss = t.valid_loss
+  loss: pd.Series = t.valid_loss
   for name in t:
     part = name.partition(':')[2].lower()
     if ''.join(filter(str.isalpha, part)) == 'pilecc':
-      loss = t[name].fillna(loss)
+      loss = pd.Series(t[name]).fillna(loss)
   return loss
 
 
