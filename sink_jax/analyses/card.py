@@ -16,9 +16,10 @@ from typing import Any
 from sink_jax.analyses import runner
 from sink_jax.analyses.card_parts import Parts
 from sink_jax.analyses.explore import explore
-from sink_jax.analyses.models import Model
+from sink_jax.analyses.models import InputOptions, Model, makes_its_tokens
 from sink_jax.analyses.sentences import by_text, first, sentences
 from sink_jax.analyses.signature import from_arrays
+from sink_jax.arguments import check_known
 from sink_jax.evaluate.explored import Explored
 from sink_jax.foreign import standard_promotion
 from sink_jax.io.paths import AnyPath
@@ -48,6 +49,7 @@ _SHORTER = {
   'quantisation': {'sequences': 8},
 }
 _LONG = {'length': 2048, 'least': 8}  # the inputs of caches in a full card
+_INPUT_OPTIONS = [field.name for field in dataclasses.fields(InputOptions)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,11 +75,10 @@ class Card:
   def write(self, folder: AnyPath, command: str = '') -> list[AnyPath]:
     """Writes index.html, its text card.md, the rows as card.json, and a picture of each part."""
     rows = {part: result.rows for part, result in self.results.items()}
-    # The arrays of another library may lack importances, which the picture of the signature shows.
     pictures = {
       f'{part}.png': style.png(result.plot())
       for part, result in self.results.items()
-      if part != 'signature' or first(result.rows, measure='importance')
+      if _can_be_drawn(part, result.rows)
     }
     page = self._text(pictures, command)
     # Rows of masses without a role are many, and no picture shows them.
@@ -114,6 +115,15 @@ class Card:
     rows = {part: result.rows for part, result in self.results.items()}
     inputs = {part: result.models for part, result in self.results.items()}
     return card_page.page(self.name, self.sentences, rows, pictures, command, inputs)
+
+
+def _can_be_drawn(part: str, rows: Sequence[Row]) -> bool:
+  """Whether the picture of a part has something to show."""
+  if part == 'signature':  # the arrays of another library may lack importances
+    return first(rows, measure='importance') is not None
+  if part == 'edits':  # short texts have no targets or controls
+    return any('change' in row for row in rows)
+  return True
 
 
 def serving(rows: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
@@ -178,11 +188,20 @@ def card(
     parts: a folder in which each part is kept when it is done, so that a card that was killed goes
       on from there: the same card with the same code. The caller removes it.
     inputs: options of the inputs of all parts, such as source= (`analyses.models.InputOptions`).
+
+  Raises:
+    ValueError: an option is unknown, or a text is too short; before anything is measured.
   """
+  for name in inputs:
+    check_known(name, _INPUT_OPTIONS, 'sj.card: there is no option')
   results, kept = {}, Parts(parts, run, FORMAT, inputs) if parts else None
   texts = _texts(run, inputs)
+  options = {part: _options(part, run, inputs, full) for part in PARTS}
+  for part, chosen in options.items():
+    for source in texts.values() if part in _ON_TEXTS else [chosen.get('source', '')]:
+      _read(part, run, chosen | {'source': source})
   for part, title in PARTS.items():
-    start, chosen = time.monotonic(), _options(part, run, inputs, full)
+    start, chosen = time.monotonic(), options[part]
     of_texts = texts if part in _ON_TEXTS else {}
     asked = {'options': chosen, 'texts': of_texts}
     result = kept.read(part, asked) if kept else None
@@ -205,12 +224,32 @@ def card(
 def _options(part: str, run: Run, inputs: Mapping[str, Any], full: bool) -> dict[str, Any]:
   """The options of a part: those that are asked for, then those of a full or of a shorter card."""
   chosen = dict(inputs)
-  if part == 'cache' and run.probe_tokens is not None:  # the run was trained on such sequences
-    chosen['length'] = run.probe_tokens.shape[1]
-  elif part == 'cache' and full:
+  if run.probe_tokens is not None:
+    sequences, length = run.probe_tokens.shape
+    if part == 'cache':  # the run was trained on such sequences
+      chosen['length'] = length
+    if makes_its_tokens(run):  # and has no others
+      usual = runner.find(part).inputs
+      fewer = {'sequences': min(usual.sequences, sequences), 'length': min(usual.length, length)}
+      chosen = fewer | chosen
+  elif part == 'cache' and full and 'length' not in inputs and _has_long_documents(run, inputs):
     chosen = _LONG | chosen
   shorter = _texts(run, inputs) and not full
   return _SHORTER.get(part, {}) | chosen if shorter else chosen
+
+
+def _read(part: str, run: Run, options: Mapping[str, Any]) -> None:
+  """Makes the inputs of a part; a ValueError if they cannot be made."""
+  asked = {name: value for name, value in options.items() if name in _INPUT_OPTIONS}
+  Model(run, dataclasses.replace(runner.find(part).inputs, **asked)).inputs()
+
+
+def _has_long_documents(run: Run, inputs: Mapping[str, Any]) -> bool:
+  try:
+    _read('cache', run, _LONG | inputs)
+  except ValueError:
+    return False
+  return True
 
 
 def _texts(run: Run, inputs: Mapping[str, Any]) -> dict[str, str]:

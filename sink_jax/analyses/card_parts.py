@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 
 from sink_jax.analyses import runner
 from sink_jax.evaluate.inputs import open_source
 from sink_jax.io.files import read_text_limited, write_atomically
-from sink_jax.io.paths import inside, to_path
+from sink_jax.io.paths import AnyPath, inside, to_path
 from sink_jax.models.arrays import ParamTree
 from sink_jax.models.run import Run
+from sink_jax.report.card_page import PARTS
 from sink_jax.train.provenance import code, hardware
 
 
@@ -64,9 +64,18 @@ class Parts:
     return json.loads(json.dumps(self._card | dict(asked), default=repr))
 
 
-def remove_parts(folder: str | os.PathLike) -> None:
-  """Removes the folder of a card's parts."""
-  epath.Path(to_path(folder)).rmtree(missing_ok=True)
+def check_parts(folder: AnyPath) -> None:
+  """Raises a ValueError if the folder of the parts cannot be one: it is a file or a link."""
+  if os.path.islink(folder) or folder.exists() and not folder.is_dir():
+    raise ValueError(f'--out: {folder} must be a folder, for parts: remove it, or use another.')
+
+
+def remove_parts(folder: AnyPath) -> None:
+  """Removes a card's parts, and their folder if nothing else is in it."""
+  for part in PARTS:
+    (folder / f'{part}.json').unlink(missing_ok=True)
+  if folder.is_dir() and not any(folder.iterdir()):
+    folder.rmdir()
 
 
 def _digest(params: ParamTree) -> str:

@@ -104,6 +104,8 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
     raise ValueError(f'--controls={controls} must be at least 1.')
   inputs = model.inputs()
   tokens_SxT = inputs.tokens
+  if tokens_SxT.shape[1] < 3:
+    raise ValueError('--length must be at least 3: the loss is that of tokens from the third on.')
   report = model.report(tokens_SxT)
   losses = functools.partial(_late_losses, model, tokens_SxT)
   base_S = losses({})

@@ -169,7 +169,7 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
   size = run.config.vocab_size
   if not size:
     raise ValueError(f'{run.name} has continuous inputs: analyses need a model of tokens.')
-  if text and not options.source and _makes_its_tokens(run):
+  if text and not options.source and makes_its_tokens(run):
     return stored_inputs(run, sequences, length)
   try:
     tokenizer = run.tokenizer
@@ -206,7 +206,7 @@ def make_inputs(run: Run, options: InputOptions, kind: str = 'sequences') -> Inp
   )
 
 
-def _makes_its_tokens(run: Run) -> bool:
+def makes_its_tokens(run: Run) -> bool:
   """True for a run of a synthetic task, whose probe tokens stand for text."""
   if run.folder is None or not is_workdir(run.folder):
     return False

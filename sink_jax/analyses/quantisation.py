@@ -210,10 +210,13 @@ def _change(base_RxS: np.ndarray, change_RxS: np.ndarray) -> Row:
 
 
 def _verdict(row: Row, limit: float) -> str:
-  if row['change'] >= math.log(10):
-    return 'destroyed'
   if row['high'] <= limit:
     return 'safe'
+  several = row['least'] is not None
+  if several and abs(row['change']) < row['most'] - row['least']:
+    return 'undecided'  # within noise
+  if row['change'] >= math.log(10):
+    return 'destroyed'
   return 'unsafe' if row['low'] > limit else 'undecided'
 
 

@@ -34,9 +34,10 @@ def main(options: Options) -> None:
   from sink_jax.devices import keep_freed_memory
   from sink_jax.io import compile_cache
   from sink_jax.analyses.card import card, cost
-  from sink_jax.analyses.card_parts import remove_parts
+  from sink_jax.analyses.card_parts import check_parts, remove_parts
 
   folder = writable_folder(options.out)
+  check_parts(folder / 'parts')
   compile_cache.enable()
   keep_freed_memory()
   run = options.load()

@@ -58,7 +58,7 @@ def natural(
   A ValueError if there are fewer than `sequences`, or than `least`, if it is given.
   """
   heads = list(itertools.islice(_heads(tokenizer, source, length, bos), sequences))
-  if len(heads) < (least or sequences):
+  if len(heads) < min(least or sequences, sequences):
     raise ValueError(
       f'{source!r} has only {len(heads)} documents of {length} tokens or more, and a file is '
       'one document: use a smaller --sequences or --length, or another --source.'

@@ -12,7 +12,7 @@ import pytest
 
 import sink_jax as sj
 from sink_jax.analyses import card as cards
-from sink_jax.analyses.card_parts import remove_parts
+from sink_jax.analyses.card_parts import check_parts, remove_parts
 from sink_jax.analyses.runner import Result, find
 from sink_jax.analyses.sentences import by_text
 from sink_jax.io.terminal import escaped
@@ -469,3 +469,47 @@ def test_the_page_of_cards_quotes_the_mark_of_the_desk_model():
   assert not any(row.get('marks') for row in rows)
   assert f'cosine of {first["cosine"]:.2f} with the mean query' in page
   assert f'other keys {first["cosine_others"]:.2f}' in page
+
+
+def test_what_is_not_a_part_of_a_card_stays(tmp_path):
+  folder = tmp_path / 'parts'
+  folder.mkdir()
+  (folder / 'signature.json').write_text('{}')
+  (folder / 'thesis.txt').write_text('mine')
+
+  remove_parts(folder)
+  assert [path.name for path in folder.iterdir()] == ['thesis.txt']
+
+  (tmp_path / 'link').symlink_to(folder)
+  with pytest.raises(ValueError, match='--out: .*link must be a folder'):
+    check_parts(tmp_path / 'link')
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    ({'sequence': 4}, "there is no option 'sequence'"),
+    ({'length': 5_000, 'sequences': 32}, 'documents of 5000 tokens'),
+  ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(options, words, monkeypatch):
+  monkeypatch.setattr(cards, '_measured', None)
+  source = f"TextFolder(path='{ROOT / 'docs'}', pattern='*.md')"
+  with pytest.raises(ValueError, match=words):
+    sj.card(small_run(), say=lambda line: None, source=source, **options)
+
+
+def test_a_full_card_of_short_documents_has_the_usual_length(tmp_path):
+  for n in range(40):
+    (tmp_path / f'{n}.txt').write_text(f'{n} is the number of this text, which goes on. ' * 15)
+  inputs = {'source': f"TextFolder(path='{tmp_path}')"}
+
+  assert cards._options('cache', small_run(), inputs, full=True) == inputs
+
+
+def test_a_card_is_written_where_no_edit_could_be_made(tmp_path):
+  rows = [{'edit': 'drop the key', 'targets': 'none'}]
+
+  cards.Card('x', {'edits': Result(find('edits'), rows, [])}).write(tmp_path)
+
+  assert (tmp_path / 'card.md').exists() and not (tmp_path / 'edits.png').exists()
