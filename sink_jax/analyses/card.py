@@ -178,8 +178,8 @@ def card(
 
   Signature and edits are measured on the three `TEXTS`, unless source= names a text, or the model
   is a training run. Other parts, and the page to explore, have the first text. With three texts
-  there are fewer sequences and controls, so that a card of 135 million parameters takes about ten
-  minutes on two CPU cores.
+  there are fewer sequences and controls, so that a card of 135 million parameters takes at most
+  ten minutes on two CPU cores.
 
   Args:
     full: whether caches are measured on texts of 2,048 tokens, where the source has 8 of them, and
@@ -246,7 +246,7 @@ def _read(part: str, run: Run, options: Mapping[str, Any]) -> None:
 
 def _has_long_documents(run: Run, inputs: Mapping[str, Any]) -> bool:
   try:
-    _read('cache', run, _LONG | inputs)
+    _read('cache', run, {**_LONG, **inputs})
   except ValueError:
     return False
   return True

@@ -210,6 +210,7 @@ def _change(base_RxS: np.ndarray, change_RxS: np.ndarray) -> Row:
 
 
 def _verdict(row: Row, limit: float) -> str:
+  """The verdict on a change; limit: 1 % of the loss. Unless it is safe, noise leaves it open."""
   if row['high'] <= limit:
     return 'safe'
   several = row['least'] is not None

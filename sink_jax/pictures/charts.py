@@ -74,7 +74,7 @@ def lines(
     if percent:
       ax.set_ylim(-4, 104)
     ax.grid(alpha=0.25)
-    label(ax, title, word(x), name or word(columns[0]))
+    label(ax, title, word(x), name or word(next(iter(columns))))
   legend(figure, 3 * min(3, len(panels)))
   return figure
 
