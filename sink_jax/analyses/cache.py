@@ -38,10 +38,11 @@ from sink_jax.models.sizes import cache_bytes_per_token
 from sink_jax.pictures.charts import lines
 from sink_jax.pictures.style import Row
 from sink_jax.pretrained.load import model_type
+from sink_jax.report.markdown import plural
 
 FIRST, RECENT = (0, 1, 2, 4, 8), (16, 64, 256)
-SINKS = 4  # first tokens of the caches that are tried, as in StreamingLLM; the control has 0
-ROLE, STREAMS = (SINKS, 64), 0.95  # a head streams if this cache keeps this share of its mass
+SINKS = (0, 1, 2, 4)  # first tokens of the caches that are tried; StreamingLLM has 4
+ROLE, STREAMS = (4, 64), 0.95  # a head streams if this cache keeps this share of its mass
 LEAST_KEPT = 0.5  # a cache that keeps less than half of the mass is not tried
 TOLERANCE = 1.0  # per cent of the loss
 RATIOS = 1 / 4, 1 / 2  # of the tokens that a cache keeps to those of the text
@@ -93,7 +94,7 @@ def kept_mass(seen: Seen, pairs: Sequence[tuple[int, int]]) -> Float[Array, 'B H
 
 def _draw(rows: list[Row]) -> Figure:
   shown = [
-    row | {'keeps': f'{row["first"] or "no"} first tokens'}
+    row | {'keeps': plural(row['first'], 'first token')}
     for row in rows
     if row['part'] == 'cache' and row['positions'] == 'text'
   ]
@@ -104,8 +105,8 @@ def _draw(rows: list[Row]) -> Figure:
 def cache(model: Model) -> list[Row]:
   """The smallest cache of first and last tokens that keeps the loss of documents within 1 %.
 
-  Caches hold a quarter and a half of each document, with its first 4 tokens or, as the control,
-  without them. The first half of the documents chooses a cache, the second half checks it.
+  Caches hold a quarter and a half of each document, with its first 4, 2 or 1 tokens or, as the
+  control, without them. The first half of the documents chooses a cache, the second half checks it.
   Intervals are 99 %, over documents. Rows by part:
 
   'mass': the share of attention that a pair (first, recent) keeps, by block and head, and the share
@@ -114,7 +115,9 @@ def cache(model: Model) -> list[Row]:
   (nats) of a document's second half, or from where the cache is full if that is later; its change
   (per cent) from the loss with the `full` cache, also of each 'document'; and the `bytes` of the
   cache and of the full one, of 16-bit keys and values. `within`: the upper bound of the change is
-  at most 1 %. A cache that was not tried has the reason. The smallest cache that is `within` is
+  at most 1 %. A cache that was not tried has the reason. `more`: the change beyond that of the
+  cache of this size with 4 first tokens, with its interval; so many are `enough` if its upper bound
+  is at most 1 %. The smallest cache that is `within` is
   tried again on the second half of the documents, which did not choose it: rows 'held out'. It is
   `safe` if it is `within` there too; a larger one that is not tried there has None. 'advice': the
   safe cache, for texts as long as the documents; for this package, and for tools that run the
@@ -134,10 +137,10 @@ def cache(model: Model) -> list[Row]:
   length = tokens_SxT.shape[1]
   if len(others_SxT) < 2:
     raise ValueError(
-      '--sequences must be at least 4: intervals are over sequences, and half of them check.'
+      'a cache needs 4 sequences: intervals are over sequences, and half of them check.'
     )
   sizes = [int(ratio * length) for ratio in RATIOS]
-  caches = [(first, size - first) for size in sizes for first in (0, SINKS) if size > first]
+  caches = [(first, size - first) for size in sizes for first in SINKS if size > first]
   grid = dict.fromkeys([*itertools.product(FIRST, RECENT), *caches])
   pairs = tuple(pair for pair in grid if sum(pair) < length)
   mass_SxNxHxG = _masses(model, pairs, tokens_SxT)
@@ -145,10 +148,7 @@ def cache(model: Model) -> list[Row]:
   groups = model.run.config.heads // model.run.config.dims.kv_heads
   rows = _mass_rows(model.blocks, pairs, mass_SxNxHxG, length, groups)
   full_SxT = cached_losses(model, tokens_SxT, _full(model, length))
-  tried = []
-  for first, recent in caches:
-    policy = CachePolicy(first + recent, first, 'text')
-    tried += _cache_rows(model, tokens_SxT, policy, kept_G[first, recent], full_SxT)
+  tried = _try_caches(model, tokens_SxT, {pair: kept_G[pair] for pair in caches}, full_SxT)
   if not (within := [row for row in tried if row.get('within')]):
     words = f'Keep the full cache: none of those tried is safe for texts of up to {length} tokens.'
     return [*rows, *tried, {'part': 'advice', 'length': length, 'words': words}]
@@ -193,6 +193,37 @@ def _check(model: Model, inputs: Inputs, best: Row, full_SxT: np.ndarray) -> lis
       keep = max(0, first - begins_with_bos)
       advice['llama_cpp'] = f'--context-shift --keep {keep} -c {context}'
   return [*rows, advice]
+
+
+def _try_caches(
+  model: Model,
+  tokens_SxT: np.ndarray,
+  kept: dict[tuple[int, int], float],
+  full_SxT: np.ndarray,
+) -> list[Row]:
+  """The rows of caches, of {(first, recent): the share of attention that it keeps}."""
+  rows = []
+  for (first, recent), share in kept.items():
+    policy = CachePolicy(first + recent, first, 'text')
+    rows += _cache_rows(model, tokens_SxT, policy, share, full_SxT)
+  _compare_with_most(rows)
+  return rows
+
+
+def _compare_with_most(tried: list[Row]) -> None:
+  """Sets in each cache with fewer first tokens how much more it costs than that with the most."""
+  changes: dict[tuple[int, int], list[float]] = {}  # {(first, size): changes by document}
+  for row in tried:
+    if row['part'] == 'document':
+      changes.setdefault((row['first'], row['size']), []).append(row['change'])
+  for row in tried:
+    of_most = changes.get((SINKS[-1], row['size']))
+    if row['part'] != 'cache' or 'change' not in row or row['first'] == SINKS[-1] or not of_most:
+      continue
+    more_S = np.subtract(changes[row['first'], row['size']], of_most)
+    low, high = map(float, t_interval(more_S))
+    row |= {'more': float(more_S.mean()), 'more_low': low, 'more_high': high}
+    row['enough'] = high <= TOLERANCE
 
 
 def _full(model: Model, length: int) -> CachePolicy:

@@ -286,7 +286,7 @@ def cost(run: Run, source: str = '', *, full: bool = False) -> str:
     'signature': 3 * texts,
     'marking': 11,
     'edits': edits * texts,
-    'cache': 4,
+    'cache': 6,
     'quantisation': 68 + run.config.layers // 2,
   }.items():
     inputs = dataclasses.asdict(runner.find(part).inputs) | _options(part, run, given, full)

@@ -105,7 +105,7 @@ def edits(model: Model, *, controls: Controls = 8) -> list[Row]:
   inputs = model.inputs()
   tokens_SxT = inputs.tokens
   if tokens_SxT.shape[1] < 3:
-    raise ValueError('--length must be at least 3: the loss is that of tokens from the third on.')
+    raise ValueError('edits need 3 tokens: the loss is that of tokens from the third on.')
   report = model.report(tokens_SxT)
   losses = functools.partial(_late_losses, model, tokens_SxT)
   base_S = losses({})

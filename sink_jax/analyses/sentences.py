@@ -315,19 +315,38 @@ def _cache(rows: Sequence[Row]) -> str:
     return ''
   words, checked = advice['words'], first(rows, part='held out')
   if checked:  # the words have its numbers
-    size, kept = checked['size'], checked['first']
+    size = checked['size']
   else:
     with_first = [row for row in tried if row['first']]
     best = min(with_first, key=lambda row: row['change'], default=tried[0])
-    size, kept = best['size'], best['first']
+    size = best['size']
     words += (
-      f' The best, the first {kept} and the last {best["recent"]} tokens, changes the loss by '
-      f'{best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).'
+      f' The best, the first {best["first"]} and the last {best["recent"]} tokens, changes the '
+      f'loss by {best["change"]:+.1f} % ({best["low"]:+.1f} to {best["high"]:+.1f}).'
     )
-  control = first(tried, size=size, first=0)
-  if control and kept:
-    words += f' Without first tokens: {control["change"]:+.1f} %.'
-  return words
+  return words + _first_tokens([row for row in tried if row['size'] == size])
+
+
+def _first_tokens(tried: Sequence[Row]) -> str:
+  """What fewer first tokens cost, in caches of one size whose positions are those of the text."""
+  by_first = {row['first']: row for row in tried if row['positions'] == 'text'}
+  if len(by_first) < 2:
+    return ''
+  changes = ', '.join(
+    f'{row["change"]:+.1f} % with {number}' for number, row in sorted(by_first.items())
+  )
+  words = f' By first tokens, in a cache of {tried[0]["size"]}, the loss changes by {changes}.'
+  compared = [row for row in by_first.values() if 'more' in row]
+  if not compared:
+    return words
+  enough = [row for row in compared if row['enough']]
+  if not enough:
+    return f'{words} Fewer than {max(by_first)} may cost over 1 % more.'
+  fewest = min(enough, key=lambda row: row['first'])
+  return (
+    f'{words} With {fewest["first"]} it is at most 1 % more than with {max(by_first)} '
+    f'({fewest["more_low"]:+.1f} to {fewest["more_high"]:+.1f}).'
+  )
 
 
 def _heads(rows: Sequence[Row]) -> str:

@@ -61,7 +61,7 @@ def natural(
   if len(heads) < min(least or sequences, sequences):
     raise ValueError(
       f'{source!r} has only {len(heads)} documents of {length} tokens or more, and a file is '
-      'one document: use a smaller --sequences or --length, or another --source.'
+      'one document: ask for fewer or shorter sequences, or for another source.'
     )
   domains, rows = zip(*heads)
   return _described(rows, tokenizer, 'natural', bos, domains, source=repr(source))
@@ -87,7 +87,7 @@ def by_domain(
     if domains and not any(map(lacks, domains)):
       break
   if not rows:
-    raise ValueError(f'{source!r} has no document of {length} tokens: use a smaller --length.')
+    raise ValueError(f'{source!r} has no document of {length} tokens: ask for shorter sequences.')
   return _described(
     sum(rows.values(), []),
     tokenizer,
@@ -121,8 +121,8 @@ def long_text(
       break
   if len(rest) < wanted:
     raise ValueError(
-      f'{source!r} has {len(rest)} tokens, and {wanted} are wanted: use a smaller '
-      '--sequences or --length.'
+      f'{source!r} has {len(rest)} tokens, and {wanted} are wanted: ask for fewer or shorter '
+      'sequences.'
     )
   for _ in range(sequences):
     row = tokenizer.with_prefix(rest, bos)

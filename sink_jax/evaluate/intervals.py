@@ -33,7 +33,7 @@ def t_interval(
   count = len(values_SxM)
   if count < 2:
     raise ValueError(
-      'an interval needs at least 2 sequences: give more (--sequences=, or texts in the arrays).'
+      'an interval needs at least 2 sequences: ask for more, or give more in the arrays.'
     )
   values_SxM = np.asarray(values_SxM, np.float64)
   mean, deviation = values_SxM.mean(0), values_SxM.std(0, ddof=1)

@@ -201,15 +201,18 @@ def _cache(rows: Sequence[Row]) -> list[str]:
       if 'llama_cpp' in row:
         advice.append(f'llama.cpp, for a prompt that is shorter than -c: `{row["llama_cpp"]}`')
     elif row['part'] == 'cache':
-      numbers = ['-', '-', '-', f'not tried: {row.get("reason")}']
+      numbers = ['-', '-', '-', '-', f'not tried: {row.get("reason")}']
       if 'change' in row:
+        more = '-'
+        if 'more' in row:
+          more = f'{row["more"]:+.2f} ({row["more_low"]:+.2f} to {row["more_high"]:+.2f})'
         memory = f'{row["bytes"] / 1e6:.3g} of {row["full_bytes"] / 1e6:.3g} MB'
         safe = 'on one half' if row['safe'] is None else _yes(row['safe'])
-        numbers = [memory, *_change(row, digits=2), safe]
+        numbers = [memory, *_change(row, digits=2), more, safe]
       kept = f'{100 * row["kept"]:.1f} %'
       lines.append([row['first'], row['recent'], row['positions'], kept, *numbers])
   head = ['first', 'recent', 'positions', 'attention kept', 'of 16 bits']
-  head += ['change of the loss %', 'interval', 'safe']
+  head += ['change of the loss %', 'interval', 'beside 4 first tokens %', 'safe']
   return [
     bullets(advice),
     'card.json lists the heads that stream (`serving`).',
@@ -217,7 +220,7 @@ def _cache(rows: Sequence[Row]) -> list[str]:
     'renumbered in the cache. *Safe*: the interval ends at 1 % or below on both halves. The '
     'smallest cache of which this holds on the first half is tried on the second, and a larger one '
     '*on one half* only.',
-    markdown_table(head, lines, left=(2, 7)),
+    markdown_table(head, lines, left=(2, 8)),
   ]
 
 

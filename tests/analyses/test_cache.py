@@ -145,7 +145,7 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
   caches = [row for row in of_part(rows, 'cache') if row['positions'] == 'text']
   sizes = [(row['first'], row['size']) for row in caches]
 
-  assert sizes == [(0, 12), (4, 12), (0, 24), (4, 24)]
+  assert sizes == [(first, size) for size in (12, 24) for first in (0, 1, 2, 4)]
   for row, (first, size) in zip(caches, sizes):
     start = max(24, size)  # the second half, or from the step at which the cache is full
     loss_S = late(run, ids, first, row['recent'], start)
@@ -164,6 +164,15 @@ def test_losses_are_those_of_a_model_that_reads_what_the_cache_keeps(monkeypatch
       if (other['first'], other['size']) == (first, size)
     ]
     assert np.mean(of_documents[: len(ids)]) == pytest.approx(row['change'])
+    if first < 4:  # how much more it costs than four first tokens, by document
+      most_S = late(run, ids, 4, size - 4, start)
+      more_S = 100 * (loss_S - most_S) / full_S.mean()
+      low, high = stats.ttest_1samp(more_S, 0).confidence_interval(0.99)
+      found = [row['more'], row['more_low'], row['more_high']]
+      np.testing.assert_allclose(found, [more_S.mean(), low, high], atol=2e-2)
+      assert row['enough'] == (row['more_high'] <= 1)
+    else:
+      assert 'more' not in row
 
 
 def advised(change, family='llama', bos=False):
@@ -183,7 +192,7 @@ def advised(change, family='llama', bos=False):
 
 
 def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
-  rows = advised(lambda policy: 0.5 if policy.sinks else 3)
+  rows = advised(lambda policy: 0.5 if policy.sinks == 4 else 3)
   advice = rows[-1]
   shown = {name: advice[name] for name in ('size', 'sinks', 'length', 'documents')}
 
@@ -194,14 +203,16 @@ def test_the_advice_is_the_smallest_cache_whose_interval_is_safe():
   # The smallest safe cache was tried on both halves, twice, and the larger one on one half.
   tried = [(row['size'], row['first'], row['safe']) for row in of_part(rows, 'cache')]
   chosen = (512, 4, True)
-  assert tried == [(512, 0, False), chosen, (1024, 0, False), (1024, 4, None), chosen]
+  unchosen = [(512, 0, False), (512, 1, False), (512, 2, False)]
+  larger = [(1024, 0, False), (1024, 1, False), (1024, 2, False), (1024, 4, None)]
+  assert tried == [*unchosen, chosen, *larger, chosen]
   assert advice['kvpress'] == 'StreamingLLMPress(n_sink=4, compression_ratio=0.75)'
 
   # llama.cpp drops half of its c - keep tokens. The rest must be as many as the window holds, and
   # it pads 4 + 2 * 508 to a multiple of 256. It keeps a BOS in addition to what --keep says.
   assert advice['llama_cpp'] == '--context-shift --keep 4 -c 1024'
 
-  with_bos = advised(lambda policy: 0.5 if policy.sinks else 3, bos=True)[-1]
+  with_bos = advised(lambda policy: 0.5 if policy.sinks == 4 else 3, bos=True)[-1]
 
   assert with_bos['llama_cpp'] == '--context-shift --keep 3 -c 1024'
 
@@ -226,7 +237,8 @@ def test_a_tool_has_a_line_only_where_it_does_what_was_measured():
   # llama.cpp renumbers positions: a cache that is safe only with the text's gets no line for it.
   assert 'llama_cpp' not in advised(lambda policy: 0 if policy.positions == 'text' else 5)[-1]
   # Nor one that is safe only on the half that chose it.
-  halves = iter([0, 0, 0, 0, 0, 0, 5])  # four are tried, the best again, and both with new numbers
+  # Eight are tried, the best again, and both with new numbers.
+  halves = iter([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5])
   assert 'llama_cpp' not in advised(lambda policy: next(halves))[-1]
   assert not next(halves, None)
   # Its context, twice the window, holds the whole text: it would never shift.

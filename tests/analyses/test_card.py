@@ -100,21 +100,32 @@ def sentences(part, rows):
   return cards.Card('x', {part: Result(find(part), rows, [])}).sentences
 
 
-def test_the_sentence_about_a_cache_has_its_control():
+def test_the_sentence_about_a_cache_says_what_fewer_first_tokens_cost():
   said = {'part': 'advice', 'words': 'Keep what was tried.'}
-  control = {'part': 'cache', 'first': 0, 'recent': 32, 'size': 32, 'change': 35.0}
-  tried = control | {'first': 4, 'recent': 28, 'change': 0.4, 'low': -0.1, 'high': 0.9}
-  held = tried | {'part': 'held out'}
+  of_all = {'part': 'cache', 'size': 32, 'positions': 'text'}
+  none = of_all | {'first': 0, 'recent': 32, 'change': 35.0}
+  none |= {'more': 34.6, 'more_low': 30.0, 'more_high': 39.0, 'enough': False}
+  one = of_all | {'first': 1, 'recent': 31, 'change': 1.0}
+  one |= {'more': 0.6, 'more_low': 0.2, 'more_high': 0.95, 'enough': True}
+  four = of_all | {'first': 4, 'recent': 28, 'change': 0.4, 'low': -0.1, 'high': 0.9}
+  held = four | {'part': 'held out'}
+  renumbered = four | {'positions': 'cache', 'change': 7.0}
+  other_size = none | {'size': 16, 'change': 60.0}
 
   # Whether it is safe or not, the words have the numbers of a cache that was tried on both halves.
-  [on_both] = sentences('cache', [said, tried, control, held])
-  assert on_both == 'Keep what was tried. Without first tokens: +35.0 %.'
-
-  [on_one] = sentences('cache', [said, tried, control])
-  assert on_one == (
-    'Keep what was tried. The best, the first 4 and the last 28 tokens, changes the loss by +0.4 % '
-    '(-0.1 to +0.9). Without first tokens: +35.0 %.'
+  [on_both] = sentences('cache', [said, none, one, four, other_size, held, renumbered])
+  assert on_both == (
+    'Keep what was tried. By first tokens, in a cache of 32, the loss changes by +35.0 % with 0, '
+    '+1.0 % with 1, +0.4 % with 4. With 1 it is at most 1 % more than with 4 (+0.2 to +0.9).'
   )
+
+  one |= {'more_high': 1.05, 'enough': False}
+  [on_one] = sentences('cache', [said, none, one, four])
+  assert on_one.startswith(
+    'Keep what was tried. The best, the first 4 and the last 28 tokens, changes the loss by +0.4 % '
+    '(-0.1 to +0.9). By first tokens, '
+  )
+  assert on_one.endswith('+0.4 % with 4. Fewer than 4 may cost over 1 % more.')
 
 
 def quantised(what, name, change, spared, recovered):

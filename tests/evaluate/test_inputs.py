@@ -235,12 +235,12 @@ def test_a_text_file_may_be_compressed(tmp_path):
 TWICE = dataclasses.replace(BYTES, prefix=(0, 0))
 REFUSALS = {  # by function: words of the error, the arguments before a source, options
   natural: [
-    ('only 100 documents.*--sequences', BYTES, dict(sequences=101, length=20)),
+    ('only 100 documents.*another source', BYTES, dict(sequences=101, length=20)),
     ('twice', BYTES, dict(bos='twice')),
     ('2 BOS', TWICE, dict(length=20)),
   ],
   by_domain: [('9999', BYTES, dict(length=9999))],
-  long_text: [('--length', BYTES, dict(length=10**6))],
+  long_text: [('fewer or shorter', BYTES, dict(length=10**6))],
 }
 
 
