@@ -14,6 +14,7 @@ import tyro
 from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
+from sink_jax.analyses.cache import TOLERANCE
 from sink_jax.analyses.models import Model
 from sink_jax.analyses.runner import SOURCE_TEXT, analysis
 from sink_jax.evaluate import EPSILON
@@ -37,7 +38,7 @@ from sink_jax.pictures.style import Row
 Controls = Annotated[int, tyro.conf.arg(help='edits of random targets next to each edit.')]
 Changes = dict[str, np.ndarray]  # arguments of `edit_tree`
 _FIRST = 4  # tokens that no control edits: sinks may lie there
-_LEAST = 0.01  # of the loss: a smaller change counts as none, as in the advice on caches
+_LEAST = TOLERANCE / 100  # of the loss: a smaller change counts as none
 
 
 class Edit(NamedTuple):

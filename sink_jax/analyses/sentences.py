@@ -345,7 +345,7 @@ def _first_tokens(tried: Sequence[Row]) -> str:
   fewest = min(enough, key=lambda row: row['first'])
   return (
     f'{words} With {fewest["first"]} it is at most 1 % more than with {max(by_first)} '
-    f'({fewest["more_low"]:+.1f} to {fewest["more_high"]:+.1f}).'
+    f'({fewest["more_low"]:+.2f} to {fewest["more_high"]:+.2f}).'
   )
 
 

@@ -116,7 +116,7 @@ def test_the_sentence_about_a_cache_says_what_fewer_first_tokens_cost():
   [on_both] = sentences('cache', [said, none, one, four, other_size, held, renumbered])
   assert on_both == (
     'Keep what was tried. By first tokens, in a cache of 32, the loss changes by +35.0 % with 0, '
-    '+1.0 % with 1, +0.4 % with 4. With 1 it is at most 1 % more than with 4 (+0.2 to +0.9).'
+    '+1.0 % with 1, +0.4 % with 4. With 1 it is at most 1 % more than with 4 (+0.20 to +0.95).'
   )
 
   one |= {'more_high': 1.05, 'enough': False}
