@@ -471,6 +471,19 @@ def test_what_an_attention_sink_is_quotes_the_card_of_smollm2():
     assert quoted in page
 
 
+def test_the_page_of_cards_quotes_how_many_first_tokens_a_cache_needs():
+  without = []
+  for folder in (ROOT / 'results' / 'cards').iterdir():
+    tried = [row for row in stored_rows(folder.name, 'cache') if 'more' in row]
+    largest = {row['first']: row for row in tried if row['size'] == max(r['size'] for r in tried)}
+    assert largest[1]['enough']
+    if folder.name.startswith(('SmolLM2', 'Gemma3')):
+      without.append(largest[0]['change'])
+
+  words = f'rises by {min(without):.0f} to {max(without):.0f} %'
+  assert words in words_of('card.md')
+
+
 def test_the_page_of_cards_quotes_the_mark_of_the_desk_model():
   rows = stored_rows('softmax', 'marking')
   first, second = (row for row in rows if row['part'] == 'key')
