@@ -24,9 +24,9 @@ class Attention(NamedTuple):
   operands: np.ndarray
 
 
-def attention(spec, q, k, v, params, x=None, first=None):
-  """The attention of a variant. first: the values of the first block, if this is a later one."""
-  arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), (q, k, v, params, x, first))
+def attention(spec, q, k, v, params, x=None):
+  """The attention of a variant. x: the input of the block, for gates that read it."""
+  arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), (q, k, v, params, x))
   formulas = {name: variant(name, getattr(spec, name)).formula for name in COMPONENTS}
   case = _Case(spec, formulas, *arrays)
   batch, length, heads, dh = q.shape
@@ -70,7 +70,6 @@ class _Case(NamedTuple):
   v: np.ndarray
   params: dict
   x: np.ndarray | None
-  first: np.ndarray | None
 
   def of(self, name, *arguments):
     """The formula of a component."""
@@ -119,8 +118,7 @@ class _Case(NamedTuple):
     return None if logit is None else self.of('similarity', logit)
 
   def value(self, b, t, head):
-    first = None if self.first is None else self.first[b, t, head]
-    return self.of('value', self.v[b, t, head], first, head, self.own('value'))
+    return self.of('value', self.v[b, t, head], head, self.own('value'))
 
   def output(self, mixed, b, h, i):
     """What W_O receives."""

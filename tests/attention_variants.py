@@ -122,17 +122,10 @@ _TEMPERATURES = {
 }
 
 
-# value: what attention mixes for the value v of a key head, given the parameters. v1 is the value
-# in the first block, and None inside that block.
-def _residual(c, v, v1, head, params):
-  a, b = (params['own'], params['first']) if c.learned else (c.own, c.first)
-  return v if v1 is None else a * v + b * v1
-
-
+# value: what attention mixes for the value v of a key head, given the parameters.
 _VALUES = {
-  'PlainValue': Variant(lambda c, v, v1, head, params: v),
-  'ValueScale': Variant(lambda c, v, v1, head, params: params['scale'][head] * v),
-  'ValueResidual': Variant(_residual, (sj.ValueResidual(own=2.0, first=-0.5, learned=False),)),
+  'PlainValue': Variant(lambda c, v, head, params: v),
+  'ValueScale': Variant(lambda c, v, head, params: params['scale'][head] * v),
 }
 
 

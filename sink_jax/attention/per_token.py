@@ -161,13 +161,8 @@ class Mlp(FeatureMap):
 class Value(Learnable, Component):
   """A change of the projected values of tokens; it does not act on a learned extra value v*."""
 
-  reads_first: ClassVar[bool] = False  # does it mix in the projected values of the first block?
-
-  def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
-    """Returns the values (B, T, Hkv, Dh) that attention mixes, in the dtype of projected ones.
-
-    first: the projected values of the first block; None in the first block.
-    """
+  def values(self, v: jax.Array, params: Arrays) -> jax.Array:
+    """Returns the values (B, T, Hkv, Dh) that attention mixes, in the dtype of projected ones."""
     return v
 
 
@@ -186,31 +181,6 @@ class ValueScale(Value):
   def params(self, dims: Dims) -> dict[str, Param]:
     return {'scale': Param((dims.kv_heads,), 1.0)}
 
-  def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
+  def values(self, v: jax.Array, params: Arrays) -> jax.Array:
     # In float32 and rounded once: c rounded to bfloat16 could not move by less than 2^-9.
     return (v.astype(jnp.float32) * params['scale'][:, None]).astype(v.dtype)
-
-
-class ValueResidual(Value):
-  """v <- a v + b v_1 in every block after the first, whose values are v_1 (arXiv 2410.17897).
-
-  own, first: a and b. If `learned`, they are the initial values of parameters of each layer. By
-  summaries of the paper, learned factors that start at 0.5 are its Learnable-ResFormer, and fixed
-  ones its Identity-ResFormer, as in the authors' code (Zcchill/Value-Residual-Learning).
-  """
-
-  own: float = 0.5
-  first: float = 0.5
-  learned: bool = True
-
-  reads_first = True
-
-  def params(self, dims: Dims) -> dict[str, Param]:
-    return {'own': Param((), self.own), 'first': Param((), self.first)} if self.learned else {}
-
-  def values(self, v: jax.Array, params: Arrays, first: jax.Array | None = None) -> jax.Array:
-    if first is None:
-      return v
-    a, b = (params['own'], params['first']) if self.learned else (self.own, self.first)
-    mixed = jnp.asarray(a) * v.astype(jnp.float32) + jnp.asarray(b) * first.astype(jnp.float32)
-    return mixed.astype(v.dtype)

@@ -41,7 +41,6 @@ def attend(
   params: LayerParams | None = None,
   *,
   gate: Float[AnyArray, 'B T D'] | None = None,
-  first_values_BxTxHkvxDh: Float[AnyArray, 'B T Hkv Dh'] | None = None,
   implementation: str | None = None,
 ) -> Float[Array, 'B T H Dh']:
   """Returns the attention output (B, T, H, Dh) of a variant, in the dtype of the queries.
@@ -56,8 +55,6 @@ def attend(
       are `spec.params(Dims(heads, kv_heads, head_dim, d_model))`.
     gate: the input (B, T, D) from which queries, keys and values were projected (in a pre-norm
       block its normed input); needed if the spec's `head` reads it, else None.
-    first_values_BxTxHkvxDh: the values of the first block, for ValueResidual in a later block.
-      None means that this is the first block, whose values stay unchanged.
     implementation: one of the following, which agree to rounding. The default is the first in a
       fixed list for this platform that runs the case; which one it is, is logged.
 
@@ -78,32 +75,21 @@ def attend(
     NotImplementedError: the implementation does not run this case; the message gives the reason.
       No other implementation is tried instead.
   """
-  params, first = params or {}, first_values_BxTxHkvxDh
+  params = params or {}
   check_implementation(implementation)
-  _check_shapes(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, gate, first)
-  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *(x for x in (gate, first) if x is not None))
+  _check_shapes(spec, q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, gate)
+  check_dtypes(q_BxTxHxDh, k_BxTxHkvxDh, v_BxTxHkvxDh, *([] if gate is None else [gate]))
   qk = transform_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-  v = spec.value.values(
-    jnp.asarray(v_BxTxHkvxDh),
-    params.get('value', {}),
-    None if first is None else jnp.asarray(first),
-  )
+  v = spec.value.values(jnp.asarray(v_BxTxHkvxDh), params.get('value', {}))
   x = None if gate is None else jnp.asarray(gate)
   return attend_transformed(spec, qk, v, params, x, implementation=implementation)
 
 
 def _check_shapes(
-  spec: AttentionSpec, q: Shaped, k: Shaped, v: Shaped, gate: Shaped | None, first: Shaped | None
+  spec: AttentionSpec, q: Shaped, k: Shaped, v: Shaped, gate: Shaped | None
 ) -> None:
-  values = v.shape
-  if k.shape != values:
-    raise ValueError(f'keys and values must have one shape, not {k.shape} and {values}.')
-  if first is not None and (not spec.value.reads_first or first.shape != values):
-    raise ValueError(
-      f'first_values must have the shape of the values, {values}, not '
-      f'{first.shape}; only ValueResidual() reads them, and the spec has '
-      f'{spec.value}.'
-    )
+  if k.shape != v.shape:
+    raise ValueError(f'keys and values must have one shape, not {k.shape} and {v.shape}.')
   fits = gate is None or (len(gate.shape), gate.shape[:2]) == (3, q.shape[:2])
   if not fits or (gate is not None) != spec.head.reads_input:
     raise ValueError(

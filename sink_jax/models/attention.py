@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -25,13 +23,6 @@ from sink_jax.models.layers import Dense, initializer
 from sink_jax.models.record import LayerRecord, RecordOptions, Seen
 
 
-class FirstValues(NamedTuple):
-  """The projected values of the first block, for later blocks."""
-
-  v_BxTxHkvxDh: jax.Array
-  read: jax.Array  # whether the first block has been read, (); before, the values are zeros
-
-
 class Attention(nn.Module):
   """O^l = combine_h(A^{l,h} V^{l,h}) W_O (Eq. 4, generalised by the spec)."""
 
@@ -45,9 +36,8 @@ class Attention(nn.Module):
     record_options: RecordOptions | None = None,
     cache: KVCache | None = None,
     positions: DecodePositions | None = None,
-    first: FirstValues | None = None,
-  ) -> tuple[jax.Array, LayerRecord | None, KVCache | None, FirstValues | None]:
-    """Returns the output (B, T, D), the record, keys and values, and the first block's values.
+  ) -> tuple[jax.Array, LayerRecord | None, KVCache | None]:
+    """Returns the output (B, T, D), the record, and keys and values.
 
     With a cache the tokens attend to it at `positions`, and keys and values are returned as the
     cache stores them; None without a cache.
@@ -58,7 +48,7 @@ class Attention(nn.Module):
     v_BxTxHkvxDh = self._heads('value', dims.kv_heads, x_BxTxD)
     params = self._params()
     normalized = q, k = normalize_qk(spec, q_BxTxHxDh, k_BxTxHkvxDh, params)
-    v_BxTxHkvxDh, first = _mixed(spec, v_BxTxHkvxDh, params, first)
+    v_BxTxHkvxDh = spec.value.values(v_BxTxHkvxDh, params.get('value', {}))
     gate_BxTxD = x_BxTxD if spec.head.reads_input else None
     seen = new = None
     if positions is not None:
@@ -87,10 +77,10 @@ class Attention(nn.Module):
     out = Dense(config.d_model, config, group='out', name='out')(combined)
     out = sharding_constraint('btd', out)
     if record_options is None:
-      return out, None, new, first
+      return out, None, new
     assert seen is not None, 'a decoding step records nothing'
     record = _record(record_options, seen, (*normalized, v_BxTxHkvxDh, o_BxTxHxDh))
-    return out, record, new, first
+    return out, record, new
 
   def _heads(self, name: str, count: int, x_BxTxD: jax.Array) -> jax.Array:
     """A projection of the input, (B, T, count, Dh)."""
@@ -125,20 +115,6 @@ class Attention(nn.Module):
   def edit_outputs(self, o_BxTxHxDh: jax.Array) -> jax.Array:
     """Returns the heads' outputs, which W_O reads; analyses intercept it like `edit_inputs`."""
     return o_BxTxHxDh
-
-
-def _mixed(
-  spec: AttentionSpec, v_BxTxHkvxDh: jax.Array, params: LayerParams, first: FirstValues | None
-) -> tuple[jax.Array, FirstValues | None]:
-  """The values of `spec.value` from projected ones, and the first block's for later blocks."""
-  of_first_BxTxHkvxDh = None if first is None else first.v_BxTxHkvxDh
-  mixed_BxTxHkvxDh = spec.value.values(v_BxTxHkvxDh, params.get('value', {}), of_first_BxTxHkvxDh)
-  if first is None:
-    return mixed_BxTxHkvxDh, None
-  # One program serves all blocks of a loop: in the first, the values stay as they are.
-  mixed_BxTxHkvxDh = jnp.where(first.read, mixed_BxTxHkvxDh, v_BxTxHkvxDh)
-  kept_BxTxHkvxDh = jnp.where(first.read, first.v_BxTxHkvxDh, v_BxTxHkvxDh)
-  return mixed_BxTxHkvxDh, FirstValues(kept_BxTxHkvxDh, jnp.ones_like(first.read))
 
 
 def _record(options: RecordOptions, seen: Seen, normed: tuple[jax.Array, ...]) -> LayerRecord:

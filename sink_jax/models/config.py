@@ -241,7 +241,7 @@ class ModelConfig:
     )
 
   def _conflicts_of_attention(self) -> Iterator[tuple[object, str]]:
-    layers, spec, sinks = self.pattern, self.attention, self.sink_tokens
+    spec, sinks = self.attention, self.sink_tokens
     yield (
       sinks and spec.kv_bias.has_extra_key,
       f'model.sink_tokens and {spec.kv_bias} both take the place of the extra key: choose one.',
@@ -251,11 +251,6 @@ class ModelConfig:
       any(n is not None and n < sinks for n in prefixes),
       f'model.sink_tokens = {sinks} are positions of the prefix, which is shorter: give '
       f'Prefix(length={sinks}) or more, or fewer sink tokens.',
-    )
-    yield (
-      spec.value.reads_first and (self.layers == 1 or layers[0].mamba),
-      f'{spec.value} mixes the values of the first block into those of later ones: use two '
-      'layers or more, of which the first has attention, or PlainValue().',
     )
 
   def attention_of(self, layer: Layer) -> AttentionSpec:

@@ -127,8 +127,8 @@ def _edited(call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
   if isinstance(module, Attention) and method == 'edit_outputs':
     return jnp.where(edit('heads')[:, None], result, 0)
   if isinstance(module, Block) and method == '__call__':
-    (h_BxTxD, first), rest = result
+    h_BxTxD, rest = result
     cap_D = edit('caps').astype(h_BxTxD.dtype)
     capped_BxTxD = jnp.clip(h_BxTxD, -cap_D, cap_D)
-    return (jnp.where(edit('capped')[:, None], capped_BxTxD, h_BxTxD), first), rest
+    return jnp.where(edit('capped')[:, None], capped_BxTxD, h_BxTxD), rest
   return result

@@ -23,7 +23,7 @@ from sink_jax.arguments import check_known
 from sink_jax.attention import AnyArray
 from sink_jax.attention.extra_key_value import NoBias, VBias
 from sink_jax.attention.head import HeadGate, PlainOutput
-from sink_jax.attention.per_token import PlainValue, ValueResidual, ValueScale
+from sink_jax.attention.per_token import PlainValue, ValueScale
 from sink_jax.attention.reference import scores
 from sink_jax.attention.spec import COMPONENTS, AttentionSpec
 from sink_jax.component import Component
@@ -216,8 +216,6 @@ def start_like(before: Component, after: Component) -> dict[str, float] | None:
       return {'value': 0.0}
     case PlainValue(), ValueScale():
       return {'scale': 1.0}
-    case PlainValue(), ValueResidual(learned=True):
-      return {'own': 1.0, 'first': 0.0}
     case PlainOutput(), HeadGate(scale=2, opening=None):
       return {'kernel': 0.0}  # 2 sigmoid(0) = 1 in all gates
   return None

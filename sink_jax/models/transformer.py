@@ -17,7 +17,7 @@ from sink_jax.foreign import standard_promotion
 from sink_jax.kernels.epilogue import ATTENTION
 from sink_jax.kernels.shard import shard_map_batch_heads, sharding_constraint
 from sink_jax.models.arrays import ArrayTree, ParamTree
-from sink_jax.models.attention import Attention, FirstValues, l2_norm
+from sink_jax.models.attention import Attention, l2_norm
 from sink_jax.models.config import Layer, ModelConfig
 from sink_jax.models.decode import DecodePositions, DecodeState, LayerCache, written
 from sink_jax.models.layers import (
@@ -32,9 +32,6 @@ from sink_jax.models.layers import (
 )
 from sink_jax.models.record import LayerRecord, Record, RecordOptions
 
-# Hidden states (B, T, D), and the values of the first block where later ones mix them in.
-Stream = tuple[jax.Array, FirstValues | None]
-
 
 def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **params) -> bool:
   """A checkpoint policy that keeps results of attention, by their name or cuDNN's primitive."""
@@ -45,13 +42,13 @@ def _attention_saveable(primitive: jax.extend.core.Primitive, *arguments, **para
 
 
 # The results of a block that each value of `ModelConfig.remat` keeps for the backward pass, besides
-# its input of D = d_model values per token, and for ValueResidual K = kv_heads x head_dim more;
-# 'none', which is not here, keeps all. The scores of attention have a batch dimension and are never
-# kept.
+# its input of D = d_model values per token; 'none', which is not here, keeps all. The scores of
+# attention have a batch dimension and are never kept.
 #
 # - 'save_matmuls': the outputs of linear layers and attention, D + 2 A + 2 K + 2 F values with
-#   A = heads x head_dim and F = ffn_hidden (one F if the network is not gated), D more if a norm
-#   follows the sub-layers, and the pre-activations of gates that read the block's input.
+#   A = heads x head_dim, K = kv_heads x head_dim and F = ffn_hidden (one F if the network is not
+#   gated), D more if a norm follows the sub-layers, and the pre-activations of gates that read the
+#   block's input.
 # - 'save_attention': the output of attention, A values, and two float32 statistics per head.
 SAVED = {
   'blocks': jax.checkpoint_policies.nothing_saveable,
@@ -71,22 +68,22 @@ class Block(nn.Module):
   @nn.compact
   def __call__(
     self,
-    stream: Stream,
+    h_BxTxD: jax.Array,
     options: RecordOptions | None,
     cache: Any = None,
     positions: DecodePositions | None = None,
-  ) -> tuple[Stream, tuple[LayerRecord | None, LayerCache | None]]:
-    """Returns the stream for the next block, and (record, cache); `cache` is that of the mixer."""
-    config, layer, (h_BxTxD, first) = self.config, self.layer, stream
+  ) -> tuple[jax.Array, tuple[LayerRecord | None, LayerCache | None]]:
+    """Returns the input of the next block, and (record, cache); `cache` is that of the mixer."""
+    config, layer = self.config, self.layer
     # The names of modules are the keys of parameters in checkpoints: they must not change.
     norm = lambda name, x: Norm(config, name=name)(x)
 
     def mix(x):
       if layer.mamba:
         out, new = MambaMixer(config, layer.mamba, name='mamba')(x, cache)
-        return out, (LayerRecord(), new, first)
+        return out, (LayerRecord(), new)
       attention = Attention(config, config.attention_of(layer), name='attention')
-      out, *rest = attention(x, options, cache, positions, first)
+      out, *rest = attention(x, options, cache, positions)
       return out, rest
 
     def feed_forward(x):
@@ -97,7 +94,7 @@ class Block(nn.Module):
       )
       return ffn(x), None
 
-    x_BxTxD, _, (record, new_cache, first) = residual(config, 1, h_BxTxD, mix, norm)
+    x_BxTxD, _, (record, new_cache) = residual(config, 1, h_BxTxD, mix, norm)
     x_BxTxD = self.edit_stream(0, h_BxTxD, x_BxTxD)
     read_BxTxD = h_BxTxD if config.parallel_residual else None
     out, before, _ = residual(config, 2, x_BxTxD, feed_forward, norm, read_BxTxD)
@@ -105,7 +102,7 @@ class Block(nn.Module):
     # Stated once per block: XLA may otherwise spread the layout of parameters to activations.
     out = sharding_constraint('btd', out)
     if options is None:
-      return (out, first), (None, new_cache)
+      return out, (None, new_cache)
     sinks, tokens = config.sink_tokens, slice(config.sink_tokens, None)
     record = record._replace(
       hidden_norm_BxT=l2_norm(out)[:, tokens],
@@ -113,7 +110,7 @@ class Block(nn.Module):
       sink_token_norm_B=l2_norm(out)[:, :sinks].max(1) if sinks else None,
       hidden=options.hidden(out[:, tokens]) if options.hidden else None,
     )
-    return (out, first), (record, new_cache)
+    return out, (record, new_cache)
 
   def edit_stream(self, number: int, before: jax.Array, after: jax.Array) -> jax.Array:
     """Returns the stream after sub-layer 0 or 1; analyses intercept it (`models/additions.py`)."""
@@ -132,21 +129,21 @@ class Period(nn.Module):
   @nn.compact
   def __call__(
     self,
-    stream: Stream,
+    h_BxTxD: jax.Array,
     options: RecordOptions | None,
     caches: tuple[LayerCache, ...] | None = None,
     positions: DecodePositions | None = None,
-  ) -> tuple[Stream, tuple[LayerRecord | None, tuple[LayerCache | None, ...]]]:
+  ) -> tuple[jax.Array, tuple[LayerRecord | None, tuple[LayerCache | None, ...]]]:
     records, new_caches = [], []
     for i, layer in enumerate(self.config.pattern):
       block = Block(self.config, layer, name=f'layer{i}')
       if len(self.config.pattern) == 1:  # its parameters have no level 'layer0'
         nn.share_scope(self, block)
-      stream, (record, cache) = block(stream, options, caches and caches[i], positions)
+      h_BxTxD, (record, cache) = block(h_BxTxD, options, caches and caches[i], positions)
       records.append(record)
       new_caches.append(cache)
     record = None if options is None else LayerRecord(*map(_stacked, zip(*records)))
-    return stream, (record, tuple(new_caches))
+    return h_BxTxD, (record, tuple(new_caches))
 
 
 def _stacked(values: tuple[ArrayTree | None, ...]) -> Any:
@@ -217,9 +214,8 @@ class Transformer(nn.Module):
       # not.
       sink_tokens, positions_T = 0, positions.queries_L - config.sink_tokens
     h0_BxTxD = self._embedded(inputs, positions_T, sink_tokens)
-    stream = h0_BxTxD, self._first_values(h0_BxTxD)
     caches = state and state.layers
-    (h_BxTxD, _), (layers, new_caches) = self.blocks(stream, options, caches, positions)
+    h_BxTxD, (layers, new_caches) = self.blocks(h0_BxTxD, options, caches, positions)
     if state is not None:
       assert positions is not None
       blocks = zip(state.layers, new_caches, strict=True)
@@ -279,14 +275,6 @@ class Transformer(nn.Module):
     sinks_SxD = self.sink_tokens.astype(dtype)
     sinks_BxSxD = jnp.broadcast_to(sinks_SxD, (h_BxTxD.shape[0], *sinks_SxD.shape))
     return jnp.concatenate([sinks_BxSxD, h_BxTxD], 1)
-
-  def _first_values(self, h_BxTxD: jax.Array) -> FirstValues | None:
-    """A place for the values of the first block, where later ones mix them in."""
-    config, dims = self.config, self.config.dims
-    if not config.attention.value.reads_first:
-      return None
-    zeros = jnp.zeros((*h_BxTxD.shape[:2], dims.kv_heads, dims.head_dim), h_BxTxD.dtype)
-    return FirstValues(sharding_constraint('bthd', zeros), jnp.array(False))
 
 
 def _record(

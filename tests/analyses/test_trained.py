@@ -239,7 +239,7 @@ def test_first_token_chain():
   'options',
   [
     dict(norm_location='post'),
-    dict(kv_heads=2, attention=sj.AttentionSpec(value='ValueResidual()')),
+    dict(kv_heads=2, attention=sj.AttentionSpec(value='ValueScale()')),
     dict(
       combine_heads='add',
       attention=sj.AttentionSpec('Sigmoid()', 'RowSum()', mask='Window(size=2)'),

@@ -77,19 +77,3 @@ def test_every_pair_of_classes_and_every_value():
     | pairs({'AbsSum'}, of('similarity') - {'Softpick'})
     | pairs({'Prefix'}, {'PseudoMask'})
   )
-
-
-@pytest.mark.parametrize(
-  'value',
-  [
-    'ValueResidual()',
-    'ValueResidual(own=2.0, first=-0.5, learned=False)',
-  ],
-)
-def test_values_of_the_first_block_are_mixed_in(value):
-  spec = sj.AttentionSpec(value=value, kv_bias='KVBias()')
-  inputs = random_inputs(spec, **SIZES)
-  _, _, first, _ = random_inputs(spec, seed=1, **SIZES)
-  expected = oracle.attention(spec, *inputs, first=first)
-  out = sj.attend(spec, *inputs, first_values_BxTxHkvxDh=first)
-  assert_close(out, expected.out, value)

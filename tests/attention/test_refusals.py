@@ -86,7 +86,6 @@ SPECS = [
   ('head=HeadGate(opening=1.0)', 'opening.* must lie'),
   ('head=ElementGate(scale=0.0)', 'scale.* > 0'),
   ('head=HeadNorm(eps=0.0)', 'eps.* > 0'),
-  ('value=ValueResidual(own=1e999)', 'own.* finite'),
 ]
 
 
@@ -126,11 +125,6 @@ CALLS = [
   (lambda: attend({}, params={'kv_bias': {'key': np.zeros((2, 4))}}), 'params must hold'),
   (lambda: attend(dict(kv_bias='KBias(learnable_dims=5)')), 'learnable_dims exceeds'),
   (lambda: attend({}, implementation='flash'), 'reference, chunked, .*pallas'),
-  (
-    lambda: attend(dict(value='ValueResidual()'), first_values_BxTxHkvxDh=X[:, :3]),
-    'the shape of the values',
-  ),
-  (lambda: attend({}, first_values_BxTxHkvxDh=X), 'only ValueResidual'),
   # A gate takes the input that it reads, and no other.
   (lambda: attend(dict(head='HeadGate()')), r'gate must be .* HeadGate\(.* with None'),
   (lambda: gated('PlainOutput()', (1, 4, 8)), r'None for any other: PlainOutput\(\)'),

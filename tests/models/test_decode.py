@@ -59,7 +59,7 @@ VARIANTS = {
     normalizer='Unnormalized()',
     position='Sinusoidal()',
     kv_bias='VBias()',
-    value='ValueResidual()',
+    value='ValueScale()',
     head='HeadNorm()',
   )
   | dict(layers=4, pattern=(Layer(experts=Experts(4, 2)), Layer(mamba=MAMBA))),

@@ -86,11 +86,11 @@ def grafted(full, attention, **options):
     (
       {},
       {
-        'value': 'ValueResidual()',
+        'value': 'ValueScale()',
         'head': "ElementGate(source='value', scale=2)",
         'kv_bias': 'VBias()',
       },
-      ['head_kernel', 'kv_bias_value', 'value_first', 'value_own'],
+      ['head_kernel', 'kv_bias_value', 'value_scale'],
     ),
     (dict(pattern=HYBRID), {'head': 'ElementGate(scale=2)'}, ['head_kernel']),
   ],

@@ -57,7 +57,6 @@ CONFIGS = [
   ),
   (attention(kv_bias='KBias()') | dict(sink_tokens=1), 'choose one'),
   (attention(mask='Prefix(length=3)') | dict(sink_tokens=4), 'shorter: give Prefix.length=4'),
-  (attention(value='ValueResidual()') | dict(layers=1), 'two layers or more'),
   (attention(kv_bias='KBias(learnable_dims=9)'), 'exceeds'),
 ]
 
@@ -168,11 +167,6 @@ GRAFTS = [
   ({}, dict(attention={'head': 'PlainOutput()'}, norm='rmsnorm'), 'changes nothing'),
   ({}, dict(attention={'gate': 'HeadGate()'}), "no component 'gate'.*head"),
   ({}, dict(attention={'head': 'HeadGat()'}), 'Did you mean HeadGate'),
-  (
-    dict(pattern=(MAMBA, Layer())),
-    dict(attention={'value': 'ValueResidual()'}),
-    'the first has attention',
-  ),
   (
     dict(pattern=(Layer(mask=sj.Window(4)), Layer())),
     dict(attention={'mask': 'Prefix()'}),

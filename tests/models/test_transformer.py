@@ -386,7 +386,7 @@ def assert_close(ours, theirs):
 
 
 def test_loss_and_gradients_are_those_of_the_loop():
-  run = tiny(layers=3, sink_tokens=1, norm='dyt', **spec(value='ValueResidual()'))
+  run = tiny(layers=3, sink_tokens=1, norm='dyt', **spec(value='ValueScale()'))
   laid_out = dataclasses.replace(run.config, unroll=2)
 
   @jax.jit

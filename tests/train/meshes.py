@@ -41,7 +41,7 @@ CASES = {
       similarity=sj.Sigmoid(),
       normalizer=sj.RowSum(eps=1e-8),
       position=sj.Relative(),
-      value=sj.ValueResidual(),
+      value=sj.ValueScale(),
       qk_norm=sj.QKNorm(),
       head=sj.HeadNorm(),
     ),
