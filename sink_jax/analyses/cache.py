@@ -150,7 +150,9 @@ def cache(model: Model) -> list[Row]:
   full_SxT = cached_losses(model, tokens_SxT, _full(model, length))
   tried = _try_caches(model, tokens_SxT, {pair: kept_G[pair] for pair in caches}, full_SxT)
   if not (within := [row for row in tried if row.get('within')]):
-    words = f'Keep the full cache: none of those tried is safe for texts of up to {length} tokens.'
+    words = (
+      f'Keep the full cache: none tried is shown to be safe for texts of up to {length} tokens.'
+    )
     return [*rows, *tried, {'part': 'advice', 'length': length, 'words': words}]
   best = min(within, key=lambda row: (row['size'], row['change']))
   return [*rows, *tried, *_check(model, inputs, best, full_SxT)]

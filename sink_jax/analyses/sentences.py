@@ -214,7 +214,7 @@ def _marked(rows: Sequence[Row]) -> str:
     f'Sink_1 is {row["left"]:.1f} % instead of {row["sink_1"]:.1f} % (without that at a random '
     f'position: {row["control_low"]:.1f} to {row["control_high"]:.1f} %). It adds '
     f'{_number(row["along"])} along the direction that this token has in the middle of the model '
-    f'(random positions: up to {_number(row["along_random"])}).'
+    f'(99 % of random positions: at most {_number(row["along_random"])}).'
   )
 
 
@@ -341,11 +341,12 @@ def _first_tokens(tried: Sequence[Row]) -> str:
     return words
   enough = [row for row in compared if row['enough']]
   if not enough:
-    return f'{words} Fewer than {max(by_first)} may cost over 1 % more.'
+    return f'{words} Fewer than {max(by_first)} are not shown to be enough.'
   fewest = min(enough, key=lambda row: row['first'])
   return (
-    f'{words} With {fewest["first"]} it is at most 1 % more than with {max(by_first)} '
-    f'({fewest["more_low"]:+.2f} to {fewest["more_high"]:+.2f}).'
+    f'{words} With {fewest["first"]} instead of {max(by_first)} it changes by '
+    f'{fewest["more"]:+.2f} % ({fewest["more_low"]:+.2f} to {fewest["more_high"]:+.2f}), so '
+    f'{fewest["first"]} is enough.'
   )
 
 
@@ -363,7 +364,10 @@ def _heads(rows: Sequence[Row]) -> str:
   if len(shared) == len(roles):
     return words
   shorter = sum(all(row['role'] == 'streams' for row in heads) for heads in shared.values())
-  return f'{words} All heads of {shorter} of {len(shared)} key/value heads do.'
+  return (
+    f'{words} All query heads of {shorter} of {len(shared)} key/value heads stream: only these can '
+    'have a short cache.'
+  )
 
 
 def _quantisation(rows: Sequence[Row]) -> str:
@@ -375,8 +379,8 @@ def _quantisation(rows: Sequence[Row]) -> str:
     )
     if none is None or sinks is None or random is None:
       return ''
-    recovered = ' and '.join(
-      f'sparing {words} recovers {_cost(row, "recovered_")}'
+    recovered = ', and '.join(
+      f'sparing {words} recovers {_cost(row, "recovered_")}, then {row["verdict"]}'
       for words, row in (('the sinks', sinks), ('as many random tokens', random))
     )
     cost = f'{name} {_cost(none)}, {none["verdict"]}'

@@ -207,8 +207,7 @@ def _cache(rows: Sequence[Row]) -> list[str]:
         if 'more' in row:
           more = f'{row["more"]:+.2f} ({row["more_low"]:+.2f} to {row["more_high"]:+.2f})'
         memory = f'{row["bytes"] / 1e6:.3g} of {row["full_bytes"] / 1e6:.3g} MB'
-        safe = 'on one half' if row['safe'] is None else _yes(row['safe'])
-        numbers = [memory, *_change(row, digits=2), more, safe]
+        numbers = [memory, *_change(row, digits=2), more, _safe(row)]
       kept = f'{100 * row["kept"]:.1f} %'
       lines.append([row['first'], row['recent'], row['positions'], kept, *numbers])
   head = ['first', 'recent', 'positions', 'attention kept', 'of 16 bits']
@@ -216,12 +215,36 @@ def _cache(rows: Sequence[Row]) -> list[str]:
   return [
     bullets(advice),
     'card.json lists the heads that stream (`serving`).',
-    'Changes on the first half of the documents; keys keep their positions in the text, or are '
-    'renumbered in the cache. *Safe*: the interval ends at 1 % or below on both halves. The '
-    'smallest cache of which this holds on the first half is tried on the second, and a larger one '
+    f'{_changes_of_caches(rows)} Keys keep their positions in the text, or are renumbered in the '
+    'cache. *Safe*: the interval ends at 1 % or below on both halves; *no*: it begins above. The '
+    'smallest cache that is within 1 % on the first half is tried on the second, and a larger one '
     '*on one half* only.',
     markdown_table(head, lines, left=(2, 8)),
   ]
+
+
+def _safe(row: Row) -> str:
+  """Whether a cache is safe, in a word."""
+  if row['safe'] is None:
+    return 'on one half'
+  if row['safe']:
+    return 'yes'
+  return 'no' if row['low'] > 1 else 'undecided'
+
+
+def _changes_of_caches(rows: Sequence[Row]) -> str:
+  """What the changes are relative to, and on how many documents."""
+  tried = next((row for row in rows if 'full' in row), None)
+  if tried is None:
+    return ''
+  documents = sum(
+    row['part'] == 'document' and (row['first'], row['size']) == (tried['first'], tried['size'])
+    for row in rows
+  )
+  return (
+    f'Changes in per cent of the loss with the full cache, {tried["full"]:.3f} nats, on '
+    f'{documents} documents, the first half.'
+  )
 
 
 def _quantisation(rows: Sequence[Row]) -> list[str]:

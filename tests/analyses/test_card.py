@@ -116,7 +116,8 @@ def test_the_sentence_about_a_cache_says_what_fewer_first_tokens_cost():
   [on_both] = sentences('cache', [said, none, one, four, other_size, held, renumbered])
   assert on_both == (
     'Keep what was tried. By first tokens, in a cache of 32, the loss changes by +35.0 % with 0, '
-    '+1.0 % with 1, +0.4 % with 4. With 1 it is at most 1 % more than with 4 (+0.20 to +0.95).'
+    '+1.0 % with 1, +0.4 % with 4. With 1 instead of 4 it changes by +0.60 % (+0.20 to +0.95), '
+    'so 1 is enough.'
   )
 
   one |= {'more_high': 1.05, 'enough': False}
@@ -125,7 +126,7 @@ def test_the_sentence_about_a_cache_says_what_fewer_first_tokens_cost():
     'Keep what was tried. The best, the first 4 and the last 28 tokens, changes the loss by +0.4 % '
     '(-0.1 to +0.9). By first tokens, '
   )
-  assert on_one.endswith('+0.4 % with 4. Fewer than 4 may cost over 1 % more.')
+  assert on_one.endswith('Fewer than 4 are not shown to be enough.')
 
 
 def quantised(what, name, change, spared, recovered):
@@ -155,7 +156,8 @@ def test_sentences_about_quantisation_have_their_controls():
 
   assert (
     'int8 per tensor +0.77 (+0.67 to +0.88), undecided, of which sparing the sinks recovers '
-    '+0.63 (+0.53 to +0.73) and sparing as many random tokens recovers +0.03, within noise' in words
+    '+0.63 (+0.53 to +0.73), then undecided, and sparing as many random tokens recovers +0.03, '
+    'within noise' in words
   )
   assert 'int8 per token +3.00 (+2.90 to +3.10), destroyed' in words
   # What four runs do not tell from nothing is within noise, and what one run says is not quoted.
@@ -335,7 +337,7 @@ def test_heads_that_stream_are_those_of_duo_attention():
     'duo_attention': [[0, 1], [1, 1]],
   }
   assert said('cache', rows)[0].startswith('3 of 8 heads stream: ')
-  assert said('cache', rows)[0].endswith('All heads of 1 of 4 key/value heads do.')
+  assert said('cache', rows)[0].endswith('only these can have a short cache.')
 
 
 def test_a_card_that_is_killed_goes_on(tmp_path, monkeypatch):
