@@ -3,8 +3,6 @@
 import ast
 import contextlib
 import ctypes
-import subprocess
-import sys
 import types
 
 import jax
@@ -13,7 +11,7 @@ import pytest
 from sink_jax import devices
 from tests.commands import run_here
 from tests.documents import ROOT
-from tests.train.runs import SMALL
+from tests.train.runs import SMALL, run_python
 
 # glibc maps blocks of more than 32 MB, and returns them to the kernel at once.
 PROGRAM = """
@@ -36,14 +34,7 @@ print(resident() - before)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), 'gnu_get_libc_version'), reason='not glibc')
 @pytest.mark.parametrize('kept', [True, False])
 def test_a_process_keeps_a_block_that_it_frees_if_it_asked_for_it(kept):
-  done = subprocess.run(
-    [sys.executable, '-c', PROGRAM.format(kept=kept)],
-    cwd=ROOT,
-    check=True,
-    capture_output=True,
-    text=True,
-  )
-  assert (int(done.stdout) > 2**25) == kept
+  assert (int(run_python('-c', PROGRAM.format(kept=kept))) > 2**25) == kept
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,9 @@
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from unittest import mock
 
@@ -16,12 +13,12 @@ import pytest
 from sink_jax.pretrained.hub import PACKAGED
 from tests.commands import run_here
 from tests.documents import ROOT, TEXTS, blocks
+from tests.train.runs import run_python
 
 README, BUILD = TEXTS['README.md'], (ROOT / 'BUILD.md').read_text()
 # Examples that name it are left out if it is not installed.
 PUBLISHED = 'SmolLM2-135M-Instruct'
 WALKS = [f'docs/add_{what}.md' for what in ('variant', 'analysis', 'family')]
-ENVIRONMENT = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
 # Makes a block of code a module of the package, as if it were a file with this title.
 MODULES = """
 import importlib, sys, types
@@ -143,11 +140,7 @@ def test_walk_throughs(project):
     for path, language, title, block in blocks()
     if path in WALKS and language == 'python'
   )
-  done = subprocess.run(
-    [sys.executable, '-c', program], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True
-  )
-  assert done.returncode == 0, done.stderr
-  assert re.search(r'^text +1 ', done.stdout, re.MULTILINE)
+  assert re.search(r'^text +1 ', run_python('-c', program, cwd=folder), re.MULTILINE)
   assert (folder / 'strongest.png').stat().st_size > 5000
 
 

@@ -15,9 +15,6 @@ from sink_jax.analyses import runner
 from sink_jax.analyses.models import InputOptions, Model, load, make_inputs
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.models.sizes import parameter_count
-from sink_jax.models.transformer import init_params
-from sink_jax.train.checkpoint import Checkpoints
-from sink_jax.train.workdir import Workdir
 from tests.analyses.small import small_run
 from tests.commands import run_here
 from tests.documents import TEXTS
@@ -53,15 +50,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   """The folder of a run at step 2 of a synthetic task, as training leaves it."""
-  folder = tmp_path_factory.mktemp('runs') / 'run'
   config = runs.config(model__d_model=8, model__ffn_hidden=8, model__vocab_size=64)
-  with Workdir(folder, config, {'content': 'random'}):
-    pass
-  np.save(folder / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
-  checkpoints = Checkpoints(folder)
-  checkpoints.save(2, {'params': init_params(config.model_config(), 0)})
-  checkpoints.close()
-  return folder
+  return runs.untrained(tmp_path_factory.mktemp('runs') / 'run', config)
 
 
 def test_one_analysis_of_a_checkpoint_and_a_run(checkpoint, workdir, tmp_path):

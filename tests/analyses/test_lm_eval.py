@@ -3,8 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -18,7 +16,7 @@ from sink_jax.analyses.importance import hellaswag
 from sink_jax.data.tokenizer import Bytes, TextTokenizer
 from tests.analyses.small import model, near, small_run, tokens
 from tests.pretrained import tiny
-from tests.train.runs import ROOT
+from tests.train.runs import ROOT, run_python
 
 INSTALLED = importlib.util.find_spec('lm_eval') is not None
 # If the package is not installed, stand-ins replace the names that the adapter imports from it.
@@ -214,30 +212,14 @@ def test_the_harnesss_own_command(tmp_path):
   TOKENIZER.save(folder)
   run = sj.load_pretrained(folder)
   files = ','.join(str(STORED / f'{name}.yaml') for name in ('ending', 'rolling', 'generation'))
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'sink_jax.analyses.lm_eval',
-      'run',
-      '--model',
-      'sink_jax',
-      '--model_args',
-      f'checkpoint={folder},bos=none,max_length=32',
-      '--tasks',
-      files,
-      '--batch_size',
-      'auto',
-      '--output_path',
-      str(tmp_path / 'out'),
-    ],
-    cwd=ROOT,
-    text=True,
-    capture_output=True,
-    env=os.environ | {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_CACHE': str(tmp_path)},
+  run_python(
+    *'-m sink_jax.analyses.lm_eval run --model sink_jax --batch_size auto --tasks'.split(),
+    files,
+    f'--model_args=checkpoint={folder},bos=none,max_length=32',
+    f'--output_path={tmp_path / "out"}',
+    HF_HUB_OFFLINE='1',
+    HF_DATASETS_CACHE=str(tmp_path),
   )
-
-  assert done.returncode == 0, done.stderr[-3000:]
 
   [written] = (tmp_path / 'out').rglob('results_*.json')
   found = json.loads(written.read_text())

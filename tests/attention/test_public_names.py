@@ -2,15 +2,14 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 
 import pytest
 
 import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
-from tests.documents import ROOT, TEXTS
+from tests.documents import TEXTS
+from tests.train.runs import run_python
 
 
 def test_every_component_is_a_public_name():
@@ -32,8 +31,7 @@ import sink_jax as sj
 assert 'jax' not in sys.modules and 'numpy' not in sys.modules
 assert 'Window' in dir(sj) and 'attend' in sj.__all__ and not hasattr(sj, 'Windw')
 """
-  done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True)
-  assert done.returncode == 0, done.stderr
+  run_python('-c', program)
   namespace = {}
   exec('from sink_jax import *', namespace)
   assert namespace['Window'] is sj.Window and set(sj.__all__) <= set(namespace)

@@ -3,20 +3,17 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import sink_jax as sj
 from sink_jax.analyses.models import Model
 from sink_jax.cli.evaluate import Options, as_text, evaluate
-from sink_jax.models.transformer import init_params
 from sink_jax.sweep.trials import load_trials
-from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.config import changed
 from sink_jax.train.provenance import provenance
-from sink_jax.train.workdir import Workdir
 from tests.commands import run_here
+from tests.train.runs import untrained
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,14 +30,7 @@ def workdir(tmp_path_factory):
     trial.experiment,
     {'model.vocab_size': 64, 'model.d_model': 8, 'model.ffn_hidden': 8, 'probe.epsilon': 0.2},
   )
-  path = tmp_path_factory.mktemp('runs') / 'a run'
-  with Workdir(path, run, {'content': 'random'}):
-    pass
-  np.save(path / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
-  checkpoints = Checkpoints(path)
-  checkpoints.save(2, {'params': init_params(run.model_config(), 0)})
-  checkpoints.close()
-  return path
+  return untrained(tmp_path_factory.mktemp('runs') / 'a run', run)
 
 
 def test_the_numbers_are_the_probe_s(workdir):

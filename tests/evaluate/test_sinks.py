@@ -1,8 +1,6 @@
 """Sink metrics, worked by hand."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import sink_jax as sj
 from sink_jax.foreign import as_array
+from tests.train.runs import run_python
 
 pytestmark = pytest.mark.typed
 
@@ -359,10 +358,7 @@ x = np.ones((1, 4, 2, 8), np.float32)
 print(sj.attend(sj.AttentionSpec(), x, x, x).shape)
 print(sj.streaming_importance(sj.AttentionSpec(), x, x).raw.shape)
 """
-  command = [sys.executable, '-c', code]
-  done = subprocess.run(command, capture_output=True, text=True)
-
-  assert done.returncode == 0, done.stderr
+  run_python('-c', code)
 
 
 def test_sink_positions_are_those_of_the_largest_rates():

@@ -1,10 +1,6 @@
 """Filling the parameter tree: refusals, memory, and the devices that hold it."""
 
-import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,8 +17,8 @@ from sink_jax.pretrained.files import Checkpoint
 from sink_jax.train.start import open_source
 from sink_jax.pretrained.stored_tensors import LeafPart, StoredTensor
 from tests.pretrained import tiny
+from tests.train.runs import run_python
 
-ROOT = Path(__file__).parents[2]
 GATE = 'model.layers.1.mlp.gate_proj.weight'
 GAIN = LeafPart('final_norm/gain')
 
@@ -334,15 +330,4 @@ for folder in sys.argv[1:]:
 def test_a_sharded_load_is_the_same_load(tmp_path):
   tiny.write(tmp_path / 'llama', files=2)
   tiny.write(tmp_path / 'gpt_oss', tiny.GPT_OSS)
-  done = subprocess.run(
-    [sys.executable, '-c', SHARDED, str(tmp_path / 'llama'), str(tmp_path / 'gpt_oss')],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    env=os.environ
-    | {
-      'PYTHONPATH': str(ROOT),
-      'XLA_FLAGS': os.environ['XLA_FLAGS'] + ' --xla_force_host_platform_device_count=8',
-    },
-  )
-  assert done.returncode == 0, done.stderr
+  run_python('-c', SHARDED, tmp_path / 'llama', tmp_path / 'gpt_oss', devices=8)

@@ -10,8 +10,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -24,6 +22,7 @@ import sink_jax as sj
 from sink_jax.models.edits import edit_tree, edited_logits
 from sink_jax.models.record import states
 from tests.pretrained import test_export
+from tests.train.runs import run_python
 
 FIXTURES = Path(__file__).parent / 'fixtures'
 CASES = sorted(path.name for path in FIXTURES.iterdir())
@@ -173,11 +172,7 @@ def test_bfloat16_is_near(case):
 
 def make(*arguments, script='make_fixtures.py'):
   """Runs a script of this folder with the installed transformers."""
-  subprocess.run(
-    [sys.executable, Path(__file__).with_name(script), *arguments],
-    check=True,
-    env=os.environ | {'PYTHONPATH': PACKAGES},
-  )
+  run_python(Path(__file__).with_name(script), *arguments, PYTHONPATH=PACKAGES)
 
 
 @pytest.fixture(scope='module')

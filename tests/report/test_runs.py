@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +13,14 @@ from sink_jax.report.one_run import describe_attention
 from sink_jax.report.runs import Runs, read_runs, table, write_runs
 from sink_jax.train.config import Experiment, changed
 from tests.report.fake_runs import probe, write_run
+from tests.train.runs import run_python
 
 RESULTS = Path(__file__).parents[2] / 'results'
 
 
 def test_the_package_needs_no_pandas():
   code = 'import sys, sink_jax; sink_jax.sink_rate; assert "pandas" not in sys.modules'
-  subprocess.run([sys.executable, '-c', code], check=True)
+  run_python('-c', code)
 
 
 def test_nothing_run(tmp_path):

@@ -10,8 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 from configs import base
+from sink_jax.models.transformer import init_params
+from sink_jax.train.checkpoint import Checkpoints
 from sink_jax.train.metrics import read_metrics
+from sink_jax.train.workdir import Workdir
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,3 +149,14 @@ def without_timings(lines, *kinds):
     for row in map(json.loads, lines)
     if row['kind'] in (kinds or ('train', 'valid', 'probe', 'graft'))
   ]
+
+
+def untrained(workdir, experiment):
+  """Writes the folder of a run at step 2, as training leaves it; its parameters are random."""
+  with Workdir(workdir, experiment, {'content': 'random'}):
+    pass
+  np.save(workdir / 'probe_tokens.npy', np.random.default_rng(0).integers(0, 64, (6, 12)))
+  checkpoints = Checkpoints(workdir)
+  checkpoints.save(2, {'params': init_params(experiment.model_config(), 0)})
+  checkpoints.close()
+  return workdir
