@@ -282,14 +282,6 @@ def test_as_much_attention_is_hidden_elsewhere():
   assert shares == pytest.approx({'share': 4 / 12, 'matched_share': 5 / 12})
 
 
-def test_a_key_that_nobody_sees_is_a_text_without_its_token():
-  run = small_run(sharp=2.0, implementation='reference')
-  ids = tokens(3, 9)
-  found = edited(run, ids, keep_NxBxHxT=np.arange(9) > 0)[:, 1:]
-  expected = run.logits(ids[:, 1:])  # rotary positions are relative
-  np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
 def test_edits_without_targets_or_controls_have_no_numbers():
   rows = sj.analyse('edits', small_run(pattern=HYBRID), tokens(2, 8), controls=1).rows
 
