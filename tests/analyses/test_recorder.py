@@ -9,7 +9,6 @@ from scipy.stats import kurtosis
 
 import sink_jax as sj
 from sink_jax.analyses.recorder import record_attention, record_hidden
-from tests.analyses import foreign_loop
 from tests.analyses.small import near
 
 
@@ -63,20 +62,3 @@ def test_hidden_states_against_numpy():
   assert found.largest == 50
   assert found.median == near(medians.mean())
   assert found.kurtosis == pytest.approx(kurtoses.mean(), rel=1e-4)
-
-
-def test_a_foreign_loop_records_while_it_learns():
-  recorded = list(foreign_loop.train(101))
-  steps = [step for step, *_ in recorded]
-  losses = [foreign_loop.loss(p, x) for _, p, x, _ in recorded]
-
-  assert steps == [0, 50, 100]
-  assert losses[-1] < losses[0]
-
-  for _, p, x, (attention, hidden) in recorded:
-    _, (q, k, h) = foreign_loop.forward(p, x[:4])
-    maps = sj.attention_map(foreign_loop.SPEC, q, k)
-    alpha = sj.importance(maps).mean(0)
-    largest = abs(h).max((1, 2))
-    assert_allclose(attention.importance, alpha[:, :4], rtol=1e-4)
-    assert hidden.largest == near(float(largest.mean()))
