@@ -103,8 +103,10 @@ def test_the_norm_of_the_sink_token_itself():
   longer = sj.Run(config, params)
   sink_tokens = [[11, 12]] * 5
   inputs = np.concatenate([sink_tokens, TOKENS], 1)
-  hidden_NxSxTxD = longer.record(inputs, sj.RecordOptions(hidden=states)).layers.hidden
-  hidden_NxSxTxD = np.concatenate([params['embed'][inputs][None], hidden_NxSxTxD])
+  options = sj.RecordOptions(attention=maps, hidden=states)
+  layers = longer.record(inputs, options).layers
+  embedded_SxTxD = params['embed'][inputs]
+  hidden_NxSxTxD = np.concatenate([embedded_SxTxD[None], layers.hidden])
   norms_NxSxT = np.linalg.norm(hidden_NxSxTxD.astype(np.float64), axis=-1)
   norms_SxNxT = norms_NxSxT.swapaxes(0, 1)
   sinks_SxN = norms_SxNxT[..., :2].max(-1)
@@ -113,6 +115,15 @@ def test_the_norm_of_the_sink_token_itself():
   report = sj.probe(model, TOKENS)
   close(report.norms['sink_token'], sinks_SxN, rtol=1e-5)
   close(report.norms['hidden'], others_SxNxT, rtol=1e-5)
+
+  alpha_NxSxHxT = layers.importance.normalized[..., 2:]
+  alpha_SxNxHxT = alpha_NxSxHxT.swapaxes(0, 1)
+  close(report.importance, alpha_SxNxHxT, rtol=1e-4, atol=1e-6)
+
+  rows_NxSxHxTxT = np.asarray(layers.attention.proxy_BxHxTxT)
+  to_sinks_NxSxH = rows_NxSxHxTxT[..., :2].sum(-1).mean(-1)
+  close(report.extra_key_released, to_sinks_NxSxH.swapaxes(0, 1), rtol=1e-4)
+
   expected = sinks_SxN.mean(0) / others_SxNxT.mean((0, 2))
   close(report.summary()['sink_token_ratio'], expected, rtol=1e-5)
 

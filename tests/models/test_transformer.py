@@ -262,91 +262,27 @@ def test_layers_start_different_and_seeds_matter():
 
 
 TWO = dict(layers=4, pattern=(Layer(), Layer(mask=sj.Window(size=2))))
-RECORDED = {
-  'post-norm': lambda: without_positions(**POST_NORM),
-  'protected': lambda: without_positions(**PROTECTED),
-  'sink tokens': lambda: tiny(sink_tokens=3, kv_heads=2, **spec(mask='Prefix(length=5)')),
-  'extra key': lambda: tiny(
-    norm_location='sandwich',
-    **spec(similarity='Sigmoid()', normalizer='RowSum(eps=1e-8)', kv_bias='KBias()'),
-  ),
-}
-
-
-@pytest.fixture(scope='module', params=RECORDED)
-def recorded(request):
-  """A model and what it records."""
-  run = RECORDED[request.param]()
-  return run, run.record(TOKENS, EVERY)
 
 
 def norm(x):
   return np.linalg.norm(x, axis=-1)
 
 
-def test_recorded_maps_give_the_importances(recorded):
-  run, record = recorded
-  weights, proxy = map(np.asarray, record.layers.attention[:2])
-  found = record.layers.importance
-  raw, normalized = sj.importance(weights, raw=True), sj.importance(proxy)
-  np.testing.assert_allclose(raw, found.raw, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(normalized, found.normalized, rtol=1e-5, atol=1e-6)
-  assert found.raw.shape == (2, 2, 4, 9)
-  if run.config.sink_tokens or run.config.attention.kv_bias.has_extra_key:
-    rest = 1 - proxy.sum(-1).mean(-1)
-    np.testing.assert_allclose(rest, found.extra_key, rtol=1e-4)
-
-
-def test_recorded_maps_are_those_of_their_layers():
-  record = tiny(**TWO).record(TOKENS, EVERY)
-  i, j = np.ogrid[:9, :9]
-  beyond = (j <= i) & (i - j >= 2)
-  weights = np.asarray(record.layers.attention.weights_BxHxTxT)
-  sees = weights[..., beyond].any((1, 2, 3))
-  assert sees.tolist() == [True, False, True, False]
-
-
-def test_recorded_states_give_the_norms(recorded):
-  run, record = recorded
+@pytest.mark.parametrize('options', [POST_NORM, PROTECTED], ids=['post', 'protected'])
+def test_recorded_states_give_the_norms(options):
+  run = without_positions(**options)
+  record = run.record(TOKENS, EVERY)
   layers, embedded = record.layers, run.params['embed'][TOKENS]
   np.testing.assert_allclose(norm(embedded), record.embedding_norm_BxT, rtol=1e-5)
   np.testing.assert_allclose(norm(layers.hidden), layers.hidden_norm_BxT, rtol=1e-5)
-  assert layers.key_norm_BxHxT.shape == (2, 2, run.config.dims.kv_heads, 9)
   if run.config.norm_location == 'post':
     before = []
     numpy_model(run.config, run.params, TOKENS, before)
     np.testing.assert_allclose(norm(before), layers.hidden_before_norm_BxT, rtol=1e-5)
+    logits = layers.hidden[-1] @ run.params['unembed']['kernel']
+    np.testing.assert_allclose(logits, run.logits(TOKENS), rtol=1e-4, atol=1e-5)
   else:
     np.testing.assert_array_equal(layers.hidden_before_norm_BxT, layers.hidden_norm_BxT)
-
-
-def test_the_last_recorded_state_gives_the_logits(recorded):
-  run, record = recorded
-  h = np.asarray(record.layers.hidden[-1], np.float64)
-  if run.config.norm_location != 'post':
-    root = np.sqrt((h**2).mean(-1, keepdims=True) + 1e-5)
-    h = h / root * run.params['final_norm']['gain']
-  logits = h @ run.params['unembed']['kernel']
-  np.testing.assert_allclose(logits, run.logits(TOKENS), rtol=1e-4, atol=1e-5)
-
-
-def test_sink_tokens_are_the_first_keys_of_all():
-  run = tiny(sink_tokens=3, **spec(position='Nope()'))
-  # Equivalent: a vocabulary with three more entries, which come before every sequence.
-  params = dict(run.params)
-  table = np.concatenate([params['embed'], params.pop('sink_tokens')])
-  longer = dataclasses.replace(run.config, sink_tokens=0, vocab_size=35)
-  same = sj.Run(longer, params | {'embed': table})
-  begun = np.pad(TOKENS, ((0, 0), (3, 0)))
-  begun[:, :3] = 32, 33, 34
-  ours = run.record(TOKENS, EVERY).layers
-  theirs = same.record(begun, EVERY).layers
-  close = np.testing.assert_allclose
-  close(ours.hidden, theirs.hidden[:, :, 3:], rtol=1e-5, atol=1e-5)
-  normalized = theirs.importance.normalized[..., 3:]
-  close(ours.importance.normalized, normalized, rtol=1e-4, atol=1e-6)
-  to_sinks = np.asarray(theirs.attention.weights_BxHxTxT)[..., :3].sum(-1)
-  close(ours.importance.extra_key_released, to_sinks.mean(-1), rtol=1e-5)
 
 
 def test_bfloat16_activations_float32_parameters_and_logits():
