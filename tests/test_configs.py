@@ -8,14 +8,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from configs import budget, paper
-from sink_jax.data.dataset import open_data
-from sink_jax.data.sources import TextFolder
-from sink_jax.data.token_edits import RandomTokens
-from sink_jax.data.tokenizer import Bytes
+from sink_jax.data.token_edits import FixedToken, RandomTokens
 from sink_jax.models.sizes import parameter_count, parameter_shapes
 from sink_jax.models.transformer import Transformer
 from sink_jax.sweep.trials import load_trials, read_config_file
@@ -132,6 +128,7 @@ def test_protocols_are_the_paper_s_and_the_release_s():
   edits = lambda *args, **options: of_paper(*args, **options).data.interventions
   assert edits('random-1-2', protocol='released') == (RandomTokens(last=2, below=50432),)
   assert edits('random-1-2') == (RandomTokens(last=2),)
+  assert edits('fixed-2') == (FixedToken(position=2, token=1),)
   assert edits('random-1-2', protocol='released', budget='desk') == (RandomTokens(last=2),)
 
 
@@ -212,48 +209,6 @@ def test_a_budget_says_what_it_cannot_express():
 def test_bad_arguments_list_the_choices(argument, words):
   with pytest.raises(ValueError, match=words):
     read_config_file(f'{CONFIGS}/paper.py:{argument}', {})
-
-
-@pytest.fixture(scope='module')
-def text(tmp_path_factory):
-  """A corpus of letters: their ids are 99 and above, so that interventions stand out."""
-  folder, random = tmp_path_factory.mktemp('text'), np.random.default_rng(0)
-  for i in range(300):
-    letters = random.integers(97, 123, 2000).astype(np.uint8)
-    (folder / f'{i:03}.txt').write_bytes(letters.tobytes())
-  return folder
-
-
-def batches(text, name, count=3):
-  """The first batches of a trial at the budget desk, but from another text."""
-  experiment = changed(
-    of_paper(name, budget='desk'),
-    {
-      'data.source': TextFolder(path=str(text)),
-      'data.tokenizer': Bytes(),
-      'data.eos': False,
-      'data.cache_dir': str(text.parent / 'cache'),
-    },
-  )
-  stream = open_data(experiment.data).batches(0, experiment.batch_size, 0)
-  return experiment, np.stack([np.asarray(next(stream).tokens) for _ in range(count)])
-
-
-def test_edits_are_in_the_batch(text):
-  tokens = batches(text, 'fixed-2')[1].reshape(-1, 64)
-  assert (tokens == 1).all(0).tolist() == [i == 1 for i in range(64)]
-  tokens = batches(text, 'random-1-4', 12)[1].reshape(-1, 64)
-  letters = ((tokens >= 99) & (tokens < 125)).mean(0)  # letters are 26 of 258 ids
-  assert (letters[4:] == 1).all() and (letters[:4] < 0.3).all()
-  assert tokens[:, :4].max() > 200 and tokens[:, :4].min() < 60  # random tokens come from all ids
-
-
-@pytest.mark.parametrize('name', ['data-50m', 'data-500m'])
-def test_data_amounts_limit_what_is_seen(text, name):
-  experiment, seen = batches(text, name, 60)
-  sequences = {row.tobytes() for row in seen.reshape(-1, 64)}
-  allowed = experiment.data.max_tokens // (experiment.data.context + 1)
-  assert len(sequences) == min(allowed, 60 * experiment.batch_size)
 
 
 def test_fine_tuning_begins_with_the_run_of_its_seed_and_takes_a_share_of_its_rate():
