@@ -69,6 +69,8 @@ def test_lengths_are_beginnings_of_the_same_sequences(run):
 
   with pytest.raises(ValueError, match='--lengths'):
     sj.analyse('lengths', run, ids, lengths=(13,))
+  with pytest.raises(ValueError, match='tokens is a list'):
+    sj.analyse('lengths', run, [[1, 2], [3]])
 
 
 def test_kinds_have_their_own_first_tokens_and_the_papers_numbers():

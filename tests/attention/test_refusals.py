@@ -62,6 +62,7 @@ SPECS = [
   ('normalizer=RowSum(eps=-1.0)', 'eps.* >= 0'),
   ('normalizer=RowSum(scale=0.0)', 'scale.* > 0'),
   ('normalizer=PNorm(p=0.0)', 'p.* > 0'),
+  (f'normalizer=PNorm(p={10**400})', 'finite'),
   ('normalizer=AbsFloor(floor=0.0)', 'floor.* > 0'),
   ('normalizer=AbsSum(eps=0.0)', 'eps.* > 0'),
   ('normalizer=Clipped(low=0.1)', 'low.* <= 0'),
@@ -125,6 +126,10 @@ CALLS = [
   (lambda: attend({}, params={'kv_bias': {'key': np.zeros((2, 4))}}), 'params must hold'),
   (lambda: attend(dict(kv_bias='KBias(learnable_dims=5)')), 'learnable_dims exceeds'),
   (lambda: attend({}, implementation='flash'), 'reference, chunked, .*pallas'),
+  (lambda: sj.AttentionSpec(normalizer=sj.RowSum(eps=float('nan'))), 'eps'),
+  (lambda: sj.attend(sj.AttentionSpec(), X, X, X.astype('float16')), 'dtype'),
+  (lambda: sj.attention_map(sj.AttentionSpec(), X.astype(int), X.astype(int)), 'dtype'),
+  (lambda: sj.streaming_importance(sj.AttentionSpec(), X, X.astype('float16')), 'dtype'),
   # A gate takes the input that it reads, and no other.
   (lambda: attend(dict(head='HeadGate()')), r'gate must be .* HeadGate\(.* with None'),
   (lambda: gated('PlainOutput()', (1, 4, 8)), r'None for any other: PlainOutput\(\)'),

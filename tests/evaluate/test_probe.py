@@ -126,6 +126,8 @@ def test_the_norm_of_the_sink_token_itself():
 
   expected = sinks_SxN.mean(0) / others_SxNxT.mean((0, 2))
   close(report.summary()['sink_token_ratio'], expected, rtol=1e-5)
+  with pytest.raises(ValueError, match='sink_token'):
+    report.norm_ratio('sink_token')
 
 
 def test_the_protocol_tells_what_was_measured():
@@ -157,6 +159,8 @@ def test_the_protocol_tells_what_was_measured():
   [
     (dict(tokens=np.zeros((0, 5), int)), r'\(S, T\)'),
     (dict(tokens=np.zeros(5, int)), r'\(S, T\)'),
+    (dict(tokens=[[1], [2, 3]]), 'tokens is a list'),
+    (dict(tokens=TOKENS, batch_size=-1), 'batch_size'),
     (dict(tokens=TOKENS + 11), 'vocabulary has 11'),
     (dict(tokens=TOKENS - 11), 'vocabulary'),
     (dict(), 'give either tokens'),

@@ -5,6 +5,7 @@ Each is raised before anything is compiled.
 
 import contextlib
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ import sink_jax as sj
 from sink_jax.models.config import Layer, Mamba
 from sink_jax.models.decode import CachePolicy, check_policy
 from sink_jax.models.generate import stream_texts
-from tests.random_params import random_tokens, tiny_config
+from tests.random_params import random_tokens, tiny, tiny_config
 
 MAMBA = Layer(mamba=Mamba(8, 2, 2, 2))
 HYBRID = dict(pattern=(Layer(), MAMBA))
@@ -33,6 +34,7 @@ CONFIGS = [
   (dict(ffn='swigloo'), 'model.ffn.*swiglu'),
   (dict(heads=3), 'must divide model.d_model'),
   (dict(kv_heads=3), 'must divide model.heads'),
+  (dict(kv_heads=0), 'kv_heads'),
   (dict(layers=0), 'at least 1'),
   (dict(implementation='flash'), 'chunked'),
   (dict(remat='all'), "remat = 'all'; choices: none, save_matmuls, save_att"),
@@ -71,6 +73,7 @@ POLICIES = [
   dict(size=0),
   dict(size=4, sinks=4),
   dict(size=4, sinks=-1),
+  dict(size=8, sinks=1.5),
   dict(size=4, positions='x'),
 ]
 
@@ -138,6 +141,7 @@ GENERATION = [
   (dict(tokens=PROMPT + 31), 'vocabulary has 32'),
   (dict(tokens=PROMPT[0]), r'shape \(S, T\)'),
   (dict(tokens=PROMPT[:, :0]), 'T at least 1'),
+  (dict(tokens=np.ma.masked_less(PROMPT, 99)), 'masked'),
 ]
 
 
@@ -166,6 +170,7 @@ GRAFTS = [
   ({}, {}, 'changes nothing.*HeadGate'),
   ({}, dict(attention={'head': 'PlainOutput()'}, norm='rmsnorm'), 'changes nothing'),
   ({}, dict(attention={'gate': 'HeadGate()'}), "no component 'gate'.*head"),
+  ({}, dict(attention='HeadGate(scale=2)'), 'component'),
   ({}, dict(attention={'head': 'HeadGat()'}), 'Did you mean HeadGate'),
   (
     dict(pattern=(Layer(mask=sj.Window(4)), Layer())),
@@ -185,3 +190,25 @@ def test_a_graft_without_meaning(options, changes, words):
   run = sj.Run(tiny_config(**options), {})
   with refused(words):
     sj.graft(run, **dict(tokens=PROMPT) | changes)
+
+
+@pytest.mark.parametrize(
+  'options, inputs, words',
+  [
+    ({}, PROMPT + 31, 'vocabulary has 32'),
+    ({}, PROMPT - 32, r'-\d'),
+    ({}, [[1, 2], [3]], 'tokens is a list'),
+    ({}, PROMPT * 1.0, 'integers'),
+    (CONTINUOUS, np.zeros((1, 4, 5)), r'\(S, T, 2\)'),
+  ],
+)
+def test_what_a_model_cannot_read(options, inputs, words):
+  run = sj.Run(tiny_config(**options), {})
+  for read in (run.logits, run.record):
+    with refused(words):
+      read(inputs)
+
+
+def test_shapes_are_checked_without_values():
+  shape = jax.eval_shape(tiny().logits, jax.ShapeDtypeStruct((2, 6), 'int32')).shape
+  assert shape == (2, 6, 32)
