@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
+
+import sink_jax as sj
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,3 +42,13 @@ def test_the_type_checker_finds_nothing():
   ]
   assert not lines, '\n'.join(lines)
   assert found['summary']['filesAnalyzed'] > 150
+
+
+@pytest.mark.typed
+def test_what_does_not_fit_is_noticed():
+  pytest.importorskip('beartype')
+  x = np.zeros((1, 4, 2, 8), np.float32)
+  with pytest.raises(TypeCheckError):
+    sj.attend(sj.AttentionSpec(), x, x[:, :3], x)
+  with pytest.raises(TypeCheckError):
+    sj.attention_map(sj.AttentionSpec(), x.astype(np.int32), x)
