@@ -1,5 +1,7 @@
 """Config strings, and the properties that single components promise."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -128,3 +130,12 @@ def test_key_ranges_are_the_smallest_that_hold_every_visible_key(mask):
       visible = np.flatnonzero(keep[first : last + 1].any(0))
       assert mask.key_range(first, last, length) == (visible[0], visible[-1] + 1)
   np.testing.assert_array_equal(mask.visible(tokens, length), keep.sum(1))
+
+
+def test_exclusive_attention_survives_small_values():
+  head, ones = sj.Exclusive(), jnp.ones((1, 4))
+  loss = lambda v: head.output(ones, v, None, {}).sum()
+  slope = jax.jit(jax.grad(loss))
+  for size in (0.0, 1e-13, 1e-10, 1e-8, 1e-6):
+    assert np.isfinite(slope(jnp.full((1, 4), size))).all()
+  assert loss(0 * ones) == 4  # a zero value removes nothing
