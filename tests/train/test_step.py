@@ -147,30 +147,19 @@ def test_a_prefix_of_p_drops_the_first_p_minus_1_targets():
 
 
 def test_singular_vectors_follow_their_kernels():
-  config, mesh = small_model(linear='sigma_reparam'), make_mesh()
-  optimizer = OptimizerConfig(learning_rate=3e-4, weight_decay=1.0)
-  state = init_state(config, optimizer, 0, mesh)
-  train = make_train_step(config, optimizer, mesh)
-
-  def layers(params):
-    """(gamma, singular vectors, kernels) of each matrix, over the layers."""
-    blocks = jax.tree.map(lambda x: np.array(x, np.float64), params['blocks'])
-    matrices = [x for room in ('attention', 'ffn') for x in blocks[room].values()]
-    return [(x['gamma'], x['singular'], x['kernel']) for x in matrices]
-
-  first = layers(state.params)
-  for seed in range(50):
-    state, metrics = train(state, batch(seed=seed), optimizer.learning_rate)
-  errors, stale = [], []
-  for (old_gamma, old, _), (gamma, new, kernel) in zip(first, layers(state.params), strict=True):
-    assert np.all(old_gamma == 1) and np.all(gamma != 1)
-    largest = np.linalg.norm(kernel, 2, axis=(1, 2))
-    error = lambda u: abs(np.linalg.norm(np.einsum('lu,luv->lv', u, kernel), axis=1) / largest - 1)
-    errors += list(error(new))
-    stale += list(error(old))
-    np.testing.assert_allclose(np.linalg.norm(new, axis=1), 1, rtol=1e-6)
-  assert len(errors) == 14 and max(errors) < 1e-3 and max(stale) > 3e-3
-  assert np.isfinite(metrics['grad_norm'])
+  config = small_model(linear='sigma_reparam')
+  first = init_state(config, OptimizerConfig(), 0, make_mesh()).params['blocks']
+  state, _ = step(config, batch(), learning_rate=0.1)
+  for room in ('attention', 'ffn'):
+    for name, own in state.params['blocks'][room].items():
+      old = first[room][name]
+      assert np.all(old['gamma'] == 1) and np.all(own['gamma'] != 1)
+      kernel = np.asarray(own['kernel'], np.float64)
+      size = lambda u: np.linalg.norm(np.einsum('lu,luv->lv', u, kernel), axis=1)
+      largest = np.linalg.norm(kernel, 2, axis=(1, 2))
+      np.testing.assert_allclose(size(own['singular']), largest, rtol=1e-3)
+      np.testing.assert_allclose(np.linalg.norm(own['singular'], axis=1), 1, rtol=1e-6)
+      assert (size(old['singular']) < 0.997 * largest).any()
 
 
 @pytest.mark.parametrize('microbatches', [2, 8])
