@@ -72,36 +72,20 @@ def test_tensors_of_pytorch_are_maps():
   expected = sj.importance(A)
   assert_allclose(sj.importance(Tensor(A, 'torch.bfloat16')), expected, rtol=1e-6)
 
-  # transformers returns maps like this: a tuple of layers, each (S, H, T, T).
-  maps = np.broadcast_to(A, (5, 2, 4, 3, 3))
-  alpha = sj.importance(tuple(map(Tensor, maps)))
-  everywhere = np.broadcast_to(expected, (5, 2, 4, 3))
-  assert_allclose(alpha, everywhere, rtol=1e-6)
-  report = sj.SinkReport.from_attentions(Tensor(maps), name='mine')
-  assert_allclose(report.sink_rates(), [1, 1, 0])
-
-  hidden = Tensor(np.ones((2, 4, 3, 8)))
-  assert sj.card_of(attentions=Tensor(maps), hidden=hidden).sentences
-
   # Ids stay whole numbers: float32 has none above 2^24 that are odd.
   assert as_array(Tensor([2**24 + 1]), 'tokens').tolist() == [2**24 + 1]
 
 
-def test_maps_have_a_report_of_their_own(tmp_path):
+def test_maps_have_a_report_of_their_own():
   maps = np.tril(np.random.default_rng(0).random((3, 2, 4, 6, 6)))  # (N, S, H, T, T)
   maps /= maps.sum(-1, keepdims=True)
   report = sj.SinkReport.from_attentions(maps, name='mine')
 
-  assert report.importance.shape == (2, 3, 4, 6)
   assert report.protocol['blocks'] == [1, 2, 3]
   expected = np.swapaxes(sj.importance(maps), 0, 1)
   assert_allclose(report.importance, expected, rtol=1e-6)
-  rate = sj.sink_rate(expected)[0]
-  assert report.sink_rate() == rate
-  assert report.summary()['sink_1'] == 100 * rate
-  report.plot(tmp_path / 'importance.png')
+  assert report.summary()['sink_1'] == 100 * sj.sink_rate(expected)[0]
   assert 'mine' in repr(report)
-  assert 'Sink_1' in repr(report)
   with pytest.raises(ValueError, match='only attention maps'):
     report.norm_ratio('hidden')
 
