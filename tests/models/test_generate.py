@@ -168,11 +168,6 @@ def test_padding_changes_nothing(run):
   assert first.tolist() == expected
 
 
-def test_without_padding_a_mask_changes_nothing(run):
-  found = run.generate(PROMPT, 9, mask=np.ones((2, 4)))
-  np.testing.assert_array_equal(found, run.generate(PROMPT, 9))
-
-
 @pytest.mark.parametrize(
   'policy',
   [
@@ -250,9 +245,3 @@ def test_a_text_of_any_length_is_scored_by_one_program(run):
   assert _read._cache_size() == before + 1
   first, last = pieces
   assert first.shape == (2, 32) and last.shape == (2, 7)
-
-
-def test_learned_positions_count_no_sink_tokens():
-  spec = sj.AttentionSpec(position='Learned(max_length=8)')
-  run = tiny(attention=spec, sink_tokens=1)
-  assert run.generate(PROMPT, 4).tolist() == greedy(run, PROMPT, 4)

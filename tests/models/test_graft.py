@@ -11,7 +11,7 @@ import sink_jax as sj
 from sink_jax.data.tokenizer import Bytes
 from sink_jax.evaluate import inputs
 from sink_jax.models.config import Layer, Mamba
-from sink_jax.models.graft import learned_bias, start_like, without_bias
+from sink_jax.models.graft import start_like, without_bias
 from sink_jax.models.sizes import parameter_shapes
 from sink_jax.models.transformer import Transformer, init_params
 from sink_jax.pretrained.export import export_checkpoint
@@ -61,14 +61,6 @@ def test_the_rest_is_a_model_without_it(options):
     assert x is theirs.pop(path)
   assert theirs
   assert all('kv_bias' in path or 'sink_tokens' in path for path in theirs)
-
-
-def test_what_is_removed_is_said_in_words():
-  said = lambda **options: learned_bias(tiny_config(**options))
-  assert said() == ''
-  assert said(sink_tokens=3) == 'the 3 learned sink tokens x*'
-  both = said(sink_tokens=1, **biased('VBias()'))
-  assert both == 'the learned sink token x* and the value bias v*'
 
 
 def grafted(full, attention, **options):
