@@ -110,22 +110,6 @@ def test_peaks_without_a_sink_are_not_beyond_a_null():
   assert found['least entropy']['beyond'] is None
 
 
-def test_uniform_attention_is_not_a_sink():
-  uniform = np.tri(T) / np.arange(1, T + 1)[:, None]
-  maps = np.broadcast_to(uniform, (S, H, T, T))
-  rows = signature.from_arrays(attentions=[maps] * N)
-
-  assert not any(row.get('beyond') for row in rows)
-
-  found = by_measure(rows)
-  entropy = found['least entropy']
-  largest = found['largest importance']
-
-  assert entropy['value'] == pytest.approx(1)
-  assert entropy['uniform'] == 1
-  assert largest['value'] == pytest.approx(largest['uniform'])
-
-
 def test_a_second_sink_is_found_at_its_position():
   rows = signature.from_arrays(attentions=list(planted_maps(0.4, second=6)))
   [second] = [row for row in rows if row['measure'] == 'sink rate' and row['position'] != 1]
@@ -246,13 +230,6 @@ def test_without_importance_there_are_measures_of_states_only(found):
 
 ALPHA = np.full((2, 3, 4, 5), 0.1)
 MAPS = np.broadcast_to(np.eye(5), (3, 2, 4, 5, 5))
-SHAPES = dict(
-  hidden=(2, 9, 5, 6),
-  values=(2, 3, 2, 5, 7),
-  keys=(2, 3, 2, 5, 8),
-  heads=(2, 3, 4, 5, 7),
-  entropy=(2, 3, 4),
-)
 
 
 @pytest.mark.parametrize(
@@ -270,38 +247,20 @@ SHAPES = dict(
     (dict(importance=MAPS[0]), r'take sink_rate\(importance'),
     (dict(hidden=[np.ones((3, 4, 5)), np.ones((3, 5, 5))]), '^hidden is a list'),
     (dict(attentions=[MAPS[0], MAPS[1, :, :3]]), 'shape'),
+    (dict(importance=ALPHA, entropy=np.ones((3, 3, 4))), '^entropy has 3 sequences .* has 2'),
+    (dict(importance=ALPHA, values=np.ones((2, 4, 2, 5, 7))), '^values has 4 layers .* has 3'),
+    (dict(attentions=MAPS, keys=np.ones((2, 3, 2, 6, 8))), '^keys has 6 tokens .* has 5'),
+    (dict(attentions=MAPS, heads=np.ones((2, 3, 5, 5, 7))), '^heads has 5 heads .* has 4'),
+    (dict(importance=ALPHA, hidden=np.ones((2, 9, 6, 6))), '^hidden has 6 tokens .* has 5'),
+    (
+      dict(values=np.ones((2, 3, 2, 5, 7)), keys=np.ones((2, 3, 1, 5, 8))),
+      '^keys has 1 key/value heads .* values has 2',
+    ),
   ],
 )
 def test_arrays_that_do_not_fit_are_refused(given, words):
   with pytest.raises(ValueError, match=words):
     sj.card_of(**given)
-
-
-@pytest.mark.parametrize(
-  'name, axis, words',
-  [
-    *((name, 0, 'sequences') for name in SHAPES),
-    *((name, 1, 'layers') for name in SHAPES if name != 'hidden'),
-    ('hidden', 2, 'tokens'),
-    ('keys', 3, 'tokens'),
-    ('heads', 3, 'tokens'),
-    ('heads', 2, 'heads'),
-    ('entropy', 2, 'heads'),
-  ],
-)
-def test_an_array_of_another_batch_is_named_with_its_axis(name, axis, words):
-  arrays = {name: np.ones(shape) for name, shape in SHAPES.items()}
-  shape = list(SHAPES[name])
-  shape[axis] += 1
-
-  for first, given in (('importance', ALPHA), ('attentions', MAPS)):
-    assert signature.from_arrays(**{first: given}, **arrays)
-    named = f'^{name} has {shape[axis]} {words} .* and {first} has {shape[axis] - 1}'
-    with pytest.raises(ValueError, match=named):
-      signature.from_arrays(**{first: given}, **arrays | {name: np.ones(shape)})
-
-  with pytest.raises(ValueError, match='^keys has 1 key/value heads .* values has 2'):
-    signature.from_arrays(values=arrays['values'], keys=arrays['keys'][:, :, :1])
 
 
 def test_a_model_agrees_with_its_probe_and_has_nulls():
