@@ -43,18 +43,6 @@ def test_seeds_that_agree_leave_the_rule_of_three_open():
   assert stats.interval([3.0, 3.0, 3.0]).widened()[:3] == (3.0, 3.0, 3.0)  # a loss has no heads
 
 
-def test_differences_pair_by_seed():
-  a = {1: 5.0, 2: 6.0, 3: 8.0, 9: 100.0}
-  b = {1: 4.0, 2: 4.5, 3: 7.5, 7: -100.0}
-  paired = scipy_stats.ttest_rel([5, 6, 8], [4, 4.5, 7.5])
-  found = stats.compare(a, b)
-
-  np.testing.assert_allclose(
-    [found.low, found.high, found.p], [*paired.confidence_interval(0.99), paired.pvalue]
-  )
-  assert stats.compare({1: 5.0, 2: 6.0}, {4: 4.0, 5: 4.5})[:4] == (1.25, -math.inf, math.inf, 2)
-
-
 def test_equality_is_two_one_sided_tests():
   for differences in ([0.02, -0.03, 0.05, 0.01], [0.05, 0.08, 0.02, 0.05], [0.3, 0.2, 0.1, 0.4]):
     for margin in (0.03, 0.07, 0.1, 0.5):
