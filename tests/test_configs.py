@@ -125,6 +125,9 @@ def test_protocols_are_the_paper_s_and_the_release_s():
   assert settings(released) == ('constant', 'torch_default', 'bfloat16')
   assert said.optimizer.final_fraction == 0.1
   assert (said.steps, said.batch_size, said.data.context) == (20_000, 512, 2048)
+  update, probe = said.optimizer, said.probe
+  assert (update.learning_rate, update.weight_decay, update.clip) == (4e-4, 0.1, 1.0)
+  assert (update.warmup_steps, probe.sequences, probe.length, probe.epsilon) == (100, 100, 64, 0.3)
   edits = lambda *args, **options: of_paper(*args, **options).data.interventions
   assert edits('random-1-2', protocol='released') == (RandomTokens(last=2, below=50432),)
   assert edits('random-1-2') == (RandomTokens(last=2),)

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from configs import base
 from sink_jax.attention.position import Rope
 from sink_jax.attention.spec import AttentionSpec
 from sink_jax.component import from_string, registry
@@ -28,18 +27,6 @@ from sink_jax.train.config import (
   where_keys,
 )
 from tests.train import runs
-
-
-def test_the_defaults_are_the_papers():
-  experiment = from_dict(base.get_config().to_dict())
-  model = experiment.model_config()
-  assert (model.layers, model.d_model, model.heads, model.ffn_hidden) == (10, 768, 8, 1536)
-  assert experiment.batch_size * experiment.data.context == 2**20
-  optimizer = experiment.optimizer
-  assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.clip) == (4e-4, 0.1, 1.0)
-  assert (experiment.steps, optimizer.warmup_steps, optimizer.schedule) == (20000, 100, 'cosine')
-  probe = experiment.probe
-  assert (probe.sequences, probe.length, probe.epsilon) == (100, 64, 0.3)
 
 
 @pytest.mark.parametrize(
