@@ -49,7 +49,9 @@ def sharding_constraint(layout: str, x: jax.Array) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(axes.get, layout)))
 
 
-def shard_map_batch_heads(layout: str, f: Callable[..., tuple], *arrays: jax.Array) -> tuple:
+def shard_map_batch_heads(
+  layout: str, f: Callable[..., Sequence[jax.Array]], *arrays: jax.Array
+) -> tuple:
   """Calls f(*arrays) on every device with the device's share of each array.
 
   A result without 'b' or 'h' is summed over the devices among which an array with that letter
@@ -60,11 +62,11 @@ def shard_map_batch_heads(layout: str, f: Callable[..., tuple], *arrays: jax.Arr
     layout: the axes of arrays and results, a letter each, such as 'bthd bthd -> bht ht .'. 'b'
       is split over the axes of the mesh for batches, 'h' over 'tensor' (heads, or an axis that is
       split like heads). Other letters are not split; a dot stands for no axes.
-    f: returns a tuple with one array per result of the layout.
+    f: returns one array per result of the layout.
   """
   sizes = _axes()
   if math.prod(sizes.values()) == 1:
-    return f(*arrays)
+    return tuple(f(*arrays))
   inputs, outputs = ([part.strip('.') for part in side.split()] for side in layout.split('->'))
   over = _splits(sizes, inputs, arrays)
   spec = lambda axes: PartitionSpec(*(over.get(letter) or None for letter in axes))
