@@ -175,7 +175,7 @@ def from_arrays(
     report = SinkReport.from_attentions(layers, lengths=lengths, mask=mask)
     found |= {'importance': report.importance, 'entropy': _entropy(layers, texts)}
   elif 'importance' in given:
-    found['importance'] = sinks.checked_importance(given['importance'], lengths, mask)
+    found['importance'] = sinks.checked_importance(given['importance'])
   found |= _of_vectors(given, texts)
   blocks = range(1, 1 + max(x.shape[1] for x in found.values()))
   return [{'model': name or 'model'} | row for row in _rows(found, {}, blocks)]

@@ -101,7 +101,7 @@ class SinkReport:
 
     For a padded batch the rate of token k is a mean over the texts that have a token k.
     """
-    return sinks.sink_rate(self.importance, epsilon, lengths=self.lengths)
+    return sinks.sink_rate(self.importance, epsilon)
 
   def sink_rate(self, position: int = 1, epsilon: float = EPSILON) -> float:
     """Returns Sink_k^epsilon of the token at a position in 1..T, as a share: 0.745 for 74.5 %."""

@@ -197,9 +197,6 @@ def _may_be_padding(maps: Any) -> np.ndarray:
 def sink_rate(
   importance: Real[_Array, 'S N H T'] | Sequence | Tensor,
   epsilon: float | Array = EPSILON,
-  *,
-  lengths: Lengths | None = None,
-  mask: TokenMask | None = None,
 ) -> Float[_Array, ' T']:
   """Computes Sink_k^epsilon: in which share of heads and sequences token k exceeds epsilon.
 
@@ -209,11 +206,8 @@ def sink_rate(
 
   Args:
     importance: (S, N, H, T); the first three axes may come in any order, and the last may hold only
-      the first keys.
+      the first keys. Keys beyond the end of a text are NaN, as `importance` returns them.
     epsilon: the threshold, between 0 and 1; 0.3 throughout the paper.
-    lengths: the lengths (S,) that `importance` got for these maps, if any: keys beyond the end of a
-      text are NaN then.
-    mask: the mask (S, T) that it got instead.
 
   Returns:
     The rates (T,), in the library of the importance; entry 0 is Sink_1. They are shares, 0.745 for
@@ -221,10 +215,10 @@ def sink_rate(
 
   Raises:
     ValueError: the importance has another shape, epsilon lies outside (0, 1), or an importance lies
-      outside 0 and T / (T - k + 1), which a prefix mask reaches. Names the first such. Also if the
-      keys that are NaN are not those beyond the end of a text.
+      outside 0 and T / (T - k + 1), which a prefix mask reaches, or is NaN and not beyond the end
+      of a text. Names the first such.
   """
-  alpha = checked_importance(importance, lengths, mask)
+  alpha = checked_importance(importance)
   xp = library(alpha)
   if not isinstance(epsilon, Tracer) and not 0 < epsilon < 1:
     raise ValueError(
@@ -238,9 +232,7 @@ def sink_rate(
     return count(above) / count(~xp.isnan(alpha))
 
 
-def checked_importance(
-  importance: Any, lengths: Lengths | None = None, mask: TokenMask | None = None
-) -> Any:
+def checked_importance(importance: Any) -> Any:
   """The array of an importance (S, N, H, T); a ValueError as of `sink_rate`."""
   alpha = real_array(importance, 'importance')
   if alpha.ndim != 4 or _are_maps(alpha):
@@ -253,45 +245,24 @@ def checked_importance(
       'importance must have shape (S, N, H, T): sequences, layers, heads, keys. '
       f'This is {alpha.shape}; {remedy}.'
     )
-  xp, size, there = library(alpha), alpha.shape[-1], True
-  texts = texts_in(lengths, mask)
-  if texts is not None:
-    there = ~xp.isnan(alpha)
-    _check_keys_of_texts(there, texts.length_S)
-    size = there.sum(-1, keepdims=True)
+  xp = library(alpha)
+  keys, missing = xp.arange(alpha.shape[-1]), xp.isnan(alpha)
+  # A text has at least one token: a row of NaN is not beyond its end.
+  size = xp.maximum(xp.logical_not(missing).sum(-1, keepdims=True), 1)
+  # Texts end at the same key in all layers and heads: along two of the axes there is one end.
+  is_one = [(size == xp.take(size, xp.asarray([0]), axis)).all() for axis in range(3)]
   # A thousandth for the rounding of long sums. For only the first keys, this exceeds the text's
   # bound.
-  rows_seeing_k = np.maximum(size - np.arange(alpha.shape[-1]), 1)
-  highest = 1.001 * _ROW_LIMIT * size / rows_seeing_k
-  beyond = xp.logical_not(there)
+  highest = 1.001 * _ROW_LIMIT * size / xp.maximum(size - keys, 1)
+  beyond = missing & (keys >= size) & (sum(is_one) >= 2)
   check_entries(
     'importance',
     beyond | (alpha >= 0) & (alpha <= highest),
     alpha,
-    'it must be between 0 and T / (T - k + 1), as that of attention weights is; NaN '
-    'beyond the end of a text needs lengths= or mask=',
+    'it must be between 0 and T / (T - k + 1), as that of attention weights is, or NaN '
+    'beyond the end of a text',
   )
   return alpha
-
-
-def _check_keys_of_texts(there_SxNxHxT: Any, length_S: Any) -> None:
-  """Raises a ValueError unless each key is there as often as texts have it; axes in any order."""
-  if isinstance(there_SxNxHxT, Tracer) or isinstance(length_S, Tracer):
-    return
-  *others, keys = there_SxNxHxT.shape
-  sequences = len(length_S)
-  if sequences not in others:
-    raise ValueError(
-      f'importance has no axis of the {sequences} sequences of lengths= or mask=, '
-      f'but shape {there_SxNxHxT.shape}.'
-    )
-  texts_T = (np.asarray(length_S)[:, None] > np.arange(keys)).sum(0)
-  expected_T = texts_T * (math.prod(others) // sequences)
-  if (np.asarray(there_SxNxHxT.sum((0, 1, 2))) != expected_T).any():
-    raise ValueError(
-      'importance must be NaN for the keys beyond the end of each text, and only '
-      'there, as importance(maps) returns it with the same lengths= or mask=.'
-    )
 
 
 def _are_maps(alpha: Any) -> bool:

@@ -335,7 +335,7 @@ import jax, numpy as np
 rooms = lambda: {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)
 before = rooms()
 import sink_jax as sj
-print(sj.sink_rate(sj.importance([np.eye(3)[None, None]], lengths=[3]), lengths=[3]))
+print(sj.sink_rate(sj.importance([np.eye(3)[None, None]], lengths=[3])))
 assert rooms() - before == {'sink_jax'}, rooms() - before
 del sys.modules['jaxtyping']
 x = np.ones((1, 4, 2, 8), np.float32)
