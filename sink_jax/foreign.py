@@ -23,7 +23,6 @@ class Tensor(Protocol):  # of PyTorch, which may need gradients and lie on any d
 
 _Array = jax.Array | np.ndarray
 # The two ways to say where the texts of a padded batch lie, see `texts_in`.
-Lengths = Integer[_Array, ' texts'] | Sequence | Tensor
 TokenMask = Integer[_Array, 'texts tokens'] | Bool[_Array, 'texts tokens'] | Sequence | Tensor
 
 
@@ -52,7 +51,7 @@ def as_array(x: Any, name: str) -> Any:
   except ValueError:
     raise ValueError(
       f'{name} is a list of parts with different shapes: pad them to one shape, and '
-      'give lengths= or mask=, or give one part at a time.'
+      'give mask=, or give one part at a time.'
     ) from None
 
 
@@ -65,7 +64,7 @@ def _plain(x: Any, name: str) -> Any:
     if np.ma.is_masked(x):
       raise ValueError(
         f'{name} has masked entries: give the array that {name}.filled(value) '
-        'returns, and lengths= or mask= for padding.'
+        'returns, and mask= for padding.'
       )
     return x.data
   if not isinstance(x, Tensor):
@@ -127,47 +126,25 @@ def _along(x_SxT: Any, axis: int, axes: int) -> Any:
 
 
 def texts_in(
-  lengths: Lengths | None,
   mask: TokenMask | None,
   sequences: int | None = None,
   length: int | None = None,
   least: int = 1,
 ) -> Texts | None:
-  """Where the texts of a padded batch (S, T) lie, by one of two options; None without both.
+  """Where the texts of a padded batch (S, T) lie; None without a mask.
 
   Args:
-    lengths: the numbers of tokens (S,), for padding on the right.
     mask: (S, T), 1 for tokens and 0 for padding on their left or right: an attention_mask.
     sequences, length: S and T of the batch; None if unknown.
     least: the least number of tokens of a text.
 
   Raises:
-    ValueError: both options are given, a shape does not fit, a length is out of range, or a row of
-      the mask is not one run of ones. The values of tracers are not checked.
+    ValueError: the shape does not fit, or a row of the mask is not one run of ones, or too short.
+      The values of tracers are not checked.
   """
-  if lengths is None and mask is None:
-    return None
   if mask is None:
-    return _of_lengths(as_array(lengths, 'lengths'), sequences, length, least)
-  if lengths is not None:
-    raise ValueError('give lengths= or mask=, not both.')
-  return _of_mask(as_array(mask, 'mask'), sequences, length, least)
-
-
-def _of_lengths(length_S: Any, sequences: int | None, most: int | None, least: int) -> Texts:
-  whole = np.issubdtype(length_S.dtype, np.integer)
-  if not whole or length_S.shape != (sequences or length_S.size,):
-    raise ValueError(
-      f'lengths must be whole numbers, one for each of the {sequences or "S"} '
-      f'sequences, not {length_S.dtype} of shape {length_S.shape}.'
-    )
-  bounds = f'at least {least}' if most is None else f'between {least} and {most}'
-  sound_S = (length_S >= least) & (length_S <= (most or length_S))
-  check_entries('lengths', sound_S, length_S, f'a text has {bounds} tokens')
-  return Texts(length_S * 0, length_S)
-
-
-def _of_mask(mask_SxT: Any, sequences: int | None, length: int | None, least: int) -> Texts:
+    return None
+  mask_SxT = as_array(mask, 'mask')
   shape = tuple(size or given for size, given in zip((sequences, length), mask_SxT.shape))
   sound = mask_SxT.ndim == 2 and mask_SxT.shape == shape
   if sound and not isinstance(mask_SxT, Tracer):

@@ -62,11 +62,11 @@ def assert_importance(found, expected, spec):
   """Importance against means over the oracle's maps."""
   weights, proxy, extra = expected.weights, expected.proxy, expected.extra_proxy
   length = weights.shape[-1]
-  # ReLU may give a first token no weight at all, as if it were padding; the lengths say otherwise.
-  lengths = np.full(len(weights), length)
-  raw = sj.importance(weights, raw=True, lengths=lengths)
+  # ReLU may give a first token no weight at all, as if it were padding; the mask says otherwise.
+  mask = np.ones((len(weights), length), int)
+  raw = sj.importance(weights, raw=True, mask=mask)
   assert_close(found.raw, raw, f'raw importance {spec}')
-  assert_close(found.normalized, sj.importance(proxy, lengths=lengths), f'importance {spec}')
+  assert_close(found.normalized, sj.importance(proxy, mask=mask), f'importance {spec}')
   if spec.kv_bias.has_extra_key:
     released = (1 + extra.sum(-1)) / (length + 1)
     assert_close(found.extra_key, extra.mean(-1), f'extra key {spec}')

@@ -28,7 +28,7 @@ MAPS = np.tril(RNG.random((2, 3, 4, 6, 6), np.float32))  # (N, S, H, T, T)
 MAPS /= MAPS.sum(-1, keepdims=True)
 Q, K, V = (RNG.standard_normal((2, 70, heads, 16), np.float32) for heads in (4, 2, 2))
 TOKENS = RNG.integers(0, 16, (3, 12))
-LENGTHS = [6, 3, 5]
+MASK = np.arange(6) < np.array([[6], [3], [5]])
 CONFIG = sj.sized('tiny', vocab_size=16, dtype='bfloat16', d_model=32, ffn_hidden=32)
 PUBLISHED = Path(__file__).parent / 'pretrained' / 'fixtures' / 'gpt_oss'
 RUN = sj.Run(CONFIG, init_params(CONFIG, 0))
@@ -81,14 +81,14 @@ def rows_of(*results):
 CALLS = {
   'importance': lambda _: (
     sj.importance(jnp.asarray(MAPS)),
-    sj.importance(jnp.asarray(MAPS[0]).astype(jnp.bfloat16), lengths=LENGTHS),
+    sj.importance(jnp.asarray(MAPS[0]).astype(jnp.bfloat16), mask=MASK),
   ),
   'sink_rate': lambda _: sj.sink_rate(jnp.asarray(sj.importance(MAPS))),
   'emergence_step': lambda _: sj.emergence_step(jnp.arange(3), jnp.asarray([0.0, 0.2, 0.3])),
-  'SinkReport': lambda _: repr(sj.SinkReport.from_attentions(jnp.asarray(MAPS), lengths=LENGTHS)),
+  'SinkReport': lambda _: repr(sj.SinkReport.from_attentions(jnp.asarray(MAPS), mask=MASK)),
   'streaming_importance': lambda _: (
     sj.streaming_importance(SPECS[0], Q, K, entropy=True),
-    sj.streaming_importance(SPECS[1], Q, K, entropy=True, lengths=[40, 70]),
+    sj.streaming_importance(SPECS[1], Q, K, entropy=True, mask=np.arange(70) < [[40], [70]]),
     jax.grad(lambda q: sj.streaming_importance(SPECS[0], q, K).normalized[..., 0].sum())(
       jnp.asarray(Q)
     ),
@@ -109,11 +109,14 @@ CALLS = {
   'record_attention': lambda _: (sj.record_attention(Q, K), jax.jit(sj.record_attention)(Q, K)),
   'record_hidden': lambda _: (sj.record_hidden(Q[:, :, 0]), jax.jit(sj.record_hidden)(Q[:, :, 0])),
   'Run': lambda _: of_run(RUN),
-  'probe': lambda _: (of_probe(), of_probe(lengths=[12, 7, 12], dtype='bfloat16')),
+  'probe': lambda _: (
+    of_probe(),
+    of_probe(mask=np.arange(12) < [[12], [7], [12]], dtype='bfloat16'),
+  ),
   'graft': lambda _: sj.graft(RUN, attention={'head': 'HeadGate(scale=2)'}, tokens=TOKENS).params,
   'parameter_count': lambda _: sj.parameter_count(dataclasses.replace(CONFIG, d_model=48)),
   'card_of': lambda _: rows_of(
-    *sj.card_of(attentions=MAPS, hidden=Q[[0, 1, 1], None, :6, 0], lengths=LENGTHS).results.values()
+    *sj.card_of(attentions=MAPS, hidden=Q[[0, 1, 1], None, :6, 0], mask=MASK).results.values()
   ),
   'card': lambda _: str(sj.card(small_run(), say=lambda line: None, sequences=4, length=72)),
   'analyse': lambda _: rows_of(

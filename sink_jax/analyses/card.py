@@ -300,11 +300,11 @@ def cost(run: Run, source: str = '', *, full: bool = False) -> str:
 def card_of(*, name: str = 'model', **arrays: Any) -> Card:
   """The card of another library's model, from its arrays; the other analyses need the model.
 
-  Without lengths or mask, padding on the right counts as text, since it cannot be recognised.
+  Without a mask, padding on the right counts as text, since it cannot be recognised.
 
   Args:
     arrays: as in `analyses.signature.from_arrays`: importance or attentions, hidden, values, keys,
-      heads, and of a padded batch lengths (S,) or mask (S, T).
+      heads, and of a padded batch mask (S, T).
 
   Raises:
     ValueError: a shape does not fit, also to that of another array, a number is not finite, or an

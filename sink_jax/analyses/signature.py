@@ -19,7 +19,7 @@ from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, describe
 from sink_jax.evaluate.intervals import t_interval
 from sink_jax.evaluate.sink_report import DORMANT, SinkReport, mean_of_text
-from sink_jax.foreign import Lengths, Texts, TokenMask, check_entries, texts_in
+from sink_jax.foreign import Texts, TokenMask, check_entries, texts_in
 from sink_jax.models.record import RecordOptions
 from sink_jax.models.run import Run
 from sink_jax.models.sizes import parameter_count
@@ -132,7 +132,6 @@ def from_arrays(
   keys: Any = None,
   heads: Any = None,
   entropy: Any = None,
-  lengths: Lengths | None = None,
   mask: TokenMask | None = None,
   name: str = '',
 ) -> list[Row]:
@@ -140,7 +139,7 @@ def from_arrays(
 
   Arrays may be those of NumPy, JAX or PyTorch. Nulls that need the model are None. Every text of a
   padded batch counts by itself, and a null in closed form is a mean over texts. Padding on the
-  right cannot be recognised: without `lengths` or `mask` it counts as text.
+  right cannot be recognised: without `mask` it counts as text.
 
   Args:
     importance: alpha (S, N, H, T), or attentions: the maps (S, H, T, T) of each of N layers. For a
@@ -149,8 +148,7 @@ def from_arrays(
     values, keys, heads: (S, N, H, T, Dh); heads are outputs before W_O.
     entropy: of rows, divided by that of uniform attention (S, N, H); computed from attentions if
       given.
-    lengths: the tokens (S,) of each text of a batch that is padded on the right.
-    mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
+    mask: (S, T), 1 for tokens and 0 for padding on their left or right: the attention_mask.
 
   Raises:
     ValueError: a shape does not fit, also to that of another array, a number is not finite, or an
@@ -166,13 +164,13 @@ def from_arrays(
   }
   layers = [] if attentions is None else sinks.maps_of_layers(attentions)
   sizes = _sizes(given, layers)
-  texts = texts_in(lengths, mask, sizes['S'], sizes.get('T'), least=2)
+  texts = texts_in(mask, sizes['S'], sizes.get('T'), least=2)
   found = {}
   if 'entropy' in given:
     found['entropy'] = given['entropy']
     check_entries('entropy', np.isfinite(given['entropy']), given['entropy'], 'it must be finite')
   if layers:
-    report = SinkReport.from_attentions(layers, lengths=lengths, mask=mask)
+    report = SinkReport.from_attentions(layers, mask=mask)
     found |= {'importance': report.importance, 'entropy': _entropy(layers, texts)}
   elif 'importance' in given:
     found['importance'] = sinks.checked_importance(given['importance'])

@@ -11,7 +11,7 @@ import numpy as np
 
 from sink_jax.evaluate.activations import SEQUENCES, Activations, describe, not_finite
 from sink_jax.evaluate.sink_report import SinkReport, sizes
-from sink_jax.foreign import Lengths, Texts, TokenMask, as_array, standard_promotion, texts_in
+from sink_jax.foreign import Texts, TokenMask, as_array, standard_promotion, texts_in
 from sink_jax.models.arrays import check_ids, matmul_precision
 from sink_jax.models.config import ModelConfig
 from sink_jax.models.record import Record, RecordOptions
@@ -28,7 +28,6 @@ def probe(
   texts: str | Sequence[str] | None = None,
   length: int | None = None,
   special: bool = False,
-  lengths: Lengths | None = None,
   mask: TokenMask | None = None,
   dtype: str = 'float32',
   batch_size: int | None = None,
@@ -47,15 +46,14 @@ def probe(
     length: the number T of tokens that are taken of each text; by default that of the shortest.
     special: whether names of special tokens in texts, such as the '<|im_start|>' of a chat, are
       these tokens, or, by default, text; see `sink_jax.tokenize`.
-    lengths: the tokens (S,) of each text, if `tokens` are padded on the right. Without lengths or
-      mask, padding counts as text.
-    mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
+    mask: (S, T), 1 for tokens and 0 for padding on their left or right: the attention_mask. Without
+      it padding counts as text.
     dtype: of activations. With 'float32' matrix products are float32 on every device. The official
       implementation probes in 'bfloat16', whose rounding lowers importances near the threshold.
     batch_size: the number of sequences at a time, which bounds memory; by default all.
 
   Raises:
-    ValueError: tokens are not (S, T) or exceed the vocabulary, lengths or mask do not fit, a text
+    ValueError: tokens are not (S, T) or exceed the vocabulary, the mask does not fit, a text
       has fewer than two tokens, or there is no tokenizer. NotFinite, one of them: a result of the
       model is not finite; names the block, and the parameter or the remedy.
   """
@@ -72,7 +70,7 @@ def probe(
     run = dataclasses.replace(run, bos='tokenizer' if run.tokenizer.prefix else 'none')
   run = dataclasses.replace(run, config=probed(run.config, dtype))
   tokens = _checked(tokens, run.config.vocab_size)
-  padded = texts_in(lengths, mask, *tokens.shape[:2], least=2)
+  padded = texts_in(mask, *tokens.shape[:2], least=2)
   return _report(run, tokens, padded, batch_size or len(tokens), dtype)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Integer
 
 from sink_jax.evaluate import EPSILON, sinks
 from sink_jax.evaluate.activations import BEYOND, Activations
-from sink_jax.foreign import Lengths, Tensor, TokenMask, texts_in
+from sink_jax.foreign import Tensor, TokenMask, texts_in
 from sink_jax.io.paths import to_path
 from sink_jax.io.terminal import text_table
 
@@ -67,24 +67,22 @@ class SinkReport:
     attentions: Sequence | Array | np.ndarray | Tensor,
     name: str = '',
     *,
-    lengths: Lengths | None = None,
     mask: TokenMask | None = None,
   ) -> SinkReport:
     """Returns the report of only attention maps; a ValueError as of `sink_jax.importance`.
 
-    Padding on the right cannot be recognised: without `lengths` or `mask` it counts as text.
+    Padding on the right cannot be recognised: without `mask` it counts as text.
 
     Args:
       attentions: the maps (S, H, T, T) of N layers: a list or tuple of arrays or PyTorch tensors,
         such as the `attentions` of a transformers model, or one array (N, S, H, T, T).
       name: of the model, for titles.
-      lengths: the tokens (S,) of each text of a batch with padding on the right.
-      mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the
+      mask: (S, T), 1 for tokens and 0 for padding on their left or right: the
         attention_mask.
     """
     layers = sinks.maps_of_layers(attentions)
-    texts = texts_in(lengths, mask, len(layers[0]), layers[0].shape[-1])
-    alpha = np.swapaxes(sinks.importance(layers, lengths=lengths, mask=mask), 0, 1)
+    texts = texts_in(mask, len(layers[0]), layers[0].shape[-1])
+    alpha = np.swapaxes(sinks.importance(layers, mask=mask), 0, 1)
     length_S = None if texts is None else np.asarray(texts.length_S)
     if length_S is not None:
       alpha = alpha[..., : length_S.max()]

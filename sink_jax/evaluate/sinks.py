@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -12,7 +11,6 @@ from jax.core import Tracer
 
 from sink_jax.evaluate import EPSILON
 from sink_jax.foreign import (
-  Lengths,
   Tensor,
   Texts,
   TokenMask,
@@ -36,24 +34,22 @@ def importance(
   attention: Real[_Array, '*lead T T'] | Bool[_Array, '*lead T T'] | Sequence | Tensor,
   raw: bool = False,
   *,
-  lengths: Lengths | None = None,
   mask: TokenMask | None = None,
 ) -> Float[_Array, '*lead T']:
   """Computes the importance alpha_k = sum_{i >= k} A[i, k] / (T - k + 1) of every key.
 
   For a padded batch it is the importance of each text by itself: k counts from the first token of a
   text, T is its length, and keys beyond its end are NaN. Padding on the left is refused without
-  `mask`. Padding on the right cannot be recognised: without `lengths` or `mask` it counts as text.
+  `mask`. Padding on the right cannot be recognised: without `mask` it counts as text.
 
   Args:
     attention: (..., T, T), queries then keys; an array, a PyTorch tensor, or nested lists or tuples
       of them. Under a prefix mask the rows i < k count too, as in the official implementation
       (sail-sg/Attention-Sink).
     raw: whether the maps hold unnormalised masses, which may be negative, in rows of any sum.
-    lengths: the tokens (S,) of each text of a batch with padding on the right. S is the first axis
-      of an array, and of each array in a list: transformers' `attentions` are a tuple with maps
-      (S, H, T, T) of each layer.
-    mask: (S, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
+    mask: (S, T), 1 for tokens and 0 for padding on their left or right: the attention_mask. S is
+      the first axis of an array, and of each array in a list: transformers' `attentions` are a
+      tuple with maps (S, H, T, T) of each layer.
 
   Returns:
     The importance (..., T), in float32 or wider; an array of JAX for one of JAX, of NumPy for all
@@ -62,7 +58,7 @@ def importance(
   Raises:
     ValueError: the maps are not square, or empty, or not of real and finite numbers; without `raw`
       also if a weight is negative or a row sums to more than 1.01. Names the first such row. Also
-      if lengths or mask do not fit, queries of a text see padding, or a sequence has padding on its
+      if the mask does not fit, queries of a text see padding, or a sequence has padding on its
       left and no mask. The values of tracers pass.
   """
   layers = _layers(attention)
@@ -77,10 +73,10 @@ def importance(
         'have the same sequences, heads and tokens.'
       )
   texts = None
-  if lengths is not None or mask is not None:
+  if mask is not None:
     if len(shape) < 3:
-      raise ValueError(f'lengths= and mask= need maps (S, ..., T, T), not {shape}.')
-    texts = texts_in(lengths, mask, shape[0], shape[-1])
+      raise ValueError(f'mask= needs maps (S, ..., T, T), not {shape}.')
+    texts = texts_in(mask, shape[0], shape[-1])
   elif not any(isinstance(maps, Tracer) for maps in given):
     _refuse_padding(given)
   alphas = [_importance(maps, raw, texts, name) for maps, name in zip(given, names)]

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float
 from sink_jax.attention import AnyArray, reference
 from sink_jax.attention.spec import AttentionSpec, LayerParams, TransformedQK, transform_qk
 from sink_jax.foreign import (
-  Lengths,
   Tensor,
   TokenMask,
   as_array,
@@ -63,7 +62,6 @@ def streaming_importance(
   *,
   keys: int | None = None,
   entropy: bool = False,
-  lengths: Lengths | None = None,
   mask: TokenMask | None = None,
 ) -> Importance:
   """Computes the importance of every key, a mean over a column of A, in memory linear in T.
@@ -82,23 +80,22 @@ def streaming_importance(
     keys: how many keys are measured, from the first on, such as 4 for Sink_1 to Sink_4; by default
       all.
     entropy: whether to compute the entropy as well; it has no derivative where a weight is 0.
-    lengths: the tokens (B,) of each text, if the batch is padded on the right. Without lengths or
-      mask, padding counts as text.
-    mask: (B, T) instead, 1 for tokens and 0 for padding on their left or right: the attention_mask.
+    mask: (B, T), 1 for tokens and 0 for padding on their left or right: the attention_mask. Without
+      it padding counts as text.
 
   Raises:
-    ValueError: shapes, dtypes, params, lengths or mask do not fit, a query or key is not finite, or
+    ValueError: shapes, dtypes, params or the mask do not fit, a query or key is not finite, or
       `keys` lies outside 1..T. The values of tracers are not checked.
   """
   params = params or {}
   q, k = as_array(q_BxTxHxDh, 'queries'), as_array(k_BxTxHkvxDh, 'keys')
-  texts = texts_in(lengths, mask, *q.shape[:2])
+  texts = texts_in(mask, *q.shape[:2])
   length_B = None
   if texts is not None:
     if spec.mask.prefix and spec.temperature.counts_keys:
       raise ValueError(
         f'{spec.temperature} counts the keys of a prefix, up to the end of a text: '
-        f'with {spec.mask} give texts of one length, without lengths= or mask=.'
+        f'with {spec.mask} give texts of one length, without mask=.'
       )
     q, k = (texts.filled(texts.aligned(x, 1), 1, 0) for x in (q, k))  # padding may hold anything
     length_B = texts.length_S

@@ -5,7 +5,6 @@ import pytest
 import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
-from tests import attention_oracle as oracle
 from tests.attention_checks import SIZES, assert_close, check_gradient, check_values
 from tests.attention_specs import PAPER, pairwise_specs, random_inputs
 

@@ -36,11 +36,9 @@ def padded(texts, side, fill):
   return batch
 
 
-def options(side):
-  """What says where texts lie: lengths suffice on the right."""
-  ones = [np.ones(n, int) for n in LENGTHS]
-  mask = padded(ones, side, 0)
-  return {'mask': mask} if side == 'left' else {'lengths': LENGTHS}
+def mask_of(side):
+  """What says where texts lie."""
+  return padded([np.ones(n, int) for n in LENGTHS], side, 0)
 
 
 def drawn(*shape, seed=0):
@@ -77,8 +75,8 @@ def batch_of_maps(texts, side, rows=1 / T):
 def test_importance_is_that_of_each_text(side, xp, rows):
   layers = texts_alone()
   given = [xp.asarray(batch_of_maps(texts, side, rows)) for texts in layers]
-  alpha_NxSxHxT = sj.importance(tuple(given), **options(side))
-  one = sj.importance(given[0], **options(side))
+  alpha_NxSxHxT = sj.importance(tuple(given), mask=mask_of(side))
+  one = sj.importance(given[0], mask=mask_of(side))
   close(one, alpha_NxSxHxT[0])
   there = [[] for _ in range(T)]  # by position
   for alpha_SxHxT, texts in zip(alpha_NxSxHxT, layers):
@@ -98,18 +96,17 @@ def test_importance_is_that_of_each_text(side, xp, rows):
   assert_array_equal(moved, rates)
 
 
-def test_lengths_may_be_traced():
-  maps = batch_of_maps(texts_alone(1)[0], 'right')
-  importance = lambda maps, lengths: sj.importance(maps, lengths=lengths)
-  expected = importance(maps, LENGTHS)
-  close(jax.jit(importance)(maps, LENGTHS), expected)
+def test_a_mask_may_be_traced():
+  maps, mask = batch_of_maps(texts_alone(1)[0], 'right'), mask_of('right')
+  importance = lambda maps, mask: sj.importance(maps, mask=mask)
+  close(jax.jit(importance)(maps, mask), importance(maps, mask))
 
 
 @SIDES
 def test_a_report_of_maps(side):
   layers = texts_alone()
   batch = [batch_of_maps(texts, side) for texts in layers]
-  report = sj.SinkReport.from_attentions(batch, **options(side))
+  report = sj.SinkReport.from_attentions(batch, mask=mask_of(side))
   by_text = [[maps[None] for maps in of_layers] for of_layers in zip(*layers)]
   alone = list(map(sj.SinkReport.from_attentions, by_text))
   for key in ('sink_1', 'mean_importance', 'raw_mass_1', 'raw_row_mass'):
@@ -122,10 +119,8 @@ def test_a_report_of_maps(side):
   # The last position is in two texts; the longest of others has seven tokens.
   rates = [alone[s].sink_rate(9) for s in (0, 3)]
   assert report.sink_rate(9) == np.mean(rates)
-  ((name, where),) = options(side).items()
-  some = {name: where[1:3]}
   part = [maps[1:3] for maps in batch]
-  shorter = sj.SinkReport.from_attentions(part, **some)
+  shorter = sj.SinkReport.from_attentions(part, mask=mask_of(side)[1:3])
   assert shorter.importance.shape == (2, 2, HEADS, 7)
 
 
@@ -178,7 +173,7 @@ def test_a_card_of_arrays(side):
     attentions=maps,
     hidden=padded(hidden, side, np.nan)[:, None],
     **{name: x_SxTxHxDh.swapaxes(1, 2)[:, None] for name, x_SxTxHxDh in of_batch.items()},
-    **options(side),
+    mask=mask_of(side),
   )
   for measure in LINEAR:
     found, *_ = of_measure(rows, measure)
@@ -189,8 +184,8 @@ def test_a_card_of_arrays(side):
   assert of_measure(rows, 'massive activation')[0]['channel'] == 3
 
   # Attention maps and their importance say the same.
-  given = sj.importance(maps, **options(side)).swapaxes(0, 1)
-  again = signature.from_arrays(importance=given, **options(side))
+  given = sj.importance(maps, mask=mask_of(side)).swapaxes(0, 1)
+  again = signature.from_arrays(importance=given, mask=mask_of(side))
   by_head = lambda rows: [row['value'] for row in of_measure(rows, 'importance')]
   means = np.mean([by_head(others) for others in alone], 0)
   close(by_head(rows), means)
@@ -218,7 +213,7 @@ def test_streaming_importance_is_that_of_each_text(side, spec):
   )
   measure = functools.partial(sj.streaming_importance, spec, params=params, entropy=True)
   batch = padded(q, side, np.nan), padded(k, side, np.nan)
-  found = measure(*batch, **options(side))
+  found = measure(*batch, mask=mask_of(side))
   for s, n in enumerate(LENGTHS):
     alone = measure(q[s][None], k[s][None])
     for name, ours, one in zip(found._fields, found, alone):
@@ -231,8 +226,8 @@ def test_streaming_importance_is_that_of_each_text(side, spec):
         close(ours[s], one[0], err_msg=name)
 
   # Also of the first keys only, under jit.
-  few = jax.jit(lambda q, k, given: measure(q, k, keys=3, **given))
-  traced = few(*batch, options(side))
+  few = jax.jit(lambda q, k, mask: measure(q, k, keys=3, mask=mask))
+  traced = few(*batch, mask_of(side))
   close(traced.normalized, found.normalized[..., :3])
 
 
@@ -240,7 +235,7 @@ def test_a_temperature_that_counts_a_prefix_is_refused():
   spec = sj.AttentionSpec(mask=sj.Prefix(4), temperature='LogLength(learned=False)')
   q = np.ones((S, T, 1, 2))
   with pytest.raises(ValueError, match='LogLength'):
-    sj.streaming_importance(spec, q, q, lengths=LENGTHS)
+    sj.streaming_importance(spec, q, q, mask=mask_of('right'))
 
 
 MODELS = [
@@ -259,7 +254,7 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
   run = tiny(kv_heads=2, **options_of_model)
   texts = [np.random.default_rng(n).integers(0, 11, n) for n in LENGTHS]
   tokens = padded(texts, side, 3)
-  report = sj.probe(run, tokens, batch_size=2, **options(side))
+  report = sj.probe(run, tokens, batch_size=2, mask=mask_of(side))
   alone = [sj.probe(run, text[None]) for text in texts]
   of_norms = functools.partial(close, rtol=1e-5)  # float32 norms of about 4
   for s, (one, n) in enumerate(zip(alone, LENGTHS)):
@@ -284,12 +279,6 @@ def test_a_probe_is_that_of_each_text(side, options_of_model):
   assert report.protocol['lengths'] == LENGTHS.tolist()
   assert report.protocol['activation_sequences'] == S
   assert report.protocol['first_token_ids'] == texts[0][:4].tolist()
-
-  # Lengths and a mask say the same.
-  if side == 'right':
-    mask = np.arange(T) < LENGTHS[:, None]
-    same = sj.probe(run, tokens, batch_size=2, mask=mask)
-    assert_array_equal(same.importance, report.importance)
 
 
 def layers_of(*shape, window=T, chunk=T, prefix=0):
@@ -371,25 +360,20 @@ CALLS = {
 @pytest.mark.untyped
 @pytest.mark.parametrize('call', CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
-  'given, words',
+  'mask, words',
   [
-    (dict(lengths=LENGTHS, mask=IDS), 'not both'),
-    (dict(lengths=[9, 4, 7, 9]), '5 sequences'),
-    (dict(lengths=[9, 4, 7, 10, 2]), r'lengths \[3\].* is 10'),
-    (dict(lengths=[9, 4, 0, 9, 2]), r'lengths \[2\].* is 0'),
-    (dict(lengths=LENGTHS / 1), 'whole numbers'),
-    (dict(mask=np.ones((S, T + 1))), r'mask .*\(5, 9\)'),
-    (dict(mask=np.eye(S, T)[:, ::-1] * 2), 'every row 1'),
-    (dict(mask=np.arange(T) % 2 + np.zeros((S, 1))), 'without a gap'),
-    (dict(mask=np.zeros((S, T))), 'every row'),
+    (np.ones((S, T + 1)), r'mask .*\(5, 9\)'),
+    (np.eye(S, T)[:, ::-1] * 2, 'every row 1'),
+    (np.arange(T) % 2 + np.zeros((S, 1)), 'without a gap'),
+    (np.zeros((S, T)), 'every row'),
   ],
 )
-def test_where_texts_cannot_lie(call, given, words):
+def test_where_texts_cannot_lie(call, mask, words):
   with pytest.raises(ValueError, match=words):
-    call(**given)
+    call(mask=mask)
 
 
-ALPHA = sj.importance([MAPS], lengths=LENGTHS)
+ALPHA = sj.importance([MAPS], mask=mask_of('right'))
 
 
 @pytest.mark.untyped
@@ -397,8 +381,8 @@ ALPHA = sj.importance([MAPS], lengths=LENGTHS)
   'call, words',
   [
     # A mask that the model did not read.
-    (lambda: sj.importance(MAPS, mask=options('left')['mask']), 'attention_mask'),
-    (lambda: sj.importance(layers_of(), lengths=[T]), r'\(S, ..., T, T\)'),
+    (lambda: sj.importance(MAPS, mask=mask_of('left')), 'attention_mask'),
+    (lambda: sj.importance(layers_of(), mask=np.ones((1, T), int)), r'\(S, ..., T, T\)'),
     # NaN only after the last key of a text, which has a first one.
     (lambda: sj.sink_rate(ALPHA[..., ::-1]), 'is nan'),
     (lambda: sj.sink_rate(ALPHA * np.nan), 'is nan'),

@@ -115,7 +115,6 @@ def first_masked(x):
     lambda x: sj.SinkReport.from_attentions([x(A[None, None])]).importance,
     lambda x: sj.card_of(importance=x(np.repeat(HALF, 2, 0))).sentences,
     lambda x: sj.card_of(attentions=x(np.broadcast_to(A, (1, 2, 1, 3, 3)))).sentences,
-    lambda x: sj.importance(A[None], lengths=x([3])),
     lambda x: sj.importance(A[None], mask=x([[1, 1, 1]])),
     lambda x: streaming(x(QK), QK).raw,
     lambda x: streaming(QK, QK, mask=x([[1, 1, 1]])).raw,
@@ -157,9 +156,6 @@ REFUSALS = {  # by function: words of the error, and the arguments
     ('real numbers', [[1j]]),
     ('^attention is a list of parts with different shapes', [A, A[:2, :2]]),
     (r'^attention\[1\] has shape \(1, 2, 2\)', [A[None], A[None, :2, :2]]),
-  ],
-  lambda: sj.importance(A[None], lengths=[[1], [1, 2]]): [
-    ('^lengths is a list',),
   ],
   lambda: sj.importance(A[None], mask=[[1], [1, 1]]): [
     ('^mask is a list',),
@@ -335,7 +331,7 @@ import jax, numpy as np
 rooms = lambda: {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)
 before = rooms()
 import sink_jax as sj
-print(sj.sink_rate(sj.importance([np.eye(3)[None, None]], lengths=[3])))
+print(sj.sink_rate(sj.importance([np.eye(3)[None, None]], mask=[[1, 1, 1]])))
 assert rooms() - before == {'sink_jax'}, rooms() - before
 del sys.modules['jaxtyping']
 x = np.ones((1, 4, 2, 8), np.float32)

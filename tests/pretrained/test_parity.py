@@ -241,7 +241,10 @@ def test_a_padded_batch_is_measured_text_by_text(case, side, padded):
     with pytest.raises(ValueError, match='padding on its left'):
       sj.SinkReport.from_attentions(layers)
   else:
-    close(sj.importance(layers, lengths=lengths).swapaxes(0, 1), report.importance)
+    close(
+      sj.importance(layers, mask=np.arange(mask.shape[1]) < lengths[:, None]).swapaxes(0, 1),
+      report.importance,
+    )
   # The window of Mistral is shorter than the longest text, which has no padding.
   sj.SinkReport.from_attentions([maps[:1] for maps in layers])
 
