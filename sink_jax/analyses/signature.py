@@ -174,6 +174,8 @@ def from_arrays(
     found |= {'importance': report.importance, 'entropy': _entropy(layers, texts)}
   elif 'importance' in given:
     found['importance'] = sinks.checked_importance(given['importance'])
+    if texts is None and np.isnan(found['importance']).any():
+      raise ValueError('importance is that of a padded batch, by its NaN: give mask= as well.')
   found |= _of_vectors(given, texts)
   blocks = range(1, 1 + max(x.shape[1] for x in found.values()))
   return [{'model': name or 'model'} | row for row in _rows(found, {}, blocks)]

@@ -386,6 +386,7 @@ ALPHA = sj.importance([MAPS], mask=mask_of('right'))
     # NaN only after the last key of a text, which has a first one.
     (lambda: sj.sink_rate(ALPHA[..., ::-1]), 'is nan'),
     (lambda: sj.sink_rate(ALPHA * np.nan), 'is nan'),
+    (lambda: sj.card_of(importance=ALPHA.swapaxes(0, 1)), 'mask='),
   ],
 )
 def test_where_texts_end_has_to_fit(call, words):
