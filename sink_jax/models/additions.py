@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from sink_jax.kernels.shard import mesh_context, mesh_of
-from sink_jax.models.arrays import ParamTree, precise
+from sink_jax.kernels.shard import mesh_of
+from sink_jax.models.arrays import ParamTree
 from sink_jax.models.config import ModelConfig
+from sink_jax.models.edits import edited_by
 from sink_jax.models.record import Record, RecordOptions
-from sink_jax.models.transformer import Block, Transformer
+from sink_jax.models.transformer import Block
 
 
 def record_without(
@@ -72,11 +72,8 @@ def _record(
       return stream, (record, cache)
     return result
 
-  with mesh_context(mesh), precise(config.dtype), nn.intercept_methods(edited):
-    variables = {'params': params, 'edits': edits}
-    transformer = Transformer(config)
-    result: Any = transformer.apply(variables, tokens_BxT, options, method='hidden')
-    return result[1]
+  inputs = tokens_BxT, options
+  return edited_by(edited, config, mesh, params, edits, *inputs, method='hidden')[1]
 
 
 def streams_and_additions(record: Record) -> tuple[np.ndarray, np.ndarray]:

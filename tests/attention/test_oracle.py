@@ -5,8 +5,8 @@ import pytest
 import sink_jax as sj
 from sink_jax.attention.spec import COMPONENTS
 from sink_jax.component import registry
-from tests.attention_checks import SIZES, assert_close, check_gradient, check_values
-from tests.attention_specs import PAPER, pairwise_specs, random_inputs
+from tests.attention_checks import SIZES, check_gradient, check_values
+from tests.attention_specs import PAPER, pairwise_specs
 
 # A row for every branch; the test of pairs has the other values.
 NAMES = [
