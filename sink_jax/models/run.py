@@ -108,7 +108,7 @@ class Run:
         transformers' attention_mask. It changes neither what follows a text nor what a seed draws.
     """
     tokens = np.asarray(checked_inputs(self.config, tokens))
-    padded = texts_in(None, mask, *tokens.shape)
+    padded = texts_in(mask, *tokens.shape)
     texts = self.begun(tokens if padded is None else padded.rows(tokens))
     rows = self._continued(texts, length, options)
     width, fill = max(map(len, rows)), [*end_ids(options.get('eos_token_id')), 0][0]
