@@ -237,10 +237,8 @@ def _changes_of_caches(rows: Sequence[Row]) -> str:
   tried = next((row for row in rows if 'full' in row), None)
   if tried is None:
     return ''
-  documents = sum(
-    row['part'] == 'document' and (row['first'], row['size']) == (tried['first'], tried['size'])
-    for row in rows
-  )
+  # Each half counts its documents from 1, and the first half is not the smaller one.
+  documents = max(row['document'] for row in rows if row['part'] == 'document')
   return (
     f'Changes in per cent of the loss with the full cache, {tried["full"]:.3f} nats, on '
     f'{documents} documents, the first half.'
